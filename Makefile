@@ -1,0 +1,39 @@
+# `make demo` and `make test` need only Python 3.11 to 3.13; both make .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: setup demo test test-slow lint clean
+
+setup: $(STAMP)
+
+# torch first and by itself: its tested version, before anything else can ask for another.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 13) else "quintet needs Python 3.11 to 3.13, this is %s; set PYTHON=..." % sys.version.split()[0])'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/quintet train ppo --env CartPole-v1 --run-dir runs/demo
+	$(BIN)/quintet eval runs/demo --episodes 100
+	$(BIN)/quintet plot runs/demo --out runs/demo/learning_curve.png
+	@echo "learning curve: runs/demo/learning_curve.png"
+	@echo "policy:         runs/demo/policy"
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint
+	$(BIN)/python -m pytest -n 2
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow -n 2
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

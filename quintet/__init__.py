@@ -1,0 +1,35 @@
+"""quintet: five deep reinforcement-learning learners on one runtime.
+
+    result = quintet.train("ppo", env="CartPole-v1", total_steps=100_000)
+    quintet.evaluate(result.policy).mean
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quintet.envs.make import make_vector_env
+    from quintet.evaluation import evaluate
+    from quintet.launch import train
+    from quintet.policy import Policy, load
+
+__version__ = "0.1.0"
+
+__all__ = ["Policy", "__version__", "evaluate", "load", "make_vector_env", "train"]
+
+_HOME = {
+    "Policy": "quintet.policy",
+    "evaluate": "quintet.evaluation",
+    "load": "quintet.policy",
+    "make_vector_env": "quintet.envs.make",
+    "train": "quintet.launch",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the public names on first use, so that `quintet --help` need not wait for PyTorch."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'quintet' has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value

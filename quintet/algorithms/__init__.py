@@ -1,0 +1,1 @@
+"""The learners, one file each, and the registry that names them."""

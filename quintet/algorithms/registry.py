@@ -1,0 +1,47 @@
+"""The learners by name: all that the rest of quintet knows of them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import BaseModel
+
+from quintet.algorithms import ppo
+from quintet.algorithms.setup import Setup
+from quintet.errors import ConfigError
+from quintet.models.build import ModelConfig
+from quintet.protocols import Actor, Learner
+from quintet.types import Spaces
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One learner's parts.
+
+    config: its options; every field has a default.
+    check: faults of (options, model, streams, budget) that no single field shows, a sentence each.
+    """
+
+    config: type[BaseModel]
+    check: Callable[[Any, ModelConfig, int, int], list[str]]
+    make_learner: Callable[[Any, ModelConfig, Spaces, Setup], Learner]
+    make_actor: Callable[[Any, ModelConfig, Spaces], Actor]
+
+
+ALGORITHMS: dict[str, Algorithm] = {
+    "ppo": Algorithm(ppo.PPOConfig, ppo.check, ppo.PPOLearner, ppo.PPOActor),
+}
+
+
+def find(name: str) -> Algorithm:
+    """The learner of that name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name in ALGORITHMS:
+        return ALGORITHMS[name]
+    near = get_close_matches(name, ALGORITHMS, 1)
+    hint = f"did you mean {near[0]!r}?" if near else "choose one of them"
+    raise ConfigError(f"the algorithm must be one of {', '.join(ALGORITHMS)}; got {name!r}; {hint}")

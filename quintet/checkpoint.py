@@ -1,0 +1,486 @@
+"""Checkpoints: folders that are written whole or not at all, and that hold no code.
+
+A checkpoint is a folder ``root/NAME/`` with one ``KEY.safetensors`` per group of tensors,
+``meta.json`` and ``manifest.json`` (format version; size and SHA-256 of every file).  It is
+written in a hidden folder beside its final place, synced to the disk, and then renamed, so a crash
+at any moment leaves either the old state or the new one.  The checkpoints of a run are named by a
+number that grows with the run (``000000123``); any other name (``best``) is no candidate of
+`latest` and `prune`.
+
+While a checkpoint of the same name is replaced, the one before stands for an instant as
+``.old-NAME``; whoever reads in that instant, or after a crash in it, gets that one.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any, Literal, Self, final
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from safetensors import SafetensorError
+from safetensors.torch import load as load_safetensors
+from safetensors.torch import save as save_safetensors
+from torch import Tensor
+
+from quintet.errors import CheckpointError
+
+FORMAT_VERSION = 1
+
+_MANIFEST = "manifest.json"
+_META = "meta.json"
+_SUFFIX = ".safetensors"
+_TEMPORARY = ".tmp-"
+_REPLACED = ".old-"
+_AUTO_PARTS = 20  # `interval_updates = "auto"`: how many checkpoints over a run
+_READ_ATTEMPTS = 3  # a reader that meets a replacement starts again
+
+
+@final
+class CheckpointConfig(BaseModel):
+    """When checkpoints are written and which of them are kept."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    interval_updates: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+        "auto",
+        description="Iterations (calls of the learner's update) between scheduled checkpoints, "
+        "at least 1; auto is 1/20 of the run.",
+    )
+    keep: int = Field(3, ge=1, description="How many of the newest checkpoints are kept.")
+    milestones: int = Field(
+        0,
+        ge=0,
+        description="How many scheduled checkpoints, evenly spaced over a run, are never deleted.",
+    )
+    save_best: bool = Field(
+        True, description="Also keep the checkpoint with the best evaluation, under the name best."
+    )
+
+    def interval(self, total_iterations: int) -> int:
+        """Iterations between scheduled checkpoints of a run of `total_iterations`."""
+        if self.interval_updates == "auto":
+            return max(1, total_iterations // _AUTO_PARTS)
+        return self.interval_updates
+
+    def milestone_iterations(self, total_iterations: int) -> frozenset[int]:
+        """Iterations whose scheduled checkpoints are never deleted.
+
+        The k-th of n is the first scheduled one at or after ``total_iterations * k / n``; the last
+        is the end of the run.
+        """
+        interval = self.interval(total_iterations)
+        due = [-(-total_iterations * k // self.milestones) for k in range(1, self.milestones + 1)]
+        return frozenset(min(-(-at // interval) * interval, total_iterations) for at in due)
+
+
+@final
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was read and verified.
+
+    tensors: by key and name, names in alphabetical order; CPU, contiguous, memory of their own.
+    """
+
+    path: Path
+    tensors: dict[str, dict[str, Tensor]]
+    meta: dict[str, Any]
+
+
+def write(
+    root: Path, name: str, tensors: Mapping[str, Mapping[str, Tensor]], meta: Mapping[str, Any]
+) -> Path:
+    """Writes the checkpoint ``root/name``, replacing one of that name, and returns its path.
+
+    When it returns, the checkpoint survives a power cut.  Tensors may live on any device, be views,
+    or share memory; each is stored by value.  `meta` is what JSON can hold.
+
+    Raises:
+        CheckpointError: it can't be written (full disk, no permission); nothing of it is left
+            behind and older checkpoints are untouched.
+    """
+    _check_file_name(name, "a checkpoint's name")
+    files = _serialise(tensors, meta)
+    temporary = root / f"{_TEMPORARY}{name}-{os.getpid()}-{os.urandom(4).hex()}"
+    try:
+        _make_root(root)
+        temporary.mkdir()
+        _write_files(temporary, files)
+        _put_in_place(temporary, root / name)
+    except OSError as fault:
+        shutil.rmtree(temporary, ignore_errors=True)
+        needed = sum(len(data) for data in files.values())
+        raise CheckpointError(_cannot_write(root, name, needed, fault)) from fault
+    except BaseException:  # Ctrl-C in the middle of it
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return root / name
+
+
+def read(path: Path) -> Checkpoint:
+    """Reads the checkpoint at `path` and verifies every size and hash.
+
+    Raises:
+        CheckpointError: it is not there, damaged, or of a newer format; the message names the file.
+    """
+    for attempt in range(_READ_ATTEMPTS):
+        folder = _standing(path)
+        before = _identity(folder)
+        try:
+            return _read_folder(folder, path)
+        except CheckpointError:
+            # another process may have replaced the folder while we read it
+            if _identity(_standing(path)) == before or attempt == _READ_ATTEMPTS - 1:
+                raise
+    raise AssertionError("unreachable")
+
+
+def latest(
+    root: Path, *, scheduled_only: bool = False, warn: Callable[[str], None]
+) -> Checkpoint | None:
+    """The newest readable checkpoint of a run, or None when there is none yet.
+
+    scheduled_only: passes over those whose ``meta["scheduled"]`` is not true.
+    warn: receives a message for each damaged one that was passed over.
+
+    Raises:
+        CheckpointError: none that fits can be read, and some are damaged: beginning anew is not
+            ours to decide.
+    """
+    faults: list[str] = []
+    for name in reversed(_numbered(root)):
+        try:
+            found = read(root / name)
+        except CheckpointError as fault:
+            faults.append(str(fault))
+            continue
+        if scheduled_only and not found.meta.get("scheduled", False):
+            continue
+        for fault_text in faults:
+            warn(f"skipped a damaged checkpoint: {fault_text}. Using {found.path} instead")
+        return found
+    if faults:
+        kind = "scheduled checkpoint" if scheduled_only else "checkpoint"
+        raise CheckpointError(
+            f"no {kind} in {root} can be read: {'; '.join(faults)}. Restore one from a copy, or "
+            f"remove {root} to start the run anew"
+        )
+    return None
+
+
+def prune(root: Path, keep: int, protect: Callable[[dict[str, Any]], bool]) -> list[str]:
+    """Deletes old checkpoints and returns their names.
+
+    Kept are the newest `keep`, those whose meta `protect` accepts, and the newest scheduled one,
+    from which alone a run resumes exactly.  A damaged one may count as newest but is not protected.
+    """
+    if keep < 1:
+        raise CheckpointError(f"keep must be at least 1, not {keep}")
+    deleted = []
+    scheduled_kept = False
+    for age, name in enumerate(reversed(_numbered(root))):
+        meta = _meta_or_none(root / name)
+        newest_scheduled = bool(meta and meta.get("scheduled", False)) and not scheduled_kept
+        scheduled_kept |= newest_scheduled
+        if age < keep or newest_scheduled or (meta is not None and protect(meta)):
+            continue
+        # renamed first: a crash while deleting must not leave a torn checkpoint under its name
+        doomed = root / f"{_TEMPORARY}{name}-deleted-{os.urandom(4).hex()}"
+        with suppress(FileNotFoundError):
+            os.rename(_standing(root / name), doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+        deleted.append(name)
+    return deleted
+
+
+def clean_temporary(root: Path) -> None:
+    """Removes what crashed writers left in `root`; for the start of a run, under its `RunLock`."""
+    if not root.is_dir():
+        return
+    for entry in sorted(root.iterdir()):
+        if entry.name.startswith(_TEMPORARY):
+            shutil.rmtree(entry, ignore_errors=True)
+        elif entry.name.startswith(_REPLACED):
+            place = root / entry.name.removeprefix(_REPLACED)
+            if place.exists():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                os.rename(entry, place)
+
+
+def tensor_hashes(checkpoint: Checkpoint) -> dict[str, str]:
+    """SHA-256 of every tensor (dtype, shape and bytes) by ``KEY/NAME``."""
+    hashes = {}
+    for key, group in checkpoint.tensors.items():
+        for name, tensor in group.items():
+            digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
+            # one dimension first: a tensor without dimensions can't be viewed as bytes
+            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            digest.update(flat.view(torch.uint8).numpy().data)
+            hashes[f"{key}/{name}"] = digest.hexdigest()
+    return hashes
+
+
+@final
+class RunLock:
+    """Keeps a second process from training into the same folder.
+
+    The system releases the lock when the process ends, however it ends.  A context manager.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file: int | None = None
+
+    def acquire(self) -> Self:
+        """Takes the lock, creating the folder if need be.
+
+        Raises:
+            CheckpointError: another process holds it; the message names its pid.
+        """
+        if self._file is not None:
+            raise CheckpointError(f"this process already holds the lock of {self._folder}")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        file = os.open(self._folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(file, 0)
+            os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+        except OSError as fault:
+            holder = os.pread(file, 64, 0).decode(errors="replace").strip() or "unknown"
+            os.close(file)
+            if fault.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise CheckpointError(
+                    f"{self._folder} is in use by the process with pid {holder}. Wait for it, "
+                    "stop it, or give another run_dir"
+                ) from fault
+            raise CheckpointError(
+                f"can't lock {self._folder}: {fault.strerror}. Give a run_dir on a local disk that "
+                "can be written"
+            ) from fault
+        self._file = file
+        return self
+
+    def release(self) -> None:
+        """Gives the lock back; does nothing when it is not held."""
+        # The file stays: removing it would let two processes lock two files of the same name.
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def __enter__(self) -> Self:
+        return self.acquire()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        fault: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+def _check_file_name(name: str, what: str) -> None:
+    allowed = name.replace("_", "").replace("-", "").replace(".", "")
+    if not (allowed.isascii() and allowed.isalnum()) or name.startswith("."):
+        raise CheckpointError(
+            f"{what} must be made of letters, digits, '_', '-' and '.', not {name!r}"
+        )
+
+
+def _serialise(
+    tensors: Mapping[str, Mapping[str, Tensor]], meta: Mapping[str, Any]
+) -> dict[str, bytes]:
+    """Contents of all files by name, the manifest last."""
+    files = {}
+    for key, group in tensors.items():
+        _check_file_name(key, "a key of the tensors")
+        files[f"{key}{_SUFFIX}"] = save_safetensors(_unaliased(group))
+    try:
+        files[_META] = json.dumps(meta, indent=1).encode()
+    except (TypeError, ValueError) as fault:
+        raise CheckpointError(
+            f"a checkpoint's meta must be made of what JSON can hold: {fault}"
+        ) from fault
+    listed = {
+        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        for name, data in files.items()
+    }
+    files[_MANIFEST] = json.dumps(
+        {"format_version": FORMAT_VERSION, "files": listed}, indent=1
+    ).encode()
+    return files
+
+
+def _unaliased(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous CPU tensors no two of which share memory, as safetensors demands."""
+    seen: set[int] = set()
+    out = {}
+    for name, tensor in group.items():
+        plain = tensor.detach().cpu().contiguous()
+        memory = plain.untyped_storage().data_ptr()
+        if memory in seen:
+            plain = plain.clone()
+            memory = plain.untyped_storage().data_ptr()
+        seen.add(memory)
+        out[name] = plain
+    return out
+
+
+def _make_root(root: Path) -> None:
+    if not root.is_dir():
+        root.mkdir(parents=True, exist_ok=True)
+        _sync_folder(root.parent)
+
+
+def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Writes and syncs the files and then the folder.
+
+    All are written before the first is synced: the file system then commits them together, which is
+    faster than one by one.
+    """
+    handles: list[int] = []
+    try:
+        for name, data in files.items():
+            handle = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+            handles.append(handle)
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(handle, rest) :]
+        for handle in handles:
+            os.fsync(handle)
+    finally:
+        for handle in handles:
+            os.close(handle)
+    _sync_folder(folder)
+
+
+def _put_in_place(temporary: Path, place: Path) -> None:
+    replaced = place.with_name(f"{_REPLACED}{place.name}")
+    if place.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+        os.rename(place, replaced)
+    try:
+        os.rename(temporary, place)
+    except OSError:
+        if replaced.exists():
+            os.rename(replaced, place)
+        raise
+    _sync_folder(place.parent)
+    if replaced.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _cannot_write(root: Path, name: str, needed: int, fault: OSError) -> str:
+    free = "unknown"
+    with suppress(OSError):
+        free = f"{shutil.disk_usage(root).free:,}"
+    last = None
+    with suppress(CheckpointError, OSError):
+        last = latest(root, warn=lambda _: None)
+    remains = f"The last good checkpoint is {last.path}" if last else "There is no older checkpoint"
+    return (
+        f"can't write checkpoint {name} to {root}: {fault.strerror or fault} "
+        f"({needed:,} bytes needed, {free} bytes free). {remains}. "
+        "Make room there or give another run_dir, then resume"
+    )
+
+
+def _standing(path: Path) -> Path:
+    """The folder that stands for `path`: itself, or the one it was about to replace."""
+    replaced = path.with_name(f"{_REPLACED}{path.name}")
+    return replaced if not path.exists() and replaced.exists() else path
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(folder)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _numbered(root: Path) -> list[str]:
+    """Names of the run's checkpoints, oldest first."""
+    if not root.is_dir():
+        return []
+    names = {entry.name.removeprefix(_REPLACED) for entry in root.iterdir()}
+    return sorted((name for name in names if name.isascii() and name.isdigit()), key=int)
+
+
+def _meta_or_none(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads((_standing(path) / _META).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _read_folder(folder: Path, path: Path) -> Checkpoint:
+    listed = _read_manifest(folder)
+    contents = {name: _read_verified(folder / name, entry) for name, entry in listed.items()}
+    if _META not in contents:
+        raise CheckpointError(f"{folder / _MANIFEST} lists no {_META}: this is no checkpoint")
+    tensors = {}
+    for name, data in contents.items():
+        if not name.endswith(_SUFFIX):
+            continue
+        try:
+            loaded = load_safetensors(data)
+        except SafetensorError as fault:
+            raise CheckpointError(f"{folder / name} is no safetensors file: {fault}") from fault
+        # cloned: memory of torch's own alignment, on which the last bit of a sum may depend
+        tensors[name.removesuffix(_SUFFIX)] = {k: loaded[k].clone() for k in sorted(loaded)}
+    return Checkpoint(path, tensors, json.loads(contents[_META]))
+
+
+def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
+    file = folder / _MANIFEST
+    if not folder.is_dir():
+        raise CheckpointError(f"there is no checkpoint at {folder}")
+    try:
+        manifest = json.loads(file.read_bytes())
+        version, listed = manifest["format_version"], manifest["files"]
+        entries = {str(name): dict(entry) for name, entry in listed.items()}
+    except OSError as fault:
+        raise CheckpointError(f"{file} can't be read: {fault.strerror}") from fault
+    except (ValueError, TypeError, KeyError, AttributeError) as fault:
+        raise CheckpointError(f"{file} is damaged: {fault!r}") from fault
+    if version != FORMAT_VERSION:
+        raise CheckpointError(
+            f"{file} has format version {version!r}, this quintet reads {FORMAT_VERSION}: use the "
+            "version of quintet that wrote it"
+        )
+    for name in entries:
+        _check_file_name(name, f"a file listed in {file}")
+    return entries
+
+
+def _read_verified(file: Path, entry: Mapping[str, Any]) -> bytes:
+    try:
+        data = file.read_bytes()
+    except OSError as fault:
+        raise CheckpointError(f"{file} can't be read: {fault.strerror}") from fault
+    if len(data) != entry.get("bytes"):
+        raise CheckpointError(
+            f"{file} has {len(data)} bytes where the manifest says {entry.get('bytes')}"
+        )
+    if hashlib.sha256(data).hexdigest() != entry.get("sha256"):
+        raise CheckpointError(f"{file} is corrupted: its SHA-256 is not the manifest's")
+    return data

@@ -1,0 +1,1 @@
+"""Run configurations: their fields, layers, sources and presets."""

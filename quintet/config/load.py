@@ -1,0 +1,209 @@
+"""Puts a configuration together from layers and remembers where each value came from.
+
+Layers, later wins: defaults < preset < file < saved run < command line (or the caller).  Nothing is
+validated before all layers are in place; then everything is, at once, and every fault is listed.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatch
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from quintet.algorithms import registry
+from quintet.config.run import ALIASES, PARTS, TOP, RunConfig
+from quintet.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Values from one source, by dotted option name."""
+
+    source: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A valid configuration and the source of each of its options."""
+
+    config: RunConfig
+    sources: dict[str, str]
+
+
+def options(algo: str) -> dict[str, FieldInfo]:
+    """Every option of a learner's run by its dotted name."""
+    fields = {name: RunConfig.model_fields[name] for name in TOP}
+    fields |= registry.find(algo).config.model_fields
+    for part, model in PARTS.items():
+        fields |= {f"{part}.{name}": info for name, info in model.model_fields.items()}
+    return fields
+
+
+def flatten(values: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+    """Nested or dotted names as dotted ones; aliases replaced; dashes as underscores.
+
+    A mapping that is an option's own value (``env.kwargs``) stays whole.
+    """
+    names = set(known)
+    flat: dict[str, Any] = {}
+
+    def add(prefix: str, items: Mapping[str, Any]) -> None:
+        for key, value in items.items():
+            name = f"{prefix}{key}".replace("-", "_")
+            if isinstance(value, Mapping) and name not in names:
+                add(f"{name}.", value)
+            else:
+                flat[ALIASES.get(name, name)] = value
+
+    add("", values)
+    return flat
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file.
+
+    Raises:
+        ConfigError: the file can't be read or holds no mapping.
+    """
+    try:
+        values = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"--config requires a readable YAML file, got {path}: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(
+            f"--config requires a YAML file of 'option: value' lines, {path} holds {type(values).__name__}"
+        )
+    return values
+
+
+def preset_layers(algo: str, env_id: str | None, name: str) -> list[Layer]:
+    """The layers of a preset: by environment id under ``auto``, by name, or none.
+
+    Raises:
+        ConfigError: no preset of that name.
+    """
+    if name == "none":
+        return []
+    presets = yaml.safe_load((files("quintet.config") / "presets" / f"{algo}.yaml").read_text())
+    layers = []
+    for pattern, values in presets["environments"].items():
+        if env_id is not None and fnmatch(env_id, pattern):
+            layers.append(Layer(f"preset {pattern}", flatten(values, options(algo))))
+            break
+    if name != "auto":
+        if name not in presets["named"]:
+            raise ConfigError(
+                f"preset must be auto, none or one of {', '.join(presets['named'])}; got {name!r}"
+                + _nearest(name, presets["named"])
+            )
+        layers.append(Layer(f"preset {name}", flatten(presets["named"][name], options(algo))))
+    return layers
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    near = get_close_matches(name, names, 1, 0.5)
+    if not near:  # the last part alone: "num_streams" for "env.num_streams"
+        near = [n for n in names if n.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1]]
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def compose(algo: str, layers: Iterable[Layer], *, check_env: bool = True) -> Loaded:
+    """Merges layers, validates the whole once, and gives the source of every option.
+
+    check_env: whether the environment's id must be one that a backend knows (not so for callables).
+
+    Raises:
+        ConfigError: lists every unknown name, every bad value and every combination that can't be.
+    """
+    known = options(algo)
+    values: dict[str, Any] = {"algo": algo}
+    sources: dict[str, str] = {"algo": "given"}
+    faults: list[str] = []
+    for layer in layers:
+        for name, value in layer.values.items():
+            if name in known:
+                values[name] = value
+                sources[name] = layer.source
+            else:
+                faults.append(f"unknown option {name!r} ({layer.source}){_nearest(name, known)}")
+    config = _validate(algo, values, faults, check_env)
+    if faults:
+        raise ConfigError(_listed(faults))
+    assert config is not None
+    return Loaded(config, {name: sources.get(name, "default") for name in config.flat()})
+
+
+def _listed(faults: list[str]) -> str:
+    if len(faults) == 1:
+        return faults[0]
+    return f"{len(faults)} faults:\n" + "\n".join(f"  - {fault}" for fault in faults)
+
+
+def _part(
+    model: type[BaseModel], prefix: str, values: dict[str, Any], faults: list[str]
+) -> BaseModel | None:
+    mine = {name: values[prefix + name] for name in model.model_fields if prefix + name in values}
+    try:
+        return model(**mine)
+    except ValidationError as error:
+        for item in error.errors():
+            name = prefix + ".".join(str(part) for part in item["loc"][:1])
+            if not item["loc"]:
+                faults.append(item["msg"].removeprefix("Value error, "))
+            elif item["type"] == "missing":
+                faults.append(f"{name} is required; give it, for instance --{name} VALUE")
+            else:
+                faults.append(f"{name}: {item['msg'].lower()}, got {item['input']!r}")
+    return None
+
+
+def _validate(
+    algo: str, values: dict[str, Any], faults: list[str], check_env: bool
+) -> RunConfig | None:
+    algorithm = registry.find(algo)
+    learner = _part(algorithm.config, "", values, faults)
+    parts = {name: _part(model, f"{name}.", values, faults) for name, model in PARTS.items()}
+    if "env.id" not in values:
+        faults[:] = [fault for fault in faults if not fault.startswith("env.id is required")]
+        faults.append("an environment is required; give it by --env ID (quintet envs lists them)")
+    elif check_env:
+        faults += _env_faults(values, parts["env"])
+    stand_in = learner if learner is not None else algorithm.config()
+    try:
+        config = RunConfig(
+            **{name: values[name] for name in TOP if name in values},
+            learner=stand_in,
+            **{name: part for name, part in parts.items() if part is not None},
+            **({"env": {"id": "none"}} if parts["env"] is None else {}),
+        )
+    except ValidationError as error:
+        for item in error.errors():
+            faults.append(f"{item['loc'][0]}: {item['msg'].lower()}, got {item['input']!r}")
+        return None
+    if learner is not None and parts["env"] is not None and parts["model"] is not None:
+        faults += algorithm.check(
+            learner, config.model, config.env.num_streams, config.total_env_steps
+        )
+    return config
+
+
+def _env_faults(values: dict[str, Any], env: BaseModel | None) -> list[str]:
+    """An id that nothing knows, beside the other faults."""
+    from quintet.envs.make import resolve_backend
+
+    if env is None:
+        return []
+    try:
+        resolve_backend(str(values["env.id"]), str(values.get("env.backend", "auto")))
+    except ConfigError as error:
+        return [str(error)]
+    return []
+

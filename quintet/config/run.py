@@ -1,0 +1,110 @@
+"""The configuration of a run: the parts' own configurations side by side."""
+
+from pathlib import Path
+from typing import Any, Literal, final
+
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
+
+from quintet.checkpoint import CheckpointConfig
+from quintet.envs.config import EnvConfig
+from quintet.models.build import ModelConfig
+from quintet.observe.sinks import ReportConfig
+
+
+@final
+class RuntimeConfig(BaseModel):
+    """What runs where."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["serial"] = Field(
+        "serial", description="serial: one process samples and learns in turn, the same bytes twice"
+    )
+    device: str = Field(
+        "auto",
+        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+        description="where the learner computes: auto, cpu, cuda, cuda:1; auto takes a GPU for picture "
+        "networks when there is one, and the CPU for small ones, which are faster there",
+    )
+    threads: int | None = Field(
+        None,
+        ge=1,
+        description="threads of PyTorch's CPU kernels; none: all cores (8 at most) for picture networks, "
+        "1 for small ones. Part of the result's bytes",
+    )
+
+
+@final
+class EvalConfig(BaseModel):
+    """Evaluation while training, on environments of its own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    episodes: int = Field(10, ge=0, description="episodes per evaluation; 0: none")
+    interval: int | Literal["auto"] = Field(
+        "auto",
+        description="env_steps between evaluations; auto: 5% of the budget, skipped while evaluation has "
+        "taken more than 5% of the time",
+    )
+    greedy: bool = Field(True, description="take the mode of the policy; false: sample")
+
+
+@final
+class RunConfig(BaseModel):
+    """All of a run. The learner's options stand at the top level in files and on the command line."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    algo: str = Field(description="learner")
+    total_env_steps: int = Field(1_000_000, ge=1, description="agent decisions over all streams, exact")
+    seed: int = Field(0, ge=0, lt=2**63, description="of everything random in the run")
+    preset: str = Field(
+        "auto", description="auto: the preset of this environment, if any; a name; none"
+    )
+    run_dir: Path | None = Field(
+        None, description="folder of the run; none: runs/ALGO-ENV-sSEED. The same again = resume"
+    )
+    resume: Literal["latest", "exact", "never"] = Field(
+        "latest",
+        description="latest: from the newest checkpoint; exact: from the newest scheduled one, which lies "
+        "on the uninterrupted run's path; never: refuse a folder that holds a run",
+    )
+    learner: SerializeAsAny[BaseModel]
+    env: EnvConfig
+    runtime: RuntimeConfig = RuntimeConfig()
+    model: ModelConfig = ModelConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    eval: EvalConfig = EvalConfig()
+    report: ReportConfig = ReportConfig()
+
+    def flat(self) -> dict[str, Any]:
+        """Every option by its dotted name, as JSON-able values; the learner's have no prefix."""
+        values: dict[str, Any] = {}
+        for name, value in self.model_dump(mode="json").items():
+            if name == "learner":
+                values |= value
+            elif isinstance(value, dict):
+                values |= {f"{name}.{key}": item for key, item in value.items()}
+            else:
+                values[name] = value
+        return values
+
+
+PARTS: dict[str, type[BaseModel]] = {
+    "env": EnvConfig,
+    "runtime": RuntimeConfig,
+    "model": ModelConfig,
+    "checkpoint": CheckpointConfig,
+    "eval": EvalConfig,
+    "report": ReportConfig,
+}
+"""The parts of a run whose options carry their name as a prefix."""
+
+TOP = ("algo", "total_env_steps", "seed", "preset", "run_dir", "resume")
+"""Options of the run itself."""
+
+ALIASES = {"total_steps": "total_env_steps", "env": "env.id"}
+"""Short names that people may use."""
+
+MAY_CHANGE_ON_RESUME = ("total_env_steps", "resume", "preset", "runtime.device")
+"""Options that a run may be resumed with at another value, beside those of eval and report."""

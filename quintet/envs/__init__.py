@@ -1,0 +1,1 @@
+"""Environments behind one vector interface, in next-step layout."""

@@ -1,0 +1,75 @@
+"""What a run says about its environments."""
+
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Backend = Literal["auto", "envpool", "gymnasium"]
+RewardClip = Literal["none", "abs_one", "soft_asymmetric"]
+
+
+class EnvConfig(BaseModel):
+    """Which environment, how many of it, and what is done to its observations and rewards."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str = Field(
+        description="Environment id ('CartPole-v1'), or an import string of a function or class "
+        "that makes one Gymnasium environment ('pkg.module:make_env')."
+    )
+    backend: Backend = Field(
+        default="auto",
+        description="Who implements the environment: 'auto' takes EnvPool when it is installed and "
+        "knows the id, else Gymnasium. The backend changes the task.",
+    )
+    kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Keyword arguments for the environment's maker."
+    )
+    num_streams: int = Field(
+        default=8, ge=1, description="Environments that step side by side, >= 1."
+    )
+    streams_per_group: int | None = Field(
+        default=None,
+        ge=1,
+        description="Environments that step and act together; must divide num_streams. None: half "
+        "of num_streams when that is even, else all.",
+    )
+    frame_stack: int = Field(
+        default=1,
+        ge=1,
+        description="Newest observations stacked on a new leading axis, >= 1; 1 adds no axis. "
+        "EnvPool's Atari stacks 4 by itself (kwargs.stack_num).",
+    )
+    reward_clip: RewardClip = Field(
+        default="none",
+        description="What learning sees of a reward r: 'none' r, 'abs_one' clamp(r, -1, 1), "
+        "'soft_asymmetric' 5 tanh(r / 5), times 0.3 where r < 0. Reported returns stay raw.",
+    )
+    num_threads: int | None = Field(
+        default=None,
+        ge=1,
+        description="Threads of each EnvPool pool (one pool per group), >= 1. None: 1 for cheap "
+        "environments, for simulators and pixels half of the cores, at most one per stream.",
+    )
+
+    @model_validator(mode="after")
+    def _groups_divide_streams(self) -> Self:
+        if self.num_streams % self.group_size:
+            raise ValueError(
+                f"streams_per_group must divide num_streams; got streams_per_group="
+                f"{self.streams_per_group} and num_streams={self.num_streams}; choose a divisor, "
+                f"or leave streams_per_group out"
+            )
+        return self
+
+    @property
+    def group_size(self) -> int:
+        """Streams in each group, with None resolved."""
+        if self.streams_per_group is not None:
+            return self.streams_per_group
+        return self.num_streams // 2 if self.num_streams % 2 == 0 else self.num_streams
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of the run; two at least let one step while the other's actions are computed."""
+        return self.num_streams // self.group_size

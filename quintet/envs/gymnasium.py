@@ -1,0 +1,235 @@
+"""Single Gymnasium environments in Python, stepped one after another in next-step layout."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, final
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from quintet.envs.vector import (
+    Array,
+    EnvDescription,
+    ObsArrays,
+    Space,
+    StepRow,
+    action_space_of,
+    check_seeds,
+    leaf_dtype,
+    leaf_keys,
+    stored_space,
+)
+from quintet.errors import ConfigError, EnvironmentFault
+from quintet.types import Spaces
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """How one observation leaf is found, checked and stored."""
+
+    path: str
+    keys: tuple[str | int, ...]
+    space: Space
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    start: Any
+    size: int | None  # of a Discrete space
+
+
+@final
+class GymnasiumVectorEnv:
+    """`num_streams` environments made by one callable.
+
+    Every observation is checked against the declared shape and kind of dtype, since numpy would
+    broadcast a wrong shape without a word. Whatever goes wrong inside an environment is raised as
+    `EnvironmentFault` that names the stream, the step, the id and the seed.
+    """
+
+    def __init__(
+        self,
+        make_env: Callable[[], gymnasium.Env],
+        num_streams: int,
+        *,
+        env_id: str,
+        first_stream: int = 0,
+    ) -> None:
+        """Makes the environments.
+
+        Args:
+            env_id: name for people; nothing is looked up by it.
+            first_stream: number in the run of the first environment, for error messages.
+
+        Raises:
+            ConfigError: `make_env` gives something else than fresh, equal environments.
+        """
+        self._id = env_id
+        self._first_stream = first_stream
+        self._envs: list[gymnasium.Env] = []
+        try:
+            for _ in range(num_streams):
+                self._envs.append(make_env())
+            self._refuse_unusable()
+            given = self._envs[0].observation_space
+            self._leaves = [_leaf(path, *found) for path, found in leaf_keys(given).items()]
+            self._action_space = self._envs[0].action_space
+            self._spaces = Spaces(stored_space(given), action_space_of(self._action_space, env_id))
+        except BaseException:
+            self.close()
+            raise
+        self._action_shape = (num_streams, *(self._action_space.shape or ()))
+        self._seeds = [0] * num_streams
+        self._ended = [False] * num_streams
+        self._episode_step = [0] * num_streams
+        self._action: Array | None = None
+
+    @property
+    def num_streams(self) -> int:
+        return len(self._seeds)
+
+    @property
+    def spaces(self) -> Spaces:
+        return self._spaces
+
+    @property
+    def description(self) -> EnvDescription:
+        return EnvDescription(self._id, "gymnasium")
+
+    def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
+        """Resets every environment with its seed; later resets go on from it, without a seed."""
+        self._seeds = check_seeds(seeds, self.num_streams)
+        self._action = None
+        for stream, seed in enumerate(self._seeds):
+            self._reset(stream, seed, out)
+
+    def send(self, action: Array) -> None:
+        """Keeps the action; `recv` steps."""
+        assert self._action is None, "recv before the next send"
+        assert action.shape == self._action_shape, (action.shape, self._action_shape)
+        self._action = action
+
+    def recv(self, out: StepRow) -> None:
+        assert self._action is not None, "send before recv"
+        action, self._action = self._action, None
+        for stream in range(self.num_streams):
+            valid = not self._ended[stream]
+            reward, terminated, truncated = 0.0, False, False
+            if valid:
+                reward, terminated, truncated = self._step(stream, action[stream], out.obs)
+            else:
+                self._reset(stream, None, out.obs)
+            out.reward[stream] = out.raw_reward[stream] = reward
+            out.terminated[stream] = terminated
+            out.truncated[stream] = truncated and not terminated
+            out.valid[stream] = valid
+            self._ended[stream] = terminated or truncated
+
+    def close(self) -> None:
+        """Closes every environment, also where one of them fails to close."""
+        envs, self._envs = self._envs, []
+        for env in envs:
+            try:
+                env.close()
+            except Exception as error:  # at the end of a run it must not hide what came before
+                warnings.warn(
+                    f"{self._id}: closing failed: {error!r}", RuntimeWarning, stacklevel=2
+                )
+
+    def _step(self, stream: int, action: Array, out: ObsArrays) -> tuple[float, bool, bool]:
+        self._episode_step[stream] += 1
+        try:
+            obs, reward, terminated, truncated, _ = self._envs[stream].step(self._to_env(action))
+            result = float(reward), bool(terminated), bool(truncated)
+        except Exception as error:
+            self._raise_fault(stream, f"raised {type(error).__name__}: {error}", error)
+        self._write_obs(stream, obs, out)
+        return result
+
+    def _reset(self, stream: int, seed: int | None, out: ObsArrays) -> None:
+        self._episode_step[stream] = 0
+        self._ended[stream] = False
+        try:
+            obs, _ = self._envs[stream].reset(seed=seed)
+        except Exception as error:
+            self._raise_fault(stream, f"raised {type(error).__name__}: {error}", error)
+        self._write_obs(stream, obs, out)
+
+    def _to_env(self, action: Array) -> Any:
+        """One stream's action as the environment's own `action_space.sample()` would give it."""
+        space = self._action_space
+        if isinstance(space, spaces.Discrete):
+            return np.int64(action) + space.start
+        # A copy: environments may keep or change the array they are given.
+        own = np.array(action, dtype=space.dtype)
+        return own + space.start if isinstance(space, spaces.MultiDiscrete) else own
+
+    def _write_obs(self, stream: int, obs: Any, out: ObsArrays) -> None:
+        for leaf in self._leaves:
+            value = obs
+            try:
+                for key in leaf.keys:
+                    value = value[key]
+                array = np.asarray(value)
+            except Exception as error:
+                self._raise_fault(stream, f"gave no observation {leaf.path!r}: {error!r}", error)
+            if array.shape != leaf.shape or not (
+                array.dtype == leaf.dtype or np.can_cast(array.dtype, leaf.dtype, "same_kind")
+            ):
+                self._raise_fault(
+                    stream,
+                    f"must give observation {leaf.path!r} as declared, {leaf.space}; "
+                    f"gave shape {array.shape}, dtype {array.dtype}",
+                )
+            if leaf.start is not None:
+                array = array - leaf.start
+            if leaf.size is not None and not 0 <= array < leaf.size:
+                self._raise_fault(
+                    stream, f"must give observation {leaf.path!r} within {leaf.space}; gave {value}"
+                )
+            out[leaf.path][stream] = array
+
+    def _raise_fault(self, stream: int, what: str, cause: Exception | None = None) -> NoReturn:
+        step = self._episode_step[stream]
+        when = f"step {step} of its episode" if step else "reset"
+        raise EnvironmentFault(
+            f"{self._id} (gymnasium), stream {self._first_stream + stream}, {when}, seed "
+            f"{self._seeds[stream]}: the environment {what}; mend the environment, or wrap it"
+        ) from cause
+
+    def _refuse_unusable(self) -> None:
+        for env in self._envs:
+            if not isinstance(env, gymnasium.Env):
+                raise ConfigError(
+                    f"{self._id} must make one gymnasium.Env at each call; got "
+                    f"{type(env).__module__}.{type(env).__qualname__}; return a single environment"
+                )
+        if len({id(env) for env in self._envs}) < len(self._envs):
+            raise ConfigError(
+                f"{self._id} must make a new environment at each call; it gave the same object "
+                f"twice; create the environment inside the callable"
+            )
+        first = self._envs[0]
+        for env in self._envs[1:]:
+            if (env.observation_space, env.action_space) != (
+                first.observation_space,
+                first.action_space,
+            ):
+                raise ConfigError(
+                    f"{self._id} must make environments with equal spaces; got "
+                    f"{first.observation_space}, {first.action_space} and "
+                    f"{env.observation_space}, {env.action_space}; give them the same spaces"
+                )
+
+
+def _leaf(path: str, keys: tuple[str | int, ...], space: Space) -> _Leaf:
+    discrete = isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
+    return _Leaf(
+        path=path,
+        keys=keys,
+        space=space,
+        shape=tuple(space.shape or ()),
+        dtype=leaf_dtype(space),
+        start=space.start if discrete and np.any(space.start) else None,  # type: ignore[attr-defined]
+        size=int(space.n) if isinstance(space, spaces.Discrete) else None,
+    )

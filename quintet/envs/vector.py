@@ -1,0 +1,257 @@
+"""The one interface between the runtime and any vector environment.
+
+The layout is next-step autoreset.  ``recv`` after the step that ended an episode gives the true
+final observation with the ending's reward and flags; the next ``send`` ignores that stream's action
+and resets it: ``recv`` then gives the first observation of the new episode with reward 0, no flag,
+``valid`` False.
+
+Discrete and MultiDiscrete values, observed or acted, are counted from 0 whatever the ``start`` of
+the environment's space.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from quintet.errors import ConfigError, EnvironmentFault
+from quintet.types import Spaces
+
+Array = NDArray[Any]
+Space = spaces.Space[Any]
+
+ObsArrays = dict[str, Array]
+"""Observation leaves ``[B, ...]`` by path; a plain space has the one leaf ``"obs"``."""
+
+_LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """Where a step is written: views of one row of preallocated memory, all with leading ``[B]``.
+
+    obs: the observations that the step led to (the row after the action's).
+    reward: float32, after clipping; raw_reward: float32, as the environment gave it.
+    terminated, truncated: bool; never both True, termination wins.
+    valid: bool; False where the step was spent on resetting.
+    """
+
+    obs: ObsArrays
+    reward: NDArray[np.float32]
+    raw_reward: NDArray[np.float32]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    valid: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class EnvDescription:
+    """What stands beside every published number: which task this really was."""
+
+    id: str
+    backend: str
+    action_repeat: int = 1
+
+
+class VectorEnv(Protocol):
+    """B environments that step together."""
+
+    @property
+    def num_streams(self) -> int: ...
+
+    @property
+    def spaces(self) -> Spaces:
+        """Spaces of one stream: float64 boxes as float32, discrete spaces with ``start`` 0."""
+        ...
+
+    @property
+    def description(self) -> EnvDescription: ...
+
+    def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
+        """Re-seeds every stream, begins new episodes and writes their first observations."""
+        ...
+
+    def send(self, action: Array) -> None:
+        """Starts a step; `action` has leading ``[B]`` and must not change before `recv`."""
+        ...
+
+    def recv(self, out: StepRow) -> None:
+        """Waits for the step that `send` started and writes it."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def observation_leaves(space: Space) -> dict[str, Space]:
+    """Leaves of an observation space by path, in the order of the space.
+
+    A plain space is the one leaf ``"obs"``; Dicts give ``"a"`` and ``"a/b"``, Tuples ``"0"`` and
+    ``"1"``.
+
+    Raises:
+        ConfigError: a leaf has no fixed shape (Text, Sequence, Graph, OneOf), or two paths collide.
+    """
+    return {path: leaf for path, (_, leaf) in leaf_keys(space).items()}
+
+
+def leaf_keys(space: Space) -> dict[str, tuple[tuple[str | int, ...], Space]]:
+    """Like `observation_leaves`, with the keys that lead to each leaf of an observation."""
+    found: dict[str, tuple[tuple[str | int, ...], Space]] = {}
+
+    def walk(node: Space, keys: tuple[str | int, ...]) -> None:
+        if isinstance(node, spaces.Dict):
+            for key, child in node.spaces.items():
+                walk(child, (*keys, key))
+        elif isinstance(node, spaces.Tuple):
+            for index, child in enumerate(node.spaces):
+                walk(child, (*keys, index))
+        else:
+            path = "/".join(str(key) for key in keys) or "obs"
+            if not isinstance(node, _LEAVES):
+                raise ConfigError(
+                    f"observation leaf {path!r} must be a Box, Discrete, MultiDiscrete or "
+                    f"MultiBinary space; got {node}; wrap the environment so that it gives arrays "
+                    f"of a fixed shape"
+                )
+            if path in found:
+                raise ConfigError(
+                    f"observation leaves must have different paths; {path!r} occurs twice in "
+                    f"{space}; rename one of the keys"
+                )
+            found[path] = (keys, node)
+
+    walk(space, ())
+    return found
+
+
+def leaf_dtype(space: Space) -> np.dtype[Any]:
+    """Dtype in which a leaf is stored: float64 as float32, Discrete as int64, others as is."""
+    if isinstance(space, spaces.Discrete):
+        return np.dtype(np.int64)
+    assert space.dtype is not None
+    dtype = np.dtype(space.dtype)
+    return np.dtype(np.float32) if dtype == np.float64 else dtype
+
+
+def map_leaves(space: Space, function: Callable[[str, Space], Space]) -> Space:
+    """The same tree of spaces with every leaf replaced by ``function(path, leaf)``."""
+
+    def walk(node: Space, path: str) -> Space:
+        prefix = f"{path}/" if path else ""
+        if isinstance(node, spaces.Dict):
+            return spaces.Dict({k: walk(v, f"{prefix}{k}") for k, v in node.spaces.items()})
+        if isinstance(node, spaces.Tuple):
+            return spaces.Tuple([walk(v, f"{prefix}{i}") for i, v in enumerate(node.spaces)])
+        return function(path or "obs", node)
+
+    return walk(space, "")
+
+
+def stored_space(space: Space) -> Space:
+    """The space as a learner sees it: float64 boxes as float32, discrete values counted from 0.
+
+    Whoever adapts an environment takes ``start`` away from observations and adds it to actions.
+    """
+    leaf_keys(space)  # refuses what has no fixed shape
+    return map_leaves(space, lambda _, leaf: _stored_leaf(leaf))
+
+
+def _stored_leaf(leaf: Space) -> Space:
+    dtype = leaf_dtype(leaf)
+    if isinstance(leaf, spaces.Discrete):
+        return spaces.Discrete(int(leaf.n))
+    if isinstance(leaf, spaces.MultiDiscrete):
+        return spaces.MultiDiscrete(leaf.nvec.copy(), dtype=dtype)
+    if isinstance(leaf, spaces.Box) and leaf.dtype != dtype:
+        with np.errstate(over="ignore"):  # a bound beyond float32 becomes infinite
+            low, high = leaf.low.astype(dtype), leaf.high.astype(dtype)
+        return spaces.Box(low, high, dtype=dtype)
+    return leaf
+
+
+def action_space_of(space: Space, env_id: str) -> Space:
+    """The stored action space.
+
+    Raises:
+        ConfigError: the actions of one stream aren't one array.
+    """
+    if not isinstance(space, _LEAVES):
+        raise ConfigError(
+            f"{env_id}: the action space must be Box, Discrete, MultiDiscrete or MultiBinary; "
+            f"got {space}; flatten it, for instance with gymnasium.wrappers.FlattenAction"
+        )
+    return stored_space(space)
+
+
+def allocate_obs(space: Space, leading: tuple[int, ...]) -> ObsArrays:
+    """Zeroed leaves ``[*leading, ...]`` of a stored observation space."""
+    return {
+        path: np.zeros((*leading, *(leaf.shape or ())), leaf_dtype(leaf))
+        for path, leaf in observation_leaves(space).items()
+    }
+
+
+def allocate_row(space: Space, num_streams: int) -> StepRow:
+    """A zeroed row ``[num_streams]`` of its own memory for a stored observation space."""
+    return StepRow(
+        obs=allocate_obs(space, (num_streams,)),
+        reward=np.zeros(num_streams, np.float32),
+        raw_reward=np.zeros(num_streams, np.float32),
+        terminated=np.zeros(num_streams, np.bool_),
+        truncated=np.zeros(num_streams, np.bool_),
+        valid=np.zeros(num_streams, np.bool_),
+    )
+
+
+def check_seeds(seeds: Sequence[int], num_streams: int) -> list[int]:
+    """One seed per stream as Python ints.
+
+    Raises:
+        ConfigError: another number of seeds, or one outside ``0 .. 2**31 - 1``.
+    """
+    checked = [int(seed) for seed in seeds]
+    if len(checked) != num_streams or not all(0 <= seed < 2**31 for seed in checked):
+        raise ConfigError(
+            f"restart needs {num_streams} seeds, one per stream, each in 0 .. 2**31 - 1; "
+            f"got {checked}"
+        )
+    return checked
+
+
+def check_finite(
+    obs_leaves: ObsArrays,
+    reward: NDArray[np.floating],
+    first_stream: int,
+    description: EnvDescription,
+    first_step: int,
+) -> None:
+    """Refuses NaN and infinity in an unroll; made for whole unrolls, since a check per step costs.
+
+    Args:
+        obs_leaves: leaves ``[T, B, ...]`` or one row more; row t is seen before step t. Leaves that
+            aren't floating-point are passed over.
+        reward: ``[T, B]``, raw: clipping would hide infinity.
+        first_stream: number in the run of column 0.
+        first_step: step of row 0, counted over episodes from the stream's last restart.
+
+    Raises:
+        EnvironmentFault: names the earliest bad step, its stream and where the value stood.
+    """
+    worst: tuple[int, int, str] | None = None
+    for name, values in (*obs_leaves.items(), ("reward", reward)):
+        if values.dtype.kind != "f" or np.isfinite(values).all():
+            continue
+        row, column, *index = (int(i) for i in np.argwhere(~np.isfinite(values))[0])
+        where = "reward" if values is reward else f"observation {name!r}{index or ''}"
+        if worst is None or row < worst[0]:
+            worst = (row, column, f"{where} is {values[(row, column, *index)]}")
+    if worst is not None:
+        row, column, what = worst
+        raise EnvironmentFault(
+            f"observations and rewards must be finite; {description.id} ({description.backend}), "
+            f"stream {first_stream + column}, step {first_step + row}: {what}; mend the "
+            f"environment, or replace the value in a wrapper of your own"
+        )

@@ -1,0 +1,138 @@
+"""Plays whole episodes with a policy and says how they went."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from quintet import spaces
+from quintet.envs.make import MakeEnv, make_group_env
+from quintet.envs.vector import VectorEnv, allocate_obs, allocate_row, check_finite
+from quintet.errors import ConfigError
+from quintet.policy import Policy
+
+MAX_STREAMS = 25
+"""Environments that an evaluation steps side by side, at most."""
+
+
+@final
+@dataclass(frozen=True)
+class Scores:
+    """Episodes in the order (stream, time): returns in raw reward units, lengths in env_steps."""
+
+    returns: NDArray[np.float64]
+    lengths: NDArray[np.int64]
+
+    @property
+    def mean(self) -> float:
+        """Mean return."""
+        return float(self.returns.mean())
+
+    @property
+    def std(self) -> float:
+        """Population standard deviation of the returns."""
+        return float(self.returns.std())
+
+
+def evaluate(
+    policy: Policy,
+    env: str | MakeEnv | None = None,
+    episodes: int = 100,
+    seed: int = 10_000,
+    *,
+    deterministic: bool = True,
+    stop: Callable[[], bool] | None = None,
+) -> Scores:
+    """Plays `episodes` whole episodes; rewards are raw, neither clipped nor normalised.
+
+    Every stream plays a share of the episodes that is fixed beforehand, so short episodes are not counted
+    more often than long ones.  Stream i begins with environment seed ``seed + i``.
+
+    Args:
+        env: another environment than the policy was trained on: an id, or a callable that makes one.
+        deterministic: take the mode of the policy; False samples.
+        stop: asked at every step; True ends the evaluation with the episodes there are.
+
+    Raises:
+        ConfigError: the environment's spaces are not the policy's, or a number is out of range.
+    """
+    if episodes < 1 or not 0 <= seed < 2**31 - MAX_STREAMS:
+        raise ConfigError(
+            f"episodes >= 1 and a seed in 0 .. {2**31 - MAX_STREAMS - 1} are required, got "
+            f"episodes={episodes}, seed={seed}"
+        )
+    config = policy.env.model_copy(update={"reward_clip": "none"})
+    if isinstance(env, str):
+        config = config.model_copy(update={"id": env, "backend": "auto"})
+    num_streams = min(episodes, MAX_STREAMS)
+    vector = make_group_env(config, num_streams, env if callable(env) else None)
+    try:
+        _check_spaces(policy, vector)
+        return _play(policy, vector, episodes, seed, deterministic, stop)
+    finally:
+        vector.close()
+
+
+def _check_spaces(policy: Policy, vector: VectorEnv) -> None:
+    for what, mine, theirs in zip(
+        ("observation", "action"), policy.spaces, vector.spaces, strict=True
+    ):
+        a, b = spaces.to_json(mine), spaces.to_json(theirs)
+        for bounds in ("low", "high"):  # of an observation, bounds say nothing of its shape
+            if what == "observation":
+                a.pop(bounds, None)
+                b.pop(bounds, None)
+        if a != b:
+            raise ConfigError(
+                f"the policy's {what} space {mine} is required, {vector.description.id} has {theirs}"
+            )
+
+
+def _play(
+    policy: Policy,
+    vector: VectorEnv,
+    episodes: int,
+    seed: int,
+    deterministic: bool,
+    stop: Callable[[], bool] | None,
+) -> Scores:
+    count = vector.num_streams
+    quota = np.array([episodes // count + (i < episodes % count) for i in range(count)])
+    obs = allocate_obs(vector.spaces.observation, (count,))
+    row = allocate_row(vector.spaces.observation, count)
+    leaves: dict[str, Any] = {name: torch.from_numpy(x) for name, x in row.obs.items()}
+    vector.restart([seed + i for i in range(count)], obs)
+    for name, x in obs.items():
+        row.obs[name][...] = x
+    generator = torch.Generator().manual_seed(seed)
+    state = policy.actor.initial_state(count)
+    is_first = torch.ones(count, dtype=torch.bool)
+    returns, lengths = np.zeros(count), np.zeros(count, np.int64)
+    played: list[list[tuple[float, int]]] = [[] for _ in range(count)]
+    step = 0
+    while any(len(mine) < quota[i] for i, mine in enumerate(played)):
+        if stop is not None and stop():
+            break
+        noise = None if deterministic else policy.actor.draw_noise(1, count, generator)[0]
+        out = policy.actor.act(leaves, state, is_first, noise)
+        state = out.state
+        vector.send(out.env_action.numpy())
+        vector.recv(row)
+        # NaN would compare false and go unseen for ever.
+        check_finite(
+            {name: x[None] for name, x in row.obs.items()},
+            row.raw_reward[None], 0, vector.description, step,
+        )  # fmt: skip
+        step += 1
+        is_first = torch.from_numpy(~row.valid)
+        returns += row.raw_reward
+        lengths += row.valid
+        for i in np.nonzero(row.terminated | row.truncated)[0].tolist():
+            if len(played[i]) < quota[i]:
+                played[i].append((float(returns[i]), int(lengths[i])))
+            returns[i], lengths[i] = 0.0, 0
+    flat = [episode for mine in played for episode in mine]
+    return Scores(np.array([r for r, _ in flat]), np.array([n for _, n in flat], np.int64))

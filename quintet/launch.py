@@ -1,0 +1,288 @@
+"""Composition root: from a configuration to environments, learner, runtime, sinks - and a result."""
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal, final
+
+import torch
+import yaml
+
+from quintet.algorithms import registry
+from quintet.algorithms.setup import Setup
+from quintet.checkpoint import RunLock
+from quintet.config.load import Layer, Loaded, compose, flatten, options, preset_layers
+from quintet.config.run import MAY_CHANGE_ON_RESUME, RunConfig
+from quintet.envs.make import MakeEnv, make_group_env
+from quintet.envs.vector import VectorEnv
+from quintet.errors import ConfigError
+from quintet.models.build import resolve_model
+from quintet.policy import Policy
+from quintet.protocols import Learner
+from quintet.runtime.seeds import Role, generator_seed
+from quintet.runtime.serial import SerialSampling
+from quintet.trainer import OnReport, Trainer
+from quintet.types import Spaces
+
+
+@final
+@dataclass(frozen=True)
+class Result:
+    """What a call of `train` gives: the run's folder, its final policy, its last report."""
+
+    run_dir: Path
+    policy: Policy
+    metrics: dict[str, float]
+    status: Literal["finished", "stopped"]
+
+
+def train(
+    algo: str,
+    env: str | MakeEnv,
+    total_steps: int | None = None,
+    seed: int | None = None,
+    run_dir: str | Path | None = None,
+    config: Mapping[str, Any] | None = None,
+    on_report: OnReport | None = None,
+) -> Result:
+    """Trains a policy, or goes on with the run that is in `run_dir`.
+
+    Args:
+        env: an environment's id, or a callable that makes one Gymnasium environment.
+        total_steps: agent decisions over all streams; None: the preset's, else 1,000,000.
+        run_dir: None: ``runs/ALGO-ENV-sSEED``.
+        config: any other option, nested or by dotted name: ``{"learning_rate": 1e-3, "env.num_streams": 4}``.
+        on_report: called with every report.
+
+    Raises:
+        ConfigError: lists all that is wrong with the configuration.
+    """
+    given = {"total_env_steps": total_steps, "seed": seed, "run_dir": run_dir}
+    values = {name: value for name, value in given.items() if value is not None}
+    make_env = None
+    if callable(env):
+        make_env = env
+        values["env.id"] = re.sub(r"[^\w.:-]+", "_", getattr(env, "__qualname__", "") or "callable")
+    else:
+        values["env.id"] = env
+    values |= flatten(config or {}, options(algo))
+    loaded = load_config(algo, [], Layer("call", values), make_env)
+    return run(loaded, make_env, on_report)
+
+
+def load_config(
+    algo: str, files: list[Layer], command: Layer, make_env: MakeEnv | None = None
+) -> Loaded:
+    """The configuration of a run from all its layers, those of its folder included.
+
+    Raises:
+        ConfigError: any fault, or the folder holds a run of another configuration.
+    """
+    asked: dict[str, Any] = {}
+    for layer in (*files, command):
+        asked |= layer.values
+    env_id = asked.get("env.id")
+    presets = preset_layers(algo, env_id, str(asked.get("preset", "auto")))
+    check_env = make_env is None
+    fresh = compose(algo, [*presets, *files, command], check_env=check_env)
+    run_dir = fresh.config.run_dir or default_run_dir(fresh.config)
+    saved = read_saved(run_dir)
+    place = Layer("default", {"run_dir": str(run_dir)})
+    if saved is None:
+        return compose(algo, [place, *presets, *files, command], check_env=check_env)
+    _refuse_other(fresh, saved, asked, run_dir)
+    kept = {k: v for k, v in saved.items() if k not in ("algo", "run_dir", "resume")}
+    return compose(
+        algo, [place, *presets, *files, Layer("saved run", kept), command], check_env=check_env
+    )
+
+
+def default_run_dir(config: RunConfig) -> Path:
+    """``runs/ALGO-ENV-sSEED``, so that the same command finds its run again."""
+    name = re.sub(r"[^\w.-]+", "_", config.env.id)
+    return Path("runs") / f"{config.algo}-{name}-s{config.seed}"
+
+
+def read_saved(run_dir: Path) -> dict[str, Any] | None:
+    """The resolved configuration in a run folder by dotted name, None where there is no run.
+
+    Raises:
+        ConfigError: the folder holds something else.
+    """
+    path = run_dir / "config.yaml"
+    if not path.exists():
+        others = [p.name for p in run_dir.iterdir() if p.name != ".lock"] if run_dir.is_dir() else []
+        if others:
+            raise ConfigError(
+                f"run_dir requires a new or empty folder, or one with a run; {run_dir} holds "
+                f"{', '.join(sorted(others)[:3])} and no config.yaml; give another --run-dir"
+            )
+        return None
+    try:
+        values = yaml.safe_load(path.read_text())
+        return flatten(values, options(values["algo"]))
+    except (yaml.YAMLError, TypeError, KeyError) as error:
+        raise ConfigError(
+            f"a readable config.yaml is required in {run_dir}, it is damaged ({error}); restore it or "
+            "give another --run-dir"
+        ) from error
+
+
+def _refuse_other(
+    fresh: Loaded, saved: dict[str, Any], asked: Mapping[str, Any], run_dir: Path
+) -> None:
+    """Options that were asked for and differ from those of the run in the folder."""
+    values = fresh.config.flat()
+    if fresh.config.resume == "never":
+        raise ConfigError(
+            f"--resume never requires a folder without a run, {run_dir} holds one; give another "
+            "--run-dir or remove it"
+        )
+    differ = []
+    for name in ("algo", *sorted(asked)):
+        free = name in MAY_CHANGE_ON_RESUME or name.startswith(("eval.", "report."))
+        automatic = values.get(name) in (None, "auto")
+        if name in values and not free and not automatic and name != "run_dir":
+            if values[name] != saved.get(name):
+                differ.append(f"{name}: the run has {saved.get(name)!r}, asked is {values[name]!r}")
+    if differ:
+        raise ConfigError(
+            f"{run_dir} holds a run of another configuration:\n"
+            + "\n".join(f"  - {line}" for line in differ)
+            + "\ngive another --run-dir to begin anew, or leave these options out to go on"
+        )
+
+
+def resolve(config: RunConfig, spaces: Spaces, backend: str) -> RunConfig:
+    """Everything automatic replaced by what it means here: backend, groups, network, device, threads."""
+    model = resolve_model(config.model, spaces)
+    pictures = model.encoder == "nature_cnn"
+    device = config.runtime.device
+    if device == "auto":
+        device = "cuda" if pictures and torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(
+            f"runtime.device={device} requires a CUDA GPU that PyTorch sees, there is none; "
+            "use --runtime.device cpu"
+        )
+    threads = config.runtime.threads
+    if threads is None:
+        # A fixed rule: measured on small networks, a second thread costs more than it gives.
+        threads = min(os.cpu_count() or 1, 8) if pictures else 1
+    return config.model_copy(
+        update={
+            "model": model,
+            "env": config.env.model_copy(
+                update={"backend": backend, "streams_per_group": config.env.group_size}
+            ),
+            "runtime": config.runtime.model_copy(update={"device": device, "threads": threads}),
+        }
+    )
+
+
+def make_learner(config: RunConfig, spaces: Spaces) -> Learner:
+    """The learner of a resolved configuration."""
+    seeds = tuple(generator_seed(config.seed, Role.LEARNER, index) for index in range(2))
+    setup = Setup(
+        config.env.num_streams,
+        config.total_env_steps,
+        (seeds[0], seeds[1]),
+        torch.device(config.runtime.device),
+    )
+    return registry.find(config.algo).make_learner(config.learner, config.model, spaces, setup)
+
+
+def make_groups(config: RunConfig, make_env: MakeEnv | None) -> list[VectorEnv]:
+    """The environments of all groups."""
+    envs: list[VectorEnv] = []
+    size = config.env.group_size
+    try:
+        for group in range(config.env.num_groups):
+            envs.append(make_group_env(config.env, size, make_env, first_stream=group * size))
+    except BaseException:
+        for env in envs:
+            env.close()
+        raise
+    return envs
+
+
+def run(
+    loaded: Loaded, make_env: MakeEnv | None = None, on_report: OnReport | None = None
+) -> Result:
+    """Trains by a loaded configuration, from its folder's newest checkpoint if there is one."""
+    config = loaded.config
+    assert config.run_dir is not None
+    with RunLock(config.run_dir):
+        envs = make_groups(config, make_env)
+        try:
+            return _run(config, envs, make_env, on_report)
+        finally:
+            for env in envs:
+                env.close()
+
+
+def _run(
+    config: RunConfig,
+    envs: list[VectorEnv],
+    make_env: MakeEnv | None,
+    on_report: OnReport | None,
+) -> Result:
+    spaces, backend = envs[0].spaces, envs[0].description.backend
+    config = resolve(config, spaces, backend)
+    assert config.run_dir is not None
+    assert config.runtime.threads is not None
+    torch.set_num_threads(config.runtime.threads)
+    learner = make_learner(config, spaces)
+    trainer = Trainer(config, learner, spaces, envs[0].description, on_report, make_env)
+    trainer.open()
+    status: Literal["finished", "stopped"] = "finished"
+    try:
+        if trainer.counters.env_steps >= config.total_env_steps:
+            trainer.say(
+                f"this run is finished: {trainer.counters.env_steps:,} env_steps; raise --total-steps "
+                "to go on, or give another --run-dir"
+            )
+        else:
+            algorithm = registry.find(config.algo)
+            sampling = SerialSampling(
+                envs,
+                lambda: algorithm.make_actor(config.learner, config.model, spaces),
+                learner.plan,
+                config.seed,
+                trainer.timer,
+                torch.device(config.runtime.device),
+            )
+            with _stop_on_signals(trainer):
+                status = trainer.train(sampling)
+    finally:
+        trainer.close()
+    return Result(config.run_dir, trainer.policy(), trainer.last_report, status)
+
+
+@contextmanager
+def _stop_on_signals(trainer: Trainer) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the run after the current iteration; a second Ctrl-C at once.
+
+    Signals reach only the main thread; elsewhere the caller keeps its own handling.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if trainer.stop_requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        trainer.request_stop()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""Networks: encoders, heads, normalisers, and how they are put together."""

@@ -1,0 +1,242 @@
+"""The declared metrics: every name that may stand in a report, with its unit and meaning.
+
+All learners and runtimes use these names, so runs compare.  A metric with nothing to say is absent
+from a report; it is never NaN.
+"""
+
+import difflib
+import math
+from collections import deque
+from collections.abc import Mapping
+from typing import NamedTuple, final
+
+from quintet.errors import QuintetError
+
+
+class Metric(NamedTuple):
+    """Unit ("1" for pure numbers) and one-line meaning of a metric."""
+
+    unit: str
+    meaning: str
+
+
+_REWARD = "reward units"
+_STEPS = "env_steps"
+
+_COUNTERS = {
+    "env_steps": Metric(_STEPS, "agent decisions executed so far, over all streams"),
+    "env_frames": Metric("frames", "env_steps times the action repeat"),
+    "wall_s": Metric("s", "wall time of training so far, over all resumptions"),
+    "updates": Metric("updates", "optimizer steps made so far"),
+    "iterations": Metric("iterations", "calls of the learner's update so far"),
+    "version": Metric("publications", "versions of the weights published so far"),
+    "process/resident_bytes": Metric("bytes", "resident memory of the learner's process"),
+}
+
+_EPISODES = {
+    "episode/return_mean": Metric(
+        _REWARD, "mean raw return of episodes ended since the last report"
+    ),
+    "episode/return_min": Metric(_REWARD, "lowest raw return of those episodes"),
+    "episode/return_max": Metric(_REWARD, "highest raw return of those episodes"),
+    "episode/length_mean": Metric(_STEPS, "mean length of those episodes"),
+    "episode/count": Metric("episodes", "number of those episodes"),
+    "episode/success_rate": Metric("1", "share of those episodes that succeeded, where defined"),
+    "eval/return_mean": Metric(_REWARD, "mean raw return over the last evaluation"),
+    "eval/return_std": Metric(_REWARD, "standard deviation of returns in the last evaluation"),
+    "eval/return_min": Metric(_REWARD, "lowest raw return in the last evaluation"),
+    "eval/return_max": Metric(_REWARD, "highest raw return in the last evaluation"),
+    "eval/length_mean": Metric(_STEPS, "mean episode length in the last evaluation"),
+    "eval/success_rate": Metric("1", "share of evaluation episodes that succeeded, where defined"),
+    "eval/episodes": Metric("episodes", "episodes of the last evaluation"),
+}
+
+_SPEED = {
+    "throughput/env_steps_per_s": Metric("env_steps/s", "env_steps per second since last report"),
+    "throughput/updates_per_s": Metric("updates/s", "optimizer steps per second since last report"),
+    "time/stepping_frac": Metric("1", "share of time spent in environments"),
+    "time/acting_frac": Metric("1", "share of time spent choosing actions"),
+    "time/learning_frac": Metric("1", "share of time spent in updates"),
+    "time/waiting_frac": Metric("1", "share of time spent waiting for another process"),
+    "time/checkpoint_frac": Metric("1", "share of time spent writing checkpoints"),
+    "time/evaluation_frac": Metric("1", "share of time spent evaluating"),
+    "time/other_frac": Metric("1", "share of time spent on everything else"),
+    "policy_lag/min": Metric("versions", "lowest age of the weights that acted in the batch"),
+    "policy_lag/mean": Metric("versions", "mean age of the weights that acted in the batch"),
+    "policy_lag/max": Metric("versions", "highest age of the weights that acted in the batch"),
+    "data/valid_frac": Metric("1", "share of rows of the batch whose action was executed"),
+    "data/discarded_columns": Metric("columns", "columns dropped so far for being too old"),
+    "data/worker_restarts": Metric("restarts", "sampler processes restarted so far"),
+    "replay/size": Metric("transitions", "transitions held in replay"),
+    "replay/draws_per_env_step": Metric("1", "transitions trained on per env_step so far"),
+}
+
+_LOSSES = {
+    "loss/total": Metric("1", "weighted sum of all terms, as differentiated"),
+    "loss/total_abs": Metric("1", "sum of the absolute values of the weighted terms"),
+    "loss/total_last_epoch": Metric("1", "weighted sum of all terms in the last pass"),
+    "loss/policy": Metric("1", "policy term, to be minimised"),
+    "loss/policy_truncated": Metric("1", "ACER's policy term with truncated weights"),
+    "loss/policy_correction": Metric("1", "ACER's bias correction term"),
+    "loss/value": Metric("reward units^2", "half the squared error of the value"),
+    "loss/q": Metric("reward units^2", "half the squared error of the action value"),
+    "loss/entropy": Metric("nats", "entropy term: minus the entropy"),
+    "loss/exploration": Metric("nats", "exploration term of whatever kind"),
+    "loss/kl": Metric("1", "KL penalty: beta times the mean KL"),
+    "loss/kl_cutoff": Metric("1", "penalty on a mean KL above the cutoff"),
+    "loss/l2": Metric("1", "penalty on squared kernels"),
+}
+
+_OPTIMISATION = {
+    "optim/learning_rate": Metric("1", "learning rate of the last optimizer step"),
+    "optim/actor_learning_rate": Metric("1", "learning rate of the actor's optimizer"),
+    "optim/critic_learning_rate": Metric("1", "learning rate of the critic's optimizer"),
+    "optim/grad_norm": Metric("1", "global gradient norm before clipping, mean over updates"),
+    "optim/actor_grad_norm": Metric("1", "gradient norm of the actor before clipping"),
+    "optim/critic_grad_norm": Metric("1", "gradient norm of the critic before clipping"),
+    "optim/grad_clip_frac": Metric("1", "share of updates whose gradient was clipped"),
+    "optim/param_norm": Metric("1", "global norm of all parameters"),
+    "optim/epochs": Metric("passes", "passes over the batch that were made"),
+    "optim/skipped_updates": Metric("updates", "updates of the iteration that were not made"),
+}
+
+_POLICY = {
+    "policy/entropy": Metric("nats", "mean entropy of the policy"),
+    "policy/clip_frac": Metric("1", "share of samples whose ratio was outside the clip range"),
+    "policy/clip_epsilon": Metric("1", "clip range of the ratio in force"),
+    "policy/ratio_mean": Metric("1", "mean of pi over mu"),
+    "policy/ratio_min": Metric("1", "lowest pi over mu"),
+    "policy/ratio_max": Metric("1", "highest pi over mu"),
+    "policy/ratio_max_error": Metric("1", "largest |ratio - 1|"),
+    "policy/ratio_first_max_error": Metric("1", "largest |ratio - 1| before the first step"),
+    "policy/approx_kl": Metric("nats", "KL(mu, pi) estimated by ratio - 1 - log ratio"),
+    "policy/kl": Metric("nats", "mean exact KL(mu, pi) over the batch"),
+    "policy/kl_cutoff_frac": Metric("1", "share of updates whose KL was above the cutoff"),
+    "policy/kl_beta": Metric("1", "weight of the KL penalty in force"),
+    "policy/std_mean": Metric("action units", "mean standard deviation of continuous actions"),
+    "policy/std_min": Metric("action units", "lowest standard deviation of continuous actions"),
+    "policy/std_max": Metric("action units", "highest standard deviation of continuous actions"),
+    "policy/max_abs_logit": Metric("1", "largest absolute logit"),
+    "policy/rho_clip_frac": Metric("1", "share of V-trace or Retrace weights clipped by rho_bar"),
+    "policy/c_clip_frac": Metric("1", "share of V-trace or Retrace weights clipped by c_bar"),
+    "policy/trust_region_frac": Metric("1", "share of gradients the trust region changed"),
+    "exploration/noise_std": Metric("1", "standard deviation of the exploration noise in force"),
+    "exploration/param_noise_distance": Metric("1", "distance of perturbed from plain actions"),
+}
+
+_VALUES = {
+    "value/prediction_mean": Metric(_REWARD, "mean predicted value"),
+    "value/prediction_std": Metric(_REWARD, "standard deviation of predicted values"),
+    "value/target_mean": Metric(_REWARD, "mean value target"),
+    "value/target_std": Metric(_REWARD, "standard deviation of value targets"),
+    "value/explained_variance": Metric("1", "1 - var(target - prediction) / var(target)"),
+    "value/error_abs_mean": Metric(_REWARD, "mean |target - prediction|"),
+    "value/clip_frac": Metric("1", "share of values outside the value clip range"),
+    "value/q_mean": Metric(_REWARD, "mean action value of the actions taken"),
+    "value/q_std": Metric(_REWARD, "standard deviation of those action values"),
+    "advantage/mean": Metric(_REWARD, "mean advantage before normalising"),
+    "advantage/std": Metric(_REWARD, "standard deviation of advantages before normalising"),
+    "advantage/min": Metric(_REWARD, "lowest advantage before normalising"),
+    "advantage/max": Metric(_REWARD, "highest advantage before normalising"),
+    "reward/mean": Metric(_REWARD, "mean reward per valid row, before normalising"),
+    "reward/normalized_mean": Metric("1", "mean normalised reward per valid row"),
+    "normalizer/observation_mean_min": Metric("observation units", "lowest running mean"),
+    "normalizer/observation_mean_max": Metric("observation units", "highest running mean"),
+    "normalizer/observation_std_min": Metric("observation units", "lowest running std"),
+    "normalizer/observation_std_max": Metric("observation units", "highest running std"),
+    "normalizer/reward_std": Metric(_REWARD, "running std by which rewards are divided"),
+    "normalizer/popart_mean": Metric(_REWARD, "running mean of value targets"),
+    "normalizer/popart_std": Metric(_REWARD, "running standard deviation of value targets"),
+}
+
+METRICS: Mapping[str, Metric] = {
+    **_COUNTERS,
+    **_EPISODES,
+    **_SPEED,
+    **_LOSSES,
+    **_OPTIMISATION,
+    **_POLICY,
+    **_VALUES,
+}
+"""Every declared metric by name."""
+
+PREFIXES: Mapping[str, Metric] = {
+    "grad_norm/": Metric("1", "gradient norm of one parameter, before clipping"),
+    "param_norm/": Metric("1", "norm of one parameter"),
+    "loss/aux/": Metric("1", "an auxiliary loss term"),
+    "population/": Metric("1", "a tuned value of one member of a population"),
+}
+"""Families of metrics: any name that begins so is declared."""
+
+
+def describe(name: str) -> Metric | None:
+    """Unit and meaning of a metric, or None when it is not declared."""
+    if name in METRICS:
+        return METRICS[name]
+    return next((m for prefix, m in PREFIXES.items() if name.startswith(prefix)), None)
+
+
+def check(report: Mapping[str, float]) -> None:
+    """Raises QuintetError when the report holds a name that is not declared."""
+    unknown = [name for name in report if describe(name) is None]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], METRICS, n=1)
+        hint = f" (nearest to the first: {near[0]})" if near else ""
+        raise QuintetError(
+            f"a report may hold declared metrics only, not {', '.join(unknown)}{hint}. "
+            "Declare them in quintet/observe/metrics.py"
+        )
+
+
+def clean(report: Mapping[str, float]) -> dict[str, float]:
+    """The report without NaN and infinite values."""
+    return {name: value for name, value in report.items() if math.isfinite(value)}
+
+
+@final
+class EpisodeStats:
+    """Gathers finished episodes between reports."""
+
+    def __init__(self, window: int = 100) -> None:
+        """window: how many of the last episodes `recent_return` averages."""
+        self._returns: list[float] = []
+        self._lengths: list[int] = []
+        self._successes: list[bool] = []
+        self._recent: deque[float] = deque(maxlen=window)
+        self._total = 0
+
+    def add(self, episode_return: float, length: int, success: bool | None = None) -> None:
+        """Takes one whole episode: raw return in reward units, length in env_steps."""
+        self._returns.append(episode_return)
+        self._lengths.append(length)
+        if success is not None:
+            self._successes.append(success)
+        self._recent.append(episode_return)
+        self._total += 1
+
+    @property
+    def total(self) -> int:
+        """Episodes taken since the object was made."""
+        return self._total
+
+    @property
+    def recent_return(self) -> float | None:
+        """Mean return of the last `window` episodes, or None before the first."""
+        return math.fsum(self._recent) / len(self._recent) if self._recent else None
+
+    def report(self) -> dict[str, float]:
+        """The ``episode/*`` values of the episodes since the last call, if there were any."""
+        count = len(self._returns)
+        if count == 0:
+            return {}
+        values = {
+            "episode/return_mean": math.fsum(self._returns) / count,
+            "episode/return_min": min(self._returns),
+            "episode/return_max": max(self._returns),
+            "episode/length_mean": sum(self._lengths) / count,
+            "episode/count": count,
+        }
+        if self._successes:
+            values["episode/success_rate"] = sum(self._successes) / len(self._successes)
+        self._returns, self._lengths, self._successes = [], [], []
+        return values

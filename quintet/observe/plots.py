@@ -1,0 +1,310 @@
+"""Learning curves of runs, as a picture."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, final
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from quintet.errors import QuintetError
+from quintet.observe.metrics import describe
+from quintet.observe.sinks import read_metrics
+
+Axis = Literal["env_steps", "wall_s"]
+
+_FORMATS = (".png", ".svg", ".pdf")
+_NOT_PART_OF_GROUP = ("seed", "seeds", "run_dir", "resume")  # same experiment whatever they are
+_GRID = 200  # points of a drawn curve
+_RESAMPLES = 2000
+_BAND = (2.5, 97.5)
+_MAX_LABEL_PARTS = 4
+
+# readable without colour: every group has a line style and a marker of its own; colours are the
+# palette of Okabe and Ito, which colour-blind people can tell apart
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1)))
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+@final
+@dataclass(frozen=True)
+class _Curve:
+    """One metric of one run over one axis, in the order of the axis: both ``[N]``."""
+
+    x: NDArray[np.float64]
+    y: NDArray[np.float64]
+
+
+@final
+@dataclass(frozen=True)
+class _Run:
+    folder: Path
+    config: dict[str, Any]
+    curve: _Curve
+    evaluations: _Curve
+
+
+def plot_runs(
+    run_dirs: Sequence[Path],
+    out: Path,
+    x: Axis = "env_steps",
+    metric: str = "episode/return_mean",
+) -> Path:
+    """Draws a metric of runs over env_steps or wall time and returns `out`.
+
+    Runs that differ only in their seed are one line: the mean over seeds with a 95% bootstrap band
+    of that mean, over the part of the axis that all of them have reached, and a thin line for each
+    seed.  Evaluations stand as markers when the metric is a training return.
+
+    Raises:
+        QuintetError: no runs, a run without the metric, an unknown file format, or no matplotlib.
+    """
+    out = Path(out)
+    if not run_dirs:
+        raise QuintetError("plotting needs at least one run folder, none was given")
+    if out.suffix.lower() not in _FORMATS:
+        raise QuintetError(
+            f"a plot is written as {', '.join(_FORMATS)}, not {out.suffix or 'without ending'!r} "
+            f"({out}): give --out a name with such an ending"
+        )
+    runs = [_load(Path(folder), x, metric) for folder in run_dirs]
+    groups: dict[str, list[_Run]] = {}
+    for run in runs:
+        groups.setdefault(group_key(run.config), []).append(run)
+    labels = group_labels([members[0].config for members in groups.values()])
+    _draw(out, x, metric, list(zip(labels, groups.values(), strict=True)))
+    return out
+
+
+def group_key(config: Mapping[str, Any]) -> str:
+    """What runs of one experiment share: the configuration without seed and folder, as text."""
+    shared = {name: value for name, value in config.items() if name not in _NOT_PART_OF_GROUP}
+    return json.dumps(shared, sort_keys=True, default=str)
+
+
+def group_labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A short name for each group: its algorithm, and the options in which the groups differ.
+
+    Configurations may be nested or have dotted names.
+    """
+    flat = [_flatten(config) for config in configs]
+    names = sorted({name for one in flat for name in one})
+    differing = [
+        name
+        for name in names
+        if name.split(".")[0] not in (*_NOT_PART_OF_GROUP, "algo")
+        and len({json.dumps(one.get(name), default=str) for one in flat}) > 1
+    ]
+    labels = []
+    for config, one in zip(configs, flat, strict=True):
+        parts = [str(config.get("algo", "run"))]
+        # two groups of different algorithms differ in options that the other does not have
+        own = [name for name in differing if name in one]
+        parts += [
+            f"{name.split('.', 1)[-1]} {_short(one[name])}" for name in own[:_MAX_LABEL_PARTS]
+        ]
+        parts += ["…"] if len(own) > _MAX_LABEL_PARTS else []
+        labels.append(", ".join(parts))
+    return labels
+
+
+def _short(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def env_name(config: Mapping[str, Any]) -> str:
+    """The environment's id, or "" when the configuration names none."""
+    flat = _flatten(config)
+    return str(flat.get("env.id") or flat.get("env") or "")
+
+
+def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            flat.update(_flatten(value, f"{prefix}{name}."))
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def _load(folder: Path, x: Axis, metric: str) -> _Run:
+    reports = read_metrics(folder)
+    curve = _extract(reports, x, metric)
+    evaluations = _extract(reports, x, "eval/return_mean")
+    if len(curve.x) == 0:
+        have = sorted({name for report in reports for name in report} - {"env_steps", "wall_s"})
+        raise QuintetError(
+            f"{folder} has no values of {metric} over {x} yet ({len(reports)} reports). "
+            f"It has: {', '.join(have) or 'nothing'}"
+        )
+    try:
+        config = yaml.safe_load((folder / "config.yaml").read_text()) or {}
+    except FileNotFoundError:
+        config = {}
+    except yaml.YAMLError as fault:
+        raise QuintetError(f"{folder / 'config.yaml'} is no YAML: {fault}") from fault
+    return _Run(folder, config, curve, evaluations)
+
+
+def _extract(reports: Sequence[Mapping[str, float]], x: Axis, metric: str) -> _Curve:
+    points = [(report[x], report[metric]) for report in reports if x in report and metric in report]
+    ordered = np.array(sorted(points, key=lambda point: point[0]), dtype=np.float64).reshape(-1, 2)
+    return _Curve(ordered[:, 0], ordered[:, 1])
+
+
+def _resample(curve: _Curve, grid: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The curve at the points of `grid` (evenly spaced): mean of the values nearest to each point.
+
+    Points nearest to no value are interpolated.
+    """
+    step = (grid[1] - grid[0]) or 1.0
+    nearest = np.rint((curve.x - grid[0]) / step).astype(np.int64)
+    inside = (nearest >= 0) & (nearest < len(grid))
+    counts = np.bincount(nearest[inside], minlength=len(grid))
+    sums = np.bincount(nearest[inside], weights=curve.y[inside], minlength=len(grid))
+    filled = counts > 0
+    means = sums[filled] / counts[filled]
+    if len(means) == 0:
+        return np.interp(grid, curve.x, curve.y)
+    return np.interp(grid, grid[filled], means)
+
+
+def _grid(start: float, end: float) -> NDArray[np.float64]:
+    return np.linspace(start, end, _GRID)
+
+
+def bootstrap_band(
+    curves: NDArray[np.float64],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Lower and upper end ``[N]`` of the 95% bootstrap interval of the mean of `curves` ``[S, N]``.
+
+    Whole runs are drawn with replacement; the draws are the same at every call.
+    """
+    seeds = len(curves)
+    drawn = np.random.default_rng(0).integers(seeds, size=(_RESAMPLES, seeds))
+    counts = np.stack([(drawn == seed).sum(axis=1) for seed in range(seeds)], axis=1)
+    low, high = np.percentile(counts @ curves / seeds, _BAND, axis=0)
+    return low, high
+
+
+def _draw(out: Path, x: Axis, metric: str, groups: list[tuple[str, list[_Run]]]) -> None:
+    figure_class, formatter_class = _matplotlib()
+    evaluated = metric.startswith("episode/return") and any(
+        len(run.evaluations.x) for _, members in groups for run in members
+    )
+    entries = len(groups) + evaluated
+    rows = entries if len(groups) > 1 else 1
+    legend_in = 0.12 + 0.22 * rows
+    height_in = 4.2 + legend_in
+    figure = figure_class(figsize=(7.0, height_in), dpi=150)
+    # the legend stands below the axes: names of groups are long, and curves may be anywhere
+    bottom = legend_in / height_in
+    figure.set_layout_engine("constrained", rect=(0, bottom, 1, 1 - bottom))
+    axes = figure.add_subplot()
+    for number, (label, members) in enumerate(groups):
+        _draw_group(axes, number, label, members)
+        if evaluated:
+            _draw_evaluations(axes, number, members)
+    if evaluated:
+        axes.plot([], [], color="0.4", ls="none", marker="o", mfc="white", label="evaluation")
+    if x == "env_steps":
+        axes.xaxis.set_major_formatter(formatter_class(sep=""))
+    _label(axes, x, metric, {env_name(members[0].config) for _, members in groups})
+    figure.legend(
+        loc="lower left",
+        bbox_to_anchor=(0.02, 0.0),
+        frameon=False,
+        ncols=1 if len(groups) > 1 else entries,
+    )
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(out)
+    except OSError as fault:
+        raise QuintetError(f"can't write {out}: {fault.strerror}") from fault
+
+
+def _label(axes: Any, x: Axis, metric: str, envs: set[str]) -> None:
+    found = describe(metric)
+    unit = f" [{found.unit}]" if found and found.unit != "1" else ""
+    axes.set_xlabel("env steps" if x == "env_steps" else "wall time [s]")
+    axes.set_ylabel(f"{_title_of(metric)}{unit}")
+    axes.set_xlim(left=0)
+    axes.set_title(", ".join(sorted(envs - {""})) or "runs", loc="left", fontweight="bold")
+    axes.grid(True, color="0.9", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_group(axes: Any, number: int, label: str, members: Sequence[_Run]) -> None:
+    colour, line = _COLOURS[number % len(_COLOURS)], _LINES[number % len(_LINES)]
+    if len(members) == 1:
+        curve = members[0].curve
+        if len(curve.x) > 2 * _GRID:
+            grid = _grid(curve.x[0], curve.x[-1])
+            curve = _Curve(grid, _resample(curve, grid))
+        marker = "o" if len(curve.x) == 1 else None
+        axes.plot(curve.x, curve.y, color=colour, ls=line, lw=1.4, marker=marker, label=label)
+        return
+    for run in members:
+        grid = _grid(run.curve.x[0], run.curve.x[-1])
+        y = _resample(run.curve, grid)
+        axes.plot(grid, y, color=colour, ls=line, lw=0.6, alpha=0.45)
+    start = max(run.curve.x[0] for run in members)
+    end = min(run.curve.x[-1] for run in members)
+    if start > end:
+        raise QuintetError(
+            f"the runs of one group have no part of the axis in common: "
+            f"{', '.join(str(run.folder) for run in members)}. Plot them one by one"
+        )
+    grid = _grid(start, end)
+    curves = np.stack([_resample(run.curve, grid) for run in members])
+    low, high = bootstrap_band(curves)
+    axes.fill_between(grid, low, high, color=colour, alpha=0.2, lw=0)
+    text = f"{label} ({len(members)} seeds, 95% band)"
+    marker = "o" if start == end else None
+    mean = curves.mean(axis=0)
+    axes.plot(grid, mean, color=colour, ls=line, lw=2.0, marker=marker, label=text)
+
+
+def _draw_evaluations(axes: Any, number: int, members: Sequence[_Run]) -> None:
+    colour, marker = _COLOURS[number % len(_COLOURS)], _MARKERS[number % len(_MARKERS)]
+    size, alpha = (6.0, 1.0) if len(members) == 1 else (3.5, 0.6)
+    for run in members:
+        axes.plot(
+            run.evaluations.x,
+            run.evaluations.y,
+            linestyle="none",
+            marker=marker,
+            markersize=size,
+            markerfacecolor="white",
+            markeredgecolor=colour,
+            alpha=alpha,
+            clip_on=False,
+        )
+
+
+def _title_of(metric: str) -> str:
+    """``episode/return_mean`` as a person would write it."""
+    readable = {
+        "episode/return_mean": "mean episode return",
+        "episode/length_mean": "mean episode length",
+        "eval/return_mean": "mean evaluation return",
+    }
+    return readable.get(metric, metric)
+
+
+def _matplotlib() -> tuple[Any, Any]:
+    """The classes ``Figure`` and ``EngFormatter``; no global state or window system is touched."""
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import EngFormatter
+    except ImportError as fault:
+        raise QuintetError(
+            'plotting needs matplotlib, which is not installed: pip install "quintet[plot]"'
+        ) from fault
+    return Figure, EngFormatter

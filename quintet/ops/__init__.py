@@ -1,0 +1,1 @@
+"""Pure tensor maths: estimators, losses, distributions.  Imports torch and jaxtyping only."""

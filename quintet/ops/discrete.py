@@ -1,0 +1,272 @@
+"""Discrete families: `Categorical`, `MultiCategorical`, `Bernoulli`.
+
+The interface is `quintet.ops.distributions.Family`.  Parameters are logits, normalised or not.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float32, Int64, Shaped
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+MASKED_LOGIT = -1e9
+"""Far below any real logit, so that exp gives exactly 0, and finite, so that 0 * log 0 is 0."""
+
+
+def _uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Uniform float64 in the open interval (0, 1).
+
+    Float64, because float32 is too coarse near 0: one draw in 2^24 would then be the most extreme
+    value there is, and would select an action however improbable.
+    """
+    u = torch.rand(shape, generator=generator, dtype=torch.float64, device=generator.device)
+    # rand is a multiple of 2^-53 below 1; only its 0 is out of reach of the logarithm.
+    return u.clamp_(min=2.0**-54)
+
+
+def _gumbel(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return (-(-_uniform(shape, generator).log()).log()).to(torch.float32)
+
+
+def _mask_logits(logits: Tensor, mask: Tensor) -> Tensor:
+    allowed = mask != 0
+    # A row that an environment spends on resetting may allow nothing; any policy will do there.
+    allowed = allowed | ~allowed.any(dim=-1, keepdim=True)
+    return torch.where(allowed, logits, MASKED_LOGIT)
+
+
+def _log_prob(logits: Tensor, action: Tensor) -> Tensor:
+    return logits.log_softmax(dim=-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+
+def _entropy(logits: Tensor) -> Tensor:
+    log_p = logits.log_softmax(dim=-1)
+    return -(log_p.exp() * log_p).sum(dim=-1)
+
+
+def _kl(logits_p: Tensor, logits_q: Tensor) -> Tensor:
+    log_p = logits_p.log_softmax(dim=-1)
+    return (log_p.exp() * (log_p - logits_q.log_softmax(dim=-1))).sum(dim=-1)
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """One of `num_actions` actions, by logits.  Sampled by Gumbel-max."""
+
+    num_actions: int
+
+    @property
+    def param_size(self) -> int:
+        return self.num_actions
+
+    @property
+    def noise_size(self) -> int:
+        return self.num_actions
+
+    @property
+    def mask_size(self) -> int:
+        return self.num_actions
+
+    @property
+    def action_shape(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def action_dtype(self) -> torch.dtype:
+        return torch.int64
+
+    def draw_noise(
+        self, shape: tuple[int, ...], generator: torch.Generator
+    ) -> Float32[Tensor, "..."]:
+        """Standard Gumbel noise."""
+        return _gumbel((*shape, self.num_actions), generator)
+
+    def sample(
+        self,
+        params: Float[Tensor, "*n {self.num_actions}"],
+        noise: Float[Tensor, "*n {self.num_actions}"],
+    ) -> Int64[Tensor, "*n"]:
+        return (params + noise).argmax(dim=-1)
+
+    def mode(self, params: Float[Tensor, "*n {self.num_actions}"]) -> Int64[Tensor, "*n"]:
+        return params.argmax(dim=-1)
+
+    def log_prob(
+        self, params: Float[Tensor, "*n {self.num_actions}"], action: Int64[Tensor, "*n"]
+    ) -> Float[Tensor, "*n"]:
+        return _log_prob(params, action)
+
+    def entropy(self, params: Float[Tensor, "*n {self.num_actions}"]) -> Float[Tensor, "*n"]:
+        return _entropy(params)
+
+    def kl(
+        self,
+        params_p: Float[Tensor, "*n {self.num_actions}"],
+        params_q: Float[Tensor, "*n {self.num_actions}"],
+    ) -> Float[Tensor, "*n"]:
+        return _kl(params_p, params_q)
+
+    def apply_mask(
+        self,
+        params: Float[Tensor, "*n {self.num_actions}"],
+        mask: Shaped[Tensor, "*n {self.num_actions}"],
+    ) -> Float[Tensor, "*n {self.num_actions}"]:
+        """Sets forbidden logits to `MASKED_LOGIT`; a row that allows nothing stays as it is."""
+        return _mask_logits(params, mask)
+
+    def to_env(self, action: Int64[Tensor, "*n"]) -> Int64[Tensor, "*n"]:
+        return action
+
+
+@dataclass(frozen=True)
+class MultiCategorical:
+    """Independent categoricals of `nvec` actions; logits, noise and masks are concatenated."""
+
+    nvec: tuple[int, ...]
+
+    @property
+    def param_size(self) -> int:
+        return sum(self.nvec)
+
+    @property
+    def noise_size(self) -> int:
+        return sum(self.nvec)
+
+    @property
+    def mask_size(self) -> int:
+        return sum(self.nvec)
+
+    @property
+    def action_shape(self) -> tuple[int, ...]:
+        return (len(self.nvec),)
+
+    @property
+    def action_dtype(self) -> torch.dtype:
+        return torch.int64
+
+    def _split(self, x: Tensor) -> tuple[Tensor, ...]:
+        return torch.split(x, list(self.nvec), dim=-1)
+
+    def draw_noise(
+        self, shape: tuple[int, ...], generator: torch.Generator
+    ) -> Float32[Tensor, "..."]:
+        """Standard Gumbel noise."""
+        return _gumbel((*shape, self.noise_size), generator)
+
+    def sample(
+        self,
+        params: Float[Tensor, "*n {self.param_size}"],
+        noise: Float[Tensor, "*n {self.noise_size}"],
+    ) -> Int64[Tensor, "*n {len(self.nvec)}"]:
+        return self.mode(params + noise)
+
+    def mode(
+        self, params: Float[Tensor, "*n {self.param_size}"]
+    ) -> Int64[Tensor, "*n {len(self.nvec)}"]:
+        return torch.stack([part.argmax(dim=-1) for part in self._split(params)], dim=-1)
+
+    def log_prob(
+        self,
+        params: Float[Tensor, "*n {self.param_size}"],
+        action: Int64[Tensor, "*n {len(self.nvec)}"],
+    ) -> Float[Tensor, "*n"]:
+        parts = zip(self._split(params), action.unbind(dim=-1), strict=True)
+        return torch.stack([_log_prob(logits, a) for logits, a in parts]).sum(dim=0)
+
+    def entropy(self, params: Float[Tensor, "*n {self.param_size}"]) -> Float[Tensor, "*n"]:
+        return torch.stack([_entropy(logits) for logits in self._split(params)]).sum(dim=0)
+
+    def kl(
+        self,
+        params_p: Float[Tensor, "*n {self.param_size}"],
+        params_q: Float[Tensor, "*n {self.param_size}"],
+    ) -> Float[Tensor, "*n"]:
+        parts = zip(self._split(params_p), self._split(params_q), strict=True)
+        return torch.stack([_kl(p, q) for p, q in parts]).sum(dim=0)
+
+    def apply_mask(
+        self,
+        params: Float[Tensor, "*n {self.param_size}"],
+        mask: Shaped[Tensor, "*n {self.mask_size}"],
+    ) -> Float[Tensor, "*n {self.param_size}"]:
+        """As for `Categorical`, component by component: one that allows nothing stays as it is."""
+        parts = zip(self._split(params), self._split(mask), strict=True)
+        return torch.cat([_mask_logits(logits, m) for logits, m in parts], dim=-1)
+
+    def to_env(
+        self, action: Int64[Tensor, "*n {len(self.nvec)}"]
+    ) -> Int64[Tensor, "*n {len(self.nvec)}"]:
+        return action
+
+
+@dataclass(frozen=True)
+class Bernoulli:
+    """`size` independent bits, by the logits of 1.  Takes no mask."""
+
+    size: int
+
+    @property
+    def param_size(self) -> int:
+        return self.size
+
+    @property
+    def noise_size(self) -> int:
+        return self.size
+
+    @property
+    def mask_size(self) -> int:
+        return 0
+
+    @property
+    def action_shape(self) -> tuple[int, ...]:
+        return (self.size,)
+
+    @property
+    def action_dtype(self) -> torch.dtype:
+        return torch.int64
+
+    def draw_noise(
+        self, shape: tuple[int, ...], generator: torch.Generator
+    ) -> Float32[Tensor, "..."]:
+        """Standard logistic noise."""
+        u = _uniform((*shape, self.size), generator)
+        return (u.log() - (-u).log1p()).to(torch.float32)
+
+    def sample(
+        self,
+        params: Float[Tensor, "*n {self.size}"],
+        noise: Float[Tensor, "*n {self.size}"],
+    ) -> Int64[Tensor, "*n {self.size}"]:
+        return self.mode(params + noise)
+
+    def mode(self, params: Float[Tensor, "*n {self.size}"]) -> Int64[Tensor, "*n {self.size}"]:
+        return (params > 0).to(torch.int64)
+
+    def log_prob(
+        self,
+        params: Float[Tensor, "*n {self.size}"],
+        action: Int64[Tensor, "*n {self.size}"],
+    ) -> Float[Tensor, "*n"]:
+        return logsigmoid(torch.where(action != 0, params, -params)).sum(dim=-1)
+
+    def entropy(self, params: Float[Tensor, "*n {self.size}"]) -> Float[Tensor, "*n"]:
+        return self._expect(params, -logsigmoid(params), -logsigmoid(-params))
+
+    def kl(
+        self,
+        params_p: Float[Tensor, "*n {self.size}"],
+        params_q: Float[Tensor, "*n {self.size}"],
+    ) -> Float[Tensor, "*n"]:
+        of_one = logsigmoid(params_p) - logsigmoid(params_q)
+        of_zero = logsigmoid(-params_p) - logsigmoid(-params_q)
+        return self._expect(params_p, of_one, of_zero)
+
+    def _expect(self, params: Tensor, of_one: Tensor, of_zero: Tensor) -> Tensor:
+        return (params.sigmoid() * of_one + (-params).sigmoid() * of_zero).sum(dim=-1)
+
+    def apply_mask(self, params: Tensor, mask: Tensor) -> Tensor:  # noqa: ARG002
+        raise ValueError("Bernoulli takes no action mask: remove it from the observation")
+
+    def to_env(self, action: Int64[Tensor, "*n {self.size}"]) -> Int64[Tensor, "*n {self.size}"]:
+        return action

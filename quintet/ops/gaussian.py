@@ -1,0 +1,296 @@
+"""Continuous families: `DiagGaussian` and `TanhGaussian`, with parameters ``[mean, log_std]``.
+
+The interface is `quintet.ops.distributions.Family`.  Policies think in normalised units, in which
+[-1, 1] is the range of the action; `to_env` maps it affinely onto [low, high].
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float32
+from torch import Tensor
+from torch.nn.functional import softplus
+
+LOG_2PI = math.log(2.0 * math.pi)
+
+QUADRATURE_NODES = 32
+"""Nodes of the tanh-Gaussian entropy; `TanhGaussian` states the error."""
+
+
+def _require_bounds(size: int, low: tuple[float, ...], high: tuple[float, ...]) -> None:
+    if len(low) != size or len(high) != size:
+        raise ValueError(f"low and high need {size} entries, got {len(low)} and {len(high)}")
+    if not all(a < b for a, b in zip(low, high, strict=True)):
+        raise ValueError(f"low must be below high in every dimension, got {low} and {high}")
+
+
+def _require_finite(low: tuple[float, ...], high: tuple[float, ...], what: str) -> None:
+    if not all(math.isfinite(x) for x in low + high):
+        raise ValueError(f"{what} needs finite bounds, got {low} and {high}: use a plain Gaussian")
+
+
+def _scale_to_bounds(
+    unit: Tensor, low: tuple[float, ...], high: tuple[float, ...], clip: bool
+) -> Tensor:
+    """``low + (unit + 1) / 2 * (high - low)``; identity in dimensions with an infinite bound."""
+    bounded = [math.isfinite(a) and math.isfinite(b) for a, b in zip(low, high, strict=True)]
+    # Stand-in bounds [-1, 1] keep infinity out of the arithmetic of dimensions that are left alone.
+    bottom = unit.new_tensor([a if is_in else -1.0 for a, is_in in zip(low, bounded, strict=True)])
+    top = unit.new_tensor([b if is_in else 1.0 for b, is_in in zip(high, bounded, strict=True)])
+    scaled = bottom + (unit + 1.0) / 2.0 * (top - bottom)
+    if clip:
+        # After the map, not before it: rounding must not leave the environment's own bounds.
+        scaled = torch.minimum(torch.maximum(scaled, bottom), top)
+    if all(bounded):
+        return scaled
+    return torch.where(torch.tensor(bounded, device=unit.device), scaled, unit)
+
+
+def _gaussian_log_prob(mean: Tensor, log_std: Tensor, x: Tensor) -> Tensor:
+    z = (x - mean) * torch.exp(-log_std)
+    return -0.5 * z.square() - log_std - 0.5 * LOG_2PI
+
+
+def _gaussian_entropy(log_std: Tensor) -> Tensor:
+    return log_std + 0.5 * (LOG_2PI + 1.0)
+
+
+def _gaussian_kl(mean_p: Tensor, log_std_p: Tensor, mean_q: Tensor, log_std_q: Tensor) -> Tensor:
+    # (var_p / var_q - 1 - log(var_p / var_q)) / 2, without the cancellation near equality.
+    log_ratio = 2.0 * (log_std_p - log_std_q)
+    z = (mean_p - mean_q) * torch.exp(-log_std_q)
+    return 0.5 * (torch.expm1(log_ratio) - log_ratio + z.square())
+
+
+@functools.cache
+def gauss_hermite(nodes: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Nodes and weights with ``E[f(Z)] ~ sum(weight * f(node))`` for standard normal Z.
+
+    The nodes are the eigenvalues of the Jacobi matrix of the Hermite polynomials, the weights the
+    squared first entries of its eigenvectors.
+
+    Returns: nodes in ascending order, and weights that sum to 1.  Numbers rather than tensors, so
+    that the cache holds nothing that belongs to a device or an autograd mode.
+
+    Source: Golub and Welsch, Calculation of Gauss Quadrature Rules (1969).
+    """
+    with torch.inference_mode(False):
+        off = torch.arange(1, nodes, dtype=torch.float64, device="cpu").sqrt()
+        x, vectors = torch.linalg.eigh(torch.diag(off, 1) + torch.diag(off, -1))
+        return tuple(x.tolist()), tuple(vectors[0].square().tolist())
+
+
+def _log_tanh_slope(u: Tensor) -> Tensor:
+    """``log(1 - tanh(u)^2)``, in a form that keeps its digits where tanh has saturated."""
+    return 2.0 * (math.log(2.0) - u - softplus(-2.0 * u))
+
+
+@dataclass(frozen=True)
+class DiagGaussian:
+    """Gaussian with diagonal covariance in normalised units.
+
+    The action is the raw sample, and log-probability, entropy and KL are those of the raw sample;
+    clipping is the environment's side of the matter and happens in `to_env` only.
+
+    size: dimensions.
+    low, high: bounds of the environment; an infinite one leaves its dimension unscaled, unclipped.
+    clip: whether `to_env` clips to the bounds.
+    squash_mean: passes the mean through tanh, which needs finite bounds; samples may leave them.
+
+    Raises ValueError for bounds of the wrong length or order.
+    """
+
+    size: int
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    clip: bool = True
+    squash_mean: bool = False
+
+    def __post_init__(self) -> None:
+        _require_bounds(self.size, self.low, self.high)
+        if self.squash_mean:
+            _require_finite(self.low, self.high, "squash_mean")
+
+    @property
+    def param_size(self) -> int:
+        return 2 * self.size
+
+    @property
+    def noise_size(self) -> int:
+        return self.size
+
+    @property
+    def mask_size(self) -> int:
+        return 0
+
+    @property
+    def action_shape(self) -> tuple[int, ...]:
+        return (self.size,)
+
+    @property
+    def action_dtype(self) -> torch.dtype:
+        return torch.float32
+
+    def mean_and_log_std(
+        self, params: Float[Tensor, "*n {self.param_size}"]
+    ) -> tuple[Float[Tensor, "*n {self.size}"], Float[Tensor, "*n {self.size}"]]:
+        """The mean, squashed if so configured, and the log of the standard deviation."""
+        mean, log_std = torch.split(params, self.size, dim=-1)
+        return (mean.tanh() if self.squash_mean else mean), log_std
+
+    def draw_noise(
+        self, shape: tuple[int, ...], generator: torch.Generator
+    ) -> Float32[Tensor, "..."]:
+        """Standard normal noise."""
+        return torch.randn(
+            (*shape, self.size), generator=generator, dtype=torch.float32, device=generator.device
+        )
+
+    def sample(
+        self,
+        params: Float[Tensor, "*n {self.param_size}"],
+        noise: Float[Tensor, "*n {self.size}"],
+    ) -> Float[Tensor, "*n {self.size}"]:
+        mean, log_std = self.mean_and_log_std(params)
+        return mean + log_std.exp() * noise.to(params.dtype)
+
+    def mode(
+        self, params: Float[Tensor, "*n {self.param_size}"]
+    ) -> Float[Tensor, "*n {self.size}"]:
+        return self.mean_and_log_std(params)[0]
+
+    def log_prob(
+        self,
+        params: Float[Tensor, "*n {self.param_size}"],
+        action: Float[Tensor, "*n {self.size}"],
+    ) -> Float[Tensor, "*n"]:
+        return _gaussian_log_prob(*self.mean_and_log_std(params), action).sum(dim=-1)
+
+    def entropy(self, params: Float[Tensor, "*n {self.param_size}"]) -> Float[Tensor, "*n"]:
+        return _gaussian_entropy(self.mean_and_log_std(params)[1]).sum(dim=-1)
+
+    def kl(
+        self,
+        params_p: Float[Tensor, "*n {self.param_size}"],
+        params_q: Float[Tensor, "*n {self.param_size}"],
+    ) -> Float[Tensor, "*n"]:
+        p = self.mean_and_log_std(params_p)
+        return _gaussian_kl(*p, *self.mean_and_log_std(params_q)).sum(dim=-1)
+
+    def apply_mask(self, params: Tensor, mask: Tensor) -> Tensor:  # noqa: ARG002
+        raise ValueError("DiagGaussian takes no action mask: remove it from the observation")
+
+    def to_env(self, action: Float[Tensor, "*n {self.size}"]) -> Float[Tensor, "*n {self.size}"]:
+        return _scale_to_bounds(action, self.low, self.high, self.clip)
+
+
+@dataclass(frozen=True)
+class TanhGaussian:
+    """Gaussian squashed by tanh into the bounds, with the exact density of the squashed action.
+
+    The action that is stored is the sample u *before* tanh, so that no log-probability ever has to
+    invert a saturated tanh.  Densities and entropies are those of ``tanh(u)``, in normalised units.
+
+    size: dimensions.
+    low, high: bounds of the environment, finite.
+
+    Source: Haarnoja et al., arXiv 1801.01290, appendix C.  The entropy has no closed form; we
+    integrate it by Gauss-Hermite quadrature with `QUADRATURE_NODES` nodes.  Its largest error over
+    means in [-4, 4], measured in nats per dimension, is below 1e-11 for a standard deviation of
+    0.6, 6e-8 for 1, 2e-5 for 1.5, 2e-4 for 2, 3e-2 for 5.
+
+    Raises ValueError for bounds of the wrong length or order, or infinite ones.
+    """
+
+    size: int
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        _require_bounds(self.size, self.low, self.high)
+        _require_finite(self.low, self.high, "TanhGaussian")
+
+    @property
+    def param_size(self) -> int:
+        return 2 * self.size
+
+    @property
+    def noise_size(self) -> int:
+        return self.size
+
+    @property
+    def mask_size(self) -> int:
+        return 0
+
+    @property
+    def action_shape(self) -> tuple[int, ...]:
+        return (self.size,)
+
+    @property
+    def action_dtype(self) -> torch.dtype:
+        return torch.float32
+
+    def mean_and_log_std(
+        self, params: Float[Tensor, "*n {self.param_size}"]
+    ) -> tuple[Float[Tensor, "*n {self.size}"], Float[Tensor, "*n {self.size}"]]:
+        """Mean and log of the standard deviation of u."""
+        mean, log_std = torch.split(params, self.size, dim=-1)
+        return mean, log_std
+
+    def draw_noise(
+        self, shape: tuple[int, ...], generator: torch.Generator
+    ) -> Float32[Tensor, "..."]:
+        """Standard normal noise."""
+        return torch.randn(
+            (*shape, self.size), generator=generator, dtype=torch.float32, device=generator.device
+        )
+
+    def sample(
+        self,
+        params: Float[Tensor, "*n {self.param_size}"],
+        noise: Float[Tensor, "*n {self.size}"],
+    ) -> Float[Tensor, "*n {self.size}"]:
+        """The sample u before tanh."""
+        mean, log_std = self.mean_and_log_std(params)
+        return mean + log_std.exp() * noise.to(params.dtype)
+
+    def mode(
+        self, params: Float[Tensor, "*n {self.param_size}"]
+    ) -> Float[Tensor, "*n {self.size}"]:
+        """The mean of u; its tanh is the median of the squashed action."""
+        return self.mean_and_log_std(params)[0]
+
+    def log_prob(
+        self,
+        params: Float[Tensor, "*n {self.param_size}"],
+        action: Float[Tensor, "*n {self.size}"],
+    ) -> Float[Tensor, "*n"]:
+        """``log Normal(u) - log(1 - tanh(u)^2)``, the log-density of ``tanh(u)``."""
+        gaussian = _gaussian_log_prob(*self.mean_and_log_std(params), action)
+        return (gaussian - _log_tanh_slope(action)).sum(dim=-1)
+
+    def entropy(self, params: Float[Tensor, "*n {self.param_size}"]) -> Float[Tensor, "*n"]:
+        """Entropy of u plus ``E[log(1 - tanh(u)^2)]``, by quadrature."""
+        mean, log_std = self.mean_and_log_std(params)
+        nodes, weights = (params.new_tensor(x) for x in gauss_hermite(QUADRATURE_NODES))
+        u = mean.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * nodes
+        # A product and a sum, not a matrix product, which autocast would do in half precision.
+        log_slope = (_log_tanh_slope(u) * weights).sum(dim=-1)
+        return (_gaussian_entropy(log_std) + log_slope).sum(dim=-1)
+
+    def kl(
+        self,
+        params_p: Float[Tensor, "*n {self.param_size}"],
+        params_q: Float[Tensor, "*n {self.param_size}"],
+    ) -> Float[Tensor, "*n"]:
+        """KL of the Gaussians of u: a bijection leaves it unchanged."""
+        p = self.mean_and_log_std(params_p)
+        return _gaussian_kl(*p, *self.mean_and_log_std(params_q)).sum(dim=-1)
+
+    def apply_mask(self, params: Tensor, mask: Tensor) -> Tensor:  # noqa: ARG002
+        raise ValueError("TanhGaussian takes no action mask: remove it from the observation")
+
+    def to_env(self, action: Float[Tensor, "*n {self.size}"]) -> Float[Tensor, "*n {self.size}"]:
+        return _scale_to_bounds(action.tanh(), self.low, self.high, clip=True)

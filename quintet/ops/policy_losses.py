@@ -1,0 +1,105 @@
+"""Policy terms of the proximal losses: per step, unreduced, unweighted, to be minimised.
+
+``rho = exp(logp_pi - logp_mu)`` of the action taken; the advantage is used as it is given.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def ratio(rho: Float[Tensor, "*n"], advantage: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+    """Importance-weighted policy term ``-rho * advantage``.
+
+    Returns: loss per step, in units of the advantage.
+
+    Source: Schulman et al., arXiv 1707.06347, equation 6, negated.
+    """
+    return -rho * advantage
+
+
+def ratio_clip(
+    rho: Float[Tensor, "*n"], advantage: Float[Tensor, "*n"], clip_epsilon: float
+) -> Float[Tensor, "*n"]:
+    """Clipped policy term ``-min(rho * advantage, clamp(rho, 1 - eps, 1 + eps) * advantage)``.
+
+    No gradient flows where the ratio has left the interval in the direction that the advantage
+    rewards; outside it on the other side the gradient is that of `ratio`.
+
+    Args:
+        clip_epsilon: half width of the interval, > 0; infinity gives `ratio`.
+
+    Returns: loss per step, in units of the advantage.
+
+    Source: Schulman et al., arXiv 1707.06347, equation 7, negated.
+    """
+    clipped = rho.clamp(1.0 - clip_epsilon, 1.0 + clip_epsilon)
+    return -torch.minimum(rho * advantage, clipped * advantage)
+
+
+def is_clipped(rho: Float[Tensor, "*n"], clip_epsilon: float) -> Float[Tensor, "*n"]:
+    """1 where ``|rho - 1| > clip_epsilon``, else 0; its mean is the clip fraction."""
+    return ((rho - 1.0).abs() > clip_epsilon).to(rho.dtype)
+
+
+def approx_kl(log_rho: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+    """Estimate of ``KL(mu || pi)`` from actions of mu: ``rho - 1 - log_rho``, never negative.
+
+    Returns: nats per step; the mean over actions of mu is unbiased.
+
+    Source: Schulman, "Approximating KL divergence" (2020), estimator k3.
+    """
+    # expm1 keeps the digits that exp(x) - 1 loses near ratio 1, where this is read most often.
+    return torch.expm1(log_rho) - log_rho
+
+
+def kl_cutoff(
+    mean_kl: Float[Tensor, ""], *, target: float, factor: float, coef: float
+) -> Float[Tensor, ""]:
+    """Hard penalty on a large mean KL: ``coef * max(0, mean_kl - factor * target)^2``.
+
+    The square is that of the mean, so this one is a scalar and carries its coefficient; there is no
+    factor 1/2, as in its source.
+
+    Args:
+        mean_kl: nats, over valid steps.
+        target: nats.
+        factor: multiple of the target above which the penalty sets in.
+
+    Returns: scalar loss.
+
+    Source: the PPO agent of TF-Agents.
+    """
+    return coef * (mean_kl - factor * target).clamp(min=0.0).square()
+
+
+def adaptive_kl_beta(
+    beta: float,
+    mean_kl: float,
+    *,
+    target: float,
+    tolerance: float,
+    factor: float = 1.5,
+    beta_min: float = 1e-15,
+    beta_max: float = 1e17,
+) -> float:
+    """Next weight of the KL penalty.
+
+    ``beta / factor`` where ``mean_kl < target * (1 - tolerance)``, ``beta * factor`` where
+    ``mean_kl > target * (1 + tolerance)`` (both strict), else ``beta``; kept in
+    ``[beta_min, beta_max]`` so that it can always find back.
+
+    Args:
+        mean_kl, target: nats.
+        tolerance: half width of the dead band as a fraction of the target.
+
+    Returns: the new beta, in units of loss per nat.
+
+    Source: Schulman et al., arXiv 1707.06347, section 4, which doubles and halves outside a factor
+    1.5; the narrower band, the factor 1.5 and the limits are those of TF-Agents.
+    """
+    if mean_kl < target * (1.0 - tolerance):
+        beta = beta / factor
+    elif mean_kl > target * (1.0 + tolerance):
+        beta = beta * factor
+    return min(max(beta, beta_min), beta_max)

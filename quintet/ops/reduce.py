@@ -1,0 +1,60 @@
+"""Masked means.  `valid` is a bool mask or a weight >= 0; entries of weight 0 are never read.
+
+They are deselected rather than multiplied by 0, so that a NaN or an infinity in them reaches
+neither the result nor the gradient at `x`.  Behind `x` the chain rule goes on: an operation with an
+infinite derivative there (``exp`` of a huge log-ratio) still makes NaN of a zero gradient, so mask
+its input.
+"""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+def _weighted_sum(
+    x: Float[Tensor, "*n"], valid: Bool[Tensor, "*n"] | Float[Tensor, "*n"]
+) -> Float[Tensor, ""]:
+    return (valid.to(x.dtype) * torch.where(valid != 0, x, 0.0)).sum()
+
+
+def mean_valid(
+    x: Float[Tensor, "*n"], valid: Bool[Tensor, "*n"] | Float[Tensor, "*n"]
+) -> Float[Tensor, ""]:
+    """Weighted mean ``sum(valid * x) / sum(valid)``.
+
+    Returns: scalar in units of x; 0, with zero gradient, when nothing is valid.
+    """
+    total = valid.to(x.dtype).sum()
+    return _weighted_sum(x, valid) / torch.where(total > 0, total, 1.0)
+
+
+def mean_over_all(
+    x: Float[Tensor, "*n"], valid: Bool[Tensor, "*n"] | Float[Tensor, "*n"]
+) -> Float[Tensor, ""]:
+    """Weighted sum divided by the number of all entries: ``sum(valid * x) / x.numel()``.
+
+    Returns: scalar in units of x; 0 when there are no entries.
+
+    Source: TF-Agents; it shrinks the loss where rows are masked, `mean_valid` does not.
+    """
+    return _weighted_sum(x, valid) / max(x.numel(), 1)
+
+
+def normalize_valid(
+    x: Float[Tensor, "*n"],
+    weight: Bool[Tensor, "*n"] | Float[Tensor, "*n"],
+    epsilon: float = 1e-8,
+) -> Float[Tensor, "*n"]:
+    """Shifts and scales to weighted mean 0 and variance 1: ``(x - m) / sqrt(var + epsilon)``.
+
+    ``m = mean_valid(x)``, ``var = mean_valid((x - m)^2)``, the population variance.
+
+    Args:
+        epsilon: inside the root, in squared units of x.
+
+    Returns: dimensionless; 0 where the weight is 0.
+    """
+    used = weight != 0
+    centred = torch.where(used, x - mean_valid(x, weight), 0.0)
+    variance = mean_valid(centred.square(), weight)
+    return centred / (variance + epsilon).sqrt()

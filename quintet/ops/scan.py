@@ -1,0 +1,56 @@
+"""The one backward recursion that all return and advantage estimators are built on."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+def require_same_shape(*tensors: Tensor) -> None:
+    """Refuses anything but tensors of one shape ``[T, B]`` with at least one row.
+
+    Without this a ``[T, B, 1]`` beside a ``[T, B]`` would broadcast to a plausible wrong answer.
+
+    Raises:
+        ValueError: the shapes differ, or are not two-dimensional, or T is 0.
+    """
+    shapes = {tuple(x.shape) for x in tensors}
+    if len(shapes) != 1 or tensors[0].ndim != 2 or tensors[0].shape[0] == 0:
+        given = ", ".join(str(tuple(x.shape)) for x in tensors)
+        raise ValueError(
+            f"estimators need tensors of one shape [T, B] with T >= 1, got {given}: "
+            "remove trailing dimensions and pass every tensor of the same unroll"
+        )
+
+
+def continues(not_cut_t: Float[Tensor, "T B"]) -> Bool[Tensor, "T B"]:
+    """True where the next row belongs to the same episode and the same unroll.
+
+    Returns: ``not_cut_t > 0``, and False in the last row, behind which nothing is known.
+    """
+    result = not_cut_t > 0
+    result[-1:] = False
+    return result
+
+
+def next_row(x_tm1: Float[Tensor, "T B"]) -> Float[Tensor, "T B"]:
+    """``x_tm1[i + 1]`` at row i; the last row, which has no next, repeats itself."""
+    return torch.cat([x_tm1[1:], x_tm1[-1:]])
+
+
+def scan_back(
+    x: Float[Tensor, "T B"], weight: Float[Tensor, "T B"], continues: Bool[Tensor, "T B"]
+) -> Float[Tensor, "T B"]:
+    """Weighted sum of this and all later rows, up to the next cut.
+
+    ``y[i] = x[i] + (weight[i] * y[i+1] if continues[i] else 0)``
+
+    A cut selects instead of multiplying by 0: what stands behind it may be NaN without harm.
+
+    Returns: y, in units of x.
+    """
+    y = torch.empty_like(x)
+    acc = torch.zeros_like(x[0])
+    for i in reversed(range(x.shape[0])):
+        acc = torch.where(continues[i], x[i] + weight[i] * acc, x[i])
+        y[i] = acc
+    return y

@@ -1,0 +1,38 @@
+"""Value terms: per step, unreduced, unweighted, to be minimised; squared errors are half squares.
+
+No target is detached here: the estimators of this package return detached targets.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def squared(v: Float[Tensor, "*n"], target: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+    """Squared error ``0.5 * (v - target)^2``.
+
+    Returns: loss per step, in squared reward units.
+    """
+    return 0.5 * (v - target).square()
+
+
+def clipped(
+    v: Float[Tensor, "*n"],
+    v_old: Float[Tensor, "*n"],
+    target: Float[Tensor, "*n"],
+    clip: float,
+) -> Float[Tensor, "*n"]:
+    """Squared error of the value or of the value held near its old one, whichever is larger.
+
+    ``0.5 * max((v - target)^2, (v_old + clamp(v - v_old, -clip, clip) - target)^2)``
+
+    Args:
+        v_old: value recorded when the step was taken; carries no gradient.
+        clip: > 0, in reward units; infinity gives `squared`.
+
+    Returns: loss per step, in squared reward units.
+
+    Source: OpenAI baselines, PPO2; not in arXiv 1707.06347.
+    """
+    v_near = v_old + (v - v_old).clamp(-clip, clip)
+    return 0.5 * torch.maximum((v - target).square(), (v_near - target).square())

@@ -1,0 +1,71 @@
+"""V-trace: value targets and policy-gradient advantages from unrolls of an older policy."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from quintet.ops.scan import continues, next_row, require_same_shape, scan_back
+
+
+class VTraceResult(NamedTuple):
+    """target_tm1 for the value and pg_advantage_tm1 for the policy, both in reward units.
+
+    The advantage is already multiplied by the clipped ratio.
+    """
+
+    target_tm1: Float[Tensor, "T B"]
+    pg_advantage_tm1: Float[Tensor, "T B"]
+
+
+def _clip(rho_tm1: Float[Tensor, "T B"], bar: float | None) -> Float[Tensor, "T B"]:
+    return rho_tm1 if bar is None else rho_tm1.clamp(max=bar)
+
+
+@torch.no_grad()
+def vtrace(
+    v_tm1: Float[Tensor, "T B"],
+    v_t: Float[Tensor, "T B"],
+    r_t: Float[Tensor, "T B"],
+    discount_t: Float[Tensor, "T B"],
+    not_cut_t: Float[Tensor, "T B"],
+    rho_tm1: Float[Tensor, "T B"],
+    *,
+    rho_bar: float | None,
+    c_bar: float | None,
+    pg_rho_bar: float | None,
+    lambda_: float,
+) -> VTraceResult:
+    """V-trace targets and advantages.
+
+    ``delta = min(rho_bar, rho_tm1) * (r_t + discount_t * v_t - v_tm1)``
+    ``c_tm1 = lambda_ * min(c_bar, rho_tm1)``
+    ``acc[i] = delta[i] + discount_t[i] * not_cut_t[i] * c_tm1[i] * acc[i+1]``, ``acc[T] = 0``
+    ``target_tm1 = v_tm1 + acc``
+    ``next[i] = target_tm1[i+1] if not_cut_t[i] and i < T-1 else v_t[i]``
+    ``pg_advantage_tm1 = min(pg_rho_bar, rho_tm1) * (r_t + discount_t * next - v_tm1)``
+
+    Args:
+        rho_tm1: ratio pi / mu of the action taken, unclipped.
+        rho_bar, c_bar, pg_rho_bar: caps of the ratio in the error, in the trace and in the
+            advantage; None is no cap.
+        lambda_: in [0, 1].
+
+    Returns: target and advantage, detached, in reward units.
+
+    Raises:
+        ValueError: the tensors are not all of one shape [T, B].
+
+    Source: Espeholt et al., arXiv 1802.01561, equation 1 and section 4.2; lambda_ is that of remark
+    2.  At a truncation we bootstrap from the true next state, where the paper's code knows
+    terminations only; the advantage there uses ``v_t`` too: the next row is another episode's.
+    """
+    require_same_shape(v_tm1, v_t, r_t, discount_t, not_cut_t, rho_tm1)
+    goes_on = continues(not_cut_t)
+    delta = _clip(rho_tm1, rho_bar) * (r_t + discount_t * v_t - v_tm1)
+    c_tm1 = lambda_ * _clip(rho_tm1, c_bar)
+    target_tm1 = v_tm1 + scan_back(delta, discount_t * c_tm1, goes_on)
+    next_target = torch.where(goes_on, next_row(target_tm1), v_t)
+    pg_advantage_tm1 = _clip(rho_tm1, pg_rho_bar) * (r_t + discount_t * next_target - v_tm1)
+    return VTraceResult(target_tm1=target_tm1, pg_advantage_tm1=pg_advantage_tm1)

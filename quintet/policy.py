@@ -1,0 +1,164 @@
+"""A trained policy as a thing of its own: load it, act with it, save it.
+
+Loading runs no code from the file: weights are safetensors, the rest is JSON.  Only a policy whose
+configuration names a module of the user's own imports that module.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from quintet import checkpoint, spaces
+from quintet.algorithms import registry
+from quintet.envs.config import EnvConfig
+from quintet.errors import CheckpointError, QuintetError
+from quintet.models.build import ModelConfig
+from quintet.protocols import Actor
+from quintet.types import Publication, Spaces, State
+
+POLICY = "policy"
+"""Key of the publication's tensors in a checkpoint, and name of the folder of a finished run's policy."""
+
+
+def describe(algo: str, learner: Any, model: ModelConfig, env: EnvConfig, of: Spaces) -> dict[str, Any]:
+    """All but the weights that a policy needs, as JSON."""
+    return {
+        "algo": algo,
+        "learner": learner.model_dump(mode="json"),
+        "model": model.model_dump(mode="json"),
+        "env": env.model_dump(mode="json"),
+        "observation_space": spaces.to_json(of.observation),
+        "action_space": spaces.to_json(of.action),
+    }
+
+
+@final
+class Policy:
+    """What a learner learned, ready to act.
+
+    env: the environment's configuration that it was trained with.
+    spaces: of one stream, as the environment interface gives them (after frame stacking).
+    """
+
+    def __init__(self, description: Mapping[str, Any], publication: Publication):
+        algorithm = registry.find(description["algo"])
+        self.description = dict(description)
+        self.spaces = Spaces(
+            spaces.from_json(description["observation_space"]),
+            spaces.from_json(description["action_space"]),
+        )
+        self.env = EnvConfig(**description["env"])
+        self.publication = publication
+        self.actor: Actor = algorithm.make_actor(
+            algorithm.config(**description["learner"]),
+            ModelConfig(**description["model"]),
+            self.spaces,
+        )
+        self.actor.load(publication)
+        self.generator = torch.Generator()
+        self.generator.seed()
+
+    def act(
+        self,
+        obs: NDArray[Any] | Mapping[str, Any] | tuple[Any, ...] | int,
+        state: State | None = None,
+        deterministic: bool = True,
+    ) -> tuple[NDArray[Any], State]:
+        """Action for one observation, or for a batch of them with a leading dimension.
+
+        Returns:
+            The action in the environment's units, batched as the observation was, and the next state.
+
+        Raises:
+            QuintetError: the observation does not fit the observation space.
+        """
+        leaves = spaces.observation_leaves(self.spaces.observation)
+        given = {name: np.asarray(value) for name, value in _flat(obs).items()}
+        if set(given) != set(leaves):
+            raise QuintetError(
+                f"an observation with the leaves {sorted(leaves)} is required, got {sorted(given)}"
+            )
+        extra = {name: given[name].ndim - len(leaf.shape or ()) for name, leaf in leaves.items()}
+        for name, leaf in leaves.items():
+            shape = tuple(leaf.shape or ())
+            fits = given[name].shape[extra[name] :] == shape if extra[name] in (0, 1) else False
+            if not fits or extra[name] != next(iter(extra.values())):
+                raise QuintetError(
+                    f"observation leaf {name!r} of shape {shape}, or [B, ...] of it, is required, got "
+                    f"shape {given[name].shape}; the policy's space is {self.spaces.observation}"
+                )
+        single = next(iter(extra.values())) == 0
+        tensors = {
+            name: torch.as_tensor(x[None] if single else x).to(spaces.leaf_spec(leaves[name]).dtype)
+            for name, x in given.items()
+        }
+        count = next(iter(tensors.values())).shape[0]
+        fresh = state is None or not state
+        noise = None
+        if not deterministic:
+            noise = self.actor.draw_noise(1, count, self.generator)[0]
+        out = self.actor.act(
+            tensors,
+            self.actor.initial_state(count) if state is None else state,
+            torch.full((count,), fresh and state is None),
+            noise,
+        )
+        action = out.env_action.numpy()
+        return (action[0] if single else action), out.state
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes the policy as a self-contained folder, which `load` reads; returns its path."""
+        folder = Path(folder)
+        meta = {"policy": self.description, "version": self.publication.version}
+        return checkpoint.write(
+            folder.parent, folder.name, {POLICY: dict(self.publication.tensors)}, meta
+        )
+
+
+def _flat(obs: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(obs, Mapping):
+        items = {str(key): value for key, value in obs.items()}
+    elif isinstance(obs, tuple):
+        items = {str(index): value for index, value in enumerate(obs)}
+    else:
+        return {prefix or "obs": obs}
+    flat: dict[str, Any] = {}
+    for key, value in items.items():
+        flat |= _flat(value, f"{prefix}/{key}" if prefix else key)
+    return flat
+
+
+def load(path: str | Path, which: str = "latest") -> Policy:
+    """The policy in a run folder, a checkpoint or a saved policy folder.
+
+    which: of a run folder: ``latest``, ``best``, or the name of one of its checkpoints.
+
+    Raises:
+        CheckpointError: there is no readable policy at the path.
+    """
+    path = Path(path)
+    if (path / "manifest.json").exists():
+        found: checkpoint.Checkpoint | None = checkpoint.read(path)
+    elif which == "best":
+        if not (path / "best").exists():
+            raise CheckpointError(
+                f"a run with a best policy is required, {path / 'best'} does not exist; evaluation may be "
+                "off (--eval.episodes 0); use --checkpoint latest"
+            )
+        found = checkpoint.read(path / "best")
+    elif which == "latest":
+        found = checkpoint.latest(path / "checkpoints", warn=lambda message: print(message))
+    else:
+        inside = path / "checkpoints" / which
+        found = checkpoint.read(inside if inside.exists() else Path(which))
+    if found is None:
+        raise CheckpointError(
+            f"a run folder, a checkpoint or a policy folder is required, {path} "
+            + ("holds no checkpoint yet" if path.exists() else "does not exist")
+        )
+    publication = Publication(int(found.meta["version"]), found.tensors[POLICY])
+    return Policy(found.meta["policy"], publication)

@@ -1,0 +1,1 @@
+"""Sampling and learning on one machine; knows learners only by quintet.protocols."""

@@ -1,0 +1,129 @@
+"""Fills one group's slot: acts, sends, receives, and keeps what runs on from unroll to unroll."""
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+
+from quintet.envs.vector import VectorEnv, check_finite
+from quintet.protocols import Actor, DataPlan
+from quintet.runtime.slots import Slot
+from quintet.types import Publication
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One whole episode, in raw reward units, that ended at `row` of `column` of a batch."""
+
+    row: int
+    column: int
+    return_: float
+    length: int
+
+
+@final
+class GroupSampler:
+    """B streams that step and act together; `begin`, then T times `act` and `receive`, then `finish`."""
+
+    def __init__(
+        self, env: VectorEnv, actor: Actor, plan: DataPlan, first_stream: int
+    ):
+        self.env, self.actor, self.plan = env, actor, plan
+        self.first_stream = first_stream
+        self.num_streams = env.num_streams
+        self.slot = Slot(
+            env.spaces, actor.action_spec, actor.record_specs, plan.unroll_steps, env.num_streams
+        )
+        self.generator = torch.Generator()
+        self.version = -1
+        self.unroll = 0
+        self.fresh = True
+
+    def restart(self, env_seeds: list[int], noise_seed: int) -> None:
+        """Begins new episodes; all that the group does from here on follows from the two seeds."""
+        self.env.restart(env_seeds, self.slot.first_obs_arrays)
+        self.slot.is_first[0] = True
+        self.generator.manual_seed(noise_seed)
+        self.state = self.actor.initial_state(self.num_streams)
+        self.carry = np.zeros(self.num_streams)
+        self.episode_return = np.zeros(self.num_streams)
+        self.episode_length = np.zeros(self.num_streams, np.int64)
+        self.steps_before = 0
+        self.fresh = True
+
+    def publish(self, publication: Publication) -> None:
+        """Weights change at unroll starts only."""
+        self.actor.load(publication)
+        self.version = publication.version
+
+    def begin(self) -> None:
+        """Makes the slot ready for its next unroll."""
+        if self.fresh:
+            self.fresh = False
+        else:
+            self.slot.carry_over()
+        self.slot.version[:] = self.version
+        noise = self.actor.draw_noise(self.plan.unroll_steps, self.num_streams, self.generator)
+        self.noise_rows = noise.unbind(0)
+
+    def act(self, row: int) -> None:
+        """One forward for the group; the environments then step on their own."""
+        slot = self.slot
+        out = self.actor.act(
+            slot.obs_rows[row], self.state, slot.is_first_rows[row], self.noise_rows[row]
+        )
+        self.env.send(out.env_action.numpy())
+        slot.action_rows[row].copy_(out.action)
+        for name, into in slot.record_rows[row].items():
+            into.copy_(out.record[name])
+        self.state = out.state
+
+    def receive(self, row: int) -> None:
+        """Waits for the step of `row`."""
+        slot = self.slot
+        self.env.recv(slot.step_rows[row])
+        np.logical_not(slot.valid[row], out=slot.is_first[row + 1])
+
+    def finish(self) -> list[Episode]:
+        """Checks the unroll and derives what needs whole columns."""
+        slot = self.slot
+        check_finite(
+            {name: x.numpy() for name, x in slot.obs.items()},
+            slot.reward,
+            self.first_stream,
+            self.env.description,
+            self.steps_before,
+        )
+        self.steps_before += slot.steps
+        if self.plan.return_discount is not None:
+            self._discounted_returns(self.plan.return_discount)
+        return self._episodes()
+
+    def _discounted_returns(self, gamma: float) -> None:
+        """``G_t = r_t + gamma * G_(t-1)``, from 0 at the start of every episode."""
+        slot, carry = self.slot, self.carry
+        going_on = ~(slot.terminated | slot.truncated)
+        for row in range(slot.steps):
+            carry *= gamma
+            carry += slot.reward[row]
+            slot.return_carry[row] = carry
+            carry *= going_on[row]
+
+    def _episodes(self) -> list[Episode]:
+        """Episodes that ended in this unroll, by (row, column)."""
+        slot = self.slot
+        returns = np.cumsum(slot.raw_reward, 0, dtype=np.float64)
+        lengths = np.cumsum(slot.valid, 0, dtype=np.int64)
+        # What to add to the running sums so that they count from the start of the episode.
+        before_return, before_length = self.episode_return, self.episode_length
+        episodes = []
+        for row, column in np.argwhere(slot.terminated | slot.truncated).tolist():
+            return_ = returns[row, column] + before_return[column]
+            length = lengths[row, column] + before_length[column]
+            episodes.append(Episode(row, column, float(return_), int(length)))
+            before_return[column] = -returns[row, column]
+            before_length[column] = -lengths[row, column]
+        before_return += returns[-1]
+        before_length += lengths[-1]
+        return episodes

@@ -1,0 +1,31 @@
+"""One tree of seeds: every random number of a run is keyed by (seed, role, index, iteration).
+
+Never by time, process id or the order in which things happen.
+"""
+
+from enum import IntEnum
+
+import numpy as np
+
+
+class Role(IntEnum):
+    """Who draws; the first key below the run's seed."""
+
+    LEARNER = 0
+    ENVIRONMENT = 1
+    NOISE = 2
+
+
+def _node(seed: int, role: Role, index: int, iteration: int) -> np.random.SeedSequence:
+    return np.random.SeedSequence(seed, spawn_key=(int(role), index, iteration))
+
+
+def environment_seeds(seed: int, group: int, iteration: int, count: int) -> list[int]:
+    """One 31-bit seed for each environment of a group that restarts at `iteration`."""
+    state = _node(seed, Role.ENVIRONMENT, group, iteration).generate_state(count, np.uint32)
+    return [int(x) >> 1 for x in state]
+
+
+def generator_seed(seed: int, role: Role, index: int, iteration: int = 0) -> int:
+    """A 63-bit seed for a torch.Generator."""
+    return int(_node(seed, role, index, iteration).generate_state(1, np.uint64)[0]) >> 1

@@ -1,0 +1,288 @@
+"""One run and its folder: resume, checkpoints, reports, evaluation, and how it ends."""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, final
+
+import yaml
+
+from quintet import checkpoint
+from quintet.checkpoint import Checkpoint
+from quintet.config.run import RunConfig
+from quintet.envs.make import MakeEnv
+from quintet.envs.vector import EnvDescription
+from quintet.errors import CheckpointError, QuintetError
+from quintet.evaluation import evaluate
+from quintet.observe.metrics import EpisodeStats
+from quintet.observe.progress import make_progress
+from quintet.observe.sinks import open_sinks
+from quintet.observe.timing import PhaseTimer
+from quintet.policy import POLICY, Policy, describe
+from quintet.protocols import Learner
+from quintet.runtime import loop
+from quintet.runtime.sampler import Episode
+from quintet.types import LearnerState, Publication, Rollout, Spaces
+
+OnReport = Callable[[dict[str, float]], object]
+
+EVALUATION_SEED = 20_000
+"""First environment seed of evaluations while training; reported results use others."""
+
+
+@final
+class Trainer:
+    """Keeps the folder of one run while the loop trains."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        learner: Learner,
+        spaces: Spaces,
+        env: EnvDescription,
+        on_report: OnReport | None = None,
+        make_env: MakeEnv | None = None,
+    ):
+        assert config.run_dir is not None
+        self.config, self.learner, self.env = config, learner, env
+        self.on_report, self.make_env = on_report, make_env
+        self.run_dir: Path = config.run_dir
+        self.checkpoints = self.run_dir / "checkpoints"
+        self.description = describe(
+            config.algo, config.learner, config.model, config.env, spaces
+        )
+        self.counters = loop.Counters()
+        self.timer = PhaseTimer()
+        self.episodes = EpisodeStats()
+        self.best: float | None = None
+        self.last_report: dict[str, float] = {}
+        self.stop_requested = False
+        batch = learner.plan.unroll_steps * learner.plan.columns_per_batch
+        self.iterations = -(-config.total_env_steps // batch)
+        self.interval = config.checkpoint.interval(self.iterations)
+        self.milestones = config.checkpoint.milestone_iterations(self.iterations)
+        self._scores: dict[str, float] = {}
+        self._wall_before_s = 0.0
+        self._evaluation_s = 0.0
+
+    def open(self) -> None:
+        """Makes the folder, or goes on from its newest checkpoint."""
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        self._log = (self.run_dir / "log.txt").open("a")
+        checkpoint.clean_temporary(self.checkpoints)
+        checkpoint.clean_temporary(self.run_dir)
+        notes: list[str] = []
+        exact = self.config.resume == "exact"
+        found = checkpoint.latest(self.checkpoints, scheduled_only=exact, warn=notes.append)
+        if found is not None:
+            self._restore(found, notes)
+        self._write_config()
+        title = f"{self.config.algo} on {self.env.id} ({self.env.backend}) -> {self.run_dir}"
+        stream = sys.stdout if self.config.report.progress else _Nowhere()
+        self.progress = make_progress(
+            self.config.total_env_steps, title, stream, start_env_steps=self.counters.env_steps
+        )
+        for note in notes:
+            self.say(note)
+        self.reporter = open_sinks(
+            self.config.report,
+            self.run_dir,
+            resume_env_steps=self.counters.env_steps if found is not None else None,
+            notice=self.say,
+        )
+        self._started = time.perf_counter()
+        self._reported_at = self._started
+        self._reported_steps = self.counters.env_steps
+        self._evaluated_steps = self.counters.env_steps
+
+    def _restore(self, found: Checkpoint, notes: list[str]) -> None:
+        tensors = found.tensors["learner"] | found.tensors[POLICY]
+        self.learner.load(LearnerState(tensors, found.meta["learner"]))
+        self.counters = loop.Counters(found.meta["iteration"], found.meta["env_steps"])
+        self.best = found.meta["best"]
+        self._wall_before_s = found.meta["wall_s"]
+        path = "" if found.meta["scheduled"] else ", which is off the uninterrupted run's path"
+        notes.append(
+            f"resumed at update {self.learner.updates:,}, {self.counters.env_steps:,} env_steps, from "
+            f"{found.path}{path}"
+        )
+
+    def _write_config(self) -> None:
+        """config.yaml, whole or not at all: a torn one would make the run unreadable."""
+        values = {k: v for k, v in self.config.flat().items() if k != "run_dir"}
+        temporary = self.run_dir / ".config.yaml.tmp"
+        temporary.write_text(yaml.safe_dump(values, sort_keys=False))
+        temporary.replace(self.run_dir / "config.yaml")
+
+    def train(self, sampling: loop.Sampling) -> Literal["finished", "stopped"]:
+        """Runs the loop to its end or to a stop."""
+        status = loop.run(
+            self.learner,
+            sampling,
+            self.counters,
+            loop.Budget(self.config.total_env_steps, self.interval),
+            loop.Hooks(self.save, self.after_iteration, self.keep_batch),
+            self.timer,
+        )
+        if status == "finished":
+            self.policy().save(self.run_dir / POLICY)
+        else:
+            self.say(
+                f"stopped at {self.counters.env_steps:,} env_steps; the same command goes on from there"
+            )
+        return status
+
+    def save(self, scheduled: bool) -> None:
+        """Writes a checkpoint and removes those that are not kept."""
+        before = self.timer.switch("checkpoint")
+        state, publication = self.learner.save(), self.learner.publication()
+        rest = {k: v for k, v in state.tensors.items() if k not in publication.tensors}
+        meta = {
+            "scheduled": scheduled,
+            "iteration": self.counters.iteration,
+            "env_steps": self.counters.env_steps,
+            "version": publication.version,
+            "wall_s": self._wall_s(),
+            "best": self.best,
+            "learner": state.scalars,
+            "policy": self.description,
+        }
+        checkpoint.write(
+            self.checkpoints,
+            f"{self.learner.updates:09d}",
+            {POLICY: publication.tensors, "learner": rest},
+            meta,
+        )
+        checkpoint.prune(
+            self.checkpoints,
+            self.config.checkpoint.keep,
+            lambda kept: kept["scheduled"] and kept["iteration"] in self.milestones,
+        )
+        self.timer.switch(before)
+
+    def after_iteration(self, metrics: dict[str, float], episodes: list[Episode]) -> bool:
+        """Evaluates and reports when it is time; says whether to stop."""
+        for episode in episodes:
+            self.episodes.add(episode.return_, episode.length)
+        finished = self.counters.env_steps >= self.config.total_env_steps
+        evaluated = self._evaluation_due(finished) and self._evaluate()
+        passed_s = time.perf_counter() - self._reported_at
+        if finished or evaluated or self.stop_requested or passed_s >= self.config.report.interval_s:
+            self._report(metrics)
+        return self.stop_requested
+
+    def _report(self, metrics: dict[str, float]) -> None:
+        now, steps = time.perf_counter(), self.counters.env_steps
+        report = {
+            "env_steps": float(steps),
+            "env_frames": float(steps * self.env.action_repeat),
+            "wall_s": self._wall_s(),
+            "updates": float(self.learner.updates),
+            "iterations": float(self.counters.iteration),
+            "throughput/env_steps_per_s": (steps - self._reported_steps) / (now - self._reported_at),
+            **self.episodes.report(),
+            **metrics,
+            **self.timer.report(),
+            **self._scores,
+        }
+        self._scores = {}
+        self._reported_at, self._reported_steps = now, steps
+        self.last_report = self.reporter.write(report)
+        self.progress.update(self.last_report, self.episodes.recent_return)
+        if self.on_report is not None:
+            self.on_report(self.last_report)
+
+    def _wall_s(self) -> float:
+        return self._wall_before_s + time.perf_counter() - self._started
+
+    def _evaluation_due(self, finished: bool) -> bool:
+        if self.config.eval.episodes == 0 or self.stop_requested:
+            return False
+        interval = self.config.eval.interval
+        steps = self.config.total_env_steps // 20 if interval == "auto" else interval
+        crossed = self.counters.env_steps // max(steps, 1) > self._evaluated_steps // max(steps, 1)
+        if interval == "auto" and not finished and self._evaluation_s > 0.05 * self._wall_s():
+            return False
+        return finished or crossed
+
+    def _evaluate(self) -> bool:
+        """Plays the evaluation episodes; keeps the policy if it is the best so far."""
+        before = self.timer.switch("evaluation")
+        begin = time.perf_counter()
+        policy = self.policy()
+        scores = evaluate(
+            policy,
+            self.make_env,
+            self.config.eval.episodes,
+            EVALUATION_SEED,
+            deterministic=self.config.eval.greedy,
+            stop=lambda: self.stop_requested,
+        )
+        self._evaluated_steps = self.counters.env_steps
+        if len(scores.returns) == self.config.eval.episodes:
+            self._scores = {
+                "eval/return_mean": scores.mean,
+                "eval/return_std": scores.std,
+                "eval/length_mean": float(scores.lengths.mean()),
+                "eval/episodes": float(len(scores.returns)),
+            }
+            if self.config.checkpoint.save_best and (self.best is None or scores.mean > self.best):
+                self.best = scores.mean
+                policy.save(self.run_dir / "best")
+        self._evaluation_s += time.perf_counter() - begin
+        self.timer.switch(before)
+        return bool(self._scores)
+
+    def keep_batch(self, batch: Rollout) -> str:
+        """Keeps the batch on which an update failed; says where, and what else remains."""
+        tensors: dict[str, Any] = {
+            name: getattr(batch, name)
+            for name in ("action", "reward", "terminated", "truncated", "valid", "is_first", "version")
+        }
+        tensors |= {f"obs/{name}": x for name, x in batch.obs.items()}
+        tensors |= {f"record/{name}": x for name, x in batch.record.items()}
+        meta = {"iteration": self.counters.iteration, "env_steps": self.counters.env_steps}
+        try:
+            place = str(checkpoint.write(self.run_dir, "failed_batch", {"batch": tensors}, meta))
+        except CheckpointError as error:
+            place = f"nowhere ({error})"
+        last = checkpoint.latest(self.checkpoints, warn=self.say)
+        good = f"the last good checkpoint is {last.path}" if last else "there was no checkpoint yet"
+        return f"The offending batch is kept in {place}; {good}"
+
+    def policy(self) -> Policy:
+        """A copy of the current policy."""
+        current = self.learner.publication()
+        tensors = {name: x.detach().cpu().clone() for name, x in current.tensors.items()}
+        return Policy(self.description, Publication(current.version, tensors))
+
+    def say(self, message: str) -> None:
+        """One line for the person and for log.txt."""
+        self.progress.say(message)
+        self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")
+        self._log.flush()
+
+    def request_stop(self) -> None:
+        """Asks for a stop at the end of the iteration; called by signal handlers."""
+        self.stop_requested = True
+
+    def close(self) -> None:
+        """Gives the terminal and the files back."""
+        self.progress.close()
+        self.reporter.close()
+        self._log.close()
+
+
+@final
+class _Nowhere:
+    """A text stream that shows nothing."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+    def isatty(self) -> bool:
+        return False

@@ -1,0 +1,107 @@
+"""The records that cross the seam between learners and the runtime.
+
+Notation: T time, B streams, K minibatch rows.  Everything is time-major ``[T, B, ...]``.  Row ``t`` of a
+rollout holds the observation in which action ``t`` was taken and, beside it, what that action led to;
+``obs`` and ``is_first`` have one row more, the one in which the next action will be taken.
+
+The layout is next-step autoreset: the row after an ending carries the true final observation and is not
+valid (its action was not executed); the row after that is the first of the next episode.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from gymnasium import spaces
+from jaxtyping import Bool, Float, Float32, Float64, Int64, Shaped
+from torch import Tensor
+
+ACTION_MASK = "action_mask"
+"""Reserved observation key: 1 where an action is allowed, given to heads and never to encoders."""
+
+Obs = dict[str, Tensor]
+"""Observation leaves by path; a plain Box space has the single leaf ``"obs"``."""
+
+State = dict[str, Tensor]
+"""Recurrent state leaves ``[B, ...]`` by name; empty for a feed-forward network."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape and dtype of one tensor of a row, without the leading ``[T, B]``."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Spaces(NamedTuple):
+    """What one stream observes and does, as an actor and a learner see it."""
+
+    observation: spaces.Space  # type: ignore[type-arg]
+    action: spaces.Space  # type: ignore[type-arg]
+
+
+@dataclass(frozen=True)
+class Publication:
+    """One version of all that acting needs: weights, normaliser statistics, noise scales.
+
+    ``tensors`` is flat and named; whoever receives it copies, so the publisher may go on updating.
+    """
+
+    version: int
+    tensors: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class ActOutput:
+    """What one forward of a group gives.
+
+    ``action`` is what the learner sees (before clipping or squashing), ``env_action`` what the environment
+    receives, ``record`` what the actor declared to record, ``state`` the next recurrent state.
+    """
+
+    action: Shaped[Tensor, "B ..."]
+    env_action: Shaped[Tensor, "B ..."]
+    record: dict[str, Tensor]
+    state: State
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """A batch of columns, each T rows of one stream, ordered by (group, stream).
+
+    reward: after clipping, before normalising, in reward units of the environment.
+    valid: the action of the row was really executed and lies within the step budget.
+    is_first: the observation of the row is the first of an episode.
+    record: what the actor recorded, by name (``logp_mu``, distribution parameters, values, ...).
+    return_carry: running discounted return ``G_t = r_t + gamma * G_(t-1)``, restarted at every episode,
+        in reward units; what a return normaliser takes its variance from.
+    version: version of the weights that acted in the row.
+    stream_id: number of the stream in the run, ``0 .. num_streams - 1``.
+    """
+
+    obs: dict[str, Shaped[Tensor, "T1 B ..."]]
+    action: Shaped[Tensor, "T B ..."]
+    reward: Float32[Tensor, "T B"]
+    terminated: Bool[Tensor, "T B"]
+    truncated: Bool[Tensor, "T B"]
+    valid: Bool[Tensor, "T B"]
+    is_first: Bool[Tensor, "T1 B"]
+    record: dict[str, Shaped[Tensor, "T B ..."]]
+    return_carry: Float64[Tensor, "T B"]
+    version: Int64[Tensor, "T B"]
+    stream_id: Int64[Tensor, " B"]
+
+    @property
+    def not_cut_t(self) -> Float[Tensor, "T B"]:
+        """0 where the action ended its episode, either way, 1 elsewhere."""
+        return (~(self.terminated | self.truncated)).to(torch.float32)
+
+
+@dataclass(frozen=True)
+class LearnerState:
+    """All that a learner needs to go on with the same bytes: tensors, and JSON-able scalars."""
+
+    tensors: dict[str, Tensor]
+    scalars: dict[str, int | float | str | bool | None] = field(default_factory=dict)

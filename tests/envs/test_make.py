@@ -1,0 +1,158 @@
+"""From names to environments, and the messages when that fails."""
+
+import importlib.util
+import subprocess
+import sys
+
+import gymnasium
+import numpy as np
+import pytest
+from envs_helpers import record
+from pydantic import ValidationError
+
+from quintet.envs.config import EnvConfig
+from quintet.envs.make import list_envs, make_group_env, make_vector_env, resolve_backend
+from quintet.envs.toy import Contextual, EndlessPay, FinitePay, Target
+from quintet.errors import ConfigError
+
+
+@pytest.fixture
+def without_envpool(monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "envpool" else found(name, *a)
+    )
+
+
+def test_auto_prefers_envpool_and_can_be_overruled():
+    assert resolve_backend("CartPole-v1") == "envpool"
+    assert resolve_backend("CartPole-v1", "gymnasium") == "gymnasium"
+    assert resolve_backend("CliffWalking-v1") in ("envpool", "gymnasium")
+    assert resolve_backend("quintet.envs.toy:Target") == "gymnasium"
+    with pytest.raises(ConfigError, match="needs one of EnvPool's ids"):
+        resolve_backend("quintet.envs.toy:Target", "envpool")
+
+
+def test_an_unknown_id_is_answered_with_the_nearest():
+    with pytest.raises(ConfigError, match=r"got 'CartPole-v7'; nearest are .*CartPole-v1"):
+        make_vector_env("CartPole-v7")
+    with pytest.raises(ConfigError, match="nearest are Pong-v5"):
+        make_vector_env("pong")
+    with pytest.raises(ConfigError, match="'HalfCheetah-v4'; nearest"):
+        resolve_backend("HalfCheetah-v4", "gymnasium") if (
+            "HalfCheetah-v4" not in gymnasium.registry
+        ) else resolve_backend("HalfCheetah-v4x", "gymnasium") and None
+    with pytest.raises(ConfigError, match="pip install ale-py"):
+        make_vector_env("ALE/Pong-v5")
+    with pytest.raises(ConfigError, match="nothing is near"):
+        make_vector_env("qqqqqqqqqqqqqqqq")
+
+
+@pytest.mark.usefixtures("without_envpool")
+def test_without_envpool_gymnasium_is_taken_and_the_install_line_told():
+    assert resolve_backend("CartPole-v1") == "gymnasium"
+    with pytest.raises(ConfigError, match=r'pip install "quintet\[envpool\]"'):
+        make_vector_env("CartPole-v1", backend="envpool")
+    with pytest.raises(ConfigError, match=r"EnvPool, not installed, .*quintet\[envpool\]"):
+        make_vector_env("Pong-v5")
+    assert {backend for _, backend in list_envs("CartPole")} == {"gymnasium"}
+
+
+def test_a_missing_package_of_gymnasium_is_told_with_its_install_line(monkeypatch):
+    def missing(*_, **__):
+        raise gymnasium.error.DependencyNotInstalled("MuJoCo is not installed")
+
+    monkeypatch.setattr(gymnasium, "make", missing)
+    with pytest.raises(ConfigError, match=r'needs a package .* pip install "quintet\[mujoco\]"'):
+        make_vector_env("HalfCheetah-v5", backend="gymnasium")
+    with pytest.raises(ConfigError, match=r'pip install "quintet\[box2d\]"'):
+        make_vector_env("LunarLander-v3", backend="gymnasium")
+    with pytest.raises(ConfigError, match=r'pip install "gymnasium\[toy-text\]"'):
+        make_vector_env("FrozenLake-v1", backend="gymnasium")
+
+
+def test_import_strings():
+    env = make_vector_env("envs_helpers:make_box_env", 2, kwargs={"size": 5})
+    got = record(env, [1, 2], np.zeros((2, 2), np.int64))
+    assert got.obs["obs"].shape == (3, 2, 5)
+    assert env.description.id == "envs_helpers:make_box_env"
+    record(make_vector_env("gymnasium:CartPole-v1", 2), [1, 2], np.zeros((2, 2), np.int64))
+    for name, says in (
+        ("envs_helpers:make_bx_env", r"found neither; did you mean \['make_box_env'"),
+        ("envs_helpers:not_callable", "must name a function or class"),
+        ("no_such_module:make", "can't be imported: No module named 'no_such_module'"),
+        ("quintet.nothing:make", "can't be imported: No module named 'quintet.nothing'"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            make_vector_env(name, 2)
+    with pytest.raises(ConfigError, match="raised TypeError"):
+        make_vector_env("envs_helpers:make_box_env", 2, kwargs={"colour": 5})
+
+
+def test_modules_of_the_working_folder_are_found(tmp_path, monkeypatch):
+    (tmp_path / "my_local_env.py").write_text("from quintet.envs.toy import Target as Mine\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(tmp_path))])
+    assert make_vector_env("my_local_env:Mine", 2).num_streams == 2
+
+
+def test_list_envs():
+    assert ("Pong-v5", "envpool") in list_envs("pong")
+    assert list_envs("CartPole-v?") == [
+        ("CartPole-v0", "envpool"),
+        ("CartPole-v0", "gymnasium"),
+        ("CartPole-v1", "envpool"),
+        ("CartPole-v1", "gymnasium"),
+    ]
+    assert list_envs("no such thing") == []
+    assert len(list_envs()) > 1500
+
+
+def test_options_out_of_range_are_told_together():
+    with pytest.raises(ConfigError, match=r"num_streams: .* got 0; reward_clip: .* got 'some'"):
+        make_vector_env("CartPole-v1", 0, reward_clip="some")
+
+
+def test_groups_of_a_config():
+    assert EnvConfig(id="x", num_streams=8).group_size == 4
+    assert EnvConfig(id="x", num_streams=8).num_groups == 2
+    assert EnvConfig(id="x", num_streams=7).group_size == 7
+    assert EnvConfig(id="x", num_streams=9, streams_per_group=3).num_groups == 3
+    with pytest.raises(ValidationError, match="must divide num_streams"):
+        EnvConfig(id="x", num_streams=8, streams_per_group=3)
+    with pytest.raises(ValidationError, match="Extra inputs"):
+        EnvConfig(id="x", num_stream=8)
+    config = EnvConfig(id="CartPole-v1", num_streams=8, frame_stack=2)
+    assert make_group_env(config, 4).num_streams == 4
+    assert make_group_env(config, 4).spaces.observation.shape == (2, 4)
+
+
+def test_importing_does_not_import_the_backends():
+    code = (
+        "import sys, quintet.envs.make, quintet.envs.toy; "
+        "sys.exit('envpool' in sys.modules or 'mujoco' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_toys_pay_their_known_optimum():
+    endless = record(make_vector_env(EndlessPay, 1), [1], np.zeros((11, 1), np.int64))
+    assert endless.reward.sum() == 10
+    assert endless.truncated[:, 0].tolist() == [False] * 9 + [True, False]
+    assert not endless.terminated.any()
+    finite = record(make_vector_env(FinitePay, 1, kwargs={"n": 4}), [1], np.zeros((5, 1), np.int64))
+    assert finite.terminated[:, 0].tolist() == [False, False, False, True, False]
+    np.testing.assert_array_equal(finite.obs["obs"][:, 0, 0], [0, 0.25, 0.5, 0.75, 1, 0])
+
+    def best_return(env, policy):
+        obs, _ = env.reset(seed=3)
+        total, over = 0.0, False
+        while not over:
+            obs, reward, over, _, _ = env.step(policy(obs))
+            total += reward
+        return total
+
+    assert best_return(Contextual(5, 3), lambda obs: int(obs.argmax()) % 3) == 10
+    assert best_return(Contextual(5, 3), lambda _: 0) < 10
+    assert best_return(Target(2), lambda obs: obs / 2) == pytest.approx(0)
+    assert best_return(Target(2), lambda obs: obs) < -0.1
