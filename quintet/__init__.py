@@ -1,7 +1,7 @@
 """quintet: five deep reinforcement-learning learners on one runtime.
 
-    result = quintet.train("ppo", env="CartPole-v1", total_steps=100_000)
-    quintet.evaluate(result.policy).mean
+result = quintet.train("ppo", env="CartPole-v1", total_steps=100_000)
+quintet.evaluate(result.policy).mean
 """
 
 from importlib import import_module

@@ -17,11 +17,10 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any, Literal, Self, final
 
 import torch
@@ -41,7 +40,7 @@ _SUFFIX = ".safetensors"
 _TEMPORARY = ".tmp-"
 _REPLACED = ".old-"
 _AUTO_PARTS = 20  # `interval_updates = "auto"`: how many checkpoints over a run
-_READ_ATTEMPTS = 3  # a reader that meets a replacement starts again
+_READ_ATTEMPTS = 10  # a reader that meets a replacement starts again
 
 
 @final
@@ -51,18 +50,19 @@ class CheckpointConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     interval_updates: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
-        "auto",
+        default="auto",
         description="Iterations (calls of the learner's update) between scheduled checkpoints, "
         "at least 1; auto is 1/20 of the run.",
     )
-    keep: int = Field(3, ge=1, description="How many of the newest checkpoints are kept.")
+    keep: int = Field(default=3, ge=1, description="How many of the newest checkpoints are kept.")
     milestones: int = Field(
-        0,
+        default=0,
         ge=0,
         description="How many scheduled checkpoints, evenly spaced over a run, are never deleted.",
     )
     save_best: bool = Field(
-        True, description="Also keep the checkpoint with the best evaluation, under the name best."
+        default=True,
+        description="Also keep the checkpoint with the best evaluation, under the name best.",
     )
 
     def interval(self, total_iterations: int) -> int:
@@ -132,14 +132,14 @@ def read(path: Path) -> Checkpoint:
         CheckpointError: it is not there, damaged, or of a newer format; the message names the file.
     """
     for attempt in range(_READ_ATTEMPTS):
-        folder = _standing(path)
-        before = _identity(folder)
-        try:
-            return _read_folder(folder, path)
-        except CheckpointError:
-            # another process may have replaced the folder while we read it
-            if _identity(_standing(path)) == before or attempt == _READ_ATTEMPTS - 1:
-                raise
+        with _opened(_standing(path)) as folder:
+            try:
+                return _read_folder(folder, path)
+            except CheckpointError:
+                # another process may have replaced the folder while we read it
+                replaced = folder is None or os.fstat(folder).st_ino != _inode(_standing(path))
+                if not replaced or attempt == _READ_ATTEMPTS - 1:
+                    raise
     raise AssertionError("unreachable")
 
 
@@ -279,12 +279,7 @@ class RunLock:
     def __enter__(self) -> Self:
         return self.acquire()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        fault: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_fault: object) -> None:
         self.release()
 
 
@@ -408,12 +403,25 @@ def _standing(path: Path) -> Path:
     return replaced if not path.exists() and replaced.exists() else path
 
 
-def _identity(folder: Path) -> tuple[int, int] | None:
+@contextmanager
+def _opened(folder: Path) -> Iterator[int | None]:
+    """A handle of a folder, good for as long as it is open even if the folder is renamed."""
     try:
-        found = os.stat(folder)
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        yield None
+        return
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _inode(folder: Path) -> int | None:
+    try:
+        return os.stat(folder).st_ino
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns
 
 
 def _numbered(root: Path) -> list[str]:
@@ -432,11 +440,15 @@ def _meta_or_none(path: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _read_folder(folder: Path, path: Path) -> Checkpoint:
-    listed = _read_manifest(folder)
-    contents = {name: _read_verified(folder / name, entry) for name, entry in listed.items()}
+def _read_folder(folder: int | None, path: Path) -> Checkpoint:
+    if folder is None:
+        raise CheckpointError(f"there is no checkpoint at {path}")
+    contents = {
+        name: _read_verified(folder, path / name, entry)
+        for name, entry in _read_manifest(folder, path / _MANIFEST).items()
+    }
     if _META not in contents:
-        raise CheckpointError(f"{folder / _MANIFEST} lists no {_META}: this is no checkpoint")
+        raise CheckpointError(f"{path / _MANIFEST} lists no {_META}: this is no checkpoint")
     tensors = {}
     for name, data in contents.items():
         if not name.endswith(_SUFFIX):
@@ -444,22 +456,17 @@ def _read_folder(folder: Path, path: Path) -> Checkpoint:
         try:
             loaded = load_safetensors(data)
         except SafetensorError as fault:
-            raise CheckpointError(f"{folder / name} is no safetensors file: {fault}") from fault
+            raise CheckpointError(f"{path / name} is no safetensors file: {fault}") from fault
         # cloned: memory of torch's own alignment, on which the last bit of a sum may depend
         tensors[name.removesuffix(_SUFFIX)] = {k: loaded[k].clone() for k in sorted(loaded)}
     return Checkpoint(path, tensors, json.loads(contents[_META]))
 
 
-def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
-    file = folder / _MANIFEST
-    if not folder.is_dir():
-        raise CheckpointError(f"there is no checkpoint at {folder}")
+def _read_manifest(folder: int, file: Path) -> dict[str, dict[str, Any]]:
     try:
-        manifest = json.loads(file.read_bytes())
+        manifest = json.loads(_read_file(folder, file))
         version, listed = manifest["format_version"], manifest["files"]
         entries = {str(name): dict(entry) for name, entry in listed.items()}
-    except OSError as fault:
-        raise CheckpointError(f"{file} can't be read: {fault.strerror}") from fault
     except (ValueError, TypeError, KeyError, AttributeError) as fault:
         raise CheckpointError(f"{file} is damaged: {fault!r}") from fault
     if version != FORMAT_VERSION:
@@ -472,11 +479,8 @@ def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
     return entries
 
 
-def _read_verified(file: Path, entry: Mapping[str, Any]) -> bytes:
-    try:
-        data = file.read_bytes()
-    except OSError as fault:
-        raise CheckpointError(f"{file} can't be read: {fault.strerror}") from fault
+def _read_verified(folder: int, file: Path, entry: Mapping[str, Any]) -> bytes:
+    data = _read_file(folder, file)
     if len(data) != entry.get("bytes"):
         raise CheckpointError(
             f"{file} has {len(data)} bytes where the manifest says {entry.get('bytes')}"
@@ -484,3 +488,11 @@ def _read_verified(file: Path, entry: Mapping[str, Any]) -> bytes:
     if hashlib.sha256(data).hexdigest() != entry.get("sha256"):
         raise CheckpointError(f"{file} is corrupted: its SHA-256 is not the manifest's")
     return data
+
+
+def _read_file(folder: int, file: Path) -> bytes:
+    try:
+        with open(file.name, "rb", opener=lambda n, flags: os.open(n, flags, dir_fd=folder)) as f:
+            return f.read()
+    except OSError as fault:
+        raise CheckpointError(f"{file} can't be read: {fault.strerror}") from fault

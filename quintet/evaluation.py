@@ -48,11 +48,12 @@ def evaluate(
 ) -> Scores:
     """Plays `episodes` whole episodes; rewards are raw, neither clipped nor normalised.
 
-    Every stream plays a share of the episodes that is fixed beforehand, so short episodes are not counted
-    more often than long ones.  Stream i begins with environment seed ``seed + i``.
+    Every stream plays a share of the episodes that is fixed beforehand, so short episodes are not
+    counted more often than long ones.  Stream i begins with environment seed ``seed + i``.
 
     Args:
-        env: another environment than the policy was trained on: an id, or a callable that makes one.
+        env: another environment than the policy was trained on: an id, or a callable that makes
+        one.
         deterministic: take the mode of the policy; False samples.
         stop: asked at every step; True ends the evaluation with the episodes there are.
 
@@ -87,7 +88,8 @@ def _check_spaces(policy: Policy, vector: VectorEnv) -> None:
                 b.pop(bounds, None)
         if a != b:
             raise ConfigError(
-                f"the policy's {what} space {mine} is required, {vector.description.id} has {theirs}"
+                f"the policy's {what} space {mine} is required, {vector.description.id} has "
+                f"{theirs}"
             )
 
 

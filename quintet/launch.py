@@ -1,7 +1,10 @@
-"""Composition root: from a configuration to environments, learner, runtime, sinks - and a result."""
+"""Composition root: from a configuration to environments, learner, runtime, sinks - and a
+result.
+"""
 
 import os
 import re
+import shutil
 import signal
 import threading
 from collections.abc import Iterator, Mapping
@@ -30,6 +33,11 @@ from quintet.runtime.serial import SerialSampling
 from quintet.trainer import OnReport, Trainer
 from quintet.types import Spaces
 
+COMPILE_FROM_UPDATES = 50_000
+"""Optimizer steps from which on compiling is worth its seconds: a step saves about half a
+millisecond.
+"""
+
 
 @final
 @dataclass(frozen=True)
@@ -57,7 +65,8 @@ def train(
         env: an environment's id, or a callable that makes one Gymnasium environment.
         total_steps: agent decisions over all streams; None: the preset's, else 1,000,000.
         run_dir: None: ``runs/ALGO-ENV-sSEED``.
-        config: any other option, nested or by dotted name: ``{"learning_rate": 1e-3, "env.num_streams": 4}``.
+        config: any other option, nested or by dotted name: ``{"learning_rate": 1e-3,
+        "env.num_streams": 4}``.
         on_report: called with every report.
 
     Raises:
@@ -117,7 +126,9 @@ def read_saved(run_dir: Path) -> dict[str, Any] | None:
     """
     path = run_dir / "config.yaml"
     if not path.exists():
-        others = [p.name for p in run_dir.iterdir() if p.name != ".lock"] if run_dir.is_dir() else []
+        others = (
+            [p.name for p in run_dir.iterdir() if p.name != ".lock"] if run_dir.is_dir() else []
+        )
         if others:
             raise ConfigError(
                 f"run_dir requires a new or empty folder, or one with a run; {run_dir} holds "
@@ -129,7 +140,8 @@ def read_saved(run_dir: Path) -> dict[str, Any] | None:
         return flatten(values, options(values["algo"]))
     except (yaml.YAMLError, TypeError, KeyError) as error:
         raise ConfigError(
-            f"a readable config.yaml is required in {run_dir}, it is damaged ({error}); restore it or "
+            f"a readable config.yaml is required in {run_dir}, it is damaged ({error}); restore "
+            f"it or "
             "give another --run-dir"
         ) from error
 
@@ -148,9 +160,9 @@ def _refuse_other(
     for name in ("algo", *sorted(asked)):
         free = name in MAY_CHANGE_ON_RESUME or name.startswith(("eval.", "report."))
         automatic = values.get(name) in (None, "auto")
-        if name in values and not free and not automatic and name != "run_dir":
-            if values[name] != saved.get(name):
-                differ.append(f"{name}: the run has {saved.get(name)!r}, asked is {values[name]!r}")
+        compared = name in values and not free and not automatic and name != "run_dir"
+        if compared and values[name] != saved.get(name):
+            differ.append(f"{name}: the run has {saved.get(name)!r}, asked is {values[name]!r}")
     if differ:
         raise ConfigError(
             f"{run_dir} holds a run of another configuration:\n"
@@ -160,7 +172,9 @@ def _refuse_other(
 
 
 def resolve(config: RunConfig, spaces: Spaces, backend: str) -> RunConfig:
-    """Everything automatic replaced by what it means here: backend, groups, network, device, threads."""
+    """Everything automatic replaced by what it means here: backend, groups, network, device,
+    threads.
+    """
     model = resolve_model(config.model, spaces)
     pictures = model.encoder == "nature_cnn"
     device = config.runtime.device
@@ -175,15 +189,50 @@ def resolve(config: RunConfig, spaces: Spaces, backend: str) -> RunConfig:
     if threads is None:
         # A fixed rule: measured on small networks, a second thread costs more than it gives.
         threads = min(os.cpu_count() or 1, 8) if pictures else 1
+    compiler = shutil.which(os.environ.get("CXX", "g++")) is not None
+    compile_ = config.runtime.compile
+    if compile_ == "auto":
+        planned = registry.find(config.algo).planned_updates(
+            config.learner, config.env.num_streams, config.total_env_steps
+        )
+        worth = not pictures and planned >= COMPILE_FROM_UPDATES
+        compile_ = "on" if worth and compiler else "off"
+    elif compile_ == "on" and not compiler:
+        raise ConfigError(
+            "runtime.compile=on requires a C++ compiler, g++ is not on the PATH and CXX names "
+            "none; "
+            "install one or use --runtime.compile auto, which goes on eagerly"
+        )
     return config.model_copy(
         update={
             "model": model,
             "env": config.env.model_copy(
                 update={"backend": backend, "streams_per_group": config.env.group_size}
             ),
-            "runtime": config.runtime.model_copy(update={"device": device, "threads": threads}),
+            "runtime": config.runtime.model_copy(
+                update={"device": device, "threads": threads, "compile": compile_}
+            ),
         }
     )
+
+
+def resolved(loaded: Loaded) -> tuple[dict[str, Any], dict[str, str]]:
+    """Every option of a loaded configuration as a run would use it, and where its value comes
+    from.
+    """
+    probe = make_group_env(loaded.config.env, 1)
+    try:
+        config = resolve(loaded.config, probe.spaces, probe.description.backend)
+    finally:
+        probe.close()
+    before, values = loaded.config.flat(), config.flat()
+    sources = {
+        name: loaded.sources[name]
+        if value == before[name]
+        else f"resolved ({loaded.sources[name]})"
+        for name, value in values.items()
+    }
+    return values, sources
 
 
 def make_learner(config: RunConfig, spaces: Spaces) -> Learner:
@@ -194,6 +243,7 @@ def make_learner(config: RunConfig, spaces: Spaces) -> Learner:
         config.total_env_steps,
         (seeds[0], seeds[1]),
         torch.device(config.runtime.device),
+        compile=config.runtime.compile == "on",
     )
     return registry.find(config.algo).make_learner(config.learner, config.model, spaces, setup)
 
@@ -245,7 +295,8 @@ def _run(
     try:
         if trainer.counters.env_steps >= config.total_env_steps:
             trainer.say(
-                f"this run is finished: {trainer.counters.env_steps:,} env_steps; raise --total-steps "
+                f"this run is finished: {trainer.counters.env_steps:,} env_steps; raise "
+                f"--total-steps "
                 "to go on, or give another --run-dir"
             )
         else:
@@ -275,7 +326,7 @@ def _stop_on_signals(trainer: Trainer) -> Iterator[None]:
         yield
         return
 
-    def handle(number: int, frame: FrameType | None) -> None:
+    def handle(number: int, _: FrameType | None) -> None:
         if trainer.stop_requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         trainer.request_stop()

@@ -21,10 +21,14 @@ from quintet.protocols import Actor
 from quintet.types import Publication, Spaces, State
 
 POLICY = "policy"
-"""Key of the publication's tensors in a checkpoint, and name of the folder of a finished run's policy."""
+"""Key of the publication's tensors in a checkpoint, and name of the folder of a finished run's
+policy.
+"""
 
 
-def describe(algo: str, learner: Any, model: ModelConfig, env: EnvConfig, of: Spaces) -> dict[str, Any]:
+def describe(
+    algo: str, learner: Any, model: ModelConfig, env: EnvConfig, of: Spaces
+) -> dict[str, Any]:
     """All but the weights that a policy needs, as JSON."""
     return {
         "algo": algo,
@@ -71,7 +75,8 @@ class Policy:
         """Action for one observation, or for a batch of them with a leading dimension.
 
         Returns:
-            The action in the environment's units, batched as the observation was, and the next state.
+            The action in the environment's units, batched as the observation was, and the next
+            state.
 
         Raises:
             QuintetError: the observation does not fit the observation space.
@@ -88,7 +93,8 @@ class Policy:
             fits = given[name].shape[extra[name] :] == shape if extra[name] in (0, 1) else False
             if not fits or extra[name] != next(iter(extra.values())):
                 raise QuintetError(
-                    f"observation leaf {name!r} of shape {shape}, or [B, ...] of it, is required, got "
+                    f"observation leaf {name!r} of shape {shape}, or [B, ...] of it, is "
+                    f"required, got "
                     f"shape {given[name].shape}; the policy's space is {self.spaces.observation}"
                 )
         single = next(iter(extra.values())) == 0
@@ -146,7 +152,8 @@ def load(path: str | Path, which: str = "latest") -> Policy:
     elif which == "best":
         if not (path / "best").exists():
             raise CheckpointError(
-                f"a run with a best policy is required, {path / 'best'} does not exist; evaluation may be "
+                f"a run with a best policy is required, {path / 'best'} does not exist; "
+                f"evaluation may be "
                 "off (--eval.episodes 0); use --checkpoint latest"
             )
         found = checkpoint.read(path / "best")

@@ -24,7 +24,8 @@ class DataPlan:
 
     unroll_steps: T, rows of a column.
     columns_per_batch: B, columns of one update; on-policy learners take every stream once.
-    return_discount: discount of the running return ``Rollout.return_carry``, or None when nothing reads it.
+    return_discount: discount of the running return ``Rollout.return_carry``, or None when nothing
+    reads it.
     """
 
     unroll_steps: int
@@ -74,7 +75,8 @@ class Learner(Protocol):
         ...
 
     def update(self, batch: Rollout, env_steps: int) -> dict[str, float]:
-        """Learns from a batch that was collected from `env_steps` on; returns metrics by declared name.
+        """Learns from a batch that was collected from `env_steps` on; returns metrics by declared
+        name.
 
         Raises NonFiniteError when a loss or gradient became NaN or infinite.
         """

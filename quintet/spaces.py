@@ -1,4 +1,6 @@
-"""Observation and action spaces: their leaves, the dtypes these have in memory, and JSON for policies."""
+"""Observation and action spaces: their leaves, the dtypes these have in memory, and JSON for
+policies.
+"""
 
 from typing import Any
 
@@ -15,8 +17,8 @@ Space = spaces.Space[Any]
 def observation_leaves(space: Space) -> dict[str, Space]:
     """Leaves of an observation space by path.
 
-    A space that is neither Dict nor Tuple is the one leaf ``"obs"``; else the path joins the keys of nested
-    Dicts and the positions in Tuples with ``"/"``.
+    A space that is neither Dict nor Tuple is the one leaf ``"obs"``; else the path joins the keys
+    of nested Dicts and the positions in Tuples with ``"/"``.
     """
     if isinstance(space, spaces.Dict):
         children = {str(key): child for key, child in space.spaces.items()}
@@ -96,13 +98,17 @@ def from_json(data: dict[str, Any]) -> Space:
         case "box":
             shape, dtype = tuple(data["shape"]), np.dtype(data["dtype"])
             low, high = (
-                np.broadcast_to(np.asarray(data[key], np.float64).reshape(-1), (int(np.prod(shape)),))
+                np.broadcast_to(
+                    np.asarray(data[key], np.float64).reshape(-1), (int(np.prod(shape)),)
+                )
                 if not isinstance(data[key], list)
                 else np.asarray([float(x) for x in data[key]])
                 for key in ("low", "high")
             )
             return spaces.Box(
-                low.reshape(shape).astype(dtype), high.reshape(shape).astype(dtype), dtype=dtype.type
+                low.reshape(shape).astype(dtype),
+                high.reshape(shape).astype(dtype),
+                dtype=dtype.type,
             )
         case "discrete":
             return spaces.Discrete(data["n"], start=data["start"])

@@ -1,5 +1,6 @@
 """One run and its folder: resume, checkpoints, reports, evaluation, and how it ends."""
 
+import io
 import sys
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from quintet.checkpoint import Checkpoint
 from quintet.config.run import RunConfig
 from quintet.envs.make import MakeEnv
 from quintet.envs.vector import EnvDescription
-from quintet.errors import CheckpointError, QuintetError
+from quintet.errors import CheckpointError
 from quintet.evaluation import evaluate
 from quintet.observe.metrics import EpisodeStats
 from quintet.observe.progress import make_progress
@@ -49,9 +50,7 @@ class Trainer:
         self.on_report, self.make_env = on_report, make_env
         self.run_dir: Path = config.run_dir
         self.checkpoints = self.run_dir / "checkpoints"
-        self.description = describe(
-            config.algo, config.learner, config.model, config.env, spaces
-        )
+        self.description = describe(config.algo, config.learner, config.model, config.env, spaces)
         self.counters = loop.Counters()
         self.timer = PhaseTimer()
         self.episodes = EpisodeStats()
@@ -79,7 +78,7 @@ class Trainer:
             self._restore(found, notes)
         self._write_config()
         title = f"{self.config.algo} on {self.env.id} ({self.env.backend}) -> {self.run_dir}"
-        stream = sys.stdout if self.config.report.progress else _Nowhere()
+        stream = sys.stdout if self.config.report.progress else io.StringIO()
         self.progress = make_progress(
             self.config.total_env_steps, title, stream, start_env_steps=self.counters.env_steps
         )
@@ -104,7 +103,8 @@ class Trainer:
         self._wall_before_s = found.meta["wall_s"]
         path = "" if found.meta["scheduled"] else ", which is off the uninterrupted run's path"
         notes.append(
-            f"resumed at update {self.learner.updates:,}, {self.counters.env_steps:,} env_steps, from "
+            f"resumed at update {self.learner.updates:,}, {self.counters.env_steps:,} "
+            f"env_steps, from "
             f"{found.path}{path}"
         )
 
@@ -129,7 +129,8 @@ class Trainer:
             self.policy().save(self.run_dir / POLICY)
         else:
             self.say(
-                f"stopped at {self.counters.env_steps:,} env_steps; the same command goes on from there"
+                f"stopped at {self.counters.env_steps:,} env_steps; the same command goes on "
+                f"from there"
             )
         return status
 
@@ -168,7 +169,12 @@ class Trainer:
         finished = self.counters.env_steps >= self.config.total_env_steps
         evaluated = self._evaluation_due(finished) and self._evaluate()
         passed_s = time.perf_counter() - self._reported_at
-        if finished or evaluated or self.stop_requested or passed_s >= self.config.report.interval_s:
+        if (
+            finished
+            or evaluated
+            or self.stop_requested
+            or passed_s >= self.config.report.interval_s
+        ):
             self._report(metrics)
         return self.stop_requested
 
@@ -180,7 +186,8 @@ class Trainer:
             "wall_s": self._wall_s(),
             "updates": float(self.learner.updates),
             "iterations": float(self.counters.iteration),
-            "throughput/env_steps_per_s": (steps - self._reported_steps) / (now - self._reported_at),
+            "throughput/env_steps_per_s": (steps - self._reported_steps)
+            / (now - self._reported_at),
             **self.episodes.report(),
             **metrics,
             **self.timer.report(),
@@ -238,7 +245,15 @@ class Trainer:
         """Keeps the batch on which an update failed; says where, and what else remains."""
         tensors: dict[str, Any] = {
             name: getattr(batch, name)
-            for name in ("action", "reward", "terminated", "truncated", "valid", "is_first", "version")
+            for name in (
+                "action",
+                "reward",
+                "terminated",
+                "truncated",
+                "valid",
+                "is_first",
+                "version",
+            )
         }
         tensors |= {f"obs/{name}": x for name, x in batch.obs.items()}
         tensors |= {f"record/{name}": x for name, x in batch.record.items()}
@@ -272,17 +287,3 @@ class Trainer:
         self.progress.close()
         self.reporter.close()
         self._log.close()
-
-
-@final
-class _Nowhere:
-    """A text stream that shows nothing."""
-
-    def write(self, text: str) -> int:
-        return len(text)
-
-    def flush(self) -> None:
-        pass
-
-    def isatty(self) -> bool:
-        return False

@@ -1,11 +1,11 @@
 """The records that cross the seam between learners and the runtime.
 
-Notation: T time, B streams, K minibatch rows.  Everything is time-major ``[T, B, ...]``.  Row ``t`` of a
-rollout holds the observation in which action ``t`` was taken and, beside it, what that action led to;
-``obs`` and ``is_first`` have one row more, the one in which the next action will be taken.
+Notation: T time, B streams, K minibatch rows.  Everything is time-major ``[T, B, ...]``.  Row ``t``
+of a rollout holds the observation in which action ``t`` was taken and, beside it, what that action
+led to; ``obs`` and ``is_first`` have one row more, the one in which the next action will be taken.
 
-The layout is next-step autoreset: the row after an ending carries the true final observation and is not
-valid (its action was not executed); the row after that is the first of the next episode.
+The layout is next-step autoreset: the row after an ending carries the true final observation and is
+not valid (its action was not executed); the row after that is the first of the next episode.
 """
 
 from collections.abc import Mapping
@@ -57,8 +57,9 @@ class Publication:
 class ActOutput:
     """What one forward of a group gives.
 
-    ``action`` is what the learner sees (before clipping or squashing), ``env_action`` what the environment
-    receives, ``record`` what the actor declared to record, ``state`` the next recurrent state.
+    ``action`` is what the learner sees (before clipping or squashing), ``env_action`` what the
+    environment receives, ``record`` what the actor declared to record, ``state`` the next recurrent
+    state.
     """
 
     action: Shaped[Tensor, "B ..."]
@@ -75,7 +76,8 @@ class Rollout:
     valid: the action of the row was really executed and lies within the step budget.
     is_first: the observation of the row is the first of an episode.
     record: what the actor recorded, by name (``logp_mu``, distribution parameters, values, ...).
-    return_carry: running discounted return ``G_t = r_t + gamma * G_(t-1)``, restarted at every episode,
+    return_carry: running discounted return ``G_t = r_t + gamma * G_(t-1)``, restarted at every
+    episode,
         in reward units; what a return normaliser takes its variance from.
     version: version of the weights that acted in the row.
     stream_id: number of the stream in the run, ``0 .. num_streams - 1``.

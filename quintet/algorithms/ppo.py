@@ -1,33 +1,37 @@
 """Proximal policy optimisation with a clipped ratio and/or an adaptive KL penalty.
 
-Schulman et al., arXiv 1707.06347; advantages of Schulman et al., arXiv 1506.02438; the form is that of
-TF-Agents' PPO agent.  Read `PPOLearner.update` first, then `PPOLearner._loss`.
+Schulman et al., arXiv 1707.06347; advantages of Schulman et al., arXiv 1506.02438; the form is that
+of TF-Agents' PPO agent.  Read `PPOLearner.update` first, then `PPOLearner._loss`.
 
 Departures from the papers, each with the switch that turns it off:
 
  1. Truncated episodes bootstrap from the value of their true final observation
     (``truncation_as_termination``).
  2. Observations are normalised by running statistics (``normalize_observations``).
- 3. Rewards are divided by the standard deviation of the running return (``reward_normalizer=none``).
+ 3. Rewards are divided by the standard deviation of the running return
+ (``reward_normalizer=none``).
  4. Advantages are normalised over the batch (``normalize_advantage=none``).
  5. The gradient's global norm is clipped (``max_grad_norm=none``).
  6. The learning rate falls linearly to 0 (``lr_schedule=constant``).
  7. The dead band of the adaptive KL penalty is 0.3 wide, the paper's 0.5 (``kl_tolerance``).
- 8. Minibatches are even: the valid rows are split in ceil(rows / minibatch_steps) parts that differ by at
+ 8. Minibatches are even: the valid rows are split in ceil(rows / minibatch_steps) parts that differ
+ by at
     most one row, so none is tiny (``drop_last`` gives whole minibatches and drops the rest).
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any, Literal, final
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
+from torch.func import functional_call
 
 from quintet.algorithms.setup import Setup
-from quintet.errors import NonFiniteError
+from quintet.errors import ConfigError, NonFiniteError
 from quintet.models.build import ActorCritic, ModelConfig
 from quintet.models.heads import action_family
 from quintet.models.normalize import (
@@ -36,7 +40,7 @@ from quintet.models.normalize import (
     normalized_leaves,
     scale_of,
 )
-from quintet.ops import policy_losses, reduce, returns, schedules, value_losses
+from quintet.ops import adam, policy_losses, reduce, returns, schedules, value_losses
 from quintet.ops.distributions import Family
 from quintet.protocols import DataPlan
 from quintet.types import (
@@ -63,7 +67,9 @@ class PPOConfig(BaseModel):
     advantage_estimator: Literal["gae", "monte_carlo"] = Field(
         "gae", description="monte_carlo: bootstrapped discounted return minus value"
     )
-    gae_lambda: float = Field(0.95, ge=0, le=1, description="lambda of GAE and of the lambda-return")
+    gae_lambda: float = Field(
+        0.95, ge=0, le=1, description="lambda of GAE and of the lambda-return"
+    )
     value_target: Literal["lambda_return", "monte_carlo"] = Field(
         "lambda_return", description="what the value function learns"
     )
@@ -106,8 +112,12 @@ class PPOConfig(BaseModel):
     )
     kl_beta_init: float = Field(0.0, ge=0, description="adaptive KL penalty's first weight; 0: off")
     kl_target: float = Field(0.01, gt=0, description="mean KL aimed at, in nats")
-    kl_tolerance: float = Field(0.3, ge=0, lt=1, description="dead band around kl_target, a share of it")
-    kl_cutoff_coef: float = Field(0.0, ge=0, description="weight of the squared KL above the cutoff")
+    kl_tolerance: float = Field(
+        0.3, ge=0, lt=1, description="dead band around kl_target, a share of it"
+    )
+    kl_cutoff_coef: float = Field(
+        0.0, ge=0, description="weight of the squared KL above the cutoff"
+    )
     kl_cutoff_factor: float = Field(2.0, ge=0, description="cutoff in units of kl_target")
     target_kl: float | None = Field(
         None, gt=0, description="no further epoch once the estimated KL passes 1.5 x this"
@@ -143,6 +153,11 @@ class PPOConfig(BaseModel):
     def uses_kl(self) -> bool:
         """Whether the exact KL enters the loss or a decision."""
         return self.kl_beta_init > 0 or self.kl_cutoff_coef > 0 or self.lr_schedule == "kl_adaptive"
+
+    @property
+    def uses_l2(self) -> bool:
+        """Whether any kernel is penalised."""
+        return self.policy_l2_coef > 0 or self.value_l2_coef > 0 or self.shared_l2_coef > 0
 
     @model_validator(mode="after")
     def _no_option_without_effect(self) -> "PPOConfig":
@@ -193,7 +208,8 @@ def check(
         )
     elif size is not None and batch % size and not config.drop_last:
         faults.append(
-            f"minibatch_steps must divide the batch of {num_streams} streams x {config.unroll_steps} "
+            f"minibatch_steps must divide the batch of {num_streams} streams x "
+            f"{config.unroll_steps} "
             f"steps = {batch}, got {size}; change one of them or set --drop-last true"
         )
     if model.shared_torso and model.value_hidden is not None:
@@ -203,6 +219,12 @@ def check(
     if not model.shared_torso and config.shared_l2_coef > 0:
         faults.append("shared_l2_coef has no effect without model.shared_torso; leave it out")
     return faults
+
+
+def planned_updates(config: PPOConfig, num_streams: int, total_env_steps: int) -> int:
+    """Optimizer steps in a run without early stops and invalid rows."""
+    batch = num_streams * config.unroll_steps
+    return total_env_steps * config.num_epochs // (config.minibatch_steps or batch)
 
 
 def make_family(model: ModelConfig, spaces: Spaces) -> Family:
@@ -244,14 +266,20 @@ class PPOActor:
             module.load_state_dict(_strip(publication.tensors, prefix))
         self.normalizer.refresh()
 
-    def initial_state(self, num_streams: int) -> State:
+    def initial_state(self, num_streams: int) -> State:  # noqa: ARG002
         return {}
 
     def draw_noise(self, steps: int, num_streams: int, generator: torch.Generator) -> Tensor:
         return self.family.draw_noise((steps, num_streams), generator)
 
     @torch.inference_mode()
-    def act(self, obs: Obs, state: State, is_first: Tensor, noise: Tensor | None) -> ActOutput:
+    def act(
+        self,
+        obs: Obs,
+        state: State,
+        is_first: Tensor,  # noqa: ARG002
+        noise: Tensor | None,
+    ) -> ActOutput:
         params, value = self.network(self.normalizer(obs))
         if ACTION_MASK in obs:
             params = self.family.apply_mask(params, obs[ACTION_MASK])
@@ -284,27 +312,15 @@ class Rows:
 
     def take(self, index: Tensor) -> "Rows":
         """The rows at `index`, copied."""
-        return Rows(
-            {name: leaf.index_select(0, index) for name, leaf in self.obs.items()},
-            *(x.index_select(0, index) for x in self._tensors()),
-        )
+        return self._map(lambda x: x.index_select(0, index))
 
     def part(self, start: int, size: int) -> "Rows":
         """`size` rows from `start` on, as views."""
-        return Rows(
-            {name: leaf.narrow(0, start, size) for name, leaf in self.obs.items()},
-            *(x.narrow(0, start, size) for x in self._tensors()),
-        )
+        return self._map(lambda x: x.narrow(0, start, size))
 
-    def _tensors(self) -> tuple[Tensor, ...]:
-        return (
-            self.action,
-            self.logp_mu,
-            self.params_mu,
-            self.value_mu,
-            self.advantage,
-            self.target,
-        )
+    def _map(self, function: Callable[[Tensor], Tensor]) -> "Rows":
+        others = (getattr(self, field.name) for field in fields(self) if field.name != "obs")
+        return Rows({name: function(x) for name, x in self.obs.items()}, *map(function, others))
 
 
 LOSS_METRICS = (
@@ -325,7 +341,9 @@ LOSS_METRICS = (
     "policy/ratio_max_error",
     "value/prediction_mean",
 )
-"""What `PPOLearner._loss` returns beside the loss, in this order; then comes the gradient's norm."""
+"""What `PPOLearner._loss` returns beside the loss, in this order; then comes the gradient's
+norm.
+"""
 
 
 @final
@@ -340,11 +358,20 @@ class PPOLearner:
         self.normalizer = _normalizer(config, spaces).to(setup.device)
         self.normalizer.refresh()
         self.reward_moments = RunningMoments(()).to(setup.device)
-        self.parameters = dict(sorted(self.network.named_parameters()))
-        self.kernels = self.network.kernels()
-        self.optimizer = torch.optim.Adam(
-            self.parameters.values(), config.learning_rate, eps=config.adam_epsilon, fused=True
-        )
+        self.parameters: dict[str, Tensor] = dict(sorted(self.network.named_parameters()))
+        self.kernels = self.network.kernel_groups()
+        self.theta = _flatten_in_place([p for _, p in sorted(self.network.named_parameters())])
+        self.exp_avg = torch.zeros_like(self.theta)
+        self.exp_avg_sq = torch.zeros_like(self.theta)
+        self.optimizer_step = self._step
+        if setup.compile:
+            if config.check_numerics:
+                raise ConfigError(
+                    "check_numerics requires runtime.compile=off, it is on; a compiled graph "
+                    "can't be "
+                    "looked into"
+                )
+            self.optimizer_step = torch.compile(self._compiled_step, fullgraph=True)
         self.shuffle = torch.Generator().manual_seed(setup.seeds[1])
         self.updates = 0
         self.version = 0
@@ -379,10 +406,13 @@ class PPOLearner:
             if epoch and config.refresh_advantages == "per_epoch":
                 rows, metrics = self._rows(batch, use)
             begin = len(stats)
-            for minibatch in self._minibatches(rows, index):
-                stats.append(self._step(minibatch, share))
+            for minibatch, weight in self._minibatches(rows, index):
+                self.updates += 1
+                stats.append(self.optimizer_step(minibatch, weight, self._knobs(share)))
             if config.target_kl is not None:
-                approx_kl = torch.stack(stats[begin:])[:, LOSS_METRICS.index("policy/approx_kl")].mean()
+                approx_kl = torch.stack(stats[begin:])[
+                    :, LOSS_METRICS.index("policy/approx_kl")
+                ].mean()
                 if approx_kl > 1.5 * config.target_kl:
                     break
         metrics["optim/epochs"] = epoch + 1.0
@@ -400,8 +430,6 @@ class PPOLearner:
         left = schedules.linear(env_steps, self.setup.total_env_steps)
         if self.config.lr_schedule == "linear":
             self.learning_rate = self.config.learning_rate * left
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate
         if self.config.clip_schedule == "linear":
             assert self.config.clip_epsilon is not None
             self.clip_epsilon = self.config.clip_epsilon * left
@@ -417,7 +445,7 @@ class PPOLearner:
             last = {name: x[batch.reward.numel() :] for name, x in obs.items()}
             v = torch.cat((batch.record["value"], self.network.value(last).unsqueeze(0)))
         else:
-            v = self.network.value(obs).unflatten(0, (steps + 1, -1))
+            v = self.network.value(obs).view(steps + 1, -1)
         v_tm1, v_t = v[:-1], v[1:]
         r_t = self._normalize_reward(batch.reward)
         ended = batch.terminated | batch.truncated
@@ -437,13 +465,14 @@ class PPOLearner:
         if config.normalize_advantage == "batch":
             advantage = reduce.normalize_valid(advantage, use)
 
-        flat = (batch.action, batch.record["logp_mu"], batch.record["params_mu"])
         rows = Rows(
             rows_obs,
-            *(x.flatten(0, 1) for x in flat),
-            batch.record["value"].flatten(),
-            advantage.flatten(),
-            target.flatten(),
+            action=batch.action.flatten(0, 1),
+            logp_mu=batch.record["logp_mu"].flatten(),
+            params_mu=batch.record["params_mu"].flatten(0, 1),
+            value_mu=batch.record["value"].flatten(),
+            advantage=advantage.flatten(),
+            target=target.flatten(),
         )
         return rows, _batch_metrics(batch, use, r_t, raw_advantage, target, v_tm1)
 
@@ -455,41 +484,85 @@ class PPOLearner:
         bound = config.reward_norm_clip
         return scaled if bound is None or bound <= 0 else scaled.clamp(-bound, bound)
 
-    def _minibatches(self, rows: Rows, index: Tensor) -> Iterator[Rows]:
-        """One pass over the rows at `index` in fresh random order."""
-        count = index.numel()
-        size = self.config.minibatch_steps or count
-        order = torch.randperm(count, generator=self.shuffle).to(index.device)
-        shuffled = rows.take(index[order])
-        if self.config.drop_last and count >= size:
-            starts = [k * size for k in range(count // size + 1)]
-        else:
-            parts = math.ceil(count / size)
-            starts = [k * count // parts for k in range(parts + 1)]
-        for start, end in zip(starts, starts[1:], strict=False):
-            yield shuffled.part(start, end - start)
+    def _minibatches(self, rows: Rows, index: Tensor) -> Iterator[tuple[Rows, Tensor]]:
+        """One pass over the rows at `index` in fresh random order: minibatches of one size, and
+        weights.
 
-    def _step(self, rows: Rows, share: float) -> Tensor:
-        """One optimizer step; returns LOSS_METRICS and the gradient's norm before clipping."""
-        loss, stats = self._loss(rows, share)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        bound = self.config.max_grad_norm
-        norm = torch.nn.utils.clip_grad_norm_(
-            self.parameters.values(), math.inf if bound is None else bound
+        The weights ``[K]`` of a minibatch sum to 1.  Where its share of the rows is smaller than
+        its size, rows are repeated with weight 0, so that every minibatch has the same shape.
+        """
+        count = index.numel()
+        size = self.config.minibatch_steps or rows.advantage.numel()
+        order = index[torch.randperm(count, generator=self.shuffle).to(index.device)]
+        whole = self.config.drop_last and count >= size
+        parts = count // size if whole else math.ceil(count / size)
+        starts = [k * size if whole else k * count // parts for k in range(parts + 1)]
+        spans = [(start, end - start) for start, end in pairwise(starts)]
+        place = torch.arange(size, device=index.device)
+        padded = torch.cat([order[start + place.clamp_max(n - 1)] for start, n in spans])
+        shuffled = rows.take(padded)
+        weights = {n: (place < n).float() / n for _, n in spans}
+        for part, (_, length) in enumerate(spans):
+            yield shuffled.part(part * size, size), weights[length]
+
+    def _knobs(self, share: float) -> Tensor:
+        """Numbers of an optimizer step that change from step to step, as one tensor."""
+        correction, root_correction = adam.corrections(self.updates)
+        return torch.tensor(
+            [
+                self.learning_rate / correction,
+                root_correction,
+                self.beta,
+                0.0 if self.clip_epsilon is None else self.clip_epsilon,
+                share,
+            ],
+            device=self.theta.device,
         )
-        self.optimizer.step()
-        self.updates += 1
+
+    def _step(self, rows: Rows, weight: Tensor, knobs: Tensor) -> Tensor:
+        """One optimizer step; returns LOSS_METRICS and the gradient's norm before clipping."""
+        loss, stats = self._loss(self.parameters, rows, weight, knobs)
+        gradients = torch.autograd.grad(loss, list(self.parameters.values()))
+        return self._descend(gradients, stats, knobs)
+
+    def _compiled_step(self, rows: Rows, weight: Tensor, knobs: Tensor) -> Tensor:
+        """`_step` in the form that compiles to one graph."""
+        gradients, stats = torch.func.grad(self._loss, has_aux=True)(
+            self.parameters, rows, weight, knobs
+        )
+        return self._descend(gradients.values(), stats, knobs)
+
+    @torch.no_grad()
+    def _descend(self, gradients: Iterable[Tensor], stats: Tensor, knobs: Tensor) -> Tensor:
+        grad = torch.cat([g.flatten() for g in gradients])
+        grad, norm = adam.clip_norm(grad, self.config.max_grad_norm)
+        adam.adam_(
+            self.theta,
+            grad,
+            self.exp_avg,
+            self.exp_avg_sq,
+            step_size=knobs[0],
+            root_correction=knobs[1],
+            epsilon=self.config.adam_epsilon,
+        )
         return torch.cat((stats, norm.unsqueeze(0)))
 
-    def _loss(self, rows: Rows, share: float) -> tuple[Tensor, Tensor]:
+    def _loss(
+        self, parameters: dict[str, Tensor], rows: Rows, weight: Tensor, knobs: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """The loss of a minibatch and its LOSS_METRICS.
 
-        ``total = policy + value_coef * value - entropy_coef * H + l2 + beta * kl + cutoff`` with means over
-        the minibatch's rows, all of them valid; `share` of the rows is 1 but for ``mean_over_all``.
+        ``total = policy + value_coef * value - entropy_coef * H + l2 + beta * kl + cutoff`` with
+        means by `weight` over the minibatch's rows; `share` is 1 but for
+        ``reduction=mean_over_all``.
         """
         config, family = self.config, self.family
-        params, value = self.network(rows.obs)
+        _, _, beta, clip_epsilon, share = knobs.unbind()
+
+        def mean(x: Tensor) -> Tensor:
+            return share * torch.dot(weight, x)
+
+        params, value = functional_call(self.network, parameters, (rows.obs,))
         if ACTION_MASK in rows.obs:
             params = family.apply_mask(params, rows.obs[ACTION_MASK])
         logp_pi, logp_mu = family.log_prob(params, rows.action), rows.logp_mu
@@ -500,28 +573,27 @@ class PPOLearner:
         rho = log_rho.exp()
         advantage = rows.advantage
         if config.normalize_advantage == "minibatch":
-            advantage = reduce.normalize_valid(advantage, torch.ones_like(advantage))
+            advantage = reduce.normalize_valid(advantage, weight)
 
-        if self.clip_epsilon is None:
+        if config.clip_epsilon is None:
             policy_tm1 = policy_losses.ratio(rho, advantage)
         else:
-            policy_tm1 = policy_losses.ratio_clip(rho, advantage, self.clip_epsilon)
+            policy_tm1 = policy_losses.ratio_clip(rho, advantage, clip_epsilon)
         if config.value_clip is None:
             value_tm1 = value_losses.squared(value, rows.target)
         else:
             value_tm1 = value_losses.clipped(value, rows.value_mu, rows.target, config.value_clip)
+        # What is only reported stays out of the gradient.
+        entropy = mean(family.entropy(params if config.entropy_coef > 0 else params.detach()))
+        kl = mean(family.kl(rows.params_mu, params if config.uses_kl else params.detach()))
 
-        policy_loss = share * policy_tm1.mean()
-        value_loss = share * config.value_coef * value_tm1.mean()
-        entropy_loss = kl_loss = cutoff_loss = l2_loss = policy_loss.new_zeros(())
-        with torch.set_grad_enabled(config.entropy_coef > 0):
-            entropy = family.entropy(params).mean()
-        if config.entropy_coef > 0:
-            entropy_loss = -share * config.entropy_coef * entropy
-        with torch.set_grad_enabled(config.uses_kl):
-            kl = share * family.kl(rows.params_mu, params).mean()
-        if self.beta > 0:
-            kl_loss = self.beta * kl
+        zero = torch.zeros_like(entropy)
+        policy_loss = mean(policy_tm1)
+        value_loss = config.value_coef * mean(value_tm1)
+        entropy_loss = -config.entropy_coef * entropy if config.entropy_coef > 0 else zero
+        l2_loss = self._l2(parameters) if config.uses_l2 else zero
+        kl_loss = beta * kl if config.kl_beta_init > 0 else zero
+        cutoff_loss = zero
         if config.kl_cutoff_coef > 0:
             cutoff_loss = policy_losses.kl_cutoff(
                 kl,
@@ -529,45 +601,51 @@ class PPOLearner:
                 factor=config.kl_cutoff_factor,
                 coef=config.kl_cutoff_coef,
             )
-        for group, coef in (
-            ("policy", config.policy_l2_coef),
-            ("value", config.value_l2_coef),
-            ("shared", config.shared_l2_coef),
-        ):
-            if coef > 0:
-                l2_loss = l2_loss + coef * sum(w.square().sum() for w in self.kernels[group])
-        terms = (policy_loss, value_loss, entropy_loss, l2_loss, kl_loss, cutoff_loss)
         total = policy_loss + value_loss + entropy_loss + l2_loss + kl_loss + cutoff_loss
-        if config.check_numerics:
-            self._check_numerics(logp_pi=logp_pi, rho=rho, value=value, **_named(terms))
 
-        with torch.no_grad():
-            values = torch.stack(terms)
-            error = (rho - 1.0).abs()
-            clipped = error > (math.inf if self.clip_epsilon is None else self.clip_epsilon)
-            cut = kl > config.kl_cutoff_factor * config.kl_target
-            others = torch.stack(
-                (
-                    total,
-                    values.abs().sum(),
-                    entropy,
-                    kl / share,
-                    cut.float(),
-                    policy_losses.approx_kl(log_rho).mean(),
-                    clipped.float().mean(),
-                    rho.mean(),
-                    error.max(),
-                    value.mean(),
-                )
-            )
-        return total, torch.cat((values, others))
+        terms = torch.stack((policy_loss, value_loss, entropy_loss, l2_loss, kl_loss, cutoff_loss))
+        if config.check_numerics:
+            self._check_numerics(logp_pi=logp_pi, rho=rho, value=value, losses=terms)
+        error = (rho - 1.0).abs() * (weight > 0)
+        clipped = error > (math.inf if config.clip_epsilon is None else clip_epsilon)
+        others = (
+            total,
+            terms.abs().sum(),
+            entropy / share,
+            kl / share,
+            (kl > config.kl_cutoff_factor * config.kl_target).float(),
+            torch.dot(weight, policy_losses.approx_kl(log_rho)),
+            torch.dot(weight, clipped.float()),
+            torch.dot(weight, rho),
+            error.max(),
+            torch.dot(weight, value),
+        )
+        return total, torch.cat((terms, torch.stack(others))).detach()
+
+    def _l2(self, parameters: dict[str, Tensor]) -> Tensor:
+        """Sums of squared kernels by group, times their coefficients."""
+        config = self.config
+        coefs = {
+            "policy": config.policy_l2_coef,
+            "value": config.value_l2_coef,
+            "shared": config.shared_l2_coef,
+        }
+        return torch.stack(
+            [
+                coef * parameters[name].square().sum()
+                for group, coef in coefs.items()
+                if coef > 0
+                for name in self.kernels[group]
+            ]
+        ).sum()
 
     def _check_numerics(self, **tensors: Tensor) -> None:
         for name, x in tensors.items():
-            if not torch.isfinite(x).all():
+            wrong = x[~torch.isfinite(x)]
+            if wrong.numel():
                 raise NonFiniteError(
-                    f"finite numbers are required, {name} holds {x[~torch.isfinite(x)].flatten()[0]} "
-                    f"at update {self.updates + 1}; lower the learning rate or look at the rewards"
+                    f"finite numbers are required, {name} holds {wrong[0].item()} at update "
+                    f"{self.updates}; lower --learning-rate or look at the rewards"
                 )
 
     def _summary(self, stats: Tensor, last_epoch: int) -> dict[str, float]:
@@ -577,13 +655,16 @@ class PPOLearner:
         if not finite.all():
             row, column = (~finite).nonzero()[0].tolist()
             update = self.updates - len(stats) + row + 1
+            value = stats[row, column].item()
             raise NonFiniteError(
-                f"finite losses are required, {names[column]} became {stats[row, column].item()} at "
-                f"update {update}; lower --learning-rate, clip the rewards (--env.reward-clip abs_one) "
-                "or find the tensor with --check-numerics true"
+                f"finite losses are required, {names[column]} became {value} at update {update}; "
+                "lower --learning-rate, clip the rewards (--env.reward-clip abs_one) or find the "
+                "tensor with --check-numerics true"
             )
         metrics = dict(zip(names, stats.double().mean(0).tolist(), strict=True))
-        metrics["policy/ratio_first_max_error"] = stats[0, names.index("policy/ratio_max_error")].item()
+        metrics["policy/ratio_first_max_error"] = stats[
+            0, names.index("policy/ratio_max_error")
+        ].item()
         metrics["loss/total_last_epoch"] = (
             stats[last_epoch:, names.index("loss/total")].double().mean().item()
         )
@@ -591,7 +672,9 @@ class PPOLearner:
 
     @torch.no_grad()
     def _adapt_to_kl(self, rows: Rows, index: Tensor) -> float:
-        """Mean KL of the updated policy; moves the penalty weight and an adaptive learning rate by it."""
+        """Mean KL of the updated policy; moves the penalty weight and an adaptive learning rate
+        by it.
+        """
         params, _ = self.network(rows.obs)
         if ACTION_MASK in rows.obs:
             params = self.family.apply_mask(params, rows.obs[ACTION_MASK])
@@ -623,7 +706,10 @@ class PPOLearner:
             metrics["normalizer/reward_std"] = self.reward_moments.variance.sqrt().item()
         if self.normalizer.names:
             std = torch.cat(
-                [self.normalizer.leaf_moments(n).variance.sqrt().flatten() for n in self.normalizer.names]
+                [
+                    self.normalizer.leaf_moments(n).variance.sqrt().flatten()
+                    for n in self.normalizer.names
+                ]
             )
             metrics["normalizer/observation_std_min"] = std.min().item()
             metrics["normalizer/observation_std_max"] = std.max().item()
@@ -637,9 +723,7 @@ class PPOLearner:
     def save(self) -> LearnerState:
         tensors = dict(self.publication().tensors)
         tensors |= {f"reward_moments/{k}": v for k, v in self.reward_moments.state_dict().items()}
-        for name, parameter in self.parameters.items():
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                tensors[f"optimizer/{key}/{name}"] = value
+        tensors |= {"optimizer/exp_avg": self.exp_avg, "optimizer/exp_avg_sq": self.exp_avg_sq}
         tensors["shuffle"] = self.shuffle.get_state()
         scalars: dict[str, int | float | str | bool | None] = {
             "updates": self.updates,
@@ -654,19 +738,23 @@ class PPOLearner:
         self.normalizer.load_state_dict(_strip(state.tensors, "normalizer"))
         self.normalizer.refresh()
         self.reward_moments.load_state_dict(_strip(state.tensors, "reward_moments"))
-        for key in ("step", "exp_avg", "exp_avg_sq"):
-            for name, value in _strip(state.tensors, f"optimizer/{key}").items():
-                # Adam keeps its step count on the device of the parameters when fused.
-                device = self.parameters[name].device
-                self.optimizer.state[self.parameters[name]][key] = value.clone().to(device)
+        self.exp_avg.copy_(state.tensors["optimizer/exp_avg"])
+        self.exp_avg_sq.copy_(state.tensors["optimizer/exp_avg_sq"])
         self.shuffle.set_state(state.tensors["shuffle"])
         scalars: Any = state.scalars
         self.updates, self.version = scalars["updates"], scalars["version"]
         self.beta, self.learning_rate = scalars["beta"], scalars["learning_rate"]
 
 
-def _named(terms: tuple[Tensor, ...]) -> dict[str, Tensor]:
-    return {name.replace("/", "_"): x for name, x in zip(LOSS_METRICS, terms, strict=False)}
+def _flatten_in_place(parameters: list[torch.nn.Parameter]) -> Tensor:
+    """One vector of all parameters, of which they become views."""
+    theta = torch.cat([p.detach().flatten() for p in parameters])
+    start = 0
+    for parameter in parameters:
+        size = parameter.numel()
+        parameter.data = theta[start : start + size].view_as(parameter)
+        start += size
+    return theta
 
 
 def _kept_rows(batch: Rollout) -> Tensor:

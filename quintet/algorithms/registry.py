@@ -21,16 +21,18 @@ class Algorithm:
 
     config: its options; every field has a default.
     check: faults of (options, model, streams, budget) that no single field shows, a sentence each.
+    planned_updates: optimizer steps that (options, streams, budget) amount to.
     """
 
     config: type[BaseModel]
     check: Callable[[Any, ModelConfig, int, int], list[str]]
+    planned_updates: Callable[[Any, int, int], int]
     make_learner: Callable[[Any, ModelConfig, Spaces, Setup], Learner]
     make_actor: Callable[[Any, ModelConfig, Spaces], Actor]
 
 
 ALGORITHMS: dict[str, Algorithm] = {
-    "ppo": Algorithm(ppo.PPOConfig, ppo.check, ppo.PPOLearner, ppo.PPOActor),
+    "ppo": Algorithm(ppo.PPOConfig, ppo.check, ppo.planned_updates, ppo.PPOLearner, ppo.PPOActor),
 }
 
 

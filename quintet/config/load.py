@@ -78,7 +78,8 @@ def read_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"--config requires a readable YAML file, got {path}: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(
-            f"--config requires a YAML file of 'option: value' lines, {path} holds {type(values).__name__}"
+            f"--config requires a YAML file of 'option: value' lines, {path} holds "
+            f"{type(values).__name__}"
         )
     return values
 
@@ -150,60 +151,61 @@ def _listed(faults: list[str]) -> str:
 def _part(
     model: type[BaseModel], prefix: str, values: dict[str, Any], faults: list[str]
 ) -> BaseModel | None:
+    """One part of the configuration; where fields are at fault, with their defaults in place of
+    them.
+    """
     mine = {name: values[prefix + name] for name in model.model_fields if prefix + name in values}
     try:
         return model(**mine)
     except ValidationError as error:
-        for item in error.errors():
-            name = prefix + ".".join(str(part) for part in item["loc"][:1])
-            if not item["loc"]:
-                faults.append(item["msg"].removeprefix("Value error, "))
-            elif item["type"] == "missing":
-                faults.append(f"{name} is required; give it, for instance --{name} VALUE")
-            else:
-                faults.append(f"{name}: {item['msg'].lower()}, got {item['input']!r}")
-    return None
+        items = error.errors()
+    for item in items:
+        name = prefix + ".".join(str(part) for part in item["loc"][:1])
+        if not item["loc"]:
+            faults.append(item["msg"].removeprefix("Value error, "))
+        elif item["type"] != "missing":  # only the environment is, and that is told by itself
+            faults.append(f"{name}: {item['msg'].lower()}, got {item['input']!r}")
+    wrong = {item["loc"][0] for item in items if item["loc"]}
+    try:
+        return model(**{name: value for name, value in mine.items() if name not in wrong})
+    except ValidationError:
+        return None
 
 
 def _validate(
     algo: str, values: dict[str, Any], faults: list[str], check_env: bool
 ) -> RunConfig | None:
     algorithm = registry.find(algo)
-    learner = _part(algorithm.config, "", values, faults)
-    parts = {name: _part(model, f"{name}.", values, faults) for name, model in PARTS.items()}
     if "env.id" not in values:
-        faults[:] = [fault for fault in faults if not fault.startswith("env.id is required")]
         faults.append("an environment is required; give it by --env ID (quintet envs lists them)")
     elif check_env:
-        faults += _env_faults(values, parts["env"])
-    stand_in = learner if learner is not None else algorithm.config()
+        faults += _env_faults(values)
+    with_id = {"env.id": "none", **values}
+    learner = _part(algorithm.config, "", values, faults)
+    parts = {name: _part(model, f"{name}.", with_id, faults) for name, model in PARTS.items()}
+    top = {name: values[name] for name in TOP if name in values}
     try:
-        config = RunConfig(
-            **{name: values[name] for name in TOP if name in values},
-            learner=stand_in,
-            **{name: part for name, part in parts.items() if part is not None},
-            **({"env": {"id": "none"}} if parts["env"] is None else {}),
-        )
+        RunConfig(**top, learner=algorithm.config(), env={"id": "none"})
     except ValidationError as error:
         for item in error.errors():
             faults.append(f"{item['loc'][0]}: {item['msg'].lower()}, got {item['input']!r}")
+            top.pop(str(item["loc"][0]))
+    if learner is None or None in parts.values():
         return None
-    if learner is not None and parts["env"] is not None and parts["model"] is not None:
-        faults += algorithm.check(
-            learner, config.model, config.env.num_streams, config.total_env_steps
-        )
+    config = RunConfig(**top, learner=learner, **parts)
+    faults += algorithm.check(learner, config.model, config.env.num_streams, config.total_env_steps)
     return config
 
 
-def _env_faults(values: dict[str, Any], env: BaseModel | None) -> list[str]:
+def _env_faults(values: dict[str, Any]) -> list[str]:
     """An id that nothing knows, beside the other faults."""
     from quintet.envs.make import resolve_backend
 
-    if env is None:
+    backend = values.get("env.backend", "auto")
+    if backend not in ("auto", "envpool", "gymnasium"):
         return []
     try:
-        resolve_backend(str(values["env.id"]), str(values.get("env.backend", "auto")))
+        resolve_backend(str(values["env.id"]), backend)
     except ConfigError as error:
         return [str(error)]
     return []
-

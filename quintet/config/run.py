@@ -23,14 +23,25 @@ class RuntimeConfig(BaseModel):
     device: str = Field(
         "auto",
         pattern=r"^(auto|cpu|cuda(:\d+)?)$",
-        description="where the learner computes: auto, cpu, cuda, cuda:1; auto takes a GPU for picture "
+        description="where the learner computes: auto, cpu, cuda, cuda:1; auto takes a GPU "
+        "for picture "
         "networks when there is one, and the CPU for small ones, which are faster there",
     )
     threads: int | None = Field(
         None,
         ge=1,
-        description="threads of PyTorch's CPU kernels; none: all cores (8 at most) for picture networks, "
+        description="threads of PyTorch's CPU kernels; none: all cores (8 at most) for "
+        "picture networks, "
         "1 for small ones. Part of the result's bytes",
+    )
+
+    compile: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="the whole update (gradient, clipping, optimizer) as one compiled "
+        "graph; auto: for "
+        "small networks, at 50,000 planned optimizer steps or more, where there is a C++ "
+        "compiler. Part "
+        "of the result's bytes",
     )
 
 
@@ -43,7 +54,8 @@ class EvalConfig(BaseModel):
     episodes: int = Field(10, ge=0, description="episodes per evaluation; 0: none")
     interval: int | Literal["auto"] = Field(
         "auto",
-        description="env_steps between evaluations; auto: 5% of the budget, skipped while evaluation has "
+        description="env_steps between evaluations; auto: 5% of the budget, skipped while "
+        "evaluation has "
         "taken more than 5% of the time",
     )
     greedy: bool = Field(True, description="take the mode of the policy; false: sample")
@@ -51,12 +63,16 @@ class EvalConfig(BaseModel):
 
 @final
 class RunConfig(BaseModel):
-    """All of a run. The learner's options stand at the top level in files and on the command line."""
+    """All of a run. The learner's options stand at the top level in files and on the command
+    line.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     algo: str = Field(description="learner")
-    total_env_steps: int = Field(1_000_000, ge=1, description="agent decisions over all streams, exact")
+    total_env_steps: int = Field(
+        1_000_000, ge=1, description="agent decisions over all streams, exact"
+    )
     seed: int = Field(0, ge=0, lt=2**63, description="of everything random in the run")
     preset: str = Field(
         "auto", description="auto: the preset of this environment, if any; a name; none"
@@ -66,7 +82,8 @@ class RunConfig(BaseModel):
     )
     resume: Literal["latest", "exact", "never"] = Field(
         "latest",
-        description="latest: from the newest checkpoint; exact: from the newest scheduled one, which lies "
+        description="latest: from the newest checkpoint; exact: from the newest scheduled "
+        "one, which lies "
         "on the uninterrupted run's path; never: refuse a folder that holds a run",
     )
     learner: SerializeAsAny[BaseModel]

@@ -19,7 +19,9 @@ What EnvPool 1.2 needs from an adapter:
 import difflib
 import importlib.util
 import os
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, final
 
 import numpy as np
@@ -135,9 +137,10 @@ class EnvPoolVectorEnv:
                 f"environments must have one agent; {env_id} has up to "
                 f"{settings['max_num_players']} players; choose a single-agent environment"
             )
-        given = _with_infinite_bounds(spec.gymnasium_observation_space)
+        with _quiet_spaces():
+            given = _with_infinite_bounds(spec.gymnasium_observation_space)
+            action = spec.gymnasium_action_space
         self._keys = {path: (keys, _start(leaf)) for path, (keys, leaf) in leaf_keys(given).items()}
-        action = spec.gymnasium_action_space
         self._action_start = _start(action)
         self._action_shape = (num_streams, *(action.shape or ()))
         self._spaces = Spaces(stored_space(given), action_space_of(action, env_id))
@@ -192,7 +195,8 @@ class EnvPoolVectorEnv:
         except Exception as error:
             raise _refused(self._id, self._kwargs, error) from error
         self._ended[:] = False
-        obs, _ = self._pool.reset()
+        with _quiet_spaces():
+            obs, _ = self._pool.reset()
         self._write_obs(obs, out)
 
     def send(self, action: Array) -> None:
@@ -277,6 +281,14 @@ def _refused(env_id: str, kwargs: Mapping[str, Any], error: Exception) -> Config
         f"EnvPool must be able to make {env_id}; with env.kwargs {dict(kwargs)} it answered "
         f"{type(error).__name__}: {error}; correct env.kwargs, or choose backend 'gymnasium'"
     )
+
+
+@contextmanager
+def _quiet_spaces() -> Iterator[None]:
+    """Hides Gymnasium's warnings about the precision of bounds that EnvPool declares."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*precision lowered by casting.*")
+        yield
 
 
 def _start(space: Space) -> Any:

@@ -69,8 +69,8 @@ class GymnasiumVectorEnv:
         self._envs: list[gymnasium.Env] = []
         try:
             for _ in range(num_streams):
-                self._envs.append(make_env())
-            self._refuse_unusable()
+                self._envs.append(_single(make_env(), env_id))
+            self._refuse_unequal()
             given = self._envs[0].observation_space
             self._leaves = [_leaf(path, *found) for path, found in leaf_keys(given).items()]
             self._action_space = self._envs[0].action_space
@@ -197,13 +197,7 @@ class GymnasiumVectorEnv:
             f"{self._seeds[stream]}: the environment {what}; mend the environment, or wrap it"
         ) from cause
 
-    def _refuse_unusable(self) -> None:
-        for env in self._envs:
-            if not isinstance(env, gymnasium.Env):
-                raise ConfigError(
-                    f"{self._id} must make one gymnasium.Env at each call; got "
-                    f"{type(env).__module__}.{type(env).__qualname__}; return a single environment"
-                )
+    def _refuse_unequal(self) -> None:
         if len({id(env) for env in self._envs}) < len(self._envs):
             raise ConfigError(
                 f"{self._id} must make a new environment at each call; it gave the same object "
@@ -220,6 +214,15 @@ class GymnasiumVectorEnv:
                     f"{first.observation_space}, {first.action_space} and "
                     f"{env.observation_space}, {env.action_space}; give them the same spaces"
                 )
+
+
+def _single(env: Any, env_id: str) -> gymnasium.Env:
+    if not isinstance(env, gymnasium.Env):
+        raise ConfigError(
+            f"{env_id} must make one gymnasium.Env at each call; got "
+            f"{type(env).__module__}.{type(env).__qualname__}; return a single environment"
+        )
+    return env
 
 
 def _leaf(path: str, keys: tuple[str | int, ...], space: Space) -> _Leaf:

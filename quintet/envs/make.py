@@ -81,7 +81,7 @@ def make_group_env(
     return env
 
 
-def resolve_backend(env_id: str, backend: Backend = "auto") -> Literal["envpool", "gymnasium"]:
+def resolve_backend(env_id: str, backend: str = "auto") -> Literal["envpool", "gymnasium"]:
     """Who will implement an id: EnvPool where it is installed and knows the id, else Gymnasium.
 
     Raises:
@@ -203,7 +203,7 @@ def _no_module(module_name: str, name: str, error: ModuleNotFoundError) -> Confi
     )
 
 
-def _unknown_id(env_id: str, backend: Backend) -> ConfigError:
+def _unknown_id(env_id: str, backend: str) -> ConfigError:
     names: dict[str, str] = {}
     if backend != "envpool":
         names |= {known.lower(): known for known in gymnasium.registry}

@@ -6,10 +6,10 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from quintet.spaces import observation_leaves
 from quintet.models.encoders import Mlp, NatureCnn, is_image
 from quintet.models.heads import ActionBounds, ActionStd, PolicyHead
 from quintet.ops.distributions import Family
+from quintet.spaces import observation_leaves
 from quintet.types import ACTION_MASK, Obs, Spaces
 
 
@@ -40,14 +40,18 @@ class ModelConfig(BaseModel):
         "truncated_normal: scale 2 over fan-in, policy head 0.1 (TF-Agents)",
     )
     action_std: ActionStd = Field(
-        "state_independent", description="how a Gaussian policy's standard deviation is parametrised"
+        "state_independent",
+        description="how a Gaussian policy's standard deviation is parametrised",
     )
     action_std_init: float = Field(
-        1.0, gt=0, description="standard deviation at the start, as a share of half the action range"
+        1.0,
+        gt=0,
+        description="standard deviation at the start, as a share of half the action range",
     )
     action_bounds: ActionBounds = Field(
         "clip",
-        description="how Box actions stay in bounds; clip: the sample is clipped; squash: tanh with exact "
+        description="how Box actions stay in bounds; clip: the sample is clipped; squash: "
+        "tanh with exact "
         "log-probability; mean_tanh: the mean through tanh, then the sample is clipped",
     )
 
@@ -88,8 +92,8 @@ def _encoder(spaces: Spaces, config: ModelConfig, hidden: tuple[int, ...]) -> Ml
 class ActorCritic(nn.Module):
     """Policy parameters and value from normalised observations.
 
-    With `shared_torso` the value head reads the policy's features, else the value function has an encoder
-    of its own.
+    With `shared_torso` the value head reads the policy's features, else the value function has an
+    encoder of its own.
     """
 
     def __init__(
@@ -110,7 +114,9 @@ class ActorCritic(nn.Module):
         initialize(self, config.init, generator)
 
     def forward(self, obs: Obs) -> tuple[Tensor, Tensor]:
-        """Distribution parameters ``[N, P]`` and values ``[N]`` from leaves ``[N, ...]``, both float32."""
+        """Distribution parameters ``[N, P]`` and values ``[N]`` from leaves ``[N, ...]``, both
+        float32.
+        """
         features = self.encoder(obs)
         value_features = features if self.value_encoder is None else self.value_encoder(obs)
         return self.policy_head(features), self.value_head(value_features).squeeze(-1)
@@ -121,17 +127,20 @@ class ActorCritic(nn.Module):
         value: Tensor = self.value_head(body(obs)).squeeze(-1)
         return value
 
-    def kernels(self) -> dict[str, list[Tensor]]:
-        """Weights without biases by who uses them: ``policy``, ``value``, ``shared``; each in one group."""
-        groups: dict[str, list[Tensor]] = {"policy": [], "value": [], "shared": []}
-        shared = self.value_encoder is None
+    def kernel_groups(self) -> dict[str, list[str]]:
+        """Names of weights without biases by who uses them: policy, value, shared; each in one
+        group.
+        """
+        groups: dict[str, list[str]] = {"policy": [], "value": [], "shared": []}
         for name, parameter in sorted(self.named_parameters()):
             if parameter.ndim < 2:
                 continue
             if name.startswith("value_"):
-                groups["value"].append(parameter)
+                groups["value"].append(name)
+            elif name.startswith("encoder") and self.value_encoder is None:
+                groups["shared"].append(name)
             else:
-                groups["shared" if shared and name.startswith("encoder") else "policy"].append(parameter)
+                groups["policy"].append(name)
         return groups
 
 
@@ -140,8 +149,8 @@ def initialize(network: ActorCritic, kind: str, generator: torch.Generator) -> N
     """Draws all weights from `generator`, in order of their names; biases are 0.
 
     orthogonal: gain sqrt 2, 0.01 for the policy head, 1 for the value head (Andrychowicz et al.,
-    arXiv 2006.05990).  truncated_normal: variance 2 over fan-in, cut at two standard deviations, 0.1 over
-    fan-in for the policy head (TF-Agents).
+    arXiv 2006.05990).  truncated_normal: variance 2 over fan-in, cut at two standard deviations,
+    0.1 over fan-in for the policy head (TF-Agents).
     """
     for name, parameter in sorted(network.named_parameters()):
         if name.endswith("bias"):

@@ -1,5 +1,6 @@
 """Encoders: from an observation's leaves to a feature vector."""
 
+from itertools import pairwise
 from typing import final
 
 import numpy as np
@@ -17,7 +18,9 @@ Leaves = dict[str, gym_spaces.Space]  # type: ignore[type-arg]
 
 
 def is_image(space: gym_spaces.Space) -> bool:  # type: ignore[type-arg]
-    """Whether a leaf is a picture: uint8, at least 36 x 36 (what nature_cnn needs), perhaps stacked."""
+    """Whether a leaf is a picture: uint8, at least 36 x 36 (what nature_cnn needs), perhaps
+    stacked.
+    """
     if not isinstance(space, gym_spaces.Box) or space.dtype != np.uint8 or len(space.shape) < 2:
         return False
     *_, height, width = image_shape(space.shape)
@@ -27,7 +30,8 @@ def is_image(space: gym_spaces.Space) -> bool:  # type: ignore[type-arg]
 def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
     """``(channels, height, width)`` of a picture's shape; frames of a stack become channels.
 
-    ``HW``, ``CHW``, ``HWC`` and ``KHWC`` are told apart by the small last or first size (1 to 4 colours).
+    ``HW``, ``CHW``, ``HWC`` and ``KHWC`` are told apart by the small last or first size (1 to 4
+    colours).
     """
     if len(shape) == 2:
         return (1, *shape)
@@ -56,7 +60,7 @@ def channels_first(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 def layers(sizes: tuple[int, ...], activation: str) -> nn.Sequential:
     """Linear layers with the activation after each."""
     parts: list[nn.Module] = []
-    for size_in, size_out in zip(sizes, sizes[1:], strict=False):
+    for size_in, size_out in pairwise(sizes):
         parts += [nn.Linear(size_in, size_out), ACTIVATIONS[activation]()]
     return nn.Sequential(*parts)
 
@@ -80,7 +84,9 @@ class Mlp(nn.Module):
 
 
 def flatten_leaf(x: Tensor, space: gym_spaces.Space) -> Tensor:  # type: ignore[type-arg]
-    """One leaf ``[N, ...]`` as floats ``[N, gymnasium.spaces.flatdim(space)]``; pictures are scaled to [0, 1]."""
+    """One leaf ``[N, ...]`` as floats ``[N, gymnasium.spaces.flatdim(space)]``; pictures are
+    scaled to [0, 1].
+    """
     if isinstance(space, gym_spaces.Discrete):
         return functional.one_hot(x - int(space.start), int(space.n)).float()
     if isinstance(space, gym_spaces.MultiDiscrete):
@@ -97,15 +103,18 @@ def flatten_leaf(x: Tensor, space: gym_spaces.Space) -> Tensor:  # type: ignore[
 
 @final
 class NatureCnn(nn.Module):
-    """The convolutions of Mnih et al. (2015) over one picture, then linear layers, ReLU throughout."""
+    """The convolutions of Mnih et al. (2015) over one picture, then linear layers, ReLU
+    throughout.
+    """
 
     def __init__(self, leaves: Leaves, hidden: tuple[int, ...]):
         super().__init__()
         pictures = [name for name, space in leaves.items() if is_image(space)]
         if len(pictures) != 1 or len(leaves) != 1:
             raise ConfigError(
-                "nature_cnn requires exactly one uint8 picture of at least 36 x 36 as the observation, "
-                f"the leaves are {({name: str(space) for name, space in leaves.items()})}; "
+                "nature_cnn requires exactly one uint8 picture of at least 36 x 36 as the "
+                "observation, "
+                f"the leaves are { ({name: str(space) for name, space in leaves.items()}) }; "
                 "use --model.encoder mlp"
             )
         (self.name,) = pictures

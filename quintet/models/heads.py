@@ -46,8 +46,10 @@ def action_family(
             return distributions.TanhGaussian(size, low, high)
         return distributions.DiagGaussian(size, low, high, squash_mean=bounds == "mean_tanh")
     raise ConfigError(
-        "an action space of Box (floats, one dimension), Discrete, MultiDiscrete or MultiBinary (one "
-        f"dimension) is required, the environment has {space}; wrap the environment so that it has one"
+        "an action space of Box (floats, one dimension), Discrete, MultiDiscrete or MultiBinary "
+        "(one "
+        f"dimension) is required, the environment has {space}; wrap the environment so that it "
+        f"has one"
     )
 
 
@@ -56,8 +58,8 @@ class PolicyHead(nn.Module):
     """Features to the flat parameters of a distribution family.
 
     For Gaussians the standard deviation starts at `std_init` (normalised units): a free log
-    ("state_independent"), a free number through softplus ("softplus", as TF-Agents), or a second linear
-    output ("state_dependent", its log kept in [-20, 2]).
+    ("state_independent"), a free number through softplus ("softplus", as TF-Agents), or a second
+    linear output ("state_dependent", its log kept in [-20, 2]).
     """
 
     def __init__(
@@ -74,7 +76,9 @@ class PolicyHead(nn.Module):
             self.std_linear = nn.Linear(feature_size, size // 2)
             self.std_start = math.log(std_init)
         else:
-            start = math.log(std_init) if std == "state_independent" else math.log(math.expm1(std_init))
+            start = (
+                math.log(std_init) if std == "state_independent" else math.log(math.expm1(std_init))
+            )
             self.linear = nn.Linear(feature_size, size // 2)
             self.std_param = nn.Parameter(torch.full((size // 2,), start))
 

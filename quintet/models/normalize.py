@@ -14,8 +14,8 @@ from quintet.types import ACTION_MASK, Obs
 class RunningMoments(nn.Module):
     """Population mean and variance of a stream of values, per element of `shape`, in float64.
 
-    Batches merge in the parallel form of Chan et al. (1979), so the result is that of the concatenated
-    data up to rounding, in whatever portions it comes:
+    Batches merge in the parallel form of Chan et al. (1979), so the result is that of the
+    concatenated data up to rounding, in whatever portions it comes:
 
         delta = mean_b - mean
         mean += delta * n_b / (n + n_b)
@@ -54,7 +54,9 @@ class RunningMoments(nn.Module):
 
 
 def scale_of(moments: RunningMoments, epsilon: float) -> Tensor:
-    """``1 / sqrt(var + epsilon)`` in float32; 1 before any data, so that the transform is the identity."""
+    """``1 / sqrt(var + epsilon)`` in float32; 1 before any data, so that the transform is the
+    identity.
+    """
     scale = (moments.variance + epsilon).rsqrt().to(torch.float32)
     return torch.where(moments.count > 0, scale, torch.ones_like(scale))
 
@@ -72,15 +74,16 @@ def normalized_leaves(space: gym_spaces.Space) -> dict[str, tuple[int, ...]]:  #
 class ObservationNormalizer(nn.Module):
     """``clamp((x - mean) / sqrt(var + epsilon), -clip, clip)`` per float leaf.
 
-    The statistics that `forward` uses are those of the last `refresh`, so merging data does not change
-    the transform before the iteration ends.
+    The statistics that `forward` uses are those of the last `refresh`, so merging data does not
+    change the transform before the iteration ends.
     """
 
     def __init__(self, leaves: dict[str, tuple[int, ...]], clip: float, epsilon: float):
         super().__init__()
         self.clip, self.epsilon = clip, epsilon
         self.names = tuple(leaves)
-        # Leaf paths may hold "/" and ".", which module names may not; the order of names stands for them.
+        # Leaf paths may hold "/" and ".", which module names may not; the order of names stands for
+        # them.
         self.moments = nn.ModuleList(RunningMoments(shape) for shape in leaves.values())
         self.refresh()
 
@@ -93,7 +96,10 @@ class ObservationNormalizer(nn.Module):
     def refresh(self) -> None:
         """Takes the merged statistics into use."""
         self._affine = {
-            name: (self.leaf_moments(name).mean.float(), scale_of(self.leaf_moments(name), self.epsilon))
+            name: (
+                self.leaf_moments(name).mean.float(),
+                scale_of(self.leaf_moments(name), self.epsilon),
+            )
             for name in self.names
         }
 

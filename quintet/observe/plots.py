@@ -17,7 +17,7 @@ from quintet.observe.sinks import read_metrics
 Axis = Literal["env_steps", "wall_s"]
 
 _FORMATS = (".png", ".svg", ".pdf")
-_NOT_PART_OF_GROUP = ("seed", "seeds", "run_dir", "resume")  # same experiment whatever they are
+_NOT_PART_OF_GROUP = ("seed", "run_dir", "resume", "report")  # same experiment whatever they are
 _GRID = 200  # points of a drawn curve
 _RESAMPLES = 2000
 _BAND = (2.5, 97.5)
@@ -82,7 +82,8 @@ def plot_runs(
 
 def group_key(config: Mapping[str, Any]) -> str:
     """What runs of one experiment share: the configuration without seed and folder, as text."""
-    shared = {name: value for name, value in config.items() if name not in _NOT_PART_OF_GROUP}
+    flat = _flatten(config)
+    shared = {name: flat[name] for name in flat if name.split(".")[0] not in _NOT_PART_OF_GROUP}
     return json.dumps(shared, sort_keys=True, default=str)
 
 

@@ -39,11 +39,13 @@ class ReportConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     interval_s: float = Field(
-        1.0, ge=0, description="Seconds between reports at least; 0 reports every iteration."
+        default=1.0,
+        ge=0,
+        description="Seconds between reports at least; 0 reports every iteration.",
     )
-    progress: bool = Field(True, description="Show progress on standard output.")
+    progress: bool = Field(default=True, description="Show progress on standard output.")
     sinks: tuple[SinkName, ...] = Field(
-        ("jsonl", "csv", "tensorboard"),
+        default=("jsonl", "csv", "tensorboard"),
         description="Where reports go; tensorboard is left out where it is not installed.",
     )
 

@@ -19,7 +19,9 @@ def ratio(rho: Float[Tensor, "*n"], advantage: Float[Tensor, "*n"]) -> Float[Ten
 
 
 def ratio_clip(
-    rho: Float[Tensor, "*n"], advantage: Float[Tensor, "*n"], clip_epsilon: float
+    rho: Float[Tensor, "*n"],
+    advantage: Float[Tensor, "*n"],
+    clip_epsilon: float | Float[Tensor, ""],
 ) -> Float[Tensor, "*n"]:
     """Clipped policy term ``-min(rho * advantage, clamp(rho, 1 - eps, 1 + eps) * advantage)``.
 
@@ -33,7 +35,9 @@ def ratio_clip(
 
     Source: Schulman et al., arXiv 1707.06347, equation 7, negated.
     """
-    clipped = rho.clamp(1.0 - clip_epsilon, 1.0 + clip_epsilon)
+    # clamp by tensors, since a schedule gives clip_epsilon as one
+    one = torch.ones_like(rho)
+    clipped = rho.clamp(one - clip_epsilon, one + clip_epsilon)
     return -torch.minimum(rho * advantage, clipped * advantage)
 
 

@@ -41,7 +41,8 @@ def gather(slots: Sequence[Slot], device: torch.device) -> Rollout:
 def within_budget(batch: Rollout, env_steps_left: int) -> tuple[Rollout, int]:
     """The batch with the rows past the budget masked, and how many valid rows remain.
 
-    Steps count in order of (row, column), so which ones are past the budget does not depend on timing.
+    Steps count in order of (row, column), so which ones are past the budget does not depend on
+    timing.
     """
     count = int(batch.valid.sum())
     if count <= env_steps_left:

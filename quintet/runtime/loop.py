@@ -65,8 +65,9 @@ def run(
 ) -> Literal["finished", "stopped"]:
     """Trains until the budget is spent or a hook asks for a stop.
 
-    At a scheduled checkpoint every stream is re-keyed from (seed, group, iteration), whether the run was
-    interrupted there or not; so what samplers hold need not be saved, and a resumed run has the same bytes.
+    At a scheduled checkpoint every stream is re-keyed from (seed, group, iteration), whether the
+    run was interrupted there or not; so what samplers hold need not be saved, and a resumed run has
+    the same bytes.
     """
     sampling.publish(learner.publication())
     sampling.restart(counters.iteration)

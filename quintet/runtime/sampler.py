@@ -24,11 +24,11 @@ class Episode:
 
 @final
 class GroupSampler:
-    """B streams that step and act together; `begin`, then T times `act` and `receive`, then `finish`."""
+    """B streams that step and act together; `begin`, then T times `act` and `receive`, then
+    `finish`.
+    """
 
-    def __init__(
-        self, env: VectorEnv, actor: Actor, plan: DataPlan, first_stream: int
-    ):
+    def __init__(self, env: VectorEnv, actor: Actor, plan: DataPlan, first_stream: int):
         self.env, self.actor, self.plan = env, actor, plan
         self.first_stream = first_stream
         self.num_streams = env.num_streams

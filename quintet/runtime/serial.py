@@ -17,7 +17,9 @@ from quintet.types import Publication, Rollout
 
 @dataclass(frozen=True)
 class Batch:
-    """What one collection gives: the rollout, the env_steps in it, the episodes that ended in it."""
+    """What one collection gives: the rollout, the env_steps in it, the episodes that ended in
+    it.
+    """
 
     rollout: Rollout
     env_steps: int
@@ -37,8 +39,8 @@ class SerialSampling:
         timer: PhaseTimer,
         device: torch.device,
     ):
-        # All groups act by the same weights and a feed-forward actor keeps nothing between acts, but a
-        # group's actor may be stateful (exploration), so each has its own.
+        # All groups act by the same weights and a feed-forward actor keeps nothing between acts,
+        # but a group's actor may be stateful (exploration), so each has its own.
         self.groups: list[GroupSampler] = []
         first_stream = 0
         for env in envs:

@@ -21,8 +21,8 @@ def _zeros(spec: TensorSpec, *leading: int) -> Tensor:
 class Slot:
     """Rows 0..T of observations and 0..T-1 of the rest, for the B streams of a group.
 
-    Environments write through `step_rows` (numpy), actors read `obs_rows` and write `action` and `record`
-    (torch); both are views of the same memory, made once.
+    Environments write through `step_rows` (numpy), actors read `obs_rows` and write `action` and
+    `record` (torch); both are views of the same memory, made once.
     """
 
     def __init__(

@@ -63,11 +63,14 @@ class Custom(gymnasium.Env):
         wrong_at: int | None = None,
         wrong: Any = None,
         reward: Any = 0.0,
+        terminated: bool = False,
+        truncated: bool = False,
     ) -> None:
         self.observation_space = observation_space
         self.action_space = action_space or spaces.Discrete(2)
         self.observation, self.raise_at = observation, raise_at
         self.wrong_at, self.wrong, self.reward = wrong_at, wrong, reward
+        self.flags = (terminated, truncated)
         self.count = 0
         self.actions: list[Any] = []
         self.closed = False
@@ -83,7 +86,7 @@ class Custom(gymnasium.Env):
         if self.count == self.raise_at:
             raise ValueError("the floor gave way")
         obs = self.wrong if self.count == self.wrong_at else self.observation
-        return obs, self.reward, False, False, {}
+        return obs, self.reward, *self.flags, {}
 
     def close(self):
         self.closed = True

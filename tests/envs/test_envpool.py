@@ -39,7 +39,6 @@ def test_true_end_on_the_last_allowed_step_is_a_termination():
     limited = record(make_vector_env("Breakout-v5", 4, kwargs=kwargs), seeds, atari_actions(400))
     assert limited.terminated[end, 0]
     assert not limited.truncated[end, 0]
-    assert limited.truncated[end].any() or limited.truncated.sum() == 0
     kwargs = {"max_episode_steps": end}
     shorter = record(make_vector_env("Breakout-v5", 4, kwargs=kwargs), seeds, atari_actions(400))
     assert shorter.truncated[end - 1, 0]

@@ -2,6 +2,7 @@
 
 import traceback
 
+import gymnasium
 import numpy as np
 import pytest
 from envs_helpers import Custom, make_box_env, record
@@ -10,6 +11,7 @@ from gymnasium import spaces
 from quintet.envs.config import EnvConfig
 from quintet.envs.gymnasium import GymnasiumVectorEnv
 from quintet.envs.make import make_group_env, make_vector_env
+from quintet.envs.toy import Scripted
 from quintet.envs.vector import EnvDescription, allocate_row, check_finite, observation_leaves
 from quintet.errors import ConfigError, EnvironmentFault
 
@@ -29,7 +31,21 @@ def test_an_exception_is_told_with_stream_step_and_seed():
     text = str(caught.value)
     assert "mine (gymnasium), stream 7, step 3 of its episode, seed 101" in text
     assert "ValueError: the floor gave way" in text
+    assert isinstance(caught.value.__cause__, ValueError)
     assert "raise ValueError" in "".join(traceback.format_exception(caught.value))
+
+
+def test_steps_are_counted_from_the_start_of_the_episode():
+    class Fragile(gymnasium.Wrapper):
+        def step(self, action):
+            if action == 4:
+                raise ValueError("four")
+            return super().step(action)
+
+    env = make_vector_env(lambda: Fragile(Scripted((3,), ("terminate",))), 1)
+    actions = np.array([0, 0, 0, 0, 0, 4])[:, None]
+    with pytest.raises(EnvironmentFault, match="step 2 of its episode"):
+        record(env, [1], actions)
 
 
 @pytest.mark.parametrize(

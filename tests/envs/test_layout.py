@@ -3,7 +3,7 @@
 import gymnasium
 import numpy as np
 import pytest
-from envs_helpers import record
+from envs_helpers import Custom, record
 
 from quintet.envs.make import make_vector_env
 from quintet.envs.toy import Scripted
@@ -51,17 +51,10 @@ def test_streams_of_different_rhythm_do_not_disturb_each_other():
 
 
 def test_termination_wins_over_truncation():
-    class Both(gymnasium.Env):
-        observation_space = gymnasium.spaces.Box(0, 1, (1,))
-        action_space = gymnasium.spaces.Discrete(2)
-
-        def reset(self, *, seed=None, options=None):
-            return np.zeros(1, np.float32), {}
-
-        def step(self, action):
-            return np.zeros(1, np.float32), 1.0, True, True, {}
-
-    got = record(make_vector_env(Both, 1), [0], np.zeros((3, 1), np.int64))
+    env = make_vector_env(
+        lambda: Custom(gymnasium.spaces.Discrete(2), 0, terminated=True, truncated=True), 1
+    )
+    got = record(env, [0], np.zeros((3, 1), np.int64))
     np.testing.assert_array_equal(got.terminated[:, 0], [1, 0, 1])
     np.testing.assert_array_equal(got.truncated[:, 0], [0, 0, 0])
 
@@ -77,7 +70,7 @@ def test_an_invalid_row_follows_every_ending_and_nothing_else(backend):
     np.testing.assert_array_equal(got.reward, got.valid.astype(np.float32))
     assert not (ended & ~got.valid).any()
     final = got.obs["obs"][1:][got.terminated]
-    assert (np.abs(final[:, 0]) > 2.4).__or__(np.abs(final[:, 2]) > 0.2095).all()
+    assert ((np.abs(final[:, 0]) > 2.4) | (np.abs(final[:, 2]) > 0.2094)).all()
     fresh = got.obs["obs"][1:][~got.valid]
     assert (np.abs(fresh) <= 0.05).all()
 
@@ -143,6 +136,15 @@ def test_restart_gives_the_same_bytes_for_the_same_seeds(env_id, backend):
     # Every stream follows its own seed, wherever it stands.
     moved = record(env, [2, 1, 3], actions[:, [1, 0, 2]])
     np.testing.assert_array_equal(moved.obs["obs"][:, 0], first.obs["obs"][:, 1])
+
+
+@pytest.mark.parametrize("backend", ["envpool", "gymnasium"])
+def test_restart_right_after_an_ending_forgets_it(backend):
+    env = make_vector_env("CartPole-v1", 2, backend=backend, kwargs={"max_episode_steps": 3})
+    for _ in range(2):
+        got = record(env, [1, 2], np.tile([0, 1], (3, 1)))
+        assert got.valid.all()
+        assert got.truncated[-1].all()
 
 
 def test_restart_between_send_and_recv_begins_anew():

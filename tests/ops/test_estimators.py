@@ -272,7 +272,7 @@ def test_retrace_limits(seed: int):
     no_trace = u._replace(rho_tm1=torch.zeros_like(u.r_t))
     assert_close(run_retrace(no_trace, 1.0, 1.0)[0], one_step)
     assert_close(run_retrace(u, 1.0, 0.0)[0], one_step)
-    # On-policy with q equal to v the control variate vanishes on average: q = v_tm1 gives the return.
+    # On-policy with q equal to v the errors telescope to the return.
     on_policy = u._replace(rho_tm1=torch.ones_like(u.r_t), q_a_tm1=u.v_tm1)
     valid = u.valid_tm1
     assert_close(run_retrace(on_policy, 1.0, 1.0)[0][valid], n_step_oracle(u, None)[valid])

@@ -66,7 +66,7 @@ def test_is_clipped_on_both_sides():
     [
         lambda rho, adv: policy_losses.ratio_clip(rho, adv, 0.2),
         policy_losses.ratio,
-        lambda rho, adv: policy_losses.approx_kl(rho.log()),
+        lambda rho, adv: adv * policy_losses.approx_kl(rho.log()),
         lambda v, target: value_losses.squared(v, target),
         lambda v, target: value_losses.clipped(v, torch.full_like(v, 0.9), target, 0.3),
     ],

@@ -1,5 +1,6 @@
 """Schedules at their ends, in between, and at their limits."""
 
+import itertools
 import math
 
 import pytest
@@ -13,7 +14,7 @@ def test_linear():
     assert linear(8, 7) == 0.0
     assert linear(25, 100) == 0.75
     fractions = [linear(k, 1_000_003) for k in range(0, 1_000_003, 991)]
-    assert all(a > b > 0 for a, b in zip(fractions, fractions[1:], strict=False))
+    assert all(a > b > 0 for a, b in itertools.pairwise(fractions))
 
 
 @pytest.mark.parametrize("total", [0, -5])

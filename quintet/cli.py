@@ -1,0 +1,240 @@
+"""The command line: train, eval, plot, envs, config.
+
+PyTorch and the environments are imported by the commands that need them, so that help comes at
+once.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HELP = """usage: quintet COMMAND ...
+
+commands:
+  train ALGO --env ID   train a policy; the same command again goes on with an interrupted run
+  eval RUN              play episodes with the policy of a run
+  plot RUN... --out F   learning curves as a picture
+  envs [PATTERN]        environments that can be trained on
+  config ALGO --env ID  the resolved configuration and where each value comes from
+
+`quintet COMMAND --help` lists the options of a command.  Algorithms: ppo.
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one command; returns the exit status: 0 done, 1 stopped by an error, 2 wrong usage,
+    130 Ctrl-C.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(HELP, end="")
+        return 0 if arguments else 2
+    if arguments[0] in ("-V", "--version"):
+        from quintet import __version__
+
+        print(f"quintet {__version__}")
+        return 0
+    command = COMMANDS.get(arguments[0])
+    if command is None:
+        from difflib import get_close_matches
+
+        near = get_close_matches(arguments[0], COMMANDS, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        print(
+            f"error: the command must be one of {', '.join(COMMANDS)}; got {arguments[0]!r}{hint}",
+            file=sys.stderr,
+        )
+        return 2
+    return _guarded(lambda: command(arguments[1:]))
+
+
+def _guarded(command: Callable[[], int]) -> int:
+    """Turns quintet's own errors into one message, Ctrl-C into 130, a closed pipe into silence."""
+    from quintet.errors import ConfigError, QuintetError
+
+    try:
+        status = command()
+        sys.stdout.flush()
+        return status
+    except QuintetError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader went away; what Python flushes at exit must not complain about it either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _parse(prog: str, description: str, schema: Any, arguments: list[str]) -> dict[str, Any]:
+    import tyro
+
+    parsed: dict[str, Any] = tyro.cli(schema, prog=prog, description=description, args=arguments)
+    return parsed
+
+
+def _train(arguments: list[str]) -> int:
+    from quintet.config.command import parse
+
+    algo, files, command = parse("train", arguments)
+    from quintet.launch import load_config, run
+
+    result = run(load_config(algo, files, command))
+    print(f"run:    {result.run_dir}")
+    if result.status == "finished":
+        print(f"policy: {result.run_dir / 'policy'}")
+        return 0
+    return 130
+
+
+def _config(arguments: list[str]) -> int:
+    from quintet.config.command import parse
+
+    algo, files, command = parse("config", arguments)
+    from quintet.launch import load_config, resolved
+
+    loaded = load_config(algo, files, command)
+    values, sources = resolved(loaded)
+    width = max(len(f"{name}: {values[name]}") for name in values if len(str(values[name])) < 40)
+    for name, value in values.items():
+        print(f"{name}: {_yaml(value)}".ljust(width) + f"  # {sources[name]}")
+    return 0
+
+
+def _yaml(value: Any) -> str:
+    """One value as YAML on one line, so that the command's output is a configuration file."""
+    return json.dumps(value)
+
+
+def _eval(arguments: list[str]) -> int:
+    from typing import Annotated, TypedDict
+
+    from tyro.conf import Positional, arg
+
+    schema = TypedDict(  # noqa: UP013  "json" and "env" are flags, not attributes
+        "schema",
+        {
+            "run": Positional[
+                Annotated[str, arg(help="run folder, checkpoint, or saved policy", metavar="RUN")]
+            ],
+            "env": Annotated[str, arg(help="another environment than the one trained on")],
+            "episodes": Annotated[int, arg(help="whole episodes to play (default 100)")],
+            "seed": Annotated[int, arg(help="first environment seed (default 10000)")],
+            "checkpoint": Annotated[
+                str, arg(help="best, latest (default), or a checkpoint's name or path")
+            ],
+            "stochastic": Annotated[bool, arg(help="sample actions in place of the mode")],
+            "json": Annotated[bool, arg(help="print one JSON object")],
+        },
+        total=False,
+    )
+    given = _parse("quintet eval", "Plays episodes with a trained policy.", schema, arguments)
+    if "run" not in given:
+        from quintet.errors import ConfigError
+
+        raise ConfigError("quintet eval requires a run: quintet eval RUN [--episodes N] ...")
+    from quintet.evaluation import evaluate
+    from quintet.policy import load
+
+    policy = load(given["run"], given.get("checkpoint", "latest"))
+    scores = evaluate(
+        policy,
+        given.get("env"),
+        given.get("episodes", 100),
+        given.get("seed", 10_000),
+        deterministic=not given.get("stochastic", False),
+    )
+    summary = {
+        "env": given.get("env", policy.env.id),
+        "backend": policy.env.backend,
+        "episodes": len(scores.returns),
+        "deterministic": not given.get("stochastic", False),
+        "return_mean": scores.mean,
+        "return_std": scores.std,
+        "return_min": float(scores.returns.min()),
+        "return_max": float(scores.returns.max()),
+        "length_mean": float(scores.lengths.mean()),
+    }
+    if given.get("json"):
+        print(json.dumps(summary | {"returns": scores.returns.tolist()}))
+    else:
+        print(
+            f"{summary['env']} ({summary['backend']}): return {scores.mean:.2f} +- "
+            f"{scores.std:.2f} "
+            f"(min {summary['return_min']:.2f}, max {summary['return_max']:.2f}), length "
+            f"{summary['length_mean']:.1f}, over {summary['episodes']} episodes"
+        )
+    return 0
+
+
+def _plot(arguments: list[str]) -> int:
+    from typing import Annotated, Literal, TypedDict
+
+    from tyro.conf import Positional, arg
+
+    from quintet.errors import ConfigError
+
+    schema = TypedDict(  # noqa: UP013  "json" and "env" are flags, not attributes
+        "schema",
+        {
+            "runs": Positional[
+                Annotated[tuple[str, ...], arg(help="run folders", metavar="RUN...")]
+            ],
+            "out": Annotated[str, arg(help="picture to write: .png, .svg or .pdf")],
+            "x": Annotated[Literal["env_steps", "wall_s"], arg(help="horizontal axis")],
+            "metric": Annotated[str, arg(help="vertical axis (default episode/return_mean)")],
+        },
+        total=False,
+    )
+    given = _parse("quintet plot", "Learning curves of one or more runs.", schema, arguments)
+    if not given.get("runs") or "out" not in given:
+        raise ConfigError(
+            "quintet plot requires at least one run and a file: quintet plot RUN... --out FILE.png"
+        )
+    from quintet.observe.plots import plot_runs
+
+    out = Path(given["out"])
+    plot_runs(
+        [Path(run) for run in given["runs"]],
+        out,
+        x=given.get("x", "env_steps"),
+        metric=given.get("metric", "episode/return_mean"),
+    )
+    print(out)
+    return 0
+
+
+def _envs(arguments: list[str]) -> int:
+    if any(a in ("-h", "--help") for a in arguments) or len(arguments) > 1:
+        print("usage: quintet envs [PATTERN]   ids that contain PATTERN, or match its * and ?")
+        return 0 if len(arguments) <= 1 else 2
+    from quintet.envs.make import list_envs
+    from quintet.errors import QuintetError
+
+    found = list_envs(arguments[0] if arguments else "")
+    if not found:
+        raise QuintetError(
+            f"an id that matches {arguments[0]!r} is required, there is none; try a shorter "
+            f"part of it"
+        )
+    width = max(len(name) for name, _ in found)
+    for name, backend in found:
+        print(f"{name:{width}}  {backend}")
+    return 0
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "train": _train,
+    "eval": _eval,
+    "plot": _plot,
+    "envs": _envs,
+    "config": _config,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

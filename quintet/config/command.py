@@ -1,0 +1,146 @@
+"""Options on the command line: help and splitting by tyro, values left to the one validation at
+the end.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypedDict, get_args, get_origin
+
+import tyro
+import yaml
+from pydantic.fields import FieldInfo
+
+from quintet.algorithms import registry
+from quintet.config.load import Layer, flatten, options, read_file
+from quintet.config.run import ALIASES
+from quintet.errors import ConfigError
+
+
+def parse(command: str, arguments: list[str]) -> tuple[str, list[Layer], Layer]:
+    """The algorithm, the layers of ``--config`` files, and the layer of the options themselves.
+
+    Unknown options stay in the layer, under the name they were given, so that they are reported
+    together with every other fault.
+
+    Raises:
+        ConfigError: no algorithm, an unknown one, or a file that can't be read.
+    """
+    names = ", ".join(registry.ALGORITHMS)
+    if not arguments or arguments[0].startswith("-"):
+        if arguments and arguments[0] in ("-h", "--help"):
+            arguments = [next(iter(registry.ALGORITHMS)), "--help"]
+        else:
+            raise ConfigError(
+                f"quintet {command} requires an algorithm first, one of {names}: "
+                f"quintet {command} {next(iter(registry.ALGORITHMS))} --env CartPole-v1"
+            )
+    algo, rest = arguments[0], arguments[1:]
+    known = options(algo)
+    parsed, unknown = tyro.cli(
+        _schema(algo),
+        prog=f"quintet {command} {algo}",
+        description=f"Options of {algo}. `quintet config {algo} --env ID` shows what is in "
+        f"force and why.",
+        args=[_undash(a) for a in rest],
+        return_unknown_args=True,
+    )
+    given = dict(parsed)
+    paths = given.pop("config", [])
+    values = {name: _value(text) for name, text in flatten(_nested(given), known).items()}
+    values |= _unknown(unknown)
+    files = [Layer(f"file {p}", flatten(read_file(Path(p)), known)) for p in paths]
+    return algo, files, Layer("command line", values)
+
+
+def _undash(argument: str) -> str:
+    """``--env.num_streams=4`` and ``--env.num-streams`` mean the same; values keep their
+    underscores.
+    """
+    if not argument.startswith("--"):
+        return argument
+    name, equals, value = argument.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+def _nested(given: dict[str, Any]) -> dict[str, Any]:
+    return {name.replace("__", "."): value for name, value in given.items()}
+
+
+def _value(text: Any) -> Any:
+    """What was written, as YAML reads it: numbers, true, none, lists; several words are a list."""
+    if isinstance(text, (list, tuple)):
+        return [_value(item) for item in text]
+    if text.lower() in ("none", "null"):
+        return None
+    if text.startswith(("{", "[")):
+        try:
+            return yaml.safe_load(text)
+        except yaml.YAMLError:
+            return text
+    return text
+
+
+def _unknown(words: list[str]) -> dict[str, Any]:
+    """Options that do not exist, by name; words that belong to none are reported as they are."""
+    found: dict[str, Any] = {}
+    name = None
+    for word in words:
+        if word.startswith("--"):
+            head, _, value = word.partition("=")
+            name = head[2:].replace("-", "_")
+            found[name] = value
+        elif name is not None:
+            found[name], name = word, None
+        else:
+            found[word] = None
+    return found
+
+
+def _is_many(info: FieldInfo) -> bool:
+    kinds = (info.annotation, *get_args(info.annotation))
+    return any(get_origin(kind) in (tuple, list) for kind in kinds)
+
+
+def _metavar(info: FieldInfo) -> str:
+    for kind in (info.annotation, *get_args(info.annotation)):
+        if get_origin(kind) is Literal:
+            return "|".join(str(choice) for choice in get_args(kind))
+    names = {int: "INT", float: "FLOAT", bool: "true|false", str: "TEXT", Path: "DIR"}
+    for kind in (info.annotation, *get_args(info.annotation)):
+        if kind in names:
+            return names[kind]
+    return "VALUE"
+
+
+def _schema(algo: str) -> Any:
+    """A TypedDict of every option as text, so that tyro writes the help and leaves out what
+    wasn't given.
+    """
+    fields: dict[str, Any] = {
+        "config": Annotated[
+            tuple[str, ...],
+            tyro.conf.arg(
+                help="YAML files of options; the later ones win",
+                metavar="FILE",
+                help_behavior_hint="",
+            ),
+        ]
+    }
+    short = {target: alias for alias, target in ALIASES.items()}
+    for name, info in options(algo).items():
+        if name == "algo":
+            continue
+        default = "required" if info.is_required() else info.get_default(call_default_factory=True)
+        if isinstance(default, tuple):
+            default = " ".join(str(item) for item in default)
+        flag = name.replace("_", "-")
+        fields[name.replace(".", "__")] = Annotated[
+            tuple[str, ...] if _is_many(info) else str,
+            tyro.conf.arg(
+                name=flag,
+                aliases=[f"--{short[name].replace('_', '-')}"] if name in short else None,
+                help=info.description,
+                metavar=_metavar(info),
+                help_behavior_hint=f"(default: {str(default).lower()})",
+            ),
+        ]
+    return TypedDict("Options", fields, total=False)  # type: ignore[operator]

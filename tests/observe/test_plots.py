@@ -1,0 +1,197 @@
+"""Plots: one line per experiment, bands over seeds, and pictures that show something."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from quintet.errors import QuintetError
+from quintet.observe import plots
+from quintet.observe.plots import bootstrap_band, env_name, group_key, group_labels, plot_runs
+
+
+def make_run(
+    folder: Path,
+    seed: int,
+    reports: int = 40,
+    level: float = 100.0,
+    **options: object,
+) -> Path:
+    """A run whose return rises to `level`; options overwrite the configuration's."""
+    folder.mkdir(parents=True)
+    config = {"algo": "ppo", "seed": seed, "run_dir": str(folder), "env": {"id": "CartPole-v1"}}
+    (folder / "config.yaml").write_text(
+        yaml.safe_dump({**config, "learning_rate": 1e-3, **options})
+    )
+    noise = np.random.default_rng(seed)
+    with (folder / "metrics.jsonl").open("w") as file:
+        for number in range(1, reports + 1):
+            steps = number * 1000
+            value = level * number / reports + noise.normal() * 10
+            report = {"env_steps": steps, "wall_s": number / 2, "episode/return_mean": value}
+            if number % 5 == 0:
+                report["eval/return_mean"] = value + 5
+            file.write(json.dumps(report) + "\n")
+    return folder
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The figure that `plot_runs` draws."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
+
+    kept: dict[str, Any] = {}
+
+    def keep(**options: Any) -> Figure:
+        kept["figure"] = Figure(**options)
+        return kept["figure"]
+
+    monkeypatch.setattr(plots, "_matplotlib", lambda: (keep, EngFormatter))
+    return kept
+
+
+def legend_of(figure: Any) -> list[str]:
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
+def test_picture_is_written_and_not_blank(tmp_path: Path, ending: str) -> None:
+    run = make_run(tmp_path / "run", 1)
+    out = plot_runs([run], tmp_path / "new" / f"curve.{ending}")
+    assert out.stat().st_size > 3000
+    if ending == "png":
+        from matplotlib.image import imread
+
+        pixels = imread(out)[..., :3]
+        assert pixels.shape[0] > 400
+        assert pixels.shape[1] > 800
+        blue = (pixels[..., 2] > pixels[..., 0] + 0.3).mean()
+        assert 0.001 < blue < 0.2, "there is a coloured line"
+    else:
+        start = out.read_bytes()[:200]
+        assert start.startswith(b"%PDF") or b"<?xml" in start
+
+
+def test_seeds_are_one_line_with_a_band(tmp_path: Path, drawn: dict[str, Any]) -> None:
+    runs = [make_run(tmp_path / f"s{seed}", seed) for seed in (1, 2, 3)]
+    plot_runs(runs, tmp_path / "x.png")
+    axes = drawn["figure"].axes[0]
+    assert legend_of(drawn["figure"]) == ["ppo (3 seeds, 95% band)", "evaluation"]
+    assert len(axes.collections) == 1, "one band"
+    band = axes.collections[0].get_paths()[0].vertices
+    assert np.ptp(band[:, 1]) > 50
+    thin = [line for line in axes.lines if line.get_linewidth() < 1]
+    thick = [line for line in axes.lines if line.get_linewidth() == 2]
+    assert (len(thin), len(thick)) == (3, 1)
+    assert axes.get_title(loc="left") == "CartPole-v1"
+    assert axes.get_xlabel() == "env steps"
+    assert axes.get_ylabel() == "mean episode return [reward units]"
+    middle = thick[0].get_ydata()[len(thick[0].get_ydata()) // 2]
+    assert middle == pytest.approx(50, abs=15)
+
+
+def test_one_run_has_no_band_and_shows_evaluations(tmp_path: Path, drawn: dict[str, Any]) -> None:
+    plot_runs([make_run(tmp_path / "run", 1)], tmp_path / "x.png", x="wall_s")
+    axes = drawn["figure"].axes[0]
+    assert len(axes.collections) == 0
+    assert axes.get_xlabel() == "wall time [s]"
+    line, markers, _legend = axes.lines
+    assert list(line.get_xdata()) == [number / 2 for number in range(1, 41)]
+    assert list(markers.get_xdata()) == [number / 2 for number in range(5, 41, 5)]
+    assert markers.get_marker() == "o"
+
+
+def test_other_metrics_show_no_evaluations(tmp_path: Path, drawn: dict[str, Any]) -> None:
+    run = make_run(tmp_path / "run", 1)
+    plot_runs([run], tmp_path / "x.png", metric="eval/return_mean")
+    assert legend_of(drawn["figure"]) == ["ppo"]
+    assert drawn["figure"].axes[0].get_ylabel() == "mean evaluation return [reward units]"
+
+
+def test_experiments_differ_without_colour(tmp_path: Path, drawn: dict[str, Any]) -> None:
+    runs = [make_run(tmp_path / f"r{k}", 1, learning_rate=k * 1e-4) for k in range(1, 7)]
+    runs.append(make_run(tmp_path / "again", 2, learning_rate=1e-4))
+    plot_runs(runs, tmp_path / "x.png")
+    axes = drawn["figure"].axes[0]
+    labelled = [
+        line for line in axes.lines if line.get_label()[0] != "_" and line.get_linestyle() != "None"
+    ]
+    assert (
+        len(
+            {
+                (line.get_linestyle(), line._dash_pattern[1] and tuple(line._dash_pattern[1]))
+                for line in labelled
+            }
+        )
+        == len(labelled)
+        == 6
+    )
+    texts = legend_of(drawn["figure"])
+    assert texts[0] == "ppo, learning_rate 0.0001 (2 seeds, 95% band)"
+    assert texts[1] == "ppo, learning_rate 0.0002"
+
+
+def test_long_runs_are_thinned_without_bias(tmp_path: Path, drawn: dict[str, Any]) -> None:
+    plot_runs([make_run(tmp_path / "run", 1, reports=5000)], tmp_path / "x.png")
+    line = drawn["figure"].axes[0].lines[0]
+    assert len(line.get_xdata()) == 200
+    assert line.get_ydata() == pytest.approx(np.linspace(0, 100, 200), abs=12)
+    assert np.mean(line.get_ydata()) == pytest.approx(50, abs=1)
+
+
+def test_mean_ends_where_the_shortest_seed_ends(tmp_path: Path, drawn: dict[str, Any]) -> None:
+    runs = [make_run(tmp_path / "a", 1, reports=40), make_run(tmp_path / "b", 2, reports=10)]
+    plot_runs(runs, tmp_path / "x.png")
+    thick = next(line for line in drawn["figure"].axes[0].lines if line.get_linewidth() == 2)
+    assert thick.get_xdata()[-1] == 10_000
+
+
+def test_band_is_the_bootstrap_interval_of_the_mean() -> None:
+    curves = np.random.default_rng(1).normal(size=(30, 2)) * [1.0, 10.0]
+    low, high = bootstrap_band(curves)
+    again = bootstrap_band(curves)
+    assert (low == again[0]).all()
+    assert (high == again[1]).all()
+    assert (low < curves.mean(axis=0)).all()
+    assert (high > curves.mean(axis=0)).all()
+    expected = 2 * 1.96 * curves.std(axis=0) / np.sqrt(30)
+    assert high - low == pytest.approx(expected, rel=0.1)
+    same = np.full((4, 3), 5.0)
+    assert np.array_equal(bootstrap_band(same), np.full((2, 3), 5.0))
+
+
+def test_groups_by_configuration_without_seed_and_folder() -> None:
+    nested = {"algo": "ppo", "seed": 1, "run_dir": "a", "env": {"id": "X-v1", "frame_stack": 1}}
+    dotted = {"env.frame_stack": 1, "seed": 2, "algo": "ppo", "env.id": "X-v1", "report.sinks": []}
+    assert group_key(nested) == group_key(dotted)
+    other = {**dotted, "env.frame_stack": 4}
+    assert group_key(other) != group_key(dotted)
+    assert group_labels([nested, other]) == ["ppo, frame_stack 1", "ppo, frame_stack 4"]
+    assert group_labels([nested]) == ["ppo"]
+    assert env_name(nested) == env_name(dotted) == "X-v1"
+    assert env_name({"env": "Y-v0"}) == "Y-v0"
+    assert env_name({}) == ""
+
+
+def test_errors_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path / "run", 1)
+    empty = make_run(tmp_path / "empty", 1, reports=0)
+    with pytest.raises(QuintetError, match="at least one run"):
+        plot_runs([], tmp_path / "x.png")
+    with pytest.raises(QuintetError, match=r"\.png, \.svg, \.pdf, not '\.bmp'"):
+        plot_runs([run], tmp_path / "x.bmp")
+    with pytest.raises(QuintetError, match=r"empty has no values of episode/return_mean"):
+        plot_runs([run, empty], tmp_path / "x.png")
+    with pytest.raises(QuintetError, match=r"no values of loss/total.*It has: episode/return_mean"):
+        plot_runs([run], tmp_path / "x.png", metric="loss/total")
+    with pytest.raises(QuintetError, match=r"nowhere has no metrics\.jsonl"):
+        plot_runs([tmp_path / "nowhere"], tmp_path / "x.png")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(QuintetError, match=r'pip install "quintet\[plot\]"'):
+        plot_runs([run], tmp_path / "x.png")
+    assert not (tmp_path / "x.png").exists()

@@ -1,0 +1,226 @@
+"""Sinks: every report once, whole lines, and a clear word about full disks."""
+
+import csv
+import errno
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from quintet.errors import QuintetError
+from quintet.observe.sinks import (
+    CsvSink,
+    JsonlSink,
+    ReportConfig,
+    TensorBoardSink,
+    open_sinks,
+    read_metrics,
+)
+
+
+def no_notice(message: str) -> None:
+    raise AssertionError(f"unexpected notice: {message}")
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def scalars_of(folder: Path, tag: str) -> list[tuple[int, float]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    found.Reload()
+    return [(event.step, event.value) for event in found.Scalars(tag)]
+
+
+def test_all_sinks_get_the_same_finite_values(tmp_path: Path) -> None:
+    reporter = open_sinks(ReportConfig(), tmp_path, resume_env_steps=None, notice=no_notice)
+    sent = reporter.write({"env_steps": 10, "loss/policy": 1 / 3, "loss/value": float("nan")})
+    assert sent == {"env_steps": 10, "loss/policy": 1 / 3}
+    reporter.write({"env_steps": 20, "loss/policy": -2.0})
+    # at once in the files: nothing waits for close
+    assert read_metrics(tmp_path) == [sent, {"env_steps": 20, "loss/policy": -2.0}]
+    assert [row["loss/policy"] for row in rows_of(tmp_path / "progress.csv")] == [
+        repr(1 / 3),
+        "-2.0",
+    ]
+    assert scalars_of(tmp_path / "tensorboard", "loss/policy") == [
+        (10, pytest.approx(1 / 3)),
+        (20, -2),
+    ]
+    reporter.close()
+
+
+def test_undeclared_metric_reaches_no_sink(tmp_path: Path) -> None:
+    reporter = open_sinks(ReportConfig(), tmp_path, resume_env_steps=None, notice=no_notice)
+    with pytest.raises(QuintetError, match="loss/typo"):
+        reporter.write({"env_steps": 10, "loss/typo": 1.0})
+    reporter.close()
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_resume_drops_what_lies_beyond_the_checkpoint(tmp_path: Path) -> None:
+    reporter = open_sinks(ReportConfig(), tmp_path, resume_env_steps=None, notice=no_notice)
+    for steps in (10, 20, 30, 40):
+        reporter.write({"env_steps": steps, "loss/policy": float(steps)})
+    reporter.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"env_steps": 15, "loss')
+    with (tmp_path / "progress.csv").open("a") as file:
+        file.write("15")
+    reporter = open_sinks(ReportConfig(), tmp_path, resume_env_steps=20, notice=no_notice)
+    reporter.write({"env_steps": 25, "loss/policy": 99.0})
+    reporter.close()
+    assert [(r["env_steps"], r["loss/policy"]) for r in read_metrics(tmp_path)] == [
+        (10, 10.0),
+        (20, 20.0),
+        (25, 99.0),
+    ]
+    rows = rows_of(tmp_path / "progress.csv")
+    assert [(row["env_steps"], row["loss/policy"]) for row in rows] == [
+        ("10", "10.0"),
+        ("20", "20.0"),
+        ("25", "99.0"),
+    ]
+    assert scalars_of(tmp_path / "tensorboard", "loss/policy") == [(10, 10), (20, 20), (25, 99)]
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_beginning_anew_empties_the_files(tmp_path: Path) -> None:
+    for first in (10, 5):
+        reporter = open_sinks(ReportConfig(), tmp_path, resume_env_steps=None, notice=no_notice)
+        reporter.write({"env_steps": first, "loss/policy": 1.0})
+        reporter.close()
+    assert [report["env_steps"] for report in read_metrics(tmp_path)] == [5]
+    assert [row["env_steps"] for row in rows_of(tmp_path / "progress.csv")] == ["5"]
+    assert scalars_of(tmp_path / "tensorboard", "loss/policy") == [(5, 1)]
+
+
+def test_reader_leaves_out_a_torn_last_line_only(tmp_path: Path) -> None:
+    with pytest.raises(QuintetError, match=r"no metrics\.jsonl"):
+        read_metrics(tmp_path)
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"env_steps": 1}\n{"env_steps": 2}\n{"env_st')
+    assert [report["env_steps"] for report in read_metrics(tmp_path)] == [1, 2]
+    file.write_text('{"env_steps": 1}\n{"env_st\n{"env_steps": 3}\n')
+    with pytest.raises(QuintetError, match="line 2 of"):
+        read_metrics(tmp_path)
+
+
+def test_integers_and_floats_survive_exactly(tmp_path: Path) -> None:
+    report = {"env_steps": 2**53 + 1, "loss/policy": 0.1 + 0.2}
+    sink = JsonlSink(tmp_path / "metrics.jsonl")
+    sink.write(report)
+    sink.resume_at(2**60)
+    sink.close()
+    assert read_metrics(tmp_path) == [report]
+
+
+def test_csv_grows_columns(tmp_path: Path) -> None:
+    path = tmp_path / "progress.csv"
+    sink = CsvSink(path)
+    sink.write({"loss/policy": 1.0, "env_steps": 1})
+    sink.write({"env_steps": 2, "eval/return_mean": 5.0})
+    sink.write({"env_steps": 3, "loss/policy": 3.0})
+    sink.close()
+    lines = path.read_text().splitlines()
+    assert lines == ["env_steps,loss/policy,eval/return_mean", "1,1.0,", "2,,5.0", "3,3.0,"]
+    sink = CsvSink(path)
+    sink.resume_at(2)
+    sink.write({"env_steps": 3, "loss/value": 7.0})
+    sink.close()
+    assert path.read_text().splitlines() == [
+        "env_steps,loss/policy,eval/return_mean,loss/value",
+        "1,1.0,,",
+        "2,,5.0,",
+        "3,,,7.0",
+    ]
+
+
+def test_missing_tensorboard_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    monkeypatch.delitem(sys.modules, "tensorboard.compat.proto", raising=False)
+    notices: list[str] = []
+    reporter = open_sinks(ReportConfig(), tmp_path, resume_env_steps=None, notice=notices.append)
+    reporter.write({"env_steps": 1})
+    reporter.write({"env_steps": 2})
+    reporter.close()
+    assert len(notices) == 1
+    assert "quintet[tensorboard]" in notices[0]
+    assert len(read_metrics(tmp_path)) == 2
+    assert not (tmp_path / "tensorboard").exists()
+
+
+MAKERS: list[Callable[[Path], JsonlSink | CsvSink | TensorBoardSink]] = [
+    lambda folder: JsonlSink(folder / "metrics.jsonl"),
+    lambda folder: CsvSink(folder / "progress.csv"),
+    lambda folder: TensorBoardSink(folder / "tensorboard"),
+]
+
+
+@pytest.mark.parametrize("make", MAKERS, ids=["jsonl", "csv", "tensorboard"])
+def test_full_disk_is_explained_and_leaves_whole_lines(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[Path], JsonlSink | CsvSink | TensorBoardSink],
+) -> None:
+    sink = make(tmp_path)
+    sink.write({"env_steps": 1, "loss/policy": 1.0})
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    real = os.write
+    room = 5
+
+    def nearly_full(handle: int, data: memoryview) -> int:
+        nonlocal room
+        if room == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = real(handle, data[:room])
+        room -= written
+        return written
+
+    monkeypatch.setattr(os, "write", nearly_full)
+    with pytest.raises(QuintetError, match=r"No space left on device, [\d,]+ bytes free"):
+        sink.write({"env_steps": 2, "loss/policy": 2.0})
+    after = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    assert after == before
+    with pytest.raises(QuintetError, match="No space left"):  # a rewrite for a new column
+        sink.write({"env_steps": 3, "loss/policy": 2.0, "loss/value": 1.0})
+    after = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    assert after == before
+    monkeypatch.undo()
+    sink.write({"env_steps": 4, "loss/policy": 4.0})
+    sink.close()
+
+
+def test_really_full_disk(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "quintet-test", str(disk)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a small disk can only be mounted by root")
+    try:
+        sink = JsonlSink(disk / "metrics.jsonl")
+        written = 0
+        with pytest.raises(QuintetError, match="No space left on device"):  # noqa: PT012
+            for written in range(10_000):
+                sink.write({"env_steps": written, "loss/policy": 1.0})
+        sink.close()
+        assert (disk / "metrics.jsonl").read_text().endswith("\n")
+        assert len(read_metrics(disk)) == written > 10
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
+    code = (
+        "import sys, quintet.observe.sinks, quintet.observe.plots, quintet.observe.progress\n"
+        "print([m for m in ('tensorboard', 'matplotlib', 'rich', 'torch') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout.replace("'", '"')) == []
