@@ -1,0 +1,80 @@
+"""One training run in a process of its own, for the exactness tests: `exact_run.py KIND RUN_DIR`.
+
+With KILL_IN_WRITE=N in the environment the process kills itself inside its N-th checkpoint write, when
+the files are there and the folder has not got its name yet.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+
+import quintet
+from quintet import checkpoint
+
+COMMON = {"eval.episodes": 0, "report.interval_s": 0.0, "report.sinks": ["jsonl"]}
+SMALL = {"env.num_streams": 4, "unroll_steps": 16, "minibatch_steps": 32, "num_epochs": 2}
+KINDS = {
+    "atari": ("Pong-v5", 3200, SMALL | {"model.shared_torso": True, "runtime.threads": 2}),
+    "mujoco": ("HalfCheetah-v4", 12_801, SMALL | {"env.num_streams": 8}),
+    "python": (None, 12_801, SMALL | {"env.num_streams": 8}),
+}
+
+
+class Drifting(gymnasium.Env):
+    """A plain Python environment whose episodes end both ways, at lengths that depend on its seed."""
+
+    observation_space = gymnasium.spaces.Box(-10.0, 10.0, (3,), np.float64)
+    action_space = gymnasium.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = self.np_random.normal(size=3)
+        self.steps = 0
+        return self.place.clip(-10, 10), {}
+
+    def step(self, action):
+        self.steps += 1
+        self.place = 0.9 * self.place + 0.3 * self.np_random.normal(size=3) + 0.2 * (action - 1)
+        terminated = bool(self.place.sum() > 3.0)
+        return self.place.clip(-10, 10), float(-abs(self.place[0])), terminated, self.steps >= 40, {}
+
+
+def kill_in_write(number: int) -> None:
+    """Kills this process inside its `number`-th checkpoint write."""
+    whole, count = checkpoint._put_in_place, 0
+
+    def dying(temporary: Path, place: Path) -> None:
+        nonlocal count
+        count += 1
+        if count == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        whole(temporary, place)
+
+    checkpoint._put_in_place = dying
+
+
+def main(kind: str, run_dir: str) -> None:
+    env, total, config = KINDS[kind]
+    if number := os.environ.get("KILL_IN_WRITE"):
+        kill_in_write(int(number))
+    # Sleeping gives the killer time between two checkpoints; it must not matter for the bytes.
+    pause_s = float(os.environ.get("PAUSE_S", "0"))
+    result = quintet.train(
+        "ppo",
+        env or Drifting,
+        total_steps=total,
+        seed=7,
+        run_dir=run_dir,
+        config=COMMON | config | {"checkpoint.interval_updates": 5},
+        on_report=lambda _: time.sleep(pause_s),
+    )
+    print("updates", int(result.metrics.get("updates", 0)), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,138 @@
+"""The same bytes twice: beside a busy neighbour, and after kill -9 at any moment."""
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from quintet import checkpoint
+
+SCRIPT = Path(__file__).with_name("exact_run.py")
+KINDS = ("atari", "mujoco", "python")
+slow = pytest.mark.slow
+
+
+def start(kind: str, run_dir: Path, **environ: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", SCRIPT, kind, run_dir],
+        env=os.environ | environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen) -> str:
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, out
+    return out
+
+
+def final_hashes(run_dir: Path) -> dict[str, str]:
+    found = checkpoint.latest(run_dir / "checkpoints", warn=print)
+    assert found is not None
+    hashes = checkpoint.tensor_hashes(found)
+    names = " ".join(hashes)
+    for part in ("network/", "optimizer/exp_avg", "reward_moments/"):
+        assert part in names
+    return hashes
+
+
+def updates_of(out: str) -> int:
+    return int(re.search(r"^updates (\d+)$", out, re.M)[1])
+
+
+def checkpoints(run_dir: Path) -> int:
+    return len(list((run_dir / "checkpoints").glob("0*")))
+
+
+def check_twice(kind: str, folder: Path) -> None:
+    alone = finish(start(kind, folder / "alone"))
+    assert updates_of(alone) >= 200
+    neighbours = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count())
+    ]
+    try:
+        finish(start(kind, folder / "beside"))
+    finally:
+        for neighbour in neighbours:
+            neighbour.kill()
+            neighbour.wait()
+    assert final_hashes(folder / "beside") == final_hashes(folder / "alone")
+
+
+def check_killed(kind: str, folder: Path, kills: int, seed: int) -> None:
+    finish(start(kind, folder / "whole"))
+    draw = random.Random(seed)
+    run_dir = folder / "killed"
+    inside_write = draw.randrange(kills)
+    for kill in range(kills):
+        if kill == inside_write:
+            # The second write of this process: its first checkpoint stands, the next one is torn.
+            process = start(kind, run_dir, KILL_IN_WRITE="3" if kill == 0 else "2")
+            process.wait(timeout=300)
+        else:
+            process = start(kind, run_dir, PAUSE_S="0.05")
+            deadline = time.monotonic() + 120
+            while checkpoints(run_dir) < 2 or "resumed" not in log(run_dir, kill):
+                assert process.poll() is None, process.stdout.read()
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            time.sleep(draw.uniform(0.0, 0.6))
+            assert process.poll() is None, "the run ended before it was killed"
+            process.kill()
+            process.wait()
+        assert process.returncode == -signal.SIGKILL
+        process.stdout.close()
+    out = finish(start(kind, run_dir))
+    resumed = re.search(r"resumed at update ([\d,]+)", out)
+    assert int(resumed[1].replace(",", "")) > 0
+    assert final_hashes(run_dir) == final_hashes(folder / "whole")
+
+
+def log(run_dir: Path, kill: int) -> str:
+    """What the run has said so far; the first process has nothing to resume from."""
+    text = (run_dir / "log.txt").read_text() if (run_dir / "log.txt").exists() else ""
+    return "resumed" if kill == 0 or text.count("resumed") >= kill else text
+
+
+def test_the_same_bytes_beside_a_busy_neighbour(tmp_path: Path) -> None:
+    check_twice("python", tmp_path)
+
+
+@slow
+@pytest.mark.parametrize("kind", ["atari", "mujoco"])
+def test_the_same_bytes_beside_a_busy_neighbour_in_envpool(kind: str, tmp_path: Path) -> None:
+    check_twice(kind, tmp_path)
+
+
+def test_the_same_bytes_after_a_kill_inside_a_checkpoint_write(tmp_path: Path) -> None:
+    check_killed("python", tmp_path, kills=1, seed=0)
+
+
+@slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_bytes_after_five_kills(kind: str, tmp_path: Path) -> None:
+    check_killed(kind, tmp_path, kills=5, seed=KINDS.index(kind))
+
+
+def test_another_seed_gives_other_bytes(tmp_path: Path) -> None:
+    """What the comparisons above would miss if hashes did not depend on the run at all."""
+    import quintet
+
+    hashes = []
+    for seed in (1, 2):
+        config = {"env.num_streams": 2, "unroll_steps": 16, "minibatch_steps": 16, "eval.episodes": 0}
+        quintet.train(
+            "ppo", "CartPole-v1", 64, seed, tmp_path / str(seed), {**config, "report.sinks": ["jsonl"]}
+        )
+        hashes.append(final_hashes(tmp_path / str(seed)))
+    changed = [name for name in hashes[0] if hashes[0][name] != hashes[1][name]]
+    assert any("network/" in name for name in changed)
+    assert any("normalizer/" in name for name in changed)
