@@ -2,42 +2,121 @@
 policies.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import spaces
 
-from quintet.errors import QuintetError
+from quintet.errors import ConfigError, QuintetError
 from quintet.types import TensorSpec
 
 Space = spaces.Space[Any]
 
 
-def observation_leaves(space: Space) -> dict[str, Space]:
-    """Leaves of an observation space by path.
+_LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
-    A space that is neither Dict nor Tuple is the one leaf ``"obs"``; else the path joins the keys
-    of nested Dicts and the positions in Tuples with ``"/"``.
+
+def observation_leaves(space: Space) -> dict[str, Space]:
+    """Leaves of an observation space by path, in the order of the space.
+
+    A plain space is the one leaf ``"obs"``; Dicts give ``"a"`` and ``"a/b"``, Tuples ``"0"`` and
+    ``"1"``.
+
+    Raises:
+        ConfigError: a leaf has no fixed shape (Text, Sequence, Graph, OneOf), or two paths collide.
     """
-    if isinstance(space, spaces.Dict):
-        children = {str(key): child for key, child in space.spaces.items()}
-    elif isinstance(space, spaces.Tuple):
-        children = {str(index): child for index, child in enumerate(space.spaces)}
-    else:
-        return {"obs": space}
-    leaves: dict[str, Space] = {}
-    for key, child in children.items():
-        for path, leaf in observation_leaves(child).items():
-            nested = isinstance(child, spaces.Dict | spaces.Tuple)
-            leaves[f"{key}/{path}" if nested else key] = leaf
-    return leaves
+    return {path: leaf for path, (_, leaf) in leaf_keys(space).items()}
+
+
+def leaf_keys(space: Space) -> dict[str, tuple[tuple[str | int, ...], Space]]:
+    """Like `observation_leaves`, with the keys that lead to each leaf of an observation."""
+    found: dict[str, tuple[tuple[str | int, ...], Space]] = {}
+
+    def walk(node: Space, keys: tuple[str | int, ...]) -> None:
+        if isinstance(node, spaces.Dict):
+            for key, child in node.spaces.items():
+                walk(child, (*keys, key))
+        elif isinstance(node, spaces.Tuple):
+            for index, child in enumerate(node.spaces):
+                walk(child, (*keys, index))
+        else:
+            path = "/".join(str(key) for key in keys) or "obs"
+            if not isinstance(node, _LEAVES):
+                raise ConfigError(
+                    f"observation leaf {path!r} must be a Box, Discrete, MultiDiscrete or "
+                    f"MultiBinary space; got {node}; wrap the environment so that it gives arrays "
+                    f"of a fixed shape"
+                )
+            if path in found:
+                raise ConfigError(
+                    f"observation leaves must have different paths; {path!r} occurs twice in "
+                    f"{space}; rename one of the keys"
+                )
+            found[path] = (keys, node)
+
+    walk(space, ())
+    return found
 
 
 def leaf_dtype(space: Space) -> np.dtype[Any]:
-    """dtype that a leaf has in memory: its own, but float32 for float64."""
+    """Dtype in which a leaf is stored: float64 as float32, Discrete as int64, others as is."""
+    if isinstance(space, spaces.Discrete):
+        return np.dtype(np.int64)
+    assert space.dtype is not None
     dtype = np.dtype(space.dtype)
     return np.dtype(np.float32) if dtype == np.float64 else dtype
+
+
+def map_leaves(space: Space, function: Callable[[str, Space], Space]) -> Space:
+    """The same tree of spaces with every leaf replaced by ``function(path, leaf)``."""
+
+    def walk(node: Space, path: str) -> Space:
+        prefix = f"{path}/" if path else ""
+        if isinstance(node, spaces.Dict):
+            return spaces.Dict({k: walk(v, f"{prefix}{k}") for k, v in node.spaces.items()})
+        if isinstance(node, spaces.Tuple):
+            return spaces.Tuple([walk(v, f"{prefix}{i}") for i, v in enumerate(node.spaces)])
+        return function(path or "obs", node)
+
+    return walk(space, "")
+
+
+def stored_space(space: Space) -> Space:
+    """The space as a learner sees it: float64 boxes as float32, discrete values counted from 0.
+
+    Whoever adapts an environment takes ``start`` away from observations and adds it to actions.
+    """
+    leaf_keys(space)  # refuses what has no fixed shape
+    return map_leaves(space, lambda _, leaf: _stored_leaf(leaf))
+
+
+def _stored_leaf(leaf: Space) -> Space:
+    dtype = leaf_dtype(leaf)
+    if isinstance(leaf, spaces.Discrete):
+        return spaces.Discrete(int(leaf.n))
+    if isinstance(leaf, spaces.MultiDiscrete):
+        return spaces.MultiDiscrete(leaf.nvec.copy(), dtype=dtype)
+    if isinstance(leaf, spaces.Box) and leaf.dtype != dtype:
+        with np.errstate(over="ignore"):  # a bound beyond float32 becomes infinite
+            low, high = leaf.low.astype(dtype), leaf.high.astype(dtype)
+        return spaces.Box(low, high, dtype=dtype)
+    return leaf
+
+
+def action_space_of(space: Space, env_id: str) -> Space:
+    """The stored action space.
+
+    Raises:
+        ConfigError: the actions of one stream aren't one array.
+    """
+    if not isinstance(space, _LEAVES):
+        raise ConfigError(
+            f"{env_id}: the action space must be Box, Discrete, MultiDiscrete or MultiBinary; "
+            f"got {space}; flatten it, for instance with gymnasium.wrappers.FlattenAction"
+        )
+    return stored_space(space)
 
 
 def leaf_spec(space: Space) -> TensorSpec:

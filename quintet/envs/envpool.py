@@ -27,19 +27,9 @@ from typing import Any, final
 import numpy as np
 from gymnasium import spaces
 
-from quintet.envs.vector import (
-    Array,
-    EnvDescription,
-    ObsArrays,
-    Space,
-    StepRow,
-    action_space_of,
-    check_seeds,
-    leaf_keys,
-    map_leaves,
-    stored_space,
-)
+from quintet.envs.vector import Array, EnvDescription, ObsArrays, StepRow, check_seeds
 from quintet.errors import ConfigError, EnvironmentFault
+from quintet.spaces import Space, action_space_of, leaf_keys, map_leaves, stored_space
 from quintet.types import Spaces
 
 INSTALL_LINE = 'pip install "quintet[envpool]"'

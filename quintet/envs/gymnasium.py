@@ -9,19 +9,9 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from quintet.envs.vector import (
-    Array,
-    EnvDescription,
-    ObsArrays,
-    Space,
-    StepRow,
-    action_space_of,
-    check_seeds,
-    leaf_dtype,
-    leaf_keys,
-    stored_space,
-)
+from quintet.envs.vector import Array, EnvDescription, ObsArrays, StepRow, check_seeds
 from quintet.errors import ConfigError, EnvironmentFault
+from quintet.spaces import Space, action_space_of, leaf_dtype, leaf_keys, stored_space
 from quintet.types import Spaces
 
 

@@ -9,24 +9,21 @@ Discrete and MultiDiscrete values, observed or acted, are counted from 0 whateve
 the environment's space.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from gymnasium import spaces
 from numpy.typing import NDArray
 
 from quintet.errors import ConfigError, EnvironmentFault
+from quintet.spaces import Space, leaf_dtype, observation_leaves
 from quintet.types import Spaces
 
 Array = NDArray[Any]
-Space = spaces.Space[Any]
 
 ObsArrays = dict[str, Array]
 """Observation leaves ``[B, ...]`` by path; a plain space has the one leaf ``"obs"``."""
-
-_LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
 @dataclass(frozen=True)
@@ -83,107 +80,6 @@ class VectorEnv(Protocol):
         ...
 
     def close(self) -> None: ...
-
-
-def observation_leaves(space: Space) -> dict[str, Space]:
-    """Leaves of an observation space by path, in the order of the space.
-
-    A plain space is the one leaf ``"obs"``; Dicts give ``"a"`` and ``"a/b"``, Tuples ``"0"`` and
-    ``"1"``.
-
-    Raises:
-        ConfigError: a leaf has no fixed shape (Text, Sequence, Graph, OneOf), or two paths collide.
-    """
-    return {path: leaf for path, (_, leaf) in leaf_keys(space).items()}
-
-
-def leaf_keys(space: Space) -> dict[str, tuple[tuple[str | int, ...], Space]]:
-    """Like `observation_leaves`, with the keys that lead to each leaf of an observation."""
-    found: dict[str, tuple[tuple[str | int, ...], Space]] = {}
-
-    def walk(node: Space, keys: tuple[str | int, ...]) -> None:
-        if isinstance(node, spaces.Dict):
-            for key, child in node.spaces.items():
-                walk(child, (*keys, key))
-        elif isinstance(node, spaces.Tuple):
-            for index, child in enumerate(node.spaces):
-                walk(child, (*keys, index))
-        else:
-            path = "/".join(str(key) for key in keys) or "obs"
-            if not isinstance(node, _LEAVES):
-                raise ConfigError(
-                    f"observation leaf {path!r} must be a Box, Discrete, MultiDiscrete or "
-                    f"MultiBinary space; got {node}; wrap the environment so that it gives arrays "
-                    f"of a fixed shape"
-                )
-            if path in found:
-                raise ConfigError(
-                    f"observation leaves must have different paths; {path!r} occurs twice in "
-                    f"{space}; rename one of the keys"
-                )
-            found[path] = (keys, node)
-
-    walk(space, ())
-    return found
-
-
-def leaf_dtype(space: Space) -> np.dtype[Any]:
-    """Dtype in which a leaf is stored: float64 as float32, Discrete as int64, others as is."""
-    if isinstance(space, spaces.Discrete):
-        return np.dtype(np.int64)
-    assert space.dtype is not None
-    dtype = np.dtype(space.dtype)
-    return np.dtype(np.float32) if dtype == np.float64 else dtype
-
-
-def map_leaves(space: Space, function: Callable[[str, Space], Space]) -> Space:
-    """The same tree of spaces with every leaf replaced by ``function(path, leaf)``."""
-
-    def walk(node: Space, path: str) -> Space:
-        prefix = f"{path}/" if path else ""
-        if isinstance(node, spaces.Dict):
-            return spaces.Dict({k: walk(v, f"{prefix}{k}") for k, v in node.spaces.items()})
-        if isinstance(node, spaces.Tuple):
-            return spaces.Tuple([walk(v, f"{prefix}{i}") for i, v in enumerate(node.spaces)])
-        return function(path or "obs", node)
-
-    return walk(space, "")
-
-
-def stored_space(space: Space) -> Space:
-    """The space as a learner sees it: float64 boxes as float32, discrete values counted from 0.
-
-    Whoever adapts an environment takes ``start`` away from observations and adds it to actions.
-    """
-    leaf_keys(space)  # refuses what has no fixed shape
-    return map_leaves(space, lambda _, leaf: _stored_leaf(leaf))
-
-
-def _stored_leaf(leaf: Space) -> Space:
-    dtype = leaf_dtype(leaf)
-    if isinstance(leaf, spaces.Discrete):
-        return spaces.Discrete(int(leaf.n))
-    if isinstance(leaf, spaces.MultiDiscrete):
-        return spaces.MultiDiscrete(leaf.nvec.copy(), dtype=dtype)
-    if isinstance(leaf, spaces.Box) and leaf.dtype != dtype:
-        with np.errstate(over="ignore"):  # a bound beyond float32 becomes infinite
-            low, high = leaf.low.astype(dtype), leaf.high.astype(dtype)
-        return spaces.Box(low, high, dtype=dtype)
-    return leaf
-
-
-def action_space_of(space: Space, env_id: str) -> Space:
-    """The stored action space.
-
-    Raises:
-        ConfigError: the actions of one stream aren't one array.
-    """
-    if not isinstance(space, _LEAVES):
-        raise ConfigError(
-            f"{env_id}: the action space must be Box, Discrete, MultiDiscrete or MultiBinary; "
-            f"got {space}; flatten it, for instance with gymnasium.wrappers.FlattenAction"
-        )
-    return stored_space(space)
 
 
 def allocate_obs(space: Space, leading: tuple[int, ...]) -> ObsArrays:

@@ -9,17 +9,8 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from quintet.envs.config import RewardClip
-from quintet.envs.vector import (
-    Array,
-    EnvDescription,
-    ObsArrays,
-    Space,
-    StepRow,
-    VectorEnv,
-    allocate_obs,
-    map_leaves,
-    observation_leaves,
-)
+from quintet.envs.vector import Array, EnvDescription, ObsArrays, StepRow, VectorEnv, allocate_obs
+from quintet.spaces import Space, map_leaves, observation_leaves
 from quintet.types import ACTION_MASK, Spaces
 
 

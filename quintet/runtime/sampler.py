@@ -90,7 +90,7 @@ class GroupSampler:
         slot = self.slot
         check_finite(
             {name: x.numpy() for name, x in slot.obs.items()},
-            slot.reward,
+            slot.raw_reward,  # clipping would hide an infinity
             self.first_stream,
             self.env.description,
             self.steps_before,

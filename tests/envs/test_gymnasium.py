@@ -94,6 +94,9 @@ def test_check_finite_names_stream_and_step(value):
     reward[4, 0] = value
     with pytest.raises(EnvironmentFault, match=r"stream 10, step 1004: reward is"):
         check_finite(obs, reward, 10, description, 1000)
+    obs["a"][5, 2, 0] = value  # later than the reward: the earliest fault is told
+    with pytest.raises(EnvironmentFault, match=r"stream 10, step 1004: reward is"):
+        check_finite(obs, reward, 10, description, 1000)
     obs["a"][2, 1, 1] = value
     with pytest.raises(EnvironmentFault, match=r"stream 11, step 1002: observation 'a'\[1\] is"):
         check_finite(obs, reward, 10, description, 1000)

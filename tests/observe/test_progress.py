@@ -187,7 +187,11 @@ Path(sys.argv[1]).write_text("trained to the end")
 """
 
 
-def test_closed_pipe_does_not_stop_training(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_closed_pipe_does_not_stop_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbuffered: str
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     proof = tmp_path / "proof"
     command = [sys.executable, "-c", TRAINING, str(proof)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -73,7 +73,7 @@ def test_resume_drops_what_lies_beyond_the_checkpoint(tmp_path: Path) -> None:
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"env_steps": 15, "loss')
     with (tmp_path / "progress.csv").open("a") as file:
-        file.write("15")
+        file.write("15,7.")
     reporter = open_sinks(ReportConfig(), tmp_path, resume_env_steps=20, notice=no_notice)
     reporter.write({"env_steps": 25, "loss/policy": 99.0})
     reporter.close()

@@ -1,0 +1,163 @@
+"""Learners and batches for the tests of PPO: small, fixed, and without environments."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces as gym
+from torch import Tensor
+
+from quintet.algorithms.ppo import PPOActor, PPOConfig, PPOLearner, Rows
+from quintet.algorithms.setup import Setup
+from quintet.envs.make import MakeEnv, make_vector_env
+from quintet.models.build import ModelConfig, resolve_model
+from quintet.models.heads import action_family
+from quintet.observe.timing import PhaseTimer
+from quintet.runtime.serial import SerialSampling
+from quintet.spaces import observation_leaves
+from quintet.types import ACTION_MASK, Rollout, Spaces
+
+OBSERVATION = gym.Box(-np.inf, np.inf, (3,), np.float32)
+DISCRETE = Spaces(OBSERVATION, gym.Discrete(3))
+CONTINUOUS = Spaces(OBSERVATION, gym.Box(-2.0, 2.0, (2,), np.float32))
+MASKED = Spaces(
+    gym.Dict({"x": OBSERVATION, ACTION_MASK: gym.Box(0, 1, (3,), np.int8)}), gym.Discrete(3)
+)
+PICTURE = Spaces(gym.Box(0, 255, (36, 36, 3), np.uint8), gym.Discrete(3))
+SMALL = ModelConfig(policy_hidden=(8, 8))
+TOTAL = 10_000
+
+
+def make_learner(
+    config: PPOConfig,
+    spaces: Spaces = DISCRETE,
+    model: ModelConfig = SMALL,
+    streams: int = 4,
+    compiled: bool = False,
+) -> PPOLearner:
+    setup = Setup(streams, TOTAL, (1, 2), torch.device("cpu"), compile=compiled)
+    return PPOLearner(config, resolve_model(model, spaces), spaces, setup)
+
+
+def make_obs(spaces: Spaces, shape: tuple[int, ...], g: torch.Generator) -> dict[str, Tensor]:
+    obs = {}
+    for name, leaf in observation_leaves(spaces.observation).items():
+        size = (*shape, *leaf.shape)
+        if leaf.dtype.kind == "f":
+            obs[name] = torch.randn(size, generator=g)
+        elif name == ACTION_MASK:
+            mask = torch.rand(size, generator=g) < 0.6
+            mask[..., 0] = True
+            obs[name] = mask.to(torch.int8)
+        else:
+            obs[name] = torch.randint(0, 256, size, generator=g).to(torch.uint8)
+    return obs
+
+
+def make_rollout(
+    spaces: Spaces = DISCRETE, steps: int = 16, streams: int = 4, seed: int = 0
+) -> Rollout:
+    """Episodes that end in both ways, an invalid row behind each; the behaviour policy and its
+    values are noise, so ratios, KLs and value errors are far from trivial.
+    """
+    g = torch.Generator().manual_seed(seed)
+    coin = torch.rand((steps, streams), generator=g)
+    terminated, truncated = coin < 0.1, (coin >= 0.1) & (coin < 0.2)
+    valid = torch.ones((steps, streams), dtype=torch.bool)
+    for i in range(1, steps):
+        resets = (terminated | truncated)[i - 1]
+        valid[i, resets] = terminated[i, resets] = truncated[i, resets] = False
+    obs = make_obs(spaces, (steps + 1, streams), g)
+    family = action_family(spaces.action, "clip")
+    params = 0.4 * torch.randn((steps, streams, family.param_size), generator=g)
+    if ACTION_MASK in obs:
+        params = family.apply_mask(params, obs[ACTION_MASK][:-1])
+    action = family.sample(params, family.draw_noise((steps, streams), g))
+    reward = torch.randn((steps, streams), generator=g)
+    reward[~valid] = 0.0
+    return Rollout(
+        obs=obs,
+        action=action,
+        reward=reward,
+        terminated=terminated,
+        truncated=truncated,
+        valid=valid,
+        is_first=torch.cat([torch.ones((1, streams), dtype=torch.bool), ~valid]),
+        record={
+            "logp_mu": family.log_prob(params, action),
+            "params_mu": params,
+            "value": 0.3 * torch.randn((steps, streams), generator=g),
+        },
+        return_carry=3.0 * torch.randn((steps, streams), generator=g, dtype=torch.float64),
+        version=torch.zeros((steps, streams), dtype=torch.int64),
+        stream_id=torch.arange(streams),
+    )
+
+
+def columns(batch: Rollout, order: list[int]) -> Rollout:
+    """The batch with these columns, in this order."""
+
+    def pick(x: Any) -> Any:
+        if isinstance(x, dict):
+            return {name: pick(y) for name, y in x.items()}
+        return x[:, order] if x.ndim > 1 else x[order]
+
+    return replace(batch, **{name: pick(x) for name, x in vars(batch).items()})
+
+
+def valid_rows(learner: PPOLearner, batch: Rollout) -> tuple[Rows, Tensor]:
+    """What the learner makes of a batch, and the numbers of the valid rows."""
+    rows, _ = learner._rows(batch, batch.valid)
+    return rows, batch.valid.flatten().nonzero().squeeze(1)
+
+
+def knobs(
+    learner: PPOLearner, beta: float = 0.0, share: float = 1.0, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """The step's numbers with a chosen weight of the KL penalty and share of valid rows."""
+    return torch.tensor([1e-3, 1.0, beta, learner.clip_epsilon or 0.0, share], dtype=dtype)
+
+
+def everything(learner: PPOLearner) -> bytes:
+    """All that the learner would save, as bytes."""
+    state = learner.save()
+    tensors = b"".join(x.contiguous().numpy().tobytes() for _, x in sorted(state.tensors.items()))
+    return tensors + repr(sorted(state.scalars.items())).encode()
+
+
+def train(
+    config: PPOConfig,
+    env: str | MakeEnv,
+    iterations: int,
+    kwargs: dict[str, Any] | None = None,
+    model: ModelConfig = SMALL,
+    streams: int = 4,
+    groups: int = 1,
+) -> tuple[PPOLearner, list[dict[str, float]], Rollout]:
+    """Collects and learns on real environments; returns the metrics of each iteration, and the last
+    batch.
+    """
+    envs = [
+        make_vector_env(env, streams // groups, backend="gymnasium", kwargs=kwargs)
+        for _ in range(groups)
+    ]
+    spaces = envs[0].spaces
+    learner = make_learner(config, spaces, model, streams)
+    sampling = SerialSampling(
+        envs,
+        lambda: PPOActor(config, resolve_model(model, spaces), spaces),
+        learner.plan,
+        3,
+        PhaseTimer(),
+        torch.device("cpu"),
+    )
+    sampling.publish(learner.publication())
+    sampling.restart(0)
+    metrics = []
+    for _ in range(iterations):
+        rollout = sampling.collect(10**9).rollout
+        metrics.append(learner.update(rollout, 0))
+        sampling.publish(learner.publication())
+    sampling.close()
+    return learner, metrics, rollout

@@ -1,0 +1,275 @@
+"""Which rows an epoch visits and with what weight; which rows count, and which never do."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from ppo_helpers import (
+    CONTINUOUS,
+    DISCRETE,
+    MASKED,
+    columns,
+    everything,
+    knobs,
+    make_learner,
+    make_rollout,
+    valid_rows,
+)
+from torch import Tensor
+
+from quintet.algorithms.ppo import PPOConfig, PPOLearner, Rows
+from quintet.runtime.batch import within_budget
+from quintet.types import Rollout, Spaces
+
+
+def numbered_rows(count: int) -> Rows:
+    """Rows that carry their number."""
+    number = torch.arange(count, dtype=torch.float32)
+    return Rows({"obs": number}, number.long(), number, number[:, None], number, number, number)
+
+
+def one_pass(learner: PPOLearner, index: Tensor, count: int) -> list[tuple[list[int], Tensor]]:
+    """Numbers of the rows that count, and the weights, of each minibatch of a pass."""
+    parts = []
+    for rows, weight in learner._minibatches(numbered_rows(count), index):
+        assert torch.equal(rows.obs["obs"].long(), rows.action)
+        for name in ("logp_mu", "value_mu", "advantage", "target"):
+            assert torch.equal(getattr(rows, name).long(), rows.action), name
+        assert torch.equal(rows.params_mu.squeeze(1).long(), rows.action)
+        parts.append((rows.action[weight > 0].tolist(), weight))
+    return parts
+
+
+INDEX = torch.tensor([i for i in range(64) if i % 5 != 3 and i not in (0, 17, 62)])
+
+
+@pytest.mark.parametrize("size", [1, 7, 10, 16, 49, 50, 64, None])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_pass_visits_every_valid_row_once(size: int | None, drop_last: bool):
+    if size is None and drop_last:
+        return
+    learner = make_learner(PPOConfig(minibatch_steps=size, drop_last=drop_last))
+    parts = one_pass(learner, INDEX, 64)
+    count, rows = len(INDEX), size or 64
+    visited = [i for numbers, _ in parts for i in numbers]
+    assert len(set(visited)) == len(visited)
+    assert set(visited) <= set(INDEX.tolist())
+    if drop_last and count >= rows:
+        assert len(parts) == count // rows
+        assert all(len(numbers) == rows for numbers, _ in parts)
+    else:
+        assert len(parts) == math.ceil(count / rows)
+        assert sorted(visited) == INDEX.tolist()
+        lengths = [len(numbers) for numbers, _ in parts]
+        assert max(lengths) - min(lengths) <= 1
+    for numbers, weight in parts:
+        assert weight.shape == (rows,)  # one shape, so that one compiled graph serves all
+        assert weight.sum().item() == pytest.approx(1.0, abs=1e-6)
+        used = weight[weight > 0]
+        assert used.numel() == len(numbers)
+        assert torch.equal(used, used[:1].expand_as(used))
+
+
+def test_every_pass_has_an_order_of_its_own():
+    learner = make_learner(PPOConfig(minibatch_steps=16))
+    orders = [[i for part, _ in one_pass(learner, INDEX, 64) for i in part] for _ in range(3)]
+    assert len({tuple(order) for order in orders}) == 3
+    assert INDEX.tolist() not in orders
+    again = make_learner(PPOConfig(minibatch_steps=16))
+    assert [i for part, _ in one_pass(again, INDEX, 64) for i in part] == orders[0]
+
+
+@pytest.mark.parametrize(
+    ("size", "drop_last", "expected"),
+    [(16, False, math.ceil), (10, False, math.ceil), (10, True, math.floor), (None, False, None)],
+)
+def test_number_of_updates(size: int | None, drop_last: bool, expected):
+    batch = make_rollout(seed=2)
+    count = int(batch.valid.sum())
+    assert count % 10
+    assert count % 16
+    learner = make_learner(PPOConfig(minibatch_steps=size, drop_last=drop_last, num_epochs=3))
+    learner.update(batch, 0)
+    assert learner.updates == 3 * (1 if expected is None else expected(count / size))
+
+
+@pytest.mark.parametrize("advantage", ["batch", "minibatch"])
+def test_rows_of_weight_0_change_nothing(advantage: str):
+    learner = make_learner(
+        PPOConfig(normalize_advantage=advantage, entropy_coef=0.1, kl_beta_init=1.0, value_clip=0.2)
+    )
+    rows, index = valid_rows(learner, make_rollout(seed=4))
+    rows = rows.take(index[:12])
+    weight = (torch.arange(12) < 9) / 9.0
+
+    def gradient(rows: Rows, weight: Tensor) -> tuple[Tensor, Tensor]:
+        loss, stats = learner._loss(learner.parameters, rows, weight, knobs(learner, 0.5))
+        parts = torch.autograd.grad(loss, list(learner.parameters.values()))
+        return torch.cat([x.flatten() for x in parts]), stats
+
+    whole, stats = gradient(rows, weight)
+    spoilt = rows._map(lambda x: torch.cat([x[:9], x[:3].flip(0)]))
+    assert not torch.equal(spoilt.advantage, rows.advantage)
+    for other in (gradient(spoilt, weight), gradient(rows.part(0, 9), torch.full((9,), 1 / 9.0))):
+        torch.testing.assert_close(other[0], whole, rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(other[1], stats, rtol=1e-4, atol=1e-6)
+    assert (gradient(spoilt, torch.full((12,), 1 / 12.0))[0] - whole).abs().max() > 1e-4
+
+
+def behind_truncation(batch: Rollout) -> Tensor:
+    """Invalid rows whose observation is worth something: the true final one of a truncation."""
+    before = torch.cat([torch.zeros_like(batch.truncated[:1]), batch.truncated[:-1]])
+    return before & ~batch.valid
+
+
+def spoil(batch: Rollout, seed: int = 9) -> Rollout:
+    """The batch with garbage wherever a row is invalid, but for what the bootstrap reads."""
+    g = torch.Generator().manual_seed(seed)
+    junk = ~batch.valid
+
+    def garbage(x: Tensor, where: Tensor, value: float) -> Tensor:
+        x = x.clone()
+        x[: where.shape[0]][where] = value if x.is_floating_point() else 1
+        return x
+
+    unread = junk & ~behind_truncation(batch)
+    # The mask stays a mask; observations behind a truncation are those that the bootstrap reads.
+    obs = {name: garbage(x, unread, 1e3) for name, x in batch.obs.items()}
+    record = {
+        "logp_mu": garbage(batch.record["logp_mu"], junk, float("nan")),
+        "params_mu": garbage(batch.record["params_mu"], junk, float("nan")),
+        "value": garbage(batch.record["value"], unread, 1e4),
+    }
+    action = batch.action.clone()
+    other = torch.rand(action[junk].shape, generator=g) * 1e3
+    action[junk] = other if action.is_floating_point() else (action[junk] + 1) % 3
+    return replace(
+        batch,
+        obs=obs,
+        action=action,
+        record=record,
+        reward=garbage(batch.reward, junk, float("nan")),
+        return_carry=garbage(batch.return_carry, junk, float("nan")),
+    )
+
+
+CONFIGS = {
+    "default": PPOConfig(minibatch_steps=16, num_epochs=2),
+    "all": PPOConfig(
+        minibatch_steps=16,
+        num_epochs=2,
+        value_clip=0.2,
+        entropy_coef=0.1,
+        kl_beta_init=1.0,
+        kl_cutoff_coef=10.0,
+        refresh_advantages="per_epoch",
+        normalize_advantage="minibatch",
+        reward_normalizer="step_std",
+    ),
+    "monte_carlo": PPOConfig(
+        minibatch_steps=16,
+        num_epochs=2,
+        advantage_estimator="monte_carlo",
+        value_target="monte_carlo",
+        unfinished_episode="drop",
+        normalize_observations=False,
+    ),
+    "over_all": PPOConfig(
+        minibatch_steps=16, num_epochs=2, reduction="mean_over_all", lr_schedule="kl_adaptive"
+    ),
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize(
+    "spaces", [DISCRETE, CONTINUOUS, MASKED], ids=["discrete", "continuous", "masked"]
+)
+def test_data_in_invalid_rows_change_nothing(config: PPOConfig, spaces: Spaces):
+    results = []
+    for change in (lambda x: x, spoil):
+        learner = make_learner(config, spaces)
+        for seed in (3, 4):
+            batch = make_rollout(spaces, seed=seed)
+            assert (~batch.valid).sum() >= 5
+            assert behind_truncation(batch).any()
+            learner.update(change(batch), 0)
+        results.append(everything(learner))
+    assert results[0] == results[1]
+
+
+def test_data_behind_a_truncation_do_count():
+    # The garbage above leaves out what the bootstrap reads: here is the proof that it is read.
+    batch = make_rollout(seed=3)
+    value = batch.record["value"].clone()
+    value[behind_truncation(batch)] += 1.0
+    other = replace(batch, record=batch.record | {"value": value})
+    learners = [make_learner(CONFIGS["default"]) for _ in range(2)]
+    for learner, x in zip(learners, (batch, other), strict=True):
+        learner.update(x, 0)
+    assert not torch.equal(learners[0].theta, learners[1].theta)
+
+
+def test_rows_past_the_budget_are_in_no_mean_and_no_normaliser():
+    batch, left = within_budget(make_rollout(seed=3), 30)
+    assert left == 30
+    learner = make_learner(PPOConfig(minibatch_steps=None, num_epochs=2))
+    metrics = learner.update(batch, 0)
+    assert int(batch.valid.sum()) == 30
+    assert metrics["data/valid_frac"] == pytest.approx(30 / 64)
+    assert metrics["reward/mean"] == pytest.approx(batch.reward[batch.valid].mean().item())
+    assert learner.reward_moments.count == 30
+    assert learner.normalizer.leaf_moments("obs").count == 30
+    # What was done past the budget, and with what probability, is nothing to learn from.
+    outside = ~batch.valid
+    record = {name: x.clone() for name, x in batch.record.items()}
+    record["logp_mu"][outside] = record["params_mu"][outside] = float("nan")
+    action = torch.where(outside, (batch.action + 1) % 3, batch.action)
+    again = make_learner(learner.config)
+    again.update(replace(batch, record=record, action=action), 0)
+    assert everything(again) == everything(learner)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "mean_over_all"])
+def test_duplicating_every_stream_leaves_the_mean_loss(reduction: str):
+    config = PPOConfig(
+        minibatch_steps=None, num_epochs=1, entropy_coef=0.1, kl_beta_init=1.0, reduction=reduction
+    )
+    batch = make_rollout(seed=6)
+    learner = make_learner(config)
+    once = learner.update(batch, 0)
+    double = make_learner(config, streams=8)
+    twice = double.update(columns(batch, [*range(4), *range(4)]), 0)
+    assert set(once) == set(twice)
+    for name, value in once.items():
+        assert twice[name] == pytest.approx(value, rel=2e-4, abs=1e-6), name
+    other = make_learner(config).update(make_rollout(seed=7), 0)
+    assert other["loss/total"] != pytest.approx(once["loss/total"], rel=1e-3)
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_permuting_streams_permutes_advantages(config: PPOConfig):
+    batch, order = make_rollout(seed=8), [2, 0, 3, 1]
+    learner = make_learner(config)
+    plain, _ = learner._rows(batch, batch.valid)
+    moved, _ = learner._rows(columns(batch, order), batch.valid[:, order])
+    for name in ("advantage", "target", "value_mu"):
+        ours = getattr(moved, name).view(16, 4)
+        expected = getattr(plain, name).view(16, 4)[:, order]
+        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
+        assert not torch.allclose(ours, getattr(plain, name).view(16, 4))
+
+
+def test_a_row_holds_what_belongs_together():
+    batch = make_rollout(seed=8)
+    learner = make_learner(PPOConfig(normalize_advantage="none"))
+    rows, index = valid_rows(learner, batch)
+    assert torch.equal(rows.obs["obs"], learner.normalizer(batch.obs)["obs"][:-1].flatten(0, 1))
+    for row in index.tolist():
+        t, b = divmod(row, 4)
+        assert rows.action[row] == batch.action[t, b]
+        assert rows.logp_mu[row] == batch.record["logp_mu"][t, b]
+        assert torch.equal(rows.params_mu[row], batch.record["params_mu"][t, b])
+        assert rows.value_mu[row] == batch.record["value"][t, b]
+        error = rows.target[row] - rows.advantage[row] - batch.record["value"][t, b]
+        assert abs(error) < 1e-5

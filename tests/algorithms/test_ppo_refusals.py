@@ -1,0 +1,182 @@
+"""Values out of range and combinations without effect are refused, by name, value and rule."""
+
+from typing import Any, Literal, get_args, get_origin
+
+import annotated_types
+import pytest
+from ppo_helpers import make_learner
+from pydantic import BaseModel, ValidationError
+
+from quintet.algorithms.ppo import PPOConfig, check, planned_updates
+from quintet.errors import ConfigError
+from quintet.models.build import ModelConfig
+
+RULES = {
+    annotated_types.Ge: ("greater than or equal to", "ge", -1),
+    annotated_types.Gt: ("greater than", "gt", 0),
+    annotated_types.Le: ("less than or equal to", "le", 1),
+    annotated_types.Lt: ("less than", "lt", 0),
+}
+
+
+def literals(annotation: Any) -> tuple[Any, ...]:
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    return tuple(x for part in get_args(annotation) for x in literals(part))
+
+
+def wrong_values(config: type[BaseModel]) -> list[tuple[str, Any, str]]:
+    """(field, value, words of the rule) for each rule that a field declares."""
+    found: list[tuple[str, Any, str]] = []
+    for name, field in config.model_fields.items():
+        before = len(found)
+        for rule in field.metadata:
+            words, attribute, step = RULES[type(rule)]
+            bound = getattr(rule, attribute)
+            found.append((name, bound + step, f"{words} {bound}"))
+        if literals(field.annotation):
+            found.append((name, "nonsense", "Input should be '"))
+        if field.annotation is bool:
+            found.append((name, "perhaps", "valid boolean"))
+        if len(found) == before:
+            found.append((name, "nonsense", "Input should be a valid"))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "value", "rule"),
+    [(c, *case) for c in (PPOConfig, ModelConfig) for case in wrong_values(c)],
+)
+def test_a_wrong_value_is_refused(config: type[BaseModel], name: str, value: Any, rule: str):
+    with pytest.raises(ValidationError) as error:
+        config(**{name: value})
+    message = str(error.value)
+    assert f"\n{name}\n" in message or f"\n{name}." in message
+    assert rule in message
+    assert f"input_value={value!r}" in message
+    assert len(error.value.errors()) == 1 or name in ("policy_hidden", "value_hidden")
+
+
+def test_every_field_has_a_wrong_value():
+    for config in (PPOConfig, ModelConfig):
+        assert {name for name, _, _ in wrong_values(config)} == set(config.model_fields)
+
+
+@pytest.mark.parametrize("config", [PPOConfig, ModelConfig])
+def test_numbers_have_ranges(config: type[BaseModel]):
+    for name, field in config.model_fields.items():
+        number = field.annotation in (int, float, int | None, float | None)
+        # A clip of rewards may be 0 or below: that turns it off.
+        assert bool(field.metadata) == number or name == "reward_norm_clip", name
+
+
+@pytest.mark.parametrize("config", [PPOConfig, ModelConfig])
+def test_bounds_themselves_are_accepted_where_they_belong(config: type[BaseModel]):
+    tried = 0
+    for name, field in config.model_fields.items():
+        for rule in field.metadata:
+            _, attribute, _ = RULES[type(rule)]
+            if attribute in ("ge", "le"):
+                try:
+                    config(**{name: getattr(rule, attribute)})
+                except ValidationError as error:  # a combination, not the range
+                    assert "has no effect without" in str(error)
+                tried += 1
+    assert tried >= (10 if config is PPOConfig else 0)
+
+
+@pytest.mark.parametrize("config", [PPOConfig, ModelConfig])
+def test_unknown_names_are_refused(config: type[BaseModel]):
+    with pytest.raises(ValidationError, match="clip_epsilom"):
+        config(clip_epsilom=0.2)
+
+
+@pytest.mark.parametrize("config", [PPOConfig(), ModelConfig()])
+def test_configurations_do_not_change(config: BaseModel):
+    name = next(iter(type(config).model_fields))
+    with pytest.raises(ValidationError, match="frozen"):
+        setattr(config, name, getattr(config, name))
+
+
+OFF = {"normalize_observations": False, "reward_normalizer": "none"}
+MONTE_CARLO = {"advantage_estimator": "monte_carlo", "value_target": "monte_carlo"}
+IDLE: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
+    "gae_lambda": (0.9, MONTE_CARLO, {"value_target": "lambda_return"}),
+    "clip_schedule": ("linear", {"clip_epsilon": None}, {"clip_epsilon": 0.1}),
+    "kl_target": (0.02, {}, {"kl_cutoff_coef": 1.0}),
+    "kl_tolerance": (0.5, {"kl_cutoff_coef": 1.0}, {"kl_beta_init": 1.0}),
+    "kl_cutoff_factor": (3.0, {"kl_beta_init": 1.0}, {"kl_cutoff_coef": 1.0}),
+    "observation_clip": (9.0, {"normalize_observations": False}, {"normalize_observations": True}),
+    "reward_norm_clip": (5.0, {"reward_normalizer": "none"}, {"reward_normalizer": "step_std"}),
+    "normalizer_variance_epsilon": (1e-2, OFF, {"normalize_observations": True}),
+    "update_normalizers": (False, OFF, {"reward_normalizer": "step_std"}),
+    "drop_last": (True, {"minibatch_steps": None}, {"minibatch_steps": 10}),
+    "refresh_advantages": ("per_epoch", {"num_epochs": 1}, {"num_epochs": 2}),
+    "value_source": (
+        "recomputed",
+        {"refresh_advantages": "per_epoch"},
+        {"refresh_advantages": "once"},
+    ),
+    "target_kl": (0.01, {"num_epochs": 1}, {"num_epochs": 2}),
+}
+
+
+@pytest.mark.parametrize("name", list(IDLE))
+def test_an_option_without_effect_is_refused(name: str):
+    value, idle, effective = IDLE[name]
+    with pytest.raises(ValidationError, match=f"{name}={value} has no effect without"):
+        PPOConfig(**idle, **{name: value})
+    PPOConfig(**(idle | effective), **{name: value})
+
+
+def test_all_idle_options_are_named_at_once():
+    with pytest.raises(ValidationError) as error:
+        PPOConfig(clip_epsilon=None, clip_schedule="linear", kl_tolerance=0.5, kl_target=0.1)
+    for name in ("clip_schedule=linear", "kl_tolerance=0.5", "kl_target=0.1"):
+        assert name in str(error.value)
+
+
+FAULTS: dict[str, tuple[PPOConfig, ModelConfig, int, list[str]]] = {
+    "fine": (PPOConfig(), ModelConfig(), 10_000, []),
+    "budget": (PPOConfig(), ModelConfig(), 2047, ["total_env_steps", "2047", "2048"]),
+    "exact budget": (PPOConfig(), ModelConfig(), 2048, []),
+    "too large": (PPOConfig(minibatch_steps=4096), ModelConfig(), 10_000, ["at most", "4096"]),
+    "no divisor": (PPOConfig(minibatch_steps=100), ModelConfig(), 10_000, ["divide", "100"]),
+    "drops": (PPOConfig(minibatch_steps=100, drop_last=True), ModelConfig(), 10_000, []),
+    "whole": (PPOConfig(minibatch_steps=None), ModelConfig(), 10_000, []),
+    "value_hidden": (
+        PPOConfig(),
+        ModelConfig(shared_torso=True, value_hidden=(3,)),
+        10_000,
+        ["model.value_hidden", "no effect", "shared_torso"],
+    ),
+    "shared l2": (
+        PPOConfig(shared_l2_coef=0.1),
+        ModelConfig(),
+        10_000,
+        ["shared_l2_coef", "no effect"],
+    ),
+    "shared l2 used": (PPOConfig(shared_l2_coef=0.1), ModelConfig(shared_torso=True), 10_000, []),
+}
+
+
+@pytest.mark.parametrize(("config", "model", "total", "words"), FAULTS.values(), ids=FAULTS)
+def test_check(config: PPOConfig, model: ModelConfig, total: int, words: list[str]):
+    faults = check(config, model, 8, total)
+    assert len(faults) == bool(words)
+    assert all(word in faults[0] for word in words)
+
+
+def test_check_lists_all_faults():
+    config = PPOConfig(minibatch_steps=100, shared_l2_coef=1.0)
+    assert len(check(config, ModelConfig(), 8, 10)) == 3
+
+
+def test_planned_updates():
+    assert planned_updates(PPOConfig(), 8, 1_000_000) == 156_250
+    assert planned_updates(PPOConfig(minibatch_steps=None), 8, 20_480) == 100
+
+
+def test_check_numerics_refuses_to_be_compiled():
+    with pytest.raises(ConfigError, match="check_numerics"):
+        make_learner(PPOConfig(check_numerics=True), compiled=True)

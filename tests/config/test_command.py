@@ -1,0 +1,95 @@
+"""What is written on the command line becomes one layer of values, faults included."""
+
+import pytest
+
+from quintet.config.command import parse
+from quintet.config.load import Layer, compose
+from quintet.errors import ConfigError
+
+
+def values(*arguments: str) -> dict:
+    algo, files, layer = parse("train", ["ppo", *arguments])
+    assert algo == "ppo"
+    assert files == []
+    assert layer.source == "command line"
+    return dict(layer.values)
+
+
+def learner(*arguments: str):
+    _, files, layer = parse("train", ["ppo", "--env", "CartPole-v1", *arguments])
+    return compose("ppo", [*files, layer]).config
+
+
+def test_only_what_was_given_is_in_the_layer():
+    assert values() == {}
+    assert values("--env", "X", "--total-steps", "5") == {"env.id": "X", "total_env_steps": "5"}
+
+
+def test_dashes_underscores_equals_signs_and_aliases():
+    wanted = {"env.num_streams": "4", "total_env_steps": "5000", "env.id": "A_b-v1"}
+    for given in (
+        ["--env.num-streams", "4", "--total-steps", "5000", "--env", "A_b-v1"],
+        ["--env.num_streams", "4", "--total_steps", "5000", "--env.id", "A_b-v1"],
+        ["--env.num_streams=4", "--total-env-steps=5000", "--env=A_b-v1"],
+    ):
+        assert values(*given) == wanted
+
+
+def test_values_become_numbers_lists_mappings_and_nothing():
+    config = learner(
+        *("--clip-epsilon", "none", "--max-grad-norm", "None", "--value-clip", "0.3"),
+        *("--learning-rate", "1e-3", "--total-steps", "100_000", "--drop-last", "true"),
+        *("--model.policy-hidden", "32", "16", "--report.sinks", "jsonl", "csv"),
+        *("--eval.interval", "5000", "--reward-norm-clip", "-1"),
+    )
+    ppo = config.learner
+    assert (ppo.clip_epsilon, ppo.max_grad_norm, ppo.value_clip) == (None, None, 0.3)
+    assert (ppo.learning_rate, ppo.drop_last, ppo.reward_norm_clip) == (1e-3, True, -1.0)
+    assert config.total_env_steps == 100_000
+    assert config.model.policy_hidden == (32, 16)
+    assert config.report.sinks == ("jsonl", "csv")
+    assert config.eval.interval == 5000
+    assert learner("--eval.interval", "auto").eval.interval == "auto"
+
+
+def test_kwargs_of_the_environment_are_json():
+    text = '{"n": 5, "f": 0.5, "on": true, "text": "a b", "list": [1, 2], "none": null}'
+    wanted = {"n": 5, "f": 0.5, "on": True, "text": "a b", "list": [1, 2], "none": None}
+    assert values("--env.kwargs", text) == {"env.kwargs": wanted}
+    assert values(f"--env.kwargs={text}") == {"env.kwargs": wanted}
+    with pytest.raises(ConfigError, match="env.kwargs: .* dictionary, got '{bad'"):
+        learner("--env.kwargs", "{bad")
+
+
+def test_the_last_of_two_wins():
+    assert values("--gamma", "0.9", "--gamma", "0.8") == {"gamma": "0.8"}
+
+
+def test_unknown_options_stay_in_the_layer_with_the_others():
+    given = values("--learnin-rate", "1e-3", "--gamma", "2", "stray", "--foo=3", "--bar")
+    assert given["learnin_rate"] == "1e-3"
+    assert given["foo"] == "3"
+    assert {"gamma", "stray", "bar"} <= set(given)
+    with pytest.raises(ConfigError) as raised:
+        compose("ppo", [Layer("command line", given)])
+    assert str(raised.value).startswith("6 faults:")  # these five, and no environment
+
+
+def test_files_come_in_their_order(tmp_path):
+    one, two = tmp_path / "one.yaml", tmp_path / "two.yaml"
+    one.write_text("env: CartPole-v1\ngamma: 0.9\nmodel:\n  policy-hidden: [8]\n")
+    two.write_text("gamma: 0.8\nenv.kwargs: {a: 1}\n")
+    _, files, layer = parse("train", ["ppo", "--seed", "1", "--config", str(one), str(two)])
+    assert [file.source for file in files] == [f"file {one}", f"file {two}"]
+    assert files[0].values == {"env.id": "CartPole-v1", "gamma": 0.9, "model.policy_hidden": [8]}
+    assert files[1].values == {"gamma": 0.8, "env.kwargs": {"a": 1}}
+    assert layer.values == {"seed": "1"}
+    loaded = compose("ppo", [*files, layer])
+    assert loaded.config.learner.gamma == 0.8
+    assert loaded.sources["gamma"] == f"file {two}"
+
+
+@pytest.mark.parametrize("arguments", [[], ["--env", "CartPole-v1"]])
+def test_the_algorithm_comes_first(arguments):
+    with pytest.raises(ConfigError, match="quintet train requires an algorithm first, one of ppo"):
+        parse("train", arguments)

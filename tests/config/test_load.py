@@ -1,0 +1,333 @@
+"""Layers of a configuration, where values come from, and how faults are told."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from quintet import launch
+from quintet.config.load import (
+    Layer,
+    compose,
+    flatten,
+    options,
+    preset_layers,
+    read_file,
+)
+from quintet.config.run import PARTS, TOP, RunConfig
+from quintet.errors import ConfigError
+
+CARTPOLE = {"env.id": "CartPole-v1"}
+KNOWN = options("ppo")
+
+
+def save_run(folder: Path, values: dict) -> None:
+    """A folder as a run leaves it behind, as far as configurations go."""
+    folder.mkdir(exist_ok=True)
+    loaded = compose("ppo", [Layer("x", {**CARTPOLE, **values})])
+    kept = {k: v for k, v in loaded.config.flat().items() if k != "run_dir"}
+    (folder / "config.yaml").write_text(yaml.safe_dump(kept))
+
+
+def faults_of(values: dict, **more) -> str:
+    with pytest.raises(ConfigError) as raised:
+        compose("ppo", [Layer("command line", {**CARTPOLE, **values})], **more)
+    return str(raised.value)
+
+
+# Layers
+
+
+def test_the_later_layer_wins_and_is_named_as_the_source():
+    layers = [
+        Layer("preset P", {"gamma": 0.1, "num_epochs": 1, "learning_rate": 1.0}),
+        Layer("file F", {"gamma": 0.2, "num_epochs": 2}),
+        Layer("command line", {**CARTPOLE, "gamma": 0.3}),
+    ]
+    loaded = compose("ppo", layers)
+    values = loaded.config.flat()
+    assert [values[n] for n in ("gamma", "num_epochs", "learning_rate", "unroll_steps")] == [
+        0.3,
+        2,
+        1.0,
+        256,
+    ]
+    assert loaded.sources["gamma"] == "command line"
+    assert loaded.sources["num_epochs"] == "file F"
+    assert loaded.sources["learning_rate"] == "preset P"
+    assert loaded.sources["unroll_steps"] == "default"
+    assert set(loaded.sources) == set(values)
+
+
+def test_all_five_layers_in_their_order(tmp_path):
+    presets = preset_layers("ppo", "CartPole-v1", "auto")
+    assert presets == [Layer("preset CartPole-v1", {"total_env_steps": 100_000})]
+    files = [Layer("file a", {"num_epochs": 2, "gae_lambda": 0.4, "eval.episodes": 3})]
+    command = Layer("command line", {**CARTPOLE, "run_dir": str(tmp_path), "eval.episodes": 7})
+    save_run(tmp_path, {"num_epochs": 2, "gae_lambda": 0.4, "eval.episodes": 5})
+    loaded = launch.load_config("ppo", files, command)
+    assert loaded.config.eval.episodes == 7
+    assert loaded.sources["eval.episodes"] == "command line"
+    assert loaded.sources["num_epochs"] == "saved run"
+    assert loaded.sources["run_dir"] == "command line"
+    # without the run the file is next, then the preset, then the default
+    other = Layer("command line", {**CARTPOLE, "run_dir": str(tmp_path / "new")})
+    loaded = launch.load_config("ppo", files, other)
+    assert loaded.sources["num_epochs"] == "file a"
+    assert loaded.config.eval.episodes == 3
+    assert loaded.sources["total_env_steps"] == "preset CartPole-v1"
+    assert loaded.config.total_env_steps == 100_000
+    assert loaded.sources["gamma"] == "default"
+
+
+def test_a_saved_run_holds_its_own_options_against_new_defaults(tmp_path):
+    """What a preset or a default says today must not change a run of yesterday."""
+    save_run(tmp_path, {"total_env_steps": 50_000, "gamma": 0.5})
+    command = Layer("command line", {**CARTPOLE, "run_dir": str(tmp_path)})
+    config = launch.load_config("ppo", [], command).config
+    assert config.total_env_steps == 50_000
+    assert config.learner.gamma == 0.5
+
+
+# Presets
+
+
+def test_a_preset_is_chosen_by_the_environment_by_name_or_not_at_all():
+    (layer,) = preset_layers("ppo", "HalfCheetah-v4", "auto")
+    assert layer.source == "preset HalfCheetah-*"
+    assert layer.values["env.num_streams"] == 32
+    assert preset_layers("ppo", "Acrobot-v1", "auto") == []
+    assert preset_layers("ppo", None, "auto") == []
+    assert preset_layers("ppo", "HalfCheetah-v4", "none") == []
+    environment, named = preset_layers("ppo", "CartPole-v1", "kl_penalty")
+    assert environment.source == "preset CartPole-v1"
+    assert named.source == "preset kl_penalty"
+    loaded = compose("ppo", [environment, named, Layer("command line", CARTPOLE)])
+    assert loaded.config.learner.clip_epsilon is None
+    assert loaded.config.learner.kl_beta_init == 1.0
+    assert loaded.sources["kl_beta_init"] == "preset kl_penalty"
+    assert loaded.config.total_env_steps == 100_000
+    with pytest.raises(ConfigError, match=r"one of clip, kl_penalty; got 'klpenalty'; did you .*_"):
+        preset_layers("ppo", None, "klpenalty")
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "HalfCheetah-v5"])
+@pytest.mark.parametrize("name", ["auto", "clip", "kl_penalty"])
+def test_every_preset_is_a_valid_configuration(env, name):
+    layers = preset_layers("ppo", env, name)
+    loaded = compose("ppo", [*layers, Layer("command line", {"env.id": env})])
+    assert set().union(*(layer.values for layer in layers)) <= set(loaded.config.flat())
+
+
+# Names
+
+
+def test_names_nested_dotted_with_dashes_and_by_alias_are_the_same():
+    wanted = {"env.id": "X", "env.num_streams": 4, "total_env_steps": 9, "gae_lambda": 0.5}
+    for given in (
+        wanted,
+        {"env": "X", "env.num-streams": 4, "total_steps": 9, "gae-lambda": 0.5},
+        {"env": {"id": "X", "num_streams": 4}, "total-steps": 9, "gae_lambda": 0.5},
+        {"env": {"id": "X", "num-streams": 4}, "total-env-steps": 9, "gae-lambda": 0.5},
+    ):
+        assert flatten(given, KNOWN) == wanted
+    # a mapping that is the value of an option stays whole, its keys as they are
+    kwargs = {"a-b": {"c": 1}}
+    assert flatten({"env": {"kwargs": kwargs}}, KNOWN) == {"env.kwargs": kwargs}
+    assert flatten({"env.kwargs": kwargs}, KNOWN) == {"env.kwargs": kwargs}
+
+
+def test_options_are_exactly_the_fields_of_the_models():
+    """A part that is added to RunConfig must become reachable."""
+    parts = set(RunConfig.model_fields) - set(TOP) - {"learner"}
+    assert parts == set(PARTS)
+    loaded = compose("ppo", [Layer("x", CARTPOLE)])
+    assert set(loaded.config.flat()) == set(KNOWN)
+
+
+def test_every_option_says_what_it_means():
+    assert [name for name, info in KNOWN.items() if not info.description] == []
+
+
+# Faults
+
+
+def test_an_unknown_option_is_answered_with_the_nearest_and_its_source():
+    said = faults_of({"learnin_rate": 1})
+    assert said == "unknown option 'learnin_rate' (command line); did you mean 'learning_rate'?"
+    assert "did you mean 'env.num_streams'?" in faults_of({"num_streams": 4})
+    assert faults_of({"qqqq": 1}) == "unknown option 'qqqq' (command line)"
+
+
+def test_all_faults_are_told_at_once():
+    said = faults_of(
+        {
+            "env.id": "CartPol-v1",
+            "learnin_rate": 1,
+            "gamma": 2,
+            "eval.episodes": -1,
+            "seed": -1,
+            "runtime.kind": "parallel",
+            "minibatch_steps": 100,
+            "total_env_steps": 1000,
+        }
+    )
+    assert said.startswith("8 faults:\n  - ")
+    lines = said.splitlines()[1:]
+    assert len(lines) == 8
+    for part in (
+        "'learnin_rate'",
+        "CartPole-v1",
+        "gamma: input should be less than or equal to 1, got 2",
+        "eval.episodes",
+        "seed: ",
+        "runtime.kind: ",
+        "minibatch_steps must divide",
+        "total_env_steps must be at least one rollout of 8 streams x 256 steps = 2048, got 1000",
+    ):
+        assert sum(part in line for line in lines) == 1, part
+
+
+def test_combinations_that_can_not_be():
+    assert "streams_per_group must divide" in faults_of({"env.streams_per_group": 3})
+    assert "minibatch_steps must be at most" in faults_of({"minibatch_steps": 4096})
+    compose("ppo", [Layer("x", {**CARTPOLE, "minibatch_steps": 100, "drop_last": True})])
+    compose("ppo", [Layer("x", {**CARTPOLE, "minibatch_steps": None})])
+    shared = {"model.shared_torso": True, "model.value_hidden": (8,)}
+    assert "model.value_hidden has no effect" in faults_of(shared)
+    assert "shared_l2_coef has no effect" in faults_of({"shared_l2_coef": 0.1})
+    # a budget of exactly one rollout is enough, one step less is not
+    compose("ppo", [Layer("x", {**CARTPOLE, "total_env_steps": 2048})])
+    assert "got 2047" in faults_of({"total_env_steps": 2047})
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"gae_lambda": 0.5, "advantage_estimator": "monte_carlo",
+          "value_target": "monte_carlo"}, "gae_lambda=0.5"),
+        ({"clip_schedule": "linear", "clip_epsilon": None}, "clip_schedule=linear"),
+        ({"kl_target": 0.5}, "kl_target=0.5"),
+        ({"kl_tolerance": 0.5}, "kl_tolerance=0.5"),
+        ({"kl_cutoff_factor": 3.0}, "kl_cutoff_factor=3.0"),
+        ({"observation_clip": 3.0, "normalize_observations": False}, "observation_clip=3.0"),
+        ({"reward_norm_clip": 3.0, "reward_normalizer": "none"}, "reward_norm_clip=3.0"),
+        ({"update_normalizers": False, "reward_normalizer": "none",
+          "normalize_observations": False}, "update_normalizers=False"),
+        ({"normalizer_variance_epsilon": 0.1, "reward_normalizer": "none",
+          "normalize_observations": False}, "normalizer_variance_epsilon=0.1"),
+        ({"drop_last": True, "minibatch_steps": None}, "drop_last=True"),
+        ({"refresh_advantages": "per_epoch", "num_epochs": 1}, "refresh_advantages=per_epoch"),
+        ({"value_source": "recomputed", "refresh_advantages": "per_epoch"},
+         "value_source=recomputed"),
+        ({"target_kl": 0.1, "num_epochs": 1}, "target_kl=0.1"),
+    ],
+)  # fmt: skip
+def test_an_option_without_effect_is_a_fault(values, says):
+    said = faults_of(values)
+    assert f"{says} has no effect without" in said
+    assert "faults" not in said  # this one alone
+
+
+def test_the_environment_is_required_and_looked_up():
+    with pytest.raises(ConfigError, match="an environment is required; give it by --env ID"):
+        compose("ppo", [])
+    assert "nearest are CartPole-v1" in faults_of({"env.id": "CartPol-v1"})
+    # a callable's name is no id of any backend
+    config = compose("ppo", [Layer("x", {"env.id": "make"})], check_env=False).config
+    assert config.env.id == "make"
+
+
+def test_an_unknown_algorithm():
+    with pytest.raises(ConfigError, match=r"one of ppo; got 'pppo'; did you mean 'ppo'\?"):
+        compose("pppo", [])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "readable YAML file, got .*No such file"),
+        ("a: [1", "readable YAML file, got "),
+        ("- 1\n- 2\n", "holds list"),
+        ("just words", "holds str"),
+    ],
+)
+def test_a_file_that_is_no_configuration(tmp_path, text, says):
+    path = tmp_path / "options.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=says) as raised:
+        read_file(path)
+    assert str(path) in str(raised.value)
+    with pytest.raises(ConfigError, match="--config requires"):
+        read_file(tmp_path)
+
+
+# A folder with a run
+
+
+def test_a_run_of_another_configuration_is_refused_with_the_differences(tmp_path):
+    save_run(tmp_path, {"gamma": 0.9})
+    before = (tmp_path / "config.yaml").read_bytes()
+    asked = {
+        "env.id": "Acrobot-v1",
+        "run_dir": str(tmp_path),
+        "gamma": 0.8,
+        "seed": 3,
+        "num_epochs": 10,  # as it is
+        "total_env_steps": 4096,  # may change
+        "eval.episodes": 1,  # may change
+        "report.interval_s": 9.0,  # may change
+        "runtime.device": "cpu",  # may change
+    }
+    with pytest.raises(ConfigError) as raised:
+        launch.load_config("ppo", [], Layer("command line", asked))
+    said = str(raised.value)
+    assert "holds a run of another configuration" in said
+    assert "  - env.id: the run has 'CartPole-v1', asked is 'Acrobot-v1'" in said
+    assert "  - gamma: the run has 0.9, asked is 0.8" in said
+    assert "  - seed: the run has 0, asked is 3" in said
+    assert said.count("  - ") == 3
+    assert "--run-dir" in said
+    assert (tmp_path / "config.yaml").read_bytes() == before
+
+
+def test_differences_in_a_file_count_like_those_on_the_command_line(tmp_path):
+    save_run(tmp_path, {"gamma": 0.9})
+    command = Layer("command line", {**CARTPOLE, "run_dir": str(tmp_path)})
+    with pytest.raises(ConfigError, match=r"gamma: the run has 0\.9, asked is 0\.8"):
+        launch.load_config("ppo", [Layer("file f", {"gamma": 0.8})], command)
+    launch.load_config("ppo", [Layer("file f", {"gamma": 0.9})], command)
+
+
+def test_resume_never_refuses_a_run_but_not_an_empty_folder(tmp_path):
+    values = {**CARTPOLE, "run_dir": str(tmp_path), "resume": "never"}
+    launch.load_config("ppo", [], Layer("command line", values))
+    save_run(tmp_path, {})
+    with pytest.raises(ConfigError, match="--resume never requires a folder without a run"):
+        launch.load_config("ppo", [], Layer("command line", values))
+
+
+def test_a_folder_that_holds_something_else(tmp_path):
+    (tmp_path / ".lock").touch()  # what a run that never began leaves
+    assert launch.read_saved(tmp_path) is None
+    assert launch.read_saved(tmp_path / "absent") is None
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(ConfigError, match=r"holds thesis\.tex and no config\.yaml; give another"):
+        launch.read_saved(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["algo: [", "", "- 1", "gamma: 0.9\n"])
+def test_a_damaged_config_yaml(tmp_path, text):
+    (tmp_path / "config.yaml").write_text(text)
+    command = Layer("command line", {**CARTPOLE, "run_dir": str(tmp_path)})
+    with pytest.raises(ConfigError, match=r"(?s)readable config\.yaml is required in .*restore"):
+        launch.load_config("ppo", [], command)
+    assert (tmp_path / "config.yaml").read_text() == text
+
+
+def test_the_default_folder_comes_from_algorithm_environment_and_seed():
+    config = compose("ppo", [Layer("x", {**CARTPOLE, "seed": 3})]).config
+    assert launch.default_run_dir(config) == Path("runs/ppo-CartPole-v1-s3")
+    config = compose("ppo", [Layer("x", {"env.id": "quintet.envs.toy:Target"})]).config
+    assert launch.default_run_dir(config).parts == ("runs", "ppo-quintet.envs.toy_Target-s0")

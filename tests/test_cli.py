@@ -1,0 +1,417 @@
+"""The command line as people meet it: output, one clear error for each mistake, exit status."""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import yaml
+from gymnasium import spaces
+
+from quintet import cli
+from quintet.config.load import options
+from quintet.observe.sinks import read_metrics
+
+TOY = "quintet.envs.toy:Contextual"
+SMALL = (
+    *("--env.num-streams", "4", "--unroll-steps", "16", "--minibatch-steps", "32"),
+    *("--num-epochs", "1", "--report.interval-s", "0", "--model.policy-hidden", "8"),
+)
+
+
+class OfSpaces(gymnasium.Env):
+    """Only its spaces matter: it is refused before its first step."""
+
+    def __init__(self, action: spaces.Space | None = None, obs: spaces.Space | None = None):
+        self.action_space = action or spaces.Discrete(2)
+        self.observation_space = obs or spaces.Box(-1, 1, (2,), np.float32)
+
+
+def box(*shape: int, bound: float = 1.0, dtype=np.float32) -> spaces.Box:
+    return spaces.Box(-bound, bound, shape, dtype)
+
+
+ACTIONS = {
+    "Text": spaces.Text(5),
+    "Sequence": spaces.Sequence(spaces.Discrete(2)),
+    "Graph": spaces.Graph(box(1), None),
+    "Tuple": spaces.Tuple((spaces.Discrete(2), spaces.Discrete(2))),
+    "Dict": spaces.Dict({"a": spaces.Discrete(2)}),
+    "Box_2d": box(2, 2),
+    "Box_0d": box(),
+    "Box_int": spaces.Box(0, 3, (2,), np.int32),
+    "MultiDiscrete_2d": spaces.MultiDiscrete(np.array([[2, 2], [2, 2]])),
+    "MultiBinary_2d": spaces.MultiBinary((2, 2)),
+}
+OBSERVATIONS = {
+    "Text": spaces.Text(5),
+    "Sequence": spaces.Sequence(spaces.Discrete(2)),
+    "Graph": spaces.Graph(box(1), None),
+    "nested": spaces.Dict({"a": box(2), "b": spaces.Tuple((spaces.Text(3),))}),
+}
+
+
+def make_spaces(action: str | None = None, obs: str | None = None) -> OfSpaces:
+    """Found by an import string."""
+    return OfSpaces(ACTIONS.get(action or ""), OBSERVATIONS.get(obs or ""))
+
+
+def make_infinite() -> OfSpaces:
+    return OfSpaces(box(2, bound=np.inf))
+
+
+def not_an_env() -> int:
+    return 3
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Every test has a working folder of its own, for the default ``runs/``."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def quintet(capsys):
+    """Runs a command; gives its status, standard output and standard error."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        try:
+            status = cli.main([str(a) for a in arguments])
+        except SystemExit as end:  # tyro's own faults
+            status = end.code
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        return status, out, err
+
+    return call
+
+
+@pytest.fixture
+def refused(quintet, folder):
+    """Runs a command that must fail with one message and status 2, and must write nothing."""
+
+    def call(*arguments: str, status: int = 2, says: str = "", left: set[str] = frozenset()) -> str:
+        before = tree(folder)
+        got, out, err = quintet(*arguments)
+        assert got == status, err
+        assert out == ""
+        assert err.startswith("error: ")
+        assert err.count("error: ") == 1
+        assert re.search(says, err, re.DOTALL), err
+        assert {name for name in tree(folder) - before if Path(name[0]).name not in left} == set()
+        return err
+
+    return call
+
+
+def tree(folder: Path) -> set[tuple[str, bytes]]:
+    """Every file with its content."""
+    return {
+        (str(path.relative_to(folder)), path.read_bytes())
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def train(*more: str, env: str = TOY, steps: str = "128") -> tuple[str, ...]:
+    return ("train", "ppo", "--env", env, "--total-steps", steps, "--run-dir", "r", *SMALL, *more)
+
+
+# Help and output
+
+
+def test_help_names_every_command(quintet):
+    status, out, err = quintet("--help")
+    assert (status, err) == (0, "")
+    assert all(f"  {name} " in out for name in cli.COMMANDS)
+    assert quintet() == (2, out, "")
+    assert quintet("help")[:2] == (0, out)
+
+
+def test_version(quintet):
+    from quintet import __version__
+
+    assert quintet("--version") == (0, f"quintet {__version__}\n", "")
+
+
+def test_train_help_lists_every_option(quintet, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    status, out, _ = quintet("train", "ppo", "--help")
+    assert status == 0
+    flags = set(re.findall(r"--[\w.-]+", out))
+    wanted = {f"--{name.replace('_', '-')}" for name in options("ppo") if name != "algo"}
+    assert wanted - flags == set()
+    assert {"--env", "--total-steps", "--config"} <= flags
+    assert "(default: 0.99)" in out
+    for command in ("eval", "plot", "envs"):
+        status, out, _ = quintet(command, "--help")
+        assert status == 0
+        assert command in out
+
+
+def test_help_is_quick_and_imports_neither_torch_nor_gymnasium():
+    code = (
+        "import sys; from quintet.cli import main; main(['--help']); "
+        "sys.exit(bool({'torch', 'gymnasium', 'numpy', 'tyro', 'envpool'} & set(sys.modules)))"
+    )
+    seconds = []
+    for _ in range(3):
+        before = os.times()
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr
+        after = os.times()
+        # of the processor, so that other work on the machine does not count
+        seconds.append(after.children_user + after.children_system
+                       - before.children_user - before.children_system)  # fmt: skip
+    assert min(seconds) < 0.5
+
+
+def test_a_closed_pipe_leaves_no_traceback():
+    command = [sys.executable, "-m", "quintet", "envs"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout.readline() != b""
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert errors == b""
+    assert process.returncode == 141
+
+
+def test_envs_lists_ids_with_their_backends(quintet):
+    status, out, _ = quintet("envs", "CartPole-v?")
+    assert status == 0
+    lines = [line.split() for line in out.splitlines()]
+    assert ["CartPole-v1", "gymnasium"] in lines
+    assert all(name in ("CartPole-v0", "CartPole-v1") for name, _ in lines)
+    assert quintet("envs", "a", "b")[0] == 2
+
+
+def test_config_is_a_configuration_file_with_sources(quintet, folder):
+    given = ("--preset", "kl_penalty", "--env.backend", "gymnasium", "--gamma", "0.5")
+    status, out, err = quintet("config", "ppo", "--env", "CartPole-v1", *given)
+    assert (status, err) == (0, "")
+    source = dict(re.findall(r"^([\w.]+): .*?  # (.*)$", out, re.MULTILINE))
+    assert set(source) == set(options("ppo"))
+    assert source["gamma"] == "command line"
+    assert source["kl_beta_init"] == "preset kl_penalty"
+    assert source["total_env_steps"] == "preset CartPole-v1"
+    assert source["num_epochs"] == "default"
+    assert source["model.policy_hidden"] == "resolved (default)"
+    assert source["env.backend"] == "command line"
+    values = yaml.safe_load(out)
+    assert values["gamma"] == 0.5
+    assert values["clip_epsilon"] is None
+    assert values["run_dir"] == "runs/ppo-CartPole-v1-s0"
+    assert tree(folder) == set()  # it only looks
+
+    # the output, given back, is the same configuration
+    (folder / "all.yaml").write_text(out)
+    status, again, _ = quintet("config", "ppo", "--config", "all.yaml")
+    assert status == 0
+    assert yaml.safe_load(again) == values
+    assert again.count("# file all.yaml") == len(values)
+
+
+def test_config_shows_what_a_saved_run_has(quintet):
+    assert quintet(*train("--eval.episodes", "0"))[0] == 0
+    status, out, _ = quintet(*("config", "ppo", "--env", TOY, "--run-dir", "r", *SMALL))
+    assert status == 0
+    assert re.search(r"^total_env_steps: 128 +# saved run$", out, re.MULTILINE)
+    assert re.search(r"^unroll_steps: 16 +# command line$", out, re.MULTILINE)
+
+
+# A run from its start to a picture
+
+
+def test_train_eval_plot(quintet, folder):
+    status, out, err = quintet(*train("--eval.episodes", "2", steps="300"))
+    assert (status, err) == (0, "")
+    assert out.splitlines()[0] == f"ppo on {TOY} (gymnasium) -> r"
+    assert out.splitlines()[-2:] == ["run:    r", "policy: r/policy"]
+    assert read_metrics(folder / "r")[-1]["env_steps"] == 300
+
+    status, out, _ = quintet("eval", "r", "--episodes", "3", "--seed", "5", "--json")
+    assert status == 0
+    scores = json.loads(out)
+    assert len(scores["returns"]) == scores["episodes"] == 3
+    assert scores["return_mean"] == pytest.approx(sum(scores["returns"]) / 3)
+    assert (scores["env"], scores["deterministic"], scores["length_mean"]) == (TOY, True, 10)
+    assert json.loads(quintet("eval", "r", "--episodes", "3", "--seed", "5", "--json")[1]) == scores
+    for which in ("best", "latest", sorted(os.listdir("r/checkpoints"))[0], "r/best"):
+        status, out, _ = quintet("eval", "r", "--episodes", "1", "--checkpoint", which)
+        assert status == 0
+        assert out.startswith(f"{TOY} (gymnasium): return ")
+        assert out.endswith("over 1 episodes\n")
+    status, out, _ = quintet("eval", "r", "--episodes", "2", "--stochastic", "--json")
+    assert json.loads(out)["deterministic"] is False
+
+    pytest.importorskip("matplotlib")
+    assert quintet("plot", "r", "--out", "curve.png")[:2] == (0, "curve.png\n")
+    assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_same_command_again_says_finished_and_more_steps_go_on(quintet, folder):
+    assert quintet(*train("--eval.episodes", "0"))[0] == 0
+    before = tree(folder / "r/checkpoints")
+    status, out, _ = quintet(*train("--eval.episodes", "0"))
+    assert status == 0
+    assert "this run is finished: 128 env_steps; raise --total-steps to go on" in out
+    assert tree(folder / "r/checkpoints") == before
+    status, out, _ = quintet(*train("--eval.episodes", "0", steps="200"))
+    assert status == 0
+    assert "resumed at update" in out
+    steps = [report["env_steps"] for report in read_metrics(folder / "r")]
+    assert steps[-1] == 200
+    assert 128 in steps
+    assert steps == sorted(set(steps))
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["trian"], r"one of train, .*got 'trian'; did you mean 'train'\?"),
+        (["train"], "requires an algorithm first, one of ppo"),
+        (["train", "--env", "CartPole-v1"], "requires an algorithm first"),
+        (["train", "pppo", "--env", "CartPole-v1"], r"got 'pppo'; did you mean 'ppo'\?"),
+        (["train", "ppo"], "an environment is required; give it by --env ID"),
+        (["config", "ppo"], "an environment is required"),
+        (["eval"], "quintet eval requires a run"),
+        (["plot"], "requires at least one run and a file"),
+        (["plot", "r"], "requires at least one run and a file"),
+        (["plot", "--out", "a.png"], "requires at least one run and a file"),
+        (train(env="CartPol-v1"), "got 'CartPol-v1'; nearest are CartPole-v1, "),
+        (train("--learnin-rate", "1"), r"'learnin_rate'.*did you mean 'learning_rate'\?"),
+        (train("--gamma", "2", "--env.num-stream", "1", "word"), "3 faults:"),
+        (train(steps="63"), "at least one rollout of 4 streams x 16 steps = 64, got 63"),
+        (train(steps="many"), "total_env_steps: .*integer.*got 'many'"),
+        (train("--minibatch-steps", "30"), "minibatch_steps must divide the batch .* = 64, got 30"),
+        (train("--preset", "klip"), r"preset must be auto, none or one of .*; got 'klip'"),
+        (train("--config", "absent.yaml"), "readable YAML file, got absent.yaml"),
+        (train("--runtime.kind", "parallel"), "runtime.kind: input should be 'serial'"),
+        (train("--runtime.device", "gpu"), "runtime.device: "),
+        (train("--env.kwargs", "[1]"), "env.kwargs: .*dictionary"),
+        (train(env="no_such_module:make"), "can't be imported: No module named 'no_such_module'"),
+        (train(env="test_cli:make_space"), r"found neither; did you mean \['make_spaces'"),
+        (train(env="test_cli:not_an_env"), "must make one gymnasium.Env .*got builtins.int"),
+        (train("--env.kwargs", '{"colour": 1}'), "raised TypeError: .*'colour'"),
+        (train("--model.encoder", "nature_cnn"), "requires exactly one uint8 picture"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_written(refused, arguments, says):
+    refused(*arguments, says=says, left={".lock"})
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_action_spaces_that_can_not_be(refused, name):
+    given = ("--env.kwargs", json.dumps({"action": name}))
+    said = refused(*train(*given, env="test_cli:make_spaces"), says="action space", left={".lock"})
+    assert str(ACTIONS[name]) in said
+    assert "wrap" in said or "flatten" in said
+
+
+@pytest.mark.parametrize("name", OBSERVATIONS)
+def test_observation_spaces_that_can_not_be(refused, name):
+    given = ("--env.kwargs", json.dumps({"obs": name}))
+    refused(
+        *train(*given, env="test_cli:make_spaces"),
+        says="observation leaf '.*' must be a Box, .*; got .*; wrap the environment",
+        left={".lock"},
+    )
+
+
+def test_squash_needs_bounds(refused):
+    given = ("--model.action-bounds", "squash")
+    says = r"squash requires finite action bounds.*Box\(-inf, inf.*--model.action-bounds clip"
+    refused(*train(*given, env="test_cli:make_infinite"), says=says, left={".lock"})
+
+
+def test_a_gpu_that_is_not_there(refused, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    says = "runtime.device=cuda requires a CUDA GPU.*there is none; use --runtime.device cpu"
+    refused(*train("--runtime.device", "cuda"), says=says, left={".lock"})
+
+
+def test_compiling_without_a_compiler(refused, quintet, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CXX", raising=False)
+    says = r"runtime.compile=on requires a C\+\+ compiler.*use --runtime.compile auto"
+    refused(*train("--runtime.compile", "on"), says=says, left={".lock"})
+    status, out, _ = quintet("config", *train()[1:])
+    assert status == 0
+    assert 'runtime.compile: "off"' in out
+
+
+def test_a_missing_envpool_is_told_with_what_to_install(refused, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "envpool" else found(name, *a)
+    )
+    install = r'pip install "quintet\[envpool\]"'
+    refused(*train("--env.backend", "envpool", env="CartPole-v1"), says=install)
+    refused(*train(env="Pong-v5"), says=f"EnvPool, not installed, .*{install}")
+
+
+def test_a_missing_simulator_is_told_with_what_to_install(refused, monkeypatch):
+    def missing(*_, **__):
+        raise gymnasium.error.DependencyNotInstalled("MuJoCo is not installed")
+
+    monkeypatch.setattr(gymnasium, "make", missing)
+    arguments = train("--env.backend", "gymnasium", env="HalfCheetah-v5")
+    refused(*arguments, says=r'run: pip install "quintet\[mujoco\]"', left={".lock"})
+
+
+def test_a_folder_of_something_else_or_of_another_run(refused, quintet, folder):
+    (folder / "r").mkdir()
+    (folder / "r/thesis.tex").write_text("x")
+    refused(*train(), says="r holds thesis.tex and no config.yaml; give another --run-dir")
+    (folder / "r/thesis.tex").unlink()
+    assert quintet(*train("--eval.episodes", "0"))[0] == 0
+    said = refused(*train("--gamma", "0.5", env="quintet.envs.toy:Target"), says="another config")
+    assert "gamma: the run has 0.99, asked is 0.5" in said
+    assert f"env.id: the run has '{TOY}', asked is 'quintet.envs.toy:Target'" in said
+    refused(*train("--resume", "never"), says="--resume never requires a folder without a run")
+    (folder / "r/config.yaml").write_text("algo: [")
+    refused(*train(), says=r"readable config\.yaml is required in r, it is damaged")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["eval", "absent"], "policy folder is required, absent does not exist"),
+        (["eval", "empty"], "policy folder is required, empty holds no checkpoint yet"),
+        (["eval", "empty", "--checkpoint", "best"], "empty/best does not exist.*--checkpoint lat"),
+        (["eval", "empty", "--checkpoint", "000000007"], "no checkpoint at 000000007"),
+        (["plot", "empty", "--out", "a.png"], "empty has no metrics.jsonl"),
+        (["plot", "empty", "--out", "a.xyz"], r"written as \.png, \.svg, \.pdf, not '\.xyz'"),
+        (["envs", "qqqq"], "matches 'qqqq' is required, there is none"),
+    ],
+)
+def test_things_that_are_not_there(refused, folder, arguments, says):
+    (folder / "empty").mkdir()
+    refused(*arguments, says=says, status=1)
+
+
+def test_what_eval_can_not_do(refused, quintet):
+    assert quintet(*train("--eval.episodes", "0"))[0] == 0
+    refused("eval", "r", "--episodes", "0", says="episodes >= 1 .*got episodes=0")
+    refused("eval", "r", "--seed", "-1", says="seed=-1")
+    refused("eval", "r", "--env", "CartPol", says="nearest are CartPole")
+    refused("eval", "r", "--env", "CartPole-v1", says="policy's observation space .*CartPole-v1")
+    refused("eval", "r", "--checkpoint", "best", says="r/best does not exist", status=1)
+    for arguments in (("eval", "r", "--bogus"), ("eval", "r", "s"), ("eval", "r", "--seed", "x")):
+        status, out, _ = quintet(*arguments)
+        assert status == 2
+        assert "return" not in out
