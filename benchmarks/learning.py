@@ -1,0 +1,103 @@
+"""Trains with the presets on seeds 1, 2, 3 and records curves and final scores.
+
+    python benchmarks/learning.py ppo CartPole-v1 --jobs 2
+
+Each seed is a process of its own.  The score is that of 100 greedy episodes of the final policy on
+environment seeds from 10,000 on.  The record goes to benchmarks/results/ALGO-ENV.json; the run folders
+(under --folder) are not kept with the project.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+CURVE = ("env_steps", "wall_s", "episode/return_mean", "eval/return_mean")
+LEAVE_OUT = ("seed", "run_dir", "resume", "report.", "eval.", "checkpoint.")
+
+
+def train_one(algo: str, env: str, seed: int, run_dir: Path) -> dict[str, Any]:
+    """One seed: trains, evaluates, and gives its part of the record."""
+    import quintet
+    from quintet.config.load import flatten, options, read_file
+    from quintet.observe.sinks import read_metrics
+
+    begin = time.monotonic()
+    result = quintet.train(
+        algo, env, seed=seed, run_dir=run_dir, config={"report.sinks": ["jsonl"]}
+    )
+    train_s = time.monotonic() - begin
+    scores = quintet.evaluate(result.policy, episodes=100, seed=10_000)
+    config = flatten(read_file(run_dir / "config.yaml"), options(algo))
+    reports = read_metrics(run_dir)
+    kept = reports[:: max(1, len(reports) // 100)]
+    curve = [{k: round(r[k], 3) for k in CURVE if k in r} for r in kept]
+    evals = [
+        [int(r["env_steps"]), round(r["eval/return_mean"], 3)]
+        for r in reports
+        if "eval/return_mean" in r
+    ]
+    return {
+        "seed": seed,
+        "return_mean": round(scores.mean, 3),
+        "return_std": round(scores.std, 3),
+        "length_mean": round(float(scores.lengths.mean()), 1),
+        "train_s": round(train_s, 1),
+        "config": {k: v for k, v in config.items() if not k.startswith(LEAVE_OUT)},
+        "curve": curve,
+        "evaluations": evals,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("algo")
+    parser.add_argument("env")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--jobs", type=int, default=1, help="seeds that train side by side")
+    parser.add_argument("--folder", type=Path, default=Path("runs/benchmarks"))
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one is not None:
+        run_dir = args.folder / f"{args.algo}-{args.env}-s{args.one}"
+        print("RECORD " + json.dumps(train_one(args.algo, args.env, args.one, run_dir)))
+        return
+
+    def spawn(seed: int) -> dict[str, Any]:
+        command = [sys.executable, __file__, args.algo, args.env, "--one", str(seed)]
+        command += ["--folder", str(args.folder)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        line = next(x for x in done.stdout.splitlines() if x.startswith("RECORD "))
+        return json.loads(line.removeprefix("RECORD "))
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        runs = list(pool.map(spawn, args.seeds))
+    configs = [run.pop("config") for run in runs]
+    assert all(config == configs[0] for config in configs)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    record = {
+        "algo": args.algo,
+        "env": args.env,
+        "commit": commit,
+        "jobs": args.jobs,
+        "cores": os.cpu_count(),
+        "episodes": 100,
+        "config": configs[0],
+        "runs": runs,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{args.algo}-{args.env}.json"
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    print(path, [run["return_mean"] for run in runs])
+
+
+if __name__ == "__main__":
+    main()
