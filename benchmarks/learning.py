@@ -3,8 +3,8 @@
     python benchmarks/learning.py ppo CartPole-v1 --jobs 2
 
 Each seed is a process of its own.  The score is that of 100 greedy episodes of the final policy on
-environment seeds from 10,000 on.  The record goes to benchmarks/results/ALGO-ENV.json; the run folders
-(under --folder) are not kept with the project.
+environment seeds from 10,000 on.  The record goes to benchmarks/results/ALGO-ENV.json; the run
+folders (under --folder) are not kept with the project.
 """
 
 import argparse

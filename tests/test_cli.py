@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import gymnasium
@@ -369,7 +368,7 @@ def test_a_missing_simulator_is_told_with_what_to_install(refused, monkeypatch):
         raise gymnasium.error.DependencyNotInstalled("MuJoCo is not installed")
 
     monkeypatch.setattr(gymnasium, "make", missing)
-    arguments = train("--env.backend", "gymnasium", env="HalfCheetah-v5")
+    arguments = train("--env.backend", "gymnasium", env="Hopper-v5")
     refused(*arguments, says=r'run: pip install "quintet\[mujoco\]"', left={".lock"})
 
 

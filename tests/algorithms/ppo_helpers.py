@@ -34,9 +34,10 @@ def make_learner(
     spaces: Spaces = DISCRETE,
     model: ModelConfig = SMALL,
     streams: int = 4,
+    total: int = TOTAL,
     compiled: bool = False,
 ) -> PPOLearner:
-    setup = Setup(streams, TOTAL, (1, 2), torch.device("cpu"), compile=compiled)
+    setup = Setup(streams, total, (1, 2), torch.device("cpu"), compile=compiled)
     return PPOLearner(config, resolve_model(model, spaces), spaces, setup)
 
 

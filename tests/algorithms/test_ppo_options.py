@@ -162,7 +162,9 @@ def test_the_model_option_changes_policy_and_value(name: str):
         noise = family.draw_noise((6,), torch.Generator().manual_seed(2))
         action = family.sample(params, noise)
         logp = family.log_prob(params, action)
-        outputs.append((params, state_value, logp, family.to_env(action), resolve_model(model, spaces)))
+        outputs.append(
+            (params, state_value, logp, family.to_env(action), resolve_model(model, spaces))
+        )
     (params, state_value, logp, action, model), other = outputs[0], outputs[1]
     assert getattr(model, name) != getattr(other[4], name)
     changed = {

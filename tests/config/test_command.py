@@ -57,7 +57,7 @@ def test_kwargs_of_the_environment_are_json():
     wanted = {"n": 5, "f": 0.5, "on": True, "text": "a b", "list": [1, 2], "none": None}
     assert values("--env.kwargs", text) == {"env.kwargs": wanted}
     assert values(f"--env.kwargs={text}") == {"env.kwargs": wanted}
-    with pytest.raises(ConfigError, match="env.kwargs: .* dictionary, got '{bad'"):
+    with pytest.raises(ConfigError, match=r"env\.kwargs: .* dictionary, got '{bad'"):
         learner("--env.kwargs", "{bad")
 
 

@@ -1,7 +1,7 @@
 """One training run in a process of its own, for the exactness tests: `exact_run.py KIND RUN_DIR`.
 
-With KILL_IN_WRITE=N in the environment the process kills itself inside its N-th checkpoint write, when
-the files are there and the folder has not got its name yet.
+With KILL_IN_WRITE=N in the environment the process kills itself inside its N-th checkpoint write,
+when the files are there and the folder has not got its name yet.
 """
 
 import os
@@ -26,7 +26,7 @@ KINDS = {
 
 
 class Drifting(gymnasium.Env):
-    """A plain Python environment whose episodes end both ways, at lengths that depend on its seed."""
+    """A plain Python environment whose episodes end both ways, when depends on the seed."""
 
     observation_space = gymnasium.spaces.Box(-10.0, 10.0, (3,), np.float64)
     action_space = gymnasium.spaces.Discrete(3)
@@ -41,7 +41,13 @@ class Drifting(gymnasium.Env):
         self.steps += 1
         self.place = 0.9 * self.place + 0.3 * self.np_random.normal(size=3) + 0.2 * (action - 1)
         terminated = bool(self.place.sum() > 3.0)
-        return self.place.clip(-10, 10), float(-abs(self.place[0])), terminated, self.steps >= 40, {}
+        return (
+            self.place.clip(-10, 10),
+            float(-abs(self.place[0])),
+            terminated,
+            self.steps >= 40,
+            {},
+        )
 
 
 def kill_in_write(number: int) -> None:

@@ -128,9 +128,19 @@ def test_another_seed_gives_other_bytes(tmp_path: Path) -> None:
 
     hashes = []
     for seed in (1, 2):
-        config = {"env.num_streams": 2, "unroll_steps": 16, "minibatch_steps": 16, "eval.episodes": 0}
+        config = {
+            "env.num_streams": 2,
+            "unroll_steps": 16,
+            "minibatch_steps": 16,
+            "eval.episodes": 0,
+        }
         quintet.train(
-            "ppo", "CartPole-v1", 64, seed, tmp_path / str(seed), {**config, "report.sinks": ["jsonl"]}
+            "ppo",
+            "CartPole-v1",
+            64,
+            seed,
+            tmp_path / str(seed),
+            {**config, "report.sinks": ["jsonl"]},
         )
         hashes.append(final_hashes(tmp_path / str(seed)))
     changed = [name for name in hashes[0] if hashes[0][name] != hashes[1][name]]

@@ -1,0 +1,78 @@
+"""One optimizer step of PPO, eager and compiled, in microseconds, on one thread.
+
+    python benchmarks/update_step.py
+
+Networks and minibatches of the CartPole and HalfCheetah workloads; eager and compiled take turns,
+the best of five rounds of each counts.
+"""
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from gymnasium import spaces as gym_spaces
+
+from quintet.algorithms.ppo import PPOConfig, PPOLearner, Rows
+from quintet.algorithms.setup import Setup
+from quintet.models.build import ModelConfig, resolve_model
+from quintet.types import Spaces
+
+TASKS = {
+    "cartpole": (4, gym_spaces.Discrete(2), 256),
+    "halfcheetah": (17, gym_spaces.Box(-1.0, 1.0, (6,), np.float32), 64),
+}
+
+
+def make_step(size: int, action: gym_spaces.Space, rows: int, compiled: bool) -> Callable[[], None]:
+    spaces = Spaces(gym_spaces.Box(-np.inf, np.inf, (size,), np.float32), action)
+    setup = Setup(8, 10**6, (1, 2), torch.device("cpu"), compile=compiled)
+    learner = PPOLearner(PPOConfig(), resolve_model(ModelConfig(), spaces), spaces, setup)
+    params = torch.zeros(rows, learner.family.param_size)
+    taken = learner.family.mode(params)
+    batch = Rows(
+        {"obs": torch.randn(rows, size)},
+        action=taken,
+        logp_mu=learner.family.log_prob(params, taken),
+        params_mu=params,
+        value_mu=torch.zeros(rows),
+        advantage=torch.randn(rows),
+        target=torch.randn(rows),
+    )
+    weight = torch.full((rows,), 1.0 / rows)
+
+    def step() -> None:
+        learner.updates += 1
+        learner.optimizer_step(batch, weight, learner._knobs(1.0))
+
+    return step
+
+
+def microseconds(step: Callable[[], None], calls: int = 500) -> float:
+    begin = time.perf_counter()
+    for _ in range(calls):
+        step()
+    return (time.perf_counter() - begin) / calls * 1e6
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for name, (size, action, rows) in TASKS.items():
+        steps = {}
+        for label, compiled in (("eager", False), ("compiled", True)):
+            begin = time.perf_counter()
+            steps[label] = make_step(size, action, rows, compiled)
+            steps[label]()
+            print(f"{name} {label}: first step after {time.perf_counter() - begin:.1f} s")
+        best = {label: float("inf") for label in steps}
+        for _ in range(5):
+            for label, step in steps.items():
+                best[label] = min(best[label], microseconds(step))
+        ratio = best["eager"] / best["compiled"]
+        print(
+            f"{name}: eager {best['eager']:.0f} us, compiled {best['compiled']:.0f} us, {ratio:.2f}x"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""The compiled update gives what the eager one gives."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import torch
+from ppo_helpers import CONTINUOUS, MASKED, make_learner, make_rollout
+from quintet.algorithms.ppo import PPOConfig
+
+torch.set_num_threads(1)
+full = dict(
+    value_clip=0.2, entropy_coef=0.01, policy_l2_coef=1e-3, kl_beta_init=1.0, kl_cutoff_coef=1.0,
+    clip_schedule="linear", normalize_advantage="minibatch", log_prob_clip=5.0,
+)
+for spaces, options in ((CONTINUOUS, {}), (MASKED, full)):
+    config = PPOConfig(minibatch_steps=16, num_epochs=2, lr_schedule="constant", **options)
+    learners = [make_learner(config, spaces, compiled=compiled) for compiled in (False, True)]
+    start = learners[0].theta.clone()
+    for iteration in range(3):
+        batch = make_rollout(spaces, seed=iteration)
+        eager, compiled = (x.update(batch, 1000 * iteration) for x in learners)
+        assert eager.keys() == compiled.keys()
+        for name, value in eager.items():
+            assert abs(value - compiled[name]) <= 1e-4 * max(1.0, abs(value)), name
+    assert learners[0].updates == learners[1].updates > 10
+    assert (learners[0].theta - start).abs().max() > 1e-3
+    error = (learners[0].theta - learners[1].theta).abs().max().item()
+    assert error <= 1e-5, error
+print("same")
+"""
+
+
+@pytest.mark.slow
+def test_compiled_equals_eager():
+    # In a process of its own: shape checks of the tests are no part of what is compiled.
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.stdout.strip() == "same", done.stderr[-3000:]

@@ -1,0 +1,342 @@
+"""What happens once per iteration: schedules, penalty weight, early stop, targets, normalisers."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from ppo_helpers import CONTINUOUS, DISCRETE, make_learner, make_rollout, valid_rows
+from torch import Tensor, nn
+
+from quintet.algorithms.ppo import LOSS_METRICS, PPOConfig, PPOLearner, Rows, _kept_rows
+from quintet.ops.policy_losses import adaptive_kl_beta
+from quintet.types import Rollout
+
+GOLDEN = {
+    case["name"]: case
+    for case in json.loads((Path(__file__).parents[1] / "golden" / "returns.json").read_text())[
+        "cases"
+    ]
+}
+APPROX_KL = LOSS_METRICS.index("policy/approx_kl")
+
+
+def on_policy(learner: PPOLearner, batch: Rollout) -> Rollout:
+    """The batch as if the learner's own network had acted in it."""
+    obs = learner.normalizer({name: x[:-1].flatten(0, 1) for name, x in batch.obs.items()})
+    with torch.no_grad():
+        params, value = learner.network(obs)
+        logp = learner.family.log_prob(params, batch.action.flatten(0, 1))
+    shape = batch.reward.shape
+    record = {
+        "logp_mu": logp.view(shape),
+        "params_mu": params.view(*shape, -1),
+        "value": value.view(shape),
+    }
+    return replace(batch, record=record)
+
+
+def mean_kl(learner: PPOLearner, rows: Rows, index: Tensor) -> float:
+    with torch.no_grad():
+        params, _ = learner.network(rows.obs)
+        return learner.family.kl(rows.params_mu, params)[index].mean().item()
+
+
+@pytest.mark.parametrize("kl_target", [1e-5, 1.0])
+def test_beta_moves_once_by_the_updated_policy(kl_target: float):
+    config = PPOConfig(kl_beta_init=1.0, kl_target=kl_target, learning_rate=1e-2, num_epochs=3)
+    learner = make_learner(config.model_copy(update={"minibatch_steps": 16}))
+    batch = on_policy(learner, make_rollout(seed=1))
+    rows, index = valid_rows(learner, batch)
+    before = mean_kl(learner, rows, index)
+    assert before < 1e-6
+    metrics = learner.update(batch, 0)
+    assert learner.updates > 9
+    after = mean_kl(learner, rows, index)
+    assert metrics["policy/kl"] == pytest.approx(after, rel=1e-5)
+    assert 1e-4 < after < 0.5
+    assert metrics["policy/kl_beta"] == learner.beta == (1.5 if kl_target < after else 1 / 1.5)
+    learner.update(batch, 0)
+    assert any(learner.beta == pytest.approx(x) for x in (1.5**2, 1.0, 1 / 1.5**2))
+
+
+class Given(nn.Module):
+    """Means that are given, and unit widths."""
+
+    def forward(self, obs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        return torch.cat([obs["mean"], torch.zeros_like(obs["mean"])], -1), obs["mean"][:, 0]
+
+
+def test_golden_adaptive_kl():
+    case = GOLDEN["adaptive_kl"]
+    params = case["params"]
+    config = PPOConfig(
+        kl_beta_init=params["initial_beta"],
+        kl_target=params["target"],
+        kl_tolerance=params["tolerance"],
+    )
+    learner = make_learner(config, CONTINUOUS)
+    learner.network = Given()
+    zeros = torch.zeros(4)
+    for kl, beta in zip(case["inputs"]["mean_kl"], case["expected"]["beta_after"], strict=True):
+        # Unit Gaussians d apart have KL d^2 / 2; the last row counts nowhere.
+        shift = torch.full((4, 2), math.sqrt(kl))
+        shift[3] = 100.0
+        rows = Rows({"mean": shift}, zeros, zeros, torch.zeros(4, 4), zeros, zeros, zeros)
+        found = learner._adapt_to_kl(rows, torch.tensor([0, 1, 2]))
+        assert found == pytest.approx(kl, rel=1e-5)
+        assert learner.beta == pytest.approx(beta, abs=1e-10)
+
+
+def test_beta_stays_without_the_penalty():
+    learner = make_learner(PPOConfig(kl_cutoff_coef=1.0))
+    metrics = learner.update(make_rollout(), 0)
+    assert metrics["policy/kl"] > 0
+    assert learner.beta == 0.0
+    assert adaptive_kl_beta(0.0, 1.0, target=0.01, tolerance=0.3) > 0.0
+
+
+@pytest.mark.parametrize(("kl_target", "factor"), [(1e-7, 1 / 1.5), (1.0, 1.5)])
+def test_kl_adaptive_rate(kl_target: float, factor: float):
+    learner = make_learner(PPOConfig(lr_schedule="kl_adaptive", kl_target=kl_target))
+    batch = on_policy(learner, make_rollout(seed=1))
+    metrics = learner.update(batch, 9_000)
+    assert metrics["policy/kl"] < 0.5
+    assert learner.learning_rate == pytest.approx(3e-4 * factor)
+    assert metrics["optim/learning_rate"] == learner.learning_rate
+    learner.update(batch, 9_000)
+    assert learner.learning_rate == pytest.approx(3e-4 * factor**2)
+
+
+def test_golden_linear_rate():
+    case = GOLDEN["linear_lr"]
+    params = case["params"]
+    per_update = params["T"] * params["B"]
+    learner = make_learner(PPOConfig(learning_rate=params["lr"]), total=params["total"])
+    for update, rate in zip(case["inputs"]["update"], case["expected"]["lr"], strict=True):
+        before = learner.theta.clone()
+        metrics = learner.update(make_rollout(), int(update) * per_update)
+        assert metrics["optim/learning_rate"] == pytest.approx(rate, abs=1e-15)
+        assert torch.equal(learner.theta, before) == (rate == 0.0)
+        largest = (learner.theta - before).abs().max().item()
+        assert largest <= rate * 10 * 11  # no step of Adam is much larger than its rate
+
+
+def test_constant_rate():
+    learner = make_learner(PPOConfig(lr_schedule="constant"))
+    assert learner.update(make_rollout(), 9_000)["optim/learning_rate"] == 3e-4
+
+
+def test_clip_schedule():
+    def learn(schedule: str, clip: float, env_steps: int) -> PPOLearner:
+        config = PPOConfig(clip_schedule=schedule, clip_epsilon=clip, lr_schedule="constant")
+        learner = make_learner(config)
+        learner.update(make_rollout(), env_steps)
+        return learner
+
+    falling = learn("linear", 0.2, 7_500)
+    assert falling.clip_epsilon == pytest.approx(0.05)
+    torch.testing.assert_close(falling.theta, learn("constant", 0.05, 7_500).theta)
+    torch.testing.assert_close(learn("linear", 0.2, 0).theta, learn("constant", 0.2, 0).theta)
+    assert (falling.theta - learn("constant", 0.2, 7_500).theta).abs().max() > 1e-5
+
+
+def test_target_kl_stops_the_epochs():
+    config = PPOConfig(minibatch_steps=16, num_epochs=8, learning_rate=3e-3, lr_schedule="constant")
+    learner = make_learner(config)
+    batch = on_policy(learner, make_rollout(seed=1))
+    parts = math.ceil(int(batch.valid.sum()) / 16)
+    by_epoch = watched(learner, batch).view(8, parts, -1)[:, :, APPROX_KL].mean(1).tolist()
+    assert by_epoch == sorted(by_epoch)
+    for last in (1, 4):
+        # Between the KLs of two epochs: the loop ends with the first above 1.5 x target_kl.
+        bound = (by_epoch[last - 1] + by_epoch[last]) / 2 / 1.5
+        other = make_learner(config.model_copy(update={"target_kl": bound}))
+        stats = watched(other, batch)
+        assert len(stats) == other.updates == (last + 1) * parts
+        assert other.metrics["optim/epochs"] == last + 1
+        total = stats[-parts:, LOSS_METRICS.index("loss/total")].double().mean().item()
+        assert other.metrics["loss/total_last_epoch"] == pytest.approx(total)
+    never = make_learner(config.model_copy(update={"target_kl": by_epoch[-1]}))
+    never.update(batch, 0)
+    assert never.updates == 8 * parts
+
+
+def watched(learner: PPOLearner, batch: Rollout) -> Tensor:
+    """The statistics of every optimizer step of one update; its metrics stay at the learner."""
+    stats: list[Tensor] = []
+    step = learner.optimizer_step
+
+    def watch(*args) -> Tensor:
+        stats.append(step(*args))
+        return stats[-1]
+
+    learner.optimizer_step = watch
+    learner.metrics = learner.update(batch, 0)
+    return torch.stack(stats)
+
+
+def test_metrics_are_means_over_the_steps():
+    learner = make_learner(PPOConfig(minibatch_steps=16, num_epochs=3, entropy_coef=0.01))
+    stats = watched(learner, on_policy(learner, make_rollout(seed=1)))
+    for name, column in zip((*LOSS_METRICS, "optim/grad_norm"), stats.T, strict=True):
+        expected = column.double().mean().item()
+        assert learner.metrics[name] == pytest.approx(expected, rel=1e-6, abs=1e-12), name
+    first = stats[0, LOSS_METRICS.index("policy/ratio_max_error")].item()
+    assert learner.metrics["policy/ratio_first_max_error"] == first <= 1e-5
+    assert learner.metrics["policy/ratio_max_error"] > 1e-3
+
+
+@pytest.mark.parametrize("size", [16, None])
+def test_refreshing_per_epoch_equals_iterations_of_one_epoch(size: int | None):
+    frozen = PPOConfig(minibatch_steps=size, lr_schedule="constant", update_normalizers=False)
+    per_epoch = {"refresh_advantages": "per_epoch", "num_epochs": 3}
+    once = {"value_source": "recomputed", "num_epochs": 1}
+    batch = make_rollout(seed=1)
+    refreshed, single, stale = (
+        make_learner(frozen.model_copy(update=x))
+        for x in (per_epoch, once, once | {"num_epochs": 3})
+    )
+    refreshed.update(batch, 0)
+    for _ in range(3):
+        single.update(batch, 0)
+    stale.update(batch, 0)
+    assert torch.equal(refreshed.theta, single.theta)
+    assert (refreshed.theta - stale.theta).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("source", ["recorded", "recomputed"])
+def test_value_source(source: str):
+    learner = make_learner(PPOConfig(value_source=source, normalize_advantage="none"))
+    learner.update(make_rollout(seed=1), 0)
+    batch = make_rollout(seed=2)
+    noise = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
+    other = replace(batch, record=batch.record | {"value": noise})
+    rows, other_rows = (learner._rows(x, x.valid)[0] for x in (batch, other))
+    used = (rows.target - rows.advantage).view(16, 4)
+    if source == "recorded":
+        expected = batch.record["value"]
+        assert not torch.allclose(rows.advantage, other_rows.advantage)
+    else:
+        with torch.no_grad():
+            expected = learner.network(rows.obs)[1].view(16, 4)
+        assert torch.equal(rows.advantage, other_rows.advantage)
+        assert torch.equal(rows.target, other_rows.target)
+    torch.testing.assert_close(used[batch.valid], expected[batch.valid], rtol=1e-4, atol=1e-5)
+
+
+def test_advantages_by_loop():
+    """GAE with terminations, truncations and invalid rows, from the definition."""
+    config = PPOConfig(
+        gamma=0.9, gae_lambda=0.7, normalize_advantage="none", reward_normalizer="none"
+    )
+    learner, batch = make_learner(config), make_rollout(seed=3)
+    rows, _ = valid_rows(learner, batch)
+    with torch.no_grad():
+        last = learner.network.value(learner.normalizer({"obs": batch.obs["obs"][-1]}))
+    value = torch.cat([batch.record["value"], last[None]]).tolist()
+    reward, adv = batch.reward.tolist(), rows.advantage.view(16, 4).tolist()
+    checked = 0
+    for b in range(4):
+        following = 0.0
+        for t in reversed(range(16)):
+            ended = batch.terminated[t, b] or batch.truncated[t, b]
+            bootstrap = 0.0 if batch.terminated[t, b] else value[t + 1][b]
+            delta = reward[t][b] + 0.9 * bootstrap - value[t][b]
+            following = delta + (0.0 if ended else 0.9 * 0.7 * following)
+            if batch.valid[t, b]:
+                assert adv[t][b] == pytest.approx(following, abs=1e-5)
+                checked += 1
+    assert checked == batch.valid.sum()
+
+
+def test_unfinished_episodes_are_dropped():
+    batch = make_rollout(seed=2)
+    kept = _kept_rows(batch)
+    ended = batch.terminated | batch.truncated
+    for b in range(4):
+        for t in range(16):
+            assert kept[t, b] == (batch.valid[t, b] and bool(ended[t:, b].any()))
+    dropped = batch.valid & ~kept
+    assert dropped.sum() >= 4
+    results = []
+    for reward in (batch.reward, torch.where(dropped, 99.0, batch.reward)):
+        learner = make_learner(PPOConfig(unfinished_episode="drop", reward_normalizer="none"))
+        metrics = learner.update(replace(batch, reward=reward), 0)
+        results.append((learner.theta.clone(), metrics["reward/mean"]))
+    assert torch.equal(results[0][0], results[1][0])
+    assert results[0][1] == results[1][1] == pytest.approx(batch.reward[kept].mean().item())
+
+
+def test_truncation_as_termination():
+    config = PPOConfig(normalize_advantage="none")
+    batch = make_rollout(seed=3)
+    assert batch.truncated.any()
+    ends = replace(batch, terminated=batch.terminated | batch.truncated)
+    ends = replace(ends, truncated=torch.zeros_like(batch.truncated))
+    old = make_learner(config.model_copy(update={"truncation_as_termination": True}))
+    ours = make_learner(config)
+    as_ended, _ = valid_rows(old, batch)
+    really_ended, _ = valid_rows(ours, ends)
+    bootstrapped, _ = valid_rows(ours, batch)
+    assert torch.equal(as_ended.advantage, really_ended.advantage)
+    assert torch.equal(as_ended.target, really_ended.target)
+    rows = batch.truncated.flatten()
+    assert not torch.allclose(as_ended.target[rows], bootstrapped.target[rows])
+
+
+@pytest.mark.parametrize("spaces", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
+@pytest.mark.parametrize("clip", [None, 0.2])
+def test_one_full_batch_is_the_vanilla_policy_gradient(spaces, clip: float | None):
+    config = PPOConfig(
+        num_epochs=1,
+        minibatch_steps=None,
+        clip_epsilon=clip,
+        normalize_advantage="none",
+        normalize_observations=False,
+        reward_normalizer="none",
+        max_grad_norm=None,
+    )
+    learner, reference = make_learner(config, spaces), make_learner(config, spaces)
+    batch = on_policy(learner, make_rollout(spaces, seed=4))
+    rows, index = valid_rows(reference, batch)
+    params, value = reference.network(rows.obs)
+    logp = reference.family.log_prob(params, rows.action)
+    loss = -(logp * rows.advantage)[index].mean()
+    loss = loss + 0.5 * (value - rows.target)[index].square().mean()
+    parameters = list(reference.parameters.values())
+    gradient = torch.cat([x.flatten() for x in torch.autograd.grad(loss, parameters)])
+    metrics = learner.update(batch, 0)
+    # After one step Adam's first moment is a tenth of the gradient.
+    torch.testing.assert_close(10.0 * learner.exp_avg, gradient, rtol=1e-3, atol=1e-6)
+    assert metrics["optim/grad_norm"] == pytest.approx(gradient.norm().item(), rel=1e-4)
+    expected = -config.learning_rate * gradient / (gradient.abs() + config.adam_epsilon)
+    torch.testing.assert_close(learner.theta - reference.theta, expected, rtol=1e-2, atol=2e-6)
+
+
+@pytest.mark.parametrize("mode", ["return_std", "step_std"])
+def test_rewards_are_divided_by_what_earlier_iterations_saw(mode: str):
+    learner = make_learner(PPOConfig(reward_normalizer=mode, reward_norm_clip=1.5))
+    first, second = make_rollout(seed=1), make_rollout(seed=2)
+    assert torch.equal(learner._normalize_reward(first.reward), first.reward.clamp(-1.5, 1.5))
+    learner.update(first, 0)
+    source = first.return_carry if mode == "return_std" else first.reward.double()
+    std = (source[first.valid].var(correction=0) + 1e-3).sqrt().float()
+    expected = (second.reward / std).clamp(-1.5, 1.5)
+    torch.testing.assert_close(learner._normalize_reward(second.reward), expected)
+    learner.update(second, 0)
+    both = [source[first.valid]]
+    both += [
+        (second.return_carry if mode == "return_std" else second.reward.double())[second.valid]
+    ]
+    variance = torch.cat(both).var(correction=0)
+    torch.testing.assert_close(learner.reward_moments.variance, variance)
+
+
+@pytest.mark.parametrize("bound", [None, 0.0, -1.0])
+def test_reward_clip_is_off(bound: float | None):
+    learner = make_learner(PPOConfig(reward_norm_clip=bound))
+    reward = torch.tensor([[1e6, -1e6]])
+    assert torch.equal(learner._normalize_reward(reward), reward)

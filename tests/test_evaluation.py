@@ -1,0 +1,171 @@
+"""Evaluation: whole episodes by fixed quotas, raw rewards, the same seed the same scores."""
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import quintet
+from quintet.errors import ConfigError, EnvironmentFault
+from quintet.evaluation import MAX_STREAMS
+
+SMALL = {
+    "env.num_streams": 4,
+    "unroll_steps": 16,
+    "minibatch_steps": 32,
+    "num_epochs": 1,
+    "model.policy_hidden": (8,),
+    "report.progress": False,
+    "eval.episodes": 0,
+}
+
+
+class Numbered(gymnasium.Env):
+    """Stream ``seed % 100``: its episodes have ``1 + stream`` steps, which pay 10 each.
+
+    `made` is every environment in the order of making, with the episodes it ended.
+    """
+
+    made: list["Numbered"] = []
+
+    def __init__(self, fault: str = "") -> None:
+        self.observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self.ended, self.closed, self.fault = 0, False, fault
+        Numbered.made.append(self)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.length = 1 + seed % 100
+            self.noise = np.random.default_rng(seed)
+        self.steps = 0
+        return self._obs(), {}
+
+    def step(self, action):
+        self.steps += 1
+        over = self.steps >= self.length
+        self.ended += over
+        return self._obs(), 10.0, over and self.length % 2 == 0, over and self.length % 2 == 1, {}
+
+    def _obs(self):
+        if self.fault and getattr(self, "steps", 0) == 3:
+            return np.full(2, np.nan, np.float32)
+        return self.noise.uniform(-1, 1, 2).astype(np.float32)
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    config = {**SMALL, "env.reward_clip": "abs_one"}
+    folder = tmp_path_factory.mktemp("evaluation")
+    return quintet.train("ppo", Numbered, 128, run_dir=folder / "a", config=config).policy
+
+
+@pytest.fixture(scope="module")
+def bandit(tmp_path_factory):
+    """Its returns depend on the observations drawn and on the actions."""
+    folder = tmp_path_factory.mktemp("evaluation")
+    env = "quintet.envs.toy:Contextual"
+    return quintet.train("ppo", env, 128, run_dir=folder / "b", config=SMALL).policy
+
+
+@pytest.fixture(autouse=True)
+def _forget():
+    Numbered.made.clear()
+
+
+@pytest.mark.parametrize("episodes", [1, 3, MAX_STREAMS, MAX_STREAMS + 7, 2 * MAX_STREAMS])
+def test_every_stream_plays_its_fixed_share(policy, episodes):
+    """Short episodes are over sooner, but count no more often than long ones."""
+    scores = quintet.evaluate(policy, Numbered, episodes, seed=10_000)
+    streams = min(episodes, MAX_STREAMS)
+    assert len(Numbered.made) == streams
+    quota = [episodes // streams + (i < episodes % streams) for i in range(streams)]
+    wanted = [1 + i for i in range(streams) for _ in range(quota[i])]
+    assert scores.lengths.tolist() == wanted
+    assert scores.lengths.dtype == np.int64
+    assert all(env.ended >= share for env, share in zip(Numbered.made, quota, strict=True))
+    assert all(env.closed for env in Numbered.made)
+
+
+def test_rewards_are_raw_whatever_training_saw(policy):
+    assert policy.env.reward_clip == "abs_one"
+    scores = quintet.evaluate(policy, Numbered, 5, seed=10_000)
+    assert scores.returns.tolist() == [10.0, 20.0, 30.0, 40.0, 50.0]
+    assert scores.mean == 30.0
+    assert scores.std == pytest.approx(np.std([10, 20, 30, 40, 50]))
+
+
+def test_the_same_seed_gives_the_same_scores(bandit):
+    def returns(**more):
+        return quintet.evaluate(bandit, episodes=30, **more).returns.tolist()
+
+    assert returns(seed=5) == returns(seed=5)
+    assert returns(seed=5) != returns(seed=500)
+    assert returns(seed=5, deterministic=False) == returns(seed=5, deterministic=False)
+    assert returns(seed=5, deterministic=False) != returns(seed=5)
+
+
+def test_seeds_are_consecutive(policy):
+    scores = quintet.evaluate(policy, Numbered, 4, seed=10_042)
+    assert scores.lengths.tolist() == [43, 44, 45, 46]
+
+
+def test_other_environments_by_id_and_by_callable(bandit):
+    class Fixed(gymnasium.Env):
+        observation_space = spaces.Box(-9.0, 9.0, (3,), np.float32)  # other bounds are no matter
+        action_space = spaces.Discrete(3)
+
+        def reset(self, **_):
+            return np.zeros(3, np.float32), {}
+
+        def step(self, action):
+            return np.zeros(3, np.float32), 4.0, True, False, {}
+
+    assert quintet.evaluate(bandit, Fixed, 3).returns.tolist() == [4.0] * 3
+    assert quintet.evaluate(bandit, lambda: Fixed(), 3).lengths.tolist() == [1] * 3
+    scores = quintet.evaluate(bandit, "quintet.envs.toy:Contextual", 30, seed=5)
+    assert scores.returns.tolist() == quintet.evaluate(bandit, None, 30, seed=5).returns.tolist()
+
+
+def test_wrong_spaces_are_refused(bandit, policy):
+    with pytest.raises(ConfigError, match=r"policy's observation space .*CartPole-v1 has Box"):
+        quintet.evaluate(bandit, "CartPole-v1", 1)
+
+    def three_actions():
+        env = Numbered()
+        env.action_space = spaces.Discrete(3)
+        return env
+
+    with pytest.raises(ConfigError, match=r"policy's action space Discrete\(2\) is required"):
+        quintet.evaluate(policy, three_actions, 1)
+    assert all(env.closed for env in Numbered.made)
+
+
+@pytest.mark.parametrize("given", [{"episodes": 0}, {"seed": -1}, {"seed": 2**31}])
+def test_numbers_out_of_range_are_refused(bandit, given):
+    with pytest.raises(ConfigError, match=r"episodes >= 1 and a seed in 0 \.\. \d+ are required"):
+        quintet.evaluate(bandit, **given)
+    quintet.evaluate(bandit, episodes=1, seed=2**31 - MAX_STREAMS - 1)
+
+
+def test_nan_is_an_error_that_names_stream_and_step(policy):
+    says = r"stream 0, step [23]: observation 'obs'\[0\] is nan"
+    with pytest.raises(EnvironmentFault, match=says):
+        quintet.evaluate(policy, lambda: Numbered("nan"), 1, seed=10_099)
+    assert all(env.closed for env in Numbered.made)
+
+
+def test_stop_ends_with_the_episodes_there_are(policy):
+    calls = iter([False] * 5)
+    scores = quintet.evaluate(policy, Numbered, 10, seed=10_000, stop=lambda: next(calls, True))
+    assert scores.lengths.tolist() == [1, 2, 3, 4, 5]
+
+
+def test_acting_does_not_change_the_policy(bandit):
+    before = {name: x.clone() for name, x in bandit.publication.tensors.items()}
+    quintet.evaluate(bandit, episodes=3, deterministic=False)
+    assert all(x.equal(before[name]) for name, x in bandit.publication.tensors.items())

@@ -1,0 +1,701 @@
+"""Whole runs: what they leave behind, how they go on, and how they end when something breaks."""
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+import yaml
+from gymnasium import spaces
+from pydantic import BaseModel
+
+import quintet
+from quintet import checkpoint, cli, launch
+from quintet.checkpoint import RunLock, tensor_hashes
+from quintet.config.load import Layer
+from quintet.config.run import PARTS, TOP
+from quintet.envs.toy import Contextual, FinitePay
+from quintet.errors import CheckpointError, ConfigError, EnvironmentFault, NonFiniteError
+from quintet.observe.sinks import read_metrics
+
+TOY = "quintet.envs.toy:Contextual"
+SMALL: dict[str, Any] = {
+    "env.num_streams": 4,
+    "unroll_steps": 16,
+    "minibatch_steps": 32,
+    "num_epochs": 1,
+    "model.policy_hidden": (8,),
+    "report.progress": False,
+    "report.interval_s": 0.0,
+    "report.sinks": ("jsonl",),
+    "eval.episodes": 0,
+}
+
+
+class Trouble(gymnasium.Env):
+    """Pays 1 per step, and after `after` steps over all its episodes does what `kind` says."""
+
+    def __init__(self, kind: str = "", after: int = 50) -> None:
+        self.observation_space = spaces.Box(-1.0, 1.0, (3,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self.kind, self.after, self.total, self.steps = kind, after, 0, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._obs(), {}
+
+    def step(self, action):
+        self.steps += 1
+        self.total += 1
+        now = self.total > self.after
+        reward = {"nan_reward": math.nan, "huge": 3e38, "seven": 7.0}.get(self.kind, 1.0)
+        return self._obs(), reward if now else 1.0, self.steps >= 9, False, {}
+
+    def _obs(self):
+        obs = self.np_random.uniform(-1, 1, 3).astype(np.float32)
+        if self.total > self.after:
+            if self.kind == "nan":
+                obs[1] = math.nan
+            elif self.kind == "shape":
+                return np.zeros(5, np.float32)
+            elif self.kind == "raise":
+                raise ValueError("the floor gave way")
+            elif self.kind == "slow":
+                time.sleep(0.005)
+        return obs
+
+
+def make_contextual(num_contexts: int = 3) -> gymnasium.Env:
+    """Found by an import string."""
+    return Contextual(num_contexts)
+
+
+def run(folder: Path, steps: int = 128, env: Any = TOY, on_report=None, **more: Any):
+    config = {**SMALL, **{name.replace("__", "."): value for name, value in more.items()}}
+    return quintet.train("ppo", env, steps, run_dir=folder, config=config, on_report=on_report)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+def iterations(folder: Path) -> list[int]:
+    found = [checkpoint.read(folder / "checkpoints" / name) for name in names(folder)]
+    return [one.meta["iteration"] for one in found]
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """Of the newest checkpoint."""
+    return tensor_hashes(checkpoint.read(folder / "checkpoints" / names(folder)[-1]))
+
+
+def weights(result) -> dict[str, bytes]:
+    return {name: x.numpy().tobytes() for name, x in result.policy.publication.tensors.items()}
+
+
+def log(folder: Path) -> str:
+    return (folder / "log.txt").read_text()
+
+
+# What a run leaves behind
+
+
+@pytest.mark.parametrize("backend", ["auto", "gymnasium"])
+def test_a_run_of_cartpole(tmp_path, backend):
+    folder, reports = tmp_path / "run", []
+    result = quintet.train(
+        "ppo",
+        env="CartPole-v1",
+        total_steps=2500,
+        seed=3,
+        run_dir=folder,
+        config={
+            "env": {"num_streams": 4, "backend": backend},
+            "unroll-steps": 32,
+            "num_epochs": 2,
+            "eval.episodes": 2,
+            "report": {"progress": False},
+        },
+        on_report=reports.append,
+    )
+    wanted = {"config.yaml", "metrics.jsonl", "progress.csv", "tensorboard", "checkpoints", "best"}
+    assert {path.name for path in folder.iterdir()} == wanted | {"policy", "log.txt", ".lock"}
+    assert len(list((folder / "tensorboard").iterdir())) == 1
+    assert result.status == "finished"
+    assert result.run_dir == folder
+    stored = read_metrics(folder)
+    assert stored == reports
+    assert result.metrics == reports[-1]
+    assert reports[-1]["env_steps"] == 2500
+    assert {"wall_s", "updates", "eval/return_mean", "loss/policy"} <= set(reports[-1])
+    assert len((folder / "progress.csv").read_text().splitlines()) == len(reports) + 1
+    assert all(math.isfinite(value) for report in reports for value in report.values())
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert config["seed"] == 3
+    assert config["total_env_steps"] == 2500
+    assert config["env.backend"] != "auto"  # resolved
+    assert config["runtime.threads"] == 1
+    newest = checkpoint.read(folder / "checkpoints" / names(folder)[-1])
+    assert newest.meta["env_steps"] == 2500
+    assert result.policy.act(np.zeros(4))[0] in (0, 1)
+
+
+@pytest.mark.parametrize("steps", [64, 65, 127, 128, 129, 1000])
+def test_the_budget_is_exact(tmp_path, steps):
+    """Episodes of 3 steps: a quarter of the rows is spent on resets and must not count."""
+    reports = []
+    run(tmp_path, steps, "quintet.envs.toy:FinitePay", reports.append, env__kwargs={"n": 3})
+    assert reports[-1]["env_steps"] == steps
+    assert read_metrics(tmp_path)[-1]["env_steps"] == steps
+    assert [r["env_steps"] for r in reports] == sorted({r["env_steps"] for r in reports})
+    ended = sum(report.get("episode/count", 0) for report in reports)
+    assert steps / 3 - 4 * len(reports) <= ended <= steps / 3
+
+
+def test_the_command_line_gives_the_same_run_as_python(tmp_path, capsys):
+    run(tmp_path / "python", 300)
+    arguments = ["train", "ppo", "--env", TOY, "--total-steps", "300"]
+    for name, value in SMALL.items():
+        words = value if isinstance(value, tuple) else (value,)
+        arguments += [f"--{name.replace('_', '-')}", *(str(word) for word in words)]
+    assert cli.main([*arguments, "--run-dir", str(tmp_path / "cli")]) == 0
+    assert hashes(tmp_path / "cli") == hashes(tmp_path / "python")
+    one, two = (
+        yaml.safe_load((tmp_path / f / "config.yaml").read_text()) for f in ("cli", "python")
+    )
+    assert one == two
+    assert capsys.readouterr().out.startswith("run: ")
+
+
+def test_a_callable_and_an_import_string_are_the_same_run(tmp_path):
+    run(tmp_path / "class", env=Contextual)
+    run(tmp_path / "lambda", env=lambda: Contextual())
+    run(tmp_path / "function", env="test_launch:make_contextual")
+    run(tmp_path / "toy", env=TOY)
+    assert len({json.dumps(hashes(path)) for path in tmp_path.iterdir()}) == 1
+
+
+def test_a_run_in_another_thread(tmp_path):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(run(tmp_path / "a")))
+    thread.start()
+    thread.join()
+    assert results[0].status == "finished"
+    run(tmp_path / "b")
+    assert hashes(tmp_path / "a") == hashes(tmp_path / "b")
+
+
+def test_what_on_report_raises_ends_the_run_and_frees_the_folder(tmp_path):
+    def fail(report):
+        if report["env_steps"] > 200:
+            raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        run(tmp_path, 400, on_report=fail, checkpoint__interval_updates=1)
+    assert run(tmp_path, 400).status == "finished"
+
+
+def test_a_run_may_be_moved(tmp_path):
+    run(tmp_path / "here")
+    (tmp_path / "here").rename(tmp_path / "there")
+    result = run(tmp_path / "there", 192)
+    assert result.metrics["env_steps"] == 192
+    assert "resumed at update" in log(tmp_path / "there")
+    assert not (tmp_path / "here").exists()
+
+
+# Going on
+
+
+def test_again_changes_nothing_and_more_steps_go_on(tmp_path):
+    run(tmp_path)
+    before = tree(tmp_path / "checkpoints") | tree(tmp_path / "policy")
+    result = run(tmp_path)
+    assert tree(tmp_path / "checkpoints") | tree(tmp_path / "policy") == before
+    assert result.status == "finished"
+    assert "this run is finished: 128 env_steps; raise --total-steps" in log(tmp_path)
+    result = run(tmp_path, 321)
+    assert result.metrics["env_steps"] == 321
+    steps = [report["env_steps"] for report in read_metrics(tmp_path)]
+    assert steps == sorted(set(steps))
+    assert steps[0] <= 64
+    assert tree(tmp_path / "policy") != {k: v for k, v in before.items() if k.startswith("policy")}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_run_with_a_checkpoint_and_it_goes_on(tmp_path, number):
+    def stop(report):
+        if report["iterations"] == 6:
+            os.kill(os.getpid(), number)
+
+    before = signal.getsignal(number)
+    result = run(tmp_path / "a", 1000, on_report=stop, checkpoint__interval_updates=4)
+    assert result.status == "stopped"
+    assert signal.getsignal(number) is before
+    assert not (tmp_path / "a/policy").exists()
+    assert "the same command goes on" in log(tmp_path / "a")
+    newest = checkpoint.read(tmp_path / "a/checkpoints" / names(tmp_path / "a")[-1])
+    assert newest.meta["scheduled"] is False
+    assert newest.meta["iteration"] >= 6
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+
+    assert run(tmp_path / "a", 1000, checkpoint__interval_updates=4).status == "finished"
+    assert "which is off the uninterrupted run's path" in log(tmp_path / "a")
+    # from the scheduled one before, it is as if nothing had happened
+    run(tmp_path / "b", 1000, checkpoint__interval_updates=4, resume="exact")
+    assert "off the uninterrupted" not in log(tmp_path / "b")
+    run(tmp_path / "c", 1000, checkpoint__interval_updates=4)
+    assert hashes(tmp_path / "b") == hashes(tmp_path / "c")
+    assert hashes(tmp_path / "a") != hashes(tmp_path / "c")
+
+
+def test_two_processes_in_one_folder(tmp_path, capsys):
+    """The second is refused with the pid of the first; the first ends by a signal, resumable."""
+    command = [sys.executable, "-m", "quintet", "train", "ppo", "--env", "test_launch:Trouble"]
+    command += ["--env.kwargs", '{"kind": "slow", "after": 0}', "--total-steps", "100000"]
+    command += ["--run-dir", str(tmp_path), "--env.num-streams", "4", "--unroll-steps", "16"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as first:
+        try:
+            assert "Trouble" in first.stdout.readline()  # it has begun
+            arguments = ["--env", "test_launch:Trouble", "--run-dir", str(tmp_path)]
+            assert cli.main(["train", "ppo", *arguments]) == 1
+            assert f"in use by the process with pid {first.pid}" in capsys.readouterr().err
+            first.send_signal(signal.SIGTERM)
+            rest = first.stdout.read()
+        finally:
+            first.kill()
+    assert first.returncode == 130
+    assert "the same command goes on from there" in rest
+    assert len(names(tmp_path)) == 1
+    with RunLock(tmp_path):
+        pass
+
+
+# Faults
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "says"),
+    [
+        ("nan", EnvironmentFault, r"stream \d, step \d+: observation 'obs'\[1\] is nan"),
+        ("nan_reward", EnvironmentFault, r"stream \d, step \d+: reward is nan"),
+        ("shape", EnvironmentFault, r"stream \d, step \d of its episode.*gave shape \(5,\)"),
+        ("raise", EnvironmentFault, r"stream \d, step \d of .*ValueError: the floor gave way"),
+        ("huge", NonFiniteError, r"became \w+ at update \d+; lower --learning-rate"),
+    ],
+)
+def test_an_environment_that_breaks_leaves_the_last_checkpoint(
+    tmp_path, monkeypatch, kind, error, says
+):
+    given = {"env__kwargs": {"kind": kind}, "env": "test_launch:Trouble"}
+    given |= {"reward_normalizer": "none", "checkpoint__interval_updates": 1}
+    with pytest.raises(error, match=says) as raised:
+        run(tmp_path, 1000, **given)
+    last = tmp_path / "checkpoints" / names(tmp_path)[-1]
+    assert checkpoint.read(last).meta["env_steps"] >= 64
+    assert not (tmp_path / "policy").exists()
+    if error is NonFiniteError:
+        assert f"kept in {tmp_path / 'failed_batch'}" in str(raised.value)
+        assert f"the last good checkpoint is {last}" in str(raised.value)
+        kept = checkpoint.read(tmp_path / "failed_batch").tensors["batch"]
+        assert kept["reward"].max() > 1e38
+        assert kept["reward"].shape == (16, 4)
+        assert {"obs/obs", "action", "valid", "record/logp_mu"} <= set(kept)
+    else:
+        assert not (tmp_path / "failed_batch").exists()
+    # the environment is mended: the same call goes on from there
+    sound = Trouble
+    monkeypatch.setattr(sys.modules[__name__], "Trouble", lambda kind: sound())
+    assert run(tmp_path, 1000, **given).metrics["env_steps"] == 1000
+    assert f"from {last}" in log(tmp_path)
+
+
+def test_a_fault_is_one_message_and_status_1(tmp_path, capsys):
+    arguments = ["train", "ppo", "--env", "test_launch:Trouble", "--run-dir", str(tmp_path)]
+    arguments += ["--env.kwargs", '{"kind": "nan"}', "--env.num-streams", "4"]
+    arguments += ["--unroll-steps", "16", "--total-steps", "1000", "--eval.episodes", "0"]
+    assert cli.main(arguments) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: observations and rewards must be finite; test_launch:Trouble")
+    assert "Traceback" not in err
+
+
+def test_a_learning_rate_beyond_reason(tmp_path):
+    with pytest.raises(NonFiniteError, match="there was no checkpoint yet"):
+        run(tmp_path, 1000, learning_rate=1e30, minibatch_steps=16, num_epochs=3)
+    assert checkpoint.read(tmp_path / "failed_batch").meta == {"iteration": 0, "env_steps": 0}
+    with pytest.raises(
+        NonFiniteError, match=r"finite numbers are required, (rho|value|logp_pi|losses)"
+    ):
+        run(tmp_path / "b", 1000, learning_rate=1e30, num_epochs=3, check_numerics=True)
+
+
+def damage(folder: Path) -> None:
+    file = folder / "learner.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 255
+    file.write_bytes(bytes(data))
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path):
+    run(tmp_path / "a", 400, checkpoint__interval_updates=1)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    newest, before, _ = sorted(names(tmp_path / "a"), reverse=True)
+    damage(tmp_path / "a/checkpoints" / newest)
+    result = run(tmp_path / "a", 400, checkpoint__interval_updates=1)
+    assert result.metrics["env_steps"] == 400
+    said = log(tmp_path / "a")
+    assert f"skipped a damaged checkpoint: {tmp_path / 'a/checkpoints' / newest}" in said
+    assert f"env_steps, from {tmp_path / 'a/checkpoints' / before}" in said
+    assert hashes(tmp_path / "a") == hashes(tmp_path / "b")  # and comes to the same end
+    steps = [report["env_steps"] for report in read_metrics(tmp_path / "a")]
+    assert steps == sorted(set(steps))
+
+
+def test_when_all_checkpoints_are_damaged_nothing_begins_anew(tmp_path):
+    run(tmp_path, 400, checkpoint__interval_updates=1)
+    for name in names(tmp_path):
+        damage(tmp_path / "checkpoints" / name)
+    before = tree(tmp_path / "checkpoints")
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be read.*remove") as raised:
+        run(tmp_path, 400)
+    assert all(name in str(raised.value) for name in names(tmp_path))
+    assert tree(tmp_path / "checkpoints") == before
+    with pytest.raises(CheckpointError, match="can be read"):
+        quintet.load(tmp_path)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 400 kB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=400k", "none", str(folder)]
+    if os.geteuid() != 0 or not shutil.which("mount"):
+        pytest.skip("only root can mount")
+    if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting is not allowed here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_stops_the_run_which_goes_on_when_there_is_room(small_disk, tmp_path):
+    folder = small_disk / "run"
+    given = {"checkpoint__interval_updates": 1, "checkpoint__keep": 1000, "report__sinks": ()}
+    given |= {"model__policy_hidden": (32, 32)}
+    with pytest.raises(CheckpointError, match=r"can't write checkpoint .*No space left") as raised:
+        run(folder, 10_000, **given)
+    last = names(folder)[-1]
+    assert f"The last good checkpoint is {folder / 'checkpoints' / last}" in str(raised.value)
+    kept = checkpoint.read(folder / "checkpoints" / last)
+    assert [name for name in os.listdir(folder / "checkpoints") if name.startswith(".")] == []
+    for name in names(folder)[:-1]:
+        shutil.rmtree(folder / "checkpoints" / name)
+    result = run(folder, kept.meta["env_steps"] + 64, checkpoint__keep=1000, **{
+        name: value for name, value in given.items() if name != "checkpoint__keep"
+    })  # fmt: skip
+    assert result.status == "finished"
+    assert f"from {folder / 'checkpoints' / last}" in log(folder)
+
+
+# Every field of the configuration does something
+
+
+@dataclass
+class Where:
+    folder: Path
+    monkeypatch: pytest.MonkeyPatch
+
+
+def resolved(**values: Any) -> dict[str, Any]:
+    given = {name.replace("__", "."): value for name, value in values.items()}
+    config = {**SMALL, "env.id": TOY, "total_env_steps": 128, **given}
+    return launch.resolved(launch.load_config("ppo", [], Layer("call", config)))[0]
+
+
+def _algo(where: Where) -> None:
+    with pytest.raises(ConfigError, match="one of ppo"):
+        quintet.train("dqn", TOY, run_dir=where.folder)
+
+
+def _total_env_steps(where: Where) -> None:
+    assert run(where.folder, 77).metrics["env_steps"] == 77
+
+
+def _seed(where: Where) -> None:
+    seeds = {"a": 1, "b": 1, "c": 2}
+    one, two, three = (
+        weights(run(where.folder / name, 64, seed=seed)) for name, seed in seeds.items()
+    )
+    assert one == two
+    assert one != three
+
+
+def _preset(where: Where) -> None:
+    assert run(where.folder / "a", 64).metrics["policy/kl_beta"] == 0
+    assert run(where.folder / "b", 64, preset="kl_penalty").metrics["policy/kl_beta"] > 0
+
+
+def _run_dir(where: Where) -> None:
+    where.monkeypatch.chdir(where.folder)
+    result = quintet.train("ppo", TOY, 64, seed=5, config=SMALL)
+    assert result.run_dir == Path("runs/ppo-quintet.envs.toy_Contextual-s5")
+    assert (where.folder / result.run_dir / "policy").is_dir()
+
+
+def _resume(where: Where) -> None:
+    run(where.folder)
+    with pytest.raises(ConfigError, match="--resume never requires"):
+        run(where.folder, resume="never")
+
+
+def _kind(where: Where) -> None:
+    with pytest.raises(ConfigError, match="input should be 'serial'"):
+        run(where.folder, runtime__kind="async")
+
+
+def _device(where: Where) -> None:
+    where.monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolved(runtime__device="auto")["runtime.device"] == "cpu"
+    with pytest.raises(ConfigError, match="requires a CUDA GPU"):
+        resolved(runtime__device="cuda")
+
+
+def _threads(where: Where) -> None:
+    before = torch.get_num_threads()
+    try:
+        run(where.folder / "a", 64, runtime__threads=2)
+        assert torch.get_num_threads() == 2
+        run(where.folder / "b", 64)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def _compile(where: Where) -> None:
+    made: list[bool] = []
+    where.monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/g++")
+    real = launch.make_learner
+    where.monkeypatch.setattr(
+        launch,
+        "make_learner",
+        lambda c, s: made.append(c.runtime.compile) or real(
+            c.model_copy(update={"runtime": c.runtime.model_copy(update={"compile": "off"})}), s
+        ),
+    )  # fmt: skip
+    run(where.folder / "a", 64, runtime__compile="on")
+    run(where.folder / "b", 64, runtime__compile="auto")  # far too short to be worth it
+    assert made == ["on", "off"]
+    many = {"total_env_steps": 2_000_000, "runtime__compile": "auto"}
+    assert resolved(**many)["runtime.compile"] == "on"
+    assert resolved(**many, minibatch_steps=64)["runtime.compile"] == "off"
+
+
+def _interval_updates(where: Where) -> None:
+    run(where.folder / "a", 1000, checkpoint__interval_updates=5, checkpoint__keep=100)
+    *scheduled, last = iterations(where.folder / "a")
+    assert scheduled == list(range(5, last, 5))
+    run(where.folder / "b", 3000, checkpoint__keep=100)  # auto: every 1/20 of the run
+    assert 20 <= len(names(where.folder / "b")) <= 26
+
+
+def _keep(where: Where) -> None:
+    for keep in (1, 4):
+        folder = where.folder / str(keep)
+        run(folder, 640, checkpoint__interval_updates=1, checkpoint__keep=keep)
+        assert len(names(folder)) == keep
+        last = iterations(folder)[-1]
+        assert iterations(folder) == list(range(last - keep + 1, last + 1))
+
+
+def _milestones(where: Where) -> None:
+    given = {"checkpoint__interval_updates": 1, "checkpoint__keep": 1, "checkpoint__milestones": 4}
+    run(where.folder, 64 * 8, "quintet.envs.toy:FinitePay", env__kwargs={"n": 10**6}, **given)
+    assert iterations(where.folder) == [2, 4, 6, 8]  # no resets, so 8 iterations
+
+
+def _save_best(where: Where) -> None:
+    run(where.folder / "a", eval__episodes=1)
+    assert quintet.load(where.folder / "a", "best").spaces.action == spaces.Discrete(3)
+    run(where.folder / "b", eval__episodes=1, checkpoint__save_best=False)
+    assert not (where.folder / "b/best").exists()
+    assert "eval/return_mean" in read_metrics(where.folder / "b")[-1]
+
+
+def _episodes(where: Where) -> None:
+    assert run(where.folder / "a", eval__episodes=3).metrics["eval/episodes"] == 3
+    result = run(where.folder / "b", eval__episodes=0)
+    assert "eval/return_mean" not in result.metrics
+    assert not (where.folder / "b/best").exists()
+
+
+def _interval(where: Where) -> None:
+    """Episodes without end: every iteration has 64 env_steps."""
+    for interval, wanted in ((256, [256, 512, 640]), (10_000, [640])):
+        folder = where.folder / str(interval)
+        env = {"env": FinitePay, "env__kwargs": {"n": 30}}
+        run(folder, 640, **env, eval__episodes=1, eval__interval=interval)
+        found = [r["env_steps"] for r in read_metrics(folder) if "eval/return_mean" in r]
+        assert len(found) == len(wanted)
+        assert all(0 <= step - at < 64 for step, at in zip(found, wanted, strict=True))
+
+
+def _greedy(where: Where) -> None:
+    """Target: sampled actions pay much less than their mean."""
+    target = {"env": "quintet.envs.toy:Target", "eval__episodes": 5}
+    greedy = run(where.folder / "a", **target).metrics["eval/return_mean"]
+    sampled = run(where.folder / "b", **target, eval__greedy=False).metrics["eval/return_mean"]
+    assert greedy > sampled + 1
+
+
+def _interval_s(where: Where) -> None:
+    every, rare = [], []
+    run(where.folder / "a", 640, on_report=every.append)
+    run(where.folder / "b", 640, on_report=rare.append, report__interval_s=1000.0)
+    assert len(every) == every[-1]["iterations"] >= 10
+    assert [report["env_steps"] for report in rare] == [640]
+
+
+def _progress(where: Where) -> None:
+    import contextlib
+    import io
+
+    for progress in (True, False):
+        shown = io.StringIO()
+        with contextlib.redirect_stdout(shown):
+            run(where.folder / str(progress), report__progress=progress)
+        assert ("100%" in shown.getvalue()) is progress
+        assert (shown.getvalue() == "") is not progress
+
+
+def _sinks(where: Where) -> None:
+    files = {"jsonl": "metrics.jsonl", "csv": "progress.csv", "tensorboard": "tensorboard"}
+    for sink, name in files.items():
+        folder = where.folder / sink
+        run(folder, 64, report__sinks=(sink,))
+        assert {path.name for path in folder.iterdir()} & set(files.values()) == {name}
+    run(where.folder / "none", 64, report__sinks=())
+    assert {p.name for p in (where.folder / "none").iterdir()} & set(files.values()) == set()
+
+
+def _id(where: Where) -> None:
+    assert run(where.folder, env="quintet.envs.toy:Target").policy.spaces.action.shape == (1,)
+
+
+def _backend(where: Where) -> None:
+    result = run(where.folder, env="CartPole-v1", env__backend="gymnasium")
+    assert result.policy.env.backend == "gymnasium"
+    env = launch.make_groups(result_config(env="CartPole-v1", env__backend="gymnasium"), None)[0]
+    assert env.description.backend == "gymnasium"
+
+
+def result_config(env: str = TOY, **values: Any):
+    given = {name.replace("__", "."): value for name, value in values.items()}
+    config = {**SMALL, "env.id": env, "total_env_steps": 128, **given}
+    return launch.load_config("ppo", [], Layer("call", config)).config
+
+
+def _kwargs(where: Where) -> None:
+    env = {"env": "quintet.envs.toy:FinitePay", "env__kwargs": {"n": 5}, "report__interval_s": 1e9}
+    assert run(where.folder, **env).metrics["episode/length_mean"] == 5
+    made = run(where.folder / "b", env=make_contextual, env__kwargs={"num_contexts": 7})
+    assert made.policy.spaces.observation.shape == (7,)
+
+
+def _num_streams(where: Where) -> None:
+    made = []
+    run(where.folder, env=lambda: made.append(Contextual()) or made[-1], env__num_streams=6)
+    assert len(made) == 6
+
+
+def _streams_per_group(where: Where) -> None:
+    for size, groups in ((None, [2, 2]), (4, [4]), (1, [1, 1, 1, 1])):
+        envs = launch.make_groups(result_config(env__streams_per_group=size), None)
+        assert [env.num_streams for env in envs] == groups
+    one = weights(run(where.folder / "a", 64))
+    assert one != weights(run(where.folder / "b", 64, env__streams_per_group=1))
+
+
+def _frame_stack(where: Where) -> None:
+    assert run(where.folder, env__frame_stack=4).policy.spaces.observation.shape == (4, 3)
+
+
+def _reward_clip(where: Where) -> None:
+    env = {"env": "test_launch:Trouble", "env__kwargs": {"kind": "seven", "after": 0}}
+    env["report__interval_s"] = 1e9  # one report, of all episodes
+    clipped = run(where.folder / "a", **env, env__reward_clip="abs_one").metrics
+    plain = run(where.folder / "b", **env).metrics
+    assert clipped["reward/mean"] == pytest.approx(1)
+    assert plain["reward/mean"] == pytest.approx(7)
+    assert clipped["episode/return_mean"] == plain["episode/return_mean"] == 63
+
+
+def _num_threads(where: Where) -> None:
+    pytest.importorskip("envpool")
+    envs = launch.make_groups(
+        result_config(env="CartPole-v1", env__backend="envpool", env__num_threads=3), None
+    )
+    assert [env.num_threads for env in envs] == [3, 3]
+
+
+EFFECTS: dict[str, Callable[[Where], None]] = {
+    "algo": _algo,
+    "total_env_steps": _total_env_steps,
+    "seed": _seed,
+    "preset": _preset,
+    "run_dir": _run_dir,
+    "resume": _resume,
+    "runtime.kind": _kind,
+    "runtime.device": _device,
+    "runtime.threads": _threads,
+    "runtime.compile": _compile,
+    "checkpoint.interval_updates": _interval_updates,
+    "checkpoint.keep": _keep,
+    "checkpoint.milestones": _milestones,
+    "checkpoint.save_best": _save_best,
+    "eval.episodes": _episodes,
+    "eval.interval": _interval,
+    "eval.greedy": _greedy,
+    "report.interval_s": _interval_s,
+    "report.progress": _progress,
+    "report.sinks": _sinks,
+    "env.id": _id,
+    "env.backend": _backend,
+    "env.kwargs": _kwargs,
+    "env.num_streams": _num_streams,
+    "env.streams_per_group": _streams_per_group,
+    "env.frame_stack": _frame_stack,
+    "env.reward_clip": _reward_clip,
+    "env.num_threads": _num_threads,
+}
+"""A check of each option's effect; the learner's and the network's have theirs beside them."""
+
+
+def test_no_option_is_without_a_check():
+    parts: dict[str, type[BaseModel]] = {k: v for k, v in PARTS.items() if k != "model"}
+    fields = {f"{part}.{name}" for part, model in parts.items() for name in model.model_fields}
+    assert set(EFFECTS) == fields | set(TOP)
+
+
+@pytest.mark.parametrize("name", EFFECTS)
+def test_every_option_has_an_effect(name, tmp_path, monkeypatch):
+    EFFECTS[name](Where(tmp_path, monkeypatch))

@@ -1,0 +1,232 @@
+"""A policy as a thing of its own: found, asked, saved and loaded."""
+
+import json
+import pickletools
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+import quintet
+from quintet import checkpoint
+from quintet.errors import CheckpointError, QuintetError
+
+SMALL = {
+    "env.num_streams": 4,
+    "unroll_steps": 16,
+    "minibatch_steps": 32,
+    "num_epochs": 1,
+    "model.policy_hidden": (8,),
+    "report.progress": False,
+    "eval.episodes": 2,
+    "checkpoint.interval_updates": 1,
+}
+
+
+class Mixed(gymnasium.Env):
+    """Nested observations of several kinds."""
+
+    def __init__(self) -> None:
+        inner = spaces.Dict({"flags": spaces.MultiBinary(3), "kind": spaces.Discrete(4, start=2)})
+        self.observation_space = spaces.Dict(
+            {"x": spaces.Box(-1, 1, (2,), np.float64), "inner": inner}
+        )
+        self.action_space = spaces.MultiDiscrete([2, 3])
+        self.steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.steps = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        self.steps += 1
+        return self.observation_space.sample(), float(action[0]), self.steps >= 5, False, {}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("policy") / "run"
+    return quintet.train("ppo", "quintet.envs.toy:Contextual", 256, run_dir=folder, config=SMALL)
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("policy") / "mixed"
+    return quintet.train("ppo", Mixed, 128, run_dir=folder, config=SMALL)
+
+
+@pytest.fixture(scope="module")
+def continuous(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("policy") / "continuous"
+    config = {**SMALL, "env.kwargs": {"size": 2}}
+    return quintet.train("ppo", "quintet.envs.toy:Target", 128, run_dir=folder, config=config)
+
+
+def weights(policy: quintet.Policy) -> dict[str, bytes]:
+    return {name: x.numpy().tobytes() for name, x in policy.publication.tensors.items()}
+
+
+OBSERVATIONS = np.eye(3, dtype=np.float32)
+
+
+def test_load_finds_run_checkpoint_best_and_policy_folder(run):
+    final = weights(run.policy)
+    assert weights(quintet.load(run.run_dir)) == final
+    assert weights(quintet.load(str(run.run_dir))) == final
+    assert weights(quintet.load(run.run_dir / "policy")) == final
+    newest, *_, oldest = sorted((run.run_dir / "checkpoints").iterdir(), reverse=True)
+    assert weights(quintet.load(newest)) == final
+    older = weights(quintet.load(oldest))
+    assert older != final
+    assert weights(quintet.load(run.run_dir, oldest.name)) == older
+    assert weights(quintet.load(run.run_dir, str(oldest))) == older
+    best = quintet.load(run.run_dir, "best")
+    assert weights(best) == weights(quintet.load(run.run_dir / "best"))
+    assert best.env.id == "quintet.envs.toy:Contextual"
+
+
+def test_load_says_what_is_missing(run, tmp_path):
+    with pytest.raises(CheckpointError, match=r"policy folder is required, .*does not exist"):
+        quintet.load(tmp_path / "absent")
+    with pytest.raises(CheckpointError, match="holds no checkpoint yet"):
+        quintet.load(tmp_path)
+    with pytest.raises(CheckpointError, match=r"best does not exist; .*eval\.episodes 0"):
+        quintet.load(tmp_path, "best")
+    with pytest.raises(CheckpointError, match="there is no checkpoint at 000000999"):
+        quintet.load(run.run_dir, "000000999")
+
+
+def test_act_on_one_observation_and_on_a_batch(run):
+    single, state = run.policy.act(OBSERVATIONS[0])
+    assert single.shape == ()
+    assert single in (0, 1, 2)
+    batch, _ = run.policy.act(OBSERVATIONS)
+    assert batch.shape == (3,)
+    assert [int(run.policy.act(row, state)[0]) for row in OBSERVATIONS] == batch.tolist()
+    assert run.policy.act(OBSERVATIONS.tolist())[0].tolist() == batch.tolist()
+
+
+def test_deterministic_is_the_mode(run, continuous):
+    actor = run.policy.actor
+    out = actor.act({"obs": torch.from_numpy(OBSERVATIONS)}, {}, torch.ones(3).bool(), None)
+    logits = out.record["params_mu"].numpy()
+    assert run.policy.act(OBSERVATIONS)[0].tolist() == logits.argmax(-1).tolist()
+    obs = np.array([[0.5, -0.5]], np.float32)
+    out = continuous.policy.actor.act(
+        {"obs": torch.from_numpy(obs)}, {}, torch.ones(1).bool(), None
+    )
+    mean = out.record["params_mu"].numpy()[:, :2]
+    assert (np.abs(mean) < 1).all()  # so that the bounds [-1, 1] change nothing
+    np.testing.assert_allclose(continuous.policy.act(obs)[0], mean, rtol=1e-4)
+
+
+def test_stochastic_differs_from_call_to_call(run, continuous):
+    many = np.repeat(OBSERVATIONS[:1], 200, 0)
+    assert set(run.policy.act(many, deterministic=False)[0].tolist()) == {0, 1, 2}
+    assert len(set(run.policy.act(many)[0].tolist())) == 1
+    obs = np.zeros(2, np.float32)
+    one, two = (continuous.policy.act(obs, deterministic=False)[0] for _ in range(2))
+    assert one.shape == (2,)
+    assert not np.array_equal(one, two)
+    assert np.array_equal(continuous.policy.act(obs)[0], continuous.policy.act(obs)[0])
+    wide = continuous.policy.act(np.zeros((500, 2), np.float32), deterministic=False)[0]
+    assert np.abs(wide).max() == 1.0  # clipped to the bounds, std is about 1
+
+
+def test_nested_observations(mixed):
+    policy = mixed.policy
+    obs = {"x": np.zeros(2), "inner": {"flags": np.zeros(3, np.int8), "kind": 1}}
+    action, _ = policy.act(obs)
+    assert action.shape == (2,)
+    assert (action < [2, 3]).all()
+    batch = {
+        "x": np.zeros((4, 2)),
+        "inner": {"flags": np.zeros((4, 3), np.int8), "kind": np.ones(4, np.int64)},
+    }
+    assert policy.act(batch)[0].tolist() == [action.tolist()] * 4
+    flat = {"x": np.zeros(2), "inner/flags": np.zeros(3), "inner/kind": 1}
+    assert policy.act(flat)[0].tolist() == action.tolist()
+    with pytest.raises(QuintetError, match=r"leaves \['inner/flags', 'inner/kind', 'x'\]"):
+        policy.act({"x": np.zeros(2)})
+    with pytest.raises(QuintetError, match=r"leaf 'x' of shape .*is required"):
+        policy.act({**obs, "x": np.zeros(3)})
+    mixed_batch = {"x": np.zeros((4, 2)), "inner": obs["inner"]}  # one leaf batched, two not
+    with pytest.raises(QuintetError, match="is required"):
+        policy.act(mixed_batch)
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (4,), (2, 4), (1, 1, 3), (3, 1)])
+def test_observations_of_a_wrong_shape_are_refused(run, shape):
+    with pytest.raises(QuintetError, match=r"leaf 'obs' of shape \(3,\).*got shape") as raised:
+        run.policy.act(np.zeros(shape, np.float32))
+    assert str(shape) in str(raised.value)
+
+
+def test_save_and_load_again_give_the_same_actions(run, mixed, continuous, tmp_path):
+    for index, result in enumerate((run, mixed, continuous)):
+        folder = result.policy.save(tmp_path / "deep" / str(index))
+        assert folder == tmp_path / "deep" / str(index)
+        again = quintet.load(folder)
+        assert weights(again) == weights(result.policy)
+        assert again.description == result.policy.description
+        assert again.spaces == result.policy.spaces
+        obs = result.policy.spaces.observation.sample()
+        np.testing.assert_array_equal(again.act(obs)[0], result.policy.act(obs)[0])
+    # over an older one
+    run.policy.save(tmp_path / "deep/2")
+    assert weights(quintet.load(tmp_path / "deep/2")) == weights(run.policy)
+
+
+def test_a_policy_of_a_run_is_no_window_on_its_learner(run):
+    """What training does later must not change a policy that was handed out."""
+    before = weights(run.policy)
+    config = {**SMALL, "checkpoint.interval_updates": 1}
+    later = quintet.train(
+        "ppo", "quintet.envs.toy:Contextual", 384, run_dir=run.run_dir, config=config
+    )
+    assert weights(later.policy) != before
+    assert weights(run.policy) == before
+
+
+def test_a_saved_policy_holds_no_code(run, monkeypatch):
+    import pickle
+
+    def forbidden(*_, **__):
+        raise AssertionError("unpickled")
+
+    monkeypatch.setattr(pickle, "load", forbidden)
+    monkeypatch.setattr(pickle, "loads", forbidden)
+    monkeypatch.setattr(pickle, "Unpickler", forbidden)
+    monkeypatch.setattr(torch, "load", forbidden)
+    for place in (run.run_dir, run.run_dir / "policy", run.run_dir / "best"):
+        quintet.load(place)
+    files = [
+        path
+        for part in ("checkpoints", "best", "policy")
+        for path in (run.run_dir / part).rglob("*")
+        if path.is_file()
+    ]
+    assert len(files) > 9
+    assert {path.suffix for path in files} == {".safetensors", ".json"}
+    for path in files:
+        data = path.read_bytes()
+        if path.suffix == ".json":
+            json.loads(data)
+        with pytest.raises(Exception):  # noqa: B017, PT011  whatever says that it is none
+            list(pickletools.genops(data))
+
+
+def test_a_damaged_policy_is_refused(run, tmp_path):
+    folder = run.policy.save(tmp_path / "policy")
+    file = folder / "policy.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(bytes(data))
+    with pytest.raises(CheckpointError, match=r"policy\.safetensors is corrupted"):
+        quintet.load(folder)
+    assert checkpoint.read(run.run_dir / "policy")  # the other one is as it was
