@@ -68,10 +68,9 @@ def main() -> None:
         for _ in range(5):
             for label, step in steps.items():
                 best[label] = min(best[label], microseconds(step))
-        ratio = best["eager"] / best["compiled"]
-        print(
-            f"{name}: eager {best['eager']:.0f} us, compiled {best['compiled']:.0f} us, {ratio:.2f}x"
-        )
+        eager, compiled = best["eager"], best["compiled"]
+        times = f"eager {eager:.0f} us, compiled {compiled:.0f} us"
+        print(f"{name}: {times}, {eager / compiled:.2f}x")
 
 
 if __name__ == "__main__":

@@ -55,5 +55,5 @@ def test_truncation_as_termination_learns_the_finite_sum():
 
 def test_one_step_bootstraps_reach_the_endless_sum_too():
     """With lambda 0 everything comes by way of the value behind a step, at cuts as elsewhere."""
-    config = CONFIG.model_copy(update={"gae_lambda": 0.0})
+    config = CONFIG.model_copy(update={"gae_lambda": 0.0, "num_epochs": 5})
     assert first_value("EndlessPay", config, 150) == pytest.approx(ENDLESS, rel=0.05)

@@ -112,7 +112,7 @@ def test_noise_is_finite_at_the_ends_of_the_uniform(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(
             torch,
             "rand",
-            lambda shape, generator, full=extreme, **kind: full(shape, **kind),  # noqa: ARG005
+            lambda shape, generator, full=extreme, **kind: full(shape, **kind),
         )
         for family in FAMILIES.values():
             assert family.draw_noise((2,), generator(0)).isfinite().all()
