@@ -279,6 +279,9 @@ def test_two_processes_in_one_folder(tmp_path, capsys):
             arguments = ["--env", "test_launch:Trouble", "--run-dir", str(tmp_path)]
             assert cli.main(["train", "ppo", *arguments]) == 1
             assert f"in use by the process with pid {first.pid}" in capsys.readouterr().err
+            waited = time.monotonic() + 60
+            while not (tmp_path / "metrics.jsonl").exists() and time.monotonic() < waited:
+                time.sleep(0.05)
             first.send_signal(signal.SIGTERM)
             rest = first.stdout.read()
         finally:
