@@ -47,7 +47,7 @@ _READ_ATTEMPTS = 10  # a reader that meets a replacement starts again
 class CheckpointConfig(BaseModel):
     """When checkpoints are written and which of them are kept."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     interval_updates: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         default="auto",
@@ -248,7 +248,13 @@ class RunLock:
         """
         if self._file is not None:
             raise CheckpointError(f"this process already holds the lock of {self._folder}")
-        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as fault:
+            raise CheckpointError(
+                f"run_dir must be a folder that can be made; {self._folder} can't be: "
+                f"{fault.strerror}. Give another run_dir"
+            ) from fault
         file = os.open(self._folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -108,7 +108,10 @@ def _config(arguments: list[str]) -> int:
 
 def _yaml(value: Any) -> str:
     """One value as YAML on one line, so that the command's output is a configuration file."""
-    return json.dumps(value)
+    import yaml
+
+    text = yaml.safe_dump(value, default_flow_style=True, width=10**6)
+    return text.strip().removesuffix("\n...")
 
 
 def _eval(arguments: list[str]) -> int:

@@ -58,7 +58,7 @@ def evaluate(
         stop: asked at every step; True ends the evaluation with the episodes there are.
 
     Raises:
-        ConfigError: the environment's spaces are not the policy's, or a number is out of range.
+        ConfigError: the environment's spaces are not the policy's, or a number is wrong.
     """
     if episodes < 1 or not 0 <= seed < 2**31 - MAX_STREAMS:
         raise ConfigError(
@@ -69,7 +69,15 @@ def evaluate(
     if isinstance(env, str):
         config = config.model_copy(update={"id": env, "backend": "auto"})
     num_streams = min(episodes, MAX_STREAMS)
-    vector = make_group_env(config, num_streams, env if callable(env) else None)
+    try:
+        vector = make_group_env(config, num_streams, env if callable(env) else None)
+    except ConfigError as error:
+        if env is None and ":" in config.id:
+            raise ConfigError(
+                f"{error}; if the policy was trained on a callable, give that as env=, or an "
+                "import string of it as --env"
+            ) from error
+        raise
     try:
         _check_spaces(policy, vector)
         return _play(policy, vector, episodes, seed, deterministic, stop)

@@ -21,7 +21,7 @@ from quintet.algorithms import registry
 from quintet.algorithms.setup import Setup
 from quintet.checkpoint import RunLock
 from quintet.config.load import Layer, Loaded, compose, flatten, options, preset_layers
-from quintet.config.run import MAY_CHANGE_ON_RESUME, RunConfig
+from quintet.config.run import AUTOMATIC, MAY_CHANGE_ON_RESUME, RunConfig
 from quintet.envs.make import MakeEnv, make_group_env
 from quintet.envs.vector import VectorEnv
 from quintet.errors import ConfigError
@@ -72,17 +72,35 @@ def train(
     Raises:
         ConfigError: lists all that is wrong with the configuration.
     """
+    if config is not None and not isinstance(config, Mapping):
+        raise ConfigError(f"config requires a mapping of options, got {config!r}")
     given = {"total_env_steps": total_steps, "seed": seed, "run_dir": run_dir}
     values = {name: value for name, value in given.items() if value is not None}
+    values |= flatten(config or {}, options(algo))
     make_env = None
     if callable(env):
         make_env = env
-        values["env.id"] = re.sub(r"[^\w.:-]+", "_", getattr(env, "__qualname__", "") or "callable")
-    else:
+        values["env.id"] = callable_name(env)
+        if ":<" in callable_name(env) and "run_dir" not in values:
+            raise ConfigError(
+                "run_dir is required with an environment that has no name of its own (a lambda, a "
+                "partial): two of them would share one folder; give run_dir or a named function"
+            )
+    elif isinstance(env, str):
         values["env.id"] = env
-    values |= flatten(config or {}, options(algo))
+    else:
+        raise ConfigError(
+            f"env requires an id or a callable that makes one environment, got {env!r}"
+        )
     loaded = load_config(algo, [], Layer("call", values), make_env)
     return run(loaded, make_env, on_report)
+
+
+def callable_name(make_env: MakeEnv) -> str:
+    """``module:name`` of what makes an environment, ``module:<...>`` where it has no name."""
+    name = getattr(make_env, "__qualname__", "<callable>")
+    module = getattr(make_env, "__module__", None) or "__main__"
+    return f"{module}:<{name}>" if "<" in name else f"{module}:{name}"
 
 
 def load_config(
@@ -96,26 +114,68 @@ def load_config(
     asked: dict[str, Any] = {}
     for layer in (*files, command):
         asked |= layer.values
-    env_id = asked.get("env.id")
-    presets = preset_layers(algo, env_id, str(asked.get("preset", "auto")))
     check_env = make_env is None
-    fresh = compose(algo, [*presets, *files, command], check_env=check_env)
-    run_dir = fresh.config.run_dir or default_run_dir(fresh.config)
-    saved = read_saved(run_dir)
-    place = Layer("default", {"run_dir": str(run_dir)})
-    if saved is None:
+    run_dir = find_run_dir(algo, asked)
+    place = Layer("default", {} if run_dir is None else {"run_dir": str(run_dir)})
+    saved = None if run_dir is None else read_saved(run_dir)
+    if run_dir is None or saved is None:
+        presets = preset_layers(algo, asked.get("env.id"), str(asked.get("preset") or "auto"))
         return compose(algo, [place, *presets, *files, command], check_env=check_env)
-    _refuse_other(fresh, saved, asked, run_dir)
+    if asked.get("resume") == "never":
+        raise ConfigError(
+            f"--resume never requires a folder without a run, {run_dir} holds one; give another "
+            "--run-dir or remove it"
+        )
+    if saved["algo"] != algo:
+        raise _other_run(run_dir, [f"algo: the run has {saved['algo']}, asked is {algo}"])
     kept = {k: v for k, v in saved.items() if k not in ("algo", "run_dir", "resume")}
-    return compose(
-        algo, [place, *presets, *files, Layer("saved run", kept), command], check_env=check_env
+    base = [place, Layer("saved run", kept)]
+    # An option that is asked to be automatic stays what it was resolved to when the run began.
+    layers = [
+        Layer(
+            layer.source,
+            {k: v for k, v in layer.values.items() if k not in AUTOMATIC or v != AUTOMATIC[k]},
+        )
+        for layer in (*files, command)
+    ]
+    loaded = compose(algo, [*base, *layers], check_env=check_env)
+    was, wanted = compose(algo, base, check_env=check_env).config.flat(), loaded.config.flat()
+    differ = [
+        f"{name}: the run has {was[name]!r}, asked is {wanted[name]!r}"
+        for name in wanted
+        if wanted[name] != was[name]
+        and name not in MAY_CHANGE_ON_RESUME
+        and not name.startswith(("eval.", "report."))
+    ]
+    if differ:
+        raise _other_run(run_dir, differ)
+    # A file that says what the run has anyway is not where the value comes from.
+    sources = {
+        name: "saved run" if source.startswith("file ") and wanted[name] == was[name] else source
+        for name, source in loaded.sources.items()
+    }
+    return Loaded(loaded.config, sources)
+
+
+def _other_run(run_dir: Path, differ: list[str]) -> ConfigError:
+    return ConfigError(
+        f"{run_dir} holds a run of another configuration:\n"
+        + "\n".join(f"  - {line}" for line in differ)
+        + "\ngive another --run-dir to begin anew, or leave these options out to go on"
     )
 
 
-def default_run_dir(config: RunConfig) -> Path:
-    """``runs/ALGO-ENV-sSEED``, so that the same command finds its run again."""
-    name = re.sub(r"[^\w.-]+", "_", config.env.id)
-    return Path("runs") / f"{config.algo}-{name}-s{config.seed}"
+def find_run_dir(algo: str, asked: Mapping[str, Any]) -> Path | None:
+    """The folder asked for, else ``runs/ALGO-ENV-sSEED``; None while no environment is named.
+
+    The same command thus finds its run again.
+    """
+    if asked.get("run_dir") is not None:
+        return Path(asked["run_dir"])
+    if "env.id" not in asked:
+        return None
+    name = re.sub(r"[^\w.-]+", "_", str(asked["env.id"]))
+    return Path("runs") / f"{algo}-{name}-s{asked.get('seed', 0)}"
 
 
 def read_saved(run_dir: Path) -> dict[str, Any] | None:
@@ -138,43 +198,15 @@ def read_saved(run_dir: Path) -> dict[str, Any] | None:
     try:
         values = yaml.safe_load(path.read_text())
         return flatten(values, options(values["algo"]))
-    except (yaml.YAMLError, TypeError, KeyError) as error:
+    except (OSError, ValueError, yaml.YAMLError, TypeError, KeyError) as error:
         raise ConfigError(
             f"a readable config.yaml is required in {run_dir}, it is damaged ({error}); restore "
-            f"it or "
-            "give another --run-dir"
+            "it or give another --run-dir"
         ) from error
 
 
-def _refuse_other(
-    fresh: Loaded, saved: dict[str, Any], asked: Mapping[str, Any], run_dir: Path
-) -> None:
-    """Options that were asked for and differ from those of the run in the folder."""
-    values = fresh.config.flat()
-    if fresh.config.resume == "never":
-        raise ConfigError(
-            f"--resume never requires a folder without a run, {run_dir} holds one; give another "
-            "--run-dir or remove it"
-        )
-    differ = []
-    for name in ("algo", *sorted(asked)):
-        free = name in MAY_CHANGE_ON_RESUME or name.startswith(("eval.", "report."))
-        automatic = values.get(name) in (None, "auto")
-        compared = name in values and not free and not automatic and name != "run_dir"
-        if compared and values[name] != saved.get(name):
-            differ.append(f"{name}: the run has {saved.get(name)!r}, asked is {values[name]!r}")
-    if differ:
-        raise ConfigError(
-            f"{run_dir} holds a run of another configuration:\n"
-            + "\n".join(f"  - {line}" for line in differ)
-            + "\ngive another --run-dir to begin anew, or leave these options out to go on"
-        )
-
-
 def resolve(config: RunConfig, spaces: Spaces, backend: str) -> RunConfig:
-    """Everything automatic replaced by what it means here: backend, groups, network, device,
-    threads.
-    """
+    """Everything automatic replaced by what it means here."""
     model = resolve_model(config.model, spaces)
     pictures = model.encoder == "nature_cnn"
     device = config.runtime.device
@@ -265,39 +297,36 @@ def make_groups(config: RunConfig, make_env: MakeEnv | None) -> list[VectorEnv]:
 def run(
     loaded: Loaded, make_env: MakeEnv | None = None, on_report: OnReport | None = None
 ) -> Result:
-    """Trains by a loaded configuration, from its folder's newest checkpoint if there is one."""
-    config = loaded.config
-    assert config.run_dir is not None
-    with RunLock(config.run_dir):
-        envs = make_groups(config, make_env)
-        try:
-            return _run(config, envs, make_env, on_report)
-        finally:
-            for env in envs:
-                env.close()
+    """Trains by a loaded configuration, from its folder's newest checkpoint if there is one.
 
-
-def _run(
-    config: RunConfig,
-    envs: list[VectorEnv],
-    make_env: MakeEnv | None,
-    on_report: OnReport | None,
-) -> Result:
-    spaces, backend = envs[0].spaces, envs[0].description.backend
-    config = resolve(config, spaces, backend)
-    assert config.run_dir is not None
-    assert config.runtime.threads is not None
-    torch.set_num_threads(config.runtime.threads)
-    learner = make_learner(config, spaces)
-    trainer = Trainer(config, learner, spaces, envs[0].description, on_report, make_env)
-    trainer.open()
-    status: Literal["finished", "stopped"] = "finished"
+    All that can be refused is refused before the folder is touched.
+    """
+    envs = make_groups(loaded.config, make_env)
     try:
-        if trainer.counters.env_steps >= config.total_env_steps:
+        spaces, env = envs[0].spaces, envs[0].description
+        config = resolve(loaded.config, spaces, env.backend)
+        assert config.run_dir is not None
+        assert config.runtime.threads is not None
+        torch.set_num_threads(config.runtime.threads)
+        learner = make_learner(config, spaces)
+        with RunLock(config.run_dir):
+            trainer = Trainer(config, learner, spaces, env, on_report, make_env)
+            with _stop_on_signals(trainer):
+                return _train(trainer, envs, spaces)
+    finally:
+        for each in envs:
+            each.close()
+
+
+def _train(trainer: Trainer, envs: list[VectorEnv], spaces: Spaces) -> Result:
+    config, learner = trainer.config, trainer.learner
+    status: Literal["finished", "stopped"] = "finished"
+    trainer.open()
+    try:
+        if trainer.finished:
             trainer.say(
                 f"this run is finished: {trainer.counters.env_steps:,} env_steps; raise "
-                f"--total-steps "
-                "to go on, or give another --run-dir"
+                "--total-steps to go on, or give another --run-dir"
             )
         else:
             algorithm = registry.find(config.algo)
@@ -309,11 +338,10 @@ def _run(
                 trainer.timer,
                 torch.device(config.runtime.device),
             )
-            with _stop_on_signals(trainer):
-                status = trainer.train(sampling)
+            status = trainer.train(sampling)
     finally:
         trainer.close()
-    return Result(config.run_dir, trainer.policy(), trainer.last_report, status)
+    return Result(trainer.run_dir, trainer.policy(), trainer.last_report, status)
 
 
 @contextmanager

@@ -103,14 +103,13 @@ class Policy:
             for name, x in given.items()
         }
         count = next(iter(tensors.values())).shape[0]
-        fresh = state is None or not state
         noise = None
         if not deterministic:
             noise = self.actor.draw_noise(1, count, self.generator)[0]
         out = self.actor.act(
             tensors,
             self.actor.initial_state(count) if state is None else state,
-            torch.full((count,), fresh and state is None),
+            torch.full((count,), state is None),
             noise,
         )
         action = out.env_action.numpy()
@@ -119,6 +118,12 @@ class Policy:
     def save(self, folder: str | Path) -> Path:
         """Writes the policy as a self-contained folder, which `load` reads; returns its path."""
         folder = Path(folder)
+        stranger = folder.is_file() or (folder.is_dir() and any(folder.iterdir()))
+        if stranger and not (folder / "manifest.json").exists():
+            raise CheckpointError(
+                f"a new or empty folder, or one with a saved policy, is required; {folder} holds "
+                "something else, which saving would remove; give another folder"
+            )
         meta = {"policy": self.description, "version": self.publication.version}
         return checkpoint.write(
             folder.parent, folder.name, {POLICY: dict(self.publication.tensors)}, meta
@@ -167,5 +172,11 @@ def load(path: str | Path, which: str = "latest") -> Policy:
             f"a run folder, a checkpoint or a policy folder is required, {path} "
             + ("holds no checkpoint yet" if path.exists() else "does not exist")
         )
-    publication = Publication(int(found.meta["version"]), found.tensors[POLICY])
-    return Policy(found.meta["policy"], publication)
+    try:
+        publication = Publication(int(found.meta["version"]), found.tensors[POLICY])
+        return Policy(found.meta["policy"], publication)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(
+            f"a policy of this version of quintet is required, {found.path} holds none ({error}); "
+            "give a run folder, a checkpoint or a saved policy"
+        ) from error

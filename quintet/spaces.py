@@ -2,6 +2,8 @@
 policies.
 """
 
+import math
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -155,9 +157,11 @@ def to_json(space: Space) -> dict[str, Any]:
                 "kind": "multi_discrete",
                 "nvec": np.asarray(space.nvec).tolist(),
                 "start": np.asarray(space.start).tolist(),
+                "dtype": str(space.dtype),
             }
         case spaces.MultiBinary():
-            return {"kind": "multi_binary", "shape": list(space.shape)}
+            n = space.n if isinstance(space.n, int) else list(space.n)
+            return {"kind": "multi_binary", "n": n}
         case spaces.Dict():
             return {
                 "kind": "dict",
@@ -171,32 +175,29 @@ def to_json(space: Space) -> dict[str, Any]:
     )
 
 
+def _array(bound: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """What `_bound` described; integers never pass through floats, which would round them."""
+    values = [float(x) if isinstance(x, str) else x for x in np.ravel(np.array(bound, object))]
+    return np.broadcast_to(np.array(values, dtype), (math.prod(shape),)).reshape(shape).copy()
+
+
 def from_json(data: dict[str, Any]) -> Space:
     """The space that `to_json` described."""
     match data["kind"]:
         case "box":
             shape, dtype = tuple(data["shape"]), np.dtype(data["dtype"])
-            low, high = (
-                np.broadcast_to(
-                    np.asarray(data[key], np.float64).reshape(-1), (int(np.prod(shape)),)
-                )
-                if not isinstance(data[key], list)
-                else np.asarray([float(x) for x in data[key]])
-                for key in ("low", "high")
-            )
-            return spaces.Box(
-                low.reshape(shape).astype(dtype),
-                high.reshape(shape).astype(dtype),
-                dtype=dtype.type,
-            )
+            low, high = (_array(data[key], shape, dtype) for key in ("low", "high"))
+            return spaces.Box(low, high, dtype=dtype.type)
         case "discrete":
             return spaces.Discrete(data["n"], start=data["start"])
         case "multi_discrete":
-            return spaces.MultiDiscrete(data["nvec"], start=data["start"])
+            dtype = np.dtype(data["dtype"]).type
+            return spaces.MultiDiscrete(data["nvec"], dtype=dtype, start=data["start"])
         case "multi_binary":
-            return spaces.MultiBinary(data["shape"])
+            return spaces.MultiBinary(data["n"])
         case "dict":
-            return spaces.Dict({key: from_json(child) for key, child in data["items"]})
+            # gymnasium sorts plain dicts; the order of leaves is that of the network's inputs
+            return spaces.Dict(OrderedDict((key, from_json(child)) for key, child in data["items"]))
         case "tuple":
             return spaces.Tuple([from_json(child) for child in data["items"]])
     raise QuintetError(f"a known kind of space is required, got {data['kind']!r}")

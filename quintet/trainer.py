@@ -4,6 +4,7 @@ import io
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -18,7 +19,7 @@ from quintet.errors import CheckpointError
 from quintet.evaluation import evaluate
 from quintet.observe.metrics import EpisodeStats
 from quintet.observe.progress import make_progress
-from quintet.observe.sinks import open_sinks
+from quintet.observe.sinks import Reporter, open_sinks, read_metrics
 from quintet.observe.timing import PhaseTimer
 from quintet.policy import POLICY, Policy, describe
 from quintet.protocols import Learner
@@ -57,6 +58,7 @@ class Trainer:
         self.best: float | None = None
         self.last_report: dict[str, float] = {}
         self.stop_requested = False
+        self.reporter = Reporter(())
         batch = learner.plan.unroll_steps * learner.plan.columns_per_batch
         self.iterations = -(-config.total_env_steps // batch)
         self.interval = config.checkpoint.interval(self.iterations)
@@ -76,7 +78,9 @@ class Trainer:
         found = checkpoint.latest(self.checkpoints, scheduled_only=exact, warn=notes.append)
         if found is not None:
             self._restore(found, notes)
-        self._write_config()
+        self.finished = self.counters.env_steps >= self.config.total_env_steps
+        if not self.finished:
+            self._write_config()
         title = f"{self.config.algo} on {self.env.id} ({self.env.backend}) -> {self.run_dir}"
         stream = sys.stdout if self.config.report.progress else io.StringIO()
         self.progress = make_progress(
@@ -84,12 +88,15 @@ class Trainer:
         )
         for note in notes:
             self.say(note)
-        self.reporter = open_sinks(
-            self.config.report,
-            self.run_dir,
-            resume_env_steps=self.counters.env_steps if found is not None else None,
-            notice=self.say,
-        )
+        if self.finished:
+            self.last_report = (read_metrics(self.run_dir) or [{}])[-1]
+        else:
+            self.reporter = open_sinks(
+                self.config.report,
+                self.run_dir,
+                resume_env_steps=self.counters.env_steps if found is not None else None,
+                notice=self.say,
+            )
         self._started = time.perf_counter()
         self._reported_at = self._started
         self._reported_steps = self.counters.env_steps
@@ -112,8 +119,15 @@ class Trainer:
         """config.yaml, whole or not at all: a torn one would make the run unreadable."""
         values = {k: v for k, v in self.config.flat().items() if k != "run_dir"}
         temporary = self.run_dir / ".config.yaml.tmp"
-        temporary.write_text(yaml.safe_dump(values, sort_keys=False))
-        temporary.replace(self.run_dir / "config.yaml")
+        try:
+            temporary.write_text(yaml.safe_dump(values, sort_keys=False))
+            temporary.replace(self.run_dir / "config.yaml")
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise CheckpointError(
+                f"a run folder that can be written is required, {self.run_dir} can't be "
+                f"({error.strerror}); make room or give another --run-dir"
+            ) from error
 
     def train(self, sampling: loop.Sampling) -> Literal["finished", "stopped"]:
         """Runs the loop to its end or to a stop."""
@@ -275,8 +289,9 @@ class Trainer:
     def say(self, message: str) -> None:
         """One line for the person and for log.txt."""
         self.progress.say(message)
-        self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")
-        self._log.flush()
+        with suppress(OSError):  # a full disk must not hide the message that says so
+            self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")
+            self._log.flush()
 
     def request_stop(self) -> None:
         """Asks for a stop at the end of the iteration; called by signal handlers."""
@@ -286,4 +301,5 @@ class Trainer:
         """Gives the terminal and the files back."""
         self.progress.close()
         self.reporter.close()
-        self._log.close()
+        with suppress(OSError):
+            self._log.close()

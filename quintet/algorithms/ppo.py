@@ -22,7 +22,6 @@ Departures from the papers, each with the switch that turns it off:
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
-from itertools import pairwise
 from typing import Any, Literal, final
 
 import torch
@@ -30,9 +29,11 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 from torch.func import functional_call
 
+from quintet.algorithms.minibatches import even_minibatches
 from quintet.algorithms.setup import Setup
 from quintet.errors import ConfigError, NonFiniteError
 from quintet.models.build import ActorCritic, ModelConfig
+from quintet.models.flat import flatten_in_place, strip_prefix
 from quintet.models.heads import action_family
 from quintet.models.normalize import (
     ObservationNormalizer,
@@ -60,7 +61,7 @@ from quintet.types import (
 class PPOConfig(BaseModel):
     """Options of PPO; an option that would have no effect is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     # Targets and data
     gamma: float = Field(0.99, ge=0, le=1, description="discount factor")
@@ -263,7 +264,7 @@ class PPOActor:
 
     def load(self, publication: Publication) -> None:
         for prefix, module in (("network", self.network), ("normalizer", self.normalizer)):
-            module.load_state_dict(_strip(publication.tensors, prefix))
+            module.load_state_dict(strip_prefix(publication.tensors, prefix))
         self.normalizer.refresh()
 
     def initial_state(self, num_streams: int) -> State:  # noqa: ARG002
@@ -290,12 +291,6 @@ class PPOActor:
             "value": value,
         }
         return ActOutput(action, self.family.to_env(action), record, state)
-
-
-def _strip(tensors: Any, prefix: str) -> dict[str, Tensor]:
-    """The tensors below ``prefix/``, by the rest of their names."""
-    start = prefix + "/"
-    return {name[len(start) :]: x for name, x in tensors.items() if name.startswith(start)}
 
 
 @dataclass(frozen=True)
@@ -360,7 +355,7 @@ class PPOLearner:
         self.reward_moments = RunningMoments(()).to(setup.device)
         self.parameters: dict[str, Tensor] = dict(sorted(self.network.named_parameters()))
         self.kernels = self.network.kernel_groups()
-        self.theta = _flatten_in_place([p for _, p in sorted(self.network.named_parameters())])
+        self.theta = flatten_in_place([p for _, p in sorted(self.network.named_parameters())])
         self.exp_avg = torch.zeros_like(self.theta)
         self.exp_avg_sq = torch.zeros_like(self.theta)
         self.optimizer_step = self._step
@@ -399,6 +394,10 @@ class PPOLearner:
         self._schedule(env_steps)
         use = _kept_rows(batch) if config.unfinished_episode == "drop" else batch.valid
         index = use.flatten().nonzero().squeeze(1)
+        if not index.numel():  # unfinished_episode=drop, and no episode ended
+            self._merge(batch)
+            self.version += 1
+            return {"optim/epochs": 0.0} | self._state_metrics()
         rows, metrics = self._rows(batch, use)
         share = 1.0 if config.reduction == "mean" else index.numel() / use.numel()
         stats: list[Tensor] = []
@@ -421,8 +420,7 @@ class PPOLearner:
             metrics["policy/kl"] = self._adapt_to_kl(rows, index)
         metrics["policy/kl_beta"] = self.beta
         metrics["optim/learning_rate"] = self.learning_rate
-        if config.update_normalizers:
-            self._merge(batch)
+        self._merge(batch)
         self.version += 1
         return metrics | self._state_metrics()
 
@@ -478,32 +476,19 @@ class PPOLearner:
 
     def _normalize_reward(self, reward: Tensor) -> Tensor:
         config = self.config
-        if config.reward_normalizer == "none":
+        if config.reward_normalizer == "none" or self.reward_moments.count == 0:
             return reward
         scaled = reward * scale_of(self.reward_moments, config.normalizer_variance_epsilon)
         bound = config.reward_norm_clip
         return scaled if bound is None or bound <= 0 else scaled.clamp(-bound, bound)
 
     def _minibatches(self, rows: Rows, index: Tensor) -> Iterator[tuple[Rows, Tensor]]:
-        """One pass over the rows at `index` in fresh random order: minibatches of one size, and
-        weights.
-
-        The weights ``[K]`` of a minibatch sum to 1.  Where its share of the rows is smaller than
-        its size, rows are repeated with weight 0, so that every minibatch has the same shape.
-        """
-        count = index.numel()
+        """One pass over the rows at `index` in fresh random order, see `even_minibatches`."""
         size = self.config.minibatch_steps or rows.advantage.numel()
-        order = index[torch.randperm(count, generator=self.shuffle).to(index.device)]
-        whole = self.config.drop_last and count >= size
-        parts = count // size if whole else math.ceil(count / size)
-        starts = [k * size if whole else k * count // parts for k in range(parts + 1)]
-        spans = [(start, end - start) for start, end in pairwise(starts)]
-        place = torch.arange(size, device=index.device)
-        padded = torch.cat([order[start + place.clamp_max(n - 1)] for start, n in spans])
+        padded, weights = even_minibatches(index, size, self.config.drop_last, self.shuffle)
         shuffled = rows.take(padded)
-        weights = {n: (place < n).float() / n for _, n in spans}
-        for part, (_, length) in enumerate(spans):
-            yield shuffled.part(part * size, size), weights[length]
+        for part, weight in enumerate(weights):
+            yield shuffled.part(part * size, size), weight
 
     def _knobs(self, share: float) -> Tensor:
         """Numbers of an optimizer step that change from step to step, as one tensor."""
@@ -658,8 +643,8 @@ class PPOLearner:
             value = stats[row, column].item()
             raise NonFiniteError(
                 f"finite losses are required, {names[column]} became {value} at update {update}; "
-                "lower --learning-rate, clip the rewards (--env.reward-clip abs_one) or find the "
-                "tensor with --check-numerics true"
+                "begin anew (another --run-dir) with a lower --learning-rate or --env.reward-clip "
+                "abs_one, or find the tensor with --check-numerics true"
             )
         metrics = dict(zip(names, stats.double().mean(0).tolist(), strict=True))
         metrics["policy/ratio_first_max_error"] = stats[
@@ -692,6 +677,8 @@ class PPOLearner:
 
     def _merge(self, batch: Rollout) -> None:
         """Folds the batch into the normalisers; they act from the next iteration on."""
+        if not self.config.update_normalizers:
+            return
         self.normalizer.merge({name: x[:-1] for name, x in batch.obs.items()}, batch.valid)
         self.normalizer.refresh()
         if self.config.reward_normalizer == "return_std":
@@ -734,27 +721,16 @@ class PPOLearner:
         return LearnerState(tensors, scalars)
 
     def load(self, state: LearnerState) -> None:
-        self.network.load_state_dict(_strip(state.tensors, "network"))
-        self.normalizer.load_state_dict(_strip(state.tensors, "normalizer"))
+        self.network.load_state_dict(strip_prefix(state.tensors, "network"))
+        self.normalizer.load_state_dict(strip_prefix(state.tensors, "normalizer"))
         self.normalizer.refresh()
-        self.reward_moments.load_state_dict(_strip(state.tensors, "reward_moments"))
+        self.reward_moments.load_state_dict(strip_prefix(state.tensors, "reward_moments"))
         self.exp_avg.copy_(state.tensors["optimizer/exp_avg"])
         self.exp_avg_sq.copy_(state.tensors["optimizer/exp_avg_sq"])
         self.shuffle.set_state(state.tensors["shuffle"])
         scalars: Any = state.scalars
         self.updates, self.version = scalars["updates"], scalars["version"]
         self.beta, self.learning_rate = scalars["beta"], scalars["learning_rate"]
-
-
-def _flatten_in_place(parameters: list[torch.nn.Parameter]) -> Tensor:
-    """One vector of all parameters, of which they become views."""
-    theta = torch.cat([p.detach().flatten() for p in parameters])
-    start = 0
-    for parameter in parameters:
-        size = parameter.numel()
-        parameter.data = theta[start : start + size].view_as(parameter)
-        start += size
-    return theta
 
 
 def _kept_rows(batch: Rollout) -> Tensor:

@@ -2,15 +2,15 @@
 the end.
 """
 
+import json
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, get_args, get_origin
 
 import tyro
-import yaml
 from pydantic.fields import FieldInfo
 
 from quintet.algorithms import registry
-from quintet.config.load import Layer, flatten, options, read_file
+from quintet.config.load import Layer, flatten, kinds, options, read_file
 from quintet.config.run import ALIASES
 from quintet.errors import ConfigError
 
@@ -45,7 +45,7 @@ def parse(command: str, arguments: list[str]) -> tuple[str, list[Layer], Layer]:
     )
     given = dict(parsed)
     paths = given.pop("config", [])
-    values = {name: _value(text) for name, text in flatten(_nested(given), known).items()}
+    values = {n: _value(text, known[n]) for n, text in flatten(_nested(given), known).items()}
     values |= _unknown(unknown)
     files = [Layer(f"file {p}", flatten(read_file(Path(p)), known)) for p in paths]
     return algo, files, Layer("command line", values)
@@ -65,18 +65,25 @@ def _nested(given: dict[str, Any]) -> dict[str, Any]:
     return {name.replace("__", "."): value for name, value in given.items()}
 
 
-def _value(text: Any) -> Any:
-    """What was written, as YAML reads it: numbers, true, none, lists; several words are a list."""
+def _value(text: Any, info: FieldInfo) -> Any:
+    """What was written: words stay words where an option is one, else JSON where it is some."""
     if isinstance(text, (list, tuple)):
-        return [_value(item) for item in text]
-    if text.lower() in ("none", "null"):
-        return None
-    if text.startswith(("{", "[")):
-        try:
-            return yaml.safe_load(text)
-        except yaml.YAMLError:
-            return text
-    return text
+        if len(text) == 1 and text[0].startswith("["):
+            return _json(text[0])
+        return list(text)
+    plain = all(
+        kind in (str, Path, type(None)) or get_origin(kind) is Literal for kind in kinds(info)[1:]
+    )
+    if info.annotation is str or (plain and get_args(info.annotation)):
+        return text
+    return _json(text)
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _unknown(words: list[str]) -> dict[str, Any]:
@@ -96,16 +103,15 @@ def _unknown(words: list[str]) -> dict[str, Any]:
 
 
 def _is_many(info: FieldInfo) -> bool:
-    kinds = (info.annotation, *get_args(info.annotation))
-    return any(get_origin(kind) in (tuple, list) for kind in kinds)
+    return any(get_origin(kind) in (tuple, list) for kind in kinds(info))
 
 
 def _metavar(info: FieldInfo) -> str:
-    for kind in (info.annotation, *get_args(info.annotation)):
+    for kind in kinds(info):
         if get_origin(kind) is Literal:
             return "|".join(str(choice) for choice in get_args(kind))
     names = {int: "INT", float: "FLOAT", bool: "true|false", str: "TEXT", Path: "DIR"}
-    for kind in (info.annotation, *get_args(info.annotation)):
+    for kind in kinds(info):
         if kind in names:
             return names[kind]
     return "VALUE"

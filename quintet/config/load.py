@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatch
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -74,7 +74,7 @@ def read_file(path: Path) -> dict[str, Any]:
     """
     try:
         values = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"--config requires a readable YAML file, got {path}: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(
@@ -131,7 +131,7 @@ def compose(algo: str, layers: Iterable[Layer], *, check_env: bool = True) -> Lo
     for layer in layers:
         for name, value in layer.values.items():
             if name in known:
-                values[name] = value
+                values[name] = _absent(value, known[name])
                 sources[name] = layer.source
             else:
                 faults.append(f"unknown option {name!r} ({layer.source}){_nearest(name, known)}")
@@ -140,6 +140,21 @@ def compose(algo: str, layers: Iterable[Layer], *, check_env: bool = True) -> Lo
         raise ConfigError(_listed(faults))
     assert config is not None
     return Loaded(config, {name: sources.get(name, "default") for name in config.flat()})
+
+
+def _absent(value: Any, info: FieldInfo) -> Any:
+    """``none`` as the option means it: the word where that is one of its choices, else None."""
+    words = [w for kind in kinds(info) for w in get_args(kind) if get_origin(kind) is Literal]
+    if "none" in words or info.annotation is str:
+        return "none" if value is None else value
+    if isinstance(value, str) and value.lower() in ("none", "null"):
+        return None
+    return value
+
+
+def kinds(info: FieldInfo) -> tuple[Any, ...]:
+    """The annotation of a field and the members of its union."""
+    return (info.annotation, *get_args(info.annotation))
 
 
 def _listed(faults: list[str]) -> str:

@@ -1,7 +1,7 @@
 """The configuration of a run: the parts' own configurations side by side."""
 
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Annotated, Any, Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 
@@ -15,7 +15,7 @@ from quintet.observe.sinks import ReportConfig
 class RuntimeConfig(BaseModel):
     """What runs where."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     kind: Literal["serial"] = Field(
         "serial", description="serial: one process samples and learns in turn, the same bytes twice"
@@ -49,10 +49,10 @@ class RuntimeConfig(BaseModel):
 class EvalConfig(BaseModel):
     """Evaluation while training, on environments of its own."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     episodes: int = Field(10, ge=0, description="episodes per evaluation; 0: none")
-    interval: int | Literal["auto"] = Field(
+    interval: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
         description="env_steps between evaluations; auto: 5% of the budget, skipped while "
         "evaluation has "
@@ -67,7 +67,7 @@ class RunConfig(BaseModel):
     line.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     algo: str = Field(description="learner")
     total_env_steps: int = Field(
@@ -123,5 +123,18 @@ TOP = ("algo", "total_env_steps", "seed", "preset", "run_dir", "resume")
 ALIASES = {"total_steps": "total_env_steps", "env": "env.id"}
 """Short names that people may use."""
 
-MAY_CHANGE_ON_RESUME = ("total_env_steps", "resume", "preset", "runtime.device")
+AUTOMATIC: dict[str, Any] = {
+    "env.backend": "auto",
+    "env.streams_per_group": None,
+    "runtime.device": "auto",
+    "runtime.threads": None,
+    "runtime.compile": "auto",
+    "model.encoder": "auto",
+    "model.policy_hidden": None,
+    "model.value_hidden": None,
+    "model.activation": None,
+}
+"""Options that are resolved when a run begins, and the value that asks for it."""
+
+MAY_CHANGE_ON_RESUME = ("total_env_steps", "resume", "run_dir", "runtime.device")
 """Options that a run may be resumed with at another value, beside those of eval and report."""

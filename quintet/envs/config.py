@@ -1,8 +1,9 @@
 """What a run says about its environments."""
 
+import json
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Backend = Literal["auto", "envpool", "gymnasium"]
 RewardClip = Literal["none", "abs_one", "soft_asymmetric"]
@@ -11,7 +12,7 @@ RewardClip = Literal["none", "abs_one", "soft_asymmetric"]
 class EnvConfig(BaseModel):
     """Which environment, how many of it, and what is done to its observations and rewards."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     id: str = Field(
         description="Environment id ('CartPole-v1'), or an import string of a function or class "
@@ -51,6 +52,18 @@ class EnvConfig(BaseModel):
         description="Threads of each EnvPool pool (one pool per group), >= 1. None: 1 for cheap "
         "environments, for simulators and pixels half of the cores, at most one per stream.",
     )
+
+    @field_validator("kwargs")
+    @classmethod
+    def _kwargs_can_be_stored(cls, value: dict[str, Any]) -> dict[str, Any]:
+        try:
+            json.dumps(value)
+        except TypeError as error:
+            raise ValueError(
+                f"kwargs must be what JSON can hold, so that the run can be gone on with: {error}; "
+                f"give the environment as a callable instead"
+            ) from error
+        return value
 
     @model_validator(mode="after")
     def _groups_divide_streams(self) -> Self:

@@ -1,33 +1,38 @@
 """Puts encoder and heads together into the network that a configuration describes."""
 
-from typing import Literal, final
+from typing import Annotated, Literal, final
 
 import torch
+from gymnasium.spaces import Box
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
+from quintet.errors import ConfigError
 from quintet.models.encoders import Mlp, NatureCnn, is_image
 from quintet.models.heads import ActionBounds, ActionStd, PolicyHead
 from quintet.ops.distributions import Family
 from quintet.spaces import observation_leaves
 from quintet.types import ACTION_MASK, Obs, Spaces
 
+Width = Annotated[int, Field(ge=1)]
+"""Units of a hidden layer."""
+
 
 @final
 class ModelConfig(BaseModel):
     """Network of policy and value function."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     encoder: Literal["auto", "mlp", "nature_cnn"] = Field(
         "auto", description="network body; auto: nature_cnn for one uint8 picture, else mlp"
     )
-    policy_hidden: tuple[int, ...] | None = Field(
+    policy_hidden: tuple[Width, ...] | None = Field(
         None,
         description="widths of the policy's (or the shared) hidden layers; "
         "none: 64 64 for mlp, 512 for nature_cnn",
     )
-    value_hidden: tuple[int, ...] | None = Field(
+    value_hidden: tuple[Width, ...] | None = Field(
         None, description="widths of the value function's hidden layers; none: as the policy's"
     )
     shared_torso: bool = Field(False, description="policy and value share all but the heads")
@@ -57,12 +62,17 @@ class ModelConfig(BaseModel):
 
 
 def resolve_model(config: ModelConfig, spaces: Spaces) -> ModelConfig:
-    """The configuration with everything automatic replaced by what it means for these spaces."""
+    """The configuration with everything automatic replaced by what it means for these spaces.
+
+    Raises:
+        ConfigError: an option would have no effect.
+    """
     leaves = observation_leaves(spaces.observation)
     leaves.pop(ACTION_MASK, None)
     encoder = config.encoder
     if encoder == "auto":
         encoder = "nature_cnn" if any(is_image(space) for space in leaves.values()) else "mlp"
+    _refuse_idle(config, encoder, spaces)
     hidden = config.policy_hidden
     if hidden is None:
         hidden = (512,) if encoder == "nature_cnn" else (64, 64)
@@ -77,6 +87,53 @@ def resolve_model(config: ModelConfig, spaces: Spaces) -> ModelConfig:
             "activation": config.activation or ("relu" if encoder == "nature_cnn" else "tanh"),
         }
     )
+
+
+def _refuse_idle(config: ModelConfig, encoder: str, spaces: Spaces) -> None:
+    """Options that would have no effect on this network.
+
+    Raises:
+        ConfigError: lists them.
+    """
+    faults = []
+    if encoder == "nature_cnn" and config.activation == "tanh":
+        faults.append("model.activation=tanh requires an mlp, nature_cnn has relu throughout")
+    if not isinstance(spaces.action, Box):
+        fields = type(config).model_fields
+        faults += [
+            f"model.{name}={getattr(config, name)} requires continuous actions, the action space "
+            f"is {spaces.action}"
+            for name in ("action_std", "action_std_init", "action_bounds")
+            if getattr(config, name) != fields[name].default
+        ]
+    if faults:
+        raise ConfigError("; ".join(faults) + "; leave it out")
+
+
+def check_observation(spaces: Spaces, family: Family) -> None:
+    """Refuses what no encoder can read and masks that do not fit the actions.
+
+    Raises:
+        ConfigError: nothing to observe, an empty leaf, or a mask of another size.
+    """
+    leaves = observation_leaves(spaces.observation)
+    mask = leaves.pop(ACTION_MASK, None)
+    empty = [name for name, leaf in leaves.items() if 0 in (leaf.shape or ())]
+    if not leaves or empty:
+        raise ConfigError(
+            "an observation with at least one number in every leaf is required, the space is "
+            f"{spaces.observation}; leave out what is empty, or give a constant"
+        )
+    if mask is not None and family.mask_size == 0:
+        raise ConfigError(
+            f"an observation {ACTION_MASK!r} requires discrete actions, the action space is "
+            f"{spaces.action}; leave the mask out"
+        )
+    if mask is not None and mask.shape != (family.mask_size,):
+        raise ConfigError(
+            f"{ACTION_MASK!r} of shape ({family.mask_size},) is required, one number per action; "
+            f"its shape is {mask.shape}; mend the environment's observation space"
+        )
 
 
 def _encoder(spaces: Spaces, config: ModelConfig, hidden: tuple[int, ...]) -> Mlp | NatureCnn:
@@ -100,6 +157,7 @@ class ActorCritic(nn.Module):
         self, spaces: Spaces, family: Family, config: ModelConfig, generator: torch.Generator
     ):
         super().__init__()
+        check_observation(spaces, family)
         assert config.policy_hidden is not None
         self.encoder = _encoder(spaces, config, config.policy_hidden)
         self.policy_head = PolicyHead(

@@ -98,7 +98,7 @@ def flatten_leaf(x: Tensor, space: gym_spaces.Space) -> Tensor:  # type: ignore[
         )
     if x.dtype == torch.uint8 and len(space.shape or ()) >= 2:
         return x.flatten(1).float() / 255.0
-    return x.flatten(1).float()
+    return x.reshape(x.shape[0], -1).float()
 
 
 @final

@@ -54,11 +54,8 @@ class RunningMoments(nn.Module):
 
 
 def scale_of(moments: RunningMoments, epsilon: float) -> Tensor:
-    """``1 / sqrt(var + epsilon)`` in float32; 1 before any data, so that the transform is the
-    identity.
-    """
-    scale = (moments.variance + epsilon).rsqrt().to(torch.float32)
-    return torch.where(moments.count > 0, scale, torch.ones_like(scale))
+    """``1 / sqrt(var + epsilon)`` in float32."""
+    return (moments.variance + epsilon).rsqrt().to(torch.float32)
 
 
 def normalized_leaves(space: gym_spaces.Space) -> dict[str, tuple[int, ...]]:  # type: ignore[type-arg]
@@ -94,13 +91,11 @@ class ObservationNormalizer(nn.Module):
         return moments
 
     def refresh(self) -> None:
-        """Takes the merged statistics into use."""
+        """Takes the merged statistics into use; before any data the transform is the identity."""
         self._affine = {
-            name: (
-                self.leaf_moments(name).mean.float(),
-                scale_of(self.leaf_moments(name), self.epsilon),
-            )
+            name: (moments.mean.float(), scale_of(moments, self.epsilon))
             for name in self.names
+            if (moments := self.leaf_moments(name)).count > 0
         }
 
     def forward(self, obs: Obs) -> Obs:

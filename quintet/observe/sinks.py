@@ -36,7 +36,7 @@ _FIRST_COLUMNS = ("env_steps", "wall_s", "updates", "episode/return_mean", "epis
 class ReportConfig(BaseModel):
     """How often a run reports, and where to."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     interval_s: float = Field(
         default=1.0,

@@ -85,13 +85,12 @@ def run(
         timer.switch("other")
         finished = counters.env_steps >= budget.total_env_steps
         scheduled = finished or counters.iteration % budget.checkpoint_iterations == 0
-        if scheduled:
-            hooks.save(True)
-            if not finished:
-                sampling.restart(counters.iteration)
+        # Before the checkpoint, which holds the best score that an evaluation found.
         stop = hooks.after_iteration(metrics, batch.episodes)
+        if scheduled or stop:
+            hooks.save(scheduled)
         if stop and not finished:
-            if not scheduled:
-                hooks.save(False)
             return "stopped"
+        if scheduled and not finished:
+            sampling.restart(counters.iteration)
     return "finished"

@@ -88,7 +88,10 @@ CONFIG = PPOConfig(
 
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize(("env", "kwargs", "model"), CASES.values(), ids=CASES)
-def test_first_ratio_is_1(env: Any, kwargs: dict[str, Any], model: ModelConfig, groups: int):
+def test_first_ratio_is_1(
+    env: Any, kwargs: dict[str, Any], model: ModelConfig, groups: int, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)  # MuJoCo leaves its log in the working folder
     made = (lambda: Noise(**kwargs)) if env is Noise else env
     learner, metrics, batch = train(
         CONFIG, made, 3, {} if env is Noise else kwargs, model, groups=groups

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from quintet.algorithms.ppo import LOSS_METRICS, PPOConfig, PPOLearner, Rows, _kept_rows
 from quintet.ops.policy_losses import adaptive_kl_beta
+from quintet.runtime.batch import within_budget
 from quintet.types import Rollout
 
 GOLDEN = {
@@ -320,7 +321,9 @@ def test_one_full_batch_is_the_vanilla_policy_gradient(spaces, clip: float | Non
 def test_rewards_are_divided_by_what_earlier_iterations_saw(mode: str):
     learner = make_learner(PPOConfig(reward_normalizer=mode, reward_norm_clip=1.5))
     first, second = make_rollout(seed=1), make_rollout(seed=2)
-    assert torch.equal(learner._normalize_reward(first.reward), first.reward.clamp(-1.5, 1.5))
+    # before any data the identity, without a clip
+    assert (first.reward.abs() > 1.5).any()
+    assert torch.equal(learner._normalize_reward(first.reward), first.reward)
     learner.update(first, 0)
     source = first.return_carry if mode == "return_std" else first.reward.double()
     std = (source[first.valid].var(correction=0) + 1e-3).sqrt().float()
@@ -338,5 +341,36 @@ def test_rewards_are_divided_by_what_earlier_iterations_saw(mode: str):
 @pytest.mark.parametrize("bound", [None, 0.0, -1.0])
 def test_reward_clip_is_off(bound: float | None):
     learner = make_learner(PPOConfig(reward_norm_clip=bound))
+    learner.reward_moments.merge(torch.tensor([0.0, 2.0]))
     reward = torch.tensor([[1e6, -1e6]])
-    assert torch.equal(learner._normalize_reward(reward), reward)
+    torch.testing.assert_close(learner._normalize_reward(reward), reward / (1.0 + 1e-3) ** 0.5)
+
+
+def test_rewards_past_the_budget_reach_no_advantage_within_it():
+    whole = make_rollout(seed=1)
+    batch, _ = within_budget(whole, 30)
+    past = whole.valid & ~batch.valid
+    reward = torch.where(past, 50.0, batch.reward)
+    learner = make_learner(PPOConfig(normalize_advantage="none", reward_normalizer="none"))
+    one, _ = learner._rows(batch, batch.valid)
+    other, _ = learner._rows(replace(batch, reward=reward), batch.valid)
+    used = batch.valid.flatten()
+    assert torch.equal(one.advantage[used], other.advantage[used])
+    # The episodes go on past the budget, so what is within bootstraps from the next value.
+    cut = batch.truncated & ~whole.truncated
+    assert cut.any()
+    assert not (cut & ~batch.valid).any()
+
+
+def test_drop_without_any_ending_learns_nothing_and_goes_on():
+    batch = make_rollout(seed=1)
+    never = torch.zeros_like(batch.terminated)
+    batch = replace(batch, terminated=never, truncated=never, valid=~never)
+    learner = make_learner(PPOConfig(unfinished_episode="drop"))
+    before = learner.theta.clone()
+    metrics = learner.update(batch, 0)
+    assert metrics["optim/epochs"] == 0
+    assert learner.updates == 0
+    assert learner.version == 1
+    assert torch.equal(learner.theta, before)
+    assert learner.reward_moments.count == batch.valid.sum()

@@ -22,11 +22,11 @@ def learner(*arguments: str):
 
 def test_only_what_was_given_is_in_the_layer():
     assert values() == {}
-    assert values("--env", "X", "--total-steps", "5") == {"env.id": "X", "total_env_steps": "5"}
+    assert values("--env", "X", "--total-steps", "5") == {"env.id": "X", "total_env_steps": 5}
 
 
 def test_dashes_underscores_equals_signs_and_aliases():
-    wanted = {"env.num_streams": "4", "total_env_steps": "5000", "env.id": "A_b-v1"}
+    wanted = {"env.num_streams": 4, "total_env_steps": 5000, "env.id": "A_b-v1"}
     for given in (
         ["--env.num-streams", "4", "--total-steps", "5000", "--env", "A_b-v1"],
         ["--env.num_streams", "4", "--total_steps", "5000", "--env.id", "A_b-v1"],
@@ -62,7 +62,7 @@ def test_kwargs_of_the_environment_are_json():
 
 
 def test_the_last_of_two_wins():
-    assert values("--gamma", "0.9", "--gamma", "0.8") == {"gamma": "0.8"}
+    assert values("--gamma", "0.9", "--gamma", "0.8") == {"gamma": 0.8}
 
 
 def test_unknown_options_stay_in_the_layer_with_the_others():
@@ -83,7 +83,7 @@ def test_files_come_in_their_order(tmp_path):
     assert [file.source for file in files] == [f"file {one}", f"file {two}"]
     assert files[0].values == {"env.id": "CartPole-v1", "gamma": 0.9, "model.policy_hidden": [8]}
     assert files[1].values == {"gamma": 0.8, "env.kwargs": {"a": 1}}
-    assert layer.values == {"seed": "1"}
+    assert layer.values == {"seed": 1}
     loaded = compose("ppo", [*files, layer])
     assert loaded.config.learner.gamma == 0.8
     assert loaded.sources["gamma"] == f"file {two}"

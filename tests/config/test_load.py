@@ -96,7 +96,7 @@ def test_a_preset_is_chosen_by_the_environment_by_name_or_not_at_all():
     (layer,) = preset_layers("ppo", "HalfCheetah-v4", "auto")
     assert layer.source == "preset HalfCheetah-*"
     assert layer.values["env.num_streams"] == 32
-    assert preset_layers("ppo", "Acrobot-v1", "auto") == []
+    assert preset_layers("ppo", "Pendulum-v1", "auto") == []
     assert preset_layers("ppo", None, "auto") == []
     assert preset_layers("ppo", "HalfCheetah-v4", "none") == []
     environment, named = preset_layers("ppo", "CartPole-v1", "kl_penalty")
@@ -327,7 +327,9 @@ def test_a_damaged_config_yaml(tmp_path, text):
 
 
 def test_the_default_folder_comes_from_algorithm_environment_and_seed():
-    config = compose("ppo", [Layer("x", {**CARTPOLE, "seed": 3})]).config
-    assert launch.default_run_dir(config) == Path("runs/ppo-CartPole-v1-s3")
-    config = compose("ppo", [Layer("x", {"env.id": "quintet.envs.toy:Target"})]).config
-    assert launch.default_run_dir(config).parts == ("runs", "ppo-quintet.envs.toy_Target-s0")
+    asked = {**CARTPOLE, "seed": 3}
+    assert launch.find_run_dir("ppo", asked) == Path("runs/ppo-CartPole-v1-s3")
+    asked = {"env.id": "quintet.envs.toy:Target"}
+    assert launch.find_run_dir("ppo", asked).parts == ("runs", "ppo-quintet.envs.toy_Target-s0")
+    assert launch.find_run_dir("ppo", {}) is None
+    assert launch.find_run_dir("ppo", {"run_dir": "x"}) == Path("x")

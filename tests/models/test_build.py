@@ -227,3 +227,40 @@ def test_the_mask_is_no_input_of_the_network():
     x = torch.randn(4, 3)
     with_mask = network({"x": x, ACTION_MASK: torch.zeros(4, 3)})
     assert torch.equal(with_mask[0], network({"x": x})[0])
+
+
+@pytest.mark.parametrize(
+    ("given", "of", "says"),
+    [
+        ({"activation": "tanh"}, Spaces(PICTURE, BOX), "activation=tanh requires an mlp"),
+        ({"action_std": "softplus"}, Spaces(VECTOR, spaces.Discrete(2)), "continuous actions"),
+        ({"action_std_init": 0.5}, Spaces(VECTOR, spaces.Discrete(2)), "continuous actions"),
+        ({"action_bounds": "squash"}, Spaces(VECTOR, spaces.Discrete(2)), "continuous actions"),
+    ],
+)
+def test_options_without_effect_are_refused(given: dict, of: Spaces, says: str):
+    with pytest.raises(ConfigError, match=says):
+        resolve_model(ModelConfig(**given), of)
+
+
+@pytest.mark.parametrize(
+    ("observation", "action", "says"),
+    [
+        (spaces.Box(0.0, 1.0, (0,)), spaces.Discrete(2), "at least one number"),
+        (spaces.Dict({}), spaces.Discrete(2), "at least one number"),
+        (spaces.Dict({"x": VECTOR, ACTION_MASK: spaces.MultiBinary(3)}), BOX, "discrete actions"),
+        (
+            spaces.Dict({"x": VECTOR, ACTION_MASK: spaces.MultiBinary(3)}),
+            spaces.Discrete(2),
+            r"shape \(2,\) is required",
+        ),
+    ],
+)
+def test_observations_that_can_not_be(observation: spaces.Space, action: spaces.Space, says: str):
+    with pytest.raises(ConfigError, match=says):
+        build(ModelConfig(), Spaces(observation, action))
+
+
+def test_a_single_number_can_be_observed():
+    network = build(ModelConfig(), Spaces(spaces.Box(0.0, 1.0, ()), BOX))
+    assert network.value({"obs": torch.zeros(5)}).shape == (5,)

@@ -48,7 +48,6 @@ def test_before_any_data():
     moments.merge(torch.zeros(0, 2))
     assert moments.count == 0
     assert torch.equal(moments.variance, torch.zeros(2, dtype=torch.float64))
-    assert torch.equal(scale_of(moments, 1e-3), torch.ones(2))
 
 
 def test_scale_has_epsilon_inside_the_root():
@@ -101,7 +100,7 @@ def test_normalisation_of_a_dict():
     normalizer.merge(first, valid)
     # Merged is not in use: the transform changes with `refresh` only.
     held = normalizer(second)
-    assert torch.equal(held["float"], second["float"].clamp(-1.2, 1.2))
+    assert torch.equal(held["float"], second["float"])
     normalizer.refresh()
     copy = {name: x.clone() for name, x in second.items()}
     out = normalizer(second)
@@ -120,9 +119,9 @@ def test_normalisation_of_a_dict():
     assert (out["float"].abs() < 1.2).any()
 
 
-def test_before_any_data_observations_within_the_clip_stay_as_they_are():
+def test_before_any_data_observations_stay_as_they_are():
     normalizer = ObservationNormalizer({"obs": (2,)}, 5.0, 1e-3)
-    obs = {"obs": torch.tensor([[1.0, -4.9], [0.0, 3.0]])}
+    obs = {"obs": torch.tensor([[1.0, -4.9], [300.0, -40.0]])}
     assert torch.equal(normalizer(obs)["obs"], obs["obs"])
 
 

@@ -1,6 +1,7 @@
 """Spaces as JSON and back; leaves and their dtypes."""
 
 import json
+from collections import OrderedDict
 
 import numpy as np
 import pytest
@@ -22,13 +23,18 @@ SPACES: dict[str, spaces.Space] = {
     "box_rounded": spaces.Box(np.float32(0.1), np.float32(0.7), (2,), np.float32),
     "box_picture": spaces.Box(0, 255, (4, 4, 3), np.uint8),
     "box_int": spaces.Box(-1, 2**31, (4,), np.int64),
+    "box_widest_int": spaces.Box(np.iinfo(np.int64).min, np.iinfo(np.int64).max, (2,), np.int64),
+    "box_int_beyond_floats": spaces.Box(0, 2**53 + 1, (1,), np.int64),
     "discrete": spaces.Discrete(5),
     "discrete_start": spaces.Discrete(5, start=-2),
     "multi_discrete": spaces.MultiDiscrete([2, 3, 4]),
     "multi_discrete_start": spaces.MultiDiscrete([2, 3], start=[5, -1]),
     "multi_discrete_nested": spaces.MultiDiscrete([[2, 3], [4, 5]]),
+    "multi_discrete_dtype": spaces.MultiDiscrete([2, 3], dtype=np.int32),
+    "multi_binary": spaces.MultiBinary(3),
     "multi_binary_shape": spaces.MultiBinary((2, 3)),
     "tuple": spaces.Tuple([spaces.Discrete(2), spaces.Box(-INF, INF, (1,))]),
+    "dict_order": spaces.Dict(OrderedDict(z=spaces.Discrete(2), a=spaces.Discrete(3))),
     "nested": spaces.Dict(
         {
             "a": spaces.Tuple(

@@ -1,0 +1,26 @@
+"""Parameters as one vector, and flat trees of named tensors."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+def flatten_in_place(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """One vector of all parameters, of which they become views.
+
+    Clipping and an optimizer step are then a handful of operations, however many layers there are.
+    """
+    theta = torch.cat([p.detach().flatten() for p in parameters])
+    start = 0
+    for parameter in parameters:
+        size = parameter.numel()
+        parameter.data = theta[start : start + size].view_as(parameter)
+        start += size
+    return theta
+
+
+def strip_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors below ``prefix/``, by the rest of their names."""
+    start = prefix + "/"
+    return {name[len(start) :]: x for name, x in tensors.items() if name.startswith(start)}
