@@ -29,6 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 from torch.func import functional_call
 
+from quintet.algorithms.diagnostics import batch_metrics, observation_metrics, policy_metrics
 from quintet.algorithms.minibatches import even_minibatches
 from quintet.algorithms.setup import Setup
 from quintet.errors import ConfigError, NonFiniteError
@@ -472,7 +473,7 @@ class PPOLearner:
             advantage=advantage.flatten(),
             target=target.flatten(),
         )
-        return rows, _batch_metrics(batch, use, r_t, raw_advantage, target, v_tm1)
+        return rows, batch_metrics(batch, use, r_t, raw_advantage, target, v_tm1)
 
     def _normalize_reward(self, reward: Tensor) -> Tensor:
         config = self.config
@@ -688,23 +689,9 @@ class PPOLearner:
 
     def _state_metrics(self) -> dict[str, float]:
         """How wide the policy and the normalisers are."""
-        metrics = {}
+        metrics = observation_metrics(self.normalizer) | policy_metrics(self.network.policy_head)
         if self.config.reward_normalizer != "none":
             metrics["normalizer/reward_std"] = self.reward_moments.variance.sqrt().item()
-        if self.normalizer.names:
-            std = torch.cat(
-                [
-                    self.normalizer.leaf_moments(n).variance.sqrt().flatten()
-                    for n in self.normalizer.names
-                ]
-            )
-            metrics["normalizer/observation_std_min"] = std.min().item()
-            metrics["normalizer/observation_std_max"] = std.max().item()
-        std_param = self.parameters.get("policy_head.std_param")
-        if std_param is not None:
-            log = self.network.policy_head.std == "state_independent"
-            width = std_param.exp() if log else torch.nn.functional.softplus(std_param)
-            metrics["policy/std_mean"] = width.mean().item()
         return metrics
 
     def save(self) -> LearnerState:
@@ -737,22 +724,3 @@ def _kept_rows(batch: Rollout) -> Tensor:
     """Valid rows that belong to episodes which end within the unroll, ``[T, B]``."""
     ended = (batch.terminated | batch.truncated).int()
     return batch.valid & (ended.flip(0).cummax(0).values.flip(0) > 0)
-
-
-def _batch_metrics(
-    batch: Rollout, use: Tensor, r_t: Tensor, advantage: Tensor, target: Tensor, v_tm1: Tensor
-) -> dict[str, float]:
-    """Means of the batch before learning from it."""
-    target, error, advantage = target[use], (target - v_tm1)[use], advantage[use]
-    spread = target.var(correction=0)
-    metrics = {
-        "reward/mean": batch.reward[use].mean(),
-        "reward/normalized_mean": r_t[use].mean(),
-        "value/target_mean": target.mean(),
-        "advantage/mean": advantage.mean(),
-        "advantage/std": advantage.std(correction=0),
-        "data/valid_frac": batch.valid.float().mean(),
-    }
-    if spread > 1e-12:
-        metrics["value/explained_variance"] = 1.0 - error.var(correction=0) / spread
-    return {name: x.item() for name, x in metrics.items()}

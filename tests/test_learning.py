@@ -1,0 +1,29 @@
+"""Scores that a broken learner does not reach: mean of seeds 1, 2, 3, greedy, final policy."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import quintet
+
+pytestmark = pytest.mark.slow
+
+FLOORS: dict[str, tuple[str, int, float, dict[str, Any]]] = {
+    "cartpole": ("CartPole-v1", 100_000, 475.0, {}),
+    "cartpole-kl-penalty": ("CartPole-v1", 200_000, 450.0, {"preset": "kl_penalty"}),
+    "acrobot": ("Acrobot-v1", 500_000, -100.0, {}),
+    "pendulum": ("Pendulum-v1", 300_000, -250.0, {"gamma": 0.9}),
+}
+
+
+@pytest.mark.parametrize("task", FLOORS)
+def test_the_mean_over_three_seeds_reaches_the_floor(task: str, tmp_path: Path) -> None:
+    env, steps, floor, config = FLOORS[task]
+    means = []
+    for seed in (1, 2, 3):
+        quiet = {"report.sinks": ["jsonl"], "report.progress": False, "eval.episodes": 0}
+        result = quintet.train("ppo", env, steps, seed, tmp_path / str(seed), quiet | config)
+        means.append(quintet.evaluate(result.policy, episodes=100).mean)
+    print(task, means)
+    assert sum(means) / 3 >= floor, means
