@@ -29,12 +29,12 @@ def train_one(algo: str, env: str, seed: int, run_dir: Path) -> dict[str, Any]:
     from quintet.observe.sinks import read_metrics
 
     begin = time.monotonic()
-    result = quintet.train(
-        algo, env, seed=seed, run_dir=run_dir, config={"report.sinks": ["jsonl"]}
-    )
+    # never: what an earlier commit left in the folder must not be recorded under this one
+    config = {"report.sinks": ["jsonl"], "resume": "never"}
+    result = quintet.train(algo, env, seed=seed, run_dir=run_dir, config=config)
     train_s = time.monotonic() - begin
     scores = quintet.evaluate(result.policy, episodes=100, seed=10_000)
-    config = flatten(read_file(run_dir / "config.yaml"), options(algo))
+    resolved = flatten(read_file(run_dir / "config.yaml"), options(algo))
     reports = read_metrics(run_dir)
     kept = reports[:: max(1, len(reports) // 100)]
     curve = [{k: round(r[k], 3) for k in CURVE if k in r} for r in kept]
@@ -49,7 +49,7 @@ def train_one(algo: str, env: str, seed: int, run_dir: Path) -> dict[str, Any]:
         "return_std": round(scores.std, 3),
         "length_mean": round(float(scores.lengths.mean()), 1),
         "train_s": round(train_s, 1),
-        "config": {k: v for k, v in config.items() if not k.startswith(LEAVE_OUT)},
+        "config": {k: v for k, v in resolved.items() if not k.startswith(LEAVE_OUT)},
         "curve": curve,
         "evaluations": evals,
     }
@@ -69,6 +69,9 @@ def main() -> None:
         print("RECORD " + json.dumps(train_one(args.algo, args.env, args.one, run_dir)))
         return
 
+    describe = ["git", "describe", "--always", "--dirty", "--abbrev=7"]
+    commit = subprocess.run(describe, capture_output=True, text=True, check=False).stdout.strip()
+
     def spawn(seed: int) -> dict[str, Any]:
         command = [sys.executable, __file__, args.algo, args.env, "--one", str(seed)]
         command += ["--folder", str(args.folder)]
@@ -80,9 +83,6 @@ def main() -> None:
         runs = list(pool.map(spawn, args.seeds))
     configs = [run.pop("config") for run in runs]
     assert all(config == configs[0] for config in configs)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
     record = {
         "algo": args.algo,
         "env": args.env,

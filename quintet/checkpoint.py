@@ -40,6 +40,7 @@ _SUFFIX = ".safetensors"
 _TEMPORARY = ".tmp-"
 _REPLACED = ".old-"
 _AUTO_PARTS = 20  # `interval_updates = "auto"`: how many checkpoints over a run
+_AUTO_STEPS = 2_000
 _READ_ATTEMPTS = 10  # a reader that meets a replacement starts again
 
 
@@ -52,7 +53,8 @@ class CheckpointConfig(BaseModel):
     interval_updates: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         default="auto",
         description="Iterations (calls of the learner's update) between scheduled checkpoints, "
-        "at least 1; auto is 1/20 of the run.",
+        "at least 1; auto is 1/20 of the run and at least 2,000 steps of each stream. All "
+        "environments restart there, so fewer steps than an episode has would never let one end.",
     )
     keep: int = Field(default=3, ge=1, description="How many of the newest checkpoints are kept.")
     milestones: int = Field(
@@ -65,19 +67,22 @@ class CheckpointConfig(BaseModel):
         description="Also keep the checkpoint with the best evaluation, under the name best.",
     )
 
-    def interval(self, total_iterations: int) -> int:
-        """Iterations between scheduled checkpoints of a run of `total_iterations`."""
+    def interval(self, total_iterations: int, unroll_steps: int) -> int:
+        """Iterations between scheduled checkpoints of a run of `total_iterations`.
+
+        auto: 1/20 of the run, but at least 2,000 steps of every stream, because the environments
+        restart there: shorter stretches would cut long episodes before they end.
+        """
         if self.interval_updates == "auto":
-            return max(1, total_iterations // _AUTO_PARTS)
+            return max(1, total_iterations // _AUTO_PARTS, -(-_AUTO_STEPS // unroll_steps))
         return self.interval_updates
 
-    def milestone_iterations(self, total_iterations: int) -> frozenset[int]:
+    def milestone_iterations(self, total_iterations: int, interval: int) -> frozenset[int]:
         """Iterations whose scheduled checkpoints are never deleted.
 
         The k-th of n is the first scheduled one at or after ``total_iterations * k / n``; the last
         is the end of the run.
         """
-        interval = self.interval(total_iterations)
         due = [-(-total_iterations * k // self.milestones) for k in range(1, self.milestones + 1)]
         return frozenset(min(-(-at // interval) * interval, total_iterations) for at in due)
 

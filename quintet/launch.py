@@ -301,6 +301,7 @@ def run(
 
     All that can be refused is refused before the folder is touched.
     """
+    threads_before = torch.get_num_threads()
     envs = make_groups(loaded.config, make_env)
     try:
         spaces, env = envs[0].spaces, envs[0].description
@@ -308,12 +309,16 @@ def run(
         assert config.run_dir is not None
         assert config.runtime.threads is not None
         torch.set_num_threads(config.runtime.threads)
+        if config.runtime.device.startswith("cuda"):
+            torch.backends.cudnn.deterministic = True
+            torch.backends.cudnn.allow_tf32 = False
         learner = make_learner(config, spaces)
         with RunLock(config.run_dir):
             trainer = Trainer(config, learner, spaces, env, on_report, make_env)
             with _stop_on_signals(trainer):
                 return _train(trainer, envs, spaces)
     finally:
+        torch.set_num_threads(threads_before)
         for each in envs:
             each.close()
 
@@ -328,6 +333,7 @@ def _train(trainer: Trainer, envs: list[VectorEnv], spaces: Spaces) -> Result:
                 f"this run is finished: {trainer.counters.env_steps:,} env_steps; raise "
                 "--total-steps to go on, or give another --run-dir"
             )
+            trainer.save_policy()  # a kill may have come between the last checkpoint and it
         else:
             algorithm = registry.find(config.algo)
             sampling = SerialSampling(

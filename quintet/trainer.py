@@ -1,6 +1,8 @@
 """One run and its folder: resume, checkpoints, reports, evaluation, and how it ends."""
 
 import io
+import json
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -61,8 +63,10 @@ class Trainer:
         self.reporter = Reporter(())
         batch = learner.plan.unroll_steps * learner.plan.columns_per_batch
         self.iterations = -(-config.total_env_steps // batch)
-        self.interval = config.checkpoint.interval(self.iterations)
-        self.milestones = config.checkpoint.milestone_iterations(self.iterations)
+        self.interval = config.checkpoint.interval(self.iterations, learner.plan.unroll_steps)
+        self.milestones = config.checkpoint.milestone_iterations(self.iterations, self.interval)
+        # Whether the run lies on the path of the one that was never interrupted.
+        self.exact = True
         self._scores: dict[str, float] = {}
         self._wall_before_s = 0.0
         self._evaluation_s = 0.0
@@ -78,6 +82,8 @@ class Trainer:
         found = checkpoint.latest(self.checkpoints, scheduled_only=exact, warn=notes.append)
         if found is not None:
             self._restore(found, notes)
+            if exact:
+                self._remove_newer(found, notes)
         self.finished = self.counters.env_steps >= self.config.total_env_steps
         if not self.finished:
             self._write_config()
@@ -108,12 +114,21 @@ class Trainer:
         self.counters = loop.Counters(found.meta["iteration"], found.meta["env_steps"])
         self.best = found.meta["best"]
         self._wall_before_s = found.meta["wall_s"]
-        path = "" if found.meta["scheduled"] else ", which is off the uninterrupted run's path"
+        same_total = found.meta["total_env_steps"] == self.config.total_env_steps
+        self.exact = found.meta["scheduled"] and same_total
+        path = "" if self.exact else ", which is off the uninterrupted run's path"
         notes.append(
             f"resumed at update {self.learner.updates:,}, {self.counters.env_steps:,} "
             f"env_steps, from "
             f"{found.path}{path}"
         )
+
+    def _remove_newer(self, found: Checkpoint, notes: list[str]) -> None:
+        """What was trained off the path after `found` must not be taken for the newest later on."""
+        for path in self.checkpoints.iterdir():
+            if path.name.isdigit() and int(path.name) > int(found.path.name):
+                shutil.rmtree(path)
+                notes.append(f"removed {path}, which is off the uninterrupted run's path")
 
     def _write_config(self) -> None:
         """config.yaml, whole or not at all: a torn one would make the run unreadable."""
@@ -140,7 +155,7 @@ class Trainer:
             self.timer,
         )
         if status == "finished":
-            self.policy().save(self.run_dir / POLICY)
+            self.save_policy()
         else:
             self.say(
                 f"stopped at {self.counters.env_steps:,} env_steps; the same command goes on "
@@ -148,13 +163,22 @@ class Trainer:
             )
         return status
 
+    def save_policy(self) -> None:
+        """Writes the final policy to ``policy/``, unless it stands there."""
+        meta = self.run_dir / POLICY / "meta.json"
+        version = self.learner.publication().version
+        if not meta.exists() or json.loads(meta.read_text())["version"] != version:
+            self.policy().save(self.run_dir / POLICY)
+
     def save(self, scheduled: bool) -> None:
         """Writes a checkpoint and removes those that are not kept."""
         before = self.timer.switch("checkpoint")
         state, publication = self.learner.save(), self.learner.publication()
         rest = {k: v for k, v in state.tensors.items() if k not in publication.tensors}
         meta = {
-            "scheduled": scheduled,
+            # Only these can be resumed from with the bytes of the uninterrupted run.
+            "scheduled": scheduled and self.exact,
+            "total_env_steps": self.config.total_env_steps,
             "iteration": self.counters.iteration,
             "env_steps": self.counters.env_steps,
             "version": publication.version,

@@ -81,6 +81,8 @@ class Rollout:
         in reward units; what a return normaliser takes its variance from.
     version: version of the weights that acted in the row.
     stream_id: number of the stream in the run, ``0 .. num_streams - 1``.
+    budget_cut: the last row of a column within the step budget, in the last batch of a run; its
+        episode did not end there.
     """
 
     obs: dict[str, Shaped[Tensor, "T1 B ..."]]
@@ -94,11 +96,15 @@ class Rollout:
     return_carry: Float64[Tensor, "T B"]
     version: Int64[Tensor, "T B"]
     stream_id: Int64[Tensor, " B"]
+    budget_cut: Bool[Tensor, "T B"] | None = None
 
     @property
     def not_cut_t(self) -> Float[Tensor, "T B"]:
-        """0 where the action ended its episode, either way, 1 elsewhere."""
-        return (~(self.terminated | self.truncated)).to(torch.float32)
+        """0 where no trace goes on to the next row: at endings and at the budget's end."""
+        cut = self.terminated | self.truncated
+        if self.budget_cut is not None:
+            cut = cut | self.budget_cut
+        return (~cut).to(torch.float32)
 
 
 @dataclass(frozen=True)

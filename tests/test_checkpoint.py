@@ -442,13 +442,15 @@ def test_pruning_does_not_touch_other_folders(tmp_path: Path) -> None:
 
 
 def test_config_intervals_and_milestones() -> None:
-    assert CheckpointConfig().interval(489) == 24
-    assert CheckpointConfig().interval(3) == 1
-    assert CheckpointConfig(interval_updates=7).interval(489) == 7
-    assert CheckpointConfig().milestone_iterations(100) == frozenset()
+    assert CheckpointConfig().interval(489, 256) == 24
+    assert CheckpointConfig().interval(3, 2_000) == 1
+    # not before every stream has made 2,000 steps: environments restart at a checkpoint
+    assert CheckpointConfig().interval(489, 64) == 32
+    assert CheckpointConfig(interval_updates=7).interval(489, 1) == 7
+    assert CheckpointConfig().milestone_iterations(100, 5) == frozenset()
     every_ten = CheckpointConfig(interval_updates=10, milestones=3)
-    assert every_ten.milestone_iterations(100) == {40, 70, 100}
-    assert every_ten.milestone_iterations(95) == {40, 70, 95}
+    assert every_ten.milestone_iterations(100, 10) == {40, 70, 100}
+    assert every_ten.milestone_iterations(95, 10) == {40, 70, 95}
     for bad in ({"interval_updates": 0}, {"keep": 0}, {"milestones": -1}, {"kep": 1}):
         with pytest.raises(ValidationError):
             CheckpointConfig(**bad)  # type: ignore[arg-type]

@@ -46,12 +46,14 @@ SMALL: dict[str, Any] = {
 
 
 class Trouble(gymnasium.Env):
-    """Pays 1 per step, and after `after` steps over all its episodes does what `kind` says."""
+    """Pays 1 per step, and after `after` steps of four together does what `kind` says."""
+
+    total = 0  # of the class: environments are made anew at checkpoints
 
     def __init__(self, kind: str = "", after: int = 50) -> None:
         self.observation_space = spaces.Box(-1.0, 1.0, (3,), np.float32)
         self.action_space = spaces.Discrete(2)
-        self.kind, self.after, self.total, self.steps = kind, after, 0, 0
+        self.kind, self.after, self.steps = kind, after, 0
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -60,14 +62,14 @@ class Trouble(gymnasium.Env):
 
     def step(self, action):
         self.steps += 1
-        self.total += 1
-        now = self.total > self.after
+        type(self).total += 1
+        now = self.total > 4 * self.after
         reward = {"nan_reward": math.nan, "huge": 3e38, "seven": 7.0}.get(self.kind, 1.0)
         return self._obs(), reward if now else 1.0, self.steps >= 9, False, {}
 
     def _obs(self):
         obs = self.np_random.uniform(-1, 1, 3).astype(np.float32)
-        if self.total > self.after:
+        if self.total > 4 * self.after:
             if self.kind == "nan":
                 obs[1] = math.nan
             elif self.kind == "shape":
@@ -77,6 +79,11 @@ class Trouble(gymnasium.Env):
             elif self.kind == "slow":
                 time.sleep(0.005)
         return obs
+
+
+@pytest.fixture(autouse=True)
+def no_trouble_yet():
+    Trouble.total = 0
 
 
 def make_contextual(num_contexts: int = 3) -> gymnasium.Env:
@@ -261,7 +268,9 @@ def test_a_signal_stops_the_run_with_a_checkpoint_and_it_goes_on(tmp_path, numbe
     assert "which is off the uninterrupted run's path" in log(tmp_path / "a")
     # from the scheduled one before, it is as if nothing had happened
     run(tmp_path / "b", 1000, checkpoint__interval_updates=4, resume="exact")
-    assert "off the uninterrupted" not in log(tmp_path / "b")
+    resumed = next(line for line in log(tmp_path / "b").splitlines() if "resumed" in line)
+    assert "off the uninterrupted" not in resumed
+    assert f"removed {tmp_path / 'b/checkpoints' / newest.path.name}" in log(tmp_path / "b")
     run(tmp_path / "c", 1000, checkpoint__interval_updates=4)
     assert hashes(tmp_path / "b") == hashes(tmp_path / "c")
     assert hashes(tmp_path / "a") != hashes(tmp_path / "c")
@@ -327,6 +336,7 @@ def test_an_environment_that_breaks_leaves_the_last_checkpoint(
         assert not (tmp_path / "failed_batch").exists()
     # the environment is mended: the same call goes on from there
     sound = Trouble
+    sound.total = 0
     monkeypatch.setattr(sys.modules[__name__], "Trouble", lambda kind: sound())
     assert run(tmp_path, 1000, **given).metrics["env_steps"] == 1000
     assert f"from {last}" in log(tmp_path)
@@ -484,14 +494,17 @@ def _device(where: Where) -> None:
 
 
 def _threads(where: Where) -> None:
-    before = torch.get_num_threads()
-    try:
-        run(where.folder / "a", 64, runtime__threads=2)
-        assert torch.get_num_threads() == 2
-        run(where.folder / "b", 64)
-        assert torch.get_num_threads() == 1
-    finally:
-        torch.set_num_threads(before)
+    before, seen = torch.get_num_threads(), []
+    run(
+        where.folder / "a",
+        64,
+        runtime__threads=2,
+        on_report=lambda _: seen.append(torch.get_num_threads()),
+    )
+    run(where.folder / "b", 64, on_report=lambda _: seen.append(torch.get_num_threads()))
+    assert set(seen) == {1, 2}
+    assert seen[0] == 2
+    assert torch.get_num_threads() == before
 
 
 def _compile(where: Where) -> None:
@@ -517,8 +530,9 @@ def _interval_updates(where: Where) -> None:
     run(where.folder / "a", 1000, checkpoint__interval_updates=5, checkpoint__keep=100)
     *scheduled, last = iterations(where.folder / "a")
     assert scheduled == list(range(5, last, 5))
-    run(where.folder / "b", 3000, checkpoint__keep=100)  # auto: every 1/20 of the run
-    assert 20 <= len(names(where.folder / "b")) <= 26
+    # auto: 1/20 of the run, but 2,000 steps of every stream at least
+    run(where.folder / "b", 3000, checkpoint__keep=100)
+    assert len(names(where.folder / "b")) == 1
 
 
 def _keep(where: Where) -> None:

@@ -77,7 +77,8 @@ class PPOConfig(BaseModel):
     )
     value_source: Literal["recorded", "recomputed"] = Field(
         "recorded",
-        description="values of the acting network, or of the current one at the update's start",
+        description="values of the acting network, or of the current one at the update's start; "
+        "equal as long as the runtime has no lag",
     )
     refresh_advantages: Literal["once", "per_epoch"] = Field(
         "once", description="per_epoch: values, advantages and targets anew before each pass"
@@ -417,10 +418,9 @@ class PPOLearner:
                     break
         metrics["optim/epochs"] = epoch + 1.0
         metrics |= self._summary(torch.stack(stats).cpu(), begin)
+        metrics |= {"optim/learning_rate": self.learning_rate, "policy/kl_beta": self.beta}
         if config.uses_kl:
             metrics["policy/kl"] = self._adapt_to_kl(rows, index)
-        metrics["policy/kl_beta"] = self.beta
-        metrics["optim/learning_rate"] = self.learning_rate
         self._merge(batch)
         self.version += 1
         return metrics | self._state_metrics()
@@ -450,7 +450,7 @@ class PPOLearner:
         ended = batch.terminated | batch.truncated
         terminal = ended if config.truncation_as_termination else batch.terminated
         discount_t = config.gamma * (~terminal).float()
-        not_cut_t = (~ended).float()
+        not_cut_t = batch.not_cut_t
 
         gae = returns.gae(r_t, discount_t, not_cut_t, v_tm1, v_t, lambda_=config.gae_lambda)
         advantage, target = gae.advantage_tm1, gae.target_tm1

@@ -55,6 +55,8 @@ class GymnasiumVectorEnv:
             ConfigError: `make_env` gives something else than fresh, equal environments.
         """
         self._id = env_id
+        self._make_env = make_env
+        self._used = False
         self._first_stream = first_stream
         self._envs: list[gymnasium.Env] = []
         try:
@@ -87,9 +89,17 @@ class GymnasiumVectorEnv:
         return EnvDescription(self._id, "gymnasium")
 
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
-        """Resets every environment with its seed; later resets go on from it, without a seed."""
+        """Resets every environment with its seed; later resets go on from it, without a seed.
+
+        Environments that were in use are made anew: some keep more than `reset` clears (running
+        statistics, say), which a resumed run would not have.
+        """
         self._seeds = check_seeds(seeds, self.num_streams)
         self._action = None
+        if self._used:
+            self.close()
+            self._envs = [_single(self._make_env(), self._id) for _ in self._seeds]
+        self._used = True
         for stream, seed in enumerate(self._seeds):
             self._reset(stream, seed, out)
 

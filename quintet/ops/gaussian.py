@@ -31,21 +31,33 @@ def _require_finite(low: tuple[float, ...], high: tuple[float, ...], what: str) 
         raise ValueError(f"{what} needs finite bounds, got {low} and {high}: use a plain Gaussian")
 
 
+@functools.cache
+def _bounds(
+    low: tuple[float, ...], high: tuple[float, ...], dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Bounds as tensors and which dimensions have them, None for all; made once, not per act."""
+    bounded = [math.isfinite(a) and math.isfinite(b) for a, b in zip(low, high, strict=True)]
+    # Stand-in bounds [-1, 1] keep infinity out of the arithmetic of unbounded dimensions.
+    bottom = [a if is_in else -1.0 for a, is_in in zip(low, bounded, strict=True)]
+    top = [b if is_in else 1.0 for b, is_in in zip(high, bounded, strict=True)]
+    with torch.inference_mode(False):  # may be used in a graph later
+        return (
+            torch.tensor(bottom, dtype=dtype, device=device),
+            torch.tensor(top, dtype=dtype, device=device),
+            None if all(bounded) else torch.tensor(bounded, device=device),
+        )
+
+
 def _scale_to_bounds(
     unit: Tensor, low: tuple[float, ...], high: tuple[float, ...], clip: bool
 ) -> Tensor:
     """``low + (unit + 1) / 2 * (high - low)``; identity in dimensions with an infinite bound."""
-    bounded = [math.isfinite(a) and math.isfinite(b) for a, b in zip(low, high, strict=True)]
-    # Stand-in bounds [-1, 1] keep infinity out of the arithmetic of dimensions that are left alone.
-    bottom = unit.new_tensor([a if is_in else -1.0 for a, is_in in zip(low, bounded, strict=True)])
-    top = unit.new_tensor([b if is_in else 1.0 for b, is_in in zip(high, bounded, strict=True)])
+    bottom, top, bounded = _bounds(low, high, unit.dtype, unit.device)
     scaled = bottom + (unit + 1.0) / 2.0 * (top - bottom)
     if clip:
         # After the map, not before it: rounding must not leave the environment's own bounds.
         scaled = torch.minimum(torch.maximum(scaled, bottom), top)
-    if all(bounded):
-        return scaled
-    return torch.where(torch.tensor(bounded, device=unit.device), scaled, unit)
+    return scaled if bounded is None else torch.where(bounded, scaled, unit)
 
 
 def _gaussian_log_prob(mean: Tensor, log_std: Tensor, x: Tensor) -> Tensor:

@@ -42,8 +42,8 @@ def within_budget(batch: Rollout, env_steps_left: int) -> tuple[Rollout, int]:
     """The batch with the rows past the budget masked, and how many valid rows remain.
 
     Steps count in order of (row, column), so which ones are past the budget does not depend on
-    timing.  The last row of a column within it is truncated: as every invalid row, those past the
-    budget follow a cut, and no estimate within it sees their rewards.
+    timing.  As every invalid row those past the budget follow a cut, `Rollout.budget_cut`, so that
+    no estimate within it sees their rewards.
     """
     count = int(batch.valid.sum())
     if count <= env_steps_left:
@@ -53,4 +53,4 @@ def within_budget(batch: Rollout, env_steps_left: int) -> tuple[Rollout, int]:
     past = batch.valid & ~within
     last = torch.zeros_like(within)
     last[:-1] = within[:-1] & past[1:]
-    return replace(batch, valid=within, truncated=batch.truncated | last), env_steps_left
+    return replace(batch, valid=within, budget_cut=last), env_steps_left

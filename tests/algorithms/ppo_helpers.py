@@ -104,7 +104,7 @@ def columns(batch: Rollout, order: list[int]) -> Rollout:
             return {name: pick(y) for name, y in x.items()}
         return x[:, order] if x.ndim > 1 else x[order]
 
-    return replace(batch, **{name: pick(x) for name, x in vars(batch).items()})
+    return replace(batch, **{name: pick(x) for name, x in vars(batch).items() if x is not None})
 
 
 def valid_rows(learner: PPOLearner, batch: Rollout) -> tuple[Rows, Tensor]:
