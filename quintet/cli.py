@@ -153,8 +153,8 @@ def _eval(arguments: list[str]) -> int:
         deterministic=not given.get("stochastic", False),
     )
     summary = {
-        "env": given.get("env", policy.env.id),
-        "backend": policy.env.backend,
+        "env": scores.env.id,
+        "backend": scores.env.backend,
         "episodes": len(scores.returns),
         "deterministic": not given.get("stochastic", False),
         "return_mean": scores.mean,
@@ -168,9 +168,9 @@ def _eval(arguments: list[str]) -> int:
     else:
         print(
             f"{summary['env']} ({summary['backend']}): return {scores.mean:.2f} +- "
-            f"{scores.std:.2f} "
-            f"(min {summary['return_min']:.2f}, max {summary['return_max']:.2f}), length "
-            f"{summary['length_mean']:.1f}, over {summary['episodes']} episodes"
+            f"{scores.std:.2f} (min {summary['return_min']:.2f}, max "
+            f"{summary['return_max']:.2f}), length {summary['length_mean']:.1f}, over "
+            f"{summary['episodes']} episodes"
         )
     return 0
 
@@ -222,8 +222,8 @@ def _envs(arguments: list[str]) -> int:
     found = list_envs(arguments[0] if arguments else "")
     if not found:
         raise QuintetError(
-            f"an id that matches {arguments[0]!r} is required, there is none; try a shorter "
-            f"part of it"
+            f"an id that matches {arguments[0]!r} is required, there is none; try a shorter part "
+            "of it"
         )
     width = max(len(name) for name, _ in found)
     for name, backend in found:

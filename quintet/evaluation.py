@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from quintet import spaces
 from quintet.envs.make import MakeEnv, make_group_env
-from quintet.envs.vector import VectorEnv, allocate_obs, allocate_row, check_finite
+from quintet.envs.vector import EnvDescription, VectorEnv, allocate_obs, allocate_row, check_finite
 from quintet.errors import ConfigError
 from quintet.policy import Policy
 
@@ -21,10 +21,14 @@ MAX_STREAMS = 25
 @final
 @dataclass(frozen=True)
 class Scores:
-    """Episodes in the order (stream, time): returns in raw reward units, lengths in env_steps."""
+    """Episodes in the order (stream, time): returns in raw reward units, lengths in env_steps.
+
+    env: which environment, of which backend, they were played in.
+    """
 
     returns: NDArray[np.float64]
     lengths: NDArray[np.int64]
+    env: EnvDescription
 
     @property
     def mean(self) -> float:
@@ -66,7 +70,7 @@ def evaluate(
             f"episodes={episodes}, seed={seed}"
         )
     config = policy.env.model_copy(update={"reward_clip": "none"})
-    if isinstance(env, str):
+    if isinstance(env, str) and env != config.id:
         config = config.model_copy(update={"id": env, "backend": "auto"})
     num_streams = min(episodes, MAX_STREAMS)
     try:
@@ -123,7 +127,8 @@ def _play(
     returns, lengths = np.zeros(count), np.zeros(count, np.int64)
     played: list[list[tuple[float, int]]] = [[] for _ in range(count)]
     step = 0
-    while any(len(mine) < quota[i] for i, mine in enumerate(played)):
+    left = episodes
+    while left:
         if stop is not None and stop():
             break
         noise = None if deterministic else policy.actor.draw_noise(1, count, generator)[0]
@@ -143,6 +148,9 @@ def _play(
         for i in np.nonzero(row.terminated | row.truncated)[0].tolist():
             if len(played[i]) < quota[i]:
                 played[i].append((float(returns[i]), int(lengths[i])))
+                left -= 1
             returns[i], lengths[i] = 0.0, 0
     flat = [episode for mine in played for episode in mine]
-    return Scores(np.array([r for r, _ in flat]), np.array([n for _, n in flat], np.int64))
+    return Scores(
+        np.array([r for r, _ in flat]), np.array([n for _, n in flat], np.int64), vector.description
+    )

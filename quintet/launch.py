@@ -83,8 +83,9 @@ def train(
         values["env.id"] = callable_name(env)
         if ":<" in callable_name(env) and "run_dir" not in values:
             raise ConfigError(
-                "run_dir is required with an environment that has no name of its own (a lambda, a "
-                "partial): two of them would share one folder; give run_dir or a named function"
+                "run_dir is required with an environment that has no name of its own (a lambda, "
+                "a partial): two of them would share one folder; give run_dir or a named "
+                "function"
             )
     elif isinstance(env, str):
         values["env.id"] = env
@@ -214,8 +215,8 @@ def resolve(config: RunConfig, spaces: Spaces, backend: str) -> RunConfig:
         device = "cuda" if pictures and torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(
-            f"runtime.device={device} requires a CUDA GPU that PyTorch sees, there is none; "
-            "use --runtime.device cpu"
+            f"runtime.device={device} requires a CUDA GPU that PyTorch sees, there is none; use "
+            "--runtime.device cpu"
         )
     threads = config.runtime.threads
     if threads is None:
@@ -232,8 +233,7 @@ def resolve(config: RunConfig, spaces: Spaces, backend: str) -> RunConfig:
     elif compile_ == "on" and not compiler:
         raise ConfigError(
             "runtime.compile=on requires a C++ compiler, g++ is not on the PATH and CXX names "
-            "none; "
-            "install one or use --runtime.compile auto, which goes on eagerly"
+            "none; install one or use --runtime.compile auto, which goes on eagerly"
         )
     return config.model_copy(
         update={

@@ -76,7 +76,8 @@ class Policy:
 
         Returns:
             The action in the environment's units, batched as the observation was, and the next
-            state.
+            state.  Discrete values, observed and acted, count from 0: where a space has a
+            ``start``, take it off before and add it after.
 
         Raises:
             QuintetError: the observation does not fit the observation space.
@@ -93,9 +94,9 @@ class Policy:
             fits = given[name].shape[extra[name] :] == shape if extra[name] in (0, 1) else False
             if not fits or extra[name] != next(iter(extra.values())):
                 raise QuintetError(
-                    f"observation leaf {name!r} of shape {shape}, or [B, ...] of it, is "
-                    f"required, got "
-                    f"shape {given[name].shape}; the policy's space is {self.spaces.observation}"
+                    f"observation leaf {name!r} of shape {shape}, or [B, ...] of it, is required, "
+                    f"got shape {given[name].shape}; the policy's space is "
+                    f"{self.spaces.observation}"
                 )
         single = next(iter(extra.values())) == 0
         tensors = {
@@ -153,13 +154,17 @@ def load(path: str | Path, which: str = "latest") -> Policy:
     """
     path = Path(path)
     if (path / "manifest.json").exists():
+        if which != "latest":
+            raise CheckpointError(
+                f"a run folder is required to choose {which!r} from, {path} is one checkpoint or "
+                "policy; leave --checkpoint out"
+            )
         found: checkpoint.Checkpoint | None = checkpoint.read(path)
     elif which == "best":
         if not (path / "best").exists():
             raise CheckpointError(
                 f"a run with a best policy is required, {path / 'best'} does not exist; "
-                f"evaluation may be "
-                "off (--eval.episodes 0); use --checkpoint latest"
+                "evaluation may be off (--eval.episodes 0); use --checkpoint latest"
             )
         found = checkpoint.read(path / "best")
     elif which == "latest":

@@ -49,7 +49,7 @@ def leaf_keys(space: Space) -> dict[str, tuple[tuple[str | int, ...], Space]]:
                 raise ConfigError(
                     f"observation leaf {path!r} must be a Box, Discrete, MultiDiscrete or "
                     f"MultiBinary space; got {node}; wrap the environment so that it gives arrays "
-                    f"of a fixed shape"
+                    "of a fixed shape"
                 )
             if path in found:
                 raise ConfigError(
@@ -115,8 +115,8 @@ def action_space_of(space: Space, env_id: str) -> Space:
     """
     if not isinstance(space, _LEAVES):
         raise ConfigError(
-            f"{env_id}: the action space must be Box, Discrete, MultiDiscrete or MultiBinary; "
-            f"got {space}; flatten it, for instance with gymnasium.wrappers.FlattenAction"
+            f"{env_id}: the action space must be Box, Discrete, MultiDiscrete or MultiBinary; got "
+            f"{space}; flatten it, for instance with gymnasium.wrappers.FlattenAction"
         )
     return stored_space(space)
 

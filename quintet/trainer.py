@@ -118,9 +118,8 @@ class Trainer:
         self.exact = found.meta["scheduled"] and same_total
         path = "" if self.exact else ", which is off the uninterrupted run's path"
         notes.append(
-            f"resumed at update {self.learner.updates:,}, {self.counters.env_steps:,} "
-            f"env_steps, from "
-            f"{found.path}{path}"
+            f"resumed at update {self.learner.updates:,}, {self.counters.env_steps:,} env_steps, "
+            f"from {found.path}{path}"
         )
 
     def _remove_newer(self, found: Checkpoint, notes: list[str]) -> None:
@@ -158,8 +157,8 @@ class Trainer:
             self.save_policy()
         else:
             self.say(
-                f"stopped at {self.counters.env_steps:,} env_steps; the same command goes on "
-                f"from there"
+                f"stopped at {self.counters.env_steps:,} env_steps; the same command goes on from "
+                "there"
             )
         return status
 

@@ -77,8 +77,7 @@ class Rollout:
     is_first: the observation of the row is the first of an episode.
     record: what the actor recorded, by name (``logp_mu``, distribution parameters, values, ...).
     return_carry: running discounted return ``G_t = r_t + gamma * G_(t-1)``, restarted at every
-    episode,
-        in reward units; what a return normaliser takes its variance from.
+        episode, in reward units; what a return normaliser takes its variance from.
     version: version of the weights that acted in the row.
     stream_id: number of the stream in the run, ``0 .. num_streams - 1``.
     budget_cut: the last row of a column within the step budget, in the last batch of a run; its

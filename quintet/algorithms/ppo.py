@@ -9,14 +9,13 @@ Departures from the papers, each with the switch that turns it off:
     (``truncation_as_termination``).
  2. Observations are normalised by running statistics (``normalize_observations``).
  3. Rewards are divided by the standard deviation of the running return
- (``reward_normalizer=none``).
+    (``reward_normalizer=none``).
  4. Advantages are normalised over the batch (``normalize_advantage=none``).
  5. The gradient's global norm is clipped (``max_grad_norm=none``).
  6. The learning rate falls linearly to 0 (``lr_schedule=constant``).
  7. The dead band of the adaptive KL penalty is 0.3 wide, the paper's 0.5 (``kl_tolerance``).
  8. Minibatches are even: the valid rows are split in ceil(rows / minibatch_steps) parts that differ
- by at
-    most one row, so none is tiny (``drop_last`` gives whole minibatches and drops the rest).
+    by at most one row, so none is tiny (``drop_last`` gives whole ones and drops the rest).
 """
 
 import math
@@ -212,8 +211,8 @@ def check(
     elif size is not None and batch % size and not config.drop_last:
         faults.append(
             f"minibatch_steps must divide the batch of {num_streams} streams x "
-            f"{config.unroll_steps} "
-            f"steps = {batch}, got {size}; change one of them or set --drop-last true"
+            f"{config.unroll_steps} steps = {batch}, got {size}; change one of them or set "
+            "--drop-last true"
         )
     if model.shared_torso and model.value_hidden is not None:
         faults.append(
@@ -248,8 +247,8 @@ class PPOActor:
 
     def __init__(self, config: PPOConfig, model: ModelConfig, spaces: Spaces):
         self.family = make_family(model, spaces)
-        # The weights come with the first publication; what is drawn here is never used.
-        self.network = ActorCritic(spaces, self.family, model, torch.Generator())
+        # The weights come with the first publication, so none are drawn here.
+        self.network = ActorCritic(spaces, self.family, model, generator=None)
         self.normalizer = _normalizer(config, spaces)
 
     @property
@@ -365,8 +364,7 @@ class PPOLearner:
             if config.check_numerics:
                 raise ConfigError(
                     "check_numerics requires runtime.compile=off, it is on; a compiled graph "
-                    "can't be "
-                    "looked into"
+                    "can't be looked into"
                 )
             self.optimizer_step = torch.compile(self._compiled_step, fullgraph=True)
         self.shuffle = torch.Generator().manual_seed(setup.seeds[1])
@@ -644,8 +642,8 @@ class PPOLearner:
             value = stats[row, column].item()
             raise NonFiniteError(
                 f"finite losses are required, {names[column]} became {value} at update {update}; "
-                "begin anew (another --run-dir) with a lower --learning-rate or --env.reward-clip "
-                "abs_one, or find the tensor with --check-numerics true"
+                "begin anew (another --run-dir) with a lower --learning-rate or "
+                "--env.reward-clip abs_one, or find the tensor with --check-numerics true"
             )
         metrics = dict(zip(names, stats.double().mean(0).tolist(), strict=True))
         metrics["policy/ratio_first_max_error"] = stats[

@@ -30,16 +30,16 @@ def parse(command: str, arguments: list[str]) -> tuple[str, list[Layer], Layer]:
             arguments = [next(iter(registry.ALGORITHMS)), "--help"]
         else:
             raise ConfigError(
-                f"quintet {command} requires an algorithm first, one of {names}: "
-                f"quintet {command} {next(iter(registry.ALGORITHMS))} --env CartPole-v1"
+                f"quintet {command} requires an algorithm first, one of {names}: quintet "
+                f"{command} {next(iter(registry.ALGORITHMS))} --env CartPole-v1"
             )
     algo, rest = arguments[0], arguments[1:]
     known = options(algo)
     parsed, unknown = tyro.cli(
         _schema(algo),
         prog=f"quintet {command} {algo}",
-        description=f"Options of {algo}. `quintet config {algo} --env ID` shows what is in "
-        f"force and why.",
+        description=f"Options of {algo}. `quintet config {algo} --env ID` shows what is in force "
+        "and why.",
         args=[_undash(a) for a in rest],
         return_unknown_args=True,
     )

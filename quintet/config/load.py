@@ -137,7 +137,7 @@ def compose(algo: str, layers: Iterable[Layer], *, check_env: bool = True) -> Lo
                 faults.append(f"unknown option {name!r} ({layer.source}){_nearest(name, known)}")
     config = _validate(algo, values, faults, check_env)
     if faults:
-        raise ConfigError(_listed(faults))
+        raise ConfigError(_listed([_with_preset(fault, sources) for fault in faults]))
     assert config is not None
     return Loaded(config, {name: sources.get(name, "default") for name in config.flat()})
 
@@ -155,6 +155,16 @@ def _absent(value: Any, info: FieldInfo) -> Any:
 def kinds(info: FieldInfo) -> tuple[Any, ...]:
     """The annotation of a field and the members of its union."""
     return (info.annotation, *get_args(info.annotation))
+
+
+def _with_preset(fault: str, sources: Mapping[str, str]) -> str:
+    """The fault, with the preset named where it set one of the options: the user didn't."""
+    named = [
+        f"{name} comes from the {source}"
+        for name, source in sources.items()
+        if source.startswith("preset") and f"{name}=" in fault
+    ]
+    return f"{fault} ({'; '.join(named)})" if named else fault
 
 
 def _listed(faults: list[str]) -> str:

@@ -23,25 +23,21 @@ class RuntimeConfig(BaseModel):
     device: str = Field(
         "auto",
         pattern=r"^(auto|cpu|cuda(:\d+)?)$",
-        description="where the learner computes: auto, cpu, cuda, cuda:1; auto takes a GPU "
-        "for picture "
-        "networks when there is one, and the CPU for small ones, which are faster there",
+        description="where the learner computes: auto, cpu, cuda, cuda:1; auto takes a GPU for "
+        "picture networks when there is one, and the CPU for small ones, which are faster there",
     )
     threads: int | None = Field(
         None,
         ge=1,
-        description="threads of PyTorch's CPU kernels; none: all cores (8 at most) for "
-        "picture networks, "
-        "1 for small ones. Part of the result's bytes",
+        description="threads of PyTorch's CPU kernels; none: all cores (8 at most) for picture "
+        "networks, 1 for small ones. Part of the result's bytes",
     )
 
     compile: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="the whole update (gradient, clipping, optimizer) as one compiled "
-        "graph; auto: for "
-        "small networks, at 50,000 planned optimizer steps or more, where there is a C++ "
-        "compiler. Part "
-        "of the result's bytes",
+        description="the whole update (gradient, clipping, optimizer) as one compiled graph; "
+        "auto: for small networks, at 50,000 planned optimizer steps or more, where there is a "
+        "C++ compiler. Part of the result's bytes",
     )
 
 
@@ -55,8 +51,7 @@ class EvalConfig(BaseModel):
     interval: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
         description="env_steps between evaluations; auto: 5% of the budget, skipped while "
-        "evaluation has "
-        "taken more than 5% of the time",
+        "evaluation has taken more than 5% of the time",
     )
     greedy: bool = Field(True, description="take the mode of the policy; false: sample")
 
@@ -82,9 +77,8 @@ class RunConfig(BaseModel):
     )
     resume: Literal["latest", "exact", "never"] = Field(
         "latest",
-        description="latest: from the newest checkpoint; exact: from the newest scheduled "
-        "one, which lies "
-        "on the uninterrupted run's path; never: refuse a folder that holds a run",
+        description="latest: from the newest checkpoint; exact: from the newest scheduled one, "
+        "which lies on the uninterrupted run's path; never: refuse a folder that holds a run",
     )
     learner: SerializeAsAny[BaseModel]
     env: EnvConfig

@@ -29,8 +29,8 @@ class ModelConfig(BaseModel):
     )
     policy_hidden: tuple[Width, ...] | None = Field(
         None,
-        description="widths of the policy's (or the shared) hidden layers; "
-        "none: 64 64 for mlp, 512 for nature_cnn",
+        description="widths of the policy's (or the shared) hidden layers; none: 64 64 for mlp, "
+        "512 for nature_cnn",
     )
     value_hidden: tuple[Width, ...] | None = Field(
         None, description="widths of the value function's hidden layers; none: as the policy's"
@@ -41,8 +41,8 @@ class ModelConfig(BaseModel):
     )
     init: Literal["orthogonal", "truncated_normal"] = Field(
         "orthogonal",
-        description="orthogonal: gain sqrt 2, heads 0.01 and 1; "
-        "truncated_normal: scale 2 over fan-in, policy head 0.1 (TF-Agents)",
+        description="orthogonal: gain sqrt 2, heads 0.01 and 1; truncated_normal: scale 2 over "
+        "fan-in, policy head 0.1 (TF-Agents)",
     )
     action_std: ActionStd = Field(
         "state_independent",
@@ -55,9 +55,9 @@ class ModelConfig(BaseModel):
     )
     action_bounds: ActionBounds = Field(
         "clip",
-        description="how Box actions stay in bounds; clip: the sample is clipped; squash: "
-        "tanh with exact "
-        "log-probability; mean_tanh: the mean through tanh, then the sample is clipped",
+        description="how Box actions stay in bounds; clip: the sample is clipped; squash: tanh "
+        "with exact log-probability; mean_tanh: the mean through tanh, then the sample is "
+        "clipped",
     )
 
 
@@ -154,22 +154,31 @@ class ActorCritic(nn.Module):
     """
 
     def __init__(
-        self, spaces: Spaces, family: Family, config: ModelConfig, generator: torch.Generator
+        self,
+        spaces: Spaces,
+        family: Family,
+        config: ModelConfig,
+        generator: torch.Generator | None,
     ):
+        """`generator` draws the weights; None leaves them undefined, for whoever loads others."""
         super().__init__()
         check_observation(spaces, family)
         assert config.policy_hidden is not None
-        self.encoder = _encoder(spaces, config, config.policy_hidden)
-        self.policy_head = PolicyHead(
-            family, self.encoder.feature_size, config.action_std, config.action_std_init
-        )
-        self.value_encoder = None
-        if not config.shared_torso:
-            assert config.value_hidden is not None
-            self.value_encoder = _encoder(spaces, config, config.value_hidden)
-        value_body = self.value_encoder or self.encoder
-        self.value_head = nn.Linear(value_body.feature_size, 1)
-        initialize(self, config.init, generator)
+        # torch's layers draw weights as they are made, from the process's own generator, which is
+        # the user's.
+        with torch.random.fork_rng(devices=[]):
+            self.encoder = _encoder(spaces, config, config.policy_hidden)
+            self.policy_head = PolicyHead(
+                family, self.encoder.feature_size, config.action_std, config.action_std_init
+            )
+            self.value_encoder = None
+            if not config.shared_torso:
+                assert config.value_hidden is not None
+                self.value_encoder = _encoder(spaces, config, config.value_hidden)
+            value_body = self.value_encoder or self.encoder
+            self.value_head = nn.Linear(value_body.feature_size, 1)
+        if generator is not None:
+            initialize(self, config.init, generator)
 
     def forward(self, obs: Obs) -> tuple[Tensor, Tensor]:
         """Distribution parameters ``[N, P]`` and values ``[N]`` from leaves ``[N, ...]``, both

@@ -43,8 +43,8 @@ def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
     if len(shape) == 4:
         return (shape[0] * shape[1], shape[2], shape[3])
     raise ConfigError(
-        f"a picture of 2 to 4 dimensions is required, the space has shape {shape}; "
-        "flatten it or use --model.encoder mlp"
+        f"a picture of 2 to 4 dimensions is required, the space has shape {shape}; flatten it or "
+        "use --model.encoder mlp"
     )
 
 
@@ -113,9 +113,9 @@ class NatureCnn(nn.Module):
         if len(pictures) != 1 or len(leaves) != 1:
             raise ConfigError(
                 "nature_cnn requires exactly one uint8 picture of at least 36 x 36 as the "
-                "observation, "
-                f"the leaves are { ({name: str(space) for name, space in leaves.items()}) }; "
-                "use --model.encoder mlp"
+                "observation, the leaves are "
+                f"{ ({name: str(space) for name, space in leaves.items()}) }; use --model.encoder "
+                "mlp"
             )
         (self.name,) = pictures
         self.shape = tuple(leaves[self.name].shape or ())

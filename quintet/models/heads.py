@@ -40,16 +40,15 @@ def action_family(
         if bounds == "squash":
             if not np.isfinite(space.low).all() or not np.isfinite(space.high).all():
                 raise ConfigError(
-                    "model.action_bounds=squash requires finite action bounds, the action space is "
-                    f"{space}; use --model.action-bounds clip"
+                    "model.action_bounds=squash requires finite action bounds, the action space "
+                    f"is {space}; use --model.action-bounds clip"
                 )
             return distributions.TanhGaussian(size, low, high)
         return distributions.DiagGaussian(size, low, high, squash_mean=bounds == "mean_tanh")
     raise ConfigError(
         "an action space of Box (floats, one dimension), Discrete, MultiDiscrete or MultiBinary "
-        "(one "
-        f"dimension) is required, the environment has {space}; wrap the environment so that it "
-        f"has one"
+        f"(one dimension) is required, the environment has {space}; wrap the environment so that "
+        "it has one"
     )
 
 

@@ -21,8 +21,6 @@ class Sampling(Protocol):
 
     def collect(self, env_steps_left: int) -> Batch: ...
 
-    def close(self) -> None: ...
-
 
 @dataclass
 class Counters:

@@ -7,9 +7,10 @@ import numpy as np
 import torch
 
 from quintet.envs.vector import VectorEnv, check_finite
+from quintet.errors import EnvironmentFault
 from quintet.protocols import Actor, DataPlan
 from quintet.runtime.slots import Slot
-from quintet.types import Publication
+from quintet.types import ACTION_MASK, Publication
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,6 @@ class GroupSampler:
         )
         self.generator = torch.Generator()
         self.version = -1
-        self.unroll = 0
         self.fresh = True
 
     def restart(self, env_seeds: list[int], noise_seed: int) -> None:
@@ -95,10 +95,25 @@ class GroupSampler:
             self.env.description,
             self.steps_before,
         )
+        self._check_masks()
         self.steps_before += slot.steps
         if self.plan.return_discount is not None:
             self._discounted_returns(self.plan.return_discount)
         return self._episodes()
+
+    def _check_masks(self) -> None:
+        """A decision with no allowed action can't be made; the reset row's mask doesn't matter."""
+        mask = self.slot.obs.get(ACTION_MASK)
+        if mask is None:
+            return
+        none_allowed = ~mask[:-1].flatten(2).bool().any(-1).numpy() & self.slot.valid
+        if none_allowed.any():
+            row, column = (int(i) for i in np.argwhere(none_allowed)[0])
+            raise EnvironmentFault(
+                f"{ACTION_MASK} must allow at least one action where one is taken; "
+                f"{self.env.description.id}, stream {self.first_stream + column}, step "
+                f"{self.steps_before + row}: it allows none; end the episode there"
+            )
 
     def _discounted_returns(self, gamma: float) -> None:
         """``G_t = r_t + gamma * G_(t-1)``, from 0 at the start of every episode."""

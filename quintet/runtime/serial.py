@@ -94,8 +94,3 @@ class SerialSampling:
         valid = rollout.valid.cpu()
         kept = [episode for episode in episodes if valid[episode.row, episode.column]]
         return Batch(rollout, env_steps, kept)
-
-    def close(self) -> None:
-        """Closes the environments."""
-        for group in self.groups:
-            group.env.close()

@@ -72,16 +72,6 @@ class Slot:
             for row in range(t)
         ]
 
-    @property
-    def nbytes(self) -> int:
-        """Memory of the slot in bytes."""
-        arrays = (
-            self.reward, self.raw_reward, self.terminated, self.truncated,
-            self.valid, self.is_first, self.return_carry, self.version,
-        )  # fmt: skip
-        tensors = (self.action, *self.obs.values(), *self.record.values())
-        return sum(x.nbytes for x in arrays) + sum(x.nbytes for x in tensors)
-
     def carry_over(self) -> None:
         """Row T of the last unroll becomes row 0 of the next."""
         for x in self.obs.values():

@@ -73,7 +73,6 @@ def unrolls(count: int) -> list[Batch]:
         batch = sampler.collect(10**9)
         batches.append(batch)
         sampler.publish(Publication(version + 1, {}))
-    sampler.close()
     return batches
 
 
@@ -123,6 +122,11 @@ def test_one_act_is_one_forward_of_one_group() -> None:
     acts = batch.record["acts"]
     assert acts[:, 0].tolist() == list(range(STEPS + 1, 2 * STEPS + 1))
     assert (acts == acts[:, :1]).all()
+
+
+def test_every_group_draws_noise_of_its_own() -> None:
+    actions = unrolls(1)[0].rollout.action
+    assert not torch.equal(actions[:, :SIZE], actions[:, SIZE:])
 
 
 def test_running_returns_restart_with_every_episode() -> None:
