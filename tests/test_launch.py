@@ -524,6 +524,7 @@ def _compile(where: Where) -> None:
     many = {"total_env_steps": 2_000_000, "runtime__compile": "auto"}
     assert resolved(**many)["runtime.compile"] == "on"
     assert resolved(**many, minibatch_steps=64)["runtime.compile"] == "off"
+    assert resolved(**many, check_numerics=True)["runtime.compile"] == "off"
 
 
 def _interval_updates(where: Where) -> None:

@@ -224,7 +224,12 @@ def check(
 
 
 def planned_updates(config: PPOConfig, num_streams: int, total_env_steps: int) -> int:
-    """Optimizer steps in a run without early stops and invalid rows."""
+    """Optimizer steps that are worth compiling: all, without early stops and invalid rows.
+
+    None with `check_numerics`, since a compiled graph can't be looked into.
+    """
+    if config.check_numerics:
+        return 0
     batch = num_streams * config.unroll_steps
     return total_env_steps * config.num_epochs // (config.minibatch_steps or batch)
 

@@ -21,7 +21,8 @@ class Algorithm:
 
     config: its options; every field has a default.
     check: faults of (options, model, streams, budget) that no single field shows, a sentence each.
-    planned_updates: optimizer steps that (options, streams, budget) amount to.
+    planned_updates: optimizer steps that (options, streams, budget) amount to, 0 where none can be
+        compiled.
     """
 
     config: type[BaseModel]
