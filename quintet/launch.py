@@ -33,6 +33,9 @@ from quintet.runtime.serial import SerialSampling
 from quintet.trainer import OnReport, Trainer
 from quintet.types import Spaces
 
+BEFORE_CONFIG = (".lock", "log.txt", ".config.yaml.tmp")
+"""What a run that was killed at its very start may leave in its folder."""
+
 COMPILE_FROM_UPDATES = 50_000
 """Optimizer steps from which on compiling is worth its seconds: a step saves about half a
 millisecond.
@@ -188,7 +191,9 @@ def read_saved(run_dir: Path) -> dict[str, Any] | None:
     path = run_dir / "config.yaml"
     if not path.exists():
         others = (
-            [p.name for p in run_dir.iterdir() if p.name != ".lock"] if run_dir.is_dir() else []
+            [p.name for p in run_dir.iterdir() if p.name not in BEFORE_CONFIG]
+            if run_dir.is_dir()
+            else []
         )
         if others:
             raise ConfigError(

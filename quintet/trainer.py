@@ -84,6 +84,11 @@ class Trainer:
             self._restore(found, notes)
             if exact:
                 self._remove_newer(found, notes)
+        elif exact and self.checkpoints.is_dir() and any(self.checkpoints.iterdir()):
+            raise CheckpointError(
+                f"--resume exact requires a scheduled checkpoint, {self.checkpoints} has none "
+                "yet; use --resume latest, or begin anew in another --run-dir"
+            )
         self.finished = self.counters.env_steps >= self.config.total_env_steps
         if not self.finished:
             self._write_config()

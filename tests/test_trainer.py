@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 import quintet
 from quintet import checkpoint, trainer
-from quintet.errors import EnvironmentFault
+from quintet.errors import CheckpointError, EnvironmentFault
 from quintet.evaluation import Scores
 from quintet.launch import Result
 from quintet.observe.sinks import read_metrics
@@ -81,6 +81,19 @@ def test_the_last_exact_checkpoint_is_never_pruned(tmp_path, monkeypatch):
     stopped(tmp_path, 18, monkeypatch)
     assert newest(tmp_path).meta["iteration"] == 18
     assert newest(tmp_path, scheduled_only=True).meta["iteration"] == 5
+
+
+def test_exact_needs_a_scheduled_checkpoint(tmp_path, monkeypatch):
+    stopped(tmp_path, 3, monkeypatch)
+    with pytest.raises(CheckpointError, match="requires a scheduled checkpoint"):
+        run(tmp_path, resume="exact")
+    assert newest(tmp_path).meta["iteration"] == 3
+
+
+def test_a_run_that_was_killed_at_its_very_start_begins_anew(tmp_path):
+    for name in (".lock", "log.txt", ".config.yaml.tmp"):
+        (tmp_path / name).touch()
+    assert run(tmp_path).status == "finished"
 
 
 def test_another_budget_is_another_path(tmp_path):
