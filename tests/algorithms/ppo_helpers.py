@@ -160,5 +160,6 @@ def train(
         rollout = sampling.collect(10**9).rollout
         metrics.append(learner.update(rollout, 0))
         sampling.publish(learner.publication())
-    sampling.close()
+    for group in sampling.groups:
+        group.env.close()
     return learner, metrics, rollout
