@@ -239,6 +239,14 @@ def make_family(model: ModelConfig, spaces: Spaces) -> Family:
     return action_family(spaces.action, model.action_bounds)
 
 
+def _masked(family: Family, params: Tensor, obs: Obs) -> Tensor:
+    """Distribution parameters under the observation's action mask, if it has one.
+
+    Acting, the loss and the KL must agree on it, or the first ratio is not 1.
+    """
+    return family.apply_mask(params, obs[ACTION_MASK]) if ACTION_MASK in obs else params
+
+
 def _normalizer(config: PPOConfig, spaces: Spaces) -> ObservationNormalizer:
     leaves = normalized_leaves(spaces.observation) if config.normalize_observations else {}
     return ObservationNormalizer(
@@ -288,8 +296,7 @@ class PPOActor:
         noise: Tensor | None,
     ) -> ActOutput:
         params, value = self.network(self.normalizer(obs))
-        if ACTION_MASK in obs:
-            params = self.family.apply_mask(params, obs[ACTION_MASK])
+        params = _masked(self.family, params, obs)
         action = self.family.mode(params) if noise is None else self.family.sample(params, noise)
         record = {
             "logp_mu": self.family.log_prob(params, action),
@@ -552,8 +559,7 @@ class PPOLearner:
             return share * torch.dot(weight, x)
 
         params, value = functional_call(self.network, parameters, (rows.obs,))
-        if ACTION_MASK in rows.obs:
-            params = family.apply_mask(params, rows.obs[ACTION_MASK])
+        params = _masked(family, params, rows.obs)
         logp_pi, logp_mu = family.log_prob(params, rows.action), rows.logp_mu
         if config.log_prob_clip is not None:
             bound = config.log_prob_clip
@@ -665,8 +671,7 @@ class PPOLearner:
         by it.
         """
         params, _ = self.network(rows.obs)
-        if ACTION_MASK in rows.obs:
-            params = self.family.apply_mask(params, rows.obs[ACTION_MASK])
+        params = _masked(self.family, params, rows.obs)
         mean_kl = self.family.kl(rows.params_mu, params)[index].mean().item()
         config = self.config
         if config.kl_beta_init > 0:
