@@ -8,9 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from quintet.api import train
     from quintet.envs.make import make_vector_env
     from quintet.evaluation import evaluate
-    from quintet.launch import train
     from quintet.policy import Policy, load
 
 __version__ = "0.1.0"
@@ -22,7 +22,7 @@ _HOME = {
     "evaluate": "quintet.evaluation",
     "load": "quintet.policy",
     "make_vector_env": "quintet.envs.make",
-    "train": "quintet.launch",
+    "train": "quintet.api",
 }
 
 

@@ -9,12 +9,17 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quintet.config.command import Parsed
+    from quintet.launch import SeedOutcome
 
 HELP = """usage: quintet COMMAND ...
 
 commands:
-  train ALGO --env ID   train a policy; the same command again goes on with an interrupted run
+  train ALGO --env ID   train a policy; the same command again goes on with an interrupted run;
+                        --seeds 1,2,3 trains a group of runs
   eval RUN              play episodes with the policy of a run
   plot RUN... --out F   learning curves as a picture
   envs [PATTERN]        environments that can be trained on
@@ -81,10 +86,16 @@ def _parse(prog: str, description: str, schema: Any, arguments: list[str]) -> di
 def _train(arguments: list[str]) -> int:
     from quintet.config.command import parse
 
-    algo, files, command = parse("train", arguments)
-    from quintet.launch import load_config, run
+    asked = parse("train", arguments)
+    if asked.seeds is not None:
+        return _train_seeds(asked)
+    from quintet.config.saved import load_config
+    from quintet.errors import ConfigError
+    from quintet.launch import run
 
-    result = run(load_config(algo, files, command))
+    if asked.jobs is not None:
+        raise ConfigError(f"--jobs {asked.jobs} has no effect without --seeds; leave it out")
+    result = run(load_config(asked.algo, asked.files, asked.options))
     print(f"run:    {result.run_dir}")
     if result.status == "finished":
         print(f"policy: {result.run_dir / 'policy'}")
@@ -92,13 +103,66 @@ def _train(arguments: list[str]) -> int:
     return 130
 
 
+def _train_seeds(asked: "Parsed") -> int:
+    """A group of runs, and a table of how they ended."""
+    from quintet.config.saved import load_seeds
+    from quintet.launch import run_seeds
+
+    assert asked.seeds is not None
+    loaded = load_seeds(asked.algo, asked.files, asked.options, asked.seeds)
+    outcomes = run_seeds(loaded, None, asked.jobs)
+    print(_summary(outcomes))
+    failed = [each for each in outcomes if each.status == "failed"]
+    for each in failed:
+        print(f"error: seed {each.seed}: {each.error}", file=sys.stderr)
+    if failed:
+        return 1
+    return 0 if all(each.status == "finished" for each in outcomes) else 130
+
+
+def _summary(outcomes: "list[SeedOutcome]") -> str:
+    """A line per run, and mean and spread of the finished ones' final scores."""
+    from statistics import mean, stdev
+
+    rows: list[tuple[str, ...]] = [("seed", "status", "env_steps", "evaluation", "training", "run")]
+    for each in outcomes:
+        scores = (each.metrics.get(name) for name in ("eval/return_mean", "episode/return_mean"))
+        steps = each.metrics.get("env_steps")
+        rows.append(
+            (
+                str(each.seed),
+                "not begun" if each.status == "waiting" else each.status,
+                "-" if steps is None else f"{steps:,.0f}",
+                *("-" if score is None else f"{score:.2f}" for score in scores),
+                str(each.run_dir),
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    finished = [each.metrics for each in outcomes if each.status == "finished"]
+    for name in ("eval/return_mean", "episode/return_mean"):
+        scores_of = [metrics[name] for metrics in finished if name in metrics]
+        if scores_of:
+            spread = f" +- {stdev(scores_of):.2f}" if len(scores_of) > 1 else ""
+            lines.append(
+                f"{name}: {mean(scores_of):.2f}{spread} (mean and standard deviation over "
+                f"{len(scores_of)} finished of {len(outcomes)} seeds)"
+            )
+            break
+    return "\n".join(lines)
+
+
 def _config(arguments: list[str]) -> int:
     from quintet.config.command import parse
 
-    algo, files, command = parse("config", arguments)
-    from quintet.launch import load_config, resolved
+    asked = parse("config", arguments)
+    from quintet.config.saved import load_config
+    from quintet.launch import resolved
 
-    loaded = load_config(algo, files, command)
+    loaded = load_config(asked.algo, asked.files, asked.options)
     values, sources = resolved(loaded)
     width = max(len(f"{name}: {values[name]}") for name in values if len(str(values[name])) < 40)
     for name, value in values.items():
@@ -186,7 +250,10 @@ def _plot(arguments: list[str]) -> int:
         "schema",
         {
             "runs": Positional[
-                Annotated[tuple[str, ...], arg(help="run folders", metavar="RUN...")]
+                Annotated[
+                    tuple[str, ...],
+                    arg(help="run folders, or folders that hold some", metavar="RUN..."),
+                ]
             ],
             "out": Annotated[str, arg(help="picture to write: .png, .svg or .pdf")],
             "x": Annotated[Literal["env_steps", "wall_s"], arg(help="horizontal axis")],
@@ -203,7 +270,7 @@ def _plot(arguments: list[str]) -> int:
 
     out = Path(given["out"])
     plot_runs(
-        [Path(run) for run in given["runs"]],
+        [run for place in given["runs"] for run in _runs_in(Path(place))],
         out,
         x=given.get("x", "env_steps"),
         metric=given.get("metric", "episode/return_mean"),
@@ -212,11 +279,17 @@ def _plot(arguments: list[str]) -> int:
     return 0
 
 
+def _runs_in(place: Path) -> list[Path]:
+    """The folder itself, or the runs within it where it holds some and is none."""
+    within = sorted(path.parent for path in place.glob("*/config.yaml"))
+    return [place] if (place / "config.yaml").exists() or not within else within
+
+
 def _envs(arguments: list[str]) -> int:
     if any(a in ("-h", "--help") for a in arguments) or len(arguments) > 1:
         print("usage: quintet envs [PATTERN]   ids that contain PATTERN, or match its * and ?")
         return 0 if len(arguments) <= 1 else 2
-    from quintet.envs.make import list_envs
+    from quintet.envs.ids import list_envs
     from quintet.errors import QuintetError
 
     found = list_envs(arguments[0] if arguments else "")

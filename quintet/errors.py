@@ -23,3 +23,7 @@ class CheckpointError(QuintetError):
 
 class NonFiniteError(QuintetError):
     """A loss or gradient became NaN or infinite."""
+
+
+class GroupFault(QuintetError):
+    """At least one run of a group failed; the others were not stopped by it."""

@@ -9,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from quintet import spaces
-from quintet.envs.make import MakeEnv, make_group_env
+from quintet.envs.given import GivenEnv, settle
+from quintet.envs.make import make_group_env
 from quintet.envs.vector import EnvDescription, VectorEnv, allocate_obs, allocate_row, check_finite
 from quintet.errors import ConfigError
 from quintet.policy import Policy
@@ -43,7 +44,7 @@ class Scores:
 
 def evaluate(
     policy: Policy,
-    env: str | MakeEnv | None = None,
+    env: GivenEnv | None = None,
     episodes: int = 100,
     seed: int = 10_000,
     *,
@@ -56,8 +57,9 @@ def evaluate(
     counted more often than long ones.  Stream i begins with environment seed ``seed + i``.
 
     Args:
-        env: another environment than the policy was trained on: an id, or a callable that makes
-        one.
+        env: another environment than the policy was trained on: an id, a callable that makes
+            environments, or a vector environment, as for `quintet.make_vector_env`; the last one
+            decides how many are stepped side by side.
         deterministic: take the mode of the policy; False samples.
         stop: asked at every step; True ends the evaluation with the episodes there are.
 
@@ -70,11 +72,14 @@ def evaluate(
             f"episodes={episodes}, seed={seed}"
         )
     config = policy.env.model_copy(update={"reward_clip": "none"})
-    if isinstance(env, str) and env != config.id:
-        config = config.model_copy(update={"id": env, "backend": "auto"})
-    num_streams = min(episodes, MAX_STREAMS)
+    num_streams, source = min(episodes, MAX_STREAMS), None
+    if env is not None and env != config.id:
+        says, source = settle(env)
+        backend = config.backend if source is not None else "auto"
+        config = config.model_copy(update={"backend": backend} | says)
+        num_streams = says.get("num_streams", num_streams)
     try:
-        vector = make_group_env(config, num_streams, env if callable(env) else None)
+        vector = make_group_env(config, num_streams, source)
     except ConfigError as error:
         if env is None and ":" in config.id:
             raise ConfigError(
@@ -94,10 +99,8 @@ def _check_spaces(policy: Policy, vector: VectorEnv) -> None:
         ("observation", "action"), policy.spaces, vector.spaces, strict=True
     ):
         a, b = spaces.to_json(mine), spaces.to_json(theirs)
-        for bounds in ("low", "high"):  # of an observation, bounds say nothing of its shape
-            if what == "observation":
-                a.pop(bounds, None)
-                b.pop(bounds, None)
+        if what == "observation":
+            a, b = spaces.without_bounds(a), spaces.without_bounds(b)
         if a != b:
             raise ConfigError(
                 f"the policy's {what} space {mine} is required, {vector.description.id} has "

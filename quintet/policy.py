@@ -4,7 +4,7 @@ Loading runs no code from the file: weights are safetensors, the rest is JSON.  
 configuration names a module of the user's own imports that module.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -71,16 +71,27 @@ class Policy:
         obs: NDArray[Any] | Mapping[str, Any] | tuple[Any, ...] | int,
         state: State | None = None,
         deterministic: bool = True,
-    ) -> tuple[NDArray[Any], State]:
+        *,
+        is_first: bool | NDArray[np.bool_] | Sequence[bool] | None = None,
+    ) -> tuple[Any, State]:
         """Action for one observation, or for a batch of them with a leading dimension.
 
+        Args:
+            state: what the last call gave; its leaves are ``[B, ...]``, with B = 1 for one
+                observation.  None: every episode begins here.
+            is_first: where an episode begins with this observation, ``[B]`` or one for all, so
+                that a recurrent policy forgets the one before.  None: everywhere without a state,
+                else nowhere.
+
         Returns:
-            The action in the environment's units, batched as the observation was, and the next
-            state.  Discrete values, observed and acted, count from 0: where a space has a
+            The action in the environment's units and form: an array, or tuples and dicts of
+            them as the action space has, each batched as the observation was; and the next state.
+            Discrete values, observed and acted, count from 0: where a space has a
             ``start``, take it off before and add it after.
 
         Raises:
-            QuintetError: the observation does not fit the observation space.
+            QuintetError: the observation does not fit the observation space, or `state` or
+                `is_first` not the number of observations.
         """
         leaves = spaces.observation_leaves(self.spaces.observation)
         given = {name: np.asarray(value) for name, value in _flat(obs).items()}
@@ -104,17 +115,26 @@ class Policy:
             for name, x in given.items()
         }
         count = next(iter(tensors.values())).shape[0]
+        first = np.asarray((state is None) if is_first is None else is_first, dtype=np.bool_)
+        sizes = {tuple(x.shape[:1]) for x in (state or {}).values()}
+        if first.shape not in ((), (count,)) or sizes - {(count,)}:
+            raise QuintetError(
+                f"state and is_first of {count} observations are required, got is_first of shape "
+                f"{first.shape} and a state of {sorted(sizes)}; give the state that the last call "
+                "returned, or None at the start"
+            )
         noise = None
         if not deterministic:
             noise = self.actor.draw_noise(1, count, self.generator)[0]
         out = self.actor.act(
             tensors,
             self.actor.initial_state(count) if state is None else state,
-            torch.full((count,), state is None),
+            torch.from_numpy(np.broadcast_to(first, (count,)).copy()),
             noise,
         )
-        action = out.env_action.numpy()
-        return (action[0] if single else action), out.state
+        packed = out.env_action.numpy()
+        action = spaces.unpack_action(self.spaces.action, packed[0] if single else packed)
+        return action, out.state
 
     def save(self, folder: str | Path) -> Path:
         """Writes the policy as a self-contained folder, which `load` reads; returns its path."""
@@ -152,7 +172,39 @@ def load(path: str | Path, which: str = "latest") -> Policy:
     Raises:
         CheckpointError: there is no readable policy at the path.
     """
-    path = Path(path)
+    found = _find(Path(path), which)
+    try:
+        return Policy(*_parts(found))
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise _no_policy(found, error) from error
+
+
+def find_policy(path: Path) -> tuple[dict[str, Any], Publication]:
+    """Description and newest publication of what `load` would load, without building a network.
+
+    Raises:
+        CheckpointError: there is no readable policy at the path.
+    """
+    found = _find(path, "latest")
+    try:
+        return _parts(found)
+    except (KeyError, TypeError, ValueError) as error:
+        raise _no_policy(found, error) from error
+
+
+def _parts(found: checkpoint.Checkpoint) -> tuple[dict[str, Any], Publication]:
+    publication = Publication(int(found.meta["version"]), found.tensors[POLICY])
+    return dict(found.meta["policy"]), publication
+
+
+def _no_policy(found: checkpoint.Checkpoint, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"a policy of this version of quintet is required, {found.path} holds none ({error}); "
+        "give a run folder, a checkpoint or a saved policy"
+    )
+
+
+def _find(path: Path, which: str) -> checkpoint.Checkpoint:
     if (path / "manifest.json").exists():
         if which != "latest":
             raise CheckpointError(
@@ -177,11 +229,4 @@ def load(path: str | Path, which: str = "latest") -> Policy:
             f"a run folder, a checkpoint or a policy folder is required, {path} "
             + ("holds no checkpoint yet" if path.exists() else "does not exist")
         )
-    try:
-        publication = Publication(int(found.meta["version"]), found.tensors[POLICY])
-        return Policy(found.meta["policy"], publication)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise CheckpointError(
-            f"a policy of this version of quintet is required, {found.path} holds none ({error}); "
-            "give a run folder, a checkpoint or a saved policy"
-        ) from error
+    return found

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -19,18 +19,56 @@ from quintet.types import (
 
 
 @dataclass(frozen=True)
+class ReplayPlan:
+    """Which rows are kept and how batches are drawn from them.
+
+    kind: windows: `steps` rows that begin at any valid row of a stream, drawn uniformly over all of
+        them, without recurrent state; sequences: whole unrolls as they were collected, with
+        their states, drawn uniformly over the stored ones.
+    capacity_steps: rows kept, over all streams.
+    start_steps: no draw before so many valid rows are stored.
+    steps, columns: T and B of a drawn batch; sequences have the plan's unroll_steps.
+    draws: how many batches are drawn after each fresh one: owed: `rate` for every valid env_step
+        since the start, what is left of 1 carried over; poisson: a number of that mean.
+    column_source: per_stream: column b of a batch comes from stream b (`columns` = streams);
+        any_stream: from anywhere.
+    """
+
+    kind: Literal["windows", "sequences"]
+    capacity_steps: int
+    steps: int
+    columns: int
+    draws: Literal["owed", "poisson"]
+    rate: float
+    start_steps: int = 0
+    column_source: Literal["per_stream", "any_stream"] = "any_stream"
+
+
+@dataclass(frozen=True)
 class DataPlan:
     """What data a learner asks for; the runtime executes it without knowing the algorithm.
 
     unroll_steps: T, rows of a column.
-    columns_per_batch: B, columns of one update; on-policy learners take every stream once.
+    columns_per_batch: B, columns of one update, whatever the number of streams; on-policy learners
+        take every stream once.
     return_discount: discount of the running return ``Rollout.return_carry``, or None when nothing
-    reads it.
+        reads it.
+    state_every: rows from one stored recurrent state to the next; must divide unroll_steps.
+    max_policy_lag: rows whose weights are more versions behind the learner's are masked, a column
+        of nothing else is dropped; None: no bound.
+    replay: what is kept of old data and how it is drawn; None: nothing is kept.
     """
 
     unroll_steps: int
     columns_per_batch: int
     return_discount: float | None = None
+    state_every: int = 1
+    max_policy_lag: int | None = None
+    replay: ReplayPlan | None = None
+
+    def __post_init__(self) -> None:
+        if self.unroll_steps % self.state_every:
+            raise AssertionError(f"state_every must divide unroll_steps: {self}")
 
 
 class Actor(Protocol):
@@ -46,12 +84,17 @@ class Actor(Protocol):
         """The action as the learner sees it."""
         ...
 
+    @property
+    def state_specs(self) -> Mapping[str, TensorSpec]:
+        """The leaves of the state that are recorded with the rows; the others are private."""
+        ...
+
     def load(self, publication: Publication) -> None:
         """Copies weights and statistics of a publication into the actor."""
         ...
 
     def initial_state(self, num_streams: int) -> State:
-        """Recurrent state at the start of an episode, leaves ``[B, ...]``."""
+        """The state at a restart, leaves ``[B, ...]``; `act` resets it itself at ``is_first``."""
         ...
 
     def draw_noise(self, steps: int, num_streams: int, generator: torch.Generator) -> Tensor:
@@ -75,10 +118,19 @@ class Learner(Protocol):
         ...
 
     def update(self, batch: Rollout, env_steps: int) -> dict[str, float]:
-        """Learns from a batch that was collected from `env_steps` on; returns metrics by declared
-        name.
+        """Learns from a batch; `env_steps` have been collected before it (a replayed one: by now).
+
+        Every fresh batch comes once, in order, then those drawn from replay (``replayed``); a
+        learner from replay alone takes its statistics from the fresh ones.  Returns metrics by
+        declared name.
 
         Raises NonFiniteError when a loss or gradient became NaN or infinite.
+        """
+        ...
+
+    def histograms(self) -> Mapping[str, Tensor]:
+        """Values of the last update, on the CPU, whose distribution a report shows, by declared
+        name; empty unless the learner's options ask for them.
         """
         ...
 
@@ -89,3 +141,9 @@ class Learner(Protocol):
     def save(self) -> LearnerState: ...
 
     def load(self, state: LearnerState) -> None: ...
+
+    def warm_start(self, publication: Publication) -> None:
+        """Begins with another learner's weights and statistics, complete and of the same names and
+        shapes as its own publication; all else is as if it were new.
+        """
+        ...

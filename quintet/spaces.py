@@ -1,5 +1,5 @@
-"""Observation and action spaces: their leaves, the dtypes these have in memory, and JSON for
-policies.
+"""Observation and action spaces: their leaves, the dtypes these have in memory, how actions are
+packed in one array, and JSON for policies.
 """
 
 import math
@@ -77,7 +77,9 @@ def map_leaves(space: Space, function: Callable[[str, Space], Space]) -> Space:
     def walk(node: Space, path: str) -> Space:
         prefix = f"{path}/" if path else ""
         if isinstance(node, spaces.Dict):
-            return spaces.Dict({k: walk(v, f"{prefix}{k}") for k, v in node.spaces.items()})
+            # gymnasium sorts plain dicts, and the order of leaves would no longer be the space's
+            items = OrderedDict((k, walk(v, f"{prefix}{k}")) for k, v in node.spaces.items())
+            return spaces.Dict(items)
         if isinstance(node, spaces.Tuple):
             return spaces.Tuple([walk(v, f"{prefix}{i}") for i, v in enumerate(node.spaces)])
         return function(path or "obs", node)
@@ -111,14 +113,112 @@ def action_space_of(space: Space, env_id: str) -> Space:
     """The stored action space.
 
     Raises:
-        ConfigError: the actions of one stream aren't one array.
+        ConfigError: a leaf is none of the supported ones, or there is nothing to choose.
     """
-    if not isinstance(space, _LEAVES):
+    leaves = action_leaves(space)
+    unknown = [leaf for leaf in leaves if not isinstance(leaf, _LEAVES)]
+    if unknown or not leaves or any(0 in (leaf.shape or ()) for leaf in leaves):
         raise ConfigError(
-            f"{env_id}: the action space must be Box, Discrete, MultiDiscrete or MultiBinary; got "
-            f"{space}; flatten it, for instance with gymnasium.wrappers.FlattenAction"
+            f"{env_id}: the action space must be Box, Discrete, MultiDiscrete or MultiBinary, or a "
+            f"Tuple or Dict of these, with at least one number in each; got {space}; wrap the "
+            "environment so that it has one"
         )
-    return stored_space(space)
+    return map_leaves(space, lambda _, leaf: _stored_leaf(leaf))
+
+
+def action_leaves(space: Space) -> list[Space]:
+    """Leaves of an action space in the order of the space, which is that of a Dict's keys."""
+    if isinstance(space, spaces.Dict):
+        return [leaf for child in space.spaces.values() for leaf in action_leaves(child)]
+    if isinstance(space, spaces.Tuple):
+        return [leaf for child in space.spaces for leaf in action_leaves(child)]
+    return [space]
+
+
+def action_spec(space: Space) -> TensorSpec:
+    """Shape and dtype of one packed action, the form in which actions travel.
+
+    A Discrete is one integer of shape (). Everything else is flat, ``(n,)``: a Box, MultiDiscrete
+    or MultiBinary of any shape in C order, a Tuple or Dict leaf after leaf, where a Discrete takes
+    one place. It is int64 where all leaves are integers, else float32, in which the integers of a
+    policy's actions are exact.
+    """
+    leaves = action_leaves(space)
+    floats = any(isinstance(leaf, spaces.Box) for leaf in leaves)
+    size = sum(math.prod(leaf.shape or ()) for leaf in leaves)
+    shape = () if isinstance(space, spaces.Discrete) else (size,)
+    return TensorSpec(shape, torch.float32 if floats else torch.int64)
+
+
+def unpack_action(space: Space, packed: np.ndarray[Any, Any]) -> Any:
+    """Packed actions ``[*n, *action_spec(space).shape]`` in the form that `space` itself has.
+
+    Returns:
+        The tuples and dicts of the space, with an array ``[*n, *leaf.shape]`` of its own memory for
+        each leaf, in the leaf's dtype; ``start`` is added, and a bound that float32 rounded
+        outwards is kept.
+    """
+    if isinstance(space, _LEAVES):
+        scalar = isinstance(space, spaces.Discrete)
+        return _unpack_leaf(space, packed[..., None] if scalar else packed)
+    leaves = action_leaves(space)
+    ends = np.cumsum([math.prod(leaf.shape or ()) for leaf in leaves])
+    parts = np.split(packed, ends[:-1], -1)
+    values = iter([_unpack_leaf(leaf, x) for leaf, x in zip(leaves, parts, strict=True)])
+
+    def build(node: Space) -> Any:
+        if isinstance(node, spaces.Dict):
+            return {key: build(child) for key, child in node.spaces.items()}
+        if isinstance(node, spaces.Tuple):
+            return tuple(build(child) for child in node.spaces)
+        return next(values)
+
+    return build(space)
+
+
+def _unpack_leaf(leaf: Space, flat: np.ndarray[Any, Any]) -> Any:
+    own = flat.reshape((*flat.shape[:-1], *(leaf.shape or ()))).astype(leaf.dtype)
+    if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete):
+        return own + leaf.start
+    return np.clip(own, leaf.low, leaf.high) if isinstance(leaf, spaces.Box) else own
+
+
+def pack_action(space: Space, action: Any) -> np.ndarray[Any, Any]:
+    """The inverse of `unpack_action`: ``[*n, *action_spec(space).shape]`` from actions of `space`,
+    each leaf ``[*n, *leaf.shape]``.
+    """
+    spec = action_spec(space)
+    dtype = np.float32 if spec.dtype.is_floating_point else np.int64
+    flat = np.concatenate(_packed_leaves(space, action), -1).astype(dtype)
+    return flat if spec.shape else flat[..., 0]
+
+
+def _packed_leaves(space: Space, action: Any) -> list[np.ndarray[Any, Any]]:
+    if isinstance(space, spaces.Dict):
+        items = [(child, action[key]) for key, child in space.spaces.items()]
+        return [x for child, value in items for x in _packed_leaves(child, value)]
+    if isinstance(space, spaces.Tuple):
+        pairs = zip(space.spaces, action, strict=True)
+        return [x for child, value in pairs for x in _packed_leaves(child, value)]
+    values = np.asarray(action)
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        values = values - space.start
+    return [values.reshape(*values.shape[: values.ndim - len(space.shape or ())], -1)]
+
+
+def mask_sizes(space: Space) -> list[int]:
+    """Widths of the parts of an action mask, one for each choice among several actions.
+
+    The mask of an action space is flat, leaf after leaf: ``n`` places for a Discrete, those of each
+    component in turn for a MultiDiscrete, none for Box and MultiBinary leaves.
+    """
+    sizes: list[int] = []
+    for leaf in action_leaves(space):
+        if isinstance(leaf, spaces.Discrete):
+            sizes.append(int(leaf.n))
+        elif isinstance(leaf, spaces.MultiDiscrete):
+            sizes += [int(n) for n in leaf.nvec.ravel()]
+    return sizes
 
 
 def leaf_spec(space: Space) -> TensorSpec:
@@ -173,6 +273,13 @@ def to_json(space: Space) -> dict[str, Any]:
         "a space of Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple is required, got "
         f"{space}; wrap the environment so that it has one of these"
     )
+
+
+def without_bounds(data: Any) -> Any:
+    """What `to_json` gave, without the bounds of its boxes: they say nothing of its form."""
+    if isinstance(data, dict):
+        return {k: without_bounds(v) for k, v in data.items() if k not in ("low", "high")}
+    return [without_bounds(each) for each in data] if isinstance(data, list) else data
 
 
 def _array(bound: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

@@ -10,14 +10,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, final
 
+import numpy as np
 import yaml
 
 from quintet import checkpoint
 from quintet.checkpoint import Checkpoint
 from quintet.config.run import RunConfig
-from quintet.envs.make import MakeEnv
+from quintet.envs.given import EnvSource
 from quintet.envs.vector import EnvDescription
-from quintet.errors import CheckpointError
+from quintet.errors import CheckpointError, ConfigError, QuintetError
 from quintet.evaluation import evaluate
 from quintet.observe.metrics import EpisodeStats
 from quintet.observe.progress import make_progress
@@ -26,10 +27,12 @@ from quintet.observe.timing import PhaseTimer
 from quintet.policy import POLICY, Policy, describe
 from quintet.protocols import Learner
 from quintet.runtime import loop
-from quintet.runtime.sampler import Episode
+from quintet.runtime.batch import Episode
 from quintet.types import LearnerState, Publication, Rollout, Spaces
+from quintet.warm_start import donated
 
 OnReport = Callable[[dict[str, float]], object]
+"""Gets every report; True asks for a stop, anything else for nothing."""
 
 EVALUATION_SEED = 20_000
 """First environment seed of evaluations while training; reported results use others."""
@@ -46,7 +49,7 @@ class Trainer:
         spaces: Spaces,
         env: EnvDescription,
         on_report: OnReport | None = None,
-        make_env: MakeEnv | None = None,
+        make_env: EnvSource | None = None,
     ):
         assert config.run_dir is not None
         self.config, self.learner, self.env = config, learner, env
@@ -70,14 +73,37 @@ class Trainer:
         self._scores: dict[str, float] = {}
         self._wall_before_s = 0.0
         self._evaluation_s = 0.0
+        self._notes: list[str] = []
+        self._raised: Exception | None = None
+
+    def warm_start(self) -> None:
+        """Gives the learner what `init_from` donates, unless the run has begun already.
+
+        Raises:
+            ConfigError: it is no policy, or does not fit.
+        """
+        if self.config.init_from is None or checkpoint.any_of_run(self.checkpoints):
+            return
+        publication, note = donated(
+            self.config.init_from,
+            self.config.init_from_keys,
+            self.learner.publication(),
+            self.description,
+        )
+        self.learner.warm_start(publication)
+        self._notes.append(note)
 
     def open(self) -> None:
-        """Makes the folder, or goes on from its newest checkpoint."""
+        """Makes the folder, or goes on from its newest checkpoint.
+
+        Raises:
+            CheckpointError: no checkpoint that fits can be read.
+            ConfigError: fewer steps are asked for than were trained.
+        """
         self.run_dir.mkdir(parents=True, exist_ok=True)
-        self._log = (self.run_dir / "log.txt").open("a")
         checkpoint.clean_temporary(self.checkpoints)
         checkpoint.clean_temporary(self.run_dir)
-        notes: list[str] = []
+        notes = self._notes
         exact = self.config.resume == "exact"
         found = checkpoint.latest(self.checkpoints, scheduled_only=exact, warn=notes.append)
         if found is not None:
@@ -89,9 +115,16 @@ class Trainer:
                 f"--resume exact requires a scheduled checkpoint, {self.checkpoints} has none "
                 "yet; use --resume latest, or begin anew in another --run-dir"
             )
-        self.finished = self.counters.env_steps >= self.config.total_env_steps
+        trained, asked = self.counters.env_steps, self.config.total_env_steps
+        if trained > asked:
+            raise ConfigError(
+                f"total_env_steps of at least the {trained:,} that {self.run_dir} has trained is "
+                f"required, got {asked:,}; leave it out or raise it"
+            )
+        self.finished = trained == asked
         if not self.finished:
             self._write_config()
+        self._log = (self.run_dir / "log.txt").open("a")
         title = f"{self.config.algo} on {self.env.id} ({self.env.backend}) -> {self.run_dir}"
         stream = sys.stdout if self.config.report.progress else io.StringIO()
         self.progress = make_progress(
@@ -100,7 +133,8 @@ class Trainer:
         for note in notes:
             self.say(note)
         if self.finished:
-            self.last_report = (read_metrics(self.run_dir) or [{}])[-1]
+            with suppress(QuintetError):  # where nothing was reported to metrics.jsonl
+                self.last_report = (read_metrics(self.run_dir, self.say) or [{}])[-1]
         else:
             self.reporter = open_sinks(
                 self.config.report,
@@ -119,13 +153,19 @@ class Trainer:
         self.counters = loop.Counters(found.meta["iteration"], found.meta["env_steps"])
         self.best = found.meta["best"]
         self._wall_before_s = found.meta["wall_s"]
-        same_total = found.meta["total_env_steps"] == self.config.total_env_steps
+        total = found.meta["total_env_steps"]
+        same_total = total == self.config.total_env_steps
         self.exact = found.meta["scheduled"] and same_total
         path = "" if self.exact else ", which is off the uninterrupted run's path"
         notes.append(
             f"resumed at update {self.learner.updates:,}, {self.counters.env_steps:,} env_steps, "
             f"from {found.path}{path}"
         )
+        if self.counters.env_steps < self.config.total_env_steps and not same_total:
+            notes.append(
+                f"the budget was {total:,} env_steps and is {self.config.total_env_steps:,} now: "
+                "schedules go on as shares of the new one, so a falling rate rises at once"
+            )
 
     def _remove_newer(self, found: Checkpoint, notes: list[str]) -> None:
         """What was trained off the path after `found` must not be taken for the newest later on."""
@@ -151,8 +191,7 @@ class Trainer:
     def train(self, sampling: loop.Sampling) -> Literal["finished", "stopped"]:
         """Runs the loop to its end or to a stop."""
         status = loop.run(
-            self.learner,
-            sampling,
+            loop.Parts([self.learner], sampling),
             self.counters,
             loop.Budget(self.config.total_env_steps, self.interval),
             loop.Hooks(self.save, self.after_iteration, self.keep_batch),
@@ -160,7 +199,10 @@ class Trainer:
         )
         if status == "finished":
             self.save_policy()
-        else:
+        if self._raised is not None:
+            self._raised.add_note(f"The run was saved; the same call goes on: {self.run_dir}")
+            raise self._raised
+        if status == "stopped":
             self.say(
                 f"stopped at {self.counters.env_steps:,} env_steps; the same command goes on from "
                 "there"
@@ -237,10 +279,21 @@ class Trainer:
         }
         self._scores = {}
         self._reported_at, self._reported_steps = now, steps
-        self.last_report = self.reporter.write(report)
+        self.last_report = self.reporter.write(report, self.learner.histograms())
         self.progress.update(self.last_report, self.episodes.recent_return)
         if self.on_report is not None:
-            self.on_report(self.last_report)
+            self._ask(self.on_report)
+
+    def _ask(self, on_report: OnReport) -> None:
+        """Hands out the last report; what the user's code raises waits until all is saved."""
+        try:
+            answer = on_report(self.last_report)
+        except Exception as error:
+            self._raised = error
+            self.request_stop()
+            return
+        if isinstance(answer, (bool, np.bool_)) and answer:
+            self.request_stop()
 
     def _wall_s(self) -> float:
         return self._wall_before_s + time.perf_counter() - self._started

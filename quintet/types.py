@@ -24,7 +24,8 @@ Obs = dict[str, Tensor]
 """Observation leaves by path; a plain Box space has the single leaf ``"obs"``."""
 
 State = dict[str, Tensor]
-"""Recurrent state leaves ``[B, ...]`` by name; empty for a feed-forward network."""
+"""What an actor carries from act to act, leaves ``[B, ...]`` by name: recurrent state, which is
+recorded, and private state (exploration); empty for a plain feed-forward policy."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,8 @@ class ActOutput:
     """What one forward of a group gives.
 
     ``action`` is what the learner sees (before clipping or squashing), ``env_action`` what the
-    environment receives, ``record`` what the actor declared to record, ``state`` the next recurrent
-    state.
+    environment receives, ``record`` what the actor declared to record, ``state`` the next state:
+    the leaves that the actor declared as recurrent, and whatever else it keeps to itself.
     """
 
     action: Shaped[Tensor, "B ..."]
@@ -77,11 +78,21 @@ class Rollout:
     is_first: the observation of the row is the first of an episode.
     record: what the actor recorded, by name (``logp_mu``, distribution parameters, values, ...).
     return_carry: running discounted return ``G_t = r_t + gamma * G_(t-1)``, restarted at every
-        episode, in reward units; what a return normaliser takes its variance from.
+        episode, in reward units; what a return normaliser takes its variance from.  None unless the
+        plan asks for it.
     version: version of the weights that acted in the row.
-    stream_id: number of the stream in the run, ``0 .. num_streams - 1``.
+    policy_id: policy that acted in the row; rows of other policies than the learner's own are not
+        valid.
+    stream_id, group_id: numbers of the stream and of its group in the run, from 0.
+    episode_id: number of the episode that row 0 belongs to, counted per stream from its last
+        restart; it grows by one at every ``is_first`` after row 0.
+    last_action, last_reward: of the row before row 0; zeros where there was none, at a restart.
+    state: recorded recurrent state before the acts of rows 0, state_every, 2 * state_every, ...
+        and, where that is one of them, T; as it was before the reset at ``is_first``, which is the
+        network's to apply.  Empty for feed-forward policies.
     budget_cut: the last row of a column within the step budget, in the last batch of a run; its
         episode did not end there.
+    replayed: drawn from replay, not fresh.
     """
 
     obs: dict[str, Shaped[Tensor, "T1 B ..."]]
@@ -92,10 +103,17 @@ class Rollout:
     valid: Bool[Tensor, "T B"]
     is_first: Bool[Tensor, "T1 B"]
     record: dict[str, Shaped[Tensor, "T B ..."]]
-    return_carry: Float64[Tensor, "T B"]
     version: Int64[Tensor, "T B"]
+    policy_id: Int64[Tensor, "T B"]
     stream_id: Int64[Tensor, " B"]
+    group_id: Int64[Tensor, " B"]
+    episode_id: Int64[Tensor, " B"]
+    last_action: Shaped[Tensor, "B ..."]
+    last_reward: Float32[Tensor, " B"]
+    state: dict[str, Shaped[Tensor, "S B ..."]]
+    return_carry: Float64[Tensor, "T B"] | None = None
     budget_cut: Bool[Tensor, "T B"] | None = None
+    replayed: bool = False
 
     @property
     def not_cut_t(self) -> Float[Tensor, "T B"]:

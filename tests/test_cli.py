@@ -41,13 +41,9 @@ ACTIONS = {
     "Text": spaces.Text(5),
     "Sequence": spaces.Sequence(spaces.Discrete(2)),
     "Graph": spaces.Graph(box(1), None),
-    "Tuple": spaces.Tuple((spaces.Discrete(2), spaces.Discrete(2))),
-    "Dict": spaces.Dict({"a": spaces.Discrete(2)}),
-    "Box_2d": box(2, 2),
-    "Box_0d": box(),
     "Box_int": spaces.Box(0, 3, (2,), np.int32),
-    "MultiDiscrete_2d": spaces.MultiDiscrete(np.array([[2, 2], [2, 2]])),
-    "MultiBinary_2d": spaces.MultiBinary((2, 2)),
+    "Tuple": spaces.Tuple((spaces.Discrete(2), spaces.Text(3))),
+    "Dict": spaces.Dict({"a": spaces.Sequence(spaces.Discrete(2))}),
 }
 OBSERVATIONS = {
     "Text": spaces.Text(5),
@@ -273,6 +269,38 @@ def test_the_same_command_again_says_finished_and_more_steps_go_on(quintet, fold
     assert steps == sorted(set(steps))
 
 
+def test_a_group_of_seeds_and_its_picture(quintet, folder):
+    given = ("--seeds", "1,2", "--eval.episodes", "2", "--report.progress", "false")
+    status, out, err = quintet(*train(*given))
+    assert (status, err) == (0, "")
+    head, one, two, summary = out.splitlines()
+    assert head.split() == ["seed", "status", "env_steps", "evaluation", "training", "run"]
+    scores = [read_metrics(folder / f"r/s{seed}")[-1]["eval/return_mean"] for seed in (1, 2)]
+    for row, seed in ((one, 1), (two, 2)):
+        cells = row.split()
+        assert [*cells[:4], cells[5]] == [
+            *(str(seed), "finished", "128", f"{scores[seed - 1]:.2f}"),
+            f"r/s{seed}",
+        ]
+    mean, spread = np.mean(scores), np.std(scores, ddof=1)
+    assert summary.startswith(f"eval/return_mean: {mean:.2f} +- {spread:.2f} (")
+    assert "2 finished of 2 seeds" in summary
+    pytest.importorskip("matplotlib")
+    assert quintet("plot", "r", "--out", "curve.svg")[:2] == (0, "curve.svg\n")
+    assert "2 seeds" in (folder / "curve.svg").read_text() or (folder / "curve.svg").exists()
+    # One that fails is told with its seed, beside those that don't.
+    for path in (folder / "r/s1/checkpoints").glob("*/learner.safetensors"):
+        path.write_bytes(b"")
+    status, out, err = quintet(*train(*given, steps="192"))
+    assert status == 1
+    assert err.startswith("error: seed 1: no checkpoint in r/s1/checkpoints can be read")
+    assert [line.split()[:2] for line in out.splitlines() if line[:1] in "12"] == [
+        ["1", "failed"],
+        ["2", "finished"],
+    ]
+    assert "[s1] error: no checkpoint in" in out
+
+
 # Mistakes
 
 
@@ -290,6 +318,16 @@ def test_the_same_command_again_says_finished_and_more_steps_go_on(quintet, fold
         (["plot", "r"], "requires at least one run and a file"),
         (["plot", "--out", "a.png"], "requires at least one run and a file"),
         (train(env="CartPol-v1"), "got 'CartPol-v1'; nearest are CartPole-v1, "),
+        (train("--seeds", "1,2", "--seed", "3"), r"seed=3 has no effect with seeds=\[1, 2\]"),
+        (train("--seeds", "1,x"), r"--seeds requires whole numbers, as in 1,2,3; got '1 x'"),
+        (train("--seeds", "1,1"), r"none twice, got \[1, 1\]"),
+        (train("--seeds", "1", "--jobs", "0"), "jobs requires a whole number of at least 1, got 0"),
+        (train("--seeds", "1", "--jobs", "many"), "--jobs requires a number; got 'many'"),
+        (train("--jobs", "2"), "--jobs 2 has no effect without --seeds"),
+        (train("--seeds", "1,2", "--gamma", "2"), "gamma: .*got 2"),
+        (train("--init-from", "absent"), "init_from requires a trained policy: .*absent"),
+        (train("--init-from-keys", "a"), "init_from_keys has no effect without init_from"),
+        (["config", "ppo", "--env", TOY, "--seeds", "1"], "unknown option 'seeds'"),
         (train("--learnin-rate", "1"), r"'learnin_rate'.*did you mean 'learning_rate'\?"),
         (train("--gamma", "2", "--env.num-stream", "1", "word"), "3 faults:"),
         (train(steps="63"), "at least one rollout of 4 streams x 16 steps = 64, got 63"),
@@ -304,7 +342,7 @@ def test_the_same_command_again_says_finished_and_more_steps_go_on(quintet, fold
         (train(env="test_cli:make_space"), r"found neither; did you mean \['make_spaces'"),
         (train(env="test_cli:not_an_env"), "must make one gymnasium.Env .*got builtins.int"),
         (train("--env.kwargs", '{"colour": 1}'), "raised TypeError: .*'colour'"),
-        (train("--model.encoder", "nature_cnn"), "requires exactly one uint8 picture"),
+        (train("--model.encoder", "nature_cnn"), "requires a uint8 picture"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_written(refused, arguments, says):
@@ -355,7 +393,9 @@ def test_compiling_without_a_compiler(refused, quintet, monkeypatch):
 def test_a_missing_envpool_is_told_with_what_to_install(refused, monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *a: None if name == "envpool" else found(name, *a)
+        importlib.util,
+        "find_spec",
+        lambda name, *a: None if name in ("envpool", "ale_py") else found(name, *a),
     )
     install = r'pip install "quintet\[envpool\]"'
     refused(*train("--env.backend", "envpool", env="CartPole-v1"), says=install)
@@ -367,7 +407,7 @@ def test_a_missing_simulator_is_told_with_what_to_install(refused, monkeypatch):
         raise gymnasium.error.DependencyNotInstalled("MuJoCo is not installed")
 
     monkeypatch.setattr(gymnasium, "make", missing)
-    arguments = train("--env.backend", "gymnasium", env="Hopper-v5")
+    arguments = train("--env.backend", "gymnasium", "--preset", "none", env="Hopper-v5")
     refused(*arguments, says=r'run: pip install "quintet\[mujoco\]"')
 
 

@@ -30,7 +30,7 @@ def test_links_lead_somewhere(path: Path):
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_commands_and_their_options_exist(path: Path):
     known = {f"--{name.replace('_', '-')}" for name in options("ppo")}
-    known |= {"--env", "--total-steps", "--out", "--config", "--help", "--episodes"}
+    known |= {"--env", "--total-steps", "--out", "--config", "--help", "--episodes", "--seeds"}
     for line in re.findall(r"^\s*quintet ([^#\n]*)", path.read_text(), re.M):
         words = line.split()
         assert words[0] in COMMANDS, line

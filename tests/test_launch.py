@@ -21,14 +21,17 @@ import torch
 import yaml
 from gymnasium import spaces
 from pydantic import BaseModel
+from torch import nn
 
 import quintet
 from quintet import checkpoint, cli, launch
-from quintet.checkpoint import RunLock, tensor_hashes
+from quintet.checkpoint import tensor_hashes
 from quintet.config.load import Layer
 from quintet.config.run import PARTS, TOP
+from quintet.config.saved import load_config
 from quintet.envs.toy import Contextual, FinitePay
 from quintet.errors import CheckpointError, ConfigError, EnvironmentFault, NonFiniteError
+from quintet.lock import RunLock
 from quintet.observe.sinks import read_metrics
 
 TOY = "quintet.envs.toy:Contextual"
@@ -198,6 +201,33 @@ def test_a_callable_and_an_import_string_are_the_same_run(tmp_path):
     run(tmp_path / "function", env="test_launch:make_contextual")
     run(tmp_path / "toy", env=TOY)
     assert len({json.dumps(hashes(path)) for path in tmp_path.iterdir()}) == 1
+
+
+class Halves(nn.Module):
+    """An encoder of one's own."""
+
+    def __init__(self, leaves, width=4):
+        super().__init__()
+        self.linear = nn.Linear(3, width)
+        self.feature_size = width
+
+    def forward(self, obs):
+        return self.linear(obs["obs"]).tanh()
+
+
+def test_a_model_of_ones_own_is_short_for_its_import_string(tmp_path):
+    config = {k: v for k, v in SMALL.items() if k != "model.policy_hidden"}
+    short = quintet.train("ppo", TOY, 128, 0, tmp_path / "a", config, model=Halves)
+    named = config | {"model.encoder": f"{__name__}:Halves"}
+    long = quintet.train("ppo", TOY, 128, 0, tmp_path / "b", named)
+    assert weights(short) == weights(long)
+    assert any("linear" in name for name in weights(short))
+    saved = yaml.safe_load((tmp_path / "a/config.yaml").read_text())
+    assert saved["model.encoder"] == f"{__name__}:Halves"
+    with pytest.raises(ConfigError, match=r"model.encoder must be left to the model that is given"):
+        quintet.train("ppo", TOY, 128, 0, tmp_path, config | {"model.encoder": "mlp"}, model=Halves)
+    with pytest.raises(ConfigError, match="requires a class of torch"):
+        quintet.train("ppo", TOY, 128, 0, tmp_path, config, model=Halves({}))
 
 
 def test_a_run_in_another_thread(tmp_path):
@@ -442,7 +472,7 @@ class Where:
 def resolved(**values: Any) -> dict[str, Any]:
     given = {name.replace("__", "."): value for name, value in values.items()}
     config = {**SMALL, "env.id": TOY, "total_env_steps": 128, **given}
-    return launch.resolved(launch.load_config("ppo", [], Layer("call", config)))[0]
+    return launch.resolved(load_config("ppo", [], Layer("call", config)))[0]
 
 
 def _algo(where: Where) -> None:
@@ -479,6 +509,21 @@ def _resume(where: Where) -> None:
     run(where.folder)
     with pytest.raises(ConfigError, match="--resume never requires"):
         run(where.folder, resume="never")
+
+
+def _init_from(where: Where) -> None:
+    """More in test_warm_start."""
+    run(where.folder / "donor")
+    given = {"init_from": str(where.folder / "donor")}
+    assert weights(run(where.folder / "a", **given)) != weights(run(where.folder / "b"))
+
+
+def _init_from_keys(where: Where) -> None:
+    run(where.folder / "donor")
+    given = {"init_from": str(where.folder / "donor")}
+    whole = run(where.folder / "a", **given)
+    part = run(where.folder / "b", **given, init_from_keys=["network/encoder.*"])
+    assert weights(whole) != weights(part)
 
 
 def _kind(where: Where) -> None:
@@ -629,7 +674,7 @@ def _backend(where: Where) -> None:
 def result_config(env: str = TOY, **values: Any):
     given = {name.replace("__", "."): value for name, value in values.items()}
     config = {**SMALL, "env.id": env, "total_env_steps": 128, **given}
-    return launch.load_config("ppo", [], Layer("call", config)).config
+    return load_config("ppo", [], Layer("call", config)).config
 
 
 def _kwargs(where: Where) -> None:
@@ -675,6 +720,13 @@ def _num_threads(where: Where) -> None:
     assert [env.num_threads for env in envs] == [3, 3]
 
 
+def _mask_from_info(where: Where) -> None:
+    taxi = {"env": "Taxi-v4", "env__backend": "gymnasium"}
+    masked = run(where.folder / "a", **taxi, env__mask_from_info=True).policy.spaces.observation
+    assert "action_mask" in masked.spaces
+    assert run(where.folder / "b", **taxi).policy.spaces.observation == spaces.Discrete(500)
+
+
 EFFECTS: dict[str, Callable[[Where], None]] = {
     "algo": _algo,
     "total_env_steps": _total_env_steps,
@@ -682,6 +734,8 @@ EFFECTS: dict[str, Callable[[Where], None]] = {
     "preset": _preset,
     "run_dir": _run_dir,
     "resume": _resume,
+    "init_from": _init_from,
+    "init_from_keys": _init_from_keys,
     "runtime.kind": _kind,
     "runtime.device": _device,
     "runtime.threads": _threads,
@@ -704,6 +758,7 @@ EFFECTS: dict[str, Callable[[Where], None]] = {
     "env.frame_stack": _frame_stack,
     "env.reward_clip": _reward_clip,
     "env.num_threads": _num_threads,
+    "env.mask_from_info": _mask_from_info,
 }
 """A check of each option's effect; the learner's and the network's have theirs beside them."""
 

@@ -2,6 +2,7 @@
 
 import json
 import pickletools
+from dataclasses import replace
 
 import gymnasium
 import numpy as np
@@ -158,6 +159,43 @@ def test_nested_observations(mixed):
     mixed_batch = {"x": np.zeros((4, 2)), "inner": obs["inner"]}  # one leaf batched, two not
     with pytest.raises(QuintetError, match="is required"):
         policy.act(mixed_batch)
+
+
+def test_where_episodes_begin_is_said_or_follows_from_the_state(run, monkeypatch):
+    """A recurrent policy forgets by `is_first`; this one only shows what reaches it."""
+    policy = quintet.load(run.run_dir)
+    seen: list[tuple[list[bool], float]] = []
+    act = policy.actor.act
+
+    def watched(obs, state, is_first, noise):
+        seen.append((is_first.tolist(), float(state.get("h", torch.zeros(1)).sum())))
+        out = act(obs, {}, is_first, noise)
+        return replace(out, state={"h": torch.ones(len(is_first), 2)})
+
+    monkeypatch.setattr(policy.actor, "act", watched)
+    _, state = policy.act(OBSERVATIONS)
+    assert state["h"].shape == (3, 2)
+    policy.act(OBSERVATIONS, state)
+    policy.act(OBSERVATIONS, state, is_first=np.array([False, True, False]))
+    policy.act(OBSERVATIONS, state, is_first=[True, False, False])
+    policy.act(OBSERVATIONS, state, is_first=True)
+    policy.act(OBSERVATIONS, is_first=False)
+    assert seen == [
+        ([True] * 3, 0.0),
+        ([False] * 3, 6.0),
+        ([False, True, False], 6.0),
+        ([True, False, False], 6.0),
+        ([True] * 3, 6.0),
+        ([False] * 3, 0.0),
+    ]
+    _, state = policy.act(OBSERVATIONS[0])  # one observation: a batch of one inside
+    assert state["h"].shape == (1, 2)
+    policy.act(OBSERVATIONS[0], state)
+    policy.act(OBSERVATIONS[0], state, is_first=True)
+    assert seen[-2:] == [([False], 2.0), ([True], 2.0)]
+    for given in ({"is_first": [True, False]}, {"state": state}, {"is_first": np.ones((3, 1))}):
+        with pytest.raises(QuintetError, match="state and is_first of 3 observations are required"):
+            policy.act(OBSERVATIONS, **given)
 
 
 @pytest.mark.parametrize("shape", [(), (2,), (4,), (2, 4), (1, 1, 3), (3, 1)])

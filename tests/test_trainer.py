@@ -7,13 +7,15 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import yaml
 from gymnasium import spaces
 
 import quintet
 from quintet import checkpoint, trainer
-from quintet.errors import CheckpointError, EnvironmentFault
+from quintet.errors import CheckpointError, ConfigError, EnvironmentFault
 from quintet.evaluation import Scores
 from quintet.launch import Result
+from quintet.observe.plots import plot_runs
 from quintet.observe.sinks import read_metrics
 
 SMALL = {
@@ -33,11 +35,10 @@ ENV = "quintet.envs.toy:EndlessPay"
 TOTAL = 64 * 20
 
 
-def run(folder: Path, total: int = TOTAL, **config: Any) -> Result:
+def run(folder: Path, total: int = TOTAL, on_report: Any = None, **config: Any) -> Result:
     options = {name.replace("__", "."): value for name, value in config.items()}
-    return quintet.train(
-        "ppo", ENV, total, 3, folder, SMALL | {"env.kwargs": {"n": 10_000}} | options
-    )
+    given = SMALL | {"env.kwargs": {"n": 10_000}} | options
+    return quintet.train("ppo", ENV, total, 3, folder, given, on_report)
 
 
 def stopped(folder: Path, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,6 +102,92 @@ def test_another_budget_is_another_path(tmp_path):
     assert newest(tmp_path).meta["scheduled"] is True
     run(tmp_path, total=2 * TOTAL)
     assert newest(tmp_path).meta["scheduled"] is False
+
+
+def test_a_finished_run_goes_on_with_a_larger_budget(tmp_path):
+    """A falling rate is a function of the share of the budget: it rises at once with a new one."""
+    reports: list[dict[str, float]] = []
+    run(tmp_path, on_report=reports.append)
+    assert reports[-1]["optim/learning_rate"] == pytest.approx(3e-4 / 20)
+    result = run(tmp_path, 2 * TOTAL, reports.append)
+    assert (result.status, result.metrics["env_steps"]) == ("finished", 2 * TOTAL)
+    # Iteration k of n begins with the rate of its first step, 1 - (k - 1) / n.
+    rates = [report["optim/learning_rate"] for report in reports]
+    assert rates[20:22] == pytest.approx([3e-4 * 20 / 40, 3e-4 * 19 / 40])
+    assert read_metrics(tmp_path) == reports
+    assert [report["env_steps"] for report in reports] == [64.0 * k for k in range(1, 41)]
+    said = (tmp_path / "log.txt").read_text()
+    assert "the budget was 1,280 env_steps and is 2,560 now: schedules go on as shares" in said
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["total_env_steps"] == 2 * TOTAL
+    assert checkpoint.read(tmp_path / "policy").meta["version"] == 40
+    plot_runs([tmp_path], tmp_path / "curve.svg", metric="loss/total")
+    # Going on and finishing at once are different runs, and say so; the same command is finished.
+    assert not newest(tmp_path).meta["scheduled"]
+    run(tmp_path, 2 * TOTAL)
+    assert "this run is finished: 2,560 env_steps" in (tmp_path / "log.txt").read_text()
+
+
+def test_fewer_steps_than_were_trained_are_refused(tmp_path, monkeypatch):
+    stopped(tmp_path, 7, monkeypatch)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match=r"at least the 448 that .* has trained.*got 384"):
+        run(tmp_path, 384)
+    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert {k: v for k, v in after.items() if k.name != ".lock"} == {
+        k: v for k, v in before.items() if k.name != ".lock"
+    }
+    result = run(tmp_path, 448)  # exactly these: it is finished, and has its final policy
+    assert result.status == "finished"
+    assert checkpoint.read(tmp_path / "policy").meta["version"] == 7
+    assert run(tmp_path).metrics["env_steps"] == TOTAL
+
+
+def test_a_finished_run_without_metrics_on_disk_is_finished(tmp_path):
+    run(tmp_path, report__sinks=[])
+    assert run(tmp_path, report__sinks=[]).metrics == {}
+
+
+@pytest.mark.parametrize("answer", [True, np.True_])
+def test_on_report_stops_the_run_which_goes_on_later(tmp_path, answer):
+    seen: list[float] = []
+
+    def enough(report):
+        seen.append(report["iterations"])
+        return answer if len(seen) == 7 else None
+
+    result = run(tmp_path, on_report=enough)
+    assert (result.status, result.metrics["iterations"]) == ("stopped", 7)
+    assert seen == [1, 2, 3, 4, 5, 6, 7]
+    assert newest(tmp_path).meta["iteration"] == 7
+    assert not (tmp_path / "policy").exists()
+    assert run(tmp_path, on_report=enough).status == "finished"
+    assert seen == [*range(1, 21)]
+
+
+@pytest.mark.parametrize("answer", [None, False, 1, "yes", {"a": 1}])
+def test_on_report_goes_on_with_any_other_answer(tmp_path, answer):
+    assert run(tmp_path, 256, on_report=lambda _: answer).status == "finished"
+
+
+def test_true_at_the_last_report_changes_nothing(tmp_path):
+    result = run(tmp_path, on_report=lambda report: report["env_steps"] == TOTAL)
+    assert result.status == "finished"
+    assert (tmp_path / "policy").is_dir()
+
+
+@pytest.mark.parametrize("at", [7, 20])
+def test_what_on_report_raises_loses_nothing(tmp_path, at):
+    def fail(report):
+        if report["iterations"] == at:
+            raise ZeroDivisionError("in your code")
+
+    with pytest.raises(ZeroDivisionError, match="in your code") as raised:
+        run(tmp_path, on_report=fail)
+    assert str(tmp_path) in raised.value.__notes__[0]
+    assert newest(tmp_path).meta["iteration"] == at
+    assert (tmp_path / "policy").exists() is (at == 20)
+    assert run(tmp_path).metrics["env_steps"] == TOTAL
+    assert checkpoint.read(tmp_path / "policy").meta["version"] == 20
 
 
 def test_the_final_policy_is_made_good_and_renewed(tmp_path):

@@ -8,8 +8,7 @@ Departures from the papers, each with the switch that turns it off:
  1. Truncated episodes bootstrap from the value of their true final observation
     (``truncation_as_termination``).
  2. Observations are normalised by running statistics (``normalize_observations``).
- 3. Rewards are divided by the standard deviation of the running return
-    (``reward_normalizer=none``).
+ 3. Rewards are divided by the running return's standard deviation (``reward_normalizer=none``).
  4. Advantages are normalised over the batch (``normalize_advantage=none``).
  5. The gradient's global norm is clipped (``max_grad_norm=none``).
  6. The learning rate falls linearly to 0 (``lr_schedule=constant``).
@@ -19,8 +18,7 @@ Departures from the papers, each with the switch that turns it off:
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, final
 
 import torch
@@ -28,10 +26,11 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 from torch.func import functional_call
 
-from quintet.algorithms.diagnostics import batch_metrics, observation_metrics, policy_metrics
-from quintet.algorithms.minibatches import even_minibatches
+from quintet.algorithms import diagnostics, minibatches
+from quintet.algorithms.diagnostics import LOSS_METRICS, Estimates, Terms
+from quintet.algorithms.minibatches import Chunks, Rows
 from quintet.algorithms.setup import Setup
-from quintet.errors import ConfigError, NonFiniteError
+from quintet.errors import ConfigError
 from quintet.models.build import ActorCritic, ModelConfig
 from quintet.models.flat import flatten_in_place, strip_prefix
 from quintet.models.heads import action_family
@@ -68,9 +67,7 @@ class PPOConfig(BaseModel):
     advantage_estimator: Literal["gae", "monte_carlo"] = Field(
         "gae", description="monte_carlo: bootstrapped discounted return minus value"
     )
-    gae_lambda: float = Field(
-        0.95, ge=0, le=1, description="lambda of GAE and of the lambda-return"
-    )
+    gae_lambda: float = Field(0.95, ge=0, le=1, description="of GAE and of the lambda-return")
     value_target: Literal["lambda_return", "monte_carlo"] = Field(
         "lambda_return", description="what the value function learns"
     )
@@ -93,10 +90,11 @@ class PPOConfig(BaseModel):
     )
     unroll_steps: int = Field(256, ge=1, description="steps of each stream per batch")
     num_epochs: int = Field(10, ge=1, description="passes over a batch")
-    minibatch_steps: int | None = Field(
-        64, ge=1, description="rows per optimizer step; none: the whole batch"
-    )
+    minibatch_steps: int | None = Field(64, ge=1, description="rows per step; none: the batch")
     drop_last: bool = Field(False, description="drop the rows that fill no whole minibatch")
+    bptt_steps: int = Field(
+        32, ge=1, description="rows that a recurrent network learns through, from a recorded state"
+    )
 
     # Loss
     clip_epsilon: float | None = Field(0.2, gt=0, description="ratio clip; none: off")
@@ -109,21 +107,13 @@ class PPOConfig(BaseModel):
     policy_l2_coef: float = Field(0.0, ge=0, description="on the policy's squared kernels")
     value_l2_coef: float = Field(0.0, ge=0, description="on the value function's squared kernels")
     shared_l2_coef: float = Field(0.0, ge=0, description="on the shared layers' squared kernels")
-    log_prob_clip: float | None = Field(
-        None, gt=0, description="both log-probabilities are kept within +- this"
-    )
+    log_prob_clip: float | None = Field(None, gt=0, description="bound of |log-probability|")
     kl_beta_init: float = Field(0.0, ge=0, description="adaptive KL penalty's first weight; 0: off")
     kl_target: float = Field(0.01, gt=0, description="mean KL aimed at, in nats")
-    kl_tolerance: float = Field(
-        0.3, ge=0, lt=1, description="dead band around kl_target, a share of it"
-    )
-    kl_cutoff_coef: float = Field(
-        0.0, ge=0, description="weight of the squared KL above the cutoff"
-    )
+    kl_tolerance: float = Field(0.3, ge=0, lt=1, description="dead band, as a share of kl_target")
+    kl_cutoff_coef: float = Field(0.0, ge=0, description="weight of the squared KL above cutoff")
     kl_cutoff_factor: float = Field(2.0, ge=0, description="cutoff in units of kl_target")
-    target_kl: float | None = Field(
-        None, gt=0, description="no further epoch once the estimated KL passes 1.5 x this"
-    )
+    target_kl: float | None = Field(None, gt=0, description="no more epochs above 1.5 x this KL")
     reduction: Literal["mean", "mean_over_all"] = Field(
         "mean", description="mean_over_all divides by every row, invalid ones too (TF-Agents)"
     )
@@ -134,9 +124,7 @@ class PPOConfig(BaseModel):
     reward_normalizer: Literal["return_std", "step_std", "none"] = Field(
         "return_std", description="what rewards are divided by; their mean is never subtracted"
     )
-    reward_norm_clip: float | None = Field(
-        10.0, description="bound of normalised rewards; none or <= 0: off"
-    )
+    reward_norm_clip: float | None = Field(10.0, description="of normalised rewards; <= 0: off")
     normalizer_variance_epsilon: float = Field(1e-3, gt=0, description="inside the root")
     update_normalizers: bool = Field(True, description="false: frozen statistics (fine-tuning)")
 
@@ -150,6 +138,12 @@ class PPOConfig(BaseModel):
     check_numerics: bool = Field(
         False, description="after every minibatch, raise at a NaN or infinite tensor by its name"
     )
+    log_histograms: bool = Field(
+        False, description="distributions of data and loss before and after, for TensorBoard"
+    )
+    log_gradients: bool = Field(
+        False, description="norms and distributions of each parameter and its last gradient"
+    )
 
     @property
     def uses_kl(self) -> bool:
@@ -157,16 +151,20 @@ class PPOConfig(BaseModel):
         return self.kl_beta_init > 0 or self.kl_cutoff_coef > 0 or self.lr_schedule == "kl_adaptive"
 
     @property
-    def uses_l2(self) -> bool:
-        """Whether any kernel is penalised."""
-        return self.policy_l2_coef > 0 or self.value_l2_coef > 0 or self.shared_l2_coef > 0
+    def l2_coefs(self) -> dict[str, float]:
+        """Coefficients by group of kernels, without those of 0."""
+        coefs = {name: getattr(self, f"{name}_l2_coef") for name in ("policy", "value", "shared")}
+        return {name: coef for name, coef in coefs.items() if coef > 0}
 
-    @model_validator(mode="after")
-    def _no_option_without_effect(self) -> "PPOConfig":
+    @property
+    def requirements(self) -> dict[str, tuple[bool, str]]:
+        """By option: whether it has an effect beside the others, and what it needs for that."""
         normalizes = self.normalize_observations or self.reward_normalizer != "none"
         gae = self.advantage_estimator == "gae" or self.value_target == "lambda_return"
-        needs = {
+        return {
             "gae_lambda": (gae, "advantage_estimator=gae or value_target=lambda_return"),
+            "value_target": (self.value_coef > 0, "value_coef > 0"),
+            "value_clip": (self.value_coef > 0, "value_coef > 0"),
             "clip_schedule": (self.clip_epsilon is not None, "clip_epsilon"),
             "kl_target": (self.uses_kl, "kl_beta_init, kl_cutoff_coef or lr_schedule=kl_adaptive"),
             "kl_tolerance": (self.kl_beta_init > 0, "kl_beta_init > 0"),
@@ -180,9 +178,12 @@ class PPOConfig(BaseModel):
             "value_source": (self.refresh_advantages == "once", "refresh_advantages=once"),
             "target_kl": (self.num_epochs > 1, "num_epochs > 1"),
         }
+
+    @model_validator(mode="after")
+    def _no_option_without_effect(self) -> "PPOConfig":
         idle = [
             f"{name}={getattr(self, name)} has no effect without {what}"
-            for name, (effective, what) in needs.items()
+            for name, (effective, what) in self.requirements.items()
             if not effective and getattr(self, name) != type(self).model_fields[name].default
         ]
         if idle:
@@ -195,29 +196,22 @@ def check(
 ) -> list[str]:
     """Faults that no field shows by itself, one sentence each."""
     faults = []
+    size, chunk = config.minibatch_steps, config.bptt_steps
     batch = num_streams * config.unroll_steps
-    size = config.minibatch_steps
     if total_env_steps < batch:
         faults.append(
             f"total_env_steps must be at least one rollout of {num_streams} streams x "
             f"{config.unroll_steps} steps = {batch}, got {total_env_steps}; raise it, or lower "
             "unroll_steps or env.num_streams"
         )
-    if size is not None and size > batch:
-        faults.append(
-            f"minibatch_steps must be at most the batch of {num_streams} streams x "
-            f"{config.unroll_steps} steps = {batch}, got {size}; lower it or raise unroll_steps"
-        )
-    elif size is not None and batch % size and not config.drop_last:
-        faults.append(
-            f"minibatch_steps must divide the batch of {num_streams} streams x "
-            f"{config.unroll_steps} steps = {batch}, got {size}; change one of them or set "
-            "--drop-last true"
-        )
+    if size is not None:
+        faults += minibatches.size_faults(size, config.unroll_steps, num_streams, config.drop_last)
+    if model.core != "none":
+        faults += minibatches.chunk_faults(chunk, config.unroll_steps, size)
+    elif chunk != PPOConfig.model_fields["bptt_steps"].default:
+        faults.append(f"bptt_steps={chunk} has no effect without model.core; leave it out")
     if model.shared_torso and model.value_hidden is not None:
-        faults.append(
-            "model.value_hidden has no effect with model.shared_torso; leave one of them out"
-        )
+        faults.append("model.value_hidden has no effect with model.shared_torso; leave one out")
     if not model.shared_torso and config.shared_l2_coef > 0:
         faults.append("shared_l2_coef has no effect without model.shared_torso; leave it out")
     return faults
@@ -281,21 +275,19 @@ class PPOActor:
             module.load_state_dict(strip_prefix(publication.tensors, prefix))
         self.normalizer.refresh()
 
-    def initial_state(self, num_streams: int) -> State:  # noqa: ARG002
-        return {}
+    @property
+    def state_specs(self) -> dict[str, TensorSpec]:
+        return self.network.state_specs
+
+    def initial_state(self, num_streams: int) -> State:
+        return self.network.initial_state(num_streams)
 
     def draw_noise(self, steps: int, num_streams: int, generator: torch.Generator) -> Tensor:
         return self.family.draw_noise((steps, num_streams), generator)
 
     @torch.inference_mode()
-    def act(
-        self,
-        obs: Obs,
-        state: State,
-        is_first: Tensor,  # noqa: ARG002
-        noise: Tensor | None,
-    ) -> ActOutput:
-        params, value = self.network(self.normalizer(obs))
+    def act(self, obs: Obs, state: State, is_first: Tensor, noise: Tensor | None) -> ActOutput:
+        params, value, state = self.network(self.normalizer(obs), state, is_first)
         params = _masked(self.family, params, obs)
         action = self.family.mode(params) if noise is None else self.family.sample(params, noise)
         record = {
@@ -304,54 +296,6 @@ class PPOActor:
             "value": value,
         }
         return ActOutput(action, self.family.to_env(action), record, state)
-
-
-@dataclass(frozen=True)
-class Rows:
-    """N rows of a batch, flat, as the loss reads them."""
-
-    obs: Obs
-    action: Tensor
-    logp_mu: Tensor
-    params_mu: Tensor
-    value_mu: Tensor
-    advantage: Tensor
-    target: Tensor
-
-    def take(self, index: Tensor) -> "Rows":
-        """The rows at `index`, copied."""
-        return self._map(lambda x: x.index_select(0, index))
-
-    def part(self, start: int, size: int) -> "Rows":
-        """`size` rows from `start` on, as views."""
-        return self._map(lambda x: x.narrow(0, start, size))
-
-    def _map(self, function: Callable[[Tensor], Tensor]) -> "Rows":
-        others = (getattr(self, field.name) for field in fields(self) if field.name != "obs")
-        return Rows({name: function(x) for name, x in self.obs.items()}, *map(function, others))
-
-
-LOSS_METRICS = (
-    "loss/policy",
-    "loss/value",
-    "loss/entropy",
-    "loss/l2",
-    "loss/kl",
-    "loss/kl_cutoff",
-    "loss/total",
-    "loss/total_abs",
-    "policy/entropy",
-    "policy/kl",
-    "policy/kl_cutoff_frac",
-    "policy/approx_kl",
-    "policy/clip_frac",
-    "policy/ratio_mean",
-    "policy/ratio_max_error",
-    "value/prediction_mean",
-)
-"""What `PPOLearner._loss` returns beside the loss, in this order; then comes the gradient's
-norm.
-"""
 
 
 @final
@@ -371,20 +315,19 @@ class PPOLearner:
         self.theta = flatten_in_place([p for _, p in sorted(self.network.named_parameters())])
         self.exp_avg = torch.zeros_like(self.theta)
         self.exp_avg_sq = torch.zeros_like(self.theta)
+        self.gradient = torch.zeros_like(self.theta) if config.log_gradients else None
         self.optimizer_step = self._step
         if setup.compile:
             if config.check_numerics:
-                raise ConfigError(
-                    "check_numerics requires runtime.compile=off, it is on; a compiled graph "
-                    "can't be looked into"
-                )
+                raise ConfigError("check_numerics requires --runtime.compile off, it is on")
             self.optimizer_step = torch.compile(self._compiled_step, fullgraph=True)
         self.shuffle = torch.Generator().manual_seed(setup.seeds[1])
-        self.updates = 0
-        self.version = 0
+        self.chunk_steps = 1 if model.core == "none" else config.bptt_steps
+        self.updates = self.version = 0
         self.beta = config.kl_beta_init
         self.learning_rate = config.learning_rate
         self.clip_epsilon = config.clip_epsilon
+        self.distributions: dict[str, Tensor] = {}
 
     @property
     def plan(self) -> DataPlan:
@@ -393,44 +336,53 @@ class PPOLearner:
             unroll_steps=self.config.unroll_steps,
             columns_per_batch=self.setup.num_streams,
             return_discount=self.config.gamma if by_return else None,
+            state_every=self.chunk_steps,
         )
 
     def publication(self) -> Publication:
         tensors = {f"network/{k}": v for k, v in self.network.state_dict().items()}
         tensors |= {f"normalizer/{k}": v for k, v in self.normalizer.state_dict().items()}
+        # No actor needs them, but whoever goes on training from a saved policy does.
+        tensors |= {f"reward_moments/{k}": v for k, v in self.reward_moments.state_dict().items()}
         return Publication(self.version, tensors)
 
     def update(self, batch: Rollout, env_steps: int) -> dict[str, float]:
         """One iteration: targets, epochs of minibatches, penalty weight, normalisers, counters."""
         config = self.config
         self._schedule(env_steps)
-        use = _kept_rows(batch) if config.unfinished_episode == "drop" else batch.valid
-        index = use.flatten().nonzero().squeeze(1)
-        if not index.numel():  # unfinished_episode=drop, and no episode ended
+        use = minibatches.ended_rows(batch) if config.unfinished_episode == "drop" else batch.valid
+        self.distributions = {}
+        if not use.any():  # unfinished_episode=drop, and no episode ended
             self._merge(batch)
             self.version += 1
             return {"optim/epochs": 0.0} | self._state_metrics()
-        rows, metrics = self._rows(batch, use)
-        share = 1.0 if config.reduction == "mean" else index.numel() / use.numel()
+        rows, estimates = self._rows(batch, use)
+        chunks = Chunks(use.shape, self.chunk_steps, use.device)
+        self._distribute("first", rows, chunks, use)
+        share = 1.0 if config.reduction == "mean" else int(use.sum()) / use.numel()
         stats: list[Tensor] = []
         for epoch in range(config.num_epochs):
             if epoch and config.refresh_advantages == "per_epoch":
-                rows, metrics = self._rows(batch, use)
+                rows, estimates = self._rows(batch, use)
             begin = len(stats)
-            for minibatch, weight in self._minibatches(rows, index):
+            for minibatch, weight in self._minibatches(rows, chunks, use.flatten()):
                 self.updates += 1
                 stats.append(self.optimizer_step(minibatch, weight, self._knobs(share)))
             if config.target_kl is not None:
-                approx_kl = torch.stack(stats[begin:])[
-                    :, LOSS_METRICS.index("policy/approx_kl")
-                ].mean()
-                if approx_kl > 1.5 * config.target_kl:
+                approx_kl = torch.stack(stats[begin:])[:, LOSS_METRICS.index("policy/approx_kl")]
+                if approx_kl.mean() > 1.5 * config.target_kl:
                     break
+        metrics = diagnostics.batch_metrics(batch, use, estimates)
         metrics["optim/epochs"] = epoch + 1.0
-        metrics |= self._summary(torch.stack(stats).cpu(), begin)
+        metrics |= diagnostics.step_means(torch.stack(stats).cpu(), begin, self.updates)
         metrics |= {"optim/learning_rate": self.learning_rate, "policy/kl_beta": self.beta}
         if config.uses_kl:
-            metrics["policy/kl"] = self._adapt_to_kl(rows, index)
+            metrics |= self._adapt_to_kl(rows, chunks, use)
+        self._distribute("last", rows, chunks, use)
+        if config.log_histograms:
+            data = diagnostics.batch_values(batch, use, estimates, self.family)
+            self.distributions |= {f"histogram/{name}": x for name, x in data.items()}
+        metrics |= diagnostics.layer_metrics(self.parameters, self.gradient)
         self._merge(batch)
         self.version += 1
         return metrics | self._state_metrics()
@@ -444,17 +396,11 @@ class PPOLearner:
             self.clip_epsilon = self.config.clip_epsilon * left
 
     @torch.no_grad()
-    def _rows(self, batch: Rollout, use: Tensor) -> tuple[Rows, dict[str, float]]:
+    def _rows(self, batch: Rollout, use: Tensor) -> tuple[Rows, Estimates]:
         """Normalises, estimates advantages and targets, and flattens ``[T, B]`` to rows."""
         config = self.config
-        steps = batch.reward.shape[0]
         obs = self.normalizer({name: x.flatten(0, 1) for name, x in batch.obs.items()})
-        rows_obs = {name: x[: batch.reward.numel()] for name, x in obs.items()}
-        if config.refresh_advantages == "once" and config.value_source == "recorded":
-            last = {name: x[batch.reward.numel() :] for name, x in obs.items()}
-            v = torch.cat((batch.record["value"], self.network.value(last).unsqueeze(0)))
-        else:
-            v = self.network.value(obs).view(steps + 1, -1)
+        v = self._values(batch, obs)
         v_tm1, v_t = v[:-1], v[1:]
         r_t = self._normalize_reward(batch.reward)
         ended = batch.terminated | batch.truncated
@@ -470,20 +416,44 @@ class PPOLearner:
                 advantage = monte_carlo - v_tm1
             if config.value_target == "monte_carlo":
                 target = monte_carlo
-        raw_advantage = advantage
+        estimates = Estimates(r_t, advantage, target, v_tm1)
         if config.normalize_advantage == "batch":
             advantage = reduce.normalize_valid(advantage, use)
 
         rows = Rows(
-            rows_obs,
+            obs={name: x[: use.numel()] for name, x in obs.items()},
+            is_first=batch.is_first[:-1].flatten(),
             action=batch.action.flatten(0, 1),
             logp_mu=batch.record["logp_mu"].flatten(),
             params_mu=batch.record["params_mu"].flatten(0, 1),
             value_mu=batch.record["value"].flatten(),
             advantage=advantage.flatten(),
             target=target.flatten(),
+            state={name: x[:-1].flatten(0, 1) for name, x in batch.state.items()},
         )
-        return rows, batch_metrics(batch, use, r_t, raw_advantage, target, v_tm1)
+        return rows, estimates
+
+    def _values(self, batch: Rollout, obs: Obs) -> Tensor:
+        """Values ``[T+1, B]`` of normalised observations ``[(T+1) * B, ...]``: recorded ones but
+        for row T, or of the current network from the recorded states.
+        """
+        recorded = (
+            self.config.refresh_advantages == "once" and self.config.value_source == "recorded"
+        )
+        shape = batch.reward.shape
+        if self.chunk_steps == 1 and not recorded:
+            return self.network.value(obs).view(shape[0] + 1, -1)
+        last = {name: x[shape.numel() :] for name, x in obs.items()}
+        end = {name: x[-1] for name, x in batch.state.items()}
+        v_end = self.network.value(last, end, batch.is_first[-1]).unsqueeze(0)
+        if recorded:
+            return torch.cat((batch.record["value"], v_end))
+        order = Chunks(shape, self.chunk_steps, v_end.device).order
+        start = {name: x[:-1].flatten(0, 1) for name, x in batch.state.items()}
+        rows = {name: x[order] for name, x in obs.items()}
+        v = v_end.new_empty(shape.numel())
+        v[order] = self.network.value(rows, start, batch.is_first[:-1].flatten()[order])
+        return torch.cat((v.view(shape), v_end))
 
     def _normalize_reward(self, reward: Tensor) -> Tensor:
         config = self.config
@@ -493,32 +463,30 @@ class PPOLearner:
         bound = config.reward_norm_clip
         return scaled if bound is None or bound <= 0 else scaled.clamp(-bound, bound)
 
-    def _minibatches(self, rows: Rows, index: Tensor) -> Iterator[tuple[Rows, Tensor]]:
-        """One pass over the rows at `index` in fresh random order, see `even_minibatches`."""
-        size = self.config.minibatch_steps or rows.advantage.numel()
-        padded, weights = even_minibatches(index, size, self.config.drop_last, self.shuffle)
-        shuffled = rows.take(padded)
+    def _minibatches(
+        self, rows: Rows, chunks: Chunks, use: Tensor
+    ) -> Iterator[tuple[Rows, Tensor]]:
+        """One pass in fresh random order over the rows to `use`, with their weights."""
+        size = self.config.minibatch_steps or use.numel()
+        index, chunk_index, weights = chunks.minibatches(
+            use, size, self.config.drop_last, self.shuffle
+        )
+        shuffled = rows.take(index, chunk_index)
         for part, weight in enumerate(weights):
-            yield shuffled.part(part * size, size), weight
+            yield shuffled.part(part, size, size // self.chunk_steps), weight
 
     def _knobs(self, share: float) -> Tensor:
         """Numbers of an optimizer step that change from step to step, as one tensor."""
         correction, root_correction = adam.corrections(self.updates)
-        return torch.tensor(
-            [
-                self.learning_rate / correction,
-                root_correction,
-                self.beta,
-                0.0 if self.clip_epsilon is None else self.clip_epsilon,
-                share,
-            ],
-            device=self.theta.device,
-        )
+        rate = self.learning_rate / correction
+        knobs = [rate, root_correction, self.beta, self.clip_epsilon or 0.0, share]
+        return torch.tensor(knobs, device=self.theta.device)
 
     def _step(self, rows: Rows, weight: Tensor, knobs: Tensor) -> Tensor:
-        """One optimizer step; returns LOSS_METRICS and the gradient's norm before clipping."""
+        """One optimizer step; returns STEP_METRICS."""
         loss, stats = self._loss(self.parameters, rows, weight, knobs)
-        gradients = torch.autograd.grad(loss, list(self.parameters.values()))
+        # A coefficient of 0 takes its term, and so whole layers, out of the graph.
+        gradients = torch.autograd.grad(loss, [*self.parameters.values()], materialize_grads=True)
         return self._descend(gradients, stats, knobs)
 
     def _compiled_step(self, rows: Rows, weight: Tensor, knobs: Tensor) -> Tensor:
@@ -531,6 +499,8 @@ class PPOLearner:
     @torch.no_grad()
     def _descend(self, gradients: Iterable[Tensor], stats: Tensor, knobs: Tensor) -> Tensor:
         grad = torch.cat([g.flatten() for g in gradients])
+        if self.gradient is not None:
+            self.gradient.copy_(grad)
         grad, norm = adam.clip_norm(grad, self.config.max_grad_norm)
         adam.adam_(
             self.theta,
@@ -552,41 +522,19 @@ class PPOLearner:
         means by `weight` over the minibatch's rows; `share` is 1 but for
         ``reduction=mean_over_all``.
         """
-        config, family = self.config, self.family
+        config = self.config
         _, _, beta, clip_epsilon, share = knobs.unbind()
+        terms = self._terms(parameters, rows, weight, clip_epsilon)
 
         def mean(x: Tensor) -> Tensor:
             return share * torch.dot(weight, x)
 
-        params, value = functional_call(self.network, parameters, (rows.obs,))
-        params = _masked(family, params, rows.obs)
-        logp_pi, logp_mu = family.log_prob(params, rows.action), rows.logp_mu
-        if config.log_prob_clip is not None:
-            bound = config.log_prob_clip
-            logp_pi, logp_mu = logp_pi.clamp(-bound, bound), logp_mu.clamp(-bound, bound)
-        log_rho = logp_pi - logp_mu
-        rho = log_rho.exp()
-        advantage = rows.advantage
-        if config.normalize_advantage == "minibatch":
-            advantage = reduce.normalize_valid(advantage, weight)
-
-        if config.clip_epsilon is None:
-            policy_tm1 = policy_losses.ratio(rho, advantage)
-        else:
-            policy_tm1 = policy_losses.ratio_clip(rho, advantage, clip_epsilon)
-        if config.value_clip is None:
-            value_tm1 = value_losses.squared(value, rows.target)
-        else:
-            value_tm1 = value_losses.clipped(value, rows.value_mu, rows.target, config.value_clip)
-        # What is only reported stays out of the gradient.
-        entropy = mean(family.entropy(params if config.entropy_coef > 0 else params.detach()))
-        kl = mean(family.kl(rows.params_mu, params if config.uses_kl else params.detach()))
-
+        entropy, kl = mean(terms.entropy), mean(terms.kl)
         zero = torch.zeros_like(entropy)
-        policy_loss = mean(policy_tm1)
-        value_loss = config.value_coef * mean(value_tm1)
+        policy_loss = mean(terms.policy)
+        value_loss = config.value_coef * mean(terms.error) if config.value_coef > 0 else zero
         entropy_loss = -config.entropy_coef * entropy if config.entropy_coef > 0 else zero
-        l2_loss = self._l2(parameters) if config.uses_l2 else zero
+        l2_loss = self._l2(parameters) if config.l2_coefs else zero
         kl_loss = beta * kl if config.kl_beta_init > 0 else zero
         cutoff_loss = zero
         if config.kl_cutoff_coef > 0:
@@ -598,91 +546,108 @@ class PPOLearner:
             )
         total = policy_loss + value_loss + entropy_loss + l2_loss + kl_loss + cutoff_loss
 
-        terms = torch.stack((policy_loss, value_loss, entropy_loss, l2_loss, kl_loss, cutoff_loss))
+        losses = torch.stack((policy_loss, value_loss, entropy_loss, l2_loss, kl_loss, cutoff_loss))
         if config.check_numerics:
-            self._check_numerics(logp_pi=logp_pi, rho=rho, value=value, losses=terms)
-        error = (rho - 1.0).abs() * (weight > 0)
-        clipped = error > (math.inf if config.clip_epsilon is None else clip_epsilon)
-        others = (
-            total,
-            terms.abs().sum(),
-            entropy / share,
-            kl / share,
-            (kl > config.kl_cutoff_factor * config.kl_target).float(),
-            torch.dot(weight, policy_losses.approx_kl(log_rho)),
-            torch.dot(weight, clipped.float()),
-            torch.dot(weight, rho),
-            error.max(),
-            torch.dot(weight, value),
+            found = {"logp_pi": terms.logp_pi, "rho": terms.rho, "value": terms.value}
+            diagnostics.require_finite(found | {"losses": losses}, self.updates)
+        return total, diagnostics.loss_stats(
+            losses,
+            terms,
+            weight,
+            kl > config.kl_cutoff_factor * config.kl_target,
+            math.inf if config.clip_epsilon is None else clip_epsilon,
         )
-        return total, torch.cat((terms, torch.stack(others))).detach()
+
+    def _terms(
+        self, parameters: dict[str, Tensor], rows: Rows, weight: Tensor, clip_epsilon: Tensor
+    ) -> Terms:
+        """What the loss of these rows is the mean of."""
+        config, family = self.config, self.family
+        params, value, _ = functional_call(
+            self.network, parameters, (rows.obs, rows.state, rows.is_first)
+        )
+        params = _masked(family, params, rows.obs)
+        logp_pi, logp_mu = family.log_prob(params, rows.action), rows.logp_mu
+        if config.log_prob_clip is not None:
+            bound = config.log_prob_clip
+            logp_pi, logp_mu = logp_pi.clamp(-bound, bound), logp_mu.clamp(-bound, bound)
+        log_rho = logp_pi - logp_mu
+        if self.chunk_steps > 1:  # chunks may hold invalid rows, whose ratio may be anything
+            log_rho = torch.where(weight > 0, log_rho, 0.0)
+        rho = log_rho.exp()
+        advantage = rows.advantage
+        if config.normalize_advantage == "minibatch":
+            advantage = reduce.normalize_valid(advantage, weight)
+
+        if config.clip_epsilon is None:
+            policy = policy_losses.ratio(rho, advantage)
+        else:
+            policy = policy_losses.ratio_clip(rho, advantage, clip_epsilon)
+        if config.value_clip is None:
+            error = value_losses.squared(value, rows.target)
+        else:
+            error = value_losses.clipped(value, rows.value_mu, rows.target, config.value_clip)
+        # What is only reported stays out of the gradient.
+        entropy = family.entropy(params if config.entropy_coef > 0 else params.detach())
+        kl = family.kl(rows.params_mu, params if config.uses_kl else params.detach())
+        return Terms(
+            params, value, logp_pi, logp_mu, log_rho, rho, advantage, policy, error, entropy, kl
+        )
 
     def _l2(self, parameters: dict[str, Tensor]) -> Tensor:
         """Sums of squared kernels by group, times their coefficients."""
-        config = self.config
-        coefs = {
-            "policy": config.policy_l2_coef,
-            "value": config.value_l2_coef,
-            "shared": config.shared_l2_coef,
-        }
         return torch.stack(
             [
                 coef * parameters[name].square().sum()
-                for group, coef in coefs.items()
-                if coef > 0
+                for group, coef in self.config.l2_coefs.items()
                 for name in self.kernels[group]
             ]
         ).sum()
 
-    def _check_numerics(self, **tensors: Tensor) -> None:
-        for name, x in tensors.items():
-            wrong = x[~torch.isfinite(x)]
-            if wrong.numel():
-                raise NonFiniteError(
-                    f"finite numbers are required, {name} holds {wrong[0].item()} at update "
-                    f"{self.updates}; lower --learning-rate or look at the rewards"
-                )
-
-    def _summary(self, stats: Tensor, last_epoch: int) -> dict[str, float]:
-        """Means over the iteration's minibatches; raises at the first one that is not finite."""
-        names = (*LOSS_METRICS, "optim/grad_norm")
-        finite = torch.isfinite(stats)
-        if not finite.all():
-            row, column = (~finite).nonzero()[0].tolist()
-            update = self.updates - len(stats) + row + 1
-            value = stats[row, column].item()
-            raise NonFiniteError(
-                f"finite losses are required, {names[column]} became {value} at update {update}; "
-                "begin anew (another --run-dir) with a lower --learning-rate or "
-                "--env.reward-clip abs_one, or find the tensor with --check-numerics true"
-            )
-        metrics = dict(zip(names, stats.double().mean(0).tolist(), strict=True))
-        metrics["policy/ratio_first_max_error"] = stats[
-            0, names.index("policy/ratio_max_error")
-        ].item()
-        metrics["loss/total_last_epoch"] = (
-            stats[last_epoch:, names.index("loss/total")].double().mean().item()
-        )
-        return metrics
+    def _whole(self, rows: Rows, chunks: Chunks, use: Tensor) -> tuple[Rows, Tensor]:
+        """All rows in the order that the network reads, and which of them to use ``[N]``."""
+        if self.chunk_steps == 1:
+            return rows, use.flatten()
+        every = torch.arange(chunks.rows.shape[1], device=use.device)
+        return rows.take(chunks.order, every), use.flatten()[chunks.order]
 
     @torch.no_grad()
-    def _adapt_to_kl(self, rows: Rows, index: Tensor) -> float:
-        """Mean KL of the updated policy; moves the penalty weight and an adaptive learning rate
-        by it.
-        """
-        params, _ = self.network(rows.obs)
+    def _adapt_to_kl(self, rows: Rows, chunks: Chunks, use: Tensor) -> dict[str, float]:
+        """Moves the penalty weight and an adaptive learning rate by the updated policy's KL."""
+        config, before = self.config, self.beta
+        rows, use = self._whole(rows, chunks, use)
+        params, _, _ = self.network(rows.obs, rows.state, rows.is_first)
         params = _masked(self.family, params, rows.obs)
-        mean_kl = self.family.kl(rows.params_mu, params)[index].mean().item()
-        config = self.config
+        mean_kl = self.family.kl(rows.params_mu, params)[use].mean().item()
+        metrics = {"policy/kl": mean_kl}
         if config.kl_beta_init > 0:
             self.beta = policy_losses.adaptive_kl_beta(
                 self.beta, mean_kl, target=config.kl_target, tolerance=config.kl_tolerance
             )
+            metrics["policy/kl_beta_factor"] = self.beta / before
         if config.lr_schedule == "kl_adaptive":
             self.learning_rate = schedules.kl_adaptive_rate(
                 self.learning_rate, mean_kl, config.kl_target
             )
-        return mean_kl
+        return metrics
+
+    @torch.no_grad()
+    def _distribute(self, when: str, rows: Rows, chunks: Chunks, use: Tensor) -> None:
+        """Keeps the values behind the loss, for `histograms`."""
+        if not self.config.log_histograms:
+            return
+        rows, use = self._whole(rows, chunks, use)
+        clip_epsilon = torch.tensor(self.clip_epsilon or 0.0, device=self.theta.device)
+        terms = self._terms(self.parameters, rows, use.float(), clip_epsilon)
+        values = diagnostics.loss_values(terms, rows.target, use, self.family, self.clip_epsilon)
+        self.distributions |= {f"histogram/{when}/{name}": x for name, x in values.items()}
+
+    def histograms(self) -> dict[str, Tensor]:
+        values = dict(self.distributions)
+        for name, parameter, gradient in diagnostics.layers(self.parameters, self.gradient):
+            values[f"histogram/parameter/{name}"] = parameter
+            values[f"histogram/gradient/{name}"] = gradient
+        return {name: x.detach().flatten().cpu() for name, x in values.items()}
 
     def _merge(self, batch: Rollout) -> None:
         """Folds the batch into the normalisers; they act from the next iteration on."""
@@ -691,20 +656,21 @@ class PPOLearner:
         self.normalizer.merge({name: x[:-1] for name, x in batch.obs.items()}, batch.valid)
         self.normalizer.refresh()
         if self.config.reward_normalizer == "return_std":
+            assert batch.return_carry is not None
             self.reward_moments.merge(batch.return_carry[batch.valid])
         elif self.config.reward_normalizer == "step_std":
             self.reward_moments.merge(batch.reward[batch.valid])
 
     def _state_metrics(self) -> dict[str, float]:
         """How wide the policy and the normalisers are."""
-        metrics = observation_metrics(self.normalizer) | policy_metrics(self.network.policy_head)
+        metrics = diagnostics.observation_metrics(self.normalizer)
+        metrics |= diagnostics.policy_metrics(self.network.policy_head)
         if self.config.reward_normalizer != "none":
             metrics["normalizer/reward_std"] = self.reward_moments.variance.sqrt().item()
         return metrics
 
     def save(self) -> LearnerState:
         tensors = dict(self.publication().tensors)
-        tensors |= {f"reward_moments/{k}": v for k, v in self.reward_moments.state_dict().items()}
         tensors |= {"optimizer/exp_avg": self.exp_avg, "optimizer/exp_avg_sq": self.exp_avg_sq}
         tensors["shuffle"] = self.shuffle.get_state()
         scalars: dict[str, int | float | str | bool | None] = {
@@ -715,20 +681,20 @@ class PPOLearner:
         }
         return LearnerState(tensors, scalars)
 
-    def load(self, state: LearnerState) -> None:
-        self.network.load_state_dict(strip_prefix(state.tensors, "network"))
-        self.normalizer.load_state_dict(strip_prefix(state.tensors, "normalizer"))
+    def warm_start(self, publication: Publication) -> None:
+        self._load_publication(publication.tensors)
+
+    def _load_publication(self, tensors: Mapping[str, Tensor]) -> None:
+        self.network.load_state_dict(strip_prefix(tensors, "network"))
+        self.normalizer.load_state_dict(strip_prefix(tensors, "normalizer"))
         self.normalizer.refresh()
-        self.reward_moments.load_state_dict(strip_prefix(state.tensors, "reward_moments"))
+        self.reward_moments.load_state_dict(strip_prefix(tensors, "reward_moments"))
+
+    def load(self, state: LearnerState) -> None:
+        self._load_publication(state.tensors)
         self.exp_avg.copy_(state.tensors["optimizer/exp_avg"])
         self.exp_avg_sq.copy_(state.tensors["optimizer/exp_avg_sq"])
         self.shuffle.set_state(state.tensors["shuffle"])
         scalars: Any = state.scalars
         self.updates, self.version = scalars["updates"], scalars["version"]
         self.beta, self.learning_rate = scalars["beta"], scalars["learning_rate"]
-
-
-def _kept_rows(batch: Rollout) -> Tensor:
-    """Valid rows that belong to episodes which end within the unroll, ``[T, B]``."""
-    ended = (batch.terminated | batch.truncated).int()
-    return batch.valid & (ended.flip(0).cummax(0).values.flip(0) > 0)

@@ -4,7 +4,7 @@ the end.
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_args, get_origin
 
 import tyro
 from pydantic.fields import FieldInfo
@@ -15,14 +15,28 @@ from quintet.config.run import ALIASES
 from quintet.errors import ConfigError
 
 
-def parse(command: str, arguments: list[str]) -> tuple[str, list[Layer], Layer]:
-    """The algorithm, the layers of ``--config`` files, and the layer of the options themselves.
+class Parsed(NamedTuple):
+    """What a command line says: the algorithm, the layers of ``--config`` files, the layer of the
+    options themselves; and of a group of runs its seeds and how many run at once, None where not
+    given.
+    """
+
+    algo: str
+    files: list[Layer]
+    options: Layer
+    seeds: list[int] | None
+    jobs: int | None
+
+
+def parse(command: str, arguments: list[str]) -> Parsed:
+    """Splits the arguments of ``quintet train`` or ``quintet config``.
 
     Unknown options stay in the layer, under the name they were given, so that they are reported
     together with every other fault.
 
     Raises:
-        ConfigError: no algorithm, an unknown one, or a file that can't be read.
+        ConfigError: no algorithm, an unknown one, a file that can't be read, or seeds or jobs that
+            are no whole numbers.
     """
     names = ", ".join(registry.ALGORITHMS)
     if not arguments or arguments[0].startswith("-"):
@@ -36,7 +50,7 @@ def parse(command: str, arguments: list[str]) -> tuple[str, list[Layer], Layer]:
     algo, rest = arguments[0], arguments[1:]
     known = options(algo)
     parsed, unknown = tyro.cli(
-        _schema(algo),
+        _schema(algo, of_group=command == "train"),
         prog=f"quintet {command} {algo}",
         description=f"Options of {algo}. `quintet config {algo} --env ID` shows what is in force "
         "and why.",
@@ -45,10 +59,27 @@ def parse(command: str, arguments: list[str]) -> tuple[str, list[Layer], Layer]:
     )
     given = dict(parsed)
     paths = given.pop("config", [])
+    seeds, jobs = given.pop("seeds", None), given.pop("jobs", None)
     values = {n: _value(text, known[n]) for n, text in flatten(_nested(given), known).items()}
     values |= _unknown(unknown)
     files = [Layer(f"file {p}", flatten(read_file(Path(p)), known)) for p in paths]
-    return algo, files, Layer("command line", values)
+    return Parsed(
+        algo,
+        files,
+        Layer("command line", values),
+        None if seeds is None else _whole("seeds", " ".join(seeds).replace(",", " ").split()),
+        None if jobs is None else _whole("jobs", [jobs])[0],
+    )
+
+
+def _whole(name: str, words: list[str]) -> list[int]:
+    try:
+        return [int(word) for word in words]
+    except ValueError:
+        raise ConfigError(
+            f"--{name} requires {'whole numbers, as in 1,2,3' if name == 'seeds' else 'a number'}; "
+            f"got {' '.join(words)!r}"
+        ) from None
 
 
 def _undash(argument: str) -> str:
@@ -117,9 +148,11 @@ def _metavar(info: FieldInfo) -> str:
     return "VALUE"
 
 
-def _schema(algo: str) -> Any:
+def _schema(algo: str, *, of_group: bool) -> Any:
     """A TypedDict of every option as text, so that tyro writes the help and leaves out what
     wasn't given.
+
+    of_group: with the options of a group of runs.
     """
     fields: dict[str, Any] = {
         "config": Annotated[
@@ -131,6 +164,24 @@ def _schema(algo: str) -> Any:
             ),
         ]
     }
+    if of_group:
+        fields["seeds"] = Annotated[
+            tuple[str, ...],
+            tyro.conf.arg(
+                help="a group of runs, one for each of these seeds, every one a process and a "
+                "folder of its own (runs/ALGO-ENV-sSEED, or DIR/sSEED with --run-dir DIR)",
+                metavar="1,2,3",
+                help_behavior_hint="(default: one run, of --seed)",
+            ),
+        ]
+        fields["jobs"] = Annotated[
+            str,
+            tyro.conf.arg(
+                help="how many runs of --seeds go on at once",
+                metavar="INT",
+                help_behavior_hint="(default: cores divided by runtime.threads, at least 1)",
+            ),
+        ]
     short = {target: alias for alias, target in ALIASES.items()}
     for name, info in options(algo).items():
         if name == "algo":

@@ -92,7 +92,10 @@ def preset_layers(algo: str, env_id: str | None, name: str) -> list[Layer]:
     """
     if name == "none":
         return []
-    presets = yaml.safe_load((files("quintet.config") / "presets" / f"{algo}.yaml").read_text())
+    file = files("quintet.config") / "presets" / f"{algo}.yaml"
+    presets: dict[str, Any] = {"environments": {}, "named": {}}
+    if file.is_file():  # a learner may have none
+        presets = yaml.safe_load(file.read_text())
     layers = []
     for pattern, values in presets["environments"].items():
         if env_id is not None and fnmatch(env_id, pattern):
@@ -215,6 +218,8 @@ def _validate(
         for item in error.errors():
             faults.append(f"{item['loc'][0]}: {item['msg'].lower()}, got {item['input']!r}")
             top.pop(str(item["loc"][0]))
+    if top.get("init_from_keys") and top.get("init_from") is None:
+        faults.append("init_from_keys has no effect without init_from; leave it out")
     if learner is None or None in parts.values():
         return None
     config = RunConfig(**top, learner=learner, **parts)
@@ -224,10 +229,10 @@ def _validate(
 
 def _env_faults(values: dict[str, Any]) -> list[str]:
     """An id that nothing knows, beside the other faults."""
-    from quintet.envs.make import resolve_backend
+    from quintet.envs.ids import resolve_backend
 
     backend = values.get("env.backend", "auto")
-    if backend not in ("auto", "envpool", "gymnasium"):
+    if backend not in ("auto", "envpool", "ale", "gymnasium"):
         return []
     try:
         resolve_backend(str(values["env.id"]), backend)

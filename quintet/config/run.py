@@ -36,8 +36,8 @@ class RuntimeConfig(BaseModel):
     compile: Literal["auto", "on", "off"] = Field(
         "auto",
         description="the whole update (gradient, clipping, optimizer) as one compiled graph; "
-        "auto: for small networks, at 50,000 planned optimizer steps or more, where there is a "
-        "C++ compiler. Part of the result's bytes",
+        "auto: for small feed-forward networks, at 50,000 planned optimizer steps or more, where "
+        "there is a C++ compiler. Part of the result's bytes",
     )
 
 
@@ -80,6 +80,17 @@ class RunConfig(BaseModel):
         description="latest: from the newest checkpoint; exact: from the newest scheduled one, "
         "which lies on the uninterrupted run's path; never: refuse a folder that holds a run",
     )
+    init_from: Path | None = Field(
+        None,
+        description="run folder, checkpoint or saved policy whose weights and normaliser "
+        "statistics a new run begins with; not its optimizer, counters or schedules. Read once, "
+        "when the run begins",
+    )
+    init_from_keys: tuple[str, ...] = Field(
+        (),
+        description="take only these of it, by name: network/encoder.*; the others begin anew. "
+        "None given: all, which must then fit exactly",
+    )
     learner: SerializeAsAny[BaseModel]
     env: EnvConfig
     runtime: RuntimeConfig = RuntimeConfig()
@@ -111,7 +122,16 @@ PARTS: dict[str, type[BaseModel]] = {
 }
 """The parts of a run whose options carry their name as a prefix."""
 
-TOP = ("algo", "total_env_steps", "seed", "preset", "run_dir", "resume")
+TOP = (
+    "algo",
+    "total_env_steps",
+    "seed",
+    "preset",
+    "run_dir",
+    "resume",
+    "init_from",
+    "init_from_keys",
+)
 """Options of the run itself."""
 
 ALIASES = {"total_steps": "total_env_steps", "env": "env.id"}

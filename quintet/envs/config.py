@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-Backend = Literal["auto", "envpool", "gymnasium"]
+Backend = Literal["auto", "envpool", "ale", "gymnasium"]
 RewardClip = Literal["none", "abs_one", "soft_asymmetric"]
 
 
@@ -16,15 +16,20 @@ class EnvConfig(BaseModel):
 
     id: str = Field(
         description="Environment id ('CartPole-v1'), or an import string of a function or class "
-        "that makes one Gymnasium environment ('pkg.module:make_env')."
+        "that makes one Gymnasium environment ('pkg.module:make_env'), or, with a parameter "
+        "num_envs, a vector environment of so many."
     )
     backend: Backend = Field(
         default="auto",
         description="Who implements the environment: 'auto' takes EnvPool when it is installed and "
-        "knows the id, else Gymnasium. The backend changes the task.",
+        "knows the id, then ALE's vector environment for Atari games, else Gymnasium. The backend "
+        "changes the task.",
     )
     kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="Keyword arguments for the environment's maker."
+        default_factory=dict,
+        description="Keyword arguments for the environment's maker. For Atari games, whatever the "
+        "backend: stack_num, frame_skip, noop_max, episodic_life, full_action_space, "
+        "repeat_action_probability, use_fire_reset, max_episode_steps.",
     )
     num_streams: int = Field(
         default=8, ge=1, description="Environments that step side by side, >= 1."
@@ -39,17 +44,23 @@ class EnvConfig(BaseModel):
         default=1,
         ge=1,
         description="Newest observations stacked on a new leading axis, >= 1; 1 adds no axis. "
-        "EnvPool's Atari stacks 4 by itself (kwargs.stack_num).",
+        "Atari games stack 4 by themselves (kwargs.stack_num).",
     )
     reward_clip: RewardClip = Field(
         default="none",
         description="What learning sees of a reward r: 'none' r, 'abs_one' clamp(r, -1, 1), "
         "'soft_asymmetric' 5 tanh(r / 5), times 0.3 where r < 0. Reported returns stay raw.",
     )
+    mask_from_info: bool = Field(
+        default=False,
+        description="Takes action masks from info['action_mask'], as Taxi and other Gymnasium "
+        "environments give them at every reset and step; a mask in the observation needs no "
+        "option.",
+    )
     num_threads: int | None = Field(
         default=None,
         ge=1,
-        description="Threads of each EnvPool pool (one pool per group), >= 1. None: 1 for cheap "
+        description="Threads of each EnvPool or ALE pool (one per group), >= 1. None: 1 for cheap "
         "environments, for simulators and pixels half of the cores, at most one per stream.",
     )
 

@@ -29,7 +29,14 @@ from gymnasium import spaces
 
 from quintet.envs.vector import Array, EnvDescription, ObsArrays, StepRow, check_seeds
 from quintet.errors import ConfigError, EnvironmentFault
-from quintet.spaces import Space, action_space_of, leaf_keys, map_leaves, stored_space
+from quintet.spaces import (
+    Space,
+    action_space_of,
+    action_spec,
+    leaf_keys,
+    map_leaves,
+    stored_space,
+)
 from quintet.types import Spaces
 
 INSTALL_LINE = 'pip install "quintet[envpool]"'
@@ -45,6 +52,7 @@ _OURS = frozenset(
         "gym_reset_return_info",
     )
 )
+_OF_MACHINE = frozenset(("base_path", "thread_affinity_offset"))
 _RENDER_KWARGS = ("from_pixels", "render_width", "render_height", "render_camera_id")
 _CHEAP_FAMILIES = frozenset(
     ("box2d", "classic_control", "jumanji", "highway", "minigrid", "pgx", "toy_text")
@@ -64,6 +72,52 @@ def list_ids() -> list[str]:
     import envpool
 
     return list(envpool.list_all_envs())
+
+
+def is_pool(env: object) -> bool:
+    """Whether an object is one of EnvPool's pools, found out without importing it."""
+    return any(kind.__module__.startswith("envpool.") for kind in type(env).__mro__)
+
+
+def describe_pool(pool: Any) -> tuple[str, dict[str, Any], int]:
+    """The id, the arguments that aren't default, and the threads (0: EnvPool's choice) of a pool.
+
+    Raises:
+        ConfigError: no id of EnvPool with any arguments is such a pool, or it isn't synchronous.
+    """
+    import envpool
+    from envpool.registration import registry
+
+    settings = dict(zip(pool.spec._config_keys, pool.spec._config_values, strict=True))
+    if settings["batch_size"] not in (0, settings["num_envs"]):
+        raise ConfigError(
+            f"a pool must step all of its environments together; got batch_size "
+            f"{settings['batch_size']} and num_envs {settings['num_envs']}; leave batch_size out"
+        )
+    found: dict[str, dict[str, Any]] = {}
+    for env_id, (_, _, registered) in registry.specs.items():
+        if registry.envpools[env_id].get("gymnasium", ("", ""))[1] != type(pool).__name__ or any(
+            settings.get(key) != value for key, value in registered.items() if key == "task"
+        ):
+            continue
+        spec = envpool.make_spec(env_id)
+        default = dict(zip(spec._config_keys, spec._config_values, strict=True))
+        kwargs = {
+            key: value
+            for key, value in settings.items()
+            if value != default.get(key) and key not in _OURS | _OF_MACHINE
+        }
+        found[env_id] = kwargs
+    if not found:
+        raise ConfigError(
+            f"a pool must be one of EnvPool's ids made with env_type='gymnasium'; got "
+            f"{type(pool).__name__}; give the id, with backend 'envpool' and env.kwargs"
+        )
+    fewest = min(len(kwargs) for kwargs in found.values())
+    # Of several names of one task the plain and newest: Hopper-v3 is Hopper-v4.
+    names = [name for name, kwargs in found.items() if len(kwargs) == fewest]
+    env_id = max(names, key=lambda name: ("/" not in name, name))
+    return env_id, found[env_id], int(settings["num_threads"])
 
 
 def family_of(env_id: str) -> str:
@@ -132,7 +186,8 @@ class EnvPoolVectorEnv:
             action = spec.gymnasium_action_space
         self._keys = {path: (keys, _start(leaf)) for path, (keys, leaf) in leaf_keys(given).items()}
         self._action_start = _start(action)
-        self._action_shape = (num_streams, *(action.shape or ()))
+        self._action_shape = (num_streams, *action_spec(action).shape)
+        self._own_action_shape = (num_streams, *(action.shape or ()))
         self._spaces = Spaces(stored_space(given), action_space_of(action, env_id))
         repeat = int(settings.get("frame_skip", 1)) if family in _FRAME_SKIP_FAMILIES else 1
         self._description = EnvDescription(env_id, "envpool", repeat)
@@ -193,6 +248,7 @@ class EnvPoolVectorEnv:
         assert self._pool is not None, "restart before the first send"
         assert not self._in_flight, "recv before the next send"
         assert action.shape == self._action_shape, (action.shape, self._action_shape)
+        action = action.reshape(self._own_action_shape)
         # The pool casts to the dtype it needs, into memory of its own.
         self._pool.send(action if self._action_start is None else action + self._action_start)
         self._in_flight = True

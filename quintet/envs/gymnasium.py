@@ -11,12 +11,20 @@ from gymnasium import spaces
 
 from quintet.envs.vector import Array, EnvDescription, ObsArrays, StepRow, check_seeds
 from quintet.errors import ConfigError, EnvironmentFault
-from quintet.spaces import Space, action_space_of, leaf_dtype, leaf_keys, stored_space
+from quintet.spaces import (
+    Space,
+    action_space_of,
+    action_spec,
+    leaf_dtype,
+    leaf_keys,
+    stored_space,
+    unpack_action,
+)
 from quintet.types import Spaces
 
 
 @dataclass(frozen=True)
-class _Leaf:
+class Leaf:
     """How one observation leaf is found, checked and stored."""
 
     path: str
@@ -44,17 +52,21 @@ class GymnasiumVectorEnv:
         *,
         env_id: str,
         first_stream: int = 0,
+        action_repeat: int = 1,
     ) -> None:
         """Makes the environments.
 
         Args:
+            make_env: called once for every stream, in their order, and so again at restarts.
             env_id: name for people; nothing is looked up by it.
             first_stream: number in the run of the first environment, for error messages.
+            action_repeat: frames of one step, for the record.
 
         Raises:
             ConfigError: `make_env` gives something else than fresh, equal environments.
         """
         self._id = env_id
+        self._action_repeat = action_repeat
         self._make_env = make_env
         self._used = False
         self._first_stream = first_stream
@@ -64,13 +76,13 @@ class GymnasiumVectorEnv:
                 self._envs.append(_single(make_env(), env_id))
             self._refuse_unequal()
             given = self._envs[0].observation_space
-            self._leaves = [_leaf(path, *found) for path, found in leaf_keys(given).items()]
+            self._leaves = [leaf_of(path, *found) for path, found in leaf_keys(given).items()]
             self._action_space = self._envs[0].action_space
             self._spaces = Spaces(stored_space(given), action_space_of(self._action_space, env_id))
         except BaseException:
             self.close()
             raise
-        self._action_shape = (num_streams, *(self._action_space.shape or ()))
+        self._action_shape = (num_streams, *action_spec(self._action_space).shape)
         self._seeds = [0] * num_streams
         self._ended = [False] * num_streams
         self._episode_step = [0] * num_streams
@@ -86,7 +98,7 @@ class GymnasiumVectorEnv:
 
     @property
     def description(self) -> EnvDescription:
-        return EnvDescription(self._id, "gymnasium")
+        return EnvDescription(self._id, "gymnasium", self._action_repeat)
 
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
         """Resets every environment with its seed; later resets go on from it, without a seed.
@@ -111,12 +123,12 @@ class GymnasiumVectorEnv:
 
     def recv(self, out: StepRow) -> None:
         assert self._action is not None, "send before recv"
-        action, self._action = self._action, None
+        action, self._action = unpack_action(self._action_space, self._action), None
         for stream in range(self.num_streams):
             valid = not self._ended[stream]
             reward, terminated, truncated = 0.0, False, False
             if valid:
-                reward, terminated, truncated = self._step(stream, action[stream], out.obs)
+                reward, terminated, truncated = self._step(stream, _row(action, stream), out.obs)
             else:
                 self._reset(stream, None, out.obs)
             out.reward[stream] = out.raw_reward[stream] = reward
@@ -136,10 +148,10 @@ class GymnasiumVectorEnv:
                     f"{self._id}: closing failed: {error!r}", RuntimeWarning, stacklevel=2
                 )
 
-    def _step(self, stream: int, action: Array, out: ObsArrays) -> tuple[float, bool, bool]:
+    def _step(self, stream: int, action: Any, out: ObsArrays) -> tuple[float, bool, bool]:
         self._episode_step[stream] += 1
         try:
-            obs, reward, terminated, truncated, _ = self._envs[stream].step(self._to_env(action))
+            obs, reward, terminated, truncated, _ = self._envs[stream].step(action)
             result = float(reward), bool(terminated), bool(truncated)
         except Exception as error:
             self._raise_fault(stream, f"raised {type(error).__name__}: {error}", error)
@@ -154,15 +166,6 @@ class GymnasiumVectorEnv:
         except Exception as error:
             self._raise_fault(stream, f"raised {type(error).__name__}: {error}", error)
         self._write_obs(stream, obs, out)
-
-    def _to_env(self, action: Array) -> Any:
-        """One stream's action as the environment's own `action_space.sample()` would give it."""
-        space = self._action_space
-        if isinstance(space, spaces.Discrete):
-            return np.int64(action) + space.start
-        # A copy: environments may keep or change the array they are given.
-        own = np.array(action, dtype=space.dtype)
-        return own + space.start if isinstance(space, spaces.MultiDiscrete) else own
 
     def _write_obs(self, stream: int, obs: Any, out: ObsArrays) -> None:
         for leaf in self._leaves:
@@ -217,17 +220,29 @@ class GymnasiumVectorEnv:
 
 
 def _single(env: Any, env_id: str) -> gymnasium.Env:
-    if not isinstance(env, gymnasium.Env):
+    # EnvPool's pools are both.
+    if not isinstance(env, gymnasium.Env) or isinstance(env, gymnasium.vector.VectorEnv):
         raise ConfigError(
             f"{env_id} must make one gymnasium.Env at each call; got "
-            f"{type(env).__module__}.{type(env).__qualname__}; return a single environment"
+            f"{type(env).__module__}.{type(env).__qualname__}; return a single environment, or "
+            f"give what makes a vector environment a parameter num_envs"
         )
     return env
 
 
-def _leaf(path: str, keys: tuple[str | int, ...], space: Space) -> _Leaf:
+def _row(action: Any, stream: int) -> Any:
+    """One stream's part of unpacked actions, as `action_space.sample()` would give it."""
+    if isinstance(action, dict):
+        return {key: _row(child, stream) for key, child in action.items()}
+    if isinstance(action, tuple):
+        return tuple(_row(child, stream) for child in action)
+    return action[stream]
+
+
+def leaf_of(path: str, keys: tuple[str | int, ...], space: Space) -> Leaf:
+    """What there is to know of the leaf `space` that `keys` lead to."""
     discrete = isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
-    return _Leaf(
+    return Leaf(
         path=path,
         keys=keys,
         space=space,

@@ -1,68 +1,94 @@
-"""From a name or a callable to a vector environment."""
+"""From what a user gives - a name, a callable, a vector environment - to our vector environment."""
 
 import difflib
-import fnmatch
-import importlib
-import importlib.util
-import sys
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium
+from gymnasium.vector import VectorEnv as ForeignVectorEnv
 from pydantic import ValidationError
 
-from quintet.envs import envpool
+from quintet.envs import ale, atari, envpool
+from quintet.envs.adapted import AdaptedVectorEnv
 from quintet.envs.config import Backend, EnvConfig, RewardClip
 from quintet.envs.envpool import EnvPoolVectorEnv
+from quintet.envs.given import EnvSource, GivenEnv, MakeEnv, is_plain_sync, makes_groups, settle
 from quintet.envs.gymnasium import GymnasiumVectorEnv
+from quintet.envs.ids import envpool_id, resolve_backend
+from quintet.envs.info_mask import MaskFromInfo
 from quintet.envs.vector import VectorEnv
 from quintet.envs.wrappers import ClipReward, FrameStack
 from quintet.errors import ConfigError
-
-MakeEnv = Callable[..., gymnasium.Env]
+from quintet.importing import import_module
+from quintet.spaces import observation_leaves
+from quintet.types import ACTION_MASK
 
 
 def make_vector_env(
-    env: str | MakeEnv,
-    num_streams: int = 8,
+    env: GivenEnv,
+    num_streams: int | None = None,
     *,
     backend: Backend = "auto",
     kwargs: Mapping[str, Any] | None = None,
     frame_stack: int = 1,
     reward_clip: RewardClip = "none",
+    mask_from_info: bool = False,
     num_threads: int | None = None,
 ) -> VectorEnv:
     """Makes `num_streams` environments that step together; `restart(seeds, out)` begins.
 
     Args:
-        env: an id, an import string ``"pkg.module:make_env"``, or a callable that makes one
-            Gymnasium environment; the last two are given `kwargs`.
+        env: one of
+
+            - an id, or an import string ``"pkg.module:make_env"`` of a callable;
+            - a callable that makes one Gymnasium environment;
+            - a callable with a parameter ``num_envs`` that makes a vector environment of so many:
+              ``functools.partial(gymnasium.make_vec, "CartPole-v1")``;
+            - a Gymnasium or ALE vector environment with any autoreset mode (what is lost with
+              SAME_STEP and DISABLED: `quintet.envs.adapted`). It stays the caller's: it isn't
+              closed, and restarts only reset it. A plain SyncVectorEnv is only read: its
+              environments are made by its ``env_fns``;
+            - a pool of EnvPool with ``env_type="gymnasium"``, which is only read: pools like
+              it are made.
+
+            Callables are given `kwargs`.
+        num_streams: None: as many as a given vector environment has, else 8.
 
     Raises:
         ConfigError: an option is out of range, nothing has that id, or a package is missing.
     """
+    options: dict[str, Any] = {
+        "backend": backend,
+        "kwargs": dict(kwargs or {}),
+        "frame_stack": frame_stack,
+        "reward_clip": reward_clip,
+        "mask_from_info": mask_from_info,
+        "num_threads": num_threads,
+    }
+    if num_streams is not None:
+        options["num_streams"] = num_streams
+    says, source = settle(env)
+    defaults: dict[str, Any] = {"backend": "auto", "kwargs": {}, "num_threads": None}
+    for name, value in says.items():
+        if name in options and options[name] not in (value, defaults.get(name, value)):
+            raise ConfigError(
+                f"{name} must be left to the environment that is given, which says {value!r}; got "
+                f"{options[name]!r}; leave it out"
+            )
     try:
-        config = EnvConfig(
-            id=env if isinstance(env, str) else _name_of(env),
-            backend=backend,
-            kwargs=dict(kwargs or {}),
-            num_streams=num_streams,
-            frame_stack=frame_stack,
-            reward_clip=reward_clip,
-            num_threads=num_threads,
-        )
+        config = EnvConfig(**(options | says))
     except ValidationError as error:
         faults = "; ".join(f"{e['loc'][0]}: {e['msg']}, got {e['input']!r}" for e in error.errors())
         raise ConfigError(f"make_vector_env can't use these options: {faults}") from error
-    return make_group_env(config, num_streams, None if isinstance(env, str) else env)
+    return make_group_env(config, config.num_streams, source)
 
 
 def make_group_env(
     config: EnvConfig,
     num_streams: int,
-    make_env: MakeEnv | None = None,
+    source: EnvSource | None = None,
     *,
     first_stream: int = 0,
 ) -> VectorEnv:
@@ -70,10 +96,18 @@ def make_group_env(
 
     Args:
         num_streams: streams of this group, whatever `config.num_streams` says of the run.
-        make_env: makes one environment from `config.kwargs`; then `config.id` is only a name.
+        source: where they come from if not from `config.id`, which then is only a name; callables
+            are given `config.kwargs`.
         first_stream: number in the run of the group's first stream, for error messages.
     """
-    env = _make_base(config, num_streams, make_env, first_stream)
+    env = _make_base(config, num_streams, source, first_stream)
+    if config.mask_from_info and ACTION_MASK not in observation_leaves(env.spaces.observation):
+        env.close()
+        raise ConfigError(
+            "env.mask_from_info requires single Gymnasium environments, which have the mask in "
+            f"info; {config.id} is of another kind ({env.description.backend}); leave it out, or "
+            "choose backend 'gymnasium'"
+        )
     if config.frame_stack > 1:
         env = FrameStack(env, config.frame_stack)
     if config.reward_clip != "none":
@@ -81,69 +115,127 @@ def make_group_env(
     return env
 
 
-def resolve_backend(env_id: str, backend: str = "auto") -> Literal["envpool", "gymnasium"]:
-    """Who will implement an id: EnvPool where it is installed and knows the id, else Gymnasium.
-
-    Raises:
-        ConfigError: nobody knows the id (with the nearest names), or the backend is missing.
-    """
-    if ":" in env_id:
-        if backend == "envpool":
-            raise ConfigError(
-                f"backend 'envpool' needs one of EnvPool's ids; got the import string {env_id!r}; "
-                f"use backend 'gymnasium'"
-            )
-        return "gymnasium"
-    if backend == "envpool" and not envpool.is_installed():
-        raise ConfigError(
-            f"env.backend 'envpool' needs EnvPool, which is not installed; run: "
-            f"{envpool.INSTALL_LINE}"
-        )
-    in_envpool = backend != "gymnasium" and env_id in envpool.list_ids()
-    if in_envpool:
-        return "envpool"
-    if backend != "envpool" and env_id in gymnasium.registry:
-        return "gymnasium"
-    raise _unknown_id(env_id, backend)
-
-
-def list_envs(pattern: str = "") -> list[tuple[str, str]]:
-    """Every ``(id, backend)`` whose id contains `pattern`, or matches its ``*``, ``?`` and ``[]``.
-
-    Upper and lower case are the same. An id that two backends have comes twice, EnvPool first.
-    """
-    wanted = pattern.lower()
-    if not any(sign in wanted for sign in "*?["):
-        wanted = f"*{wanted}*"
-    pairs = [(env_id, "envpool") for env_id in envpool.list_ids()]
-    pairs += [(env_id, "gymnasium") for env_id in gymnasium.registry]
-    return sorted(pair for pair in pairs if fnmatch.fnmatchcase(pair[0].lower(), wanted))
-
-
 def _make_base(
-    config: EnvConfig, num_streams: int, make_env: MakeEnv | None, first_stream: int
+    config: EnvConfig, num_streams: int, source: EnvSource | None, first_stream: int
 ) -> VectorEnv:
-    if make_env is None and resolve_backend(config.id, config.backend) == "envpool":
-        pool = EnvPoolVectorEnv(
-            config.id, num_streams, kwargs=config.kwargs, num_threads=config.num_threads
-        )
-        if config.frame_stack > 1 and pool.stacked_frames > 1:
+    if isinstance(source, ForeignVectorEnv):
+        if source.num_envs != num_streams:
             raise ConfigError(
-                f"{config.id} (envpool) already stacks {pool.stacked_frames} frames; leave "
-                f"frame_stack at 1 and set kwargs.stack_num, or set kwargs.stack_num to 1"
+                f"a vector environment is one group of streams; got {source.num_envs} environments "
+                f"for {num_streams} streams; leave num_streams and streams_per_group out"
             )
-        return pool
-    maker = make_env if make_env is not None else _find_maker(config.id)
+        return _adapt(config, source, None, first_stream)
+    if source is None:
+        backend = resolve_backend(config.id, config.backend)
+        if backend == "envpool":
+            return _make_pool(config, num_streams)
+        rom = ale.rom_of(config.id)
+        # A user may have registered an id like "Pong-v5".
+        theirs = backend == "gymnasium" and config.id in gymnasium.registry
+        if rom is not None and (config.id.startswith("ALE/") or not theirs):
+            return _make_atari(config, num_streams, backend, rom, first_stream)
+    maker = source if source is not None else _find_maker(config.id)
+    if makes_groups(maker):
+        make = partial(_make_several, maker, config.id, config.kwargs, num_streams)
+        return _adapt(config, make(), make, first_stream)
+    make_one = partial(_make_one, maker, config.id, config.kwargs)
     return GymnasiumVectorEnv(
-        partial(_make_one, maker, config.id, config.kwargs),
+        partial(_masked, make_one, config.id) if config.mask_from_info else make_one,
         num_streams,
         env_id=config.id,
         first_stream=first_stream,
     )
 
 
-def _make_one(maker: MakeEnv, env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
-    """One environment; what goes wrong is told with the way out."""
+def _make_pool(config: EnvConfig, num_streams: int) -> VectorEnv:
+    name = envpool_id(config.id)
+    assert name is not None
+    if envpool.family_of(name) == "atari":
+        known = atari.AtariConfig.model_fields.keys()
+        atari.read_config(config.id, {k: v for k, v in config.kwargs.items() if k in known})
+    pool = EnvPoolVectorEnv(name, num_streams, kwargs=config.kwargs, num_threads=config.num_threads)
+    if config.frame_stack > 1 and pool.stacked_frames > 1:
+        raise _stacked_already(config, pool.stacked_frames)
+    return pool
+
+
+def _make_atari(
+    config: EnvConfig, num_streams: int, backend: str, rom: str, first_stream: int
+) -> VectorEnv:
+    """ALE's vector environment, or single environments of ale-py in our stepping."""
+    game = atari.read_config(config.id, config.kwargs)
+    if config.frame_stack > 1 and game.stack_num > 1:
+        raise _stacked_already(config, game.stack_num)
+    frames: VectorEnv
+    if backend == "ale":
+        frames = ale.AleVectorEnv(config.id, num_streams, game, config.num_threads)
+    else:
+        frames = GymnasiumVectorEnv(
+            partial(_make_one, atari.make_single, config.id, {"rom": rom, "config": game}),
+            num_streams,
+            env_id=config.id,
+            first_stream=first_stream,
+            action_repeat=game.frame_skip,
+        )
+    return FrameStack(frames, game.stack_num)
+
+
+def _stacked_already(config: EnvConfig, frames: int) -> ConfigError:
+    return ConfigError(
+        f"{config.id} already stacks {frames} frames; leave frame_stack at 1 and set "
+        f"kwargs.stack_num, or set kwargs.stack_num to 1"
+    )
+
+
+def _adapt(
+    config: EnvConfig,
+    env: ForeignVectorEnv[Any, Any, Any],
+    make: Callable[[], ForeignVectorEnv[Any, Any, Any]] | None,
+    first_stream: int,
+) -> VectorEnv:
+    """A vector environment as ours; `make` makes another like it."""
+    if envpool.is_pool(env.unwrapped):
+        env.close()
+        raise ConfigError(
+            f"{config.id} must make vector environments that can be given seeds; EnvPool's can't; "
+            f"give the pool itself, or its id with backend 'envpool'"
+        )
+    if is_plain_sync(env):
+        return GymnasiumVectorEnv(
+            partial(_call_next, itertools.cycle(env.env_fns)),  # type: ignore[attr-defined]
+            env.num_envs,
+            env_id=config.id,
+            first_stream=first_stream,
+        )
+    return AdaptedVectorEnv(env, env_id=config.id, first_stream=first_stream, make=make)
+
+
+def _call_next(makers: Iterable[Callable[[], gymnasium.Env[Any, Any]]]) -> Any:
+    return next(iter(makers))()
+
+
+def _make_several(
+    maker: MakeEnv, env_id: str, kwargs: Mapping[str, Any], num_streams: int
+) -> ForeignVectorEnv[Any, Any, Any]:
+    """A vector environment of `num_streams`."""
+    env: Any = _make_one(maker, env_id, {**kwargs, "num_envs": num_streams})
+    if not isinstance(env, ForeignVectorEnv) or env.num_envs != num_streams:
+        raise ConfigError(
+            f"{env_id} has a parameter num_envs, so must make a vector environment of so many; "
+            f"asked for {num_streams}, got {env!r}; return one, or rename the parameter of what "
+            f"makes single environments"
+        )
+    return env
+
+
+def _masked(make_one: Callable[[], Any], env_id: str) -> Any:
+    """One environment with its action mask in the observation; what is none is left as it is."""
+    env = make_one()
+    return MaskFromInfo(env, env_id) if isinstance(env, gymnasium.Env) else env
+
+
+def _make_one(maker: Callable[..., Any], env_id: str, kwargs: Mapping[str, Any]) -> Any:
+    """What `maker` makes; what goes wrong is told with the way out."""
     try:
         return maker(**kwargs)
     except gymnasium.error.DependencyNotInstalled as error:
@@ -162,7 +254,7 @@ def _find_maker(name: str) -> MakeEnv:
     """What makes the environments of a Gymnasium id, ``"module:Id-v0"`` or an import string."""
     module_name, colon, attribute = name.partition(":")
     if colon:
-        module = _import(module_name, name)
+        module = import_module(module_name, name)
         if hasattr(module, attribute):
             maker: MakeEnv = getattr(module, attribute)
             if not callable(maker):
@@ -182,46 +274,10 @@ def _find_maker(name: str) -> MakeEnv:
     return partial(gymnasium.make, name, disable_env_checker=True)
 
 
-def _import(module_name: str, name: str) -> Any:
-    try:
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        here = str(Path.cwd())
-        if error.name != module_name.partition(".")[0] or here in sys.path:
-            raise _no_module(module_name, name, error) from error
-    sys.path.append(here)  # a console script doesn't look into the working folder by itself
-    try:
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise _no_module(module_name, name, error) from error
-
-
-def _no_module(module_name: str, name: str, error: ModuleNotFoundError) -> ConfigError:
-    return ConfigError(
-        f"{name!r} needs module {module_name!r}, which can't be imported: {error}; start in the "
-        f"folder that holds it, install it, or correct the name"
-    )
-
-
-def _unknown_id(env_id: str, backend: str) -> ConfigError:
-    names: dict[str, str] = {}
-    if backend != "envpool":
-        names |= {known.lower(): known for known in gymnasium.registry}
-    if backend != "gymnasium":
-        names |= {known.lower(): known for known in envpool.list_ids()}
-    near = [names[hit] for hit in difflib.get_close_matches(env_id.lower(), names, n=5)]
-    parts = [f"env must be an id that backend {backend!r} knows; got {env_id!r}"]
-    parts.append(f"nearest are {', '.join(near)}" if near else "nothing is near")
-    if backend == "auto" and not envpool.is_installed():
-        parts.append(f"EnvPool, not installed, has 1600 more: {envpool.INSTALL_LINE}")
-    if env_id.startswith("ALE/"):
-        parts.append(f"or run: pip install ale-py, and write 'ale_py:{env_id}'")
-    parts.append("see them all with: quintet envs")
-    return ConfigError("; ".join(parts))
-
-
 def _install_line(env_id: str) -> str:
     """What to install for a Gymnasium id whose package is missing."""
+    if ale.rom_of(env_id) is not None:
+        return ale.INSTALL_LINE
     spec = gymnasium.registry.get(env_id.partition(":")[2] or env_id)
     entry = str(spec.entry_point) if spec is not None else ""
     for extra in ("mujoco", "box2d"):
@@ -231,9 +287,3 @@ def _install_line(env_id: str) -> str:
         if extra in entry:
             return f'pip install "gymnasium[{extra.replace("_", "-")}]"'
     return "the installation that the environment's own documentation names"
-
-
-def _name_of(make_env: MakeEnv) -> str:
-    module = getattr(make_env, "__module__", None)
-    name = getattr(make_env, "__qualname__", None)
-    return f"{module}:{name}" if module and name else repr(make_env)

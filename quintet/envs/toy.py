@@ -175,3 +175,111 @@ class Target(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     def _draw(self) -> NDArray[np.float32]:
         self._obs = self.np_random.uniform(-1, 1, self._size).astype(np.float32)
         return self._obs.copy()
+
+
+@final
+class MaskedDoors(gymnasium.Env[Info, np.int64]):
+    """Five doors, one of which pays 1; the others pay 0, and a locked one must not be tried.
+
+    Which one pays: while the bit ``side`` is 0, the number ``door`` (0, 1 or 2), else 3 where ``x``
+    is negative and 4 where it is positive; ``action_mask`` is 1 where a door isn't locked, and the
+    one that pays never is.  Everything is drawn anew at every step; the episode ends after `length`
+    steps.  The best return is `length`; a random choice among unlocked doors gets 0.39 of it.
+
+    `step` raises ValueError for a locked door.
+    """
+
+    def __init__(self, length: int = 10) -> None:
+        self.observation_space = spaces.Dict(
+            {
+                "x": spaces.Box(-1.0, 1.0, (1,), np.float32),
+                "door": spaces.Discrete(3),
+                "side": spaces.MultiBinary(1),
+                "action_mask": spaces.MultiBinary(5),
+            }
+        )
+        self.action_space = spaces.Discrete(5)
+        self._length = length
+        self._step = self._pays = 0
+        self._unlocked = np.ones(5, np.int8)
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Info, Info]:
+        super().reset(seed=seed, options=options)
+        self._step = 0
+        return self._draw(), {}
+
+    def step(self, action: np.int64) -> tuple[Info, float, bool, bool, Info]:
+        if not self._unlocked[action]:
+            raise ValueError(f"door {action} is locked; the mask was {self._unlocked}")
+        reward = float(action == self._pays)
+        self._step += 1
+        return self._draw(), reward, self._step >= self._length, False, {}
+
+    def _draw(self) -> Info:
+        door, side = int(self.np_random.integers(3)), int(self.np_random.integers(2))
+        # Not near 0, where no network is exact.
+        x = float(self.np_random.uniform(0.25, 1.0) * self.np_random.choice([-1.0, 1.0]))
+        self._pays = (3 if x < 0 else 4) if side else door
+        self._unlocked = self.np_random.integers(2, size=5).astype(np.int8)
+        self._unlocked[self._pays] = 1
+        return {
+            "x": np.array([x], np.float32),
+            "door": np.int64(door),
+            "side": np.array([side], np.int8),
+            "action_mask": self._unlocked.copy(),
+        }
+
+
+@final
+class ChooseAndAim(gymnasium.Env[NDArray[np.float32], Any]):
+    """Actions of two kinds at once, ``(choice, aim)``, Tuple(Discrete(3), Box(-1, 1, (1,))).
+
+    The observation is a one-hot context ``c`` of three and a number ``o`` in [-1, 1], drawn anew at
+    every step; the reward is 1 if ``choice`` is ``c``, else 0, less ``(aim - o / 2)**2``.  The
+    episode ends after `length` steps; the best return is `length`.
+    """
+
+    def __init__(self, length: int = 10) -> None:
+        self.observation_space = spaces.Box(-1.0, 1.0, (4,), np.float32)
+        self.action_space = spaces.Tuple(
+            [spaces.Discrete(3), spaces.Box(-1.0, 1.0, (1,), np.float32)]
+        )
+        self._length = length
+        self._step = self._context = 0
+        self._number = 0.0
+
+    def reset(
+        self, *, seed: int | None = None, options: Info | None = None
+    ) -> tuple[NDArray[np.float32], Info]:
+        super().reset(seed=seed, options=options)
+        self._step = 0
+        return self._draw(), {}
+
+    def step(
+        self, action: tuple[np.int64, NDArray[np.float32]]
+    ) -> tuple[NDArray[np.float32], float, bool, bool, Info]:
+        choice, aim = action
+        reward = float(choice == self._context) - (float(aim[0]) - self._number / 2) ** 2
+        self._step += 1
+        return self._draw(), reward, self._step >= self._length, False, {}
+
+    def _draw(self) -> NDArray[np.float32]:
+        self._context = int(self.np_random.integers(3))
+        self._number = float(self.np_random.uniform(-1.0, 1.0))
+        obs = np.zeros(4, np.float32)
+        obs[self._context] = 1.0
+        obs[3] = self._number
+        return obs
+
+
+def cartpole_without_velocities() -> gymnasium.Env[NDArray[np.float32], np.int64]:
+    """CartPole-v1 that shows only the cart's position and the pole's angle: a task for memory.
+
+    The best return is 500, as with the velocities.
+    """
+    env = gymnasium.make("CartPole-v1", disable_env_checker=True)
+    seen = [0, 2]
+    box = env.observation_space
+    assert isinstance(box, spaces.Box)
+    shown = spaces.Box(box.low[seen], box.high[seen], dtype=np.float32)
+    return gymnasium.wrappers.TransformObservation(env, lambda obs: obs[seen], shown)

@@ -6,7 +6,8 @@ and resets it: ``recv`` then gives the first observation of the new episode with
 ``valid`` False.
 
 Discrete and MultiDiscrete values, observed or acted, are counted from 0 whatever the ``start`` of
-the environment's space.
+the environment's space. The actions of a stream, also of a Tuple or Dict space, are packed in one
+array as `quintet.spaces.action_spec` says.
 """
 
 from collections.abc import Sequence
@@ -72,7 +73,9 @@ class VectorEnv(Protocol):
         ...
 
     def send(self, action: Array) -> None:
-        """Starts a step; `action` has leading ``[B]`` and must not change before `recv`."""
+        """Starts a step; `action` is packed, with leading ``[B]``, and must not change before
+        `recv`.
+        """
         ...
 
     def recv(self, out: StepRow) -> None:

@@ -1,21 +1,28 @@
 """Puts encoder and heads together into the network that a configuration describes."""
 
-from typing import Annotated, Literal, final
+import json
+from typing import Annotated, Any, Literal, final
 
 import torch
 from gymnasium.spaces import Box
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor, nn
 
 from quintet.errors import ConfigError
-from quintet.models.encoders import Mlp, NatureCnn, is_image
+from quintet.models.cores import Core, draw_weights
+from quintet.models.custom import CustomEncoder
+from quintet.models.encoders import SMALLEST, Cnn, Leaves, Mlp, is_image
+from quintet.models.flat import strip_prefix
 from quintet.models.heads import ActionBounds, ActionStd, PolicyHead
 from quintet.ops.distributions import Family
-from quintet.spaces import observation_leaves
-from quintet.types import ACTION_MASK, Obs, Spaces
+from quintet.spaces import action_leaves, observation_leaves
+from quintet.types import ACTION_MASK, Obs, Spaces, State, TensorSpec
 
 Width = Annotated[int, Field(ge=1)]
 """Units of a hidden layer."""
+
+HIDDEN: dict[str, tuple[int, ...]] = {"mlp": (64, 64), "nature_cnn": (512,), "impala_cnn": (256,)}
+"""Encoders of ours, and the hidden layers that they have when nothing is said."""
 
 
 @final
@@ -24,25 +31,42 @@ class ModelConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    encoder: Literal["auto", "mlp", "nature_cnn"] = Field(
-        "auto", description="network body; auto: nature_cnn for one uint8 picture, else mlp"
+    encoder: str = Field(
+        "auto",
+        description="network body: mlp, nature_cnn, impala_cnn, or an import string of a module of "
+        "your own ('pkg.module:Class'); auto: nature_cnn where there is a uint8 picture, else mlp",
+    )
+    encoder_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="keyword arguments for an encoder of your own"
     )
     policy_hidden: tuple[Width, ...] | None = Field(
         None,
         description="widths of the policy's (or the shared) hidden layers; none: 64 64 for mlp, "
-        "512 for nature_cnn",
+        "512 for nature_cnn, 256 for impala_cnn",
     )
     value_hidden: tuple[Width, ...] | None = Field(
         None, description="widths of the value function's hidden layers; none: as the policy's"
     )
     shared_torso: bool = Field(False, description="policy and value share all but the heads")
     activation: Literal["tanh", "relu"] | None = Field(
-        None, description="after each hidden layer; none: tanh for mlp, relu for nature_cnn"
+        None, description="after each hidden layer; none: tanh for mlp, relu for the others"
     )
+    layer_norm: bool = Field(
+        False,
+        description="LayerNorm between each hidden layer and its activation (not in convolutions)",
+    )
+    core: Literal["none", "lstm", "gru"] = Field(
+        "none",
+        description="recurrent layers between the hidden ones and the heads; policy and value have "
+        "one each, without shared_torso",
+    )
+    core_size: int = Field(128, ge=1, description="units of each recurrent layer")
+    core_layers: int = Field(1, ge=1, description="recurrent layers")
     init: Literal["orthogonal", "truncated_normal"] = Field(
         "orthogonal",
         description="orthogonal: gain sqrt 2, heads 0.01 and 1; truncated_normal: scale 2 over "
-        "fan-in, policy head 0.1 (TF-Agents)",
+        "fan-in, policy head 0.1 (TF-Agents); cores are orthogonal per gate in both, an encoder of "
+        "your own draws its own",
     )
     action_std: ActionStd = Field(
         "state_independent",
@@ -60,6 +84,49 @@ class ModelConfig(BaseModel):
         "clipped",
     )
 
+    @field_validator("encoder")
+    @classmethod
+    def _encoder_is_known(cls, value: str) -> str:
+        module, _, name = value.partition(":")
+        parts = [*module.split("."), *name.split(".")]
+        if value in ("auto", *HIDDEN) or all(part.isidentifier() for part in parts):
+            return value
+        raise ValueError(
+            f"must be auto, {', '.join(HIDDEN)} or an import string 'pkg.module:Class'"
+        )
+
+    @field_validator("encoder_kwargs")
+    @classmethod
+    def _kwargs_can_be_stored(cls, value: dict[str, Any]) -> dict[str, Any]:
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"must be of what JSON can hold, since it is stored ({error})"
+            ) from error
+        return value
+
+    @property
+    def custom(self) -> bool:
+        """Whether the encoder is a module of the user's own."""
+        return ":" in self.encoder
+
+
+def encoded_leaves(spaces: Spaces) -> Leaves:
+    """What an encoder reads: the leaves of the observation without the action mask."""
+    leaves = observation_leaves(spaces.observation)
+    leaves.pop(ACTION_MASK, None)
+    return leaves
+
+
+def uses_pictures(model: ModelConfig, spaces: Spaces) -> bool:
+    """Whether a resolved network is a picture network: large kernels, which are worth threads and a
+    GPU.  An encoder of the user's own counts as one where it is given a picture.
+    """
+    if not model.custom:
+        return model.encoder in SMALLEST
+    return any(is_image(space) for space in encoded_leaves(spaces).values())
+
 
 def resolve_model(config: ModelConfig, spaces: Spaces) -> ModelConfig:
     """The configuration with everything automatic replaced by what it means for these spaces.
@@ -67,24 +134,26 @@ def resolve_model(config: ModelConfig, spaces: Spaces) -> ModelConfig:
     Raises:
         ConfigError: an option would have no effect.
     """
-    leaves = observation_leaves(spaces.observation)
-    leaves.pop(ACTION_MASK, None)
+    leaves = encoded_leaves(spaces)
     encoder = config.encoder
     if encoder == "auto":
         encoder = "nature_cnn" if any(is_image(space) for space in leaves.values()) else "mlp"
     _refuse_idle(config, encoder, spaces)
+    if config.custom:  # has no layers of ours
+        return config
     hidden = config.policy_hidden
     if hidden is None:
-        hidden = (512,) if encoder == "nature_cnn" else (64, 64)
+        hidden = HIDDEN[encoder]
+    value_hidden = config.value_hidden
+    if value_hidden is None and not config.shared_torso:
+        value_hidden = hidden
+    activation = config.activation or ("tanh" if encoder == "mlp" else "relu")
     return config.model_copy(
         update={
             "encoder": encoder,
             "policy_hidden": hidden,
-            # Under a shared torso there is nothing that value_hidden could size.
-            "value_hidden": hidden
-            if config.value_hidden is None and not config.shared_torso
-            else config.value_hidden,
-            "activation": config.activation or ("relu" if encoder == "nature_cnn" else "tanh"),
+            "value_hidden": value_hidden,
+            "activation": activation,
         }
     )
 
@@ -96,16 +165,31 @@ def _refuse_idle(config: ModelConfig, encoder: str, spaces: Spaces) -> None:
         ConfigError: lists them.
     """
     faults = []
-    if encoder == "nature_cnn" and config.activation == "tanh":
-        faults.append("model.activation=tanh requires an mlp, nature_cnn has relu throughout")
-    if not isinstance(spaces.action, Box):
-        fields = type(config).model_fields
-        faults += [
-            f"model.{name}={getattr(config, name)} requires continuous actions, the action space "
-            f"is {spaces.action}"
-            for name in ("action_std", "action_std_init", "action_bounds")
-            if getattr(config, name) != fields[name].default
-        ]
+    fields = type(config).model_fields
+
+    def refuse(names: tuple[str, ...], required: str) -> None:
+        for name in names:
+            value = getattr(config, name)
+            if value != fields[name].get_default(call_default_factory=True):
+                faults.append(f"model.{name}={value} requires {required}")
+
+    if encoder in SMALLEST and config.activation == "tanh":
+        faults.append(f"model.activation=tanh requires an mlp, {encoder} has relu throughout")
+    if config.custom:
+        ours = ("policy_hidden", "value_hidden", "activation", "layer_norm")
+        refuse(ours, f"an encoder with layers of ours, {encoder} has its own")
+    else:
+        refuse(("encoder_kwargs",), f"an encoder of your own, model.encoder is {encoder}")
+        value_hidden = () if config.shared_torso else config.value_hidden
+        if config.policy_hidden == () and value_hidden in ((), None):
+            refuse(("layer_norm",), "a hidden layer, there is none")
+    if config.core == "none":
+        refuse(("core_size", "core_layers"), "a recurrent core, model.core is none")
+    if not any(isinstance(leaf, Box) for leaf in action_leaves(spaces.action)):
+        refuse(
+            ("action_std", "action_std_init", "action_bounds"),
+            f"continuous actions, the action space is {spaces.action}",
+        )
     if faults:
         raise ConfigError("; ".join(faults) + "; leave it out")
 
@@ -136,21 +220,39 @@ def check_observation(spaces: Spaces, family: Family) -> None:
         )
 
 
-def _encoder(spaces: Spaces, config: ModelConfig, hidden: tuple[int, ...]) -> Mlp | NatureCnn:
-    leaves = observation_leaves(spaces.observation)
-    leaves.pop(ACTION_MASK, None)
-    if config.encoder == "nature_cnn":
-        return NatureCnn(leaves, hidden)
+def _encoder(
+    spaces: Spaces,
+    config: ModelConfig,
+    hidden: tuple[int, ...] | None,
+    generator: torch.Generator | None,
+) -> Mlp | Cnn | CustomEncoder:
+    leaves = encoded_leaves(spaces)
+    if config.custom:
+        return CustomEncoder(config.encoder, config.encoder_kwargs, leaves, generator)
+    assert hidden is not None
     assert config.activation is not None
-    return Mlp(leaves, hidden, config.activation)
+    if config.encoder in SMALLEST:
+        return Cnn(config.encoder, leaves, hidden, config.layer_norm)
+    return Mlp(leaves, hidden, config.activation, config.layer_norm)
+
+
+def _core(config: ModelConfig, size_in: int) -> Core | None:
+    if config.core == "none":
+        return None
+    return Core(config.core, size_in, config.core_size, config.core_layers)
 
 
 @final
 class ActorCritic(nn.Module):
     """Policy parameters and value from normalised observations.
 
-    With `shared_torso` the value head reads the policy's features, else the value function has an
-    encoder of its own.
+    Observations go through an encoder, then a recurrent core if there is one, then a head.  With
+    `shared_torso` the value head reads the policy's features, else the value function has an
+    encoder and a core of its own.
+
+    A recurrent network reads sequences: rows ``[T * B, ...]`` in time-major order, the state before
+    the first step ``[B, ...]``, and `is_first` ``[T * B]``, where the state is reset; T follows
+    from the sizes, and is 1 in acting.  A feed-forward network reads any N rows, its state is {}.
     """
 
     def __init__(
@@ -163,36 +265,73 @@ class ActorCritic(nn.Module):
         """`generator` draws the weights; None leaves them undefined, for whoever loads others."""
         super().__init__()
         check_observation(spaces, family)
-        assert config.policy_hidden is not None
         # torch's layers draw weights as they are made, from the process's own generator, which is
         # the user's.
         with torch.random.fork_rng(devices=[]):
-            self.encoder = _encoder(spaces, config, config.policy_hidden)
-            self.policy_head = PolicyHead(
-                family, self.encoder.feature_size, config.action_std, config.action_std_init
-            )
-            self.value_encoder = None
+            self.encoder = _encoder(spaces, config, config.policy_hidden, generator)
+            self.core = _core(config, self.encoder.feature_size)
+            size = self.encoder.feature_size if self.core is None else self.core.size
+            self.policy_head = PolicyHead(family, size, config.action_std, config.action_std_init)
+            self.value_encoder = self.value_core = None
             if not config.shared_torso:
-                assert config.value_hidden is not None
-                self.value_encoder = _encoder(spaces, config, config.value_hidden)
-            value_body = self.value_encoder or self.encoder
-            self.value_head = nn.Linear(value_body.feature_size, 1)
+                self.value_encoder = _encoder(spaces, config, config.value_hidden, generator)
+                self.value_core = _core(config, self.value_encoder.feature_size)
+                size = self.value_encoder.feature_size
+            if self.core is not None:
+                size = self.core.size
+            self.value_head = nn.Linear(size, 1)
         if generator is not None:
             initialize(self, config.init, generator)
 
-    def forward(self, obs: Obs) -> tuple[Tensor, Tensor]:
-        """Distribution parameters ``[N, P]`` and values ``[N]`` from leaves ``[N, ...]``, both
-        float32.
-        """
-        features = self.encoder(obs)
-        value_features = features if self.value_encoder is None else self.value_encoder(obs)
-        return self.policy_head(features), self.value_head(value_features).squeeze(-1)
+    def forward(
+        self, obs: Obs, state: State | None = None, is_first: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, State]:
+        """Distribution parameters ``[N, P]``, values ``[N]``, both float32, and the state after the
+        last step, from leaves ``[N, ...]``.
 
-    def value(self, obs: Obs) -> Tensor:
-        """Values ``[N]`` alone."""
-        body = self.encoder if self.value_encoder is None else self.value_encoder
-        value: Tensor = self.value_head(body(obs)).squeeze(-1)
+        Only a feed-forward network can do without `state` and `is_first`.
+        """
+        name = "core" if self.value_encoder is None else "policy"
+        features, after = _recur(self.core, name, self.encoder(obs), state, is_first)
+        value_features = features
+        if self.value_encoder is not None:
+            value_features, value_after = _recur(
+                self.value_core, "value", self.value_encoder(obs), state, is_first
+            )
+            after |= value_after
+        return self.policy_head(features), self.value_head(value_features).squeeze(-1), after
+
+    def value(self, obs: Obs, state: State | None = None, is_first: Tensor | None = None) -> Tensor:
+        """Values ``[N]`` alone, without the policy's work."""
+        if self.value_encoder is None:
+            features, _ = _recur(self.core, "core", self.encoder(obs), state, is_first)
+        else:
+            encoded = self.value_encoder(obs)
+            features, _ = _recur(self.value_core, "value", encoded, state, is_first)
+        value: Tensor = self.value_head(features).squeeze(-1)
         return value
+
+    @property
+    def state_specs(self) -> dict[str, TensorSpec]:
+        """The leaves of the recurrent state, without ``[B]``: ``core/...`` with a shared torso,
+        else ``policy/...`` and ``value/...``; none for a feed-forward network.
+        """
+        cores = {"core" if self.value_encoder is None else "policy": self.core}
+        cores["value"] = self.value_core
+        return {
+            f"{name}/{leaf}": TensorSpec((core.size,), torch.float32)
+            for name, core in cores.items()
+            if core is not None
+            for leaf in core.state_names
+        }
+
+    def initial_state(self, num_streams: int) -> State:
+        """Zeros ``[B, ...]`` for every leaf of the state, on the network's device."""
+        device = self.value_head.weight.device
+        return {
+            name: torch.zeros((num_streams, *spec.shape), dtype=spec.dtype, device=device)
+            for name, spec in self.state_specs.items()
+        }
 
     def kernel_groups(self) -> dict[str, list[str]]:
         """Names of weights without biases by who uses them: policy, value, shared; each in one
@@ -204,11 +343,26 @@ class ActorCritic(nn.Module):
                 continue
             if name.startswith("value_"):
                 groups["value"].append(name)
-            elif name.startswith("encoder") and self.value_encoder is None:
+            elif name.startswith(("encoder", "core")) and self.value_encoder is None:
                 groups["shared"].append(name)
             else:
                 groups["policy"].append(name)
         return groups
+
+
+def _recur(
+    core: Core | None, name: str, features: Tensor, state: State | None, is_first: Tensor | None
+) -> tuple[Tensor, State]:
+    """Features ``[T * B, F]`` through the core, if any, and its state after the last step."""
+    if core is None:
+        return features, {}
+    if state is None or is_first is None:
+        raise AssertionError("a recurrent network requires state and is_first")
+    before = strip_prefix(state, name)
+    streams = before["h0"].shape[0]
+    steps = features.view(-1, streams, features.shape[-1])
+    y, after = core(steps, before, is_first.view(-1, streams))
+    return y.flatten(0, 1), {f"{name}/{leaf}": x for leaf, x in after.items()}
 
 
 @torch.no_grad()
@@ -217,17 +371,24 @@ def initialize(network: ActorCritic, kind: str, generator: torch.Generator) -> N
 
     orthogonal: gain sqrt 2, 0.01 for the policy head, 1 for the value head (Andrychowicz et al.,
     arXiv 2006.05990).  truncated_normal: variance 2 over fan-in, cut at two standard deviations,
-    0.1 over fan-in for the policy head (TF-Agents).
+    0.1 over fan-in for the policy head (TF-Agents).  Cores are drawn last, see
+    `cores.draw_weights`; an encoder of the user's own has drawn its weights already.
     """
     for name, parameter in sorted(network.named_parameters()):
+        module = name.split(".")[0]
+        if isinstance(getattr(network, module), Core | CustomEncoder):
+            continue
         if name.endswith("bias"):
             parameter.zero_()
         elif parameter.ndim >= 2 and kind == "orthogonal":
-            gain = {"policy_head": 0.01, "value_head": 1.0}.get(name.split(".")[0], 2.0**0.5)
+            gain = {"policy_head": 0.01, "value_head": 1.0}.get(module, 2.0**0.5)
             nn.init.orthogonal_(parameter, gain, generator=generator)
         elif parameter.ndim >= 2:
             fan_in = parameter[0].numel()
-            scale = {"policy_head": 0.1, "value_head": 1.0}.get(name.split(".")[0], 2.0)
+            scale = {"policy_head": 0.1, "value_head": 1.0}.get(module, 2.0)
             # 0.8796 is the standard deviation of a unit normal cut at +-2.
             std = (scale / fan_in) ** 0.5 / 0.87962566103423978
             nn.init.trunc_normal_(parameter, 0.0, std, -2 * std, 2 * std, generator=generator)
+    for core in (network.core, network.value_core):
+        if core is not None:
+            draw_weights(core, generator)

@@ -1,5 +1,6 @@
 """Encoders: from an observation's leaves to a feature vector."""
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import final
 
@@ -17,14 +18,18 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
 Leaves = dict[str, gym_spaces.Space]  # type: ignore[type-arg]
 
 
-def is_image(space: gym_spaces.Space) -> bool:  # type: ignore[type-arg]
-    """Whether a leaf is a picture: uint8, at least 36 x 36 (what nature_cnn needs), perhaps
-    stacked.
+SMALLEST: dict[str, int] = {"nature_cnn": 36, "impala_cnn": 8}
+"""Height and width from which on an encoder takes a uint8 array for a picture."""
+
+
+def is_image(space: gym_spaces.Space, smallest: int = 36) -> bool:  # type: ignore[type-arg]
+    """Whether a leaf is a picture: uint8, at least `smallest` high and wide, perhaps stacked; by
+    default what nature_cnn needs.
     """
     if not isinstance(space, gym_spaces.Box) or space.dtype != np.uint8 or len(space.shape) < 2:
         return False
     *_, height, width = image_shape(space.shape)
-    return height >= 36 and width >= 36
+    return height >= smallest and width >= smallest
 
 
 def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
@@ -57,11 +62,14 @@ def channels_first(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     return x.reshape(x.shape[0], *image_shape(shape))
 
 
-def layers(sizes: tuple[int, ...], activation: str) -> nn.Sequential:
-    """Linear layers with the activation after each."""
+def layers(sizes: tuple[int, ...], activation: str, layer_norm: bool) -> nn.Sequential:
+    """Linear layers with the activation after each, between them LayerNorm if asked for."""
     parts: list[nn.Module] = []
     for size_in, size_out in pairwise(sizes):
-        parts += [nn.Linear(size_in, size_out), ACTIVATIONS[activation]()]
+        parts.append(nn.Linear(size_in, size_out))
+        if layer_norm:
+            parts.append(nn.LayerNorm(size_out))
+        parts.append(ACTIVATIONS[activation]())
     return nn.Sequential(*parts)
 
 
@@ -69,11 +77,13 @@ def layers(sizes: tuple[int, ...], activation: str) -> nn.Sequential:
 class Mlp(nn.Module):
     """All leaves flattened and concatenated (discrete ones one-hot), then linear layers."""
 
-    def __init__(self, leaves: Leaves, hidden: tuple[int, ...], activation: str):
+    def __init__(
+        self, leaves: Leaves, hidden: tuple[int, ...], activation: str, layer_norm: bool = False
+    ):
         super().__init__()
         self.leaves = leaves
         size = sum(gym_spaces.flatdim(space) for space in leaves.values())
-        self.layers = layers((size, *hidden), activation)
+        self.layers = layers((size, *hidden), activation, layer_norm)
         self.feature_size = hidden[-1] if hidden else size
 
     def forward(self, obs: Obs) -> Tensor:
@@ -101,38 +111,87 @@ def flatten_leaf(x: Tensor, space: gym_spaces.Space) -> Tensor:  # type: ignore[
     return x.reshape(x.shape[0], -1).float()
 
 
+def nature_trunk(channels: int) -> nn.Sequential:
+    """The convolutions of Mnih et al. (2015)."""
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, 8, 4), nn.ReLU(),
+        nn.Conv2d(32, 64, 4, 2), nn.ReLU(),
+        nn.Conv2d(64, 64, 3, 1), nn.ReLU(),
+        nn.Flatten(),
+    )  # fmt: skip
+
+
 @final
-class NatureCnn(nn.Module):
-    """The convolutions of Mnih et al. (2015) over one picture, then linear layers, ReLU
-    throughout.
+class ResidualBlock(nn.Module):
+    """``x + conv(relu(conv(relu(x))))``, sizes kept."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[N, C, H, W]`` from the same."""
+        inner: Tensor = self.second(self.first(x.relu()).relu())
+        return x + inner
+
+
+def impala_trunk(channels: int) -> nn.Sequential:
+    """The residual convolutions of Espeholt et al. (arXiv 1802.01561, figure 3, right): three
+    sections, each of which halves height and width; 15 convolutions.
+    """
+    parts: list[nn.Module] = []
+    for size_in, size_out in pairwise((channels, 16, 32, 32)):
+        parts += [nn.Conv2d(size_in, size_out, 3, padding=1), nn.MaxPool2d(3, 2, padding=1)]
+        parts += [ResidualBlock(size_out), ResidualBlock(size_out)]
+    return nn.Sequential(*parts, nn.ReLU(), nn.Flatten())
+
+
+TRUNKS: dict[str, Callable[[int], nn.Sequential]] = {
+    "nature_cnn": nature_trunk,
+    "impala_cnn": impala_trunk,
+}
+
+
+@final
+class Cnn(nn.Module):
+    """Convolutions over each picture; their features beside all other leaves, flattened as `Mlp`
+    does it; then linear layers.  ReLU throughout.
     """
 
-    def __init__(self, leaves: Leaves, hidden: tuple[int, ...]):
+    def __init__(
+        self, kind: str, leaves: Leaves, hidden: tuple[int, ...], layer_norm: bool = False
+    ):
         super().__init__()
-        pictures = [name for name, space in leaves.items() if is_image(space)]
-        if len(pictures) != 1 or len(leaves) != 1:
+        smallest, trunk = SMALLEST[kind], TRUNKS[kind]
+        self.pictures = {
+            name: tuple(space.shape or ())
+            for name, space in leaves.items()
+            if is_image(space, smallest)
+        }
+        if not self.pictures:
             raise ConfigError(
-                "nature_cnn requires exactly one uint8 picture of at least 36 x 36 as the "
-                "observation, the leaves are "
-                f"{ ({name: str(space) for name, space in leaves.items()}) }; use --model.encoder "
-                "mlp"
+                f"{kind} requires a uint8 picture of at least {smallest} x {smallest} in the "
+                f"observation, the leaves are { ({k: str(v) for k, v in leaves.items()}) }; use "
+                "--model.encoder mlp"
             )
-        (self.name,) = pictures
-        self.shape = tuple(leaves[self.name].shape or ())
-        channels, height, width = image_shape(self.shape)
-        self.convolutions = nn.Sequential(
-            nn.Conv2d(channels, 32, 8, 4), nn.ReLU(),
-            nn.Conv2d(32, 64, 4, 2), nn.ReLU(),
-            nn.Conv2d(64, 64, 3, 1), nn.ReLU(),
-            nn.Flatten(),
-        )  # fmt: skip
-        with torch.no_grad():
-            size = self.convolutions(torch.zeros(1, channels, height, width)).shape[1]
-        self.layers = layers((size, *hidden), "relu")
+        self.others = {k: space for k, space in leaves.items() if k not in self.pictures}
+        self.convolutions = nn.ModuleList()
+        size = sum(gym_spaces.flatdim(space) for space in self.others.values())
+        for shape in self.pictures.values():
+            channels, height, width = image_shape(shape)
+            self.convolutions.append(trunk(channels))
+            with torch.no_grad():
+                empty = torch.zeros(1, channels, height, width)
+                size += self.convolutions[-1](empty).shape[1]
+        self.layers = layers((size, *hidden), "relu", layer_norm)
         self.feature_size = hidden[-1] if hidden else size
 
     def forward(self, obs: Obs) -> Tensor:
-        """``[N, features]`` from a picture ``[N, ...]`` of uint8."""
-        x = channels_first(obs[self.name], self.shape).float() * (1.0 / 255.0)
-        features: Tensor = self.layers(self.convolutions(x))
+        """``[N, features]`` from leaves ``[N, ...]``, pictures of uint8."""
+        parts = []
+        for (name, shape), trunk in zip(self.pictures.items(), self.convolutions, strict=True):
+            parts.append(trunk(channels_first(obs[name], shape).float() * (1.0 / 255.0)))
+        parts += [flatten_leaf(obs[name], space) for name, space in self.others.items()]
+        features: Tensor = self.layers(parts[0] if len(parts) == 1 else torch.cat(parts, -1))
         return features

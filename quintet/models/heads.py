@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from quintet.errors import ConfigError
 from quintet.ops import distributions
+from quintet.spaces import action_leaves
 
 ActionBounds = Literal["clip", "squash", "mean_tanh"]
 ActionStd = Literal["state_independent", "softplus", "state_dependent"]
@@ -20,34 +21,49 @@ def action_family(
     space: gym_spaces.Space,  # type: ignore[type-arg]
     bounds: ActionBounds,
 ) -> distributions.Family:
-    """The distribution family for an action space.
+    """The distribution family for an action space, over actions packed as `spaces.action_spec`
+    says.
 
-    Box actions live in normalised units, where [-1, 1] stands for the bounds of the space.
+    Box actions live in normalised units, where [-1, 1] stands for the bounds of the space.  Tuples
+    and Dicts, nested or not, are the families of their leaves side by side.
 
     Raises:
-        ConfigError: the space is none of Box, Discrete, MultiDiscrete, MultiBinary.
+        ConfigError: a leaf is none of Box (of floats), Discrete, MultiDiscrete, MultiBinary, or has
+            too many values to stand beside floats.
     """
+    if not isinstance(space, gym_spaces.Tuple | gym_spaces.Dict):
+        return _leaf_family(space, bounds)
+    families = tuple(_leaf_family(leaf, bounds) for leaf in action_leaves(space))
+    try:
+        return distributions.TupleFamily(families)
+    except ValueError as error:
+        raise ConfigError(f"{error}; the action space is {space}") from error
+
+
+def _leaf_family(
+    space: gym_spaces.Space,  # type: ignore[type-arg]
+    bounds: ActionBounds,
+) -> distributions.Family:
     if isinstance(space, gym_spaces.Discrete):
         return distributions.Categorical(int(space.n))
-    if isinstance(space, gym_spaces.MultiDiscrete) and len(space.shape) == 1:
-        return distributions.MultiCategorical(tuple(int(n) for n in space.nvec))
-    if isinstance(space, gym_spaces.MultiBinary) and len(space.shape) == 1:
-        return distributions.Bernoulli(int(space.shape[0]))
-    if isinstance(space, gym_spaces.Box) and space.dtype.kind == "f" and len(space.shape) == 1:
-        size = int(space.shape[0])
-        low = tuple(float(x) for x in space.low)
-        high = tuple(float(x) for x in space.high)
+    if isinstance(space, gym_spaces.MultiDiscrete):
+        return distributions.MultiCategorical(tuple(int(n) for n in space.nvec.ravel()))
+    if isinstance(space, gym_spaces.MultiBinary):
+        return distributions.Bernoulli(math.prod(space.shape))
+    if isinstance(space, gym_spaces.Box) and space.dtype.kind == "f":
+        low = tuple(float(x) for x in space.low.ravel())
+        high = tuple(float(x) for x in space.high.ravel())
         if bounds == "squash":
             if not np.isfinite(space.low).all() or not np.isfinite(space.high).all():
                 raise ConfigError(
                     "model.action_bounds=squash requires finite action bounds, the action space "
                     f"is {space}; use --model.action-bounds clip"
                 )
-            return distributions.TanhGaussian(size, low, high)
-        return distributions.DiagGaussian(size, low, high, squash_mean=bounds == "mean_tanh")
+            return distributions.TanhGaussian(len(low), low, high)
+        return distributions.DiagGaussian(len(low), low, high, squash_mean=bounds == "mean_tanh")
     raise ConfigError(
-        "an action space of Box (floats, one dimension), Discrete, MultiDiscrete or MultiBinary "
-        f"(one dimension) is required, the environment has {space}; wrap the environment so that "
+        "an action space of Box (floats), Discrete, MultiDiscrete or MultiBinary, or a Tuple or "
+        f"Dict of these, is required, the environment has {space}; wrap the environment so that "
         "it has one"
     )
 
@@ -56,7 +72,8 @@ def action_family(
 class PolicyHead(nn.Module):
     """Features to the flat parameters of a distribution family.
 
-    For Gaussians the standard deviation starts at `std_init` (normalised units): a free log
+    One linear layer gives all logits and means.  For Gaussians, also those inside a `TupleFamily`,
+    the standard deviation starts at `std_init` (normalised units): a free log
     ("state_independent"), a free number through softplus ("softplus", as TF-Agents), or a second
     linear output ("state_dependent", its log kept in [-20, 2]).
     """
@@ -66,30 +83,43 @@ class PolicyHead(nn.Module):
     ):
         super().__init__()
         self.std = std
-        self.gaussian = isinstance(family, distributions.DiagGaussian | distributions.TanhGaussian)
-        size = family.param_size
+        # By leaf, in order: outputs of the linear layer, and standard deviations (0: no Gaussian).
+        self.sizes: list[int] = []
+        self.std_sizes: list[int] = []
+        for leaf in distributions.leaf_families(family):
+            if isinstance(leaf, distributions.DiagGaussian | distributions.TanhGaussian):
+                self.sizes.append(leaf.size)
+                self.std_sizes.append(leaf.size)
+            else:
+                self.sizes.append(leaf.param_size)
+                self.std_sizes.append(0)
+        size = sum(self.std_sizes)
+        self.gaussian = size > 0
+        self.linear = nn.Linear(feature_size, sum(self.sizes))
         if not self.gaussian:
-            self.linear = nn.Linear(feature_size, size)
-        elif std == "state_dependent":
-            self.linear = nn.Linear(feature_size, size // 2)
-            self.std_linear = nn.Linear(feature_size, size // 2)
+            return
+        if std == "state_dependent":
+            self.std_linear = nn.Linear(feature_size, size)
             self.std_start = math.log(std_init)
         else:
             start = (
                 math.log(std_init) if std == "state_independent" else math.log(math.expm1(std_init))
             )
-            self.linear = nn.Linear(feature_size, size // 2)
-            self.std_param = nn.Parameter(torch.full((size // 2,), start))
+            self.std_param = nn.Parameter(torch.full((size,), start))
 
     def forward(self, features: Tensor) -> Tensor:
         """``[N, param_size]`` from ``[N, features]``."""
-        mean: Tensor = self.linear(features)
+        outputs: Tensor = self.linear(features)
         if not self.gaussian:
-            return mean
+            return outputs
         if self.std == "state_dependent":
             log_std = (self.std_linear(features) + self.std_start).clamp(-20.0, 2.0)
         elif self.std == "softplus":
-            log_std = functional.softplus(self.std_param).log().expand_as(mean)
+            log_std = functional.softplus(self.std_param).log()
         else:
-            log_std = self.std_param.expand_as(mean)
-        return torch.cat((mean, log_std), -1)
+            log_std = self.std_param
+        log_std = log_std.expand(*outputs.shape[:-1], -1)
+        if len(self.sizes) == 1:
+            return torch.cat((outputs, log_std), -1)
+        split = torch.split(outputs, self.sizes, -1), torch.split(log_std, self.std_sizes, -1)
+        return torch.cat([x for pair in zip(*split, strict=True) for x in pair], -1)

@@ -7,7 +7,7 @@ from a report; it is never NaN.
 import difflib
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, final
 
 from quintet.errors import QuintetError
@@ -65,7 +65,10 @@ _SPEED = {
     "policy_lag/mean": Metric("versions", "mean age of the weights that acted in the batch"),
     "policy_lag/max": Metric("versions", "highest age of the weights that acted in the batch"),
     "data/valid_frac": Metric("1", "share of rows of the batch whose action was executed"),
-    "data/discarded_columns": Metric("columns", "columns dropped so far for being too old"),
+    "data/discarded_columns": Metric(
+        "columns", "columns dropped so far: too old, or waiting when streams began anew"
+    ),
+    "data/discarded_env_steps": Metric(_STEPS, "executed but not learned from: discarded so far"),
     "data/worker_restarts": Metric("restarts", "sampler processes restarted so far"),
     "replay/size": Metric("transitions", "transitions held in replay"),
     "replay/draws_per_env_step": Metric("1", "transitions trained on per env_step so far"),
@@ -74,7 +77,6 @@ _SPEED = {
 _LOSSES = {
     "loss/total": Metric("1", "weighted sum of all terms, as differentiated"),
     "loss/total_abs": Metric("1", "sum of the absolute values of the weighted terms"),
-    "loss/total_last_epoch": Metric("1", "weighted sum of all terms in the last pass"),
     "loss/policy": Metric("1", "policy term, to be minimised"),
     "loss/policy_truncated": Metric("1", "ACER's policy term with truncated weights"),
     "loss/policy_correction": Metric("1", "ACER's bias correction term"),
@@ -85,6 +87,11 @@ _LOSSES = {
     "loss/kl": Metric("1", "KL penalty: beta times the mean KL"),
     "loss/kl_cutoff": Metric("1", "penalty on a mean KL above the cutoff"),
     "loss/l2": Metric("1", "penalty on squared kernels"),
+}
+
+_LAST_EPOCH = {
+    f"{name}_last_epoch": Metric(metric.unit, f"{metric.meaning}; in the last pass alone")
+    for name, metric in _LOSSES.items()
 }
 
 _OPTIMISATION = {
@@ -113,6 +120,7 @@ _POLICY = {
     "policy/kl": Metric("nats", "mean exact KL(mu, pi) over the batch"),
     "policy/kl_cutoff_frac": Metric("1", "share of updates whose KL was above the cutoff"),
     "policy/kl_beta": Metric("1", "weight of the KL penalty in force"),
+    "policy/kl_beta_factor": Metric("1", "what that weight was multiplied by after the update"),
     "policy/std_mean": Metric("action units", "mean standard deviation of continuous actions"),
     "policy/std_min": Metric("action units", "lowest standard deviation of continuous actions"),
     "policy/std_max": Metric("action units", "highest standard deviation of continuous actions"),
@@ -154,15 +162,20 @@ METRICS: Mapping[str, Metric] = {
     **_EPISODES,
     **_SPEED,
     **_LOSSES,
+    **_LAST_EPOCH,
     **_OPTIMISATION,
     **_POLICY,
     **_VALUES,
 }
 """Every declared metric by name."""
 
+HISTOGRAM = "histogram/"
+"""Beginning of the names of distributions, which only some sinks can show."""
+
 PREFIXES: Mapping[str, Metric] = {
-    "grad_norm/": Metric("1", "gradient norm of one parameter, before clipping"),
+    "grad_norm/": Metric("1", "gradient norm of one parameter in the last step, before clipping"),
     "param_norm/": Metric("1", "norm of one parameter"),
+    HISTOGRAM: Metric("1", "distribution of a value over rows or parameters, never a number"),
     "loss/aux/": Metric("1", "an auxiliary loss term"),
     "population/": Metric("1", "a tuned value of one member of a population"),
 }
@@ -176,8 +189,8 @@ def describe(name: str) -> Metric | None:
     return next((m for prefix, m in PREFIXES.items() if name.startswith(prefix)), None)
 
 
-def check(report: Mapping[str, float]) -> None:
-    """Raises QuintetError when the report holds a name that is not declared."""
+def check(report: Iterable[str]) -> None:
+    """Raises QuintetError when a name of the report is not declared."""
     unknown = [name for name in report if describe(name) is None]
     if unknown:
         near = difflib.get_close_matches(unknown[0], METRICS, n=1)

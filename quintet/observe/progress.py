@@ -82,7 +82,7 @@ class LineProgress:
     """One plain line per shown report, at most every ten seconds, and one at the end."""
 
     def __init__(self, title: str, stream: TextIO, pace: _Pace) -> None:
-        self._out = _QuietStream(stream)
+        self._out = QuietStream(stream)
         self._pace = pace
         self._shown_at = float("-inf")
         self._evaluation: float | None = None
@@ -129,7 +129,7 @@ class TerminalProgress:
         # what the environment or a library prints must not tear the bar; what the person sent
         # elsewhere (2>errors.txt) goes on going there
         self._live = Live(
-            console=Console(file=cast(TextIO, _QuietStream(stream))),
+            console=Console(file=cast(TextIO, QuietStream(stream))),
             auto_refresh=False,  # no thread that would compete with training; reports come often
             redirect_stdout=stream is sys.stdout,
             redirect_stderr=stream is sys.stdout and _is_terminal(sys.stderr),
@@ -170,7 +170,7 @@ class TerminalProgress:
 
 
 @final
-class _QuietStream:
+class QuietStream:
     """The part of a text stream that rich and we use, silent from the first failed write on."""
 
     def __init__(self, stream: TextIO) -> None:

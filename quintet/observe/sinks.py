@@ -12,12 +12,15 @@ import json
 import os
 import shutil
 import socket
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Protocol, final
 
+import numpy as np
+from numpy.typing import ArrayLike
 from pydantic import BaseModel, ConfigDict, Field
 
 from quintet.errors import QuintetError
@@ -28,6 +31,9 @@ SinkName = Literal["jsonl", "csv", "tensorboard"]
 JSONL_FILE = "metrics.jsonl"
 CSV_FILE = "progress.csv"
 TENSORBOARD_FOLDER = "tensorboard"
+
+HISTOGRAM_BINS = 30
+"""What TensorBoard's own histograms have by default."""
 
 _FIRST_COLUMNS = ("env_steps", "wall_s", "updates", "episode/return_mean", "episode/length_mean")
 
@@ -50,6 +56,10 @@ class ReportConfig(BaseModel):
     )
 
 
+def _to_stderr(message: str) -> None:
+    print(f"warning: {message}", file=sys.stderr)
+
+
 class Sink(Protocol):
     """Takes reports in the order of their env_steps."""
 
@@ -66,16 +76,37 @@ class Sink(Protocol):
 class Reporter:
     """All sinks of a run as one; checks names and leaves out non-finite values."""
 
-    def __init__(self, sinks: Sequence[Sink]) -> None:
+    def __init__(self, sinks: Sequence[Sink], notice: Callable[[str], None] = print) -> None:
+        """notice: receives one message when there are distributions and no sink shows them."""
         self._sinks = tuple(sinks)
+        self._notice: Callable[[str], None] | None = notice
 
-    def write(self, report: Mapping[str, float]) -> dict[str, float]:
-        """Sends a report to every sink and returns what was sent."""
+    def write(
+        self, report: Mapping[str, float], histograms: Mapping[str, ArrayLike] | None = None
+    ) -> dict[str, float]:
+        """Sends a report to every sink and returns the numbers that were sent.
+
+        histograms: values ``[N]`` by name, on the CPU, whose distribution TensorBoard shows.
+        """
         check(report)
         finite = clean(report)
         for sink in self._sinks:
             sink.write(finite)
+        if histograms:
+            self._write_histograms(int(report.get("env_steps", 0)), histograms)
         return finite
+
+    def _write_histograms(self, env_steps: int, histograms: Mapping[str, ArrayLike]) -> None:
+        check(histograms)
+        shown = [sink for sink in self._sinks if isinstance(sink, TensorBoardSink)]
+        for sink in shown:
+            sink.write_histograms(env_steps, histograms)
+        if not shown and self._notice is not None:
+            self._notice(
+                "histograms are shown by tensorboard only, and nothing is written for it: install "
+                "it and keep it among report.sinks"
+            )
+            self._notice = None
 
     def close(self) -> None:
         for sink in self._sinks:
@@ -93,13 +124,13 @@ def open_sinks(
 
     resume_env_steps: env_steps of the checkpoint that the run goes on from; None begins anew and
         empties what an earlier try left in `run_dir`.
-    notice: receives one message when a sink is left out.
+    notice: receives a message when a sink, or a damaged line of an earlier report, is left out.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     sinks: list[Sink] = []
     for name in dict.fromkeys(config.sinks):
         if name == "jsonl":
-            sinks.append(JsonlSink(run_dir / JSONL_FILE))
+            sinks.append(JsonlSink(run_dir / JSONL_FILE, notice))
         elif name == "csv":
             sinks.append(CsvSink(run_dir / CSV_FILE))
         else:
@@ -112,21 +143,22 @@ def open_sinks(
                 )
     for sink in sinks:
         sink.resume_at(-1 if resume_env_steps is None else resume_env_steps)
-    return Reporter(sinks)
+    return Reporter(sinks, notice)
 
 
 @final
 class JsonlSink:
     """One JSON object per report and line."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, notice: Callable[[str], None] = _to_stderr) -> None:
         self._path = path
         self._file = _AppendFile(path)
+        self._notice = notice
 
     def resume_at(self, env_steps: int) -> None:
         kept = [
             json.dumps(report)
-            for report in _read_jsonl(self._path)
+            for report in _read_jsonl(self._path, self._notice)
             if report.get("env_steps", 0) <= env_steps
         ]
         self._file.replace("".join(f"{line}\n" for line in kept).encode())
@@ -231,6 +263,27 @@ class TensorBoardSink:
         step = int(report.get("env_steps", 0))
         self._add(step=step, summary=self._summary.Summary(value=values))
 
+    def write_histograms(self, env_steps: int, histograms: Mapping[str, ArrayLike]) -> None:
+        """Adds the distributions of the finite ones of these values, where there are any."""
+        values = []
+        for name, given in histograms.items():
+            x = np.asarray(given, np.float64).ravel()
+            x = x[np.isfinite(x)]
+            if not x.size:
+                continue
+            counts, edges = np.histogram(x, bins=HISTOGRAM_BINS)
+            histogram = self._summary.HistogramProto(
+                min=x.min(),
+                max=x.max(),
+                num=x.size,
+                sum=x.sum(),
+                sum_squares=(x * x).sum(),
+                bucket_limit=edges[1:].tolist(),
+                bucket=counts.tolist(),
+            )
+            values.append(self._summary.Summary.Value(tag=name, histo=histogram))
+        self._add(step=env_steps, summary=self._summary.Summary(value=values))
+
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
@@ -263,21 +316,25 @@ class TensorBoardSink:
         return framed.getvalue()
 
 
-def read_metrics(run_dir: Path) -> list[dict[str, float]]:
+def read_metrics(
+    run_dir: Path, notice: Callable[[str], None] = _to_stderr
+) -> list[dict[str, float]]:
     """All reports of a run, oldest first; a torn last line (a crash, or a run at work) is left out.
 
+    notice: receives one message for each damaged line within, which is left out.
+
     Raises:
-        QuintetError: there is no ``metrics.jsonl``, or a line within it is damaged.
+        QuintetError: there is no ``metrics.jsonl``.
     """
     path = Path(run_dir) / JSONL_FILE
     if not path.is_file():
         raise QuintetError(
             f"{run_dir} has no {JSONL_FILE}: give the folder of a run that reported to jsonl"
         )
-    return _read_jsonl(path)
+    return _read_jsonl(path, notice)
 
 
-def _read_jsonl(path: Path) -> list[dict[str, float]]:
+def _read_jsonl(path: Path, notice: Callable[[str], None]) -> list[dict[str, float]]:
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -290,9 +347,8 @@ def _read_jsonl(path: Path) -> list[dict[str, float]]:
             if not isinstance(report, dict):
                 raise ValueError("no object")
         except ValueError as fault:
-            raise QuintetError(
-                f"line {number} of {path} is damaged ({fault}): remove that line"
-            ) from fault
+            notice(f"line {number} of {path} is damaged ({fault}) and left out")
+            continue
         reports.append(report)
     return reports
 

@@ -6,8 +6,10 @@ the dtype of the parameters.  `draw_noise` makes all the randomness of many step
 `sample` is then deterministic.
 """
 
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Float32, Shaped
@@ -17,7 +19,6 @@ from quintet.ops.discrete import Bernoulli, Categorical, MultiCategorical
 from quintet.ops.gaussian import DiagGaussian, TanhGaussian
 
 __all__ = [
-    "Action",
     "Bernoulli",
     "Categorical",
     "DiagGaussian",
@@ -25,10 +26,11 @@ __all__ = [
     "MultiCategorical",
     "TanhGaussian",
     "TupleFamily",
+    "leaf_families",
 ]
 
-Action: TypeAlias = Any
-"""A tensor ``[..., *action_shape]``; for `TupleFamily` a tuple of its children's actions."""
+LARGEST_EXACT = 2**24
+"""Integers up to this have a float32 of their own."""
 
 
 @runtime_checkable
@@ -51,28 +53,31 @@ class Family(Protocol):
         ...
 
     @property
-    def action_shape(self) -> tuple[Any, ...]:
-        """Shape of one action; for `TupleFamily` the tuple of its children's shapes."""
+    def action_shape(self) -> tuple[int, ...]:
+        """Shape of one action: () or ``(n,)``."""
         ...
 
     @property
-    def action_dtype(self) -> Any:
-        """torch.dtype of an action; for `TupleFamily` the tuple of its children's."""
+    def action_dtype(self) -> torch.dtype:
+        """int64 or float32."""
         ...
 
     def draw_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Base noise ``[*shape, noise_size]``, float32, finite, on the generator's device."""
         ...
 
-    def sample(self, params: Tensor, noise: Tensor) -> Action:
-        """The action that this noise selects; differentiable in `params` if actions are floats."""
+    def sample(self, params: Tensor, noise: Tensor) -> Tensor:
+        """The action ``[..., *action_shape]`` that this noise selects.
+
+        Differentiable in `params` if actions are floats.
+        """
         ...
 
-    def mode(self, params: Tensor) -> Action:
+    def mode(self, params: Tensor) -> Tensor:
         """The action that a greedy policy takes."""
         ...
 
-    def log_prob(self, params: Tensor, action: Action) -> Tensor:
+    def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
         """Log-probability or log-density ``[...]`` of one action, in nats."""
         ...
 
@@ -91,20 +96,43 @@ class Family(Protocol):
         """
         ...
 
-    def to_env(self, action: Action) -> Action:
+    def to_env(self, action: Tensor) -> Tensor:
         """What the environment receives for an action."""
         ...
 
 
 @dataclass(frozen=True)
 class TupleFamily:
-    """Independent families side by side.
+    """Independent families side by side, whose actions are packed in one tensor.
 
-    Parameters, noise and masks are the children's, concatenated in order along the last dimension;
-    the action is a tuple of the children's actions; log-probabilities, entropies and KLs are sums.
+    Parameters, noise, masks and actions are the children's, concatenated in order along the last
+    dimension (an action of shape () takes one place); the mask has a part for every child that
+    takes one.  Log-probabilities, entropies and KLs are sums.  A packed action is int64 where all
+    children's are, else float32, integers among them as such numbers.
+
+    widths: places that each family's action takes in a packed one.
+
+    Raises ValueError without families, or when float32 can't hold a child's integers exactly.
     """
 
     families: tuple[Family, ...]
+    widths: tuple[int, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        widths = tuple(math.prod(family.action_shape) for family in self.families)
+        object.__setattr__(self, "widths", widths)
+        if not self.families:
+            raise ValueError("TupleFamily needs at least one family, got none")
+        if not self.action_dtype.is_floating_point:
+            return
+        for family in leaf_families(self):
+            # A family has at least as many parameters as its integers have values.
+            integers = not family.action_dtype.is_floating_point
+            if integers and family.param_size > LARGEST_EXACT:
+                raise ValueError(
+                    f"beside float actions, integer actions must stay within {LARGEST_EXACT} "
+                    f"values, which float32 holds exactly; got {family}; split it in two"
+                )
 
     @property
     def param_size(self) -> int:
@@ -119,12 +147,33 @@ class TupleFamily:
         return sum(family.mask_size for family in self.families)
 
     @property
-    def action_shape(self) -> tuple[Any, ...]:
-        return tuple(family.action_shape for family in self.families)
+    def action_shape(self) -> tuple[int, ...]:
+        return (sum(self.widths),)
 
     @property
-    def action_dtype(self) -> tuple[Any, ...]:
-        return tuple(family.action_dtype for family in self.families)
+    def action_dtype(self) -> torch.dtype:
+        dtypes = {family.action_dtype for family in self.families}
+        return torch.int64 if dtypes == {torch.int64} else torch.float32
+
+    def pack(self, actions: Sequence[Tensor]) -> Shaped[Tensor, "*n {sum(self.widths)}"]:
+        """The children's actions, in order, as one tensor; integers beside floats become floats."""
+        flat = [
+            action if family.action_shape else action.unsqueeze(-1)
+            for family, action in zip(self.families, actions, strict=True)
+        ]
+        return torch.cat(flat, dim=-1)  # promotes to the widest dtype among them
+
+    def unpack(
+        self, action: Shaped[Tensor, "*n {sum(self.widths)}"]
+    ) -> tuple[Shaped[Tensor, "..."], ...]:
+        """The children's actions, in order, each in its own shape and kind of dtype."""
+        parts = torch.split(action, list(self.widths), dim=-1)
+        return tuple(
+            (part if family.action_shape else part.squeeze(-1)).to(
+                part.dtype if family.action_dtype.is_floating_point else family.action_dtype
+            )
+            for family, part in zip(self.families, parts, strict=True)
+        )
 
     def _params(self, params: Tensor) -> tuple[Tensor, ...]:
         return torch.split(params, [family.param_size for family in self.families], dim=-1)
@@ -138,45 +187,36 @@ class TupleFamily:
         self,
         params: Float[Tensor, "*n {self.param_size}"],
         noise: Float[Tensor, "*n {self.noise_size}"],
-    ) -> tuple[Action, ...]:
+    ) -> Shaped[Tensor, "*n {sum(self.widths)}"]:
         noises = torch.split(noise, [family.noise_size for family in self.families], dim=-1)
-        return tuple(
-            family.sample(p, z)
-            for family, p, z in zip(self.families, self._params(params), noises, strict=True)
-        )
+        parts = zip(self.families, self._params(params), noises, strict=True)
+        return self.pack([family.sample(p, z) for family, p, z in parts])
 
-    def mode(self, params: Float[Tensor, "*n {self.param_size}"]) -> tuple[Action, ...]:
-        return tuple(
-            family.mode(p) for family, p in zip(self.families, self._params(params), strict=True)
-        )
+    def mode(
+        self, params: Float[Tensor, "*n {self.param_size}"]
+    ) -> Shaped[Tensor, "*n {sum(self.widths)}"]:
+        parts = zip(self.families, self._params(params), strict=True)
+        return self.pack([family.mode(p) for family, p in parts])
 
     def log_prob(
-        self, params: Float[Tensor, "*n {self.param_size}"], action: tuple[Action, ...]
+        self,
+        params: Float[Tensor, "*n {self.param_size}"],
+        action: Shaped[Tensor, "*n {sum(self.widths)}"],
     ) -> Float[Tensor, "*n"]:
-        leaves = [
-            family.log_prob(p, a)
-            for family, p, a in zip(self.families, self._params(params), action, strict=True)
-        ]
-        return torch.stack(leaves).sum(dim=0)
+        parts = zip(self.families, self._params(params), self.unpack(action), strict=True)
+        return torch.stack([family.log_prob(p, a) for family, p, a in parts]).sum(dim=0)
 
     def entropy(self, params: Float[Tensor, "*n {self.param_size}"]) -> Float[Tensor, "*n"]:
-        leaves = [
-            family.entropy(p) for family, p in zip(self.families, self._params(params), strict=True)
-        ]
-        return torch.stack(leaves).sum(dim=0)
+        parts = zip(self.families, self._params(params), strict=True)
+        return torch.stack([family.entropy(p) for family, p in parts]).sum(dim=0)
 
     def kl(
         self,
         params_p: Float[Tensor, "*n {self.param_size}"],
         params_q: Float[Tensor, "*n {self.param_size}"],
     ) -> Float[Tensor, "*n"]:
-        leaves = [
-            family.kl(p, q)
-            for family, p, q in zip(
-                self.families, self._params(params_p), self._params(params_q), strict=True
-            )
-        ]
-        return torch.stack(leaves).sum(dim=0)
+        parts = zip(self.families, self._params(params_p), self._params(params_q), strict=True)
+        return torch.stack([family.kl(p, q) for family, p, q in parts]).sum(dim=0)
 
     def apply_mask(
         self,
@@ -192,7 +232,15 @@ class TupleFamily:
         ]
         return torch.cat(masked, dim=-1)
 
-    def to_env(self, action: tuple[Action, ...]) -> tuple[Action, ...]:
-        return tuple(
-            family.to_env(leaf) for family, leaf in zip(self.families, action, strict=True)
-        )
+    def to_env(
+        self, action: Shaped[Tensor, "*n {sum(self.widths)}"]
+    ) -> Shaped[Tensor, "*n {sum(self.widths)}"]:
+        parts = zip(self.families, self.unpack(action), strict=True)
+        return self.pack([family.to_env(a) for family, a in parts])
+
+
+def leaf_families(family: Family) -> tuple[Family, ...]:
+    """The families that no `TupleFamily` divides further, in order; a plain one is its own."""
+    if not isinstance(family, TupleFamily):
+        return (family,)
+    return tuple(leaf for child in family.families for leaf in leaf_families(child))

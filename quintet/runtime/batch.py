@@ -1,41 +1,63 @@
-"""From slots to a learner's batch: the only place where columns are gathered."""
+"""From unrolls to a learner's batch: the only place where columns are selected and joined."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from quintet.runtime.slots import Slot
+from quintet.protocols import DataPlan
 from quintet.types import Rollout
 
+_WITHOUT_TIME = ("stream_id", "group_id", "episode_id", "last_action", "last_reward")
+_COLUMN_DIM = dict.fromkeys(_WITHOUT_TIME, 0)
 
-def _join(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts), 1)
+
+@dataclass(frozen=True)
+class Episode:
+    """One whole episode, in raw reward units, that ended at `row` of `column` of a batch."""
+
+    row: int
+    column: int
+    return_: float
+    length: int
 
 
-def gather(slots: Sequence[Slot], device: torch.device) -> Rollout:
-    """All columns of all slots, ordered by (group, stream); one slot alone is given as views."""
+def join(parts: Sequence[Rollout]) -> Rollout:
+    """All columns of all parts, in order; one part alone is given as it is, nothing is copied."""
+    if len(parts) == 1:
+        return parts[0]
+    return _combine(parts, lambda tensors, dim: torch.cat(tensors, dim))
 
-    def arrays(name: str) -> Tensor:
-        return _join([torch.from_numpy(getattr(slot, name)) for slot in slots]).to(device)
 
-    first = slots[0]
-    return Rollout(
-        obs={name: _join([slot.obs[name] for slot in slots]).to(device) for name in first.obs},
-        action=_join([slot.action for slot in slots]).to(device),
-        reward=arrays("reward"),
-        terminated=arrays("terminated"),
-        truncated=arrays("truncated"),
-        valid=arrays("valid"),
-        is_first=arrays("is_first"),
-        record={
-            name: _join([slot.record[name] for slot in slots]).to(device) for name in first.record
-        },
-        return_carry=arrays("return_carry"),
-        version=arrays("version"),
-        stream_id=torch.arange(sum(slot.num_streams for slot in slots), device=device),
-    )
+def select(rollout: Rollout, columns: Tensor) -> Rollout:
+    """The columns at the indices `columns` ``[N]``, copied."""
+    return _combine([rollout], lambda tensors, dim: tensors[0].index_select(dim, columns))
+
+
+def _combine(parts: Sequence[Rollout], function: Callable[[list[Tensor], int], Tensor]) -> Rollout:
+    """Applies `function` to every tensor of the parts and the dimension of its columns."""
+    values: dict[str, Any] = {}
+    for field in fields(Rollout):
+        each = [getattr(part, field.name) for part in parts]
+        dim = _COLUMN_DIM.get(field.name, 1)
+        if isinstance(each[0], Tensor):
+            values[field.name] = function(each, dim)
+        elif isinstance(each[0], dict):
+            values[field.name] = {
+                name: function([leaves[name] for leaves in each], dim) for name in each[0]
+            }
+        else:
+            values[field.name] = each[0]
+    return Rollout(**values)
+
+
+def to_device(rollout: Rollout, device: torch.device) -> Rollout:
+    """The rollout on another device; on the same one nothing is copied."""
+    if device.type == "cpu":
+        return rollout
+    return _combine([rollout], lambda tensors, _: tensors[0].to(device, non_blocking=True))
 
 
 def within_budget(batch: Rollout, env_steps_left: int) -> tuple[Rollout, int]:
@@ -54,3 +76,105 @@ def within_budget(batch: Rollout, env_steps_left: int) -> tuple[Rollout, int]:
     last = torch.zeros_like(within)
     last[:-1] = within[:-1] & past[1:]
     return replace(batch, valid=within, budget_cut=last), env_steps_left
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some columns of one unroll, and the episodes that ended in them."""
+
+    rollout: Rollout
+    episodes: list[Episode]
+
+    @property
+    def columns(self) -> int:
+        return self.rollout.stream_id.numel()
+
+    def take(self, columns: Tensor) -> "Part":
+        """The part's columns at these indices, copied."""
+        place = {column: i for i, column in enumerate(columns.tolist())}
+        episodes = [replace(e, column=place[e.column]) for e in self.episodes if e.column in place]
+        return Part(select(self.rollout, columns), episodes)
+
+
+@final
+class ColumnQueue:
+    """Columns of one policy that wait to become batches, oldest unroll first.
+
+    A batch takes any columns, whatever the number of streams; what is left over waits for the
+    next one.  Rows that another policy played are masked, columns in which it played all are left
+    out.  Rows of weights that are older than the plan's ``max_policy_lag`` are masked when a
+    batch is made, columns without any other are dropped.
+    """
+
+    def __init__(self, plan: DataPlan, policy: int, num_policies: int):
+        self.plan, self.policy, self.shared = plan, policy, num_policies > 1
+        self.waiting: list[Part] = []
+        self.dropped_columns = 0
+        self.dropped_steps = 0
+
+    def put(self, part: Part) -> None:
+        """Adds an unroll's columns; the part's memory is read until `keep` or the batch is used."""
+        if self.shared:
+            own = part.rollout.valid & (part.rollout.policy_id == self.policy)
+            part = replace(part, rollout=replace(part.rollout, valid=own))
+            part = part.take(own.any(0).nonzero().squeeze(1))
+        if part.columns:
+            self.waiting.append(part)
+
+    def keep(self) -> None:
+        """Copies what waits, so that the memory of its unroll can be written again."""
+        self.waiting = [part.take(torch.arange(part.columns)) for part in self.waiting]
+
+    def clear(self) -> None:
+        """Drops what waits: the streams begin anew."""
+        for part in self.waiting:
+            self._count_dropped(part.rollout.valid)
+        self.waiting = []
+
+    def take(self, version: int) -> tuple[Rollout, list[Episode]] | None:
+        """The next batch for weights of `version`, ordered by (group, stream), then by age; None
+        if columns are missing.
+        """
+        if self.plan.max_policy_lag is not None:
+            self._drop_old(version - self.plan.max_policy_lag)
+        size = self.plan.columns_per_batch
+        if sum(part.columns for part in self.waiting) < size:
+            return None
+        taken: list[Part] = []
+        missing = size
+        while missing:
+            part = self.waiting.pop(0)
+            if part.columns > missing:
+                self.waiting.insert(0, part.take(torch.arange(missing, part.columns)))
+                part = part.take(torch.arange(missing))
+            taken.append(part)
+            missing -= part.columns
+        episodes: list[Episode] = []
+        first_column = 0
+        for part in taken:
+            episodes += [replace(e, column=e.column + first_column) for e in part.episodes]
+            first_column += part.columns
+        whole = Part(join([part.rollout for part in taken]), episodes)
+        order = whole.rollout.stream_id.argsort(stable=True)
+        if not torch.equal(order, torch.arange(size)):
+            whole = whole.take(order)
+        return whole.rollout, whole.episodes
+
+    def _drop_old(self, oldest: int) -> None:
+        """Masks rows of versions before `oldest` and drops columns that have no other."""
+        kept = []
+        for part in self.waiting:
+            valid = part.rollout.valid
+            fresh = valid & (part.rollout.version >= oldest)
+            lost = valid & ~fresh
+            if lost.any():
+                self._count_dropped(lost & ~fresh.any(0))
+                part = replace(part, rollout=replace(part.rollout, valid=fresh))
+                part = part.take(fresh.any(0).nonzero().squeeze(1))
+            if part.columns:
+                kept.append(part)
+        self.waiting = kept
+
+    def _count_dropped(self, valid: Tensor) -> None:
+        self.dropped_columns += int(valid.any(0).sum())
+        self.dropped_steps += int(valid.sum())

@@ -1,13 +1,13 @@
 """The training loop: collect, update, publish, and a checkpoint when one is due."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, final
 
 from quintet.errors import NonFiniteError
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Learner
-from quintet.runtime.sampler import Episode
+from quintet.runtime.batch import Episode
 from quintet.runtime.serial import Batch
 from quintet.types import Publication, Rollout
 
@@ -15,11 +15,21 @@ from quintet.types import Publication, Rollout
 class Sampling(Protocol):
     """What the loop asks of a runtime kind."""
 
-    def publish(self, publication: Publication) -> None: ...
+    def publish(self, publication: Publication, policy: int = 0) -> None: ...
 
     def restart(self, iteration: int) -> None: ...
 
     def collect(self, env_steps_left: int) -> Batch: ...
+
+
+class Replay(Protocol):
+    """What the loop asks of a memory of old data."""
+
+    def store(self, batch: Rollout) -> None: ...
+
+    def cut(self) -> None: ...
+
+    def draws(self, env_steps: int, iteration: int) -> Iterable[Rollout]: ...
 
 
 @dataclass
@@ -53,13 +63,20 @@ class Budget:
     checkpoint_iterations: int
 
 
+@final
+@dataclass(frozen=True)
+class Parts:
+    """What a run is made of: a learner for each policy, where their data comes from, and the memory
+    of old data, if the learner's plan asks for one.
+    """
+
+    learners: Sequence[Learner]
+    sampling: Sampling
+    replay: Replay | None = None
+
+
 def run(
-    learner: Learner,
-    sampling: Sampling,
-    counters: Counters,
-    budget: Budget,
-    hooks: Hooks,
-    timer: PhaseTimer,
+    parts: Parts, counters: Counters, budget: Budget, hooks: Hooks, timer: PhaseTimer
 ) -> Literal["finished", "stopped"]:
     """Trains until the budget is spent or a hook asks for a stop.
 
@@ -67,19 +84,18 @@ def run(
     run was interrupted there or not; so what samplers hold need not be saved, and a resumed run has
     the same bytes.
     """
-    sampling.publish(learner.publication())
-    sampling.restart(counters.iteration)
+    sampling = parts.sampling
+    for policy, learner in enumerate(parts.learners):
+        sampling.publish(learner.publication(), policy)
+    _restart(parts, counters)
     while counters.env_steps < budget.total_env_steps:
         batch = sampling.collect(budget.total_env_steps - counters.env_steps)
         timer.switch("learning")
-        try:
-            metrics = learner.update(batch.rollout, counters.env_steps)
-        except NonFiniteError as error:
-            place = hooks.keep_batch(batch.rollout)
-            raise NonFiniteError(f"{error}. {place}") from error
+        learner = parts.learners[batch.policy]
+        metrics = _learn(learner, batch, parts.replay, counters, hooks)
         counters.iteration += 1
         counters.env_steps += batch.env_steps
-        sampling.publish(learner.publication())
+        sampling.publish(learner.publication(), batch.policy)
         timer.switch("other")
         finished = counters.env_steps >= budget.total_env_steps
         scheduled = finished or counters.iteration % budget.checkpoint_iterations == 0
@@ -90,5 +106,44 @@ def run(
         if stop and not finished:
             return "stopped"
         if scheduled and not finished:
-            sampling.restart(counters.iteration)
+            _restart(parts, counters)
     return "finished"
+
+
+def _restart(parts: Parts, counters: Counters) -> None:
+    parts.sampling.restart(counters.iteration)
+    if parts.replay is not None:
+        parts.replay.cut()
+
+
+def _learn(
+    learner: Learner, batch: Batch, replay: Replay | None, counters: Counters, hooks: Hooks
+) -> dict[str, float]:
+    """One update from the fresh batch and as many from replay as are due; each metric is the mean
+    over the updates that gave it.
+    """
+    if replay is not None:
+        replay.store(batch.rollout)
+    metrics = _update(learner, batch.rollout, counters.env_steps, hooks)
+    if replay is not None:
+        given = [metrics]
+        now = counters.env_steps + batch.env_steps
+        for drawn in replay.draws(batch.env_steps, counters.iteration):
+            given.append(_update(learner, drawn, now, hooks))
+        metrics = _mean_by_name(given)
+    return metrics | batch.metrics
+
+
+def _update(learner: Learner, batch: Rollout, env_steps: int, hooks: Hooks) -> dict[str, float]:
+    try:
+        return learner.update(batch, env_steps)
+    except NonFiniteError as error:
+        raise NonFiniteError(f"{error}. {hooks.keep_batch(batch)}") from error
+
+
+def _mean_by_name(given: Sequence[dict[str, float]]) -> dict[str, float]:
+    values: dict[str, list[float]] = {}
+    for metrics in given:
+        for name, value in metrics.items():
+            values.setdefault(name, []).append(value)
+    return {name: sum(each) / len(each) for name, each in values.items()}

@@ -1,6 +1,5 @@
 """Fills one group's slot: acts, sends, receives, and keeps what runs on from unroll to unroll."""
 
-from dataclasses import dataclass
 from typing import final
 
 import numpy as np
@@ -9,18 +8,10 @@ import torch
 from quintet.envs.vector import VectorEnv, check_finite
 from quintet.errors import EnvironmentFault
 from quintet.protocols import Actor, DataPlan
-from quintet.runtime.slots import Slot
+from quintet.runtime.batch import Episode, Part
+from quintet.runtime.slots import WHO_ACTED, Slot
+from quintet.spaces import mask_sizes
 from quintet.types import ACTION_MASK, Publication
-
-
-@dataclass(frozen=True)
-class Episode:
-    """One whole episode, in raw reward units, that ended at `row` of `column` of a batch."""
-
-    row: int
-    column: int
-    return_: float
-    length: int
 
 
 @final
@@ -29,13 +20,13 @@ class GroupSampler:
     `finish`.
     """
 
-    def __init__(self, env: VectorEnv, actor: Actor, plan: DataPlan, first_stream: int):
+    def __init__(self, env: VectorEnv, actor: Actor, plan: DataPlan, first_stream: int, group: int):
         self.env, self.actor, self.plan = env, actor, plan
         self.first_stream = first_stream
         self.num_streams = env.num_streams
-        self.slot = Slot(
-            env.spaces, actor.action_spec, actor.record_specs, plan.unroll_steps, env.num_streams
-        )
+        self.slot = Slot(env.spaces, actor, plan, env.num_streams, first_stream, group)
+        # An actor of several policies says for every row who acted.
+        self.one_policy = not set(WHO_ACTED) & set(actor.record_specs)
         self.generator = torch.Generator()
         self.version = -1
         self.fresh = True
@@ -43,7 +34,7 @@ class GroupSampler:
     def restart(self, env_seeds: list[int], noise_seed: int) -> None:
         """Begins new episodes; all that the group does from here on follows from the two seeds."""
         self.env.restart(env_seeds, self.slot.first_obs_arrays)
-        self.slot.is_first[0] = True
+        self.slot.begin_anew()
         self.generator.manual_seed(noise_seed)
         self.state = self.actor.initial_state(self.num_streams)
         self.carry = np.zeros(self.num_streams)
@@ -63,13 +54,15 @@ class GroupSampler:
             self.fresh = False
         else:
             self.slot.carry_over()
-        self.slot.version[:] = self.version
+        if self.one_policy:
+            self.slot.version.fill_(self.version)
         noise = self.actor.draw_noise(self.plan.unroll_steps, self.num_streams, self.generator)
         self.noise_rows = noise.unbind(0)
 
     def act(self, row: int) -> None:
         """One forward for the group; the environments then step on their own."""
         slot = self.slot
+        slot.store_state(row, self.state)
         out = self.actor.act(
             slot.obs_rows[row], self.state, slot.is_first_rows[row], self.noise_rows[row]
         )
@@ -85,9 +78,10 @@ class GroupSampler:
         self.env.recv(slot.step_rows[row])
         np.logical_not(slot.valid[row], out=slot.is_first[row + 1])
 
-    def finish(self) -> list[Episode]:
-        """Checks the unroll and derives what needs whole columns."""
+    def finish(self) -> Part:
+        """Checks the unroll and derives what needs whole columns; gives it as views of the slot."""
         slot = self.slot
+        slot.store_state(slot.steps, self.state)
         check_finite(
             {name: x.numpy() for name, x in slot.obs.items()},
             slot.raw_reward,  # clipping would hide an infinity
@@ -99,18 +93,20 @@ class GroupSampler:
         self.steps_before += slot.steps
         if self.plan.return_discount is not None:
             self._discounted_returns(self.plan.return_discount)
-        return self._episodes()
+        return Part(slot.rollout(), self._episodes())
 
     def _check_masks(self) -> None:
-        """A decision with no allowed action can't be made; the reset row's mask doesn't matter."""
+        """A choice with no allowed action can't be made; the reset row's mask doesn't matter."""
         mask = self.slot.obs.get(ACTION_MASK)
         if mask is None:
             return
-        none_allowed = ~mask[:-1].flatten(2).bool().any(-1).numpy() & self.slot.valid
+        choices = torch.split(mask[:-1].bool(), mask_sizes(self.env.spaces.action), -1)
+        possible = torch.stack([choice.any(-1) for choice in choices]).all(0)
+        none_allowed = ~possible.numpy() & self.slot.valid
         if none_allowed.any():
             row, column = (int(i) for i in np.argwhere(none_allowed)[0])
             raise EnvironmentFault(
-                f"{ACTION_MASK} must allow at least one action where one is taken; "
+                f"{ACTION_MASK} must allow at least one action in each choice that is taken; "
                 f"{self.env.description.id}, stream {self.first_stream + column}, step "
                 f"{self.steps_before + row}: it allows none; end the episode there"
             )
@@ -118,6 +114,7 @@ class GroupSampler:
     def _discounted_returns(self, gamma: float) -> None:
         """``G_t = r_t + gamma * G_(t-1)``, from 0 at the start of every episode."""
         slot, carry = self.slot, self.carry
+        assert slot.return_carry is not None
         going_on = ~(slot.terminated | slot.truncated)
         for row in range(slot.steps):
             carry *= gamma

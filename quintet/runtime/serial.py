@@ -9,21 +9,24 @@ import torch
 from quintet.envs.vector import VectorEnv
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor, DataPlan
-from quintet.runtime.batch import gather, within_budget
-from quintet.runtime.sampler import Episode, GroupSampler
+from quintet.runtime.batch import ColumnQueue, Episode, to_device, within_budget
+from quintet.runtime.policies import PolicyMix
+from quintet.runtime.sampler import GroupSampler
 from quintet.runtime.seeds import Role, environment_seeds, generator_seed
 from quintet.types import Publication, Rollout
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What one collection gives: the rollout, the env_steps in it, the episodes that ended in
-    it.
+    """What one collection gives: the rollout, the policy whose learner it is for, the env_steps in
+    it, the episodes that ended in it, and what there is to report of its way here.
     """
 
     rollout: Rollout
+    policy: int
     env_steps: int
     episodes: list[Episode]
+    metrics: dict[str, float]
 
 
 @final
@@ -38,26 +41,41 @@ class SerialSampling:
         seed: int,
         timer: PhaseTimer,
         device: torch.device,
+        num_policies: int = 1,
     ):
-        # All groups act by the same weights and a feed-forward actor keeps nothing between acts,
-        # but a group's actor may be stateful (exploration), so each has its own.
         self.groups: list[GroupSampler] = []
         first_stream = 0
-        for env in envs:
-            self.groups.append(GroupSampler(env, make_actor(), plan, first_stream))
+        for index, env in enumerate(envs):
+            # All groups act by the same weights, but an actor may keep things between acts
+            # (exploration), so each group has its own.
+            actor = make_actor()
+            if num_policies > 1:
+                actor = PolicyMix([actor, *(make_actor() for _ in range(num_policies - 1))])
+            self.groups.append(GroupSampler(env, actor, plan, first_stream, index))
             first_stream += env.num_streams
-        if first_stream != plan.columns_per_batch:
-            raise AssertionError(f"{first_stream} streams for {plan.columns_per_batch} columns")
         self.plan, self.seed, self.timer, self.device = plan, seed, timer, device
+        self.versions = [-1] * num_policies
+        self.queues = [ColumnQueue(plan, k, num_policies) for k in range(num_policies)]
+        # With one policy and whole rounds of columns every batch is of the newest weights.
+        self.may_lag = num_policies > 1 or first_stream != plan.columns_per_batch
 
-    def publish(self, publication: Publication) -> None:
-        """Gives every group the weights that it acts by from its next unroll on."""
+    def publish(self, publication: Publication, policy: int = 0) -> None:
+        """Gives every group the weights that `policy` acts by from the group's next unroll on."""
+        self.versions[policy] = publication.version
         for group in self.groups:
-            group.publish(publication)
+            if isinstance(group.actor, PolicyMix):
+                group.actor.load_policy(policy, publication)
+            else:
+                group.publish(publication)
 
     def restart(self, iteration: int) -> None:
-        """Re-keys every stream from (seed, group, iteration); running episodes are given up."""
+        """Re-keys every stream from (seed, group, iteration).
+
+        Running episodes and columns that wait for a batch are given up.
+        """
         self.timer.switch("stepping")
+        for queue in self.queues:
+            queue.clear()
         for index, group in enumerate(self.groups):
             group.restart(
                 environment_seeds(self.seed, index, iteration, group.num_streams),
@@ -65,7 +83,44 @@ class SerialSampling:
             )
 
     def collect(self, env_steps_left: int) -> Batch:
-        """One unroll of every group, as one batch; rows past the budget are masked."""
+        """The next batch; samples if no policy has enough columns.  Rows past the budget are
+        masked.
+        """
+        while True:
+            for policy, queue in enumerate(self.queues):
+                taken = queue.take(self.versions[policy])
+                if taken is not None:
+                    return self._batch(*taken, policy, env_steps_left)
+            for queue in self.queues:
+                queue.keep()
+            self._unroll()
+
+    def _batch(
+        self, rollout: Rollout, episodes: list[Episode], policy: int, env_steps_left: int
+    ) -> Batch:
+        rollout, env_steps = within_budget(rollout, env_steps_left)
+        episodes.sort(key=lambda episode: (episode.row, episode.column))
+        kept = [episode for episode in episodes if rollout.valid[episode.row, episode.column]]
+        metrics = self._lag_metrics(rollout, policy) if self.may_lag else {}
+        return Batch(to_device(rollout, self.device), policy, env_steps, kept, metrics)
+
+    def _lag_metrics(self, rollout: Rollout, policy: int) -> dict[str, float]:
+        lag = (self.versions[policy] - rollout.version)[rollout.valid].double()
+        queue = self.queues[policy]
+        metrics = {
+            "data/discarded_columns": float(queue.dropped_columns),
+            "data/discarded_env_steps": float(queue.dropped_steps),
+        }
+        if lag.numel():
+            metrics |= {
+                "policy_lag/min": lag.min().item(),
+                "policy_lag/mean": lag.mean().item(),
+                "policy_lag/max": lag.max().item(),
+            }
+        return metrics
+
+    def _unroll(self) -> None:
+        """One unroll of every group."""
         timer, groups = self.timer, self.groups
         timer.switch("acting")
         for group in groups:
@@ -78,19 +133,9 @@ class SerialSampling:
                 timer.switch("acting")
                 group.act(row)
         timer.switch("stepping")
-        episodes = []
-        first_column = 0
         for group in groups:
             group.receive(self.plan.unroll_steps - 1)
         for group in groups:
-            episodes += [
-                replace(episode, column=episode.column + first_column) for episode in group.finish()
-            ]
-            first_column += group.num_streams
-        rollout, env_steps = within_budget(
-            gather([group.slot for group in groups], self.device), env_steps_left
-        )
-        episodes.sort(key=lambda episode: (episode.row, episode.column))
-        valid = rollout.valid.cpu()
-        kept = [episode for episode in episodes if valid[episode.row, episode.column]]
-        return Batch(rollout, env_steps, kept)
+            part = group.finish()
+            for queue in self.queues:
+                queue.put(replace(part, episodes=list(part.episodes)))

@@ -14,6 +14,7 @@ from quintet.envs.make import MakeEnv, make_vector_env
 from quintet.models.build import ModelConfig, resolve_model
 from quintet.models.heads import action_family
 from quintet.observe.timing import PhaseTimer
+from quintet.runtime.batch import select
 from quintet.runtime.serial import SerialSampling
 from quintet.spaces import observation_leaves
 from quintet.types import ACTION_MASK, Rollout, Spaces
@@ -23,6 +24,10 @@ DISCRETE = Spaces(OBSERVATION, gym.Discrete(3))
 CONTINUOUS = Spaces(OBSERVATION, gym.Box(-2.0, 2.0, (2,), np.float32))
 MASKED = Spaces(
     gym.Dict({"x": OBSERVATION, ACTION_MASK: gym.Box(0, 1, (3,), np.int8)}), gym.Discrete(3)
+)
+HYBRID = Spaces(
+    gym.Dict({"x": OBSERVATION, ACTION_MASK: gym.MultiBinary(5)}),
+    gym.Tuple([gym.Discrete(3), gym.Box(-1.0, 1.0, (2,)), gym.MultiDiscrete([2])]),
 )
 PICTURE = Spaces(gym.Box(0, 255, (36, 36, 3), np.uint8), gym.Discrete(3))
 SMALL = ModelConfig(policy_hidden=(8, 8))
@@ -92,19 +97,32 @@ def make_rollout(
         },
         return_carry=3.0 * torch.randn((steps, streams), generator=g, dtype=torch.float64),
         version=torch.zeros((steps, streams), dtype=torch.int64),
+        policy_id=torch.zeros((steps, streams), dtype=torch.int64),
         stream_id=torch.arange(streams),
+        group_id=torch.zeros(streams, dtype=torch.int64),
+        episode_id=torch.zeros(streams, dtype=torch.int64),
+        last_action=torch.zeros_like(action[0]),
+        last_reward=torch.zeros(streams),
+        state={},
     )
+
+
+def with_states(learner: PPOLearner, batch: Rollout) -> Rollout:
+    """The batch with recorded states as far from zero as any, where the network has some."""
+    steps, streams = batch.reward.shape
+    g = torch.Generator().manual_seed(streams)
+    count = steps // learner.plan.state_every + 1
+    state = {
+        name: torch.randn((count, streams, *spec.shape), generator=g)
+        for name, spec in learner.network.state_specs.items()
+    }
+    return replace(batch, state=state)
 
 
 def columns(batch: Rollout, order: list[int]) -> Rollout:
     """The batch with these columns, in this order."""
 
-    def pick(x: Any) -> Any:
-        if isinstance(x, dict):
-            return {name: pick(y) for name, y in x.items()}
-        return x[:, order] if x.ndim > 1 else x[order]
-
-    return replace(batch, **{name: pick(x) for name, x in vars(batch).items() if x is not None})
+    return select(batch, torch.tensor(order))
 
 
 def valid_rows(learner: PPOLearner, batch: Rollout) -> tuple[Rows, Tensor]:

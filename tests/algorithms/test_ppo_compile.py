@@ -8,15 +8,16 @@ import pytest
 
 SCRIPT = """
 import torch
-from ppo_helpers import CONTINUOUS, MASKED, make_learner, make_rollout
+from ppo_helpers import CONTINUOUS, HYBRID, MASKED, make_learner, make_rollout
 from quintet.algorithms.ppo import PPOConfig
 
 torch.set_num_threads(1)
 full = dict(
     value_clip=0.2, entropy_coef=0.01, policy_l2_coef=1e-3, kl_beta_init=1.0, kl_cutoff_coef=1.0,
-    clip_schedule="linear", normalize_advantage="minibatch", log_prob_clip=5.0,
+    clip_schedule="linear", normalize_advantage="minibatch", log_prob_clip=5.0, log_gradients=True,
+    log_histograms=True,
 )
-for spaces, options in ((CONTINUOUS, {}), (MASKED, full)):
+for spaces, options in ((CONTINUOUS, {}), (MASKED, full), (HYBRID, full)):
     config = PPOConfig(minibatch_steps=16, num_epochs=2, lr_schedule="constant", **options)
     learners = [make_learner(config, spaces, compiled=compiled) for compiled in (False, True)]
     start = learners[0].theta.clone()

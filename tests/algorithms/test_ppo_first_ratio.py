@@ -117,7 +117,7 @@ def test_records_are_what_the_learner_computes(env: str):
     for network, close in ((before, True), (learner, False)):
         obs = {name: x[:-1].flatten(0, 1) for name, x in batch.obs.items()}
         with torch.no_grad():
-            params, value = network.network(before.normalizer(obs))
+            params, value, _ = network.network(before.normalizer(obs))
         errors = [
             (value - batch.record["value"].flatten()).abs().max(),
             (params - batch.record["params_mu"].flatten(0, 1)).abs().max(),

@@ -10,10 +10,12 @@ import torch
 from ppo_helpers import CONTINUOUS, DISCRETE, make_learner, make_rollout, valid_rows
 from torch import Tensor, nn
 
-from quintet.algorithms.ppo import LOSS_METRICS, PPOConfig, PPOLearner, Rows, _kept_rows
+from quintet.algorithms.diagnostics import LOSS_METRICS
+from quintet.algorithms.minibatches import Chunks, Rows, ended_rows
+from quintet.algorithms.ppo import PPOConfig, PPOLearner
 from quintet.ops.policy_losses import adaptive_kl_beta
 from quintet.runtime.batch import within_budget
-from quintet.types import Rollout
+from quintet.types import Rollout, State
 
 GOLDEN = {
     case["name"]: case
@@ -28,7 +30,7 @@ def on_policy(learner: PPOLearner, batch: Rollout) -> Rollout:
     """The batch as if the learner's own network had acted in it."""
     obs = learner.normalizer({name: x[:-1].flatten(0, 1) for name, x in batch.obs.items()})
     with torch.no_grad():
-        params, value = learner.network(obs)
+        params, value, _ = learner.network(obs)
         logp = learner.family.log_prob(params, batch.action.flatten(0, 1))
     shape = batch.reward.shape
     record = {
@@ -41,7 +43,7 @@ def on_policy(learner: PPOLearner, batch: Rollout) -> Rollout:
 
 def mean_kl(learner: PPOLearner, rows: Rows, index: Tensor) -> float:
     with torch.no_grad():
-        params, _ = learner.network(rows.obs)
+        params, _, _ = learner.network(rows.obs)
         return learner.family.kl(rows.params_mu, params)[index].mean().item()
 
 
@@ -67,8 +69,11 @@ def test_beta_moves_once_by_the_updated_policy(kl_target: float):
 class Given(nn.Module):
     """Means that are given, and unit widths."""
 
-    def forward(self, obs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        return torch.cat([obs["mean"], torch.zeros_like(obs["mean"])], -1), obs["mean"][:, 0]
+    def forward(
+        self, obs: dict[str, Tensor], state: State, is_first: Tensor
+    ) -> tuple[Tensor, Tensor, State]:
+        mean = obs["mean"]
+        return torch.cat([mean, torch.zeros_like(mean)], -1), mean[:, 0], state
 
 
 def test_golden_adaptive_kl():
@@ -81,15 +86,19 @@ def test_golden_adaptive_kl():
     )
     learner = make_learner(config, CONTINUOUS)
     learner.network = Given()
-    zeros = torch.zeros(4)
+    zeros, chunks = torch.zeros(4), Chunks((1, 4), 1, torch.device("cpu"))
     for kl, beta in zip(case["inputs"]["mean_kl"], case["expected"]["beta_after"], strict=True):
         # Unit Gaussians d apart have KL d^2 / 2; the last row counts nowhere.
         shift = torch.full((4, 2), math.sqrt(kl))
         shift[3] = 100.0
-        rows = Rows({"mean": shift}, zeros, zeros, torch.zeros(4, 4), zeros, zeros, zeros)
-        found = learner._adapt_to_kl(rows, torch.tensor([0, 1, 2]))
-        assert found == pytest.approx(kl, rel=1e-5)
+        rows = Rows(
+            {"mean": shift}, zeros > 0, zeros, zeros, torch.zeros(4, 4), zeros, zeros, zeros, {}
+        )
+        before = learner.beta
+        found = learner._adapt_to_kl(rows, chunks, torch.tensor([[True, True, True, False]]))
+        assert found["policy/kl"] == pytest.approx(kl, rel=1e-5)
         assert learner.beta == pytest.approx(beta, abs=1e-10)
+        assert found["policy/kl_beta_factor"] == pytest.approx(beta / before)
 
 
 def test_beta_stays_without_the_penalty():
@@ -256,7 +265,7 @@ def test_advantages_by_loop():
 
 def test_unfinished_episodes_are_dropped():
     batch = make_rollout(seed=2)
-    kept = _kept_rows(batch)
+    kept = ended_rows(batch)
     ended = batch.terminated | batch.truncated
     for b in range(4):
         for t in range(16):
@@ -304,7 +313,7 @@ def test_one_full_batch_is_the_vanilla_policy_gradient(spaces, clip: float | Non
     learner, reference = make_learner(config, spaces), make_learner(config, spaces)
     batch = on_policy(learner, make_rollout(spaces, seed=4))
     rows, index = valid_rows(reference, batch)
-    params, value = reference.network(rows.obs)
+    params, value, _ = reference.network(rows.obs)
     logp = reference.family.log_prob(params, rows.action)
     loss = -(logp * rows.advantage)[index].mean()
     loss = loss + 0.5 * (value - rows.target)[index].square().mean()

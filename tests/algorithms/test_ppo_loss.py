@@ -13,9 +13,12 @@ from ppo_helpers import CONTINUOUS, DISCRETE, MASKED, knobs, make_learner, make_
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from quintet.algorithms.ppo import LOSS_METRICS, PPOConfig, PPOLearner, Rows
+from quintet.algorithms.diagnostics import LOSS_METRICS
+from quintet.algorithms.minibatches import Rows
+from quintet.algorithms.ppo import PPOConfig, PPOLearner
 from quintet.models.build import ModelConfig
-from quintet.types import ACTION_MASK, Spaces
+from quintet.ops import value_losses
+from quintet.types import ACTION_MASK, Spaces, State
 
 FLOAT64 = torch.float64
 BETA, SHARE = 0.7, 0.8
@@ -61,6 +64,10 @@ def float_means_double() -> Iterator[None]:
         yield
 
 
+def double(x: Tensor) -> Tensor:
+    return x.double() if x.is_floating_point() else x
+
+
 class Case:
     """A learner in float64, some rows, and weights of which one is 0."""
 
@@ -73,8 +80,8 @@ class Case:
             for name, p in self.learner.parameters.items()
         }
         rows, index = valid_rows(self.learner, make_rollout(spaces, seed=5))
-        rows = rows.take(index[:12])
-        self.rows: Rows = rows._map(lambda x: x.double() if x.is_floating_point() else x)
+        rows = rows.take(index[:12], index[:12])
+        self.rows: Rows = rows._map(double, double)
         self.weight = torch.rand(12, generator=g, dtype=FLOAT64)
         self.weight[4] = 0.0
         self.weight /= self.weight.sum()
@@ -87,7 +94,8 @@ class Case:
 
     def network(self, parameters: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         with float_means_double():
-            return functional_call(self.learner.network, parameters, (self.rows.obs,))
+            params, value, _ = functional_call(self.learner.network, parameters, (self.rows.obs,))
+        return params, value
 
     def heads(self) -> tuple[list[list[float]], list[float]]:
         params, value = self.network(self.parameters)
@@ -215,7 +223,9 @@ def test_the_cases_reach_every_branch():
 def test_gradient_of_the_total_by_differences(config: PPOConfig, spaces: Spaces):
     case = Case(config, spaces)
     tracked = {name: p.clone().requires_grad_() for name, p in case.parameters.items()}
-    gradients = torch.autograd.grad(case(tracked)[0], list(tracked.values()))
+    gradients = torch.autograd.grad(
+        case(tracked)[0], list(tracked.values()), materialize_grads=True
+    )
     g = torch.Generator().manual_seed(1)
     step = 1e-6
     for name, gradient in zip(tracked, gradients, strict=True):
@@ -254,8 +264,54 @@ def test_a_coefficient_of_0_leaves_the_term_out(option: str, term: str):
 
 def gradient(case: Case) -> Tensor:
     tracked = {name: p.clone().requires_grad_() for name, p in case.parameters.items()}
-    found = torch.autograd.grad(case(tracked)[0], list(tracked.values()))
+    found = torch.autograd.grad(case(tracked)[0], list(tracked.values()), materialize_grads=True)
     return torch.cat([x.flatten() for x in found])
+
+
+class Reached(Exception):
+    """A gradient went through a term."""
+
+
+class Term(torch.autograd.Function):
+    """A term through which no gradient may come."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        return x.sum(-1) if x.ndim > 1 else x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        raise Reached
+
+
+@pytest.mark.parametrize("option", ["value_coef", "entropy_coef", "kl_beta_init", "kl_cutoff_coef"])
+def test_a_coefficient_of_0_takes_the_term_out_of_the_graph(
+    option: str, monkeypatch: pytest.MonkeyPatch
+):
+    off = PPOConfig(value_coef=0.0)
+    case, with_term = (Case(x, DISCRETE) for x in (off, off.model_copy(update={option: 1.0})))
+    family = type(case.learner.family)
+    monkeypatch.setattr(family, "entropy", lambda self, params: Term.apply(params))
+    monkeypatch.setattr(family, "kl", lambda self, mu, params: 9.0 + Term.apply(params))
+    monkeypatch.setattr(value_losses, "squared", lambda value, target: Term.apply(value))
+    assert gradient(case).abs().max() > 1e-3
+    with pytest.raises(Reached):
+        gradient(with_term)
+
+
+@pytest.mark.parametrize("group", ["policy", "value", "shared"])
+def test_an_l2_coefficient_of_0_takes_the_kernels_out_of_the_graph(group: str):
+    """The loss is then the same whatever these kernels would add to it."""
+    model = ModelConfig(policy_hidden=(5,), shared_torso=group == "shared")
+    case = Case(PPOConfig(), CONTINUOUS, model)
+    case.learner.kernels = {key: ["no such kernel"] for key in ("policy", "value", "shared")}
+    plain = gradient(case)
+    kernels = make_learner(PPOConfig(), CONTINUOUS, model).kernels
+    case.learner.config = PPOConfig(**{f"{group}_l2_coef": 0.1})
+    with pytest.raises(KeyError, match="no such kernel"):
+        gradient(case)
+    case.learner.kernels = case.learner.kernels | {group: kernels[group]}
+    assert (gradient(case) - plain).abs().max() > 1e-3
 
 
 def test_what_is_only_reported_is_not_in_the_gradient():
@@ -299,8 +355,10 @@ def test_l2_counts_each_kernel_once_and_no_bias(shared: bool):
 class Given(nn.Module):
     """A network whose outputs are its inputs."""
 
-    def forward(self, obs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        return obs["params"], obs["value"]
+    def forward(
+        self, obs: dict[str, Tensor], state: State, is_first: Tensor
+    ) -> tuple[Tensor, Tensor, State]:
+        return obs["params"], obs["value"], state
 
 
 def given_rows(count: int) -> Rows:
@@ -308,7 +366,8 @@ def given_rows(count: int) -> Rows:
     params = torch.zeros((count, 3), dtype=FLOAT64)
     action = torch.zeros(count, dtype=torch.int64)
     obs = {"params": params, "value": zeros}
-    return Rows(obs, action, zeros - math.log(3.0), params, zeros, zeros, zeros)
+    logp = zeros - math.log(3.0)
+    return Rows(obs, zeros.bool(), action, logp, params, zeros, zeros, zeros, {})
 
 
 def golden_loss(learner: PPOLearner, rows: Rows, weight: Tensor, share: float) -> dict[str, float]:

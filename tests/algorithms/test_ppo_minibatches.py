@@ -9,16 +9,20 @@ from ppo_helpers import (
     CONTINUOUS,
     DISCRETE,
     MASKED,
+    SMALL,
     columns,
     everything,
     knobs,
     make_learner,
     make_rollout,
     valid_rows,
+    with_states,
 )
 from torch import Tensor
 
-from quintet.algorithms.ppo import PPOConfig, PPOLearner, Rows
+from quintet.algorithms.minibatches import Chunks, Rows
+from quintet.algorithms.ppo import PPOConfig, PPOLearner
+from quintet.models.build import ModelConfig
 from quintet.runtime.batch import within_budget
 from quintet.types import Rollout, Spaces
 
@@ -26,13 +30,26 @@ from quintet.types import Rollout, Spaces
 def numbered_rows(count: int) -> Rows:
     """Rows that carry their number."""
     number = torch.arange(count, dtype=torch.float32)
-    return Rows({"obs": number}, number.long(), number, number[:, None], number, number, number)
+    return Rows(
+        {"obs": number},
+        number > 3,
+        number.long(),
+        number,
+        number[:, None],
+        number,
+        number,
+        number,
+        {},
+    )
 
 
 def one_pass(learner: PPOLearner, index: Tensor, count: int) -> list[tuple[list[int], Tensor]]:
     """Numbers of the rows that count, and the weights, of each minibatch of a pass."""
     parts = []
-    for rows, weight in learner._minibatches(numbered_rows(count), index):
+    use = torch.zeros(count, dtype=torch.bool).index_fill(0, index, True)
+    chunks = Chunks((count // 4, 4), 1, use.device)
+    for rows, weight in learner._minibatches(numbered_rows(count), chunks, use):
+        assert torch.equal(rows.is_first, rows.action > 3)
         assert torch.equal(rows.obs["obs"].long(), rows.action)
         for name in ("logp_mu", "value_mu", "advantage", "target"):
             assert torch.equal(getattr(rows, name).long(), rows.action), name
@@ -71,6 +88,31 @@ def test_a_pass_visits_every_valid_row_once(size: int | None, drop_last: bool):
         assert torch.equal(used, used[:1].expand_as(used))
 
 
+@pytest.mark.parametrize("size", [4, 24, 64])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_pass_over_chunks_visits_every_valid_row_once(size: int, drop_last: bool):
+    chunks, use = Chunks((16, 4), 4, torch.device("cpu")), torch.ones(16, 4, dtype=torch.bool)
+    use[5, 1] = use[8:12, 2] = use[15] = False  # a row, a chunk, the last rows
+    generator = torch.Generator().manual_seed(1)
+    rows, numbers, weights = chunks.minibatches(use.flatten(), size, drop_last, generator)
+    assert len(rows) == len(weights) * size == len(numbers) * 4
+    visited = []
+    parts = zip(rows.split(size), numbers.split(size // 4), weights, strict=True)
+    for row, number, weight in parts:
+        assert torch.equal(row.view(4, -1), chunks.rows[:, number])
+        assert weight.sum().item() == pytest.approx(1.0)
+        used = weight[weight > 0]
+        torch.testing.assert_close(used, used[:1].expand_as(used))
+        visited += row[weight > 0].tolist()
+    wanted = use.flatten().nonzero().squeeze(1).tolist()
+    assert len(set(visited)) == len(visited)
+    if drop_last and size == 24:
+        assert len(weights) == 15 // 6
+        assert set(visited) < set(wanted)
+    else:
+        assert sorted(visited) == wanted
+
+
 def test_every_pass_has_an_order_of_its_own():
     learner = make_learner(PPOConfig(minibatch_steps=16))
     orders = [[i for part, _ in one_pass(learner, INDEX, 64) for i in part] for _ in range(3)]
@@ -100,7 +142,7 @@ def test_rows_of_weight_0_change_nothing(advantage: str):
         PPOConfig(normalize_advantage=advantage, entropy_coef=0.1, kl_beta_init=1.0, value_clip=0.2)
     )
     rows, index = valid_rows(learner, make_rollout(seed=4))
-    rows = rows.take(index[:12])
+    rows = rows.take(index[:12], index[:12])
     weight = (torch.arange(12) < 9) / 9.0
 
     def gradient(rows: Rows, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,9 +151,16 @@ def test_rows_of_weight_0_change_nothing(advantage: str):
         return torch.cat([x.flatten() for x in parts]), stats
 
     whole, stats = gradient(rows, weight)
-    spoilt = rows._map(lambda x: torch.cat([x[:9], x[:3].flip(0)]))
+
+    def repeat(x: Tensor) -> Tensor:
+        return torch.cat([x[:9], x[:3].flip(0)])
+
+    spoilt = rows._map(repeat, repeat)
     assert not torch.equal(spoilt.advantage, rows.advantage)
-    for other in (gradient(spoilt, weight), gradient(rows.part(0, 9), torch.full((9,), 1 / 9.0))):
+    for other in (
+        gradient(spoilt, weight),
+        gradient(rows.part(0, 9, 9), torch.full((9,), 1 / 9.0)),
+    ):
         torch.testing.assert_close(other[0], whole, rtol=1e-4, atol=1e-7)
         torch.testing.assert_close(other[1], stats, rtol=1e-4, atol=1e-6)
     assert (gradient(spoilt, torch.full((12,), 1 / 12.0))[0] - whole).abs().max() > 1e-4
@@ -123,7 +172,7 @@ def behind_truncation(batch: Rollout) -> Tensor:
     return before & ~batch.valid
 
 
-def spoil(batch: Rollout, seed: int = 9) -> Rollout:
+def spoil(batch: Rollout, seed: int = 9, worst: float = float("nan")) -> Rollout:
     """The batch with garbage wherever a row is invalid, but for what the bootstrap reads."""
     g = torch.Generator().manual_seed(seed)
     junk = ~batch.valid
@@ -137,8 +186,8 @@ def spoil(batch: Rollout, seed: int = 9) -> Rollout:
     # The mask stays a mask; observations behind a truncation are those that the bootstrap reads.
     obs = {name: garbage(x, unread, 1e3) for name, x in batch.obs.items()}
     record = {
-        "logp_mu": garbage(batch.record["logp_mu"], junk, float("nan")),
-        "params_mu": garbage(batch.record["params_mu"], junk, float("nan")),
+        "logp_mu": garbage(batch.record["logp_mu"], junk, worst),
+        "params_mu": garbage(batch.record["params_mu"], junk, worst),
         "value": garbage(batch.record["value"], unread, 1e4),
     }
     action = batch.action.clone()
@@ -149,8 +198,8 @@ def spoil(batch: Rollout, seed: int = 9) -> Rollout:
         obs=obs,
         action=action,
         record=record,
-        reward=garbage(batch.reward, junk, float("nan")),
-        return_carry=garbage(batch.return_carry, junk, float("nan")),
+        reward=garbage(batch.reward, junk, worst),
+        return_carry=garbage(batch.return_carry, junk, worst),
     )
 
 
@@ -198,6 +247,30 @@ def test_data_in_invalid_rows_change_nothing(config: PPOConfig, spaces: Spaces):
     assert results[0] == results[1]
 
 
+RECURRENT = ModelConfig(policy_hidden=(8,), core="gru", core_size=6)
+CHUNKED = {"unroll_steps": 16, "bptt_steps": 8, "minibatch_steps": 16}
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("spaces", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
+def test_data_in_invalid_rows_of_chunks_change_nothing(config: PPOConfig, spaces: Spaces):
+    """They ride along there, at weight 0; what an actor records is finite."""
+    config = config.model_copy(update=CHUNKED)
+    results = []
+
+    def absurd(batch: Rollout) -> Rollout:
+        batch = spoil(batch, worst=5.0)
+        batch.record["logp_mu"][~batch.valid] = -1e3  # an infinite ratio
+        return batch
+
+    for change in (lambda x: x, absurd):
+        learner = make_learner(config, spaces, RECURRENT)
+        for seed in (3, 4):
+            learner.update(with_states(learner, change(make_rollout(spaces, seed=seed))), 0)
+        results.append(everything(learner))
+    assert results[0] == results[1]
+
+
 def test_data_behind_a_truncation_do_count():
     # The garbage above leaves out what the bootstrap reads: here is the proof that it is read.
     batch = make_rollout(seed=3)
@@ -230,27 +303,39 @@ def test_rows_past_the_budget_are_in_no_mean_and_no_normaliser():
     assert everything(again) == everything(learner)
 
 
+every_network = pytest.mark.parametrize("model", [SMALL, RECURRENT], ids=["plain", "recurrent"])
+
+
+@every_network
 @pytest.mark.parametrize("reduction", ["mean", "mean_over_all"])
-def test_duplicating_every_stream_leaves_the_mean_loss(reduction: str):
+def test_duplicating_every_stream_leaves_the_mean_loss(reduction: str, model: ModelConfig):
     config = PPOConfig(
-        minibatch_steps=None, num_epochs=1, entropy_coef=0.1, kl_beta_init=1.0, reduction=reduction
+        minibatch_steps=None,
+        num_epochs=1,
+        entropy_coef=0.1,
+        kl_beta_init=1.0,
+        reduction=reduction,
+        unroll_steps=16,
+        bptt_steps=8,
     )
-    batch = make_rollout(seed=6)
-    learner = make_learner(config)
+    learner = make_learner(config, model=model)
+    batch = with_states(learner, make_rollout(seed=6))
     once = learner.update(batch, 0)
-    double = make_learner(config, streams=8)
+    double = make_learner(config, model=model, streams=8)
     twice = double.update(columns(batch, [*range(4), *range(4)]), 0)
     assert set(once) == set(twice)
     for name, value in once.items():
         assert twice[name] == pytest.approx(value, rel=2e-4, abs=1e-6), name
-    other = make_learner(config).update(make_rollout(seed=7), 0)
+    learner = make_learner(config, model=model)
+    other = learner.update(with_states(learner, make_rollout(seed=7)), 0)
     assert other["loss/total"] != pytest.approx(once["loss/total"], rel=1e-3)
 
 
+@every_network
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_permuting_streams_permutes_advantages(config: PPOConfig):
-    batch, order = make_rollout(seed=8), [2, 0, 3, 1]
-    learner = make_learner(config)
+def test_permuting_streams_permutes_advantages(config: PPOConfig, model: ModelConfig):
+    learner = make_learner(config.model_copy(update=CHUNKED), model=model)
+    batch, order = with_states(learner, make_rollout(seed=8)), [2, 0, 3, 1]
     plain, _ = learner._rows(batch, batch.valid)
     moved, _ = learner._rows(columns(batch, order), batch.valid[:, order])
     for name in ("advantage", "target", "value_mu"):
@@ -258,6 +343,41 @@ def test_permuting_streams_permutes_advantages(config: PPOConfig):
         expected = getattr(plain, name).view(16, 4)[:, order]
         torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
         assert not torch.allclose(ours, getattr(plain, name).view(16, 4))
+
+
+@pytest.mark.parametrize("way", ["terminated", "truncated"])
+@pytest.mark.parametrize("estimator", ["gae", "monte_carlo"])
+def test_a_batch_with_a_cut_equals_two_trajectories(way: str, estimator: str):
+    config = PPOConfig(
+        advantage_estimator=estimator, value_source="recomputed", normalize_advantage="none"
+    )
+    learner, batch = make_learner(config), make_rollout(seed=8)
+    ends = {name: torch.zeros_like(batch.valid) for name in ("terminated", "truncated")}
+    ends[way][7] = True
+    valid = torch.ones_like(batch.valid)
+    valid[8] = False
+    whole = replace(batch, **ends, valid=valid)
+    rows, _ = learner._rows(whole, whole.valid)
+
+    def part(first: int, last: int) -> Rollout:
+        def cut(x: Tensor) -> Tensor:
+            return x[first : last + (len(x) == 17)]  # observations have a row more
+
+        return replace(
+            whole,
+            obs={name: cut(x) for name, x in whole.obs.items()},
+            record={name: cut(x) for name, x in whole.record.items()},
+            **{
+                name: cut(getattr(whole, name))
+                for name in ("action", "reward", "terminated", "truncated", "valid", "is_first")
+            },
+        )
+
+    for first, last in ((0, 8), (9, 16)):
+        alone, _ = learner._rows(part(first, last), valid[first:last])
+        for name in ("advantage", "target"):
+            expected = getattr(rows, name).view(16, 4)[first:last]
+            torch.testing.assert_close(getattr(alone, name).view(-1, 4), expected)
 
 
 def test_a_row_holds_what_belongs_together():

@@ -1,9 +1,14 @@
-"""No option without effect: each one, set to another value, changes what is learned."""
+"""No option without effect: each one, set to another value, changes the loss or the gradient on
+fixed data, or else what can be seen of the run.  The lists are those of the classes: a new option
+fails here until it has an entry.
+"""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from gymnasium import spaces as gym
 from ppo_helpers import (
     CONTINUOUS,
     DISCRETE,
@@ -13,16 +18,19 @@ from ppo_helpers import (
     make_obs,
     make_rollout,
     valid_rows,
+    with_states,
 )
-from torch import Tensor
+from torch import Tensor, nn
 
-from quintet.algorithms.ppo import PPOConfig, PPOLearner
+from quintet.algorithms.ppo import PPOConfig
 from quintet.errors import NonFiniteError
-from quintet.models.build import ModelConfig, resolve_model
+from quintet.models.build import ModelConfig
 from quintet.types import Spaces
 
 BASE: dict[str, Any] = {"unroll_steps": 16, "minibatch_steps": 16, "num_epochs": 2}
-SHARED = ModelConfig(policy_hidden=(8,), shared_torso=True)
+FEED_FORWARD: dict[str, Any] = {"policy_hidden": (8,)}
+SHARED = {"policy_hidden": (8,), "shared_torso": True}
+RECURRENT = {"policy_hidden": (8,), "core": "lstm", "core_size": 6}
 
 # What an option is changed to, and what it needs beside it to matter at all.
 CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -39,10 +47,11 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "num_epochs": (3, {}),
     "minibatch_steps": (None, {}),
     "drop_last": (True, {"minibatch_steps": 10}),
+    "bptt_steps": (8, {"bptt_steps": 4}),
     "clip_epsilon": (0.05, {}),
     "clip_schedule": ("linear", {}),
     "value_clip": (0.1, {}),
-    "value_coef": (0.5, {"max_grad_norm": None, "adam_epsilon": 1e-2}),
+    "value_coef": (0.5, {}),
     "entropy_coef": (0.1, {}),
     "policy_l2_coef": (0.1, {}),
     "value_l2_coef": (0.1, {}),
@@ -54,7 +63,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "kl_cutoff_coef": (10.0, {}),
     "kl_cutoff_factor": (0.5, {"kl_cutoff_coef": 10.0}),
     "target_kl": (1e-6, {}),
-    "reduction": ("mean_over_all", {"max_grad_norm": None, "adam_epsilon": 1e-2}),
+    "reduction": ("mean_over_all", {}),
     "normalize_observations": (False, {}),
     "observation_clip": (0.5, {}),
     "reward_normalizer": ("step_std", {}),
@@ -66,70 +75,159 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "adam_epsilon": (1e-2, {}),
     "max_grad_norm": (0.01, {"adam_epsilon": 1e-2}),
     "check_numerics": (True, {}),
+    "log_histograms": (True, {}),
+    "log_gradients": (True, {}),
 }
+NETWORK: dict[str, dict[str, Any]] = {"shared_l2_coef": SHARED, "bptt_steps": RECURRENT}
 
+# The same of the network, and the spaces in which it matters.
 MODEL_CHANGES: dict[str, tuple[Any, dict[str, Any], Spaces]] = {
-    "encoder": ("mlp", {"policy_hidden": (8,), "activation": "relu"}, PICTURE),
+    "encoder": ("impala_cnn", {"encoder": "nature_cnn"}, PICTURE),
+    "encoder_kwargs": (
+        {"width": 7},
+        {"encoder": "test_ppo_options:Own", "encoder_kwargs": {"width": 5}},
+        DISCRETE,
+    ),
     "policy_hidden": ((6,), {"value_hidden": (8,)}, DISCRETE),
     "value_hidden": ((6,), {"policy_hidden": (8,)}, DISCRETE),
-    "shared_torso": (True, {"policy_hidden": (8,)}, DISCRETE),
-    "activation": ("relu", {"policy_hidden": (8,)}, DISCRETE),
-    "init": ("truncated_normal", {"policy_hidden": (8,)}, DISCRETE),
-    "action_std": ("softplus", {"policy_hidden": (8,)}, CONTINUOUS),
-    "action_std_init": (0.5, {"policy_hidden": (8,)}, CONTINUOUS),
-    "action_bounds": ("squash", {"policy_hidden": (8,)}, CONTINUOUS),
+    "shared_torso": (True, FEED_FORWARD, DISCRETE),
+    "activation": ("relu", FEED_FORWARD, DISCRETE),
+    "layer_norm": (True, FEED_FORWARD, DISCRETE),
+    "core": ("gru", RECURRENT, DISCRETE),
+    "core_size": (5, RECURRENT, DISCRETE),
+    "core_layers": (2, RECURRENT, DISCRETE),
+    "init": ("truncated_normal", FEED_FORWARD, DISCRETE),
+    "action_std": ("softplus", FEED_FORWARD, CONTINUOUS),
+    "action_std_init": (0.5, FEED_FORWARD, CONTINUOUS),
+    "action_bounds": ("squash", FEED_FORWARD, CONTINUOUS),
 }
 
 
-def learned(config: PPOConfig, model: ModelConfig) -> PPOLearner:
-    """After two iterations, so that what the first put in the normalisers has had its effect."""
-    learner = make_learner(config, model=model)
-    for iteration in range(2):
-        batch = make_rollout(steps=config.unroll_steps, seed=iteration + 1)
-        learner.update(batch, iteration * TOTAL // 3)
-    return learner
+class Own(nn.Module):
+    """An encoder of a user's own."""
+
+    def __init__(self, leaves: dict[str, gym.Space], width: int):
+        super().__init__()
+        self.feature_size = width
+        self.linear = nn.Linear(leaves["obs"].shape[0], width)
+
+    def forward(self, obs: dict[str, Tensor]) -> Tensor:
+        return self.linear(obs["obs"])
 
 
-def differ(a: Tensor, b: Tensor) -> bool:
-    return a.shape != b.shape or bool((a.double() - b.double()).abs().max() > 1e-6)
+class Steps:
+    """Loss and gradient of every optimizer step over two iterations, so that what the first put
+    into normalisers and schedules has had its effect.
+    """
+
+    def __init__(self, config: PPOConfig, model: ModelConfig, spaces: Spaces = DISCRETE):
+        self.found: list[tuple[float, Tensor]] = []
+        self.metrics: dict[str, float] = {}
+        self.learner = make_learner(config, spaces, model)
+        descend = self.learner._descend
+
+        def watch(gradients: tuple[Tensor, ...], stats: Tensor, knobs: Tensor) -> Tensor:
+            self.found.append((stats[6].item(), torch.cat([g.flatten() for g in gradients])))
+            return descend(gradients, stats, knobs)
+
+        self.learner._descend = watch
+        for iteration in range(2):
+            batch = make_rollout(spaces, config.unroll_steps, seed=iteration + 1)
+            batch = with_states(self.learner, batch)
+            self.metrics = self.learner.update(batch, iteration * TOTAL // 3)
+
+    def differ(self, other: "Steps") -> bool:
+        """By more than 1e-6 in a loss or in an element of a gradient, or in their number."""
+        if len(self.found) != len(other.found):
+            return True
+        return any(
+            abs(a - b) > 1e-6 or x.shape != y.shape or bool((x - y).abs().max() > 1e-6)
+            for (a, x), (b, y) in zip(self.found, other.found, strict=True)
+        )
 
 
-def test_every_option_is_in_the_tables():
-    assert set(CHANGES) == set(PPOConfig.model_fields)
-    assert set(MODEL_CHANGES) == set(ModelConfig.model_fields)
+def numerics_are_checked(before: PPOConfig, after: PPOConfig) -> None:
+    batch = make_rollout(seed=1)
+    batch.record["logp_mu"].fill_(float("nan"))
+    said = []
+    for config in (before, after):
+        with pytest.raises(NonFiniteError) as error:
+            make_learner(config).update(batch, 0)
+        said.append("rho" in str(error.value))
+    assert said == [False, True]
 
 
-@pytest.mark.parametrize("name", [x for x in CHANGES if x != "check_numerics"])
-def test_the_option_changes_the_weights(name: str):
+def histograms_appear(before: PPOConfig, after: PPOConfig) -> None:
+    off, on = (Steps(config, ModelConfig(**FEED_FORWARD)) for config in (before, after))
+    assert off.learner.histograms() == {}
+    assert len(on.learner.histograms()) > 20
+    assert not on.differ(off)
+
+
+def norms_appear(before: PPOConfig, after: PPOConfig) -> None:
+    off, on = (Steps(config, ModelConfig(**FEED_FORWARD)) for config in (before, after))
+    assert {name.split("/")[0] for name in set(on.metrics) - set(off.metrics)} == {
+        "grad_norm",
+        "param_norm",
+    }
+    assert not on.differ(off)
+
+
+# Options that must not change what is learned; what they do change.
+REPORTS: dict[str, Callable[[PPOConfig, PPOConfig], None]] = {
+    "check_numerics": numerics_are_checked,
+    "log_histograms": histograms_appear,
+    "log_gradients": norms_appear,
+}
+
+
+@pytest.mark.parametrize("name", list(PPOConfig.model_fields))
+def test_the_option_has_an_effect(name: str):
     value, companions = CHANGES[name]
     before = PPOConfig(**(BASE | companions))
     after = PPOConfig(**(BASE | companions | {name: value}))
     assert getattr(before, name) != value
-    model = SHARED if name == "shared_l2_coef" else ModelConfig(policy_hidden=(8,))
-    first, other = learned(before, model), learned(after, model)
-    assert differ(first.theta, other.theta)
+    if name in REPORTS:
+        REPORTS[name](before, after)
+        return
+    model = ModelConfig(**NETWORK.get(name, FEED_FORWARD))
+    assert Steps(before, model).differ(Steps(after, model))
 
 
-def test_the_comparison_can_fail():
-    model = ModelConfig(policy_hidden=(8,))
-    first, same = learned(PPOConfig(**BASE), model), learned(PPOConfig(**BASE), model)
-    assert not differ(first.theta, same.theta)
+@pytest.mark.parametrize("name", list(ModelConfig.model_fields))
+def test_the_model_option_has_an_effect(name: str):
+    value, companions, spaces = MODEL_CHANGES[name]
+    before, after = ModelConfig(**companions), ModelConfig(**(companions | {name: value}))
+    assert getattr(before, name) != value
+    options = BASE | ({"bptt_steps": 8} if before.core != "none" else {})
+    config = PPOConfig(**options)
+    steps = [Steps(config, model, spaces) for model in (before, after)]
+    losses = [[loss for loss, _ in each.found] for each in steps]
+    # Not only other shapes, but other numbers.
+    assert max(abs(a - b) for a, b in zip(*losses, strict=True)) > 1e-6
+
+
+def test_no_entry_is_of_another_option():
+    assert set(CHANGES) == set(PPOConfig.model_fields)
+    assert set(MODEL_CHANGES) == set(ModelConfig.model_fields)
+    assert set(REPORTS) | set(NETWORK) <= set(CHANGES)
+
+
+@pytest.mark.parametrize("options", [FEED_FORWARD, RECURRENT])
+def test_the_comparison_can_fail(options: dict[str, Any]):
+    config = PPOConfig(**BASE, bptt_steps=8)
+    steps = [Steps(config, ModelConfig(**options)) for _ in range(2)]
+    assert len(steps[0].found) > 10
+    assert not steps[0].differ(steps[1])
 
 
 def test_unroll_steps_is_what_is_asked_of_the_runtime():
     assert make_learner(PPOConfig(unroll_steps=12, minibatch_steps=8)).plan.unroll_steps == 12
 
 
-def test_check_numerics_changes_the_error():
-    batch = make_rollout(seed=1)
-    batch.record["logp_mu"].fill_(float("nan"))
-    messages = []
-    for value in (False, True):
-        with pytest.raises(NonFiniteError) as error:
-            make_learner(PPOConfig(**BASE, check_numerics=value)).update(batch, 0)
-        messages.append(str(error.value))
-    assert "rho" in messages[1]
-    assert "rho" not in messages[0]
+def test_bptt_steps_is_how_often_states_are_asked_for():
+    config, model = PPOConfig(unroll_steps=12, bptt_steps=4), ModelConfig(**RECURRENT)
+    assert make_learner(config, model=model).plan.state_every == 4
 
 
 @pytest.mark.parametrize(
@@ -147,42 +245,43 @@ def test_published_statistics(change: dict[str, Any], moves: bool):
     assert any(bool((x != 0).any()) for x in found) == moves
 
 
-@pytest.mark.parametrize("name", list(MODEL_CHANGES))
-def test_the_model_option_changes_policy_and_value(name: str):
+OUTPUTS: dict[str, set[str]] = {
+    "value_hidden": {"value"},
+    "policy_hidden": {"params", "logp"},
+    "shared_torso": {"value"},
+    "action_std_init": {"params", "logp", "action"},
+    "action_bounds": {"logp", "action"},
+    "activation": {"params", "value", "logp"},
+    "layer_norm": {"params", "value", "logp"},
+    "init": {"params", "value", "logp"},
+}
+
+
+@pytest.mark.parametrize("name", list(OUTPUTS))
+def test_the_model_option_changes_what_it_is_for(name: str):
     value, companions, spaces = MODEL_CHANGES[name]
-    g = torch.Generator().manual_seed(1)
-    obs = make_obs(spaces, (6,), g)
+    obs = make_obs(spaces, (6,), torch.Generator().manual_seed(1))
     outputs = []
     for options in (companions, companions | {name: value}):
         model = ModelConfig(**options)
         learner = make_learner(PPOConfig(**BASE), spaces, model)
         with torch.no_grad():
-            params, state_value = learner.network(obs)
+            params, state_value, _ = learner.network(obs)
         family = learner.family
-        noise = family.draw_noise((6,), torch.Generator().manual_seed(2))
-        action = family.sample(params, noise)
-        logp = family.log_prob(params, action)
+        action = family.sample(params, family.draw_noise((6,), torch.Generator().manual_seed(2)))
         outputs.append(
-            (params, state_value, logp, family.to_env(action), resolve_model(model, spaces))
+            {
+                "params": params,
+                "value": state_value,
+                "logp": family.log_prob(params, action),
+                "action": family.to_env(action),
+            }
         )
-    (params, state_value, logp, action, model), other = outputs[0], outputs[1]
-    assert getattr(model, name) != getattr(other[4], name)
-    changed = {
-        "params": differ(params, other[0]),
-        "value": differ(state_value, other[1]),
-        "logp": differ(logp, other[2]),
-        "action": differ(action, other[3]),
-    }
-    expected = {
-        "value_hidden": {"value"},
-        "policy_hidden": {"params", "logp"},
-        "shared_torso": {"value"},
-        "action_std": set(),  # other parameters of the same start: told apart below
-        "action_std_init": {"params", "logp", "action"},
-        "action_bounds": {"logp", "action"},
-    }.get(name, {"params", "value", "logp"})
-    missing = {what for what in expected if not changed[what]}
-    assert not missing
+    one, other = outputs
+    changed = {x for x in one if bool((one[x].double() - other[x].double()).abs().max() > 1e-6)}
+    assert OUTPUTS[name] <= changed
+    if name == "value_hidden":
+        assert changed == {"value"}
 
 
 @pytest.mark.parametrize("kind", ["softplus", "state_dependent"])
@@ -195,5 +294,5 @@ def test_action_std_changes_what_an_update_does_to_the_width(kind: str):
         rows, _ = valid_rows(learner, batch)
         with torch.no_grad():
             widths.append(learner.network(rows.obs)[0][:, 2:])
-    assert differ(*widths)
+    assert bool((widths[0] - widths[1]).abs().max() > 1e-6)
     assert bool((widths[1] - widths[1][:1]).abs().max() > 1e-6) == (kind == "state_dependent")

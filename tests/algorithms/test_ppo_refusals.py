@@ -8,6 +8,7 @@ from ppo_helpers import make_learner
 from pydantic import BaseModel, ValidationError
 
 from quintet.algorithms.ppo import PPOConfig, check, planned_updates
+from quintet.config.load import Layer, compose
 from quintet.errors import ConfigError
 from quintet.models.build import ModelConfig
 
@@ -25,23 +26,39 @@ def literals(annotation: Any) -> tuple[Any, ...]:
     return tuple(x for part in get_args(annotation) for x in literals(part))
 
 
+PREFIX = {PPOConfig: "", ModelConfig: "model."}
+# Rules that no annotation shows: of the rows, (value, words of the error).
+OTHER_RULES = {
+    "encoder": ("no identifier", "value error, must be auto, mlp, nature_cnn, impala_cnn or an"),
+    "encoder_kwargs": ({"a": float("inf")}, "value error, must be of what json can hold"),
+}
+
+
+def bounds(annotation: Any) -> list[Any]:
+    """Rules within an annotation, as on the elements of a tuple."""
+    found = list(getattr(annotation, "__metadata__", ()))
+    found = [rule for field in found for rule in getattr(field, "metadata", [field])]
+    return found + [rule for part in get_args(annotation) for rule in bounds(part)]
+
+
 def wrong_values(config: type[BaseModel]) -> list[tuple[str, Any, str]]:
-    """(field, value, words of the rule) for each rule that a field declares."""
+    """(field, value, words of the rule): of a wrong type, and for each rule that it declares."""
     found: list[tuple[str, Any, str]] = []
     for name, field in config.model_fields.items():
-        before = len(found)
-        for rule in field.metadata:
+        words = "input should be '" if literals(field.annotation) else "input should be a valid"
+        found.append((name, object if name == "encoder" else "nonsense", words))
+        within = bounds(field.annotation)
+        for rule in [*field.metadata, *within]:
             if type(rule) not in RULES:  # e.g. one against infinities
                 continue
             words, attribute, step = RULES[type(rule)]
             bound = getattr(rule, attribute)
-            found.append((name, bound + step, f"{words} {bound}"))
-        if literals(field.annotation):
-            found.append((name, "nonsense", "Input should be '"))
-        if field.annotation is bool:
-            found.append((name, "perhaps", "valid boolean"))
-        if len(found) == before:
-            found.append((name, "nonsense", "Input should be a valid"))
+            value = (8, bound + step) if rule in within else bound + step
+            found.append((name, value, f"{words} {bound}"))
+        if float in (field.annotation, *get_args(field.annotation)):
+            found += [(name, float(x), "input should be a finite number") for x in ("nan", "inf")]
+        if name in OTHER_RULES:
+            found.append((name, *OTHER_RULES[name]))
     return found
 
 
@@ -50,13 +67,16 @@ def wrong_values(config: type[BaseModel]) -> list[tuple[str, Any, str]]:
     [(c, *case) for c in (PPOConfig, ModelConfig) for case in wrong_values(c)],
 )
 def test_a_wrong_value_is_refused(config: type[BaseModel], name: str, value: Any, rule: str):
-    with pytest.raises(ValidationError) as error:
-        config(**{name: value})
+    """By the way that every option takes: layers that are merged and then validated."""
+    option = PREFIX[config] + name
+    layers = [Layer("command line", {"env.id": "CartPole-v1", option: value})]
+    with pytest.raises(ConfigError) as error:
+        compose("ppo", layers, check_env=False)
     message = str(error.value)
-    assert f"\n{name}\n" in message or f"\n{name}." in message
-    assert rule in message
-    assert f"input_value={value!r}" in message
-    assert len(error.value.errors()) == 1 or name in ("policy_hidden", "value_hidden")
+    given = value[1] if isinstance(value, tuple) else value
+    fault = next(line for line in message.splitlines() if f"{option}: " in line)
+    assert rule in fault
+    assert fault.endswith(f", got {given!r}")
 
 
 POSITIVE = (
@@ -70,20 +90,28 @@ NOT_NEGATIVE = (
 RANGES = {
     **{key: {"gt": 0} for key in POSITIVE.split()},
     **{key: {"ge": 0} for key in NOT_NEGATIVE.split()},
-    **{key: {"ge": 1} for key in ("unroll_steps", "num_epochs", "minibatch_steps")},
+    **{key: {"ge": 1} for key in ("unroll_steps", "num_epochs", "minibatch_steps", "bptt_steps")},
     **{key: {"ge": 0, "le": 1} for key in ("gamma", "gae_lambda")},
     "kl_tolerance": {"ge": 0, "lt": 1},
 }
 
 
-def test_ranges_are_those_of_the_specification():
+MODEL_RANGES = {
+    **{key: {"ge": 1} for key in ("policy_hidden", "value_hidden", "core_size", "core_layers")},
+    "action_std_init": {"gt": 0},
+}
+
+
+@pytest.mark.parametrize(("config", "ranges"), [(PPOConfig, RANGES), (ModelConfig, MODEL_RANGES)])
+def test_ranges_are_those_of_the_specification(config: type[BaseModel], ranges: dict[str, Any]):
     """The cases above follow what is declared; here stands what has to be declared."""
     declared = {}
-    for name, field in PPOConfig.model_fields.items():
-        rules = [rule for rule in field.metadata if type(rule) in RULES]
+    for name, field in config.model_fields.items():
+        every = [*field.metadata, *bounds(field.annotation)]
+        rules = [rule for rule in every if type(rule) in RULES]
         if rules:
             declared[name] = {RULES[type(x)][1]: getattr(x, RULES[type(x)][1]) for x in rules}
-    assert declared == RANGES
+    assert declared == ranges
 
 
 def test_every_field_has_a_wrong_value():
@@ -131,6 +159,8 @@ OFF = {"normalize_observations": False, "reward_normalizer": "none"}
 MONTE_CARLO = {"advantage_estimator": "monte_carlo", "value_target": "monte_carlo"}
 IDLE: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "gae_lambda": (0.9, MONTE_CARLO, {"value_target": "lambda_return"}),
+    "value_target": ("monte_carlo", {"value_coef": 0.0}, {"value_coef": 0.1}),
+    "value_clip": (0.2, {"value_coef": 0.0}, {"value_coef": 0.1}),
     "clip_schedule": ("linear", {"clip_epsilon": None}, {"clip_epsilon": 0.1}),
     "kl_target": (0.02, {}, {"kl_cutoff_coef": 1.0}),
     "kl_tolerance": (0.5, {"kl_cutoff_coef": 1.0}, {"kl_beta_init": 1.0}),
@@ -150,7 +180,7 @@ IDLE: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", list(IDLE))
+@pytest.mark.parametrize("name", list(PPOConfig().requirements))
 def test_an_option_without_effect_is_refused(name: str):
     value, idle, effective = IDLE[name]
     with pytest.raises(ValidationError, match=f"{name}={value} has no effect without"):
@@ -185,6 +215,25 @@ FAULTS: dict[str, tuple[PPOConfig, ModelConfig, int, list[str]]] = {
         10_000,
         ["shared_l2_coef", "no effect"],
     ),
+    "chunks": (
+        PPOConfig(bptt_steps=16),
+        ModelConfig(),
+        10_000,
+        ["bptt_steps=16 has no effect without model.core"],
+    ),
+    "cut chunk": (
+        PPOConfig(unroll_steps=40),
+        ModelConfig(core="gru"),
+        10_000,
+        ["unroll_steps must be a multiple of bptt_steps=32", "got 40"],
+    ),
+    "part of a chunk": (
+        PPOConfig(minibatch_steps=16),
+        ModelConfig(core="lstm"),
+        10_000,
+        ["minibatch_steps must be a multiple of bptt_steps=32", "got 16"],
+    ),
+    "whole chunks": (PPOConfig(bptt_steps=16), ModelConfig(core="lstm"), 10_000, []),
     "shared l2 used": (PPOConfig(shared_l2_coef=0.1), ModelConfig(shared_torso=True), 10_000, []),
 }
 

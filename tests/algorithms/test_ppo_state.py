@@ -84,7 +84,7 @@ def test_a_publication_is_what_the_actor_needs():
     noise = actor.draw_noise(1, 5, torch.Generator().manual_seed(0))[0]
     out = actor.act(obs, {}, torch.zeros(5, dtype=torch.bool), noise)
     with torch.no_grad():
-        params, value = learner.network(learner.normalizer(obs))
+        params, value, _ = learner.network(learner.normalizer(obs))
     torch.testing.assert_close(out.record["params_mu"], params)
     torch.testing.assert_close(out.record["value"], value)
     logp = learner.family.log_prob(params, out.action)

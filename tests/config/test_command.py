@@ -8,7 +8,8 @@ from quintet.errors import ConfigError
 
 
 def values(*arguments: str) -> dict:
-    algo, files, layer = parse("train", ["ppo", *arguments])
+    algo, files, layer, seeds, jobs = parse("train", ["ppo", *arguments])
+    assert (seeds, jobs) == (None, None)
     assert algo == "ppo"
     assert files == []
     assert layer.source == "command line"
@@ -16,8 +17,8 @@ def values(*arguments: str) -> dict:
 
 
 def learner(*arguments: str):
-    _, files, layer = parse("train", ["ppo", "--env", "CartPole-v1", *arguments])
-    return compose("ppo", [*files, layer]).config
+    asked = parse("train", ["ppo", "--env", "CartPole-v1", *arguments])
+    return compose("ppo", [*asked.files, asked.options]).config
 
 
 def test_only_what_was_given_is_in_the_layer():
@@ -79,7 +80,7 @@ def test_files_come_in_their_order(tmp_path):
     one, two = tmp_path / "one.yaml", tmp_path / "two.yaml"
     one.write_text("env: CartPole-v1\ngamma: 0.9\nmodel:\n  policy-hidden: [8]\n")
     two.write_text("gamma: 0.8\nenv.kwargs: {a: 1}\n")
-    _, files, layer = parse("train", ["ppo", "--seed", "1", "--config", str(one), str(two)])
+    _, files, layer, *_ = parse("train", ["ppo", "--seed", "1", "--config", str(one), str(two)])
     assert [file.source for file in files] == [f"file {one}", f"file {two}"]
     assert files[0].values == {"env.id": "CartPole-v1", "gamma": 0.9, "model.policy_hidden": [8]}
     assert files[1].values == {"gamma": 0.8, "env.kwargs": {"a": 1}}

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from quintet import launch
 from quintet.config.load import (
     Layer,
     compose,
@@ -15,6 +14,7 @@ from quintet.config.load import (
     read_file,
 )
 from quintet.config.run import PARTS, TOP, RunConfig
+from quintet.config.saved import find_run_dir, load_config, read_saved
 from quintet.errors import ConfigError
 
 CARTPOLE = {"env.id": "CartPole-v1"}
@@ -65,14 +65,14 @@ def test_all_five_layers_in_their_order(tmp_path):
     files = [Layer("file a", {"num_epochs": 2, "gae_lambda": 0.4, "eval.episodes": 3})]
     command = Layer("command line", {**CARTPOLE, "run_dir": str(tmp_path), "eval.episodes": 7})
     save_run(tmp_path, {"num_epochs": 2, "gae_lambda": 0.4, "eval.episodes": 5})
-    loaded = launch.load_config("ppo", files, command)
+    loaded = load_config("ppo", files, command)
     assert loaded.config.eval.episodes == 7
     assert loaded.sources["eval.episodes"] == "command line"
     assert loaded.sources["num_epochs"] == "saved run"
     assert loaded.sources["run_dir"] == "command line"
     # without the run the file is next, then the preset, then the default
     other = Layer("command line", {**CARTPOLE, "run_dir": str(tmp_path / "new")})
-    loaded = launch.load_config("ppo", files, other)
+    loaded = load_config("ppo", files, other)
     assert loaded.sources["num_epochs"] == "file a"
     assert loaded.config.eval.episodes == 3
     assert loaded.sources["total_env_steps"] == "preset CartPole-v1"
@@ -84,7 +84,7 @@ def test_a_saved_run_holds_its_own_options_against_new_defaults(tmp_path):
     """What a preset or a default says today must not change a run of yesterday."""
     save_run(tmp_path, {"total_env_steps": 50_000, "gamma": 0.5})
     command = Layer("command line", {**CARTPOLE, "run_dir": str(tmp_path)})
-    config = launch.load_config("ppo", [], command).config
+    config = load_config("ppo", [], command).config
     assert config.total_env_steps == 50_000
     assert config.learner.gamma == 0.5
 
@@ -107,12 +107,15 @@ def test_a_preset_is_chosen_by_the_environment_by_name_or_not_at_all():
     assert loaded.config.learner.kl_beta_init == 1.0
     assert loaded.sources["kl_beta_init"] == "preset kl_penalty"
     assert loaded.config.total_env_steps == 100_000
-    with pytest.raises(ConfigError, match=r"one of clip, kl_penalty; got 'klpenalty'; did you .*_"):
+    says = r"one of clip, kl_penalty, .*; got 'klpenalty'; did you .*_"
+    with pytest.raises(ConfigError, match=says):
         preset_layers("ppo", None, "klpenalty")
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "HalfCheetah-v5"])
-@pytest.mark.parametrize("name", ["auto", "clip", "kl_penalty"])
+@pytest.mark.parametrize(
+    "name", ["auto", "clip", "kl_penalty", "tf_agents_base", "tf_agents_base_discrete"]
+)
 def test_every_preset_is_a_valid_configuration(env, name):
     layers = preset_layers("ppo", env, name)
     loaded = compose("ppo", [*layers, Layer("command line", {"env.id": env})])
@@ -281,7 +284,7 @@ def test_a_run_of_another_configuration_is_refused_with_the_differences(tmp_path
         "runtime.device": "cpu",  # may change
     }
     with pytest.raises(ConfigError) as raised:
-        launch.load_config("ppo", [], Layer("command line", asked))
+        load_config("ppo", [], Layer("command line", asked))
     said = str(raised.value)
     assert "holds a run of another configuration" in said
     assert "  - env.id: the run has 'CartPole-v1', asked is 'Acrobot-v1'" in said
@@ -296,25 +299,25 @@ def test_differences_in_a_file_count_like_those_on_the_command_line(tmp_path):
     save_run(tmp_path, {"gamma": 0.9})
     command = Layer("command line", {**CARTPOLE, "run_dir": str(tmp_path)})
     with pytest.raises(ConfigError, match=r"gamma: the run has 0\.9, asked is 0\.8"):
-        launch.load_config("ppo", [Layer("file f", {"gamma": 0.8})], command)
-    launch.load_config("ppo", [Layer("file f", {"gamma": 0.9})], command)
+        load_config("ppo", [Layer("file f", {"gamma": 0.8})], command)
+    load_config("ppo", [Layer("file f", {"gamma": 0.9})], command)
 
 
 def test_resume_never_refuses_a_run_but_not_an_empty_folder(tmp_path):
     values = {**CARTPOLE, "run_dir": str(tmp_path), "resume": "never"}
-    launch.load_config("ppo", [], Layer("command line", values))
+    load_config("ppo", [], Layer("command line", values))
     save_run(tmp_path, {})
     with pytest.raises(ConfigError, match="--resume never requires a folder without a run"):
-        launch.load_config("ppo", [], Layer("command line", values))
+        load_config("ppo", [], Layer("command line", values))
 
 
 def test_a_folder_that_holds_something_else(tmp_path):
     (tmp_path / ".lock").touch()  # what a run that never began leaves
-    assert launch.read_saved(tmp_path) is None
-    assert launch.read_saved(tmp_path / "absent") is None
+    assert read_saved(tmp_path) is None
+    assert read_saved(tmp_path / "absent") is None
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(ConfigError, match=r"holds thesis\.tex and no config\.yaml; give another"):
-        launch.read_saved(tmp_path)
+        read_saved(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["algo: [", "", "- 1", "gamma: 0.9\n"])
@@ -322,14 +325,14 @@ def test_a_damaged_config_yaml(tmp_path, text):
     (tmp_path / "config.yaml").write_text(text)
     command = Layer("command line", {**CARTPOLE, "run_dir": str(tmp_path)})
     with pytest.raises(ConfigError, match=r"(?s)readable config\.yaml is required in .*restore"):
-        launch.load_config("ppo", [], command)
+        load_config("ppo", [], command)
     assert (tmp_path / "config.yaml").read_text() == text
 
 
 def test_the_default_folder_comes_from_algorithm_environment_and_seed():
     asked = {**CARTPOLE, "seed": 3}
-    assert launch.find_run_dir("ppo", asked) == Path("runs/ppo-CartPole-v1-s3")
+    assert find_run_dir("ppo", asked) == Path("runs/ppo-CartPole-v1-s3")
     asked = {"env.id": "quintet.envs.toy:Target"}
-    assert launch.find_run_dir("ppo", asked).parts == ("runs", "ppo-quintet.envs.toy_Target-s0")
-    assert launch.find_run_dir("ppo", {}) is None
-    assert launch.find_run_dir("ppo", {"run_dir": "x"}) == Path("x")
+    assert find_run_dir("ppo", asked).parts == ("runs", "ppo-quintet.envs.toy_Target-s0")
+    assert find_run_dir("ppo", {}) is None
+    assert find_run_dir("ppo", {"run_dir": "x"}) == Path("x")

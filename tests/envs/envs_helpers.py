@@ -67,7 +67,7 @@ class Custom(gymnasium.Env):
         truncated: bool = False,
     ) -> None:
         self.observation_space = observation_space
-        self.action_space = action_space or spaces.Discrete(2)
+        self.action_space = spaces.Discrete(2) if action_space is None else action_space
         self.observation, self.raise_at = observation, raise_at
         self.wrong_at, self.wrong, self.reward = wrong_at, wrong, reward
         self.flags = (terminated, truncated)

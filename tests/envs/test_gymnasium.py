@@ -1,6 +1,7 @@
 """Python environments: spaces, actions, and what happens when they break their promises."""
 
 import traceback
+from collections import OrderedDict
 
 import gymnasium
 import numpy as np
@@ -168,6 +169,9 @@ def test_discrete_start_is_added_to_actions():
         (spaces.Box(-1.0, 1.0, (2,), np.float64), np.array([0.5, -0.5], np.float32)),
         (spaces.MultiDiscrete([3, 4], start=[5, 6]), np.array([2, 3])),
         (spaces.MultiBinary(3), np.array([1, 0, 1], np.int8)),
+        (spaces.Box(-1.0, 1.0, (2, 2)), np.array([0.5, -0.5, 1.0, 0.0], np.float32)),
+        (spaces.MultiDiscrete([[3, 4], [5, 6]], start=[[1, 2], [3, 4]]), np.array([2, 3, 4, 5])),
+        (spaces.MultiBinary((2, 1)), np.array([1, 0], np.int8)),
     ],
 )
 def test_actions_are_what_the_space_would_sample(space, action):
@@ -183,15 +187,49 @@ def test_actions_are_what_the_space_would_sample(space, action):
     (got,) = made[0].actions
     assert space.contains(got)
     assert got.dtype == space.dtype
-    np.testing.assert_array_equal(got - getattr(space, "start", 0), action)
+    np.testing.assert_array_equal((got - getattr(space, "start", 0)).ravel(), action)
     got[:] = 0  # the environment may do this
     np.testing.assert_array_equal(kept[0], action)
 
 
-def test_actions_of_several_parts_are_refused():
-    pair = spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)])
-    with pytest.raises(ConfigError, match="FlattenAction"):
-        make_vector_env(lambda: Custom(BOX, ZEROS, pair), 2)
+def test_actions_of_several_parts_are_unpacked():
+    made = []
+    inner = spaces.Dict(
+        OrderedDict(z=spaces.Box(-1.0, 1.0, (1, 2), np.float64), a=spaces.MultiBinary(1))
+    )
+    space = spaces.Tuple([spaces.Discrete(3, start=5), inner])
+
+    def make():
+        made.append(Custom(BOX, ZEROS, space))
+        return made[-1]
+
+    env = make_vector_env(make, 2)
+    packed = np.array([[[2.0, 0.25, -0.5, 1.0], [0.0, 1.0, -1.0, 0.0]]], np.float32)
+    record(env, [1, 2], packed)
+    first, second = made[0].actions[0], made[1].actions[0]
+    assert space.contains(first)
+    assert space.contains(second)
+    assert first[0] == 7
+    assert first[1]["z"].tolist() == [[0.25, -0.5]]
+    assert first[1]["a"].tolist() == [1]
+    assert second[0] == 5
+    assert second[1]["z"].tolist() == [[1.0, -1.0]]
+    first[1]["z"][:] = 9.0  # the environment may do this
+    assert second[1]["z"].tolist() == [[1.0, -1.0]]
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Text(3),
+        spaces.Tuple([spaces.Discrete(2), spaces.Text(3)]),
+        spaces.Tuple([]),
+        spaces.Box(-1.0, 1.0, (0,)),
+    ],
+)
+def test_other_actions_are_refused(space: spaces.Space):
+    with pytest.raises(ConfigError, match="the action space must be"):
+        make_vector_env(lambda: Custom(BOX, ZEROS, space), 2)
 
 
 def test_makers_must_give_new_equal_single_environments():

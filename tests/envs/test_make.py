@@ -11,17 +11,25 @@ from envs_helpers import record
 from pydantic import ValidationError
 
 from quintet.envs.config import EnvConfig
-from quintet.envs.make import list_envs, make_group_env, make_vector_env, resolve_backend
+from quintet.envs.ids import list_envs, resolve_backend
+from quintet.envs.make import make_group_env, make_vector_env
 from quintet.envs.toy import Contextual, EndlessPay, FinitePay, Target
 from quintet.errors import ConfigError
 
 
 @pytest.fixture
-def without_envpool(monkeypatch):
-    found = importlib.util.find_spec
+def hide(monkeypatch):
+    """Makes packages look as if they weren't installed."""
+    found, hidden = importlib.util.find_spec, []
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *a: None if name == "envpool" else found(name, *a)
+        importlib.util, "find_spec", lambda name, *a: None if name in hidden else found(name, *a)
     )
+    return hidden.extend
+
+
+@pytest.fixture
+def without_envpool(hide):
+    hide(["envpool"])
 
 
 def test_auto_prefers_envpool_and_can_be_overruled():
@@ -36,14 +44,12 @@ def test_auto_prefers_envpool_and_can_be_overruled():
 def test_an_unknown_id_is_answered_with_the_nearest():
     with pytest.raises(ConfigError, match=r"got 'CartPole-v7'; nearest are .*CartPole-v1"):
         make_vector_env("CartPole-v7")
-    with pytest.raises(ConfigError, match="nearest are Pong-v5"):
+    with pytest.raises(ConfigError, match=r"nearest are .*Pong-v5"):
         make_vector_env("pong")
-    with pytest.raises(ConfigError, match="backend 'gymnasium' knows; got 'Pong-v5'"):
-        resolve_backend("Pong-v5", "gymnasium")
+    with pytest.raises(ConfigError, match="backend 'gymnasium' knows; got 'GoToDoor-v7'"):
+        resolve_backend("GoToDoor-v7", "gymnasium")
     with pytest.raises(ConfigError, match="backend 'envpool' knows; got 'GymV21Environment-v0'"):
         resolve_backend("GymV21Environment-v0", "envpool")
-    with pytest.raises(ConfigError, match="pip install ale-py"):
-        make_vector_env("ALE/Pong-v5")
     with pytest.raises(ConfigError, match="nothing is near"):
         make_vector_env("qqqqqqqqqqqqqqqq")
 
@@ -54,8 +60,28 @@ def test_without_envpool_gymnasium_is_taken_and_the_install_line_told():
     with pytest.raises(ConfigError, match=r'pip install "quintet\[envpool\]"'):
         make_vector_env("CartPole-v1", backend="envpool")
     with pytest.raises(ConfigError, match=r"EnvPool, not installed, .*quintet\[envpool\]"):
-        make_vector_env("Pong-v5")
+        make_vector_env("PickCube-v7")
     assert {backend for _, backend in list_envs("CartPole")} == {"gymnasium"}
+
+
+def test_atari_games_go_to_the_fastest_backend_that_is_there(hide):
+    for env_id in ("Pong-v5", "ALE/Pong-v5"):
+        assert resolve_backend(env_id) == "envpool"
+        for backend in ("envpool", "ale", "gymnasium"):
+            assert resolve_backend(env_id, backend) == backend
+    hide(["envpool"])
+    assert resolve_backend("Pong-v5") == "ale"
+    assert ("ALE/Pong-v5", "ale") in list_envs("pong")
+    hide(["ale_py"])
+    assert "ale" not in {backend for _, backend in list_envs("pong")}
+    with pytest.raises(ConfigError, match=r"not installed; run: pip install .quintet\[atari\]"):
+        resolve_backend("ALE/Pong-v5", "ale")
+    with pytest.raises(ConfigError, match=r"EnvPool, not installed"):
+        resolve_backend("Pong-v5")
+    with pytest.raises(ConfigError, match="needs one of ALE's ids"):
+        resolve_backend("quintet.envs.toy:Target", "ale")
+    with pytest.raises(ConfigError, match="needs EnvPool, which is not installed"):
+        resolve_backend("ALE/Pong-v5", "envpool")
 
 
 def test_a_missing_package_of_gymnasium_is_told_with_its_install_line(monkeypatch):

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from pydantic import ValidationError
 from torch import nn
 
 from quintet.errors import ConfigError
-from quintet.models.build import ActorCritic, ModelConfig, resolve_model
+from quintet.models.build import ActorCritic, ModelConfig, resolve_model, uses_pictures
+from quintet.models.cores import GruCell, LstmCell
 from quintet.models.heads import PolicyHead, action_family
 from quintet.ops.distributions import (
     Bernoulli,
@@ -46,6 +48,9 @@ def build(config: ModelConfig, of: Spaces | None = None, seed: int = 0) -> Actor
         ({"activation": "relu"}, VECTOR, ("mlp", (64, 64), (64, 64), "relu")),
         ({}, spaces.Dict({"x": VECTOR, ACTION_MASK: MASK}), ("mlp", (64, 64), (64, 64), "tanh")),
         ({}, spaces.Dict({"x": PICTURE}), ("nature_cnn", (512,), (512,), "relu")),
+        ({}, spaces.Dict({"x": VECTOR, "y": PICTURE}), ("nature_cnn", (512,), (512,), "relu")),
+        ({"encoder": "impala_cnn"}, PICTURE, ("impala_cnn", (256,), (256,), "relu")),
+        ({"encoder": "a.b:C"}, PICTURE, ("a.b:C", None, None, None)),
     ],
 )
 def test_resolve_model(given: dict, observation: spaces.Space, expected: tuple):
@@ -54,7 +59,8 @@ def test_resolve_model(given: dict, observation: spaces.Space, expected: tuple):
     found = (model.encoder, model.policy_hidden, model.value_hidden, model.activation)
     assert found == expected
     assert resolve_model(model, Spaces(observation, BOX)) == model
-    others = ("shared_torso", "init", "action_std", "action_std_init", "action_bounds")
+    resolved = {"encoder", "policy_hidden", "value_hidden", "activation"}
+    others = set(ModelConfig.model_fields) - resolved
     assert all(getattr(model, name) == getattr(config, name) for name in others)
 
 
@@ -77,11 +83,8 @@ def test_action_family(space: spaces.Space, bounds: str, expected):
     "space",
     [
         spaces.Box(-1, 1, (2,), np.int64),
-        spaces.Box(-1.0, 1.0, (2, 2)),
-        spaces.MultiDiscrete([[2, 3]]),
-        spaces.MultiBinary((2, 2)),
-        spaces.Dict({"a": spaces.Discrete(2)}),
-        spaces.Tuple([spaces.Discrete(2)]),
+        spaces.Text(3),
+        spaces.Tuple([spaces.Discrete(2), spaces.Box(-1, 1, (2,), np.int64)]),
     ],
 )
 def test_other_action_spaces_are_refused(space: spaces.Space):
@@ -177,9 +180,19 @@ def test_weights_follow_from_the_generator():
 
 @pytest.mark.parametrize("std", ["state_independent", "state_dependent"])
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("observation", [VECTOR, PICTURE], ids=["vector", "picture"])
-def test_kernel_groups(observation: spaces.Space, shared: bool, std: str):
-    config = ModelConfig(policy_hidden=(6,), shared_torso=shared, action_std=std)
+@pytest.mark.parametrize(
+    ("observation", "core"),
+    [(VECTOR, "none"), (PICTURE, "none"), (VECTOR, "lstm"), (VECTOR, "gru")],
+    ids=["vector", "picture", "lstm", "gru"],
+)
+def test_kernel_groups(observation: spaces.Space, core: str, shared: bool, std: str):
+    config = ModelConfig(
+        policy_hidden=(6,),
+        shared_torso=shared,
+        action_std=std,
+        core=core,
+        **({} if core == "none" else {"core_layers": 2}),
+    )
     network = build(config, Spaces(observation, BOX))
     groups = network.kernel_groups()
     assert set(groups) == {"policy", "value", "shared"}
@@ -189,13 +202,17 @@ def test_kernel_groups(observation: spaces.Space, shared: bool, std: str):
         for path, module in network.named_modules()
         if isinstance(module, nn.Linear | nn.Conv2d)
     ]
+    cells = [path for path, x in network.named_modules() if isinstance(x, LstmCell | GruCell)]
+    assert len(cells) == (0 if core == "none" else 2 if shared else 4)
+    kernels += [f"{path}.{name}_weight" for path in cells for name in ("input", "hidden")]
     assert sorted(listed) == sorted(kernels)
     assert bool(groups["shared"]) == shared
     # By the gradient: who uses a kernel.
     shape = (2, *observation.shape)
     obs = torch.rand(shape) if observation is VECTOR else torch.randint(0, 256, shape).byte()
     parameters = dict(network.named_parameters())
-    params, value = network({"obs": obs})
+    state, is_first = network.initial_state(1), torch.tensor([True, False])
+    params, value, _ = network({"obs": obs}, state, is_first)
     users = {}
     for user, output in (("policy", params), ("value", value)):
         found = torch.autograd.grad(
@@ -214,7 +231,8 @@ def test_kernel_groups(observation: spaces.Space, shared: bool, std: str):
 def test_value_alone_is_the_value_of_the_whole(shared: bool):
     network = build(ModelConfig(policy_hidden=(6,), shared_torso=shared))
     obs = {"obs": torch.randn(5, 3)}
-    params, value = network(obs)
+    params, value, state = network(obs)
+    assert state == {}
     assert params.shape == (5, 4)
     assert value.shape == (5,)
     assert torch.equal(network.value(obs), value)
@@ -233,6 +251,19 @@ def test_the_mask_is_no_input_of_the_network():
     ("given", "of", "says"),
     [
         ({"activation": "tanh"}, Spaces(PICTURE, BOX), "activation=tanh requires an mlp"),
+        ({"core_size": 64}, Spaces(VECTOR, BOX), "core_size=64 requires a recurrent core"),
+        ({"core_layers": 2}, Spaces(VECTOR, BOX), "core_layers=2 requires a recurrent core"),
+        ({"encoder_kwargs": {"a": 1}}, Spaces(VECTOR, BOX), "requires an encoder of your own"),
+        ({"layer_norm": True, "policy_hidden": ()}, Spaces(VECTOR, BOX), "a hidden layer"),
+        *(
+            ({"encoder": "a:B", **given}, Spaces(VECTOR, BOX), "requires an encoder with layers")
+            for given in (
+                {"policy_hidden": (8,)},
+                {"value_hidden": (8,)},
+                {"activation": "relu"},
+                {"layer_norm": True},
+            )
+        ),
         ({"action_std": "softplus"}, Spaces(VECTOR, spaces.Discrete(2)), "continuous actions"),
         ({"action_std_init": 0.5}, Spaces(VECTOR, spaces.Discrete(2)), "continuous actions"),
         ({"action_bounds": "squash"}, Spaces(VECTOR, spaces.Discrete(2)), "continuous actions"),
@@ -264,3 +295,124 @@ def test_observations_that_can_not_be(observation: spaces.Space, action: spaces.
 def test_a_single_number_can_be_observed():
     network = build(ModelConfig(), Spaces(spaces.Box(0.0, 1.0, ()), BOX))
     assert network.value({"obs": torch.zeros(5)}).shape == (5,)
+
+
+@pytest.mark.parametrize("encoder", ["nature", "a.b", "a.b:", ":C", "a.b:C()", "a-b:C", ""])
+def test_an_encoder_that_can_not_be(encoder: str):
+    with pytest.raises(ValidationError, match=r"must be auto, mlp, .* or an import string"):
+        ModelConfig(encoder=encoder)
+
+
+def test_encoder_kwargs_must_be_storable():
+    with pytest.raises(ValidationError, match="what JSON can hold"):
+        ModelConfig(encoder="a:B", encoder_kwargs={"x": {1, 2}})
+
+
+@pytest.mark.parametrize(
+    ("encoder", "observation", "expected"),
+    [
+        ("auto", VECTOR, False),
+        ("auto", PICTURE, True),
+        ("impala_cnn", PICTURE, True),
+        ("mlp", PICTURE, False),
+        ("a.b:C", PICTURE, True),
+        ("a.b:C", spaces.Dict({"x": VECTOR, ACTION_MASK: MASK}), False),
+    ],
+)
+def test_uses_pictures(encoder: str, observation: spaces.Space, expected: bool):
+    of = Spaces(observation, BOX)
+    assert uses_pictures(resolve_model(ModelConfig(encoder=encoder), of), of) == expected
+
+
+def recurrent(core: str, shared: bool) -> ActorCritic:
+    network = build(
+        ModelConfig(policy_hidden=(6,), shared_torso=shared, core=core, core_size=5, core_layers=2)
+    )
+    with torch.no_grad():  # a policy head that small would hide differences
+        network.policy_head.linear.weight.mul_(100.0)
+    return network
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("core", ["lstm", "gru"])
+def test_state_of_a_recurrent_network(core: str, shared: bool):
+    network = recurrent(core, shared)
+    leaves = ("h0", "c0", "h1", "c1") if core == "lstm" else ("h0", "h1")
+    names = [
+        f"{who}/{leaf}" for who in (("core",) if shared else ("policy", "value")) for leaf in leaves
+    ]
+    assert sorted(network.state_specs) == sorted(names)
+    state = network.initial_state(3)
+    for name, spec in network.state_specs.items():
+        assert spec.shape == (5,)
+        assert torch.equal(state[name], torch.zeros((3, 5), dtype=spec.dtype))
+    after = network({"obs": torch.randn(3, 3)}, state, torch.zeros(3, dtype=torch.bool))[2]
+    assert set(after) == set(state)
+    assert all(x.shape == (3, 5) and x.any() for x in after.values())
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("core", ["lstm", "gru"])
+def test_a_sequence_gives_what_acting_gave(core: str, shared: bool):
+    network, steps, streams = recurrent(core, shared), 7, 3
+    obs = torch.randn(steps, streams, 3)
+    is_first = torch.rand(steps, streams) < 0.3
+    is_first[3, 1] = True
+    start = {k: torch.randn_like(x) for k, x in network.initial_state(streams).items()}
+    rows = {"obs": obs.flatten(0, 1)}
+    params, value, after = network(rows, start, is_first.flatten())
+    assert params.shape == (steps * streams, 4)
+    assert torch.equal(network.value(rows, start, is_first.flatten()), value)
+    state = start
+    for t in range(steps):
+        with torch.inference_mode():
+            one, v, state = network({"obs": obs[t]}, state, is_first[t])
+        torch.testing.assert_close(one, params.view(steps, streams, -1)[t], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(v, value.view(steps, streams)[t], rtol=1e-5, atol=1e-5)
+    for name in after:
+        torch.testing.assert_close(state[name], after[name], rtol=1e-5, atol=1e-5)
+    # The state matters, but for a stream that begins anew.
+    is_first[0] = torch.tensor([True, False, False])
+    for other in (start, {k: x + 1.0 for k, x in start.items()}):
+        value, before = network(rows, other, is_first.flatten())[1].view(steps, streams), value
+    assert torch.equal(value[0, :1], before[0, :1])
+    assert (value[0, 1:] != before[0, 1:]).all()
+
+
+@pytest.mark.parametrize("who", ["policy", "value"])
+def test_policy_and_value_have_states_of_their_own(who: str):
+    network = recurrent("lstm", shared=False)
+    obs, is_first = {"obs": torch.randn(4, 3)}, torch.zeros(4, dtype=torch.bool)
+    state = network.initial_state(4)
+    other = {k: x + float(k.startswith(who)) for k, x in state.items()}
+    params, value, _ = network(obs, state, is_first)
+    params_2, value_2, _ = network(obs, other, is_first)
+    assert torch.equal(params, params_2) == (who == "value")
+    assert torch.equal(value, value_2) == (who == "policy")
+
+
+def test_a_recurrent_network_without_a_state_is_a_fault_of_ours():
+    network = recurrent("gru", shared=True)
+    with pytest.raises(AssertionError, match="requires state and is_first"):
+        network({"obs": torch.randn(4, 3)})
+
+
+@pytest.mark.parametrize("init", ["orthogonal", "truncated_normal"])
+def test_a_core_changes_no_other_weights(init: str):
+    """Cores are drawn behind all else."""
+    plain = build(ModelConfig(policy_hidden=(8,), core_size=128, init=init)).state_dict()
+    other = build(ModelConfig(policy_hidden=(8,), core="gru", core_size=8, init=init))
+    for name in ("encoder.layers.0.weight", "value_encoder.layers.0.weight"):
+        assert torch.equal(other.state_dict()[name], plain[name])
+    hidden = other.core.cells[0].hidden_weight.detach()[:8]
+    torch.testing.assert_close(hidden @ hidden.T, torch.eye(8), rtol=0, atol=1e-5)
+    assert not torch.equal(hidden, other.value_core.cells[0].hidden_weight[:8])
+
+
+@pytest.mark.parametrize("observation", [VECTOR, PICTURE], ids=["vector", "picture"])
+def test_layer_norm_starts_as_the_identity(observation: spaces.Space):
+    config = ModelConfig(policy_hidden=(8,), layer_norm=True)
+    network = build(config, Spaces(observation, BOX))
+    norm = network.encoder.layers[1]
+    assert torch.equal(norm.weight, torch.ones(8))
+    assert torch.equal(norm.bias, torch.zeros(8))

@@ -4,14 +4,18 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from torch import nn
 
 from quintet.errors import ConfigError
+from quintet.models.cores import Core
 from quintet.models.encoders import (
+    Cnn,
     Mlp,
-    NatureCnn,
+    ResidualBlock,
     channels_first,
     flatten_leaf,
     image_shape,
+    impala_trunk,
     is_image,
 )
 
@@ -74,18 +78,19 @@ def test_what_is_a_picture(space: spaces.Space, expected: bool):
 
 @pytest.mark.parametrize("shape", [(36, 36), (36, 40, 3), (4, 84, 84), (2, 36, 36, 3)])
 @pytest.mark.parametrize("hidden", [(), (16,), (16, 8)])
-def test_nature_cnn(shape: tuple[int, ...], hidden: tuple[int, ...]):
-    network = NatureCnn({"screen": picture(*shape)}, hidden)
+@pytest.mark.parametrize("kind", ["nature_cnn", "impala_cnn"])
+def test_pictures(kind: str, shape: tuple[int, ...], hidden: tuple[int, ...]):
+    network = Cnn(kind, {"screen": picture(*shape)}, hidden)
     x = torch.randint(0, 256, (3, *shape), dtype=torch.uint8)
     features = network({"screen": x, "other": torch.zeros(3)})
     assert features.shape == (3, network.feature_size)
+    assert (features >= 0).all()
     if hidden:
         assert network.feature_size == hidden[-1]
-        assert (features >= 0).all()
-    first = network.convolutions[0]
+    first = network.convolutions[0][0]
     scaled = channels_first(x, shape).double() / 255.0
     expected = torch.nn.functional.conv2d(
-        scaled, first.weight.double(), first.bias.double(), stride=4
+        scaled, first.weight.double(), first.bias.double(), first.stride, first.padding
     )
     seen: list[torch.Tensor] = []
     handle = first.register_forward_hook(lambda *args: seen.append(args[2]))
@@ -95,18 +100,82 @@ def test_nature_cnn(shape: tuple[int, ...], hidden: tuple[int, ...]):
     assert torch.equal(again, features)
 
 
-@pytest.mark.parametrize(
-    "leaves",
-    [
-        {"obs": spaces.Box(0.0, 1.0, (84, 84))},
-        {"obs": picture(30, 30)},
-        {"a": picture(36, 36), "b": picture(36, 36)},
-        {"a": picture(36, 36), "b": spaces.Discrete(3)},
-    ],
-)
-def test_nature_cnn_takes_one_picture_only(leaves: dict[str, spaces.Space]):
-    with pytest.raises(ConfigError, match="exactly one uint8 picture"):
-        NatureCnn(leaves, (8,))
+@pytest.mark.parametrize("kind", ["nature_cnn", "impala_cnn"])
+def test_a_cnn_needs_a_picture(kind: str):
+    small = picture(7, 7, 3)
+    for leaves in ({"obs": spaces.Box(0.0, 1.0, (84, 84))}, {"a": small, "b": spaces.Discrete(3)}):
+        with pytest.raises(ConfigError, match=f"{kind} requires a uint8 picture of at least"):
+            Cnn(kind, leaves, (8,))
+
+
+@pytest.mark.parametrize(("kind", "smallest"), [("nature_cnn", 36), ("impala_cnn", 8)])
+def test_the_smallest_picture(kind: str, smallest: int):
+    network = Cnn(kind, {"obs": picture(smallest, smallest, 3)}, (8,))
+    x = torch.zeros((1, smallest, smallest, 3), dtype=torch.uint8)
+    assert network({"obs": x}).shape == (1, 8)
+    with pytest.raises(ConfigError, match=f"at least {smallest} x {smallest}"):
+        Cnn(kind, {"obs": picture(smallest, smallest - 1, 3)}, (8,))
+
+
+def test_the_residual_network_of_the_paper():
+    """15 convolutions over three sections that halve 96 x 72, the size of the paper's frames."""
+    network = Cnn("impala_cnn", {"obs": picture(72, 96, 3)}, (256,))
+    convolutions = [m for m in network.modules() if isinstance(m, nn.Conv2d)]
+    assert len(convolutions) == 15
+
+    def section(size_in: int, size: int) -> int:
+        return (9 * size_in + 1) * size + 4 * (9 * size + 1) * size
+
+    count = section(3, 16) + section(16, 32) + section(32, 32)
+    assert count == 97_600
+    count += (9 * 12 * 32 + 1) * 256
+    assert sum(p.numel() for p in network.parameters()) == count
+    # With the paper's LSTM of 256 units that is its 1.6 million, less the part that reads language.
+    assert 1.45e6 < count + sum(p.numel() for p in Core("lstm", 256, 256, 1).parameters()) < 1.6e6
+
+
+def test_sections_round_odd_sizes_up():
+    """84, 42, 21, 11: pooling reaches over the border."""
+    assert Cnn("impala_cnn", {"obs": picture(4, 84, 84)}, ()).feature_size == 32 * 11 * 11
+    pools = [m for m in impala_trunk(1).modules() if isinstance(m, nn.MaxPool2d)]
+    assert [(m.kernel_size, m.stride) for m in pools] == [(3, 2)] * 3
+
+
+def test_a_residual_block():
+    block = ResidualBlock(2)
+    x = torch.randn(3, 2, 5, 5)
+    inner = block.second(torch.relu(block.first(torch.relu(x))))
+    assert torch.equal(block(x), x + inner)
+    with torch.no_grad():
+        block.second.weight.zero_()
+        block.second.bias.zero_()
+    assert torch.equal(block(x), x)
+
+
+@pytest.mark.parametrize("kind", ["nature_cnn", "impala_cnn"])
+def test_pictures_beside_other_leaves(kind: str):
+    leaves = {
+        "speed": spaces.Box(-1.0, 1.0, (2,)),
+        "left": picture(36, 36, 3),
+        "gear": spaces.Discrete(3),
+        "right": picture(40, 36),
+    }
+    network = Cnn(kind, leaves, ())
+    g = torch.Generator().manual_seed(0)
+    obs = {
+        "speed": torch.randn((4, 2), generator=g),
+        "left": torch.randint(0, 256, (4, 36, 36, 3), generator=g).byte(),
+        "gear": torch.tensor([0, 2, 1, 1]),
+        "right": torch.randint(0, 256, (4, 40, 36), generator=g).byte(),
+    }
+    features = network(obs)
+    alone = [Cnn(kind, {name: leaves[name]}, ()) for name in ("left", "right")]
+    for one, trunk in zip(alone, network.convolutions, strict=True):
+        one.convolutions[0].load_state_dict(trunk.state_dict())
+    gear = torch.tensor([[1.0, 0, 0], [0, 0, 1.0], [0, 1.0, 0], [0, 1.0, 0]])
+    expected = torch.cat((*(one(obs) for one in alone), obs["speed"], gear), -1)
+    assert torch.equal(features, expected)
+    assert network.feature_size == expected.shape[1]
 
 
 @pytest.mark.parametrize(
@@ -169,3 +238,21 @@ def test_mlp_layers(activation: str, function):
         expected = function(expected @ layer.weight.T + layer.bias)
     assert network.feature_size == 4
     torch.testing.assert_close(network({"obs": x}), expected)
+
+
+def test_layer_norm_stands_before_each_activation():
+    network = Mlp({"obs": spaces.Box(-1.0, 1.0, (3,))}, (5, 4), "tanh", layer_norm=True)
+    names = [type(layer).__name__ for layer in network.layers]
+    assert names == ["Linear", "LayerNorm", "Tanh"] * 2
+    x = torch.randn(6, 3)
+    first = network.layers[0]
+    pre = x @ first.weight.T + first.bias
+    pre = (pre - pre.mean(1, True)) / (pre.var(1, correction=0, keepdim=True) + 1e-5).sqrt()
+    torch.testing.assert_close(network.layers[:3](x), pre.tanh())
+    assert network({"obs": x}).shape == (6, 4)
+
+
+def test_layer_norm_behind_convolutions():
+    network = Cnn("nature_cnn", {"obs": picture(36, 36)}, (8,), layer_norm=True)
+    assert [type(layer).__name__ for layer in network.layers] == ["Linear", "LayerNorm", "ReLU"]
+    assert not [m for m in network.convolutions.modules() if isinstance(m, nn.LayerNorm)]

@@ -1,4 +1,4 @@
-"""Spaces as JSON and back; leaves and their dtypes."""
+"""Spaces as JSON and back; leaves and their dtypes; packed actions."""
 
 import json
 from collections import OrderedDict
@@ -8,8 +8,22 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from quintet.errors import QuintetError
-from quintet.spaces import from_json, leaf_dtype, leaf_spec, observation_leaves, to_json
+from quintet.errors import ConfigError, QuintetError
+from quintet.models.heads import action_family
+from quintet.spaces import (
+    action_leaves,
+    action_space_of,
+    action_spec,
+    from_json,
+    leaf_dtype,
+    leaf_spec,
+    mask_sizes,
+    observation_leaves,
+    pack_action,
+    stored_space,
+    to_json,
+    unpack_action,
+)
 
 INF = np.inf
 SPACES: dict[str, spaces.Space] = {
@@ -110,3 +124,146 @@ def test_leaf_spec(name: str, shape: tuple[int, ...], dtype: torch.dtype):
     assert spec.dtype == dtype
     memory = np.zeros((2, *shape), leaf_dtype(SPACES[name]))
     assert torch.from_numpy(memory).dtype == dtype
+
+
+# space, packed shape, packed dtype, widths of the mask's parts
+ACTIONS: dict[str, tuple[spaces.Space, tuple[int, ...], torch.dtype, list[int]]] = {
+    "discrete": (spaces.Discrete(3, start=-1), (), torch.int64, [3]),
+    "box": (spaces.Box(-1.0, 2.0, (2,)), (2,), torch.float32, []),
+    "box_scalar": (spaces.Box(-1.0, 1.0, ()), (1,), torch.float32, []),
+    "box_matrix": (spaces.Box(-1.0, 1.0, (2, 3), np.float64), (6,), torch.float32, []),
+    "multi_discrete": (spaces.MultiDiscrete([2, 5], start=[3, 4]), (2,), torch.int64, [2, 5]),
+    "multi_discrete_matrix": (
+        spaces.MultiDiscrete([[2, 3], [4, 5]], dtype=np.int32),
+        (4,),
+        torch.int64,
+        [2, 3, 4, 5],
+    ),
+    "multi_binary_matrix": (spaces.MultiBinary((2, 3)), (6,), torch.int64, []),
+    "integers": (
+        spaces.Tuple([spaces.MultiBinary(2), spaces.Discrete(4, start=7)]),
+        (3,),
+        torch.int64,
+        [4],
+    ),
+    "nested": (
+        spaces.Dict(
+            OrderedDict(
+                z=spaces.Tuple([spaces.Discrete(3, start=2), spaces.Box(-1.0, 1.0, (1, 2))]),
+                a=spaces.Dict({"m": spaces.MultiDiscrete([3, 2], start=[1, 0])}),
+            )
+        ),
+        (5,),
+        torch.float32,
+        [3, 3, 2],
+    ),
+}
+
+
+def assert_equal(got: object, expected: object) -> None:
+    assert type(got) is type(expected)
+    if isinstance(expected, dict):
+        assert list(got) == list(expected)
+        for key, value in expected.items():
+            assert_equal(got[key], value)
+    elif isinstance(expected, tuple):
+        for a, b in zip(got, expected, strict=True):
+            assert_equal(a, b)
+    else:
+        assert got.dtype == expected.dtype
+        np.testing.assert_array_equal(got, expected)
+
+
+def stacked(space: spaces.Space, samples: list) -> object:
+    """Actions of several streams, leaf by leaf."""
+    if isinstance(space, spaces.Dict):
+        children = space.spaces.items()
+        return {key: stacked(child, [x[key] for x in samples]) for key, child in children}
+    if isinstance(space, spaces.Tuple):
+        children = enumerate(space.spaces)
+        return tuple(stacked(child, [x[i] for x in samples]) for i, child in children)
+    return np.stack(samples)
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_actions_are_packed_and_unpacked(name: str):
+    space, shape, dtype, _ = ACTIONS[name]
+    spec = action_spec(space)
+    assert (spec.shape, spec.dtype) == (shape, dtype)
+    space.seed(0)
+    samples = [space.sample() for _ in range(4)]
+    batch = stacked(space, samples)
+    packed = pack_action(space, batch)
+    assert packed.shape == (4, *shape)
+    assert torch.from_numpy(packed).dtype == dtype
+    again = unpack_action(space, packed)
+    if name == "box_matrix":  # float64 doesn't survive float32
+        np.testing.assert_allclose(again, batch, atol=1e-7)
+        assert again.dtype == np.float64
+    else:
+        assert_equal(again, batch)
+    for i, sample in enumerate(samples):
+        one = unpack_action(space, packed[i])
+        assert space.contains(one)
+        np.testing.assert_array_equal(pack_action(space, one), packed[i])
+        np.testing.assert_array_equal(pack_action(space, sample), packed[i])
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_the_stored_action_space_is_packed_alike(name: str):
+    """The order and the counting from 0 that a learner sees are those that unpacking undoes."""
+    space, _, _, sizes = ACTIONS[name]
+    stored = action_space_of(space, "mine")
+    assert action_spec(stored) == action_spec(space)
+    assert [x.shape for x in action_leaves(stored)] == [x.shape for x in action_leaves(space)]
+    assert mask_sizes(space) == mask_sizes(stored) == sizes
+    space.seed(1)
+    packed = pack_action(space, space.sample())
+    np.testing.assert_array_equal(pack_action(stored, unpack_action(stored, packed)), packed)
+    assert packed.min() >= -1.0  # no start is in it
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+@pytest.mark.parametrize("bounds", ["clip", "squash", "mean_tanh"])
+def test_families_act_in_packed_form_within_the_space(name: str, bounds: str):
+    space, shape, dtype, sizes = ACTIONS[name]
+    family = action_family(action_space_of(space, "mine"), bounds)
+    assert family.action_shape == shape
+    assert family.action_dtype == dtype
+    assert family.mask_size == sum(sizes)
+    generator = torch.Generator().manual_seed(0)
+    params = 3.0 * torch.randn((50, family.param_size), generator=generator)
+    raw = family.sample(params, family.draw_noise((50,), generator))
+    sent = family.to_env(raw).numpy()
+    assert sent.shape == (50, *shape)
+    assert all(space.contains(unpack_action(space, x)) for x in sent)
+
+
+def test_bounds_that_float32_rounds_outwards_are_kept():
+    space = spaces.Box(0.1, 0.7, (1,), np.float64)
+    assert float(np.float32(0.7)) < 0.7 < 0.8
+    assert float(np.float32(0.1)) > 0.1
+    low = spaces.Box(-0.1, 0.7, (1,), np.float64)
+    rounded = np.array([-0.1], np.float32)
+    assert float(rounded[0]) < -0.1
+    assert low.contains(unpack_action(low, rounded))
+    assert space.contains(unpack_action(space, np.array([0.7], np.float32)))
+
+
+def test_a_half_bounded_action_stays_within_its_bound():
+    space = spaces.Box(np.array([0.0, -INF]), np.array([INF, 1.0]), dtype=np.float32)
+    assert unpack_action(space, np.array([-3.0, 5.0], np.float32)).tolist() == [0.0, 1.0]
+    assert unpack_action(space, np.array([3.0, -5.0], np.float32)).tolist() == [3.0, -5.0]
+
+
+@pytest.mark.parametrize(
+    "space", [spaces.Text(3), spaces.Tuple([spaces.Text(3)]), spaces.Tuple([]), spaces.Dict({})]
+)
+def test_actions_without_a_fixed_size_are_refused(space: spaces.Space):
+    with pytest.raises(ConfigError, match="mine: the action space must be"):
+        action_space_of(space, "mine")
+
+
+def test_stored_spaces_keep_the_order_of_their_leaves():
+    space = spaces.Dict(OrderedDict(z=spaces.Discrete(2, start=1), a=spaces.Box(-1.0, 1.0, (1,))))
+    assert list(observation_leaves(stored_space(space))) == ["z", "a"]

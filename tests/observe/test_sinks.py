@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from quintet.errors import QuintetError
@@ -57,6 +58,44 @@ def test_all_sinks_get_the_same_finite_values(tmp_path: Path) -> None:
     reporter.close()
 
 
+def test_distributions_go_to_tensorboard_alone(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    reporter = open_sinks(ReportConfig(), tmp_path, resume_env_steps=None, notice=no_notice)
+    x = np.array([1.0, 2.0, 2.0, 5.0, np.nan, np.inf])
+    given = {"histogram/x": x, "histogram/none": x[4:], "histogram/one": np.ones((2, 2), int)}
+    sent = reporter.write({"env_steps": 10, "loss/policy": 0.5}, given)
+    reporter.close()
+    assert sent == {"env_steps": 10, "loss/policy": 0.5}
+    assert read_metrics(tmp_path) == [sent]
+    assert set(rows_of(tmp_path / "progress.csv")[0]) == set(sent)
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert set(events.Tags()["histograms"]) == {"histogram/x", "histogram/one"}
+    (event,) = events.Histograms("histogram/x")
+    shown = event.histogram_value
+    assert event.step == 10
+    assert (shown.min, shown.max, shown.num, shown.sum, shown.sum_squares) == (1, 5, 4, 10, 34)
+    edges = [1.0, *shown.bucket_limit]
+    for low, high, count in zip(edges, edges[1:], shown.bucket, strict=False):
+        last = high == edges[-1]
+        finite = x[:4]
+        assert count == ((finite >= low) & ((finite < high) | (last & (finite == high)))).sum()
+    assert sum(events.Histograms("histogram/one")[0].histogram_value.bucket) == 4
+    with pytest.raises(QuintetError, match="histograms/x"):
+        reporter.write({"env_steps": 20}, {"histograms/x": x})
+
+
+def test_distributions_that_no_sink_shows_are_told_once(tmp_path: Path) -> None:
+    notices: list[str] = []
+    config = ReportConfig(sinks=("jsonl",))
+    reporter = open_sinks(config, tmp_path, resume_env_steps=None, notice=notices.append)
+    for steps in (1, 2, 3):
+        reporter.write({"env_steps": steps}, {} if steps == 1 else {"histogram/x": [1.0]})
+        assert len(notices) == (steps > 1)
+    assert "report.sinks" in notices[0]
+    reporter.close()
+
+
 def test_undeclared_metric_reaches_no_sink(tmp_path: Path) -> None:
     reporter = open_sinks(ReportConfig(), tmp_path, resume_env_steps=None, notice=no_notice)
     with pytest.raises(QuintetError, match="loss/typo"):
@@ -102,15 +141,31 @@ def test_beginning_anew_empties_the_files(tmp_path: Path) -> None:
     assert scalars_of(tmp_path / "tensorboard", "loss/policy") == [(5, 1)]
 
 
-def test_reader_leaves_out_a_torn_last_line_only(tmp_path: Path) -> None:
+def test_reader_leaves_out_a_torn_last_line_and_tells_of_others(tmp_path: Path) -> None:
     with pytest.raises(QuintetError, match=r"no metrics\.jsonl"):
         read_metrics(tmp_path)
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"env_steps": 1}\n{"env_steps": 2}\n{"env_st')
     assert [report["env_steps"] for report in read_metrics(tmp_path)] == [1, 2]
     file.write_text('{"env_steps": 1}\n{"env_st\n{"env_steps": 3}\n')
-    with pytest.raises(QuintetError, match="line 2 of"):
-        read_metrics(tmp_path)
+    notices: list[str] = []
+    assert [report["env_steps"] for report in read_metrics(tmp_path, notices.append)] == [1, 3]
+    (notice,) = notices
+    assert notice.startswith(f"line 2 of {file} is damaged (")
+
+
+def test_a_damaged_line_within_stops_no_resume(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(b'{"env_steps": 1}\n[2]\n\x00\xff\n{"env_steps": 3}\n{"env_steps": 9}\n')
+    notices: list[str] = []
+    config = ReportConfig(sinks=("jsonl",))
+    reporter = open_sinks(config, tmp_path, resume_env_steps=5, notice=notices.append)
+    reporter.write({"env_steps": 7})
+    reporter.close()
+    assert [notice.split(" is ")[0] for notice in notices] == [
+        f"line {number} of {file}" for number in (2, 3)
+    ]
+    assert [report["env_steps"] for report in read_metrics(tmp_path, no_notice)] == [1, 3, 7]
 
 
 def test_integers_and_floats_survive_exactly(tmp_path: Path) -> None:

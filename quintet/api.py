@@ -1,0 +1,172 @@
+"""`quintet.train`: what is given in Python becomes one layer of a run's configuration."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+from gymnasium.vector import VectorEnv as ForeignVectorEnv
+from torch import nn
+
+from quintet.config.load import Layer, flatten, options
+from quintet.config.saved import load_config, load_seeds
+from quintet.envs.given import EnvSource, GivenEnv, can_be_made_again, settle
+from quintet.errors import ConfigError, GroupFault
+from quintet.launch import Result, run, run_seeds
+from quintet.models.custom import encoder_import_string
+from quintet.policy import load
+from quintet.trainer import OnReport
+
+
+@overload
+def train(
+    algo: str,
+    env: GivenEnv,
+    total_steps: int | None = None,
+    seed: int | None = None,
+    run_dir: str | Path | None = None,
+    config: Mapping[str, Any] | None = None,
+    on_report: OnReport | None = None,
+    *,
+    model: type[nn.Module] | None = None,
+) -> Result: ...
+
+
+@overload
+def train(
+    algo: str,
+    env: GivenEnv,
+    total_steps: int | None = None,
+    seed: None = None,
+    run_dir: str | Path | None = None,
+    config: Mapping[str, Any] | None = None,
+    on_report: None = None,
+    *,
+    model: type[nn.Module] | None = None,
+    seeds: Sequence[int],
+    jobs: int | None = None,
+) -> list[Result]: ...
+
+
+def train(
+    algo: str,
+    env: GivenEnv,
+    total_steps: int | None = None,
+    seed: int | None = None,
+    run_dir: str | Path | None = None,
+    config: Mapping[str, Any] | None = None,
+    on_report: OnReport | None = None,
+    *,
+    model: type[nn.Module] | None = None,
+    seeds: Sequence[int] | None = None,
+    jobs: int | None = None,
+) -> Result | list[Result]:
+    """Trains a policy, or goes on with the run that is in `run_dir`.
+
+    Args:
+        env: an environment's id, a callable that makes environments, or a vector environment, as
+            for `quintet.make_vector_env`. A vector environment that is stepped itself can't be
+            evaluated on while it trains: there is no evaluation then, and it says so.
+        total_steps: agent decisions over all streams; None: the preset's, else 1,000,000.
+        run_dir: None: ``runs/ALGO-ENV-sSEED``; of a group, the folder of the folders ``sSEED``.
+        config: any other option, nested or by dotted name: ``{"learning_rate": 1e-3,
+            "env.num_streams": 4}``.
+        on_report: called with every report; once it returns True, the run stops as by Ctrl-C. What
+            it raises ends the run as well, after a checkpoint.
+        model: an encoder of your own, see `quintet.models.custom`; short for its import string in
+            ``model.encoder``.
+        seeds: trains a group of runs that differ in their seed, each in a process of its own.
+        jobs: how many of them at once; None: cores divided by ``runtime.threads``.
+
+    Returns:
+        A result; with `seeds` a list of them in their order, without those that never began
+        because the group was stopped.
+
+    Raises:
+        ConfigError: lists all that is wrong with the configuration.
+        GroupFault: with `seeds`: some runs failed; the others went on to their ends.
+    """
+    if config is not None and not isinstance(config, Mapping):
+        raise ConfigError(f"config requires a mapping of options, got {config!r}")
+    given = {"total_env_steps": total_steps, "seed": seed, "run_dir": run_dir}
+    values = {name: value for name, value in given.items() if value is not None}
+    values |= flatten(config or {}, options(algo))
+    if model is not None:
+        _settle("model", values, {"model.encoder": encoder_import_string(model)})
+    source = _settle_env(env, values)
+    command, check_env = Layer("call", values), source is None
+    if seeds is None:
+        if jobs is not None:
+            raise ConfigError(f"jobs={jobs} has no effect without seeds; leave it out")
+        return run(load_config(algo, [], command, check_env=check_env), source, on_report)
+    if on_report is not None or isinstance(source, ForeignVectorEnv):
+        what = "on_report" if on_report is not None else "a vector environment"
+        raise ConfigError(
+            f"{what} requires a single run, seeds trains each in a process of its own; leave one "
+            "of them out, or call train for each seed"
+        )
+    loaded = load_seeds(algo, [], command, list(seeds), check_env=check_env)
+    outcomes = run_seeds(loaded, source, jobs)
+    failed = [f"seed {each.seed}: {each.error}" for each in outcomes if each.status == "failed"]
+    if failed:
+        raise GroupFault(f"{len(failed)} of {len(outcomes)} runs failed\n" + "\n".join(failed))
+    return [
+        Result(each.run_dir, load(each.run_dir), each.metrics, each.status)
+        for each in outcomes
+        if each.status == "finished" or each.status == "stopped"
+    ]
+
+
+def _settle_env(env: GivenEnv, values: dict[str, Any]) -> EnvSource | None:
+    """Writes down what the environment says of the configuration; what environments come from."""
+    says, source = settle(env)
+    if source is not None:
+        says["id"] = callable_name(source)
+        if ":<" in says["id"] and "run_dir" not in values:
+            raise ConfigError(
+                "run_dir is required with an environment that has no name of its own (a lambda, "
+                "a partial, a vector environment): two of them would share one folder; give "
+                "run_dir or a named function"
+            )
+    _settle("env", values, {f"env.{name}": value for name, value in says.items()})
+    if not can_be_made_again(source):
+        _without_evaluation(values)
+    return source
+
+
+def _settle(what: str, values: dict[str, Any], says: Mapping[str, Any]) -> None:
+    """Adds what an argument says of the configuration; nothing else may say otherwise."""
+    for name, value in says.items():
+        if values.setdefault(name, value) != value:
+            raise ConfigError(
+                f"{name} must be left to the {what} that is given, which says {value!r}; got "
+                f"{values[name]!r}; leave it out"
+            )
+
+
+def _without_evaluation(values: dict[str, Any]) -> None:
+    """Evaluation needs environments of its own; a vector environment that is given is the only one.
+
+    Raises:
+        ConfigError: evaluation was asked for.
+    """
+    way_out = "give a function with a parameter num_envs that makes such environments"
+    if values.setdefault("eval.episodes", 0) != 0:
+        raise ConfigError(
+            f"eval.episodes must be 0 where the environment that trains is the only one; got "
+            f"{values['eval.episodes']}; {way_out}"
+        )
+    warnings.warn(
+        f"no evaluation while training, and no best policy: the vector environment that is given "
+        f"is the only one; to have both, {way_out}",
+        stacklevel=4,
+    )
+
+
+def callable_name(source: EnvSource) -> str:
+    """``module:name`` of what makes environments, ``module:<...>`` where it has no name."""
+    if isinstance(source, ForeignVectorEnv):
+        return f"{type(source).__module__}:<{type(source).__qualname__}>"
+    name = getattr(source, "__qualname__", "<callable>")
+    module = getattr(source, "__module__", None) or "__main__"
+    return f"{module}:<{name}>" if "<" in name else f"{module}:{name}"

@@ -1,0 +1,164 @@
+"""Which run a command means: its folder, what is saved there, and what may differ from that."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from quintet.config.load import Layer, Loaded, compose, flatten, options, preset_layers
+from quintet.config.run import AUTOMATIC, MAY_CHANGE_ON_RESUME
+from quintet.errors import ConfigError
+
+BEFORE_CONFIG = (".lock", "log.txt", ".config.yaml.tmp")
+"""What a run that was killed at its very start may leave in its folder."""
+
+
+def load_config(
+    algo: str, files: Sequence[Layer], command: Layer, *, check_env: bool = True
+) -> Loaded:
+    """The configuration of a run from all its layers, those of its folder included.
+
+    check_env: whether the environment's id must be one that a backend knows (not so for callables).
+
+    Raises:
+        ConfigError: any fault, or the folder holds a run of another configuration.
+    """
+    asked = asked_for(files, command)
+    run_dir = find_run_dir(algo, asked)
+    place = Layer("default", {} if run_dir is None else {"run_dir": str(run_dir)})
+    saved = None if run_dir is None else read_saved(run_dir)
+    if run_dir is None or saved is None:
+        presets = preset_layers(algo, asked.get("env.id"), str(asked.get("preset") or "auto"))
+        return compose(algo, [place, *presets, *files, command], check_env=check_env)
+    if asked.get("resume") == "never":
+        raise ConfigError(
+            f"--resume never requires a folder without a run, {run_dir} holds one; give another "
+            "--run-dir or remove it"
+        )
+    if saved["algo"] != algo:
+        raise _other_run(run_dir, [f"algo: the run has {saved['algo']}, asked is {algo}"])
+    kept = {k: v for k, v in saved.items() if k not in ("algo", "run_dir", "resume")}
+    base = [place, Layer("saved run", kept)]
+    # An option that is asked to be automatic stays what it was resolved to when the run began.
+    layers = [
+        Layer(
+            layer.source,
+            {k: v for k, v in layer.values.items() if k not in AUTOMATIC or v != AUTOMATIC[k]},
+        )
+        for layer in (*files, command)
+    ]
+    loaded = compose(algo, [*base, *layers], check_env=check_env)
+    was, wanted = compose(algo, base, check_env=check_env).config.flat(), loaded.config.flat()
+    differ = [
+        f"{name}: the run has {was[name]!r}, asked is {wanted[name]!r}"
+        for name in wanted
+        if wanted[name] != was[name]
+        and name not in MAY_CHANGE_ON_RESUME
+        and not name.startswith(("eval.", "report."))
+    ]
+    if differ:
+        raise _other_run(run_dir, differ)
+    # A file that says what the run has anyway is not where the value comes from.
+    sources = {
+        name: "saved run" if source.startswith("file ") and wanted[name] == was[name] else source
+        for name, source in loaded.sources.items()
+    }
+    return Loaded(loaded.config, sources)
+
+
+def asked_for(files: Sequence[Layer], command: Layer) -> dict[str, Any]:
+    """What files and the command line ask for together."""
+    return {name: value for layer in (*files, command) for name, value in layer.values.items()}
+
+
+def load_seeds(
+    algo: str,
+    files: Sequence[Layer],
+    command: Layer,
+    seeds: Sequence[int],
+    *,
+    check_env: bool = True,
+) -> list[Loaded]:
+    """The configurations of a group of runs that differ in their seed, each with a folder of its
+    own: ``DIR/sSEED`` where a folder is asked for.
+
+    Raises:
+        ConfigError: no seeds, one twice, a seed beside them, or a fault in any run.
+    """
+    wrong = [seed for seed in seeds if isinstance(seed, bool) or not isinstance(seed, int)]
+    if not seeds or wrong or len(set(seeds)) < len(seeds):
+        raise ConfigError(
+            f"seeds requires at least one whole number and none twice, got {list(seeds)}; give "
+            "--seeds 1,2,3"
+        )
+    if "seed" in command.values:
+        raise ConfigError(
+            f"seed={command.values['seed']} has no effect with seeds={list(seeds)}; leave one of "
+            "them out"
+        )
+    folder = asked_for(files, command).get("run_dir")
+    if folder is not None and (Path(folder) / "config.yaml").exists():
+        raise ConfigError(
+            f"run_dir with seeds requires a folder for a group of runs, {folder} is a run by "
+            "itself; give another --run-dir"
+        )
+    loaded = []
+    for seed in seeds:
+        mine = {"seed": seed} | (
+            {} if folder is None else {"run_dir": str(Path(folder, f"s{seed}"))}
+        )
+        layer = Layer(command.source, {**command.values, **mine})
+        loaded.append(load_config(algo, files, layer, check_env=check_env))
+    return loaded
+
+
+def _other_run(run_dir: Path, differ: list[str]) -> ConfigError:
+    return ConfigError(
+        f"{run_dir} holds a run of another configuration:\n"
+        + "\n".join(f"  - {line}" for line in differ)
+        + "\ngive another --run-dir to begin anew, or leave these options out to go on"
+    )
+
+
+def find_run_dir(algo: str, asked: Mapping[str, Any]) -> Path | None:
+    """The folder asked for, else ``runs/ALGO-ENV-sSEED``; None while no environment is named.
+
+    The same command thus finds its run again.
+    """
+    if asked.get("run_dir") is not None:
+        return Path(asked["run_dir"])
+    if "env.id" not in asked:
+        return None
+    name = re.sub(r"[^\w.-]+", "_", str(asked["env.id"]))
+    return Path("runs") / f"{algo}-{name}-s{asked.get('seed', 0)}"
+
+
+def read_saved(run_dir: Path) -> dict[str, Any] | None:
+    """The resolved configuration in a run folder by dotted name, None where there is no run.
+
+    Raises:
+        ConfigError: the folder holds something else.
+    """
+    path = run_dir / "config.yaml"
+    if not path.exists():
+        others = (
+            [p.name for p in run_dir.iterdir() if p.name not in BEFORE_CONFIG]
+            if run_dir.is_dir()
+            else []
+        )
+        if others:
+            raise ConfigError(
+                f"run_dir requires a new or empty folder, or one with a run; {run_dir} holds "
+                f"{', '.join(sorted(others)[:3])} and no config.yaml; give another --run-dir"
+            )
+        return None
+    try:
+        values = yaml.safe_load(path.read_text())
+        return flatten(values, options(values["algo"]))
+    except (OSError, ValueError, yaml.YAMLError, TypeError, KeyError) as error:
+        raise ConfigError(
+            f"a readable config.yaml is required in {run_dir}, it is damaged ({error}); restore "
+            "it or give another --run-dir"
+        ) from error

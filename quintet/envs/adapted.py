@@ -1,0 +1,332 @@
+"""Vector environments that a user brings, in next-step layout: Gymnasium's, ALE's and all others
+with their interface.
+
+NEXT_STEP environments have the layout already. SAME_STEP ones begin the next episode within the
+step that ends one, and the final observation stands in ``infos["final_obs"]``; DISABLED ones wait
+for ``reset(options={"reset_mask": ...})``. Both are converted:
+
+- At an ending the row carries the final observation and the ending's flags.
+- The row after it is spent on resetting. The environments step together, so while the other streams
+  take their step, a stream that has ended must take one as well, though nobody has acted on its
+  first observation yet. That step is thrown away: a partial reset follows at once, and its first
+  observation is what the row gives. Where all streams have ended at the same step nothing is
+  stepped; the first observations of SAME_STEP are kept aside until then.
+
+So every row that is valid was decided on the observation beside it and was executed, every episode
+that is seen is whole, and every final observation is the true one. The price is one episode,
+one step old, that is given up unseen at every ending, unless all streams end together (a single
+stream always does). It only matters to environments that count their episodes: of those about
+every second one is seen. Nothing better fits the layout: in T rows each stream has a row for each
+executed step and one for each ending, and environments that step together execute equally often,
+so whoever ends more often would need more rows. SyncVectorEnv is no such case: `quintet.envs.make`
+steps its environments one by one, without any loss.
+
+`restart` is ``reset(seed=[...])``, or, where only one number is taken (as by Gymnasium's own
+vectorised CartPole), the seed of the first stream. Environments that are made by a callable are
+made anew first; an instance can only be reset, so what it keeps over resets survives (running
+statistics, say), and resuming such a run can't promise the same bytes.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, final
+
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+from gymnasium.vector import VectorEnv as ForeignVectorEnv
+from numpy.typing import NDArray
+
+from quintet.envs.gymnasium import Leaf, leaf_of
+from quintet.envs.vector import (
+    Array,
+    EnvDescription,
+    ObsArrays,
+    StepRow,
+    allocate_obs,
+    check_seeds,
+)
+from quintet.errors import ConfigError, EnvironmentFault
+from quintet.spaces import action_space_of, action_spec, leaf_keys, stored_space, unpack_action
+from quintet.types import ACTION_MASK, Spaces
+
+Mask = NDArray[np.bool_]
+
+
+@final
+class AdaptedVectorEnv:
+    """One Gymnasium vector environment as a group of streams."""
+
+    def __init__(
+        self,
+        env: ForeignVectorEnv[Any, Any, Any],
+        *,
+        env_id: str,
+        first_stream: int = 0,
+        make: Callable[[], ForeignVectorEnv[Any, Any, Any]] | None = None,
+    ) -> None:
+        """Takes `env` over.
+
+        Args:
+            env: not closed here unless `make` is given; it then belongs to the caller.
+            env_id: name for people.
+            first_stream: number in the run of the first environment, for error messages.
+            make: makes an equal environment; None where there is only this one.
+
+        Raises:
+            ConfigError: the environment doesn't say how it resets itself, or its spaces or mode
+                can't be used.
+        """
+        self._env, self._make, self._id = env, make, env_id
+        self._first_stream = first_stream
+        self._num_streams = int(env.num_envs)
+        self._mode = _autoreset_mode(env, env_id)
+        _refuse_partial_batches(env, env_id)
+        self._leaves = [
+            leaf_of(path, *found) for path, found in leaf_keys(env.single_observation_space).items()
+        ]
+        if (
+            self._mode != AutoresetMode.NEXT_STEP
+            and self._num_streams > 1
+            and any(leaf.path == ACTION_MASK for leaf in self._leaves)
+        ):
+            raise ConfigError(
+                f"{env_id}: with an {ACTION_MASK} a vector environment must reset itself at the "
+                f"next step; this one has autoreset mode {self._mode.name}, which needs steps whose"
+                f" action nobody chose; make it with AutoresetMode.NEXT_STEP"
+            )
+        self._action_space = env.single_action_space
+        self._action_shape = (self._num_streams, *action_spec(self._action_space).shape)
+        self._spaces = Spaces(
+            stored_space(env.single_observation_space), action_space_of(self._action_space, env_id)
+        )
+        # First observations of episodes that begin when all streams have ended together.
+        self._first_obs = allocate_obs(self._spaces.observation, (self._num_streams,))
+        self._ended: Mask = np.zeros(self._num_streams, np.bool_)
+        self._used = False
+        self._action: Any = None
+        self._in_flight = False
+
+    @property
+    def num_streams(self) -> int:
+        return self._num_streams
+
+    @property
+    def spaces(self) -> Spaces:
+        return self._spaces
+
+    @property
+    def description(self) -> EnvDescription:
+        return EnvDescription(self._id, "gymnasium")
+
+    def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
+        """Resets with one seed per stream, in a new environment where one can be made."""
+        checked = check_seeds(seeds, self._num_streams)
+        self._finish_flight()
+        if self._used and self._make is not None:
+            self.close()
+            self._env = self._make()
+        self._used = True
+        obs, _ = self._call(f"reset(seed={checked})", lambda: self._reset_with(checked))
+        self._ended[:] = False
+        self._write(obs, out)
+
+    def send(self, action: Array) -> None:
+        assert not self._in_flight, "recv before the next send"
+        assert action.shape == self._action_shape, (action.shape, self._action_shape)
+        self._in_flight = True
+        if self._all_wait():
+            return
+        if self._mode == AutoresetMode.DISABLED and self._ended.any():
+            self._reset_some(self._ended)
+        self._action = unpack_action(self._action_space, action)
+        env = self._env
+        if isinstance(env, AsyncVectorEnv):
+            self._call("step_async", lambda: env.step_async(self._action))
+
+    def recv(self, out: StepRow) -> None:
+        assert self._in_flight, "send before recv"
+        resets = self._ended.copy()
+        if self._all_wait():
+            self._begin_together(out.obs)
+            terminated = truncated = np.zeros_like(resets)
+            reward = np.zeros(self._num_streams, np.float32)
+        else:
+            obs, reward, terminated, truncated, infos = self._step()
+            reward = self._per_stream("reward", reward)
+            terminated = self._per_stream("terminated", terminated).astype(np.bool_) & ~resets
+            truncated = self._per_stream("truncated", truncated).astype(np.bool_) & ~resets
+            self._ended = terminated | truncated
+            self._write(obs, out.obs)
+            if self._mode == AutoresetMode.SAME_STEP and self._ended.any():
+                if self._ended.all():
+                    self._write(obs, self._first_obs)
+                self._write_final(infos, out.obs)
+            if self._mode != AutoresetMode.NEXT_STEP and resets.any():
+                self._write_first(resets, out.obs)
+        self._in_flight = False
+        out.reward[:] = np.where(resets, 0.0, reward)
+        out.raw_reward[:] = out.reward
+        out.terminated[:] = terminated
+        out.truncated[:] = truncated & ~terminated
+        out.valid[:] = ~resets
+
+    def close(self) -> None:
+        """Closes what was made here; an instance that a user gave stays as it is."""
+        self._finish_flight()
+        if self._make is None:
+            return
+        try:
+            self._env.close()
+        except Exception as error:  # at the end of a run it must not hide what came before
+            warnings.warn(f"{self._id}: closing failed: {error!r}", RuntimeWarning, stacklevel=2)
+
+    def _reset_with(self, seeds: list[int]) -> Any:
+        forms: list[Any] = [seeds, seeds[0]]
+        if type(self._env.unwrapped).__module__.startswith("ale_py"):
+            forms = [np.array(seeds)]
+        for seed in forms[:-1]:
+            try:
+                return self._env.reset(seed=seed)
+            except Exception:  # each has an error of its own for a list
+                continue
+        return self._env.reset(seed=forms[-1])
+
+    def _all_wait(self) -> bool:
+        return self._mode != AutoresetMode.NEXT_STEP and bool(self._ended.all())
+
+    def _begin_together(self, out: ObsArrays) -> None:
+        """The reset row of all streams at once, in which nothing is stepped."""
+        if self._mode == AutoresetMode.DISABLED:
+            self._write(self._reset_some(self._ended), out)
+        else:
+            for path, leaf in self._first_obs.items():
+                out[path][:] = leaf
+        self._ended = np.zeros(self._num_streams, np.bool_)
+
+    def _step(self) -> Any:
+        env = self._env
+        if isinstance(env, AsyncVectorEnv):
+            return self._call("step_wait", env.step_wait)
+        return self._call("step", lambda: env.step(self._action))
+
+    def _finish_flight(self) -> None:
+        """A step that was begun must end before anything else can be asked for."""
+        if self._in_flight and isinstance(self._env, AsyncVectorEnv) and not self._all_wait():
+            self._step()
+        self._in_flight = False
+
+    def _reset_some(self, mask: Mask) -> Any:
+        options = {"reset_mask": mask.copy()}
+        return self._call("reset(options={'reset_mask': ...})", lambda: self._reset(options))
+
+    def _reset(self, options: dict[str, Any]) -> Any:
+        return self._env.reset(options=options)[0]
+
+    def _write_first(self, resets: Mask, out: ObsArrays) -> None:
+        """Gives up the step that `resets` took unasked and writes their first observations."""
+        obs = self._reset_some(resets)
+        # Of the others the row stands written, but for SAME_STEP's final observations.
+        untouched = ~resets
+        if self._mode == AutoresetMode.SAME_STEP:
+            untouched &= ~self._ended
+        for leaf in self._leaves:
+            array = self._array(obs, leaf)
+            before = out[leaf.path][untouched]
+            if not np.array_equal(
+                array[untouched].astype(before.dtype), before, equal_nan=array.dtype.kind == "f"
+            ):
+                self._fault(
+                    "must reset only the streams of options['reset_mask'] and give the others' "
+                    f"observations unchanged, which autoreset mode {self._mode.name} needs; "
+                    f"observation {leaf.path!r} of another stream changed; make it with "
+                    "AutoresetMode.NEXT_STEP"
+                )
+            out[leaf.path][resets] = array[resets]
+
+    def _write_final(self, infos: dict[str, Any], out: ObsArrays) -> None:
+        """``final_obs`` is one object per stream, or a batch like the observations."""
+        final = infos.get("final_obs")
+        if final is None:
+            self._fault(
+                "must give infos['final_obs'] at every ending, as autoreset mode SAME_STEP asks; "
+                "make it with AutoresetMode.NEXT_STEP"
+            )
+        per_stream = isinstance(final, np.ndarray) and final.dtype == object
+        for leaf in self._leaves:
+            if not per_stream:
+                out[leaf.path][self._ended] = self._array(final, leaf)[self._ended]
+                continue
+            for stream in np.nonzero(self._ended)[0]:
+                batch = self._array(final[stream], leaf, one=True)
+                out[leaf.path][stream] = batch
+
+    def _write(self, obs: Any, out: ObsArrays) -> None:
+        for leaf in self._leaves:
+            out[leaf.path][:] = self._array(obs, leaf)
+
+    def _array(self, obs: Any, leaf: Leaf, *, one: bool = False) -> Array:
+        """A leaf of all streams, or of `one`, checked and counted from 0."""
+        value = obs
+        try:
+            for key in leaf.keys:
+                value = value[key]
+            array = np.asarray(value)
+        except Exception as error:
+            self._fault(f"gave no observation {leaf.path!r}: {error!r}", error)
+        shape = leaf.shape if one else (self._num_streams, *leaf.shape)
+        if array.shape != shape or not (
+            array.dtype == leaf.dtype or np.can_cast(array.dtype, leaf.dtype, "same_kind")
+        ):
+            self._fault(
+                f"must give observation {leaf.path!r} as declared, {leaf.space}, "
+                f"{'' if one else f'for {self._num_streams} streams'}; "
+                f"gave shape {array.shape}, dtype {array.dtype}"
+            )
+        if leaf.start is not None:
+            array = array - leaf.start
+        if leaf.size is not None and not ((array >= 0) & (array < leaf.size)).all():
+            self._fault(f"must give observation {leaf.path!r} within {leaf.space}; gave {value}")
+        return array
+
+    def _per_stream(self, what: str, value: Any) -> Array:
+        array = np.asarray(value)
+        if array.shape != (self._num_streams,):
+            self._fault(
+                f"must give one {what} for each of {self._num_streams} streams; gave shape "
+                f"{array.shape}"
+            )
+        return array
+
+    def _call(self, what: str, function: Callable[[], Any]) -> Any:
+        try:
+            return function()
+        except Exception as error:
+            self._fault(f"raised in {what} {type(error).__name__}: {error}", error)
+
+    def _fault(self, what: str, cause: Exception | None = None) -> NoReturn:
+        last = self._first_stream + self._num_streams - 1
+        raise EnvironmentFault(
+            f"{self._id} (vector environment), streams {self._first_stream} to {last}: the "
+            f"environment {what}; mend the environment, or wrap it"
+        ) from cause
+
+
+def _autoreset_mode(env: ForeignVectorEnv[Any, Any, Any], env_id: str) -> AutoresetMode:
+    mode = env.metadata.get("autoreset_mode")
+    try:
+        return mode if isinstance(mode, AutoresetMode) else AutoresetMode(mode)
+    except ValueError:
+        raise ConfigError(
+            f"{env_id}: a vector environment must say in metadata['autoreset_mode'] when it resets "
+            f"itself, as one of {[str(known) for known in AutoresetMode]}; got {mode!r}; set it to "
+            f"what the environment does"
+        ) from None
+
+
+def _refuse_partial_batches(env: ForeignVectorEnv[Any, Any, Any], env_id: str) -> None:
+    batch = getattr(env.unwrapped, "batch_size", env.num_envs)
+    if batch != env.num_envs:
+        raise ConfigError(
+            f"{env_id}: a vector environment must step all of its environments together; this one "
+            f"has batch_size {batch} and {env.num_envs} environments; leave batch_size out"
+        )

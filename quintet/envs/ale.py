@@ -1,0 +1,165 @@
+"""ALE's own vector environment: Atari games in C++ threads, natively in next-step layout.
+
+What ale-py 0.12 needs from an adapter:
+
+- It clips rewards to -1 .. 1 unless told otherwise, and says nothing of the score then.
+- Frames before the first of an episode are black in its stacks; here frames are stacked outside
+  of it, and the first one is repeated.
+- Its limit of an episode is counted in frames from the first observation on.
+- Its `episodic_life` begins a new game after a lost life. Here, as in EnvPool, the game goes on: it
+  is only told of lost lives, and the reset row is a step without action, or with FIRE.
+- A reset with a seed loads the game anew, about 150 ms per stream; one seed per stream then decides
+  all that follows, whatever was before.
+"""
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Any, final
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from quintet.envs.atari import AtariConfig
+from quintet.envs.envpool import default_num_threads
+from quintet.envs.vector import Array, EnvDescription, ObsArrays, StepRow, check_seeds
+from quintet.errors import ConfigError
+from quintet.spaces import action_space_of
+from quintet.types import Spaces
+
+INSTALL_LINE = 'pip install "quintet[atari]"'
+
+
+def is_installed() -> bool:
+    """Whether ale-py can be imported, found out without importing it."""
+    return importlib.util.find_spec("ale_py") is not None
+
+
+def list_roms() -> dict[str, str]:
+    """Every game as ``{"ALE/Pong-v5": "pong"}``; empty where ale-py isn't installed."""
+    if not is_installed():
+        return {}
+    import ale_py  # noqa: F401  (it registers its games)
+
+    return {
+        env_id: str(spec.kwargs["game"])
+        for env_id, spec in gymnasium.registry.items()
+        if env_id.startswith("ALE/") and env_id.endswith("-v5")
+    }
+
+
+def rom_of(env_id: str) -> str | None:
+    """The game that ``"ALE/Pong-v5"`` or ``"Pong-v5"`` names; None where ale-py has none such."""
+    if not env_id.endswith("-v5"):  # importing ale-py takes a while
+        return None
+    return list_roms().get(f"ALE/{env_id.removeprefix('ALE/')}")
+
+
+@final
+class AleVectorEnv:
+    """One synchronous AtariVectorEnv; observations are single frames ``[B, 84, 84]``.
+
+    Stepping begins in `send` and goes on in threads until `recv` collects it.
+    """
+
+    def __init__(
+        self,
+        env_id: str,
+        num_streams: int,
+        config: AtariConfig,
+        num_threads: int | None = None,
+    ) -> None:
+        """Makes the environments.
+
+        Args:
+            env_id: ``"ALE/Pong-v5"`` or ``"Pong-v5"``.
+            config: all of it but `stack_num` is done here.
+            num_threads: None: half of the cores, at most one per stream.
+
+        Raises:
+            ConfigError: ale-py is missing, or has no such game.
+        """
+        if not is_installed():
+            raise ConfigError(f"backend 'ale' must be installed; run: {INSTALL_LINE}")
+        rom = rom_of(env_id)
+        if rom is None:
+            raise ConfigError(
+                f"backend 'ale' needs a game of ale-py; got {env_id!r}; see them with: "
+                f"quintet envs ALE/"
+            )
+        from ale_py.vector_env import AtariVectorEnv
+
+        self._env: Any = AtariVectorEnv(
+            rom,
+            num_streams,
+            num_threads=num_threads or default_num_threads("atari", num_streams),
+            max_num_frames_per_episode=config.max_episode_steps * config.frame_skip,
+            repeat_action_probability=config.repeat_action_probability,
+            full_action_space=config.full_action_space,
+            stack_num=1,
+            frameskip=config.frame_skip,
+            noop_max=config.noop_max,
+            life_loss_info=config.episodic_life,
+            reward_clipping=False,
+            use_fire_reset=config.use_fire_reset,
+        )
+        names = [action.name for action in self._env.ale.get_action_set()]
+        fire = config.use_fire_reset and "FIRE" in names
+        # What a stream does in the row after a lost life; after the end of a game it is ignored.
+        self._after_life = names.index("FIRE") if fire else 0
+        self._num_streams = num_streams
+        self._spaces = Spaces(
+            spaces.Box(0, 255, (84, 84), np.uint8),
+            action_space_of(self._env.single_action_space, env_id),
+        )
+        self._description = EnvDescription(env_id, "ale", config.frame_skip)
+        self._in_flight = False
+        self._ended = np.zeros(num_streams, np.bool_)
+
+    @property
+    def num_streams(self) -> int:
+        return self._num_streams
+
+    @property
+    def spaces(self) -> Spaces:
+        return self._spaces
+
+    @property
+    def description(self) -> EnvDescription:
+        return self._description
+
+    def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
+        """Resets every game with its seed, which decides all that follows."""
+        checked = check_seeds(seeds, self._num_streams)
+        self._finish_flight()
+        obs, _ = self._env.reset(seed=np.array(checked))
+        self._ended[:] = False
+        out["obs"][:] = obs[:, 0]
+
+    def send(self, action: Array) -> None:
+        assert not self._in_flight, "recv before the next send"
+        assert action.shape == (self._num_streams,), action.shape
+        self._env.send(np.where(self._ended, self._after_life, action))
+        self._in_flight = True
+
+    def recv(self, out: StepRow) -> None:
+        assert self._in_flight, "send before recv"
+        self._in_flight = False
+        obs, reward, terminated, truncated, _ = self._env.recv()
+        out.obs["obs"][:] = obs[:, 0]
+        np.logical_not(self._ended, out=out.valid)
+        # The step after a lost life may pay, or end the game; then one more row resets.
+        out.reward[:] = out.raw_reward[:] = np.where(out.valid, reward, 0)
+        out.terminated[:] = terminated & out.valid
+        out.truncated[:] = truncated & ~terminated & out.valid
+        np.logical_or(terminated, truncated, out=self._ended)
+
+    def close(self) -> None:
+        """Ends after the step that is under way."""
+        self._finish_flight()
+        self._env.close()
+
+    def _finish_flight(self) -> None:
+        if self._in_flight:
+            self._env.recv()
+            self._in_flight = False

@@ -1,0 +1,143 @@
+"""Atari games: one set of options, the same preprocessing on three backends.
+
+EnvPool, ALE's vector environment and single environments of ale-py (backend ``gymnasium``) take the
+same `AtariConfig` from ``env.kwargs`` and know a game as ``Pong-v5`` or ``ALE/Pong-v5``. Each gives
+grey 84x84 frames, the maximum of the last two frames of a step, stacked with the oldest first, the
+first frame of an episode repeated. In the games compared, frames are equal bit by bit from the same
+start. What remains different:
+
+- Frames without action at the start: 1 to `noop_max` in EnvPool and here, 0 to ``noop_max - 1`` in
+  ALE's vector environment; the last one is the press of FIRE with `use_fire_reset`.
+- After a lost life (`episodic_life`) the game goes on. EnvPool keeps the frames before it in
+  the stack, the others begin a new stack. The time limit is that of the game, with ``gymnasium``
+  that of the life. ``ale`` goes on with one step, the others with the frames of a start.
+- The final observation lacks the last frames where a game ends (``gymnasium``) or its time is up
+  (``ale``); EnvPool's has them.
+- Random numbers: a seed gives another episode on another backend.
+- EnvPool takes its other options (``img_height``, ``gray_scale``, ...) in ``env.kwargs`` too.
+"""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, final
+
+import gymnasium
+from gymnasium.wrappers import AtariPreprocessing, TimeLimit
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from quintet.errors import ConfigError
+
+
+@final
+class AtariConfig(BaseModel):
+    """Preprocessing of Atari games; the names and defaults are EnvPool's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
+
+    stack_num: int = Field(4, ge=1, description="newest frames that make an observation")
+    frame_skip: int = Field(4, ge=1, description="frames that an action is repeated for")
+    noop_max: int = Field(
+        30, ge=1, description="at most so many frames without action at the start of an episode"
+    )
+    episodic_life: bool = Field(False, description="a lost life ends the episode, not the game")
+    full_action_space: bool = Field(
+        False, description="all 18 actions, not only those that the game knows"
+    )
+    repeat_action_probability: float = Field(
+        0.0, ge=0, le=1, description="sticky actions: chance that a frame repeats the last action"
+    )
+    use_fire_reset: bool = Field(
+        True, description="press FIRE at the start of an episode, in games that have it"
+    )
+    max_episode_steps: int = Field(
+        27_000, ge=1, description="steps after which an episode is truncated"
+    )
+
+
+def read_config(env_id: str, kwargs: Mapping[str, Any]) -> AtariConfig:
+    """The options in ``env.kwargs``.
+
+    Raises:
+        ConfigError: an unknown option, with the nearest name, or a value out of range.
+    """
+    known = sorted(AtariConfig.model_fields)
+    unknown = sorted(set(kwargs) - set(known))
+    if unknown:
+        near = {name: difflib.get_close_matches(name, known, n=1, cutoff=0.5) for name in unknown}
+        hints = "".join(f"{k!r}: did you mean {v[0]!r}? " for k, v in near.items() if v)
+        raise ConfigError(
+            f"{env_id}: env.kwargs of an Atari game must be among {known}; got {unknown}; "
+            f"{hints}remove them, or use backend 'envpool', which has more"
+        )
+    try:
+        return AtariConfig(**kwargs)
+    except ValidationError as error:
+        faults = "; ".join(f"{e['loc'][0]}: {e['msg']}, got {e['input']!r}" for e in error.errors())
+        raise ConfigError(f"{env_id}: env.kwargs can't be used: {faults}; correct them") from error
+
+
+def make_single(rom: str, config: AtariConfig) -> gymnasium.Env[Any, Any]:
+    """One game of ale-py, its frames not yet stacked.
+
+    Args:
+        rom: name of the game in ale-py, ``"ms_pacman"``.
+    """
+    from ale_py.env import AtariEnv
+
+    env: gymnasium.Env[Any, Any] = AtariEnv(
+        game=rom,
+        frameskip=1,
+        repeat_action_probability=config.repeat_action_probability,
+        full_action_space=config.full_action_space,
+        max_num_frames_per_episode=None,
+    )
+    env = AtariPreprocessing(
+        AtariStart(env, config),
+        noop_max=0,
+        frame_skip=config.frame_skip,
+        terminal_on_life_loss=config.episodic_life,
+    )
+    return TimeLimit(env, config.max_episode_steps)
+
+
+@final
+class AtariStart(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Begins an episode as EnvPool does: 1 to `noop_max` frames without action, the last of which
+    presses FIRE where `use_fire_reset` is set and the game has it. With `episodic_life` the same
+    game goes on after a lost life.
+
+    Counts single frames, so it stands below what skips frames.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], config: AtariConfig) -> None:
+        super().__init__(env)
+        meanings: list[str] = env.unwrapped.get_action_meanings()  # type: ignore[attr-defined]
+        fire = config.use_fire_reset and "FIRE" in meanings
+        self._fire = meanings.index("FIRE") if fire else None
+        self._config = config
+        self._lives = 0
+        self._goes_on = False
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        lost = info["lives"] < self._lives
+        self._lives = info["lives"]
+        self._goes_on = self._config.episodic_life and lost and not terminated
+        return obs, reward, terminated, truncated, info
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        if seed is not None or not self._goes_on:
+            self.env.reset(seed=seed, options=options)
+        frames = int(self.env.unwrapped.np_random.integers(1, self._config.noop_max + 1))
+        actions = [0] * frames
+        if self._fire is not None:
+            actions[-1] = self._fire
+        for action in actions:
+            obs, _, terminated, _, info = self.env.step(action)
+            if terminated:
+                obs, info = self.env.reset()
+        self._lives = info["lives"]
+        self._goes_on = False
+        return obs, info

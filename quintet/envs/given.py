@@ -1,0 +1,86 @@
+"""What a user may give as an environment beside an id: callables and vector environments."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+from gymnasium.vector import SyncVectorEnv
+from gymnasium.vector import VectorEnv as ForeignVectorEnv
+
+from quintet.envs import envpool
+from quintet.errors import ConfigError
+
+MakeEnv = Callable[..., gymnasium.Env[Any, Any] | ForeignVectorEnv[Any, Any, Any]]
+"""Makes one environment; with a parameter named ``num_envs``, a vector environment of so many."""
+
+GivenEnv = str | MakeEnv | ForeignVectorEnv[Any, Any, Any]
+"""An id or import string, a callable, or a vector environment."""
+
+EnvSource = MakeEnv | ForeignVectorEnv[Any, Any, Any]
+"""What environments come from when it is no id."""
+
+
+def settle(env: GivenEnv) -> tuple[dict[str, Any], EnvSource | None]:
+    """What a given environment says of `EnvConfig`, and where environments come from.
+
+    A pool of EnvPool is only read: it stands for its id, arguments and number of environments, and
+    further pools are made of these, as their seeds are fixed when they are made.  Any other
+    vector environment is one group of streams.
+
+    Raises:
+        ConfigError: it is nothing that environments can come from.
+    """
+    if isinstance(env, str):
+        return {"id": env}, None
+    if envpool.is_pool(env):
+        env_id, kwargs, num_threads = envpool.describe_pool(env)
+        says: dict[str, Any] = {"id": env_id, "backend": "envpool", "kwargs": kwargs}
+        says["num_streams"] = env.num_envs  # type: ignore[union-attr]
+        return says | ({"num_threads": num_threads} if num_threads else {}), None
+    if isinstance(env, ForeignVectorEnv):
+        if envpool.is_pool(env.unwrapped):
+            raise ConfigError(
+                f"a wrapper around EnvPool can't be given new seeds, which every restart needs; "
+                f"got {env}; give the pool itself, and a frame stack or clipped rewards by "
+                f"frame_stack and reward_clip"
+            )
+        return {
+            "id": name_of(type(env)),
+            "num_streams": env.num_envs,
+            "streams_per_group": env.num_envs,
+        }, env
+    if callable(env):
+        return {"id": name_of(env)}, env
+    raise ConfigError(
+        f"env must be an id, a callable that makes environments, or a vector environment; got "
+        f"{env!r}; see docs of quintet.make_vector_env"
+    )
+
+
+def can_be_made_again(source: EnvSource | None) -> bool:
+    """Whether there can be more environments than those given: evaluation needs its own."""
+    return not isinstance(source, ForeignVectorEnv) or is_plain_sync(source)
+
+
+def is_plain_sync(env: object) -> bool:
+    """A SyncVectorEnv is only a list of makers, and each of its environments can be stepped alone.
+
+    Subclasses and wrappers may do more than that.
+    """
+    return type(env) is SyncVectorEnv and env.observation_mode == "same"
+
+
+def makes_groups(maker: MakeEnv) -> bool:
+    """Whether a callable has a parameter ``num_envs``, so makes whole vector environments."""
+    try:
+        return "num_envs" in inspect.signature(maker).parameters
+    except (TypeError, ValueError):  # some built-in callables don't tell
+        return False
+
+
+def name_of(maker: object) -> str:
+    """``module:name`` of a callable or a class."""
+    module = getattr(maker, "__module__", None)
+    name = getattr(maker, "__qualname__", None)
+    return f"{module}:{name}" if module and name else repr(maker)

@@ -1,0 +1,88 @@
+"""Ids: which backend knows one, which ids there are, and what is near to a wrong one."""
+
+import difflib
+import fnmatch
+from typing import Literal
+
+import gymnasium
+
+from quintet.envs import ale, envpool
+from quintet.errors import ConfigError
+
+Resolved = Literal["envpool", "ale", "gymnasium"]
+
+
+def resolve_backend(env_id: str, backend: str = "auto") -> Resolved:
+    """Who will implement an id: EnvPool where it is installed and knows the id, for Atari games
+    then ALE's vector environment, else Gymnasium.
+
+    Raises:
+        ConfigError: nobody knows the id (with the nearest names), or the backend is missing.
+    """
+    if ":" in env_id:
+        if backend in ("envpool", "ale"):
+            raise ConfigError(
+                f"backend {backend!r} needs one of {'EnvPool' if backend == 'envpool' else 'ALE'}'s"
+                f" ids; got the import string {env_id!r}; use backend 'gymnasium'"
+            )
+        return "gymnasium"
+    if backend == "envpool" and not envpool.is_installed():
+        raise ConfigError(
+            f"env.backend 'envpool' needs EnvPool, which is not installed; run: "
+            f"{envpool.INSTALL_LINE}"
+        )
+    if backend == "ale" and not ale.is_installed():
+        raise ConfigError(
+            f"env.backend 'ale' needs ale-py, which is not installed; run: {ale.INSTALL_LINE}"
+        )
+    if backend in ("auto", "envpool") and envpool_id(env_id) is not None:
+        return "envpool"
+    if backend == "gymnasium" and env_id in gymnasium.registry:
+        return "gymnasium"
+    if backend in ("auto", "ale", "gymnasium") and ale.rom_of(env_id) is not None:
+        return "gymnasium" if backend == "gymnasium" else "ale"
+    if backend == "auto" and env_id in gymnasium.registry:
+        return "gymnasium"
+    raise _unknown_id(env_id, backend)
+
+
+def envpool_id(env_id: str) -> str | None:
+    """EnvPool's name of an id, without Gymnasium's ``ALE/``; None where it has none."""
+    known = envpool.list_ids()
+    name = env_id.removeprefix("ALE/")
+    return next((found for found in (env_id, name) if found in known), None)
+
+
+def list_envs(pattern: str = "") -> list[tuple[str, str]]:
+    """Every ``(id, backend)`` whose id contains `pattern`, or matches its ``*``, ``?`` and ``[]``.
+
+    Upper and lower case are the same. An id that two backends have comes twice, the one that is
+    taken first at the top.
+    """
+    wanted = pattern.lower()
+    if not any(sign in wanted for sign in "*?["):
+        wanted = f"*{wanted}*"
+    roms = ale.list_roms()  # before the registry is read: ale-py adds its games to it
+    pairs = [(env_id, "ale") for env_id in roms]
+    pairs += [(env_id, "envpool") for env_id in envpool.list_ids()]
+    pairs += [(env_id, "gymnasium") for env_id in gymnasium.registry]
+    return sorted(pair for pair in pairs if fnmatch.fnmatchcase(pair[0].lower(), wanted))
+
+
+def _unknown_id(env_id: str, backend: str) -> ConfigError:
+    names: dict[str, str] = {}
+    if backend in ("auto", "ale", "gymnasium"):
+        names |= {known.lower(): known for known in ale.list_roms()}
+    if backend in ("auto", "gymnasium"):
+        names |= {known.lower(): known for known in gymnasium.registry}
+    if backend in ("auto", "envpool"):
+        names |= {known.lower(): known for known in envpool.list_ids()}
+    near = [names[hit] for hit in difflib.get_close_matches(env_id.lower(), names, n=5)]
+    parts = [f"env must be an id that backend {backend!r} knows; got {env_id!r}"]
+    parts.append(f"nearest are {', '.join(near)}" if near else "nothing is near")
+    if backend == "auto" and not envpool.is_installed():
+        parts.append(f"EnvPool, not installed, has 1600 more: {envpool.INSTALL_LINE}")
+    if env_id.startswith("ALE/") and not ale.is_installed():
+        parts.append(f"Atari games of ale-py, not installed: {ale.INSTALL_LINE}")
+    parts.append("see them all with: quintet envs")
+    return ConfigError("; ".join(parts))

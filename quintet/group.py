@@ -1,0 +1,197 @@
+"""Several processes at once: how the members of a group start, speak, and end together.
+
+A member is ``python -m MODULE`` with a payload on its standard input; what it prints is shown with
+its name before every line, and what it has to answer comes back as one JSON object.  Its standard
+input stays open for as long as the parent lives: when it closes, the parent is gone, however it
+went, and the member stops by itself.
+"""
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, final
+
+from quintet.signals import stop_on_signals
+
+ORPHAN_GRACE_S = 60.0
+"""Seconds that a member has for stopping in good order once its parent is gone."""
+
+_POLL_S = 0.05
+_LENGTH = struct.Struct("<Q")
+_MAX_ANSWER_BYTES = 32_768  # less than a pipe holds, so that writing it never waits for a reader
+
+
+@final
+@dataclass(frozen=True)
+class Member:
+    """A process to be: the name before its lines, and what it is given."""
+
+    name: str
+    payload: bytes
+
+
+@final
+@dataclass(frozen=True)
+class Outcome:
+    """How a member ended.
+
+    status: of its process, negative for a signal; None: it was never started.
+    answer: what it answered; None when it ended before.
+    """
+
+    status: int | None
+    answer: dict[str, Any] | None
+
+
+def run_members(
+    module: str, members: Sequence[Member], jobs: int, say: Callable[[str], None]
+) -> list[Outcome]:
+    """Runs all members, `jobs` of them at once, and returns their outcomes in the same order.
+
+    Ctrl-C and SIGTERM are passed on to those that run, which end in good order; no others are
+    started.  A second Ctrl-C kills them.  `say` receives every line that they print.
+    """
+    group = _Group()
+    waiting = list(enumerate(members))
+    running: dict[int, _Process] = {}
+    outcomes = [Outcome(None, None)] * len(members)
+    with stop_on_signals(group):
+        try:
+            while running or (waiting and not group.stop_requested):
+                while waiting and len(running) < jobs and not group.stop_requested:
+                    index, member = waiting.pop(0)
+                    running[index] = _Process(module, member, say)
+                if group.stop_requested:
+                    for process in running.values():
+                        process.ask_to_stop()
+                for index in [i for i, process in running.items() if process.ended]:
+                    outcomes[index] = running.pop(index).outcome()
+                time.sleep(_POLL_S)
+        finally:
+            for process in running.values():
+                process.kill()
+    return outcomes
+
+
+@final
+class _Group:
+    """Whether the group as a whole was asked to stop."""
+
+    def __init__(self) -> None:
+        self.stop_requested = False
+
+    def request_stop(self) -> None:
+        self.stop_requested = True
+
+
+@final
+class _Process:
+    """A member at work, seen by the parent."""
+
+    def __init__(self, module: str, member: Member, say: Callable[[str], None]) -> None:
+        self._asked = False
+        self._answer, theirs = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, str(theirs)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs],
+                # Ctrl-C in a terminal reaches the parent alone, which passes it on, once.
+                start_new_session=True,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+        finally:
+            os.close(theirs)
+        self._speaker = threading.Thread(target=self._speak, args=(member.name, say), daemon=True)
+        self._speaker.start()
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # it is gone already; its status will tell
+            self._process.stdin.write(_LENGTH.pack(len(member.payload)) + member.payload)
+            self._process.stdin.flush()
+
+    def _speak(self, name: str, say: Callable[[str], None]) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            say(f"[{name}] {line.decode(errors='replace').rstrip()}")
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def ask_to_stop(self) -> None:
+        """Once: SIGTERM, which unlike SIGINT leaves no traceback of a process that just begins."""
+        if not self._asked:
+            self._asked = True
+            self._process.terminate()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self.outcome()
+
+    def outcome(self) -> Outcome:
+        """What the process, which has ended or is about to, left behind."""
+        status = self._process.wait()
+        # A grandchild may hold standard output open; what it says is not waited for.
+        self._speaker.join(timeout=1.0)
+        os.set_blocking(self._answer, False)
+        said = b""
+        with suppress(BlockingIOError):
+            said = os.read(self._answer, 2 * _MAX_ANSWER_BYTES)
+        os.close(self._answer)
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        return Outcome(status, json.loads(said) if said else None)
+
+
+# The member's side
+
+
+def attach() -> bytes:
+    """Called first by a member: its payload.  From then on it ends with its parent.
+
+    SIGTERM and SIGINT end it at once, with status 130, until it handles them itself.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: sys.exit(130))
+    stdin = sys.stdin.fileno()
+    (length,) = _LENGTH.unpack(_read_exactly(stdin, _LENGTH.size))
+    payload = _read_exactly(stdin, length)
+    threading.Thread(target=_end_with_parent, args=(stdin,), daemon=True).start()
+    return payload
+
+
+def answer(content: dict[str, Any]) -> None:
+    """Gives the parent what the member has to say in the end, at most once."""
+    said = json.dumps(content).encode()
+    assert len(said) <= _MAX_ANSWER_BYTES
+    os.write(int(sys.argv[1]), said)
+
+
+def _read_exactly(handle: int, count: int) -> bytes:
+    parts = []
+    while count:
+        part = os.read(handle, min(count, 1 << 20))
+        if not part:
+            sys.exit(130)  # the parent is gone before anything began
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+def _end_with_parent(handle: int) -> None:
+    while os.read(handle, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(ORPHAN_GRACE_S)
+    os._exit(130)

@@ -1,0 +1,185 @@
+"""Encoders of the user's own: found by import string, built, checked before anything is trained.
+
+The contract of such a class:
+
+- ``Class(leaves, **encoder_kwargs)`` makes a ``torch.nn.Module``.  `leaves` are the spaces of the
+  observation by path, in their order, without the action mask; a plain space is the one leaf
+  ``"obs"``; discrete values count from 0.
+- its attribute ``feature_size`` is a positive int, F.
+- ``forward(obs)`` takes the leaves ``[N, ...]`` in the dtypes of the spaces (floats normalised,
+  where the learner normalises) and returns float32 ``[N, F]``, every row from its own observation
+  alone.
+- all parameters are float32, trainable, and take part in `forward`.  What is frozen belongs in
+  buffers, which `forward` must leave as they are: actors and learner hold copies, so running
+  statistics (BatchNorm) would drift apart; LayerNorm and GroupNorm keep none.
+
+A module keeps the weights that it draws itself from PyTorch's default generator, which is seeded
+for it from the run's seed.  Randomness in `forward` (dropout) does not follow from that seed, and
+makes the learner see other outputs than the actor had.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, final
+
+import torch
+from torch import Tensor, nn
+
+from quintet.errors import ConfigError
+from quintet.importing import import_module
+from quintet.models.encoders import Leaves
+from quintet.spaces import leaf_spec
+from quintet.types import Obs
+
+TRIAL_ROWS = 2
+
+
+def encoder_import_string(cls: type[nn.Module]) -> str:
+    """``module:Class``, what ``model.encoder`` calls a class by.
+
+    Raises:
+        ConfigError: it is no class of modules, or none that can be found by its name (one made
+            inside a function).
+    """
+    if not isinstance(cls, type) or not issubclass(cls, nn.Module):
+        raise ConfigError(
+            f"model requires a class of torch.nn.Module, got {cls!r}; give the class itself, not "
+            "an object or a function that makes one, its arguments in model.encoder_kwargs"
+        )
+    name = f"{cls.__module__}:{cls.__qualname__}"
+    if "<" in name:
+        raise ConfigError(
+            f"model requires a class that can be imported by its name, {name} is made inside a "
+            "function; move it to the top level of its module"
+        )
+    if find_encoder(name) is not cls:
+        raise ConfigError(
+            f"model requires the class that its name stands for, {name} is another one by now; "
+            "give it a name of its own, or give the newer class"
+        )
+    return name
+
+
+def find_encoder(name: str) -> type[nn.Module]:
+    """The class that an import string names.
+
+    Raises:
+        ConfigError: no such module, or no such class in it.
+    """
+    module_name, _, path = name.partition(":")
+    found: Any = import_module(module_name, f"model.encoder={name}")
+    for part in path.split("."):
+        if part not in vars(found):
+            advice = "define it at the top level of the module, or correct the name"
+            if module_name == "__main__":  # the script that was run
+                advice = (
+                    "it was defined in a script that was run itself: load the policy in that "
+                    "script, or train anew with the class in a module that can be imported"
+                )
+            raise ConfigError(
+                f"model.encoder={name} requires a class {path!r} in module {module_name!r}, there "
+                f"is no {part!r}; {advice}"
+            )
+        found = vars(found)[part]
+    if not isinstance(found, type) or not issubclass(found, nn.Module):
+        raise ConfigError(
+            f"model.encoder={name} requires a class of torch.nn.Module, it names {found!r}; "
+            "correct the name, or inherit from torch.nn.Module"
+        )
+    return found
+
+
+@final
+class CustomEncoder(nn.Module):
+    """Holds the user's module and gives it the leaves that it was built for, and no others."""
+
+    def __init__(
+        self,
+        name: str,
+        kwargs: Mapping[str, Any],
+        leaves: Leaves,
+        generator: torch.Generator | None,
+    ):
+        """`generator` seeds PyTorch's default generator, which the caller restores; None: as it is.
+
+        Raises:
+            ConfigError: the class can't be found or made, or breaks the contract.
+        """
+        super().__init__()
+        cls = find_encoder(name)
+        if generator is not None:
+            seed = int(torch.randint(2**63 - 1, (), generator=generator))
+            torch.default_generator.manual_seed(seed)
+        self.names = tuple(leaves)
+        try:
+            self.module = cls(leaves, **kwargs)
+        except Exception as error:
+            raise ConfigError(
+                f"model.encoder={name} must be made of (leaves, **model.encoder_kwargs) with the "
+                f"leaves {list(leaves)} and encoder_kwargs {dict(kwargs)}; it raised "
+                f"{type(error).__name__}: {error}; correct the class or model.encoder_kwargs"
+            ) from error
+        self.feature_size = _check(self.module, name, leaves)
+
+    def forward(self, obs: Obs) -> Tensor:
+        """``[N, features]`` from leaves ``[N, ...]``."""
+        features: Tensor = self.module({name: obs[name] for name in self.names})
+        return features
+
+
+def _check(module: nn.Module, name: str, leaves: Leaves) -> int:
+    """Tries the module on zeros; its `feature_size`.
+
+    Raises:
+        ConfigError: it breaks the contract.
+    """
+
+    def refuse(required: str, given: str) -> NoReturn:
+        raise ConfigError(f"model.encoder={name} requires {required}, {given}; correct the class")
+
+    size: Any = getattr(module, "feature_size", None)
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        refuse("an attribute feature_size, a positive int", f"it is {size!r}")
+    specs = {path: leaf_spec(space) for path, space in leaves.items()}
+    zeros = {
+        k: torch.zeros((TRIAL_ROWS, *spec.shape), dtype=spec.dtype) for k, spec in specs.items()
+    }
+    before = {path: buffer.clone() for path, buffer in module.named_buffers()}
+    try:
+        with torch.enable_grad():
+            features = module(zeros)
+    except Exception as error:
+        given = {path: f"{x.dtype} {tuple(x.shape)}" for path, x in zeros.items()}
+        raise ConfigError(
+            f"model.encoder={name} must encode observations with the leaves {given}; it raised "
+            f"{type(error).__name__}: {error}; correct the class"
+        ) from error
+    if not isinstance(features, Tensor) or features.shape != (TRIAL_ROWS, size):
+        what = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        refuse(
+            f"features of shape [N, feature_size], ({TRIAL_ROWS}, {size}) here", f"it gave {what}"
+        )
+    if features.dtype != torch.float32:
+        refuse("features of torch.float32", f"it gave {features.dtype}")
+    for path, buffer in module.named_buffers():
+        if path in before and not torch.equal(before[path], buffer):
+            refuse(
+                "buffers that forward leaves as they are",
+                f"it changed {path!r} (BatchNorm does; LayerNorm and GroupNorm do not)",
+            )
+    parameters = dict(module.named_parameters())
+    for path, parameter in parameters.items():
+        if parameter.dtype != torch.float32 or not parameter.requires_grad:
+            state = "trainable" if parameter.requires_grad else "frozen"
+            refuse(
+                "trainable parameters of torch.float32, and buffers for what is frozen",
+                f"{path!r} is {parameter.dtype} and {state}",
+            )
+    gradients: Sequence[Tensor | None] = [None] * len(parameters)
+    if parameters and features.requires_grad:
+        gradients = torch.autograd.grad(
+            features.sum(), list(parameters.values()), allow_unused=True
+        )
+    unused = [path for path, g in zip(parameters, gradients, strict=True) if g is None]
+    if unused:
+        refuse("that every parameter takes part in forward", f"unused are {unused}")
+    return size

@@ -1,0 +1,102 @@
+"""Several policies in the same environments: each stream is played by one of them per episode."""
+
+from collections.abc import Mapping, Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from quintet.protocols import Actor
+from quintet.types import ActOutput, Obs, Publication, State, TensorSpec
+
+PLAYER = "policy_id"
+
+
+@final
+class PolicyMix:
+    """K actors as one: at every start of an episode a stream's policy is drawn uniformly.
+
+    Every policy's network sees the whole group at every act, so a row's result does not depend on
+    who plays the others; each row then takes the output of the policy that plays it.  The draws are
+    one more column of the noise, so they too follow from the group's seed alone.
+
+    The state holds every policy's own (``K/name``), the number of the one that plays, and under the
+    plain names its recurrent state, which is what gets recorded.
+    """
+
+    def __init__(self, actors: Sequence[Actor]):
+        self.actors = list(actors)
+        self.versions = [-1] * len(self.actors)
+
+    @property
+    def record_specs(self) -> Mapping[str, TensorSpec]:
+        who = TensorSpec((), torch.int64)
+        return {**self.actors[0].record_specs, PLAYER: who, "version": who}
+
+    @property
+    def action_spec(self) -> TensorSpec:
+        return self.actors[0].action_spec
+
+    @property
+    def state_specs(self) -> Mapping[str, TensorSpec]:
+        return self.actors[0].state_specs
+
+    def load(self, publication: Publication) -> None:
+        """All policies alike; `load_policy` gives each its own."""
+        for policy in range(len(self.actors)):
+            self.load_policy(policy, publication)
+
+    def load_policy(self, policy: int, publication: Publication) -> None:
+        """One policy's weights."""
+        self.actors[policy].load(publication)
+        self.versions[policy] = publication.version
+
+    def initial_state(self, num_streams: int) -> State:
+        states = [actor.initial_state(num_streams) for actor in self.actors]
+        player = torch.zeros(num_streams, dtype=torch.int64)
+        return self._mixed(states, player)
+
+    def draw_noise(self, steps: int, num_streams: int, generator: torch.Generator) -> Tensor:
+        noise = self.actors[0].draw_noise(steps, num_streams, generator)
+        draw = torch.rand(steps, num_streams, 1, generator=generator, dtype=noise.dtype)
+        return torch.cat((noise, draw), -1)
+
+    @torch.inference_mode()
+    def act(self, obs: Obs, state: State, is_first: Tensor, noise: Tensor | None) -> ActOutput:
+        if noise is None:
+            raise AssertionError("a mix of policies only samples")
+        count = len(self.actors)
+        drawn = (noise[..., -1] * count).long().clamp_max(count - 1)
+        player = torch.where(is_first, drawn, state[PLAYER])
+        outs = [
+            actor.act(obs, _own(state, policy), is_first, noise[..., :-1])
+            for policy, actor in enumerate(self.actors)
+        ]
+        record = {
+            name: _pick([out.record[name] for out in outs], player) for name in outs[0].record
+        }
+        record[PLAYER] = player
+        record["version"] = torch.tensor(self.versions)[player]
+        return ActOutput(
+            _pick([out.action for out in outs], player),
+            _pick([out.env_action for out in outs], player),
+            record,
+            self._mixed([out.state for out in outs], player),
+        )
+
+    def _mixed(self, states: Sequence[State], player: Tensor) -> State:
+        mixed = {f"{k}/{name}": x for k, state in enumerate(states) for name, x in state.items()}
+        for name in self.state_specs:
+            mixed[name] = _pick([state[name] for state in states], player)
+        return mixed | {PLAYER: player}
+
+
+def _own(state: State, policy: int) -> State:
+    start = f"{policy}/"
+    return {name[len(start) :]: x for name, x in state.items() if name.startswith(start)}
+
+
+def _pick(each: Sequence[Tensor], player: Tensor) -> Tensor:
+    """Row b of the tensor of the policy that plays stream b."""
+    stacked = torch.stack(list(each))
+    return stacked[player, torch.arange(player.numel())]

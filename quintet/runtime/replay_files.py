@@ -1,0 +1,261 @@
+"""Memory of the replay: rings of rows, one for each stream, mapped from a file or anonymous.
+
+A row is known by (stream, number); numbers grow by one for ever and row ``n`` lies at
+``n % length`` of its stream's ring.  Which numbers are live is for the owner to know.
+"""
+
+import errno
+import mmap
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quintet.errors import CheckpointError, ConfigError
+from quintet.types import TensorSpec
+
+Array = NDArray[Any]
+Numbers = NDArray[np.int64]
+"""Numbers of streams, of rows, or of the places of rows in a ring's fields; any shape."""
+
+More = Callable[[slice], Sequence[Array]]
+"""What belongs to the rows at these places and is kept elsewhere."""
+
+_ALIGNMENT = 64
+
+
+def as_array(x: Tensor) -> Array:
+    """The tensor's values as numpy sees them; bfloat16, which it doesn't know, as int16."""
+    x = x.detach().cpu()
+    return (x.view(torch.int16) if x.dtype == torch.bfloat16 else x).numpy()
+
+
+def as_tensor(x: Array, dtype: torch.dtype) -> Tensor:
+    """The way back from `as_array`."""
+    tensor = torch.from_numpy(x)
+    return tensor if tensor.dtype == dtype else tensor.view(dtype)
+
+
+def array_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    """The dtype of `as_array`."""
+    return as_array(torch.empty(0, dtype=dtype)).dtype
+
+
+def row_bytes(spec: TensorSpec) -> int:
+    """Bytes of one row."""
+    return int(np.prod(spec.shape, dtype=np.int64)) * spec.dtype.itemsize
+
+
+def rings_bytes(specs: Mapping[str, TensorSpec], rows: int) -> int:
+    """Bytes that `Rings` of so many rows in all take."""
+    return max(sum(_aligned(row_bytes(spec) * rows) for spec in specs.values()), _ALIGNMENT)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def require_room(folder: Path | None, nbytes: int) -> None:
+    """Raises ConfigError when a replay of `nbytes` in all doesn't fit in `folder`, or in memory.
+
+    What the folder's own files take already is theirs to take again.
+    """
+    if folder is None:
+        available, where = _available_memory(), "in memory"
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        held = sum(file.stat().st_blocks * 512 for file in folder.glob("*.bin"))
+        available, where = shutil.disk_usage(folder).free + held, f"on the disk of {folder}"
+    if nbytes > available:
+        raise ConfigError(
+            f"replay requires {nbytes:,} bytes {where}, {available:,} are available; lower the "
+            "replay capacity, or make room"
+        )
+
+
+def _available_memory() -> int:
+    """MemAvailable of Linux, in bytes."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("/proc/meminfo has no MemAvailable")
+
+
+def allocate(place: Path | None, nbytes: int) -> mmap.mmap:
+    """Memory of `nbytes`, at least 1: the file `place`, made or enlarged as need be, or anonymous.
+
+    The file's blocks are taken at once: a full disk shows here, not as SIGBUS in a later write.
+
+    Raises:
+        ConfigError: the disk can't hold the file.
+    """
+    if place is None:
+        return mmap.mmap(-1, nbytes)
+    file = os.open(place, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        os.posix_fallocate(file, 0, nbytes)
+        return mmap.mmap(file, nbytes)
+    except OSError as fault:
+        if fault.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise ConfigError(
+            f"replay requires {nbytes:,} bytes for {place}, the disk can't hold them "
+            f"({fault.strerror}); lower the replay capacity, or make room"
+        ) from fault
+    finally:
+        os.close(file)
+
+
+def require_file(place: Path, nbytes: int) -> None:
+    """Raises CheckpointError unless `place` is a file of that size."""
+    if not place.is_file() or place.stat().st_size != nbytes:
+        raise CheckpointError(
+            f"the checkpoint requires the replay file {place} of {nbytes:,} bytes, which is not "
+            "there in that size; bring it back, or begin anew in another run folder"
+        )
+
+
+@final
+class Rings:
+    """`num_streams` rings of `length` rows each; every row has all fields of `specs`.
+
+    fields: by name ``[num_streams * length, ...]``, dtypes as `as_array` gives them.
+    """
+
+    def __init__(
+        self,
+        place: Path | None,
+        specs: Mapping[str, TensorSpec],
+        num_streams: int,
+        length: int,
+        segment: int,
+    ):
+        """segment: rows under one checksum; divides `length`."""
+        assert length % segment == 0
+        self.specs, self.num_streams, self.length = dict(specs), num_streams, length
+        self.place, rows = place, num_streams * length
+        self.nbytes = rings_bytes(specs, rows)
+        self._memory = allocate(place, self.nbytes)
+        self.fields: dict[str, Array] = {}
+        offset = 0
+        for name, spec in specs.items():
+            nbytes = row_bytes(spec) * rows
+            block = np.frombuffer(self._memory, np.uint8, nbytes, offset)
+            self.fields[name] = block.view(array_dtype(spec.dtype)).reshape(rows, *spec.shape)
+            offset += _aligned(nbytes)
+        self._segment = segment
+        self._checksums = np.zeros((num_streams, length // segment), np.int64)
+        self._sealed = np.zeros(num_streams, np.int64)
+
+    def at(self, stream: Numbers, number: Numbers) -> Numbers:
+        """Where rows lie; the shapes broadcast."""
+        place: Numbers = stream * self.length + number % self.length
+        return place
+
+    def read(self, name: str, place: Numbers) -> Tensor:
+        """A copy of the rows, ``[*place.shape, ...]``."""
+        return as_tensor(self.fields[name].take(place, 0), self.specs[name].dtype)
+
+    def write(self, name: str, place: Numbers, values: Array) -> None:
+        """Puts rows ``[*place.shape, ...]`` in their places."""
+        field = self.fields[name]
+        if values.dtype != field.dtype or values.shape != place.shape + field.shape[1:]:
+            raise AssertionError(
+                f"{name}: {field.dtype} {field.shape[1:]} per row declared, "
+                f"{values.dtype} {values.shape} given for rows {place.shape}"
+            )
+        field[place] = values
+
+    def flush(self) -> None:
+        """Returns when the disk has everything."""
+        if self.place is not None:
+            self._memory.flush()
+
+    def seal(self, heads: Numbers, more: More | None = None) -> None:
+        """Takes the checksums of rows written since the last call, up to `heads` (excluded).
+
+        more: what else belongs to the rows at these places.
+        """
+        for stream, head in enumerate(heads.tolist()):
+            for segment in self._segments(int(self._sealed[stream]), head):
+                slot = segment % self._checksums.shape[1]
+                self._checksums[stream, slot] = self._checksum(stream, segment, head, more)
+        self._sealed[:] = heads
+
+    def checksums(self, oldest: Numbers, heads: Numbers) -> list[list[int]]:
+        """By stream, the checksums of the segments with rows ``oldest <= number < head``."""
+        return [
+            [
+                int(self._checksums[stream, segment % self._checksums.shape[1]])
+                for segment in self._segments(first, head)
+            ]
+            for stream, (first, head) in enumerate(
+                zip(oldest.tolist(), heads.tolist(), strict=True)
+            )
+        ]
+
+    def restore(
+        self,
+        oldest: Numbers,
+        heads: Numbers,
+        checksums: list[list[int]],
+        more: More | None = None,
+    ) -> None:
+        """Takes back what `checksums` gave, and verifies every row under them.
+
+        Raises:
+            CheckpointError: rows are no longer those of the checkpoint.
+        """
+        for stream, (first, head) in enumerate(_pairs(oldest, heads)):
+            for segment, stored in zip(self._segments(first, head), checksums[stream], strict=True):
+                if self._checksum(stream, segment, head, more) != stored:
+                    raise damaged(self.place, stream)
+                self._checksums[stream, segment % self._checksums.shape[1]] = stored
+        self._sealed[:] = heads
+
+    def _segments(self, first: int, head: int) -> range:
+        """Segments with rows ``first <= number < head``."""
+        return range(first // self._segment, -(-head // self._segment) if head > first else 0)
+
+    def _checksum(
+        self,
+        stream: int,
+        segment: int,
+        head: int,
+        more: More | None,
+    ) -> int:
+        begin = segment * self._segment
+        count = min(self._segment, head - begin)
+        place = stream * self.length + begin % self.length
+        rows = slice(place, place + count)
+        total = 0
+        for field in self.fields.values():
+            total = zlib.crc32(bytes_of(field[rows]), total)
+        for values in more(rows) if more is not None else ():
+            total = zlib.crc32(bytes_of(values), total)
+        return total
+
+
+def _pairs(oldest: Numbers, heads: Numbers) -> list[tuple[int, int]]:
+    return list(zip(oldest.tolist(), heads.tolist(), strict=True))
+
+
+def bytes_of(values: Array) -> memoryview:
+    """The same memory as flat bytes; `values` is contiguous."""
+    return values.reshape(-1).view(np.uint8).data
+
+
+def damaged(place: Path | None, stream: int) -> CheckpointError:
+    """The error for rows that are no longer those of a checkpoint."""
+    return CheckpointError(
+        f"the checkpoint requires rows of stream {stream} that {place} no longer holds: they were "
+        "overwritten since, or the file is damaged; resume from the newest checkpoint, or begin "
+        "anew in another run folder"
+    )

@@ -1,0 +1,148 @@
+"""What a replay's rings hold and how long they are, from the plan and the kinds of rows."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from quintet.errors import ConfigError
+from quintet.protocols import DataPlan
+from quintet.runtime.replay_files import array_dtype, rings_bytes
+from quintet.runtime.replay_frames import may_stack, pool_bytes, smallest_frame, stack_fields
+from quintet.spaces import leaf_spec, observation_leaves
+from quintet.types import Spaces, TensorSpec
+
+_SEGMENT = 1024  # rows under one checksum, at most
+
+_FIXED = {
+    "reward": TensorSpec((), torch.float32),
+    "flags": TensorSpec((), torch.uint8),
+    "version": TensorSpec((), torch.int64),
+    "policy_id": TensorSpec((), torch.int64),
+    "episode_id": TensorSpec((), torch.int64),
+}
+
+
+@final
+@dataclass(frozen=True)
+class RowSpecs:
+    """What a row holds beside its reward, ends and ids; `state`: one recorded recurrent state."""
+
+    spaces: Spaces
+    action: TensorSpec
+    record: Mapping[str, TensorSpec]
+    state: Mapping[str, TensorSpec]
+
+
+@final
+class Layout:
+    """Fields and lengths of the rings.
+
+    Some depend on `stacks`: by leaf that turned out to be a stack of frames, the slices of the
+    leading axis that one frame has.
+
+    rows_per_stream: live rows of a ring, at most.
+    leaves: of the observation, by field.
+    states: what is kept per unroll, by field; nothing for windows.
+    """
+
+    def __init__(
+        self,
+        plan: DataPlan,
+        rows: RowSpecs,
+        num_streams: int,
+        folder: Path | None,
+        slack_steps: int,
+    ):
+        replay = plan.replay
+        assert replay is not None
+        if replay.column_source == "per_stream" and replay.columns != num_streams:
+            raise AssertionError(f"{replay.columns} columns, one of each of {num_streams} streams")
+        if replay.kind == "sequences" and replay.steps != plan.unroll_steps:
+            raise AssertionError(f"sequences of {replay.steps} from unrolls of {plan.unroll_steps}")
+        self.num_streams, self.unroll_steps, self.folder = num_streams, plan.unroll_steps, folder
+        self.kind = replay.kind
+        self.rows_per_stream = replay.capacity_steps // num_streams
+        if self.kind == "sequences":
+            self.rows_per_stream -= self.rows_per_stream % plan.unroll_steps
+        if self.rows_per_stream < plan.unroll_steps:
+            raise ConfigError(
+                f"the replay capacity must hold an unroll of {plan.unroll_steps} steps of each of "
+                f"{num_streams} streams, {num_streams * plan.unroll_steps:,} steps in all; it is "
+                f"{replay.capacity_steps:,}; raise it, or take fewer streams or shorter unrolls"
+            )
+        # Each unroll of the slack may follow on a gap.
+        self.slack = slack_steps + slack_steps // plan.unroll_steps + 2 if slack_steps else 0
+        self.segment = max(1, min(_SEGMENT, self.rows_per_stream // 16))
+        self.leaves = {
+            f"obs/{name}": leaf_spec(leaf)
+            for name, leaf in observation_leaves(rows.spaces.observation).items()
+        }
+        self._by_row = {"action": rows.action, **_FIXED}
+        self._by_row |= {f"record/{name}": spec for name, spec in rows.record.items()}
+        if plan.return_discount is not None:
+            self._by_row["return_carry"] = TensorSpec((), torch.float64)
+        self.records = list(rows.record)
+        self.has_return_carry = plan.return_discount is not None
+        states = plan.unroll_steps // plan.state_every + 1
+        self.states = {
+            name: TensorSpec((states, *spec.shape), spec.dtype)
+            for name, spec in (rows.state if self.kind == "sequences" else {}).items()
+        }
+
+    def file(self, name: str) -> Path | None:
+        """The file of that name, or None in memory."""
+        return None if self.folder is None else self.folder / f"{name}.bin"
+
+    def smallest_stacks(self) -> dict[str, int]:
+        """The stacks that would take least memory, of all leaves that may be some."""
+        return {name: smallest_frame(spec) for name, spec in self.leaves.items() if may_stack(spec)}
+
+    def fields(self, stacks: Mapping[str, int]) -> dict[str, TensorSpec]:
+        """Fields of a row."""
+        fields = dict(self._by_row)
+        for name, spec in self.leaves.items():
+            fields |= stack_fields(name, spec, stacks[name]) if name in stacks else {name: spec}
+        return fields
+
+    def history(self, stacks: Mapping[str, int]) -> int:
+        """Rows before the oldest live one that must last: its last action, its older frames."""
+        frames = (self.leaves[name].shape[0] // slices for name, slices in stacks.items())
+        return max(frames, default=1)
+
+    def length(self, stacks: Mapping[str, int]) -> int:
+        """Rows of a ring: live ones, their history, slack, and whole segments at both ends."""
+        rows = self.rows_per_stream + self.history(stacks) + self.slack + 2 * self.segment + 2
+        return -(-rows // self.segment) * self.segment
+
+    def entries(self, stacks: Mapping[str, int]) -> int:
+        """Places of a stream's index; an unroll's is that of its states, so it lasts as rows do."""
+        if self.kind == "windows":
+            return self.rows_per_stream + self.unroll_steps + 1
+        return self.length(stacks) // self.unroll_steps + 2
+
+    def nbytes(self, stacks: Mapping[str, int]) -> int:
+        """Bytes of everything, pools as they begin."""
+        rows = self.num_streams * self.length(stacks)
+        entries = self.num_streams * self.entries(stacks)
+        total = rings_bytes(self.fields(stacks), rows) + 8 * entries
+        if self.states:
+            total += rings_bytes(self.states, entries)
+        return total + sum(
+            pool_bytes(self.leaves[name], slices, rows) for name, slices in stacks.items()
+        )
+
+    def to_json(self, stacks: Mapping[str, int]) -> dict[str, Any]:
+        """All that must be the same for files to be read again."""
+        fields = self.fields(stacks) | {f"state/{name}": s for name, s in self.states.items()}
+        return {
+            "kind": self.kind,
+            "streams": self.num_streams,
+            "unroll_steps": self.unroll_steps,
+            "rows_per_stream": self.rows_per_stream,
+            "ring_rows": self.length(stacks),
+            "fields": {k: [list(s.shape), str(array_dtype(s.dtype))] for k, s in fields.items()},
+            "stacks": dict(stacks),
+        }

@@ -1,0 +1,95 @@
+"""What a new run takes over from a trained one: weights and normaliser statistics, by name."""
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from quintet.errors import CheckpointError, ConfigError
+from quintet.policy import find_policy
+from quintet.spaces import without_bounds
+from quintet.types import Publication
+
+_NOT_COMPARED = ("init", "action_std_init")
+"""Options of the network that only say how its weights are drawn."""
+
+
+def donated(
+    path: Path, keys: Sequence[str], own: Publication, description: Mapping[str, Any]
+) -> tuple[Publication, str]:
+    """The publication that a run begins with, and a line that says where it comes from.
+
+    Args:
+        path: a run folder (its newest checkpoint), a checkpoint or a saved policy.
+        keys: patterns (``*``, ``?``) of the names to take; none: all, which must then fit exactly,
+            and so must the spaces and the network's options.
+        own: what the run would begin with by itself; what is not taken stays.
+        description: of the run's policy, see `policy.describe`.
+
+    Raises:
+        ConfigError: there is no policy, or lists what does not fit.
+    """
+    try:
+        donor, found = find_policy(path)
+    except CheckpointError as error:
+        raise ConfigError(f"init_from requires a trained policy: {error}") from error
+    theirs, faults = dict(found.tensors), []
+    if keys:
+        idle = [key for key in keys if not any(fnmatchcase(name, key) for name in theirs)]
+        faults += [f"init_from_keys {key!r} matches none of its tensors" for key in idle]
+        theirs = {n: x for n, x in theirs.items() if any(fnmatchcase(n, key) for key in keys)}
+    else:
+        faults += _other_policy(description, donor)
+    faults += _other_tensors(own.tensors, theirs, partly=bool(keys))
+    if faults:
+        known = "" if not keys else "; its tensors are " + ", ".join(sorted(found.tensors))
+        raise ConfigError(
+            f"init_from={path} requires a policy of the same form:\n"
+            + "\n".join(f"  - {fault}" for fault in faults)
+            + "\ngive another one, the options that it was trained with, or init_from_keys that "
+            + f"take a part of it{known}"
+        )
+    note = f"begins with {len(theirs)} tensors of {path} (version {found.version})"
+    return Publication(own.version, {**own.tensors, **theirs}), note
+
+
+def _other_policy(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """Differences of algorithm, spaces and network, a line each."""
+    faults = []
+    pairs = {
+        "algo": (mine["algo"], theirs["algo"]),
+        "observation_space": (
+            without_bounds(mine["observation_space"]),
+            without_bounds(theirs["observation_space"]),
+        ),
+        "action_space": (mine["action_space"], theirs["action_space"]),
+    }
+    for name in sorted({*mine["model"], *theirs["model"]} - set(_NOT_COMPARED)):
+        pairs[f"model.{name}"] = (mine["model"].get(name), theirs["model"].get(name))
+    for name, (a, b) in pairs.items():
+        if a != b:
+            faults.append(f"{name}: the run has {a}, init_from {b}")
+    return faults
+
+
+def _other_tensors(
+    mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor], *, partly: bool
+) -> list[str]:
+    """Tensors that one of them lacks, or of another shape, a line each."""
+    faults = [
+        f"{name}: the run has none, init_from shape {tuple(theirs[name].shape)}"
+        for name in sorted(set(theirs) - set(mine))
+    ]
+    if not partly:
+        faults += [
+            f"{name}: the run has shape {tuple(mine[name].shape)}, init_from none"
+            for name in sorted(set(mine) - set(theirs))
+        ]
+    faults += [
+        f"{name}: the run has shape {tuple(mine[name].shape)}, init_from {tuple(x.shape)}"
+        for name, x in sorted(theirs.items())
+        if name in mine and mine[name].shape != x.shape
+    ]
+    return faults

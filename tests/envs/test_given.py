@@ -1,0 +1,254 @@
+"""What a user gives beside ids: vector environments, pools, callables that make whole groups."""
+
+from functools import partial
+
+import envpool
+import gymnasium
+import numpy as np
+import pytest
+from envs_helpers import record
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
+
+import quintet
+from quintet.envs.make import make_vector_env
+from quintet.envs.toy import Scripted, Target
+from quintet.errors import ConfigError, EnvironmentFault
+
+ACTIONS = np.random.default_rng(0).integers(0, 2, (40, 3))
+SMALL = {
+    "unroll_steps": 8,
+    "minibatch_steps": 8,
+    "num_epochs": 1,
+    "report.sinks": ["jsonl"],
+    "report.progress": False,
+}
+
+
+def make_cartpoles(num_envs: int, **kwargs):
+    return gymnasium.make_vec("CartPole-v1", num_envs, vectorization_mode="sync", **kwargs)
+
+
+class Fake(gymnasium.vector.VectorEnv):
+    """Two counters; whatever is given to it replaces its answers."""
+
+    def __init__(self, mode: object = AutoresetMode.NEXT_STEP, **replaced) -> None:
+        self.num_envs = 2
+        self.metadata = {} if mode is None else {"autoreset_mode": mode}
+        self.single_observation_space = spaces.Box(-9, 99, (1,), np.float32)
+        self.single_action_space = spaces.Discrete(2)
+        self.count = np.zeros((2, 1), np.float32)
+        self.replaced = replaced
+        self.closed_ = 0
+
+    def reset(self, *, seed=None, options=None):
+        if "reset" in self.replaced:
+            raise self.replaced["reset"]
+        mask = (options or {}).get("reset_mask", np.ones(2, bool))
+        if self.replaced.get("ignores_mask"):
+            mask[:] = True
+        self.count[mask] = 0
+        return self.count.copy(), {}
+
+    def step(self, actions):
+        self.count += 1
+        over = self.count[:, 0] >= [2, 3]
+        got = {
+            "obs": self.count.copy(),
+            "reward": np.ones(2),
+            "terminated": over,
+            "truncated": np.zeros(2, bool),
+            "infos": {"final_obs": self.count.copy()},
+        } | self.replaced
+        if self.metadata.get("autoreset_mode") == AutoresetMode.SAME_STEP:
+            self.count[over] = 0
+            got["obs"] = self.replaced.get("obs", self.count.copy())
+        return tuple(got[k] for k in ("obs", "reward", "terminated", "truncated", "infos"))
+
+    def close_extras(self):
+        self.closed_ += 1
+
+
+class CartPoles(VectorWrapper):
+    """Made by its own class, as an import string names it."""
+
+    def __init__(self, num_envs: int, **kwargs) -> None:
+        super().__init__(make_cartpoles(num_envs, **kwargs))
+
+
+def test_a_pool_stands_for_pools_like_it():
+    pool = envpool.make_gymnasium("CartPole-v1", num_envs=3, max_episode_steps=7, num_threads=1)
+    env = make_vector_env(pool)
+    assert env.description.id == "CartPole-v1"
+    assert env.description.backend == "envpool"
+    same = make_vector_env("CartPole-v1", 3, backend="envpool", kwargs={"max_episode_steps": 7})
+    wanted = record(same, [4, 5, 6], ACTIONS)
+    assert wanted.truncated.any()
+    assert record(env, [4, 5, 6], ACTIONS).as_bytes() == wanted.as_bytes()
+    pool.reset()  # it was only read
+    with pytest.raises(ConfigError, match=r"num_streams must be left to the environment .* says 3"):
+        make_vector_env(pool, 2)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "kwargs"),
+    [("Pong-v5", {"stack_num": 2}), ("Hopper-v4", {}), ("Hopper-v5", {"max_episode_steps": 9})],
+)
+def test_pools_are_found_by_what_they_do(env_id, kwargs):
+    pool = envpool.make_gymnasium(env_id, num_envs=2, **kwargs)
+    says, source = quintet.envs.given.settle(pool)
+    assert source is None
+    assert says == {"id": env_id, "backend": "envpool", "kwargs": kwargs, "num_streams": 2}
+
+
+def test_pools_that_cant_be_used_are_told():
+    with pytest.raises(ConfigError, match=r"step all .* got batch_size 2 and num_envs 4"):
+        make_vector_env(envpool.make_gymnasium("CartPole-v1", num_envs=4, batch_size=2))
+    pool = envpool.make_gymnasium("CartPole-v1", num_envs=2)
+    with pytest.raises(ConfigError, match="wrapper around EnvPool can't be given new seeds"):
+        make_vector_env(VectorWrapper(pool))
+    with pytest.raises(ConfigError, match="EnvPool's can't; give the pool itself"):
+        make_vector_env(lambda num_envs: envpool.make_gymnasium("CartPole-v1", num_envs=num_envs))
+    with pytest.raises(ConfigError, match=r"must make one gymnasium.Env at each call; .*num_envs"):
+        make_vector_env(lambda: envpool.make_gymnasium("CartPole-v1", num_envs=2))
+    with pytest.raises(ConfigError, match=r"env must be an id, a callable .* got 3"):
+        make_vector_env(3)
+
+
+def test_an_instance_is_reset_and_stays_the_callers():
+    fake = Fake()
+    env = make_vector_env(fake, reward_clip="abs_one", frame_stack=2)
+    assert (env.num_streams, env.spaces.observation.shape) == (2, (2, 1))
+    record(env, [1, 2], ACTIONS[:9, :2])
+    env.close()
+    assert fake.closed_ == 0
+    with pytest.raises(ConfigError, match="num_streams must be left"):
+        make_vector_env(fake, 4)
+
+
+def test_what_a_callable_made_is_closed_and_made_anew_at_restarts():
+    made: list[Fake] = []
+
+    def make(num_envs: int) -> Fake:
+        made.append(Fake())
+        return made[-1]
+
+    env = make_vector_env(make, 2)
+    record(env, [1, 2], ACTIONS[:3, :2])
+    record(env, [1, 2], ACTIONS[:3, :2])
+    assert [fake.closed_ for fake in made] == [1, 0]
+    env.close()
+    assert [fake.closed_ for fake in made] == [1, 1]
+    with pytest.raises(ConfigError, match="asked for 3, got Fake"):
+        make_vector_env(make, 3)
+    with pytest.raises(ConfigError, match=r"asked for 2, got <.*Target"):
+        make_vector_env(lambda num_envs: Target(), 2)
+
+
+def test_callables_of_groups_get_their_arguments_also_by_import_string():
+    wanted = record(make_vector_env("CartPole-v1", 3, backend="gymnasium"), [1, 2, 3], ACTIONS)
+    for env in (make_cartpoles, CartPoles, "test_given:CartPoles"):
+        got = record(make_vector_env(env, 3), [1, 2, 3], ACTIONS)
+        assert got.as_bytes() == wanted.as_bytes()
+    short = make_vector_env("test_given:CartPoles", 3, kwargs={"max_episode_steps": 4})
+    assert record(short, [1, 2, 3], ACTIONS).truncated[3].all()
+
+
+def test_one_seed_for_all_where_no_list_is_taken():
+    """Gymnasium's own vectorised CartPole."""
+    env = make_vector_env(gymnasium.make_vec("CartPole-v1", 3))
+    first = record(env, [1, 2, 3], ACTIONS)
+    assert record(env, [1, 7, 8], ACTIONS).as_bytes() == first.as_bytes()
+    assert record(env, [2, 7, 8], ACTIONS).as_bytes() != first.as_bytes()
+    np.testing.assert_array_equal(first.valid[1:], ~(first.terminated | first.truncated)[:-1])
+
+
+def test_a_sync_vector_env_is_read_and_made_anew():
+    sync = SyncVectorEnv([Scripted, partial(Scripted, (2,))])
+    env = make_vector_env(sync)
+    first = record(env, [1, 2], ACTIONS[:, :2])
+    assert first.valid[:4].tolist() == [[1, 1], [1, 1], [1, 0], [0, 1]]  # each its own maker
+    assert record(env, [1, 2], ACTIONS[:, :2]).as_bytes() == first.as_bytes()
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+def test_what_ignores_the_mask_of_a_partial_reset_is_found_out(mode):
+    env = make_vector_env(Fake(mode, ignores_mask=True))
+    with pytest.raises(EnvironmentFault, match=r"reset only the streams .*NEXT_STEP"):
+        record(env, [1, 2], ACTIONS[:, :2])
+    record(make_vector_env(Fake(mode)), [1, 2], ACTIONS[:, :2])
+
+
+@pytest.mark.parametrize(
+    ("replaced", "says"),
+    [
+        ({"obs": np.zeros((2, 2), np.float32)}, r"for 2 streams; gave shape \(2, 2\)"),
+        ({"obs": np.zeros((1, 1), np.float32)}, r"for 2 streams; gave shape \(1, 1\)"),
+        ({"obs": {}}, "shape"),
+        ({"reward": 1.0}, r"one reward for each of 2 streams; gave shape \(\)"),
+        ({"terminated": np.zeros(3, bool)}, "one terminated for each"),
+        ({"mode": AutoresetMode.SAME_STEP, "infos": {}}, "must give infos\\['final_obs'\\]"),
+        (
+            {"reset": ValueError("no floor")},
+            r"raised in reset\(seed=\[1, 2\]\) ValueError: no floor",
+        ),
+    ],
+)
+def test_faults_name_the_streams(replaced, says):
+    env = make_vector_env(Fake(**replaced))
+    with pytest.raises(EnvironmentFault, match=rf"Fake .*streams 0 to 1: .*{says}"):
+        record(env, [1, 2], ACTIONS[:, :2])
+
+
+def test_vector_environments_that_cant_be_used_are_told():
+    with pytest.raises(ConfigError, match=r"must say in metadata\['autoreset_mode'\]"):
+        make_vector_env(Fake(None))
+    masked = Fake(AutoresetMode.SAME_STEP)
+    masked.single_observation_space = spaces.Dict(
+        {"action_mask": spaces.MultiBinary(2), "x": spaces.Box(0, 1, (1,))}
+    )
+    with pytest.raises(ConfigError, match=r"with an action_mask .* SAME_STEP"):
+        make_vector_env(masked)
+    partly = Fake()
+    partly.batch_size = 1
+    with pytest.raises(ConfigError, match="batch_size 1 and 2 environments"):
+        make_vector_env(partly)
+
+
+def test_training_and_evaluating_with_a_vector_environment(tmp_path):
+    """A pool and a SyncVectorEnv are evaluated on while they train, a wrapper can't be."""
+    pool = envpool.make_gymnasium("CartPole-v1", num_envs=4, max_episode_steps=20)
+    result = quintet.train("ppo", pool, 256, run_dir=tmp_path / "pool", config=SMALL)
+    assert result.metrics["eval/length_mean"] <= 20
+    again = quintet.train("ppo", pool, 256, run_dir=tmp_path / "pool", config=SMALL)
+    assert again.status == "finished"
+
+    sync = make_cartpoles(3)
+    result = quintet.train("ppo", sync, 240, run_dir=tmp_path / "sync", config=SMALL)
+    assert "eval/return_mean" in result.metrics
+
+    given = VectorWrapper(make_cartpoles(3))
+    with pytest.warns(UserWarning, match="no evaluation while training"):
+        result = quintet.train("ppo", given, 240, run_dir=tmp_path / "given", config=SMALL)
+    assert "eval/return_mean" not in result.metrics
+    assert result.metrics["env_steps"] == 240
+    given.reset()
+    for env in (given, pool, sync, make_cartpoles):
+        scores = quintet.evaluate(result.policy, env, episodes=5)
+        assert len(scores.returns) == 5
+    by_id = quintet.evaluate(result.policy, "gymnasium:CartPole-v1", episodes=3)
+    np.testing.assert_array_equal(
+        quintet.evaluate(result.policy, given, episodes=3).returns, by_id.returns
+    )
+
+
+def test_what_training_can_not_do_with_a_vector_environment(tmp_path):
+    given = VectorWrapper(make_cartpoles(3))
+    run_dir = tmp_path / "x"
+    with pytest.raises(ConfigError, match="run_dir is required"):
+        quintet.train("ppo", given, 240, config=SMALL)
+    with pytest.raises(ConfigError, match=r"eval.episodes must be 0 .* num_envs"):
+        quintet.train("ppo", given, 240, run_dir=run_dir, config=SMALL | {"eval.episodes": 5})
+    with pytest.raises(ConfigError, match=r"env.num_streams must be left .* says 3; got 6"):
+        quintet.train("ppo", given, 240, run_dir=run_dir, config=SMALL | {"env.num_streams": 6})
+    assert not run_dir.exists()

@@ -1,0 +1,132 @@
+"""Masks that environments give in info become the leaf action_mask."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from envs_helpers import record
+from gymnasium import spaces
+from gymnasium.envs.toy_text.taxi import TaxiEnv
+
+from quintet.envs.make import make_vector_env
+from quintet.envs.toy import MaskedDoors
+from quintet.errors import ConfigError, EnvironmentFault
+from quintet.spaces import observation_leaves
+from quintet.types import ACTION_MASK
+
+BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+
+class Told(gymnasium.Env):
+    """Episodes of three steps; the mask says which step it is."""
+
+    def __init__(
+        self,
+        observation: spaces.Space = BOX,
+        action: spaces.Space | None = None,
+        at_the_end: bool = True,
+        mask: Any = None,
+    ) -> None:
+        self.observation_space = observation
+        self.action_space = spaces.Discrete(4) if action is None else action
+        self.at_the_end, self.mask = at_the_end, mask
+        self.count = 0
+
+    def info(self) -> dict[str, Any]:
+        told = np.arange(4) == self.count
+        return {ACTION_MASK: told if self.mask is None else self.mask}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.observation_space.seed(0)
+        self.count = 0
+        return self.observation_space.sample(), self.info()
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        over = self.count == 3
+        info = {} if over and not self.at_the_end else self.info()
+        return self.observation_space.sample(), 0.0, False, over, info
+
+
+def masks(make: Any, steps: int = 5) -> list[list[int]]:
+    env = make_vector_env(make, 1, mask_from_info=True)
+    mask = record(env, [1], np.zeros((steps, 1), np.int64)).obs[ACTION_MASK]
+    assert mask.dtype == np.int8
+    return mask[:, 0].tolist()
+
+
+def test_every_row_has_the_mask_of_its_own_observation() -> None:
+    rows = np.eye(4, dtype=int).tolist()
+    assert masks(Told) == [*rows, rows[0], rows[1]]
+
+
+def test_a_mask_may_be_missing_where_the_episode_ended() -> None:
+    rows = np.eye(4, dtype=int).tolist()
+    assert masks(lambda: Told(at_the_end=False)) == [*rows[:3], [0, 0, 0, 0], rows[0], rows[1]]
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.int64, np.float64])
+def test_any_number_that_is_not_0_allows(dtype: Any) -> None:
+    assert masks(lambda: Told(mask=np.array([3, 0, 1, 0]).astype(dtype)), 1)[0] == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        BOX,
+        spaces.Discrete(3, start=2),
+        spaces.Tuple([BOX, spaces.Discrete(3)]),
+        spaces.Dict({"b": BOX, "a": spaces.Tuple([spaces.Discrete(2)])}),
+    ],
+)
+def test_the_other_leaves_stay_as_they_are(space: spaces.Space) -> None:
+    plain = make_vector_env(lambda: Told(space), 2)
+    masked = make_vector_env(lambda: Told(space), 2, mask_from_info=True)
+    leaves = observation_leaves(masked.spaces.observation)
+    assert leaves.pop(ACTION_MASK) == spaces.MultiBinary(4)
+    assert leaves == observation_leaves(plain.spaces.observation)
+    assert list(leaves) == list(observation_leaves(plain.spaces.observation))
+    one, two = (record(env, [1, 2], np.zeros((4, 2), np.int64)) for env in (plain, masked))
+    for name, rows in one.obs.items():
+        np.testing.assert_array_equal(two.obs[name], rows)
+
+
+def test_taxi() -> None:
+    env = make_vector_env(TaxiEnv, 3, mask_from_info=True)
+    mask = record(env, [1, 2, 3], np.zeros((20, 3), np.int64)).obs[ACTION_MASK]
+    assert mask.shape == (21, 3, 6)
+    twin = TaxiEnv()
+    _, info = twin.reset(seed=2)
+    assert mask[0, 1].tolist() == info[ACTION_MASK].tolist()
+    assert (mask == 0).any()
+
+
+def test_masks_are_not_taken_unasked() -> None:
+    env = make_vector_env(TaxiEnv, 1)
+    assert list(observation_leaves(env.spaces.observation)) == ["obs"]
+
+
+def test_what_would_have_no_effect_is_refused() -> None:
+    with pytest.raises(ConfigError, match="requires Discrete or MultiDiscrete actions"):
+        make_vector_env(lambda: Told(action=BOX), 1, mask_from_info=True)
+    with pytest.raises(ConfigError, match="this one has it"):
+        make_vector_env(MaskedDoors, 1, mask_from_info=True)
+    with pytest.raises(ConfigError, match="requires single Gymnasium environments"):
+        make_vector_env("CartPole-v1", 1, backend="envpool", mask_from_info=True)
+
+
+@pytest.mark.parametrize("mask", [np.ones(3), np.ones((2, 2)), np.array(["a"] * 4), None])
+def test_a_wrong_mask_is_a_fault_of_the_environment(mask: Any) -> None:
+    env = make_vector_env(
+        lambda: Told(mask=mask if mask is not None else {}), 1, mask_from_info=True
+    )
+    with pytest.raises(EnvironmentFault, match=r"must be an array of 4 numbers, one per action"):
+        record(env, [1], np.zeros((1, 1), np.int64))
+
+
+def test_a_missing_mask_is_a_fault_of_the_environment() -> None:
+    env = make_vector_env("CartPole-v1", 1, backend="gymnasium", mask_from_info=True)
+    with pytest.raises(EnvironmentFault, match=r"requires info\['action_mask'\], info has \[\]"):
+        record(env, [1], np.zeros((1, 1), np.int64))

@@ -1,0 +1,216 @@
+"""The seam carries all five learners: fakes with their data plans check every row they receive."""
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from seam import Ledger, SeamLearner, World, drive, length_of
+
+from quintet.algorithms.minibatches import Chunks, Rows
+from quintet.protocols import DataPlan, ReplayPlan
+from quintet.runtime.batch import ColumnQueue, Part
+from quintet.types import Rollout
+
+KINDS = ("serial",)
+"""Runtimes that must bring the same rows; every one that is built joins."""
+
+
+def rows_up_to(streams: list[int], fresh: Counter[tuple[int, int, int]]) -> None:
+    """Each stream's rows came once each, without a gap, from its first on."""
+    for seed in streams:
+        mine = sorted((e, s) for s0, e, s in fresh if s0 == seed)
+        expected, episode, step = [], 0, 0
+        while len(expected) < len(mine):
+            expected.append((episode, step))
+            step += 1
+            if step == length_of(episode):
+                episode, step = episode + 1, 0
+        assert mine == expected
+    assert set(fresh.values()) == {1}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ppo_chunks_for_minibatches(kind: str) -> None:
+    """Chunks of 4 rows stay whole, begin at their recorded state, and come once per pass."""
+    chunk = 4
+    plan = DataPlan(unroll_steps=12, columns_per_batch=6, state_every=chunk)
+    ledger = Ledger(6, 3, chunk)
+    generator = torch.Generator().manual_seed(0)
+
+    def passes(_: SeamLearner, batch: Rollout) -> None:
+        where = batch.obs["where"][:-1].flatten(0, 1)
+        unused = torch.zeros(where.shape[0])
+        rows = Rows(
+            {"where": where}, batch.is_first[:-1].flatten(), *[unused] * 6,
+            state={"s": batch.state["rows_and_policy"][:-1].flatten(0, 1)},
+        )  # fmt: skip
+        use = batch.valid.flatten()
+        index, chunks, weights = Chunks(batch.valid.shape, chunk, use.device).minibatches(
+            use, 16, False, generator
+        )
+        seen: Counter[tuple[int, ...]] = Counter()
+        shuffled = rows.take(index, chunks)
+        for part, weight in enumerate(weights):
+            mini = shuffled.part(part, 16, 16 // chunk)
+            assert math.isclose(float(weight.sum()), 1.0, rel_tol=1e-6)
+            table = mini.obs["where"].view(chunk, -1, 3)
+            for c in range(table.shape[1]):
+                _, _episode, step = table[0, c].tolist()
+                if step > 0:
+                    assert int(mini.state["s"][c, 0]) == step
+                for k in range(1, chunk):
+                    s, e, t = table[k - 1, c].tolist()
+                    over = t == length_of(e)
+                    assert table[k, c].tolist() == ([s, e + 1, 0] if over else [s, e, t + 1])
+            for row in (weight > 0).nonzero().squeeze(1).tolist():
+                seen[tuple(mini.obs["where"][row].tolist())] += 1
+        assert sorted(seen) == sorted(tuple(w) for w in where[use].tolist())
+        assert set(seen.values()) == {1}
+
+    learner = SeamLearner(plan, ledger, on_update=passes)
+    _, counters, reports = drive(kind, World(2, 3, 1000, checkpoint_iterations=5), [learner])
+    assert counters.env_steps == 1000 == sum(ledger.fresh.values())
+    rows_up_to(list(ledger.restarts), ledger.fresh)
+    assert all(not report for report in reports)  # no lag, nothing to say of it
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_impala_takes_24_columns_out_of_groups_of_16(kind: str) -> None:
+    """What a round leaves over comes in the next batch, one version old and nothing twice."""
+    plan = DataPlan(unroll_steps=5, columns_per_batch=24, state_every=5)
+    ledger = Ledger(32, 16, 5)
+    learner = SeamLearner(plan, ledger)
+    _, counters, reports = drive(kind, World(2, 16, 2000), [learner])
+    assert counters.env_steps == 2000 == sum(ledger.fresh.values())
+    assert set(ledger.fresh.values()) == {1}
+    assert {report["policy_lag/max"] for report in reports} == {0.0, 1.0}
+    # every stream gives its share: none is ahead of another by more than one unroll
+    per_stream = Counter(ledger.restarts[seed][1] for seed, _, _ in ledger.fresh)
+    assert max(per_stream.values()) - min(per_stream.values()) <= 2 * 5
+    # columns that wait when streams begin anew are dropped and counted, the budget is exact
+    again = SeamLearner(plan, Ledger(32, 16, 5))
+    _, counters, reports = drive(kind, World(2, 16, 2000, 1), [again])
+    assert counters.env_steps == 2000
+    assert reports[-1]["data/discarded_columns"] == 8 * (len(reports) - 1)
+    assert reports[-1]["policy_lag/max"] == 0.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_appo_two_policies_share_the_streams(kind: str) -> None:
+    """Each row belongs to one policy; a column that straddles a change goes to both learners, each
+    with the other's rows masked.
+    """
+    plan = DataPlan(unroll_steps=8, columns_per_batch=4, state_every=8)
+    ledger = Ledger(6, 3, 8)
+    straddling: list[set[tuple[int, int, int]]] = [set(), set()]
+
+    def note(me: SeamLearner, batch: Rollout) -> None:
+        for b in range(4):
+            if len(set(batch.policy_id[:, b].tolist())) == 2:
+                straddling[me.policy].add(tuple(batch.obs["where"][0, b].tolist()))
+
+    learners = [SeamLearner(plan, ledger, policy, note) for policy in range(2)]
+    _, counters, _ = drive(kind, World(2, 3, 3000), learners)
+    assert counters.env_steps == 3000 == sum(ledger.fresh.values())
+    assert set(ledger.fresh.values()) == {1}  # no row goes to both
+    assert min(learner.updates for learner in learners) > 20
+    assert len(straddling[0] & straddling[1]) > 10
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_appo_drops_what_is_too_old(kind: str) -> None:
+    """Batches of 2 columns out of rounds of 8: the third and fourth of a round are too old."""
+    plan = DataPlan(unroll_steps=6, columns_per_batch=2, state_every=6, max_policy_lag=1)
+    ledger = Ledger(8, 4, 6)
+    learner = SeamLearner(plan, ledger)
+    sampling, counters, reports = drive(kind, World(2, 4, 1000), [learner])
+    assert counters.env_steps == 1000
+    assert {report["policy_lag/max"] for report in reports} == {0.0, 1.0}
+    assert reports[-1]["data/discarded_columns"] == 4 * ((len(reports) - 1) // 2)
+    del sampling
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ddpg_windows_and_updates_owed(kind: str) -> None:
+    """Half an update per executed step, from windows of 3 rows that begin at any of them."""
+    replay = ReplayPlan("windows", 400, steps=3, columns=16, draws="owed", rate=0.5)
+    plan = DataPlan(unroll_steps=10, columns_per_batch=4, replay=replay)
+    ledger = Ledger(4, 2, 1)
+
+    def whole_up_to_its_cut(_: SeamLearner, batch: Rollout) -> None:
+        if not batch.replayed:
+            return
+        assert batch.valid.shape == (3, 16)
+        assert batch.valid[0].all()
+        ended = batch.not_cut_t == 0
+        for t in range(1, 3):  # valid goes on exactly as far as nothing cuts
+            assert torch.equal(batch.valid[t], batch.valid[t - 1] & ~ended[t - 1])
+
+    learner = SeamLearner(plan, ledger, on_update=whole_up_to_its_cut)
+    _, counters, _ = drive(kind, World(2, 2, 1001, checkpoint_iterations=7), [learner])
+    assert counters.env_steps == 1001 == sum(ledger.fresh.values())
+    rows_up_to(list(ledger.restarts), ledger.fresh)
+    drawn = learner.kinds.count("replayed")
+    assert drawn == 1001 // 2
+    assert set(ledger.replayed) <= set(ledger.fresh)
+    # draws come after the fresh batch that owes them, never before
+    owed = done = 0
+    for what, env_steps in zip(learner.kinds, learner.env_steps, strict=True):
+        if what == "fresh":
+            assert done == env_steps // 2
+        else:
+            done += 1
+            owed = env_steps // 2
+            assert done <= owed
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_acer_poisson_draws_of_sequences(kind: str) -> None:
+    """Whole unrolls of each stream with their states; none before the start size."""
+    replay = ReplayPlan(
+        "sequences", 600, steps=6, columns=4, draws="poisson", rate=3.0, start_steps=200,
+        column_source="per_stream",
+    )  # fmt: skip
+    plan = DataPlan(unroll_steps=6, columns_per_batch=4, state_every=3, replay=replay)
+    ledger = Ledger(4, 2, 3)
+
+    def of_each_stream(_: SeamLearner, batch: Rollout) -> None:
+        assert batch.stream_id.tolist() == [0, 1, 2, 3]
+        assert batch.state["rows_and_policy"].shape == (3, 4, 2)
+
+    learner = SeamLearner(plan, ledger, on_update=of_each_stream)
+    drive(kind, World(2, 2, 3000, checkpoint_iterations=20), [learner])
+    assert sum(ledger.fresh.values()) == 3000
+    first = learner.kinds.index("replayed")
+    assert sum(1 for k in learner.kinds[:first] if k == "fresh") >= 200 // 24
+    fresh = learner.kinds.count("fresh") - learner.kinds[:first].count("fresh") + 1
+    draws = learner.kinds.count("replayed")
+    assert abs(draws / fresh - 3.0) < 5 * math.sqrt(3.0 / fresh)
+    assert set(ledger.replayed) <= set(ledger.fresh)
+
+
+def test_rows_of_old_weights_are_masked_and_the_others_of_the_column_kept() -> None:
+    plan = DataPlan(unroll_steps=4, columns_per_batch=2, max_policy_lag=2)
+    queue = ColumnQueue(plan, 0, 1)
+    zeros = torch.zeros(4, 3, dtype=torch.int64)
+    version = torch.tensor([[7, 3, 8], [7, 3, 8], [8, 3, 8], [8, 4, 8]])
+    column = torch.arange(3)
+    rollout = Rollout(
+        obs={}, action=zeros, reward=zeros.float(), terminated=zeros.bool(),
+        truncated=zeros.bool(), valid=torch.ones(4, 3, dtype=torch.bool),
+        is_first=torch.zeros(5, 3, dtype=torch.bool), record={}, version=version,
+        policy_id=zeros, stream_id=column, group_id=column, episode_id=column,
+        last_action=column, last_reward=column.float(), state={},
+    )  # fmt: skip
+    queue.put(Part(rollout, []))
+    assert queue.take(11) is None  # oldest allowed is 9: all go
+    assert queue.dropped_columns == 3
+    queue.put(Part(replace(rollout), []))
+    taken = queue.take(10)
+    assert taken is not None
+    assert taken[0].stream_id.tolist() == [0, 2]
+    assert taken[0].valid[:, 0].tolist() == [False, False, True, True]
+    assert taken[0].valid[:, 1].all()
+    assert queue.dropped_columns == 4

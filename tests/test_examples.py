@@ -1,0 +1,54 @@
+"""The examples do what they say, in a small way."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import quintet
+from quintet.errors import ConfigError
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_an_example_says_how_it_is_run(path: Path):
+    assert f"python examples/{path.name}" in path.read_text()
+
+
+def test_custom_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import custom_model
+
+    config = {"unroll_steps": 64, "eval.episodes": 0, "model.encoder_kwargs": {"width": 16}}
+    result = quintet.train(
+        "ppo",
+        "quintet.envs.toy:MaskedDoors",
+        total_steps=4_000,
+        seed=1,
+        run_dir=tmp_path / "run",
+        config=config,
+        model=custom_model.DoorEncoder,
+    )
+    # A random choice gets 3.9 of 10.
+    assert quintet.evaluate(result.policy, episodes=20).mean > 6.5
+    obs = {
+        "x": np.array([0.5], np.float32),
+        "door": np.int64(1),
+        "side": np.array([0], np.int8),
+        "action_mask": np.ones(5, np.int8),
+    }
+    loaded = quintet.load(result.run_dir)
+    assert loaded.act(obs)[0] == result.policy.act(obs)[0] == 1
+
+    # Where the module is not to be found, loading says so.
+    monkeypatch.undo()
+    monkeypatch.delitem(sys.modules, "custom_model")
+    with pytest.raises(ConfigError, match=r"custom_model:DoorEncoder.*can't be imported"):
+        quintet.load(result.run_dir)
+
+    # In the folder of the module it is found again.
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(EXAMPLES)
+    assert quintet.load(result.run_dir).act(obs)[0] == 1

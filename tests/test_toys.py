@@ -1,0 +1,138 @@
+"""Toys of several spaces are solved, from the command's level down; policies act in their form."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import quintet
+from quintet.envs.toy import ChooseAndAim, MaskedDoors, cartpole_without_velocities
+
+SETTINGS = {
+    "env.num_streams": 16,
+    "unroll_steps": 64,
+    "minibatch_steps": 128,
+    "num_epochs": 6,
+    "learning_rate": 3e-3,
+    "gamma": 0.5,
+    "model.policy_hidden": (32,),
+    "runtime.compile": "off",
+    "report.progress": False,
+    "eval.episodes": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def doors(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("toys") / "doors"
+    env = "quintet.envs.toy:MaskedDoors"
+    return quintet.train("ppo", env, 8192, seed=1, run_dir=folder, config=SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def aim(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("toys") / "aim"
+    env = "quintet.envs.toy:ChooseAndAim"
+    return quintet.train("ppo", env, 12288, seed=1, run_dir=folder, config=SETTINGS)
+
+
+def test_a_locked_door_is_an_error():
+    env = MaskedDoors()
+    obs, _ = env.reset(seed=0)
+    locked = np.nonzero(obs["action_mask"] == 0)[0]
+    with pytest.raises(ValueError, match=r"door \d is locked"):
+        env.step(locked[0])
+
+
+def test_masked_doors_reach_the_optimum_and_no_locked_door_is_tried(doors):
+    """Any locked door, while learning or after, would have ended the run with an error."""
+    assert doors.status == "finished"
+    greedy = quintet.evaluate(doors.policy, episodes=50)
+    assert greedy.returns.min() == 10.0
+    sampled = quintet.evaluate(doors.policy, episodes=50, deterministic=False)
+    assert 9.0 < sampled.mean <= 10.0
+
+
+def test_a_policy_tries_no_locked_door_whatever_it_sees(doors):
+    """Every mask there is, beside observations that speak for every door."""
+    masks = np.array([[m >> i & 1 for i in range(5)] for m in range(1, 32)], np.int8)
+    for door, side, x in [(0, 0, 0.5), (1, 0, -0.5), (2, 0, 0.5), (0, 1, -0.5), (0, 1, 0.5)]:
+        obs = {
+            "x": np.full((31, 1), x, np.float32),
+            "door": np.full(31, door),
+            "side": np.full((31, 1), side, np.int8),
+            "action_mask": masks,
+        }
+        for deterministic in (True, False):
+            action, _ = doors.policy.act(obs, deterministic=deterministic)
+            assert masks[np.arange(31), action].all()
+
+
+def test_choice_and_aim_are_learned_together(aim):
+    scores = quintet.evaluate(aim.policy, episodes=50)
+    assert scores.mean > 9.9
+
+
+def test_actions_have_the_form_of_the_space(aim, tmp_path):
+    env = ChooseAndAim()
+    obs, _ = env.reset(seed=3)
+    for policy in (aim.policy, quintet.load(aim.policy.save(tmp_path / "saved"))):
+        action, _ = policy.act(obs)
+        assert env.action_space.contains(action)
+        choice, shot = policy.act(np.stack([obs] * 7), deterministic=False)[0]
+        assert choice.shape == (7,)
+        assert shot.shape == (7, 1)
+        assert all(env.action_space.contains(pair) for pair in zip(choice, shot, strict=True))
+    env.step(action)
+
+
+class Crane(gymnasium.Env):
+    """A nested Dict of actions."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = spaces.Dict(
+        {
+            "arm": spaces.Tuple([spaces.Box(-2.0, 2.0, (2, 2)), spaces.MultiBinary(2)]),
+            "gear": spaces.MultiDiscrete([[2, 3]]),
+        }
+    )
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action)
+        return np.zeros(2, np.float32), 0.0, True, False, {}
+
+
+def test_nested_dicts_of_actions(tmp_path):
+    config = {**SETTINGS, "env.num_streams": 2, "unroll_steps": 64}
+    policy = quintet.train("ppo", Crane, 128, run_dir=tmp_path / "run", config=config).policy
+    one, _ = policy.act(np.zeros(2, np.float32))
+    assert Crane.action_space.contains(one)
+    many, _ = policy.act(np.zeros((3, 2), np.float32))
+    assert list(many) == ["arm", "gear"]
+    assert many["arm"][0].shape == (3, 2, 2)
+    assert many["arm"][1].shape == (3, 2)
+    assert many["gear"].shape == (3, 1, 2)
+    np.testing.assert_array_equal(many["arm"][0][1], one["arm"][0])
+    assert quintet.evaluate(policy, Crane, episodes=2).lengths.tolist() == [1, 1]
+
+
+def test_cartpole_without_velocities_is_cartpole():
+    env, whole = cartpole_without_velocities(), gymnasium.make("CartPole-v1")
+    assert env.observation_space.shape == (2,)
+    (obs, _), (full, _) = env.reset(seed=5), whole.reset(seed=5)
+    over = False
+    while not over:
+        np.testing.assert_array_equal(obs, full[[0, 2]])
+        assert env.observation_space.contains(obs)
+        obs, reward, ended, cut, _ = env.step(1)
+        full, *others, _ = whole.step(1)
+        assert [reward, ended, cut] == others
+        over = ended or cut
+    vector = quintet.make_vector_env("quintet.envs.toy:cartpole_without_velocities", 2)
+    assert vector.spaces.observation.shape == (2,)
+    vector.close()
