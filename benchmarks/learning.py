@@ -1,10 +1,13 @@
 """Trains with the presets on seeds 1, 2, 3 and records curves and final scores.
 
     python benchmarks/learning.py ppo CartPole-v1 --jobs 2
+    python benchmarks/learning.py ppo quintet.envs.toy:cartpole_without_velocities \
+        --label ff --set model.core=none
 
 Each seed is a process of its own.  The score is that of 100 greedy episodes of the final policy on
-environment seeds from 10,000 on.  The record goes to benchmarks/results/ALGO-ENV.json; the run
-folders (under --folder) are not kept with the project.
+environment seeds from 10,000 on.  The record goes to benchmarks/results/ALGO-ENV.json, or
+ALGO-ENV-LABEL.json where options differ from the preset; the run folders (under --folder) are not
+kept with the project.
 """
 
 import argparse
@@ -22,7 +25,9 @@ CURVE = ("env_steps", "wall_s", "episode/return_mean", "eval/return_mean")
 LEAVE_OUT = ("seed", "run_dir", "resume", "report.", "eval.", "checkpoint.")
 
 
-def train_one(algo: str, env: str, seed: int, run_dir: Path) -> dict[str, Any]:
+def train_one(
+    algo: str, env: str, seed: int, run_dir: Path, options_set: list[str]
+) -> dict[str, Any]:
     """One seed: trains, evaluates, and gives its part of the record."""
     import quintet
     from quintet.config.load import flatten, options, read_file
@@ -30,7 +35,10 @@ def train_one(algo: str, env: str, seed: int, run_dir: Path) -> dict[str, Any]:
 
     begin = time.monotonic()
     # never: what an earlier commit left in the folder must not be recorded under this one
-    config = {"report.sinks": ["jsonl"], "resume": "never"}
+    config: dict[str, Any] = {"report.sinks": ["jsonl"], "resume": "never"}
+    for option in options_set:
+        name, _, value = option.partition("=")
+        config[name] = json.loads(value) if value[:1] in '0123456789-[{"' else value
     result = quintet.train(algo, env, seed=seed, run_dir=run_dir, config=config)
     train_s = time.monotonic() - begin
     scores = quintet.evaluate(result.policy, episodes=100, seed=10_000)
@@ -62,11 +70,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--jobs", type=int, default=1, help="seeds that train side by side")
     parser.add_argument("--folder", type=Path, default=Path("runs/benchmarks"))
+    parser.add_argument("--label", help="of a record with other options than the preset's")
+    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", dest="options")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if bool(args.label) != bool(args.options):
+        parser.error("--label and --set go together: a record says by its name what it is of")
+    name = "-".join(filter(None, [args.algo, args.env.replace(":", "."), args.label]))
     if args.one is not None:
-        run_dir = args.folder / f"{args.algo}-{args.env}-s{args.one}"
-        print("RECORD " + json.dumps(train_one(args.algo, args.env, args.one, run_dir)))
+        run_dir = args.folder / f"{name}-s{args.one}"
+        run = train_one(args.algo, args.env, args.one, run_dir, args.options)
+        print("RECORD " + json.dumps(run))
         return
 
     describe = ["git", "describe", "--always", "--dirty", "--abbrev=7"]
@@ -75,6 +89,8 @@ def main() -> None:
     def spawn(seed: int) -> dict[str, Any]:
         command = [sys.executable, __file__, args.algo, args.env, "--one", str(seed)]
         command += ["--folder", str(args.folder)]
+        if args.label:
+            command += ["--label", args.label, "--set", *args.options]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         line = next(x for x in done.stdout.splitlines() if x.startswith("RECORD "))
         return json.loads(line.removeprefix("RECORD "))
@@ -94,7 +110,7 @@ def main() -> None:
         "runs": runs,
     }
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{args.algo}-{args.env}.json"
+    path = RESULTS / f"{name}.json"
     path.write_text(json.dumps(record, indent=1) + "\n")
     print(path, [run["return_mean"] for run in runs])
 
