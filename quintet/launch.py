@@ -27,7 +27,7 @@ from quintet.errors import ConfigError
 from quintet.lock import RunLock
 from quintet.models.build import resolve_model, uses_pictures
 from quintet.policy import Policy
-from quintet.protocols import Learner
+from quintet.protocols import Actor, Learner
 from quintet.runtime.seeds import Role, generator_seed
 from quintet.runtime.serial import SerialSampling
 from quintet.signals import stop_on_signals
@@ -249,7 +249,13 @@ def _seed_outcome(config: RunConfig, how: group.Outcome) -> SeedOutcome:
 
 def _train(trainer: Trainer, envs: list[VectorEnv], spaces: Spaces) -> Result:
     config, learner = trainer.config, trainer.learner
+    algorithm = registry.find(config.algo)
+
+    def make_actor() -> Actor:
+        return algorithm.make_actor(config.learner, config.model, spaces)
+
     status: Literal["finished", "stopped"] = "finished"
+    trainer.make_replay(make_actor(), spaces)
     trainer.open()
     try:
         if trainer.finished:
@@ -259,10 +265,9 @@ def _train(trainer: Trainer, envs: list[VectorEnv], spaces: Spaces) -> Result:
             )
             trainer.save_policy()  # a kill may have come between the last checkpoint and it
         else:
-            algorithm = registry.find(config.algo)
             sampling = SerialSampling(
                 envs,
-                lambda: algorithm.make_actor(config.learner, config.model, spaces),
+                make_actor,
                 learner.plan,
                 config.seed,
                 trainer.timer,

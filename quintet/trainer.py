@@ -25,9 +25,10 @@ from quintet.observe.progress import make_progress
 from quintet.observe.sinks import Reporter, open_sinks, read_metrics
 from quintet.observe.timing import PhaseTimer
 from quintet.policy import POLICY, Policy, describe
-from quintet.protocols import Learner
+from quintet.protocols import Actor, Learner
 from quintet.runtime import loop
 from quintet.runtime.batch import Episode
+from quintet.runtime.replay import Replay, RowSpecs
 from quintet.types import LearnerState, Publication, Rollout, Spaces
 from quintet.warm_start import donated
 
@@ -73,6 +74,8 @@ class Trainer:
         self._scores: dict[str, float] = {}
         self._wall_before_s = 0.0
         self._evaluation_s = 0.0
+        self.replay: Replay | None = None
+        self._replay_described = False
         self._notes: list[str] = []
         self._raised: Exception | None = None
 
@@ -92,6 +95,22 @@ class Trainer:
         )
         self.learner.warm_start(publication)
         self._notes.append(note)
+
+    def make_replay(self, actor: Actor, spaces: Spaces) -> None:
+        """The memory of old data, where the learner's plan asks for one; before `open`.
+
+        Raises:
+            ConfigError: it does not fit on the disk.
+        """
+        plan, streams = self.learner.plan, self.config.env.num_streams
+        if plan.replay is None:
+            return
+        rows = RowSpecs(spaces, actor.action_spec, actor.record_specs, actor.state_specs)
+        unrolls = -(-self.interval * plan.columns_per_batch // streams)
+        self.replay = Replay(
+            plan, rows, streams, self.config.seed, self.run_dir / "replay",
+            slack_steps=unrolls * plan.unroll_steps,
+        )  # fmt: skip
 
     def open(self) -> None:
         """Makes the folder, or goes on from its newest checkpoint.
@@ -152,6 +171,8 @@ class Trainer:
         self.learner.load(LearnerState(tensors, found.meta["learner"]))
         self.counters = loop.Counters(found.meta["iteration"], found.meta["env_steps"])
         self.best = found.meta["best"]
+        if self.replay is not None:
+            self.replay.load(found.meta["replay"])
         self._wall_before_s = found.meta["wall_s"]
         total = found.meta["total_env_steps"]
         same_total = total == self.config.total_env_steps
@@ -191,7 +212,7 @@ class Trainer:
     def train(self, sampling: loop.Sampling) -> Literal["finished", "stopped"]:
         """Runs the loop to its end or to a stop."""
         status = loop.run(
-            loop.Parts([self.learner], sampling),
+            loop.Parts([self.learner], sampling, self.replay),
             self.counters,
             loop.Budget(self.config.total_env_steps, self.interval),
             loop.Hooks(self.save, self.after_iteration, self.keep_batch),
@@ -232,6 +253,7 @@ class Trainer:
             "best": self.best,
             "learner": state.scalars,
             "policy": self.description,
+            "replay": None if self.replay is None else self.replay.save(),
         }
         checkpoint.write(
             self.checkpoints,
@@ -250,6 +272,11 @@ class Trainer:
         """Evaluates and reports when it is time; says whether to stop."""
         for episode in episodes:
             self.episodes.add(episode.return_, episode.length)
+        if self.replay is not None:
+            metrics = metrics | self.replay.metrics()
+            if not self._replay_described:  # its size shows with the first rows
+                self._replay_described = True
+                self.say(self.replay.describe())
         finished = self.counters.env_steps >= self.config.total_env_steps
         evaluated = self._evaluation_due(finished) and self._evaluate()
         passed_s = time.perf_counter() - self._reported_at

@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 
 import quintet
-from quintet import checkpoint, group
+from quintet import checkpoint, group, launch
 from quintet.checkpoint import tensor_hashes
+from quintet.config.load import Layer
+from quintet.config.saved import load_seeds
 from quintet.errors import ConfigError, GroupFault
 from quintet.group import Member, run_members
 from quintet.lock import RunLock
@@ -234,6 +236,28 @@ def test_a_group_is_single_runs_side_by_side(tmp_path, capsys):
     ):
         quintet.train("ppo", make, 364, None, tmp_path / "g", quiet, seeds=[1, 2], jobs=1)
     assert newest(tmp_path / "g/s2").meta["env_steps"] == 364
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "wanted", "says"),
+    [
+        (0, {"status": "finished", "metrics": {"env_steps": 5.0}}, "finished", None),
+        (130, {"status": "stopped", "metrics": {}}, "stopped", None),
+        (None, None, "waiting", None),
+        (130, None, "waiting", None),
+        (-signal.SIGTERM, None, "waiting", None),
+        (2, {"error": "why"}, "failed", "why"),
+        (3, None, "failed", "its process ended with status 3"),
+        (-signal.SIGKILL, None, "failed", "status -9 (killed; was there enough memory?)"),
+    ],
+)
+def test_what_became_of_a_run_follows_from_its_process(tmp_path, status, answer, wanted, says):
+    asked = Layer("call", {"env.id": ENV, "run_dir": str(tmp_path)})
+    (loaded,) = load_seeds("ppo", [], asked, [7])
+    outcome = launch._seed_outcome(loaded.config, group.Outcome(status, answer))
+    assert (outcome.seed, outcome.run_dir, outcome.status) == (7, tmp_path / "s7", wanted)
+    assert outcome.metrics == (answer or {}).get("metrics", {})
+    assert (outcome.error or "").endswith(says) if says else outcome.error is None
 
 
 def test_ctrl_c_stops_the_group_and_the_same_command_goes_on(tmp_path):
