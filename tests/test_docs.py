@@ -45,3 +45,12 @@ def test_the_table_check_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert tables.rendered(text) == text
     assert tables.rendered(text.replace("| Acrobot-v1 (envpool) |", "| Pong |")) == text
     assert "| Pong |" not in text
+
+
+def test_the_sixth_learner_is_quoted_as_it_stands_and_is_short():
+    source = (ROOT / "tests" / "algorithms" / "test_a2c.py").read_text()
+    text = (ROOT / "docs" / "adding-a-learner.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.S)
+    assert len(blocks) >= 3
+    assert all(block in source for block in blocks)
+    assert len(source.splitlines()) < 200
