@@ -22,6 +22,15 @@ KINDS = {
     "atari": ("Pong-v5", 3200, SMALL | {"model.shared_torso": True, "runtime.threads": 2}),
     "mujoco": ("HalfCheetah-v4", 12_801, SMALL | {"env.num_streams": 8}),
     "python": (None, 12_801, SMALL | {"env.num_streams": 8}),
+    # evaluations between the checkpoints must leave no trace, nor may compiling
+    "recurrent": (
+        None,
+        12_801,
+        SMALL
+        | {"env.num_streams": 8, "model.core": "lstm", "model.core_size": 8, "bptt_steps": 8}
+        | {"eval.episodes": 2, "eval.interval": 1_500},
+    ),
+    "compiled": ("CartPole-v1", 12_801, SMALL | {"env.num_streams": 8, "runtime.compile": "on"}),
 }
 
 

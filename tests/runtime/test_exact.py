@@ -14,7 +14,7 @@ import pytest
 from quintet import checkpoint
 
 SCRIPT = Path(__file__).with_name("exact_run.py")
-KINDS = ("atari", "mujoco", "python")
+KINDS = ("atari", "mujoco", "python", "recurrent", "compiled")
 slow = pytest.mark.slow
 
 
@@ -107,7 +107,7 @@ def test_the_same_bytes_beside_a_busy_neighbour(tmp_path: Path) -> None:
 
 
 @slow
-@pytest.mark.parametrize("kind", ["atari", "mujoco"])
+@pytest.mark.parametrize("kind", ["atari", "mujoco", "recurrent", "compiled"])
 def test_the_same_bytes_beside_a_busy_neighbour_in_envpool(kind: str, tmp_path: Path) -> None:
     check_twice(kind, tmp_path)
 
