@@ -1,5 +1,6 @@
 """`quintet.train`: what is given in Python becomes one layer of a run's configuration."""
 
+import inspect
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -88,6 +89,8 @@ def train(
     """
     if config is not None and not isinstance(config, Mapping):
         raise ConfigError(f"config requires a mapping of options, got {config!r}")
+    if on_report is not None:
+        _check_on_report(on_report)
     given = {"total_env_steps": total_steps, "seed": seed, "run_dir": run_dir}
     values = {name: value for name, value in given.items() if value is not None}
     values |= flatten(config or {}, options(algo))
@@ -105,7 +108,7 @@ def train(
             f"{what} requires a single run, seeds trains each in a process of its own; leave one "
             "of them out, or call train for each seed"
         )
-    loaded = load_seeds(algo, [], command, list(seeds), check_env=check_env)
+    loaded = load_seeds(algo, [], command, seeds, check_env=check_env)
     outcomes = run_seeds(loaded, source, jobs)
     failed = [f"seed {each.seed}: {each.error}" for each in outcomes if each.status == "failed"]
     if failed:
@@ -117,17 +120,28 @@ def train(
     ]
 
 
+def _check_on_report(on_report: OnReport) -> None:
+    """Before anything is trained: it would fail at the first report."""
+    if callable(on_report):
+        try:
+            inspect.signature(on_report).bind({})
+            return
+        except ValueError:  # some built-in callables don't tell
+            return
+        except TypeError:
+            pass
+    raise ConfigError(f"on_report requires a function of one report, got {on_report!r}")
+
+
 def _settle_env(env: GivenEnv, values: dict[str, Any]) -> EnvSource | None:
     """Writes down what the environment says of the configuration; what environments come from."""
     says, source = settle(env)
-    if source is not None:
-        says["id"] = callable_name(source)
-        if ":<" in says["id"] and "run_dir" not in values:
-            raise ConfigError(
-                "run_dir is required with an environment that has no name of its own (a lambda, "
-                "a partial, a vector environment): two of them would share one folder; give "
-                "run_dir or a named function"
-            )
+    if source is not None and ":<" in says["id"] and "run_dir" not in values:
+        raise ConfigError(
+            "run_dir is required with an environment that has no name of its own (a lambda, a "
+            "partial, a vector environment): two of them would share one folder; give run_dir or a "
+            "named function"
+        )
     _settle("env", values, {f"env.{name}": value for name, value in says.items()})
     if not can_be_made_again(source):
         _without_evaluation(values)
@@ -161,12 +175,3 @@ def _without_evaluation(values: dict[str, Any]) -> None:
         f"is the only one; to have both, {way_out}",
         stacklevel=4,
     )
-
-
-def callable_name(source: EnvSource) -> str:
-    """``module:name`` of what makes environments, ``module:<...>`` where it has no name."""
-    if isinstance(source, ForeignVectorEnv):
-        return f"{type(source).__module__}:<{type(source).__qualname__}>"
-    name = getattr(source, "__qualname__", "<callable>")
-    module = getattr(source, "__module__", None) or "__main__"
-    return f"{module}:<{name}>" if "<" in name else f"{module}:{name}"

@@ -13,6 +13,7 @@ While a checkpoint of the same name is replaced, the one before stands for an in
 
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -65,14 +66,17 @@ class CheckpointConfig(BaseModel):
         description="Also keep the checkpoint with the best evaluation, under the name best.",
     )
 
-    def interval(self, total_iterations: int, unroll_steps: int) -> int:
-        """Iterations between scheduled checkpoints of a run of `total_iterations`.
+    def interval(self, total_iterations: int, steps_per_stream: float) -> int:
+        """Iterations between scheduled checkpoints of a run of `total_iterations`, in each of which
+        a stream makes `steps_per_stream` steps on average.
 
         auto: 1/20 of the run, but at least 2,000 steps of every stream, because the environments
         restart there: shorter stretches would cut long episodes before they end.
         """
         if self.interval_updates == "auto":
-            return max(1, total_iterations // _AUTO_PARTS, -(-_AUTO_STEPS // unroll_steps))
+            return max(
+                1, total_iterations // _AUTO_PARTS, math.ceil(_AUTO_STEPS / steps_per_stream)
+            )
         return self.interval_updates
 
     def milestone_iterations(self, total_iterations: int, interval: int) -> frozenset[int]:
@@ -110,7 +114,7 @@ def write(
         CheckpointError: it can't be written (full disk, no permission); nothing of it is left
             behind and older checkpoints are untouched.
     """
-    _check_file_name(name, "a checkpoint's name")
+    _check_file_name(name, "the name of a checkpoint's or policy's folder")
     files = _serialise(tensors, meta)
     temporary = root / f"{_TEMPORARY}{name}-{os.getpid()}-{os.urandom(4).hex()}"
     try:
@@ -178,8 +182,7 @@ def latest(
     if faults:
         kind = "scheduled checkpoint" if scheduled_only else "checkpoint"
         raise CheckpointError(
-            f"no {kind} in {root} can be read: {'; '.join(faults)}. Restore one from a copy, or "
-            f"remove {root} to start the run anew"
+            f"no {kind} in {root} can be read: {'; '.join(faults)}. Restore one from a copy"
         )
     return None
 
@@ -343,11 +346,11 @@ def _cannot_write(root: Path, name: str, needed: int, fault: OSError) -> str:
     last = None
     with suppress(CheckpointError, OSError):
         last = latest(root, warn=lambda _: None)
-    remains = f"The last good checkpoint is {last.path}" if last else "There is no older checkpoint"
+    remains = f"The last good checkpoint is {last.path}. " if last else ""
     return (
         f"can't write checkpoint {name} to {root}: {fault.strerror or fault} "
-        f"({needed:,} bytes needed, {free} bytes free). {remains}. "
-        "Make room there or give another run_dir, then resume"
+        f"({needed:,} bytes needed, {free} bytes free). {remains}"
+        "Make room there and give the same command again, or give another folder"
     )
 
 

@@ -159,11 +159,17 @@ def _config(arguments: list[str]) -> int:
     from quintet.config.command import parse
 
     asked = parse("config", arguments)
+    from quintet.checkpoint import any_of_run
     from quintet.config.saved import load_config
     from quintet.launch import resolved
+    from quintet.warm_start import find_donor
 
     loaded = load_config(asked.algo, asked.files, asked.options)
     values, sources = resolved(loaded)
+    config = loaded.config
+    assert config.run_dir is not None
+    if config.init_from is not None and not any_of_run(config.run_dir / "checkpoints"):
+        find_donor(config.init_from)  # a run that has begun needs it no more
     width = max(len(f"{name}: {values[name]}") for name in values if len(str(values[name])) < 40)
     for name, value in values.items():
         print(f"{name}: {_yaml(value)}".ljust(width) + f"  # {sources[name]}")

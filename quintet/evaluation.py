@@ -59,24 +59,31 @@ def evaluate(
     Args:
         env: another environment than the policy was trained on: an id, a callable that makes
             environments, or a vector environment, as for `quintet.make_vector_env`; the last one
-            decides how many are stepped side by side.
+            decides how many are stepped side by side.  It gets no ``env.kwargs``, unless it has the
+            name of the one that was trained on: give a callable that knows its arguments.
         deterministic: take the mode of the policy; False samples.
         stop: asked at every step; True ends the evaluation with the episodes there are.
 
     Raises:
         ConfigError: the environment's spaces are not the policy's, or a number is wrong.
     """
-    if episodes < 1 or not 0 <= seed < 2**31 - MAX_STREAMS:
+    if not isinstance(policy, Policy):
+        raise ConfigError(f"a policy is required, got {policy!r}; quintet.load(path) gives one")
+    whole = all(isinstance(number, (int, np.integer)) for number in (episodes, seed))
+    if not whole or episodes < 1 or not 0 <= seed < 2**31 - MAX_STREAMS:
         raise ConfigError(
             f"episodes >= 1 and a seed in 0 .. {2**31 - MAX_STREAMS - 1} are required, got "
-            f"episodes={episodes}, seed={seed}"
+            f"episodes={episodes!r}, seed={seed!r}"
         )
+    episodes, seed = int(episodes), int(seed)
     config = policy.env.model_copy(update={"reward_clip": "none"})
     num_streams, source = min(episodes, MAX_STREAMS), None
     if env is not None and env != config.id:
         says, source = settle(env)
         backend = config.backend if source is not None else "auto"
-        config = config.model_copy(update={"backend": backend} | says)
+        # Arguments of the environment that trained are none of another's.
+        kwargs = config.kwargs if says["id"] == config.id else {}
+        config = config.model_copy(update={"backend": backend, "kwargs": kwargs} | says)
         num_streams = says.get("num_streams", num_streams)
     try:
         vector = make_group_env(config, num_streams, source)

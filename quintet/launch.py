@@ -20,6 +20,7 @@ from quintet.algorithms import registry
 from quintet.algorithms.setup import Setup
 from quintet.config.load import Loaded
 from quintet.config.run import RunConfig
+from quintet.config.saved import Unusable
 from quintet.envs.given import EnvSource
 from quintet.envs.make import make_group_env
 from quintet.envs.vector import VectorEnv
@@ -190,7 +191,9 @@ def run(
 
 
 def run_seeds(
-    loaded: Sequence[Loaded], make_env: EnvSource | None = None, jobs: int | None = None
+    loaded: Sequence[Loaded | Unusable],
+    make_env: EnvSource | None = None,
+    jobs: int | None = None,
 ) -> list[SeedOutcome]:
     """Trains by several configurations that differ in their seed, each in a process of its own.
 
@@ -205,12 +208,20 @@ def run_seeds(
     """
     if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
         raise ConfigError(f"jobs requires a whole number of at least 1, got {jobs!r}")
-    threads = resolved(loaded[0], make_env)[0]["runtime.threads"]
+    sound = [each for each in loaded if isinstance(each, Loaded)]
+    threads = resolved(sound[0], make_env)[0]["runtime.threads"]
     if jobs is None:
         jobs = max(1, (os.cpu_count() or 1) // threads)
-    members = [group.Member(f"s{each.config.seed}", _payload(each, make_env)) for each in loaded]
-    ended = group.run_members("quintet.member", members, jobs, lambda line: print(line, flush=True))
-    return [_seed_outcome(one.config, how) for one, how in zip(loaded, ended, strict=True)]
+    members = [group.Member(f"s{each.config.seed}", _payload(each, make_env)) for each in sound]
+    ended = iter(
+        group.run_members("quintet.member", members, jobs, lambda line: print(line, flush=True))
+    )
+    return [
+        SeedOutcome(each.seed, each.run_dir, "failed", {}, each.error)
+        if isinstance(each, Unusable)
+        else _seed_outcome(each.config, next(ended))
+        for each in loaded
+    ]
 
 
 def _payload(loaded: Loaded, make_env: EnvSource | None) -> bytes:
@@ -271,7 +282,6 @@ def _train(trainer: Trainer, envs: list[VectorEnv], spaces: Spaces) -> Result:
                 learner.plan,
                 config.seed,
                 trainer.timer,
-                torch.device(config.runtime.device),
             )
             status = trainer.train(sampling)
     finally:

@@ -6,7 +6,7 @@ configuration names a module of the user's own imports that module.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import numpy as np
 import torch
@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from quintet import checkpoint, spaces
 from quintet.algorithms import registry
 from quintet.envs.config import EnvConfig
+from quintet.envs.gymnasium import Leaf, leaf_of
 from quintet.errors import CheckpointError, QuintetError
 from quintet.models.build import ModelConfig
 from quintet.protocols import Actor
-from quintet.types import Publication, Spaces, State
+from quintet.types import ACTION_MASK, Obs, Publication, Spaces, State
 
 POLICY = "policy"
 """Key of the publication's tensors in a checkpoint, and name of the folder of a finished run's
@@ -62,7 +63,15 @@ class Policy:
             ModelConfig(**description["model"]),
             self.spaces,
         )
-        self.actor.load(publication)
+        try:
+            self.actor.load(publication)
+        except RuntimeError as error:
+            raise misfit(self.description["model"]["encoder"], error) from error
+        self._leaves = [
+            leaf_of(path, *found)
+            for path, found in spaces.leaf_keys(self.spaces.observation).items()
+        ]
+        self._choices = spaces.mask_sizes(self.spaces.action)
         self.generator = torch.Generator()
         self.generator.seed()
 
@@ -90,55 +99,103 @@ class Policy:
             ``start``, take it off before and add it after.
 
         Raises:
-            QuintetError: the observation does not fit the observation space, or `state` or
-                `is_first` not the number of observations.
+            QuintetError: an observation is none of the observation space (of another shape, of
+                numbers that its dtype can't hold, not finite, without an allowed action), or
+                `state` or `is_first` do not fit the policy and the number of observations.
         """
-        leaves = spaces.observation_leaves(self.spaces.observation)
-        given = {name: np.asarray(value) for name, value in _flat(obs).items()}
-        if set(given) != set(leaves):
-            raise QuintetError(
-                f"an observation with the leaves {sorted(leaves)} is required, got {sorted(given)}"
-            )
-        extra = {name: given[name].ndim - len(leaf.shape or ()) for name, leaf in leaves.items()}
-        for name, leaf in leaves.items():
-            shape = tuple(leaf.shape or ())
-            fits = given[name].shape[extra[name] :] == shape if extra[name] in (0, 1) else False
-            if not fits or extra[name] != next(iter(extra.values())):
-                raise QuintetError(
-                    f"observation leaf {name!r} of shape {shape}, or [B, ...] of it, is required, "
-                    f"got shape {given[name].shape}; the policy's space is "
-                    f"{self.spaces.observation}"
-                )
-        single = next(iter(extra.values())) == 0
-        tensors = {
-            name: torch.as_tensor(x[None] if single else x).to(spaces.leaf_spec(leaves[name]).dtype)
-            for name, x in given.items()
-        }
+        tensors, single = self._observe(obs)
         count = next(iter(tensors.values())).shape[0]
-        first = np.asarray((state is None) if is_first is None else is_first, dtype=np.bool_)
-        sizes = {tuple(x.shape[:1]) for x in (state or {}).values()}
-        if first.shape not in ((), (count,)) or sizes - {(count,)}:
+        first = np.asarray((state is None) if is_first is None else is_first)
+        if first.shape not in ((), (count,)) or first.dtype.kind not in "biu":
             raise QuintetError(
-                f"state and is_first of {count} observations are required, got is_first of shape "
-                f"{first.shape} and a state of {sorted(sizes)}; give the state that the last call "
-                "returned, or None at the start"
+                f"is_first of {count} observations is required, one truth value or one for each, "
+                f"got shape {first.shape}, dtype {first.dtype}"
             )
         noise = None
         if not deterministic:
             noise = self.actor.draw_noise(1, count, self.generator)[0]
         out = self.actor.act(
             tensors,
-            self.actor.initial_state(count) if state is None else state,
-            torch.from_numpy(np.broadcast_to(first, (count,)).copy()),
+            self._state(state, count),
+            torch.from_numpy(np.broadcast_to(first.astype(np.bool_), (count,)).copy()),
             noise,
         )
         packed = out.env_action.numpy()
         action = spaces.unpack_action(self.spaces.action, packed[0] if single else packed)
         return action, out.state
 
+    def _observe(self, obs: Any) -> tuple[Obs, bool]:
+        """The leaves as tensors ``[B, ...]``, and whether they were given without the B."""
+        given = _flat(obs)
+        if set(given) != {leaf.path for leaf in self._leaves}:
+            raise QuintetError(
+                f"an observation with the leaves {sorted(leaf.path for leaf in self._leaves)} is "
+                f"required, got {sorted(given)}"
+            )
+        arrays = {leaf.path: _array(given[leaf.path], leaf) for leaf in self._leaves}
+        extra = {leaf.path: arrays[leaf.path].ndim - len(leaf.shape) for leaf in self._leaves}
+        for leaf in self._leaves:
+            x, more = arrays[leaf.path], extra[leaf.path]
+            if more not in (0, 1) or x.shape[more:] != leaf.shape or len({*extra.values()}) > 1:
+                raise QuintetError(
+                    f"observation leaf {leaf.path!r} of shape {leaf.shape}, or [B, ...] of it, is "
+                    f"required, got shape {x.shape}; the policy's space is "
+                    f"{self.spaces.observation}"
+                )
+            if leaf.path == ACTION_MASK:
+                self._check_mask(x)
+        single = 0 in extra.values()
+        sizes = {path: 1 if single else len(x) for path, x in arrays.items()}
+        if len({*sizes.values()}) > 1 or 0 in sizes.values():
+            raise QuintetError(
+                "one observation, or a batch of at least one with as many in every leaf, is "
+                f"required, got {sizes}"
+            )
+        return {
+            path: torch.from_numpy(x[None] if single else x) for path, x in arrays.items()
+        }, single
+
+    def _check_mask(self, mask: NDArray[Any]) -> None:
+        begins = np.cumsum([0, *self._choices[:-1]])
+        if not np.logical_or.reduceat(mask, begins, -1).all():
+            raise QuintetError(
+                f"{ACTION_MASK} must allow at least one action in each choice, of sizes "
+                f"{self._choices}, got {mask}; where an episode has ended, allow all"
+            )
+
+    def _state(self, given: State | None, count: int) -> State:
+        """What the actor goes on from: `given`, checked against what it begins with."""
+        initial = self.actor.initial_state(count)
+        if given is None:
+            return initial
+
+        def refuse(got: str) -> NoReturn:
+            wanted = {name: f"{x.dtype} {tuple(x.shape)}" for name, x in initial.items()}
+            raise QuintetError(
+                f"a state of {count} observations with the leaves {wanted} is required, got {got}; "
+                "give the state that the last call returned, or None at the start"
+            )
+
+        if not isinstance(given, Mapping) or set(given) != set(initial):
+            refuse(str(sorted(given)) if isinstance(given, Mapping) else type(given).__name__)
+        state: State = {}
+        for name, begin in initial.items():
+            try:
+                state[name] = torch.as_tensor(given[name])
+            except (TypeError, ValueError, RuntimeError) as error:
+                refuse(f"{name}: {error}")
+            if (state[name].shape, state[name].dtype) != (begin.shape, begin.dtype):
+                refuse(f"{name}: {state[name].dtype} {tuple(state[name].shape)}")
+        return state
+
     def save(self, folder: str | Path) -> Path:
         """Writes the policy as a self-contained folder, which `load` reads; returns its path."""
         folder = Path(folder)
+        if (folder / "learner.safetensors").exists():
+            raise CheckpointError(
+                f"a new or empty folder, or one with a saved policy, is required; {folder} is a "
+                "checkpoint of a run, which could go on no more; give another folder"
+            )
         stranger = folder.is_file() or (folder.is_dir() and any(folder.iterdir()))
         if stranger and not (folder / "manifest.json").exists():
             raise CheckpointError(
@@ -149,6 +206,48 @@ class Policy:
         return checkpoint.write(
             folder.parent, folder.name, {POLICY: dict(self.publication.tensors)}, meta
         )
+
+
+def _array(value: Any, leaf: Leaf) -> NDArray[Any]:
+    """`value` in the leaf's dtype and in memory of its own, of any shape.
+
+    Raises:
+        QuintetError: its numbers are none that the leaf can hold.
+    """
+
+    def refuse(got: str, cause: Exception | None = None) -> NoReturn:
+        raise QuintetError(
+            f"observation leaf {leaf.path!r} of {leaf.dtype} in {leaf.space}, without its start, "
+            f"is required, got {got}"
+        ) from cause
+
+    try:
+        given = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        refuse(f"what makes no array ({error})", error)
+    if leaf.dtype.kind == "f":
+        if given.dtype.kind not in "biuf":
+            refuse(f"dtype {given.dtype}")
+        array = given.astype(leaf.dtype, order="C")
+        if not np.isfinite(array).all():
+            refuse("numbers that are not finite, or not in this dtype")
+        return array
+    if given.dtype.kind not in "biu":  # fractions would be cut off
+        refuse(f"dtype {given.dtype}; convert it, and scale pictures as the environment does")
+    if leaf.size is not None:
+        low, high = 0, leaf.size
+    elif given.dtype == leaf.dtype:
+        return given.astype(leaf.dtype, order="C")
+    elif leaf.dtype.kind == "b":
+        low, high = 0, 2
+    else:
+        low, high = np.iinfo(leaf.dtype).min, np.iinfo(leaf.dtype).max + 1
+    if (
+        given.shape[given.ndim - len(leaf.shape) :] == leaf.shape
+        and not ((given >= low) & (given < high)).all()
+    ):
+        refuse(f"values from {given.min()} to {given.max()}")
+    return given.astype(leaf.dtype, order="C")
 
 
 def _flat(obs: Any, prefix: str = "") -> dict[str, Any]:
@@ -164,6 +263,16 @@ def _flat(obs: Any, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def misfit(encoder: str, error: RuntimeError) -> CheckpointError:
+    """Stored weights do not fit the network that is made now; `error` says which."""
+    made = f"the class that model.encoder={encoder} names" if ":" in encoder else "quintet"
+    return CheckpointError(
+        f"the network that was trained is required, {made} makes another one by now: "
+        f"{' '.join(str(error).split())}; put back the version that it was trained with, or train "
+        "anew"
+    )
+
+
 def load(path: str | Path, which: str = "latest") -> Policy:
     """The policy in a run folder, a checkpoint or a saved policy folder.
 
@@ -172,6 +281,8 @@ def load(path: str | Path, which: str = "latest") -> Policy:
     Raises:
         CheckpointError: there is no readable policy at the path.
     """
+    if not isinstance(path, (str, Path)):
+        raise CheckpointError(f"the path of a run or a policy is required, got {path!r}")
     found = _find(Path(path), which)
     try:
         return Policy(*_parts(found))
@@ -225,8 +336,11 @@ def _find(path: Path, which: str) -> checkpoint.Checkpoint:
         inside = path / "checkpoints" / which
         found = checkpoint.read(inside if inside.exists() else Path(which))
     if found is None:
+        runs = sorted(str(each.parent) for each in path.glob("*/checkpoints"))
+        holds = "holds no checkpoint yet" if path.exists() else "does not exist"
+        if runs:
+            holds = f"holds several runs; give one of them: {', '.join(runs)}"
         raise CheckpointError(
-            f"a run folder, a checkpoint or a policy folder is required, {path} "
-            + ("holds no checkpoint yet" if path.exists() else "does not exist")
+            f"a run folder, a checkpoint or a policy folder is required, {path} {holds}"
         )
     return found

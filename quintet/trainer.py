@@ -1,5 +1,6 @@
 """One run and its folder: resume, checkpoints, reports, evaluation, and how it ends."""
 
+import dataclasses
 import io
 import json
 import shutil
@@ -8,9 +9,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Literal, final
 
 import numpy as np
+import torch
 import yaml
 
 from quintet import checkpoint
@@ -24,7 +26,7 @@ from quintet.observe.metrics import EpisodeStats
 from quintet.observe.progress import make_progress
 from quintet.observe.sinks import Reporter, open_sinks, read_metrics
 from quintet.observe.timing import PhaseTimer
-from quintet.policy import POLICY, Policy, describe
+from quintet.policy import POLICY, Policy, describe, misfit
 from quintet.protocols import Actor, Learner
 from quintet.runtime import loop
 from quintet.runtime.batch import Episode
@@ -67,7 +69,7 @@ class Trainer:
         self.reporter = Reporter(())
         batch = learner.plan.unroll_steps * learner.plan.columns_per_batch
         self.iterations = -(-config.total_env_steps // batch)
-        self.interval = config.checkpoint.interval(self.iterations, learner.plan.unroll_steps)
+        self.interval = config.checkpoint.interval(self.iterations, batch / config.env.num_streams)
         self.milestones = config.checkpoint.milestone_iterations(self.iterations, self.interval)
         # Whether the run lies on the path of the one that was never interrupted.
         self.exact = True
@@ -77,7 +79,7 @@ class Trainer:
         self.replay: Replay | None = None
         self._replay_described = False
         self._notes: list[str] = []
-        self._raised: Exception | None = None
+        self._raised: BaseException | None = None
 
     def warm_start(self) -> None:
         """Gives the learner what `init_from` donates, unless the run has begun already.
@@ -124,9 +126,20 @@ class Trainer:
         checkpoint.clean_temporary(self.run_dir)
         notes = self._notes
         exact = self.config.resume == "exact"
-        found = checkpoint.latest(self.checkpoints, scheduled_only=exact, warn=notes.append)
+        try:
+            found = checkpoint.latest(self.checkpoints, scheduled_only=exact, warn=notes.append)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{error}, or remove {self.checkpoints} to start the run anew"
+            ) from error
         if found is not None:
-            self._restore(found, notes)
+            try:
+                self._restore(found, notes)
+            except KeyError as error:
+                raise CheckpointError(
+                    f"a run's own checkpoint is required, {found.path} holds none (it lacks "
+                    f"{error}); remove it to go on from the one before, or give another --run-dir"
+                ) from error
             if exact:
                 self._remove_newer(found, notes)
         elif exact and self.checkpoints.is_dir() and any(self.checkpoints.iterdir()):
@@ -168,11 +181,13 @@ class Trainer:
 
     def _restore(self, found: Checkpoint, notes: list[str]) -> None:
         tensors = found.tensors["learner"] | found.tensors[POLICY]
-        self.learner.load(LearnerState(tensors, found.meta["learner"]))
+        try:
+            self.learner.load(LearnerState(tensors, found.meta["learner"]))
+        except RuntimeError as error:
+            raise misfit(self.config.model.encoder, error) from error
         self.counters = loop.Counters(found.meta["iteration"], found.meta["env_steps"])
         self.best = found.meta["best"]
-        if self.replay is not None:
-            self.replay.load(found.meta["replay"])
+        self._restore_replay(found, notes)
         self._wall_before_s = found.meta["wall_s"]
         total = found.meta["total_env_steps"]
         same_total = total == self.config.total_env_steps
@@ -187,6 +202,31 @@ class Trainer:
                 f"the budget was {total:,} env_steps and is {self.config.total_env_steps:,} now: "
                 "schedules go on as shares of the new one, so a falling rate rises at once"
             )
+
+    def _restore_replay(self, found: Checkpoint, notes: list[str]) -> None:
+        """Takes the checkpoint's rows; their rings keep their length, so an interval that is longer
+        now is shortened to what they have slack for.
+        """
+        replay, plan = self.replay, self.learner.plan
+        if replay is None:
+            return
+        try:
+            replay.load(found.meta["replay"])
+        except CheckpointError as error:
+            raise CheckpointError(
+                "; ".join([*notes, f"{found.path} can't be resumed: {error}"])
+                + f"; with --init-from {found.path} a run begins anew with its policy"
+            ) from error
+        if found.meta["replay"]["rows"] is None:
+            return
+        most = replay.slack_unrolls * self.config.env.num_streams // plan.columns_per_batch
+        if self.interval > most:
+            notes.append(
+                f"checkpoints are written every {most:,} iterations, not every "
+                f"{self.interval:,}: the replay was made with room for no more between two"
+            )
+            self.interval = most
+            self.milestones = self.config.checkpoint.milestone_iterations(self.iterations, most)
 
     def _remove_newer(self, found: Checkpoint, notes: list[str]) -> None:
         """What was trained off the path after `found` must not be taken for the newest later on."""
@@ -212,7 +252,9 @@ class Trainer:
     def train(self, sampling: loop.Sampling) -> Literal["finished", "stopped"]:
         """Runs the loop to its end or to a stop."""
         status = loop.run(
-            loop.Parts([self.learner], sampling, self.replay),
+            loop.Parts(
+                [self.learner], sampling, self.replay, torch.device(self.config.runtime.device)
+            ),
             self.counters,
             loop.Budget(self.config.total_env_steps, self.interval),
             loop.Hooks(self.save, self.after_iteration, self.keep_batch),
@@ -257,7 +299,7 @@ class Trainer:
         }
         checkpoint.write(
             self.checkpoints,
-            f"{self.learner.updates:09d}",
+            f"{self.counters.iteration:09d}",  # unlike updates it always grows
             {POLICY: publication.tensors, "learner": rest},
             meta,
         )
@@ -315,7 +357,9 @@ class Trainer:
         """Hands out the last report; what the user's code raises waits until all is saved."""
         try:
             answer = on_report(self.last_report)
-        except Exception as error:
+        except BaseException as error:  # sys.exit() and Ctrl-C as well
+            if isinstance(error, KeyboardInterrupt) and self.stop_requested:
+                raise  # the second Ctrl-C, which ends the run at once
             self._raised = error
             self.request_stop()
             return
@@ -365,20 +409,13 @@ class Trainer:
 
     def keep_batch(self, batch: Rollout) -> str:
         """Keeps the batch on which an update failed; says where, and what else remains."""
-        tensors: dict[str, Any] = {
-            name: getattr(batch, name)
-            for name in (
-                "action",
-                "reward",
-                "terminated",
-                "truncated",
-                "valid",
-                "is_first",
-                "version",
-            )
-        }
-        tensors |= {f"obs/{name}": x for name, x in batch.obs.items()}
-        tensors |= {f"record/{name}": x for name, x in batch.record.items()}
+        tensors: dict[str, torch.Tensor] = {}
+        for name in (field.name for field in dataclasses.fields(batch)):
+            value = getattr(batch, name)
+            if isinstance(value, dict):
+                tensors |= {f"{name}/{part}": x for part, x in value.items()}
+            elif value is not None:
+                tensors[name] = torch.as_tensor(value)
         meta = {"iteration": self.counters.iteration, "env_steps": self.counters.env_steps}
         try:
             place = str(checkpoint.write(self.run_dir, "failed_batch", {"batch": tensors}, meta))

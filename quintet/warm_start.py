@@ -16,6 +16,21 @@ _NOT_COMPARED = ("init", "action_std_init")
 """Options of the network that only say how its weights are drawn."""
 
 
+def find_donor(path: Path) -> tuple[dict[str, Any], Publication]:
+    """Description and publication of the policy that `init_from` names.
+
+    Raises:
+        ConfigError: there is none, or none that can be read.
+    """
+    try:
+        return find_policy(path)
+    except CheckpointError as error:
+        raise ConfigError(
+            f"init_from requires a trained policy: {error}; give another run, or a checkpoint or "
+            "policy folder that is whole"
+        ) from error
+
+
 def donated(
     path: Path, keys: Sequence[str], own: Publication, description: Mapping[str, Any]
 ) -> tuple[Publication, str]:
@@ -31,10 +46,7 @@ def donated(
     Raises:
         ConfigError: there is no policy, or lists what does not fit.
     """
-    try:
-        donor, found = find_policy(path)
-    except CheckpointError as error:
-        raise ConfigError(f"init_from requires a trained policy: {error}") from error
+    donor, found = find_donor(path)
     theirs, faults = dict(found.tensors), []
     if keys:
         idle = [key for key in keys if not any(fnmatchcase(name, key) for name in theirs)]

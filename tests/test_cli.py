@@ -327,7 +327,9 @@ def test_a_group_of_seeds_and_its_picture(quintet, folder):
         (train("--seeds", "1,2", "--gamma", "2"), "gamma: .*got 2"),
         (train("--init-from", "absent"), "init_from requires a trained policy: .*absent"),
         (train("--init-from-keys", "a"), "init_from_keys has no effect without init_from"),
-        (["config", "ppo", "--env", TOY, "--seeds", "1"], "unknown option 'seeds'"),
+        (["config", "ppo", "--env", TOY, "--seeds", "1"], "--seeds belongs to quintet train"),
+        (["config", "ppo", "--env", TOY, "--jobs", "1"], "--jobs belongs to quintet train"),
+        (["config", "ppo", "--env", TOY, "--init-from", "absent"], "init_from requires a trained"),
         (train("--learnin-rate", "1"), r"'learnin_rate'.*did you mean 'learning_rate'\?"),
         (train("--gamma", "2", "--env.num-stream", "1", "word"), "3 faults:"),
         (train(steps="63"), "at least one rollout of 4 streams x 16 steps = 64, got 63"),
@@ -423,6 +425,8 @@ def test_a_folder_of_something_else_or_of_another_run(refused, quintet, folder):
     refused(*train("--resume", "never"), says="--resume never requires a folder without a run")
     (folder / "r/config.yaml").write_text("algo: [")
     refused(*train(), says=r"readable config\.yaml is required in r, it is damaged")
+    (folder / "r/config.yaml").write_text("algo: ppo\n")
+    refused(*train(), says=r"a whole config\.yaml is required in r, it is incomplete")
 
 
 @pytest.mark.parametrize(
@@ -440,6 +444,17 @@ def test_a_folder_of_something_else_or_of_another_run(refused, quintet, folder):
 def test_things_that_are_not_there(refused, folder, arguments, says):
     (folder / "empty").mkdir()
     refused(*arguments, says=says, status=1)
+
+
+def test_a_donor_is_needed_until_the_run_has_begun(quintet):
+    assert quintet(*train("--eval.episodes", "0"))[0] == 0
+    config = ("config", "ppo", "--env", TOY, "--run-dir")
+    assert quintet(*config, "new", "--init-from", "r")[0] == 0
+    begun = train("--eval.episodes", "0", "--init-from", "r", "--run-dir", "begun")
+    assert quintet(*begun)[0] == 0
+    Path("r").rename("gone")
+    assert quintet(*config, "begun")[0] == 0
+    assert quintet(*config, "new", "--init-from", "r")[0] == 2
 
 
 def test_what_eval_can_not_do(refused, quintet):

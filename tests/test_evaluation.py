@@ -131,6 +131,31 @@ def test_other_environments_by_id_and_by_callable(bandit):
     assert scores.returns.tolist() == quintet.evaluate(bandit, None, 30, seed=5).returns.tolist()
 
 
+class Sized(gymnasium.Env):
+    """An argument that another environment need not know."""
+
+    def __init__(self, pay: float = 1.0) -> None:
+        self.observation_space = spaces.Box(-9.0, 9.0, (3,), np.float32)
+        self.action_space, self.pay = spaces.Discrete(3), pay
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(3, np.float32), self.pay, True, False, {}
+
+
+def test_another_environment_gets_none_of_the_arguments(tmp_path):
+    config = {**SMALL, "env.kwargs": {"pay": 2.0}, "eval.episodes": 1}
+    result = quintet.train("ppo", Sized, 64, run_dir=tmp_path, config=config)
+    assert result.metrics["eval/return_mean"] == 2.0
+    for env in (None, Sized, "test_evaluation:Sized"):
+        assert quintet.evaluate(result.policy, env, 1).mean == 2.0
+    scores = quintet.evaluate(result.policy, "quintet.envs.toy:Contextual", 1)
+    assert scores.env.id == "quintet.envs.toy:Contextual"
+    assert quintet.evaluate(result.policy, lambda: Sized(3.0), 1).mean == 3.0
+
+
 def test_wrong_spaces_are_refused(bandit, policy):
     with pytest.raises(ConfigError, match=r"policy's observation space .*CartPole-v1 has Box"):
         quintet.evaluate(bandit, "CartPole-v1", 1)
@@ -145,11 +170,16 @@ def test_wrong_spaces_are_refused(bandit, policy):
     assert all(env.closed for env in Numbered.made)
 
 
-@pytest.mark.parametrize("given", [{"episodes": 0}, {"seed": -1}, {"seed": 2**31}])
+@pytest.mark.parametrize(
+    "given",
+    [{"episodes": 0}, {"seed": -1}, {"seed": 2**31}, {"episodes": "a"}, {"episodes": 2.5}],
+)
 def test_numbers_out_of_range_are_refused(bandit, given):
     with pytest.raises(ConfigError, match=r"episodes >= 1 and a seed in 0 \.\. \d+ are required"):
         quintet.evaluate(bandit, **given)
-    quintet.evaluate(bandit, episodes=1, seed=2**31 - MAX_STREAMS - 1)
+    quintet.evaluate(bandit, episodes=np.int64(1), seed=np.int64(2**31 - MAX_STREAMS - 1))
+    with pytest.raises(ConfigError, match=r"a policy is required, got 'runs/a'; quintet\.load"):
+        quintet.evaluate("runs/a")
 
 
 def test_nan_is_an_error_that_names_stream_and_step(policy):

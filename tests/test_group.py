@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import quintet
@@ -289,6 +290,12 @@ def test_ctrl_c_stops_the_group_and_the_same_command_goes_on(tmp_path):
         ({"seeds": []}, r"seeds requires at least one whole number and none twice, got \[\]"),
         ({"seeds": [1, 1]}, r"none twice, got \[1, 1\]"),
         ({"seeds": [1.5]}, "whole number"),
+        ({"seeds": 3}, "whole number and none twice, got 3"),
+        ({"seeds": [True]}, "whole number"),
+        ({"seed": True}, "seed: input should be a whole number, got True"),
+        ({"algo": None}, "the algorithm must be one of ppo; got None"),
+        ({"run_dir": 5}, "run_dir requires the path of a folder, got 5"),
+        ({"run_dir": 5, "seeds": [1]}, "run_dir requires the path of a folder, got 5"),
         ({"seeds": [-1]}, "seed: .*greater than or equal to 0"),
         ({"seeds": [1], "seed": 3}, r"seed=3 has no effect with seeds=\[1\]"),
         ({"seeds": [1], "jobs": 0}, "jobs requires a whole number of at least 1, got 0"),
@@ -300,8 +307,19 @@ def test_ctrl_c_stops_the_group_and_the_same_command_goes_on(tmp_path):
 def test_what_a_group_can_not_be(tmp_path, monkeypatch, given, says):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=says):
-        quintet.train("ppo", **{"env": ENV, "total_steps": 2048, **given})
+        quintet.train(**{"algo": "ppo", "env": ENV, "total_steps": 2048, **given})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_folder_stops_no_other_run(tmp_path):
+    for name in ("s1", "s3"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text("algo: [")
+    with pytest.raises(GroupFault, match=r"(?s)2 of 3 runs failed\nseed 1: .*s1.*seed 3: .*s3"):
+        quintet.train("ppo", ENV, 64, None, tmp_path, SMALL, seeds=np.array([1, 2, 3]))
+    assert newest(tmp_path / "s2").meta["env_steps"] == 64
+    with pytest.raises(ConfigError, match="s1, it is damaged"):
+        quintet.train("ppo", ENV, 64, None, tmp_path, SMALL, seeds=[1])
 
 
 def test_an_environment_that_can_not_travel_is_refused(tmp_path):

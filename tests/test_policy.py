@@ -1,8 +1,11 @@
 """A policy as a thing of its own: found, asked, saved and loaded."""
 
+import importlib
 import json
 import pickletools
+import sys
 from dataclasses import replace
+from functools import partial
 
 import gymnasium
 import numpy as np
@@ -96,6 +99,8 @@ def test_load_says_what_is_missing(run, tmp_path):
         quintet.load(tmp_path / "absent")
     with pytest.raises(CheckpointError, match="holds no checkpoint yet"):
         quintet.load(tmp_path)
+    with pytest.raises(CheckpointError, match="path of a run or a policy is required, got None"):
+        quintet.load(None)
     with pytest.raises(CheckpointError, match=r"best does not exist; .*eval\.episodes 0"):
         quintet.load(tmp_path, "best")
     with pytest.raises(CheckpointError, match="there is no checkpoint at 000000999"):
@@ -150,7 +155,7 @@ def test_nested_observations(mixed):
         "inner": {"flags": np.zeros((4, 3), np.int8), "kind": np.ones(4, np.int64)},
     }
     assert policy.act(batch)[0].tolist() == [action.tolist()] * 4
-    flat = {"x": np.zeros(2), "inner/flags": np.zeros(3), "inner/kind": 1}
+    flat = {"x": np.zeros(2), "inner/flags": np.zeros(3, np.int8), "inner/kind": 1}
     assert policy.act(flat)[0].tolist() == action.tolist()
     with pytest.raises(QuintetError, match=r"leaves \['inner/flags', 'inner/kind', 'x'\]"):
         policy.act({"x": np.zeros(2)})
@@ -173,6 +178,7 @@ def test_where_episodes_begin_is_said_or_follows_from_the_state(run, monkeypatch
         return replace(out, state={"h": torch.ones(len(is_first), 2)})
 
     monkeypatch.setattr(policy.actor, "act", watched)
+    monkeypatch.setattr(policy.actor, "initial_state", lambda n: {"h": torch.zeros(n, 2)})
     _, state = policy.act(OBSERVATIONS)
     assert state["h"].shape == (3, 2)
     policy.act(OBSERVATIONS, state)
@@ -194,8 +200,189 @@ def test_where_episodes_begin_is_said_or_follows_from_the_state(run, monkeypatch
     policy.act(OBSERVATIONS[0], state, is_first=True)
     assert seen[-2:] == [([False], 2.0), ([True], 2.0)]
     for given in ({"is_first": [True, False]}, {"state": state}, {"is_first": np.ones((3, 1))}):
-        with pytest.raises(QuintetError, match="state and is_first of 3 observations are required"):
+        with pytest.raises(QuintetError, match=r"of 3 observations .*is required"):
             policy.act(OBSERVATIONS, **given)
+    for wrong in ("no", [0.5, 1.0, 0.0]):
+        with pytest.raises(QuintetError, match=r"is_first of 3 observations is required"):
+            policy.act(OBSERVATIONS, is_first=wrong)
+
+
+class Declared(gymnasium.Env):
+    """Ends at once; observes samples of its space."""
+
+    def __init__(self, observation: spaces.Space, action: spaces.Space | None = None) -> None:
+        self.observation_space = observation
+        self.action_space = action or spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return self.sample(), {}
+
+    def step(self, action):
+        return self.sample(), 0.0, True, False, {}
+
+    def sample(self):
+        obs = self.observation_space.sample()
+        if "action_mask" in obs:
+            obs["action_mask"][:] = 1
+        return obs
+
+
+def declared(folder, observation: spaces.Space, action: spaces.Space | None = None, **config):
+    given = {**SMALL, "eval.episodes": 0, **config}
+    env = partial(Declared, observation, action)
+    return quintet.train("ppo", env, 64, run_dir=folder, config=given).policy
+
+
+MASKED = spaces.Dict({"x": spaces.Box(-1, 1, (1,)), "action_mask": spaces.MultiBinary(5)})
+PARTS = spaces.Dict(
+    {
+        "picture": spaces.Box(0, 255, (2, 2), np.uint8),
+        "kind": spaces.Discrete(3),
+        "digits": spaces.MultiDiscrete([2, 3]),
+        "flags": spaces.MultiBinary(2),
+        "x": spaces.Box(-1, 1, (1,), np.float32),
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    return declared(tmp_path_factory.mktemp("policy") / "parts", PARTS)
+
+
+GOOD = {
+    "picture": np.full((2, 2), 255, np.uint8),
+    "kind": 2,
+    "digits": np.array([1, 2]),
+    "flags": np.array([0, 1], np.int8),
+    "x": np.array([0.5], np.float32),
+}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"picture": [[0, 255], [1, 2]]},
+        {"kind": np.int8(0), "flags": [True, False]},
+        {"x": [1]},
+        {"x": torch.zeros(1, requires_grad=True)},
+        {"picture": GOOD["picture"][::-1], "digits": torch.tensor([0, 0])},
+    ],
+)
+def test_what_means_the_same_is_taken(parts, given):
+    assert parts.act(GOOD | given)[0] in (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "wrong", "says"),
+    [
+        ("picture", np.full((2, 2), 0.5, np.float32), "got dtype float32; convert it"),
+        ("picture", np.full((2, 2), 300.5), "got dtype float64"),
+        ("picture", np.full((2, 2), -1), "got values from -1 to -1"),
+        ("picture", np.full((2, 2), 256), "got values from 256 to 256"),
+        ("kind", 3, "got values from 3 to 3"),
+        ("kind", 1.7, "got dtype float64"),
+        ("digits", np.array([2, 0]), "got values from 0 to 2"),
+        ("digits", np.array([1, -1]), "got values from -1 to 1"),
+        ("flags", np.array([0, 7], np.int8), "got values from 0 to 7"),
+        ("flags", np.array([0, 0.5]), "got dtype float64"),
+        ("x", np.array([np.nan]), "not finite"),
+        ("x", np.array([np.inf], np.float32), "not finite"),
+        ("x", np.array([1j]), "got dtype complex128"),
+        ("x", np.array(["a"]), "got dtype <U1"),
+        ("x", np.array([None]), "got dtype object"),
+        ("x", [[1.0], [1.0, 2.0]], "got what makes no array"),
+    ],
+)
+def test_observations_of_wrong_numbers_are_refused(parts, leaf, wrong, says):
+    with pytest.raises(QuintetError, match=rf"leaf '{leaf}' of .* is required, .*{says}"):
+        parts.act(GOOD | {leaf: wrong})
+
+
+def test_batches_of_several_sizes_are_refused(parts):
+    batch = {name: np.stack([x] * 3) for name, x in GOOD.items()}
+    assert parts.act(batch)[0].shape == (3,)
+    with pytest.raises(QuintetError, match=r"as many in every leaf, is required, .*'x': 2"):
+        parts.act(batch | {"x": np.zeros((2, 1), np.float32)})
+    with pytest.raises(QuintetError, match="a batch of at least one"):
+        parts.act({name: x[:0] for name, x in batch.items()})
+
+
+def test_a_mask_must_allow_something_in_every_choice(tmp_path):
+    policy = declared(tmp_path, MASKED, spaces.MultiDiscrete([2, 3]))
+    x = np.zeros(1, np.float32)
+    assert policy.act({"x": x, "action_mask": [0, 1, 0, 0, 1]})[0].tolist() == [1, 2]
+    for mask in ([0, 0, 1, 1, 1], [1, 1, 0, 0, 0], [0] * 5):
+        with pytest.raises(QuintetError, match=r"allow at least one .*of sizes \[2, 3\]"):
+            policy.act({"x": x, "action_mask": mask})
+        both = {"x": np.stack([x, x]), "action_mask": [[1] * 5, mask]}
+        with pytest.raises(QuintetError, match="allow at least one"):
+            policy.act(both)
+
+
+def test_states_that_are_not_the_policys_are_refused(run, tmp_path):
+    box = spaces.Box(-1, 1, (2,), np.float32)
+    config = {"model.core": "lstm", "model.core_size": 4, "bptt_steps": 16}
+    policy = declared(tmp_path, box, **config)
+    obs = np.ones(2, np.float32)
+    _, state = policy.act(obs)
+    _, after = policy.act(obs, state)
+    _, same = policy.act(obs, {name: x.numpy() for name, x in state.items()})
+    assert all(torch.equal(after[name], same[name]) for name in after)
+    name = next(iter(state))
+    for wrong, says in (
+        ({}, r"got \[\]"),
+        ({**state, "x": torch.zeros(1)}, r"got \["),
+        ((1, 2), "got tuple"),
+        ({**state, name: state[name][:, :3]}, rf"got {name}: torch.float32 \(1, 3\)"),
+        ({**state, name: state[name].double()}, rf"got {name}: torch.float64"),
+        ({**state, name: "abc"}, f"got {name}: "),
+    ):
+        with pytest.raises(QuintetError, match=f"a state of 1 observations .*is required, {says}"):
+            policy.act(obs, wrong)
+    with pytest.raises(QuintetError, match=r"with the leaves \{\} is required, got \['x'\]"):
+        run.policy.act(OBSERVATIONS[0], {"x": torch.zeros(1)})
+
+
+ENCODER = """
+import torch
+class Mine(torch.nn.Module):
+    def __init__(self, leaves):
+        super().__init__()
+        self.LAYER = torch.nn.Linear(3, 4)
+        self.feature_size = 4
+    def forward(self, obs):
+        return self.LAYER(obs["obs"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (ENCODER.replace("LAYER", "other"), "model.encoder=changed:Mine names makes another .*"
+         r"Missing key\(s\).*other\.weight.*Unexpected key\(s\).*first\.weight"),
+        ("class Mine(:", "importing it raised SyntaxError"),
+        ("raise RuntimeError('licence')", "importing it raised RuntimeError: licence"),
+    ],
+)  # fmt: skip
+def test_a_changed_or_broken_encoder_is_told(tmp_path, monkeypatch, text, says):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    config = SMALL | {"model.encoder": "changed:Mine", "model.policy_hidden": None}
+    env = "quintet.envs.toy:Contextual"
+    (tmp_path / "changed.py").write_text(ENCODER.replace("LAYER", "first"))
+    try:
+        quintet.train("ppo", env, 64, run_dir="run", config=config)
+        sys.modules.pop("changed")
+        (tmp_path / "changed.py").write_text(text)
+        importlib.invalidate_caches()
+        with pytest.raises(QuintetError, match=says):
+            quintet.load("run")
+        with pytest.raises(QuintetError, match=says):
+            quintet.train("ppo", env, 128, run_dir="run", config=config)
+    finally:
+        sys.modules.pop("changed", None)
 
 
 @pytest.mark.parametrize("shape", [(), (2,), (4,), (2, 4), (1, 1, 3), (3, 1)])
@@ -218,6 +405,24 @@ def test_save_and_load_again_give_the_same_actions(run, mixed, continuous, tmp_p
     # over an older one
     run.policy.save(tmp_path / "deep/2")
     assert weights(quintet.load(tmp_path / "deep/2")) == weights(run.policy)
+
+
+def test_saving_removes_no_checkpoint_of_a_run(run, tmp_path):
+    (newest, *_) = sorted((run.run_dir / "checkpoints").iterdir(), reverse=True)
+    before = {path: path.read_bytes() for path in newest.iterdir()}
+    with pytest.raises(CheckpointError, match=r"is a checkpoint of a run.*give another folder"):
+        run.policy.save(newest)
+    assert {path: path.read_bytes() for path in newest.iterdir()} == before
+
+
+def test_a_place_that_can_not_be_saved_to_is_told_as_such(run, tmp_path):
+    with pytest.raises(CheckpointError, match=r"policy's folder must be made of .*'my policy'"):
+        run.policy.save(tmp_path / "my policy")
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match=r"can't write .*or give another folder$") as raised:
+        run.policy.save(tmp_path / "file" / "policy")
+    assert "run_dir" not in str(raised.value)
+    assert "checkpoint is" not in str(raised.value)
 
 
 def test_a_policy_of_a_run_is_no_window_on_its_learner(run):

@@ -1,22 +1,28 @@
 """A run and its folder: lineage of checkpoints, the best policy, times, what a kill leaves."""
 
+import dataclasses
+import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+import torch
 import yaml
 from gymnasium import spaces
 
 import quintet
 from quintet import checkpoint, trainer
-from quintet.errors import CheckpointError, ConfigError, EnvironmentFault
+from quintet.algorithms.ppo import PPOLearner
+from quintet.errors import CheckpointError, ConfigError, EnvironmentFault, NonFiniteError
 from quintet.evaluation import Scores
 from quintet.launch import Result
 from quintet.observe.plots import plot_runs
 from quintet.observe.sinks import read_metrics
+from quintet.types import Rollout
 
 SMALL = {
     "env.num_streams": 4,
@@ -190,6 +196,66 @@ def test_what_on_report_raises_loses_nothing(tmp_path, at):
     assert checkpoint.read(tmp_path / "policy").meta["version"] == 20
 
 
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit])
+def test_leaving_in_on_report_loses_nothing(tmp_path, raised):
+    def leave(report):
+        if report["iterations"] == 7:
+            raise raised
+
+    with pytest.raises(raised):
+        run(tmp_path, on_report=leave)
+    assert newest(tmp_path).meta["iteration"] == 7
+
+
+def test_a_second_ctrl_c_in_on_report_ends_the_run_at_once(tmp_path):
+    def interrupt(report):
+        if report["iterations"] == 7:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, on_report=interrupt)
+    assert newest(tmp_path).meta["iteration"] == 5
+
+
+@pytest.mark.parametrize("wrong", [5, lambda: None, lambda report, more: None])
+def test_on_report_is_checked_before_anything_is_trained(tmp_path, wrong):
+    with pytest.raises(ConfigError, match="on_report requires a function of one report, got"):
+        run(tmp_path / "run", on_report=wrong)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_policy_among_the_checkpoints_can_not_be_gone_on_from(tmp_path):
+    result = run(tmp_path)
+    result.policy.save(tmp_path / "checkpoints/000000099")
+    with pytest.raises(CheckpointError, match=r"own checkpoint is required, .*099 .*'learner'"):
+        run(tmp_path, 2 * TOTAL)
+
+
+def test_a_failed_batch_is_kept_whole(tmp_path, monkeypatch):
+    whole, given = trainer.Trainer.keep_batch, []
+
+    def fail(self: PPOLearner, batch: Rollout, *_: Any) -> dict[str, float]:
+        state = torch.ones(1, 4, 2)
+        given.append(dataclasses.replace(batch, state={"h": state}, replayed=True))
+        raise NonFiniteError("as if")
+
+    monkeypatch.setattr(PPOLearner, "update", fail)
+    monkeypatch.setattr(trainer.Trainer, "keep_batch", lambda self, batch: whole(self, given[-1]))
+    with pytest.raises(NonFiniteError, match="The offending batch is kept in"):
+        run(tmp_path)
+    kept = checkpoint.read(tmp_path / "failed_batch").tensors["batch"]
+    (batch,) = given
+    wanted: dict[str, Any] = {}
+    for name, value in vars(batch).items():
+        parts = {f"{name}/{k}": x for k, x in value.items()} if isinstance(value, dict) else None
+        wanted |= {name: value} if parts is None else parts
+    wanted = {name: torch.as_tensor(x) for name, x in wanted.items() if x is not None}
+    assert {"state/h", "return_carry", "policy_id", "last_reward", "replayed"} <= set(wanted)
+    assert kept.keys() == wanted.keys()
+    assert all(torch.equal(kept[name], wanted[name]) for name in wanted)
+
+
 def test_the_final_policy_is_made_good_and_renewed(tmp_path):
     run(tmp_path)
     first = checkpoint.read(tmp_path / "policy").meta["version"]
@@ -264,3 +330,22 @@ def test_wall_time_goes_on_over_a_resume(tmp_path, monkeypatch):
     times = [report["wall_s"] for report in read_metrics(tmp_path)]
     assert times == sorted(times)
     assert newest(tmp_path).meta["wall_s"] > before
+
+
+def test_a_save_without_an_update_leaves_the_scheduled_checkpoint(tmp_path):
+    """unfinished_episode=drop and no episode that ended: updates stay 0, iterations do not."""
+    config = {
+        "unroll_steps": 16, "minibatch_steps": 16, "unfinished_episode": "drop",
+        "env.num_streams": 2, "env.backend": "gymnasium", "eval.episodes": 0,
+        "checkpoint.interval_updates": 3, "report.interval_s": 0.0, "report.sinks": ["jsonl"],
+    }  # fmt: skip
+    calls = []
+    quintet.train(
+        "ppo", "Pendulum-v1", 5_000, 0, tmp_path, config,
+        on_report=lambda report: calls.append(report) or len(calls) == 5,
+    )  # fmt: skip
+    found = checkpoint.latest(tmp_path / "checkpoints", scheduled_only=True, warn=print)
+    assert found is not None
+    assert (found.meta["iteration"], found.meta["scheduled"]) == (3, True)
+    newest = checkpoint.latest(tmp_path / "checkpoints", warn=print)
+    assert newest.meta["iteration"] == 5

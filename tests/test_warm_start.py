@@ -195,6 +195,30 @@ def test_what_does_not_fit_is_told_before_anything_is_written(donor, tmp_path, g
     assert not (tmp_path / "new").exists()
 
 
+def test_a_damaged_donor_keeps_its_checkpoints(donor, tmp_path):
+    shutil.copytree(donor.run_dir, tmp_path / "donor")
+    for path in (tmp_path / "donor/checkpoints").iterdir():
+        (path / "policy.safetensors").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"can be read.*give another run, or a ch") as raised:
+        run(tmp_path / "new", init_from=str(tmp_path / "donor"))
+    assert "remove" not in str(raised.value)
+    run(tmp_path / "new", init_from=str(tmp_path / "donor/policy"))
+
+
+def test_a_group_lists_its_runs(donor, tmp_path):
+    for name in ("s1", "s2"):
+        shutil.copytree(donor.run_dir, tmp_path / "g" / name)
+    says = f"give one of them: {tmp_path}/g/s1, {tmp_path}/g/s2"
+    with pytest.raises(ConfigError, match=says):
+        run(tmp_path / "new", init_from=str(tmp_path / "g"))
+
+
+def test_one_pattern_needs_no_list(donor, tmp_path):
+    run(tmp_path, init_from=str(donor.run_dir), init_from_keys="network*")
+    config = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert config["init_from_keys"] == ["network*"]
+
+
 def test_bounds_of_observations_and_the_drawing_of_weights_may_differ(donor, tmp_path, begun):
     given = {"model__init": "truncated_normal", "init_from": str(donor.run_dir)}
     run(tmp_path / "a", env="test_warm_start:make_wider", **given)

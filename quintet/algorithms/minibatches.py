@@ -122,8 +122,8 @@ def even_minibatches(
 
 
 def ended_rows(batch: Rollout) -> Tensor:
-    """Valid rows that belong to episodes which end within the unroll, ``[T, B]``."""
-    ended = (batch.terminated | batch.truncated).int()
+    """Valid rows that belong to episodes which end within the unroll and the budget, ``[T, B]``."""
+    ended = ((batch.terminated | batch.truncated) & batch.valid).int()
     return batch.valid & (ended.flip(0).cummax(0).values.flip(0) > 0)
 
 

@@ -13,8 +13,8 @@ Departures from the papers, each with the switch that turns it off:
  5. The gradient's global norm is clipped (``max_grad_norm=none``).
  6. The learning rate falls linearly to 0 (``lr_schedule=constant``).
  7. The dead band of the adaptive KL penalty is 0.3 wide, the paper's 0.5 (``kl_tolerance``).
- 8. Minibatches are even: the valid rows are split in ceil(rows / minibatch_steps) parts that differ
-    by at most one row, so none is tiny (``drop_last`` gives whole ones and drops the rest).
+ 8. Minibatches are even: the valid rows (recurrent: the chunks that have any) are split in parts
+    that differ by at most one, so none is tiny (``drop_last``: whole ones, and the rest is left).
 """
 
 import math
@@ -441,7 +441,7 @@ class PPOLearner:
             self.config.refresh_advantages == "once" and self.config.value_source == "recorded"
         )
         shape = batch.reward.shape
-        if self.chunk_steps == 1 and not recorded:
+        if not batch.state and not recorded:
             return self.network.value(obs).view(shape[0] + 1, -1)
         last = {name: x[shape.numel() :] for name, x in obs.items()}
         end = {name: x[-1] for name, x in batch.state.items()}

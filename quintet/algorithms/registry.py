@@ -43,8 +43,8 @@ def find(name: str) -> Algorithm:
     Raises:
         ConfigError: there is none.
     """
-    if name in ALGORITHMS:
+    if isinstance(name, str) and name in ALGORITHMS:
         return ALGORITHMS[name]
-    near = get_close_matches(name, ALGORITHMS, 1)
+    near = get_close_matches(str(name), ALGORITHMS, 1)
     hint = f"did you mean {near[0]!r}?" if near else "choose one of them"
     raise ConfigError(f"the algorithm must be one of {', '.join(ALGORITHMS)}; got {name!r}; {hint}")

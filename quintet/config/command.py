@@ -61,7 +61,14 @@ def parse(command: str, arguments: list[str]) -> Parsed:
     paths = given.pop("config", [])
     seeds, jobs = given.pop("seeds", None), given.pop("jobs", None)
     values = {n: _value(text, known[n]) for n, text in flatten(_nested(given), known).items()}
-    values |= _unknown(unknown)
+    strangers = _unknown(unknown)
+    for name in ("seeds", "jobs"):
+        if name in strangers:
+            raise ConfigError(
+                f"--{name} belongs to quintet train, quintet {command} shows one run of a group; "
+                "leave it out, or give one --seed"
+            )
+    values |= strangers
     files = [Layer(f"file {p}", flatten(read_file(Path(p)), known)) for p in paths]
     return Parsed(
         algo,

@@ -216,7 +216,8 @@ def _validate(
         RunConfig(**top, learner=algorithm.config(), env={"id": "none"})
     except ValidationError as error:
         for item in error.errors():
-            faults.append(f"{item['loc'][0]}: {item['msg'].lower()}, got {item['input']!r}")
+            said = item["msg"].removeprefix("Value error, ").lower()
+            faults.append(f"{item['loc'][0]}: {said}, got {item['input']!r}")
             top.pop(str(item["loc"][0]))
     if top.get("init_from_keys") and top.get("init_from") is None:
         faults.append("init_from_keys has no effect without init_from; leave it out")

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal, final
 
-from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, field_validator
 
 from quintet.checkpoint import CheckpointConfig
 from quintet.envs.config import EnvConfig
@@ -37,7 +37,8 @@ class RuntimeConfig(BaseModel):
         "auto",
         description="the whole update (gradient, clipping, optimizer) as one compiled graph; "
         "auto: for small feed-forward networks, at 50,000 planned optimizer steps or more, where "
-        "there is a C++ compiler. Part of the result's bytes",
+        "there is a C++ compiler; on: also for recurrent ones, which takes minutes. Part of the "
+        "result's bytes",
     )
 
 
@@ -98,6 +99,18 @@ class RunConfig(BaseModel):
     checkpoint: CheckpointConfig = CheckpointConfig()
     eval: EvalConfig = EvalConfig()
     report: ReportConfig = ReportConfig()
+
+    @field_validator("seed", "total_env_steps", mode="before")
+    @classmethod
+    def _no_truth_value(cls, value: Any) -> Any:
+        if isinstance(value, bool):
+            raise ValueError("input should be a whole number")
+        return value
+
+    @field_validator("init_from_keys", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
 
     def flat(self) -> dict[str, Any]:
         """Every option by its dotted name, as JSON-able values; the learner's have no prefix."""

@@ -1,7 +1,10 @@
 """Which run a command means: its folder, what is saved there, and what may differ from that."""
 
+import operator
+import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,15 @@ from quintet.errors import ConfigError
 
 BEFORE_CONFIG = (".lock", "log.txt", ".config.yaml.tmp")
 """What a run that was killed at its very start may leave in its folder."""
+
+
+@dataclass(frozen=True)
+class Unusable:
+    """A run of a group whose folder can't be gone on with, and why."""
+
+    seed: int
+    run_dir: Path
+    error: str
 
 
 def load_config(
@@ -80,38 +92,66 @@ def load_seeds(
     seeds: Sequence[int],
     *,
     check_env: bool = True,
-) -> list[Loaded]:
+) -> list[Loaded | Unusable]:
     """The configurations of a group of runs that differ in their seed, each with a folder of its
-    own: ``DIR/sSEED`` where a folder is asked for.
+    own: ``DIR/sSEED`` where a folder is asked for.  A folder that is damaged stops no other run.
 
     Raises:
-        ConfigError: no seeds, one twice, a seed beside them, or a fault in any run.
+        ConfigError: no seeds, one twice, a seed beside them, a fault in what is asked for, or no
+            folder can be gone on with.
     """
-    wrong = [seed for seed in seeds if isinstance(seed, bool) or not isinstance(seed, int)]
-    if not seeds or wrong or len(set(seeds)) < len(seeds):
-        raise ConfigError(
-            f"seeds requires at least one whole number and none twice, got {list(seeds)}; give "
-            "--seeds 1,2,3"
-        )
+    seeds = _whole(seeds)
     if "seed" in command.values:
         raise ConfigError(
             f"seed={command.values['seed']} has no effect with seeds={list(seeds)}; leave one of "
             "them out"
         )
-    folder = asked_for(files, command).get("run_dir")
-    if folder is not None and (Path(folder) / "config.yaml").exists():
+    asked = asked_for(files, command)
+    folder = None if asked.get("run_dir") is None else _folder(asked["run_dir"])
+    if folder is not None and (folder / "config.yaml").exists():
         raise ConfigError(
             f"run_dir with seeds requires a folder for a group of runs, {folder} is a run by "
             "itself; give another --run-dir"
         )
-    loaded = []
+    loaded: list[Loaded | Unusable] = []
     for seed in seeds:
         mine = {"seed": seed} | (
             {} if folder is None else {"run_dir": str(Path(folder, f"s{seed}"))}
         )
         layer = Layer(command.source, {**command.values, **mine})
+        run_dir = find_run_dir(algo, asked | mine)
+        try:
+            if run_dir is not None:
+                read_saved(run_dir)
+        except ConfigError as error:
+            assert run_dir is not None
+            loaded.append(Unusable(seed, run_dir, str(error)))
+            continue
         loaded.append(load_config(algo, files, layer, check_env=check_env))
+    faults = [each.error for each in loaded if isinstance(each, Unusable)]
+    if len(faults) == len(loaded):
+        raise ConfigError("\n".join(faults))
     return loaded
+
+
+def _whole(seeds: Sequence[int]) -> list[int]:
+    try:
+        given = list(seeds)
+        whole = [operator.index(seed) for seed in given if not isinstance(seed, bool)]
+    except TypeError:
+        given, whole = [], []
+    if not whole or len(set(whole)) < len(given):
+        raise ConfigError(
+            f"seeds requires at least one whole number and none twice, got {seeds!r}; give "
+            "--seeds 1,2,3"
+        )
+    return whole
+
+
+def _folder(given: Any) -> Path:
+    if not isinstance(given, (str, os.PathLike)):
+        raise ConfigError(f"run_dir requires the path of a folder, got {given!r}")
+    return Path(given)
 
 
 def _other_run(run_dir: Path, differ: list[str]) -> ConfigError:
@@ -128,7 +168,7 @@ def find_run_dir(algo: str, asked: Mapping[str, Any]) -> Path | None:
     The same command thus finds its run again.
     """
     if asked.get("run_dir") is not None:
-        return Path(asked["run_dir"])
+        return _folder(asked["run_dir"])
     if "env.id" not in asked:
         return None
     name = re.sub(r"[^\w.-]+", "_", str(asked["env.id"]))
@@ -156,9 +196,15 @@ def read_saved(run_dir: Path) -> dict[str, Any] | None:
         return None
     try:
         values = yaml.safe_load(path.read_text())
-        return flatten(values, options(values["algo"]))
+        saved = flatten(values, options(values["algo"]))
     except (OSError, ValueError, yaml.YAMLError, TypeError, KeyError) as error:
         raise ConfigError(
             f"a readable config.yaml is required in {run_dir}, it is damaged ({error}); restore "
             "it or give another --run-dir"
         ) from error
+    if "env.id" not in saved:
+        raise ConfigError(
+            f"a whole config.yaml is required in {run_dir}, it is incomplete (no env.id); restore "
+            "it or give another --run-dir"
+        )
+    return saved

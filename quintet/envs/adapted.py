@@ -32,7 +32,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, final
 
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+from gymnasium.error import Error as GymnasiumError
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector import VectorEnv as ForeignVectorEnv
 from numpy.typing import NDArray
 
@@ -126,25 +127,25 @@ class AdaptedVectorEnv:
             self.close()
             self._env = self._make()
         self._used = True
-        obs, _ = self._call(f"reset(seed={checked})", lambda: self._reset_with(checked))
+        obs = self._call(f"reset(seed={checked})", lambda: self._reset_with(checked))
         self._ended[:] = False
         self._write(obs, out)
 
     def send(self, action: Array) -> None:
         assert not self._in_flight, "recv before the next send"
         assert action.shape == self._action_shape, (action.shape, self._action_shape)
-        self._in_flight = True
-        if self._all_wait():
-            return
-        if self._mode == AutoresetMode.DISABLED and self._ended.any():
-            self._reset_some(self._ended)
-        self._action = unpack_action(self._action_space, action)
-        env = self._env
-        if isinstance(env, AsyncVectorEnv):
-            self._call("step_async", lambda: env.step_async(self._action))
+        if not self._all_wait():
+            if self._mode == AutoresetMode.DISABLED and self._ended.any():
+                self._reset_some(self._ended)
+            self._action = unpack_action(self._action_space, action)
+            env = self._env
+            if isinstance(env, AsyncVectorEnv):
+                self._call("step_async", lambda: env.step_async(self._action))
+        self._in_flight = True  # only now: what failed can't be waited for
 
     def recv(self, out: StepRow) -> None:
         assert self._in_flight, "send before recv"
+        self._in_flight = False  # also where the step fails: it is over then
         resets = self._ended.copy()
         if self._all_wait():
             self._begin_together(out.obs)
@@ -153,8 +154,8 @@ class AdaptedVectorEnv:
         else:
             obs, reward, terminated, truncated, infos = self._step()
             reward = self._per_stream("reward", reward)
-            terminated = self._per_stream("terminated", terminated).astype(np.bool_) & ~resets
-            truncated = self._per_stream("truncated", truncated).astype(np.bool_) & ~resets
+            terminated = self._flags("terminated", terminated) & ~resets
+            truncated = self._flags("truncated", truncated) & ~resets
             self._ended = terminated | truncated
             self._write(obs, out.obs)
             if self._mode == AutoresetMode.SAME_STEP and self._ended.any():
@@ -163,7 +164,6 @@ class AdaptedVectorEnv:
                 self._write_final(infos, out.obs)
             if self._mode != AutoresetMode.NEXT_STEP and resets.any():
                 self._write_first(resets, out.obs)
-        self._in_flight = False
         out.reward[:] = np.where(resets, 0.0, reward)
         out.raw_reward[:] = out.reward
         out.terminated[:] = terminated
@@ -172,24 +172,30 @@ class AdaptedVectorEnv:
 
     def close(self) -> None:
         """Closes what was made here; an instance that a user gave stays as it is."""
-        self._finish_flight()
-        if self._make is None:
-            return
         try:
-            self._env.close()
+            self._finish_flight()
+            if self._make is not None:
+                self._env.close()
         except Exception as error:  # at the end of a run it must not hide what came before
             warnings.warn(f"{self._id}: closing failed: {error!r}", RuntimeWarning, stacklevel=2)
 
     def _reset_with(self, seeds: list[int]) -> Any:
-        forms: list[Any] = [seeds, seeds[0]]
         if type(self._env.unwrapped).__module__.startswith("ale_py"):
-            forms = [np.array(seeds)]
-        for seed in forms[:-1]:
+            return self._first_of(np.array(seeds))
+        try:
+            return self._first_of(seeds)
+        except (TypeError, ValueError, GymnasiumError) as error:
+            # Any of them may mean that no list is taken; these two take one.
+            if isinstance(self._env.unwrapped, AsyncVectorEnv | SyncVectorEnv):
+                raise
             try:
-                return self._env.reset(seed=seed)
-            except Exception:  # each has an error of its own for a list
-                continue
-        return self._env.reset(seed=forms[-1])
+                return self._first_of(seeds[0])
+            except Exception:
+                raise error from None
+
+    def _first_of(self, seed: Any) -> Any:
+        obs, _ = self._env.reset(seed=seed)
+        return obs
 
     def _all_wait(self) -> bool:
         return self._mode != AutoresetMode.NEXT_STEP and bool(self._ended.all())
@@ -205,15 +211,20 @@ class AdaptedVectorEnv:
 
     def _step(self) -> Any:
         env = self._env
-        if isinstance(env, AsyncVectorEnv):
-            return self._call("step_wait", env.step_wait)
-        return self._call("step", lambda: env.step(self._action))
+        waits = isinstance(env, AsyncVectorEnv)
+
+        def step() -> Any:
+            got = env.step_wait() if isinstance(env, AsyncVectorEnv) else env.step(self._action)
+            obs, reward, terminated, truncated, infos = got
+            return obs, reward, terminated, truncated, infos
+
+        return self._call("step_wait" if waits else "step", step)
 
     def _finish_flight(self) -> None:
         """A step that was begun must end before anything else can be asked for."""
-        if self._in_flight and isinstance(self._env, AsyncVectorEnv) and not self._all_wait():
+        in_flight, self._in_flight = self._in_flight, False
+        if in_flight and isinstance(self._env, AsyncVectorEnv) and not self._all_wait():
             self._step()
-        self._in_flight = False
 
     def _reset_some(self, mask: Mask) -> Any:
         options = {"reset_mask": mask.copy()}
@@ -243,9 +254,9 @@ class AdaptedVectorEnv:
                 )
             out[leaf.path][resets] = array[resets]
 
-    def _write_final(self, infos: dict[str, Any], out: ObsArrays) -> None:
+    def _write_final(self, infos: Any, out: ObsArrays) -> None:
         """``final_obs`` is one object per stream, or a batch like the observations."""
-        final = infos.get("final_obs")
+        final = infos.get("final_obs") if isinstance(infos, dict) else None
         if final is None:
             self._fault(
                 "must give infos['final_obs'] at every ending, as autoreset mode SAME_STEP asks; "
@@ -289,17 +300,32 @@ class AdaptedVectorEnv:
         return array
 
     def _per_stream(self, what: str, value: Any) -> Array:
-        array = np.asarray(value)
-        if array.shape != (self._num_streams,):
+        try:
+            array = np.asarray(value)
+        except Exception as error:
+            self._fault(f"gave a {what} that is no array: {error!r}", error)
+        if array.shape != (self._num_streams,) or array.dtype.kind not in "biuf":
             self._fault(
-                f"must give one {what} for each of {self._num_streams} streams; gave shape "
-                f"{array.shape}"
+                f"must give one {what}, a number, for each of {self._num_streams} streams; gave "
+                f"shape {array.shape}, dtype {array.dtype}"
             )
         return array
+
+    def _flags(self, what: str, value: Any) -> Mask:
+        array = self._per_stream(what, value)
+        if array.dtype.kind == "f" and np.isnan(array).any():
+            self._fault(f"must give {what} as true or false; gave {array}")
+        return array.astype(np.bool_)
 
     def _call(self, what: str, function: Callable[[], Any]) -> Any:
         try:
             return function()
+        except (EOFError, ConnectionError) as error:  # of the pipe to a process
+            self._fault(
+                f"lost a worker process in {what} ({type(error).__name__}): it ended by itself, was"
+                " killed, or ran out of memory",
+                error,
+            )
         except Exception as error:
             self._fault(f"raised in {what} {type(error).__name__}: {error}", error)
 

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -46,10 +47,15 @@ def settle(env: GivenEnv) -> tuple[dict[str, Any], EnvSource | None]:
                 f"frame_stack and reward_clip"
             )
         return {
-            "id": name_of(type(env)),
+            "id": name_of(env),
             "num_streams": env.num_envs,
             "streams_per_group": env.num_envs,
         }, env
+    if isinstance(env, gymnasium.Env):
+        raise ConfigError(
+            f"env must make environments, one for each stream; got {env!r}, which is one itself; "
+            "give its class, or a function that makes it"
+        )
     if callable(env):
         return {"id": name_of(env)}, env
     raise ConfigError(
@@ -79,8 +85,17 @@ def makes_groups(maker: MakeEnv) -> bool:
         return False
 
 
-def name_of(maker: object) -> str:
-    """``module:name`` of a callable or a class."""
-    module = getattr(maker, "__module__", None)
+def name_of(source: object) -> str:
+    """``module:name`` of what makes environments, or ``module:<name>``: of a partial's function, or
+    the class of an object, where no import string could stand for it.
+    """
+    maker: Any = source
+    while isinstance(maker, partial):
+        maker = maker.func
+    module = getattr(maker, "__module__", None) or "__main__"
     name = getattr(maker, "__qualname__", None)
-    return f"{module}:{name}" if module and name else repr(maker)
+    if name is None:
+        return f"{module}:<{type(maker).__qualname__}>"
+    if name.startswith("<"):  # a lambda
+        return f"{module}:{name}"
+    return f"{module}:<{name}>" if maker is not source or "<" in name else f"{module}:{name}"

@@ -33,7 +33,7 @@ class Leaf:
     shape: tuple[int, ...]
     dtype: np.dtype
     start: Any
-    size: int | None  # of a Discrete space
+    size: Any  # discrete values, from 0, are below it: a number, or one for each place; or None
 
 
 @final
@@ -186,7 +186,7 @@ class GymnasiumVectorEnv:
                 )
             if leaf.start is not None:
                 array = array - leaf.start
-            if leaf.size is not None and not 0 <= array < leaf.size:
+            if leaf.size is not None and not ((array >= 0) & (array < leaf.size)).all():
                 self._raise_fault(
                     stream, f"must give observation {leaf.path!r} within {leaf.space}; gave {value}"
                 )
@@ -242,6 +242,13 @@ def _row(action: Any, stream: int) -> Any:
 def leaf_of(path: str, keys: tuple[str | int, ...], space: Space) -> Leaf:
     """What there is to know of the leaf `space` that `keys` lead to."""
     discrete = isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
+    size: Any = None
+    if isinstance(space, spaces.Discrete):
+        size = int(space.n)
+    elif isinstance(space, spaces.MultiDiscrete):
+        size = space.nvec
+    elif isinstance(space, spaces.MultiBinary):
+        size = 2
     return Leaf(
         path=path,
         keys=keys,
@@ -249,5 +256,5 @@ def leaf_of(path: str, keys: tuple[str | int, ...], space: Space) -> Leaf:
         shape=tuple(space.shape or ()),
         dtype=leaf_dtype(space),
         start=space.start if discrete and np.any(space.start) else None,  # type: ignore[attr-defined]
-        size=int(space.n) if isinstance(space, spaces.Discrete) else None,
+        size=size,
     )

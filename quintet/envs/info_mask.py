@@ -69,6 +69,8 @@ class MaskFromInfo(gymnasium.Wrapper[dict[str, Any], Any, Any, Any]):
                 f"info[{ACTION_MASK!r}] must be an array of {self._size} numbers, one per action, "
                 f"got shape {mask.shape}, dtype {mask.dtype}"
             )
+        if not np.isfinite(mask).all():  # NaN is not 0, so would allow
+            raise ValueError(f"info[{ACTION_MASK!r}] must be of finite numbers, got {mask}")
         allowed: NDArray[np.int8] = (mask != 0).astype(np.int8)
         return allowed
 

@@ -61,7 +61,7 @@ def make_vector_env(
     """
     options: dict[str, Any] = {
         "backend": backend,
-        "kwargs": dict(kwargs or {}),
+        "kwargs": {} if kwargs is None else kwargs,
         "frame_stack": frame_stack,
         "reward_clip": reward_clip,
         "mask_from_info": mask_from_info,
@@ -103,10 +103,12 @@ def make_group_env(
     env = _make_base(config, num_streams, source, first_stream)
     if config.mask_from_info and ACTION_MASK not in observation_leaves(env.spaces.observation):
         env.close()
+        kind, way_out = env.description.backend, "choose backend 'gymnasium'"
+        if kind == "gymnasium":
+            kind, way_out = "a vector environment", "give what makes its single environments"
         raise ConfigError(
             "env.mask_from_info requires single Gymnasium environments, which have the mask in "
-            f"info; {config.id} is of another kind ({env.description.backend}); leave it out, or "
-            "choose backend 'gymnasium'"
+            f"info; {config.id} is of another kind ({kind}); leave it out, or {way_out}"
         )
     if config.frame_stack > 1:
         env = FrameStack(env, config.frame_stack)
@@ -138,9 +140,8 @@ def _make_base(
     if makes_groups(maker):
         make = partial(_make_several, maker, config.id, config.kwargs, num_streams)
         return _adapt(config, make(), make, first_stream)
-    make_one = partial(_make_one, maker, config.id, config.kwargs)
     return GymnasiumVectorEnv(
-        partial(_masked, make_one, config.id) if config.mask_from_info else make_one,
+        _single_maker(config, partial(_make_one, maker, config.id, config.kwargs)),
         num_streams,
         env_id=config.id,
         first_stream=first_stream,
@@ -202,7 +203,7 @@ def _adapt(
         )
     if is_plain_sync(env):
         return GymnasiumVectorEnv(
-            partial(_call_next, itertools.cycle(env.env_fns)),  # type: ignore[attr-defined]
+            _single_maker(config, partial(_call_next, itertools.cycle(env.env_fns))),  # type: ignore[attr-defined]
             env.num_envs,
             env_id=config.id,
             first_stream=first_stream,
@@ -226,6 +227,10 @@ def _make_several(
             f"makes single environments"
         )
     return env
+
+
+def _single_maker(config: EnvConfig, make_one: Callable[[], Any]) -> Callable[[], Any]:
+    return partial(_masked, make_one, config.id) if config.mask_from_info else make_one
 
 
 def _masked(make_one: Callable[[], Any], env_id: str) -> Any:

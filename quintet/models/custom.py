@@ -13,9 +13,11 @@ The contract of such a class:
   buffers, which `forward` must leave as they are: actors and learner hold copies, so running
   statistics (BatchNorm) would drift apart; LayerNorm and GroupNorm keep none.
 
+- `forward` draws no random numbers (dropout): the learner would see other outputs than the actor
+  had, greedy acting would not be greedy, and no run would have the same bytes twice.
+
 A module keeps the weights that it draws itself from PyTorch's default generator, which is seeded
-for it from the run's seed.  Randomness in `forward` (dropout) does not follow from that seed, and
-makes the learner see other outputs than the actor had.
+for it from the run's seed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -144,6 +146,7 @@ def _check(module: nn.Module, name: str, leaves: Leaves) -> int:
         k: torch.zeros((TRIAL_ROWS, *spec.shape), dtype=spec.dtype) for k, spec in specs.items()
     }
     before = {path: buffer.clone() for path, buffer in module.named_buffers()}
+    random_before = torch.default_generator.get_state()
     try:
         with torch.enable_grad():
             features = module(zeros)
@@ -160,6 +163,8 @@ def _check(module: nn.Module, name: str, leaves: Leaves) -> int:
         )
     if features.dtype != torch.float32:
         refuse("features of torch.float32", f"it gave {features.dtype}")
+    if not torch.equal(torch.default_generator.get_state(), random_before):
+        refuse("a forward without random numbers", "it draws some (Dropout does)")
     for path, buffer in module.named_buffers():
         if path in before and not torch.equal(before[path], buffer):
             refuse(

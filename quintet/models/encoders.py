@@ -73,6 +73,28 @@ def layers(sizes: tuple[int, ...], activation: str, layer_norm: bool) -> nn.Sequ
     return nn.Sequential(*parts)
 
 
+MOST_VALUES = 2**16
+"""Of a discrete leaf that is flattened: a batch holds as many numbers for each observation."""
+
+
+def flat_size(leaves: Leaves) -> int:
+    """Numbers that `flatten_leaf` makes of all leaves.
+
+    Raises:
+        ConfigError: a discrete leaf has too many values to be one-hot.
+    """
+    sizes = {name: int(gym_spaces.flatdim(space)) for name, space in leaves.items()}
+    for name, space in leaves.items():
+        discrete = isinstance(space, gym_spaces.Discrete | gym_spaces.MultiDiscrete)
+        if discrete and sizes[name] > MOST_VALUES:
+            raise ConfigError(
+                f"observation leaf {name!r} of at most {MOST_VALUES:,} discrete values is required "
+                f"to be encoded one-hot, it is {space}; encode it in the environment, or use an "
+                "encoder of your own with an embedding"
+            )
+    return sum(sizes.values())
+
+
 @final
 class Mlp(nn.Module):
     """All leaves flattened and concatenated (discrete ones one-hot), then linear layers."""
@@ -82,7 +104,7 @@ class Mlp(nn.Module):
     ):
         super().__init__()
         self.leaves = leaves
-        size = sum(gym_spaces.flatdim(space) for space in leaves.values())
+        size = flat_size(leaves)
         self.layers = layers((size, *hidden), activation, layer_norm)
         self.feature_size = hidden[-1] if hidden else size
 
@@ -177,7 +199,7 @@ class Cnn(nn.Module):
             )
         self.others = {k: space for k, space in leaves.items() if k not in self.pictures}
         self.convolutions = nn.ModuleList()
-        size = sum(gym_spaces.flatdim(space) for space in self.others.values())
+        size = flat_size(self.others)
         for shape in self.pictures.values():
             channels, height, width = image_shape(shape)
             self.convolutions.append(trunk(channels))

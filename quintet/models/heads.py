@@ -53,12 +53,18 @@ def _leaf_family(
     if isinstance(space, gym_spaces.Box) and space.dtype.kind == "f":
         low = tuple(float(x) for x in space.low.ravel())
         high = tuple(float(x) for x in space.high.ravel())
+        if (space.low >= space.high).any():
+            raise ConfigError(
+                f"low below high is required in every dimension of an action, the leaf is {space}; "
+                "leave out what is fixed, in a wrapper of the environment"
+            )
+        finite = np.isfinite(space.low).all() and np.isfinite(space.high).all()
+        if bounds != "clip" and not finite:
+            raise ConfigError(
+                f"model.action_bounds={bounds} requires finite action bounds, the action space "
+                f"is {space}; use --model.action-bounds clip"
+            )
         if bounds == "squash":
-            if not np.isfinite(space.low).all() or not np.isfinite(space.high).all():
-                raise ConfigError(
-                    "model.action_bounds=squash requires finite action bounds, the action space "
-                    f"is {space}; use --model.action-bounds clip"
-                )
             return distributions.TanhGaussian(len(low), low, high)
         return distributions.DiagGaussian(len(low), low, high, squash_mean=bounds == "mean_tanh")
     raise ConfigError(

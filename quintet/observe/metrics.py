@@ -66,9 +66,12 @@ _SPEED = {
     "policy_lag/max": Metric("versions", "highest age of the weights that acted in the batch"),
     "data/valid_frac": Metric("1", "share of rows of the batch whose action was executed"),
     "data/discarded_columns": Metric(
-        "columns", "columns dropped so far: too old, or waiting when streams began anew"
+        "columns",
+        "columns dropped since the process began: too old, or waiting when streams began anew",
     ),
-    "data/discarded_env_steps": Metric(_STEPS, "executed but not learned from: discarded so far"),
+    "data/discarded_env_steps": Metric(
+        _STEPS, "executed but not learned from, for the same reasons, since the process began"
+    ),
     "data/worker_restarts": Metric("restarts", "sampler processes restarted so far"),
     "replay/size": Metric("transitions", "transitions held in replay"),
     "replay/draws_per_env_step": Metric("1", "transitions trained on per env_step so far"),

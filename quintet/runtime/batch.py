@@ -84,6 +84,8 @@ class Part:
 
     rollout: Rollout
     episodes: list[Episode]
+    owned: bool = False
+    """Whether its memory is its own, not that of a slot which will be written again."""
 
     @property
     def columns(self) -> int:
@@ -93,7 +95,7 @@ class Part:
         """The part's columns at these indices, copied."""
         place = {column: i for i, column in enumerate(columns.tolist())}
         episodes = [replace(e, column=place[e.column]) for e in self.episodes if e.column in place]
-        return Part(select(self.rollout, columns), episodes)
+        return Part(select(self.rollout, columns), episodes, owned=True)
 
 
 @final
@@ -123,12 +125,15 @@ class ColumnQueue:
 
     def keep(self) -> None:
         """Copies what waits, so that the memory of its unroll can be written again."""
-        self.waiting = [part.take(torch.arange(part.columns)) for part in self.waiting]
+        self.waiting = [
+            part if part.owned else part.take(torch.arange(part.columns)) for part in self.waiting
+        ]
 
     def clear(self) -> None:
         """Drops what waits: the streams begin anew."""
         for part in self.waiting:
-            self._count_dropped(part.rollout.valid)
+            self.dropped_columns += int(part.rollout.valid.any(0).sum())
+            self.dropped_steps += int(part.rollout.valid.sum())
         self.waiting = []
 
     def take(self, version: int) -> tuple[Rollout, list[Episode]] | None:
@@ -168,13 +173,10 @@ class ColumnQueue:
             fresh = valid & (part.rollout.version >= oldest)
             lost = valid & ~fresh
             if lost.any():
-                self._count_dropped(lost & ~fresh.any(0))
+                self.dropped_columns += int((lost.any(0) & ~fresh.any(0)).sum())
+                self.dropped_steps += int(lost.sum())
                 part = replace(part, rollout=replace(part.rollout, valid=fresh))
                 part = part.take(fresh.any(0).nonzero().squeeze(1))
             if part.columns:
                 kept.append(part)
         self.waiting = kept
-
-    def _count_dropped(self, valid: Tensor) -> None:
-        self.dropped_columns += int(valid.any(0).sum())
-        self.dropped_steps += int(valid.sum())

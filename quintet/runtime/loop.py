@@ -1,13 +1,15 @@
 """The training loop: collect, update, publish, and a checkpoint when one is due."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, final
+
+import torch
 
 from quintet.errors import NonFiniteError
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Learner
-from quintet.runtime.batch import Episode
+from quintet.runtime.batch import Episode, to_device
 from quintet.runtime.serial import Batch
 from quintet.types import Publication, Rollout
 
@@ -68,11 +70,18 @@ class Budget:
 class Parts:
     """What a run is made of: a learner for each policy, where their data comes from, and the memory
     of old data, if the learner's plan asks for one.
+
+    device: where the learners compute; sampling and replay give rollouts on the CPU.
     """
 
     learners: Sequence[Learner]
     sampling: Sampling
     replay: Replay | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def __post_init__(self) -> None:
+        if self.replay is not None and len(self.learners) > 1:
+            raise AssertionError("each learner with replay requires a memory of its own")
 
 
 def run(
@@ -92,7 +101,7 @@ def run(
         batch = sampling.collect(budget.total_env_steps - counters.env_steps)
         timer.switch("learning")
         learner = parts.learners[batch.policy]
-        metrics = _learn(learner, batch, parts.replay, counters, hooks)
+        metrics = _learn(parts, batch, counters, hooks)
         counters.iteration += 1
         counters.env_steps += batch.env_steps
         sampling.publish(learner.publication(), batch.policy)
@@ -116,29 +125,25 @@ def _restart(parts: Parts, counters: Counters) -> None:
         parts.replay.cut()
 
 
-def _learn(
-    learner: Learner, batch: Batch, replay: Replay | None, counters: Counters, hooks: Hooks
-) -> dict[str, float]:
+def _learn(parts: Parts, batch: Batch, counters: Counters, hooks: Hooks) -> dict[str, float]:
     """One update from the fresh batch and as many from replay as are due; each metric is the mean
     over the updates that gave it.
     """
+    learner, replay = parts.learners[batch.policy], parts.replay
     if replay is not None:
         replay.store(batch.rollout)
-    metrics = _update(learner, batch.rollout, counters.env_steps, hooks)
+
+    def update(rollout: Rollout, env_steps: int) -> dict[str, float]:
+        try:
+            return learner.update(to_device(rollout, parts.device), env_steps)
+        except NonFiniteError as error:
+            raise NonFiniteError(f"{error}. {hooks.keep_batch(rollout)}") from error
+
+    given = [update(batch.rollout, counters.env_steps)]
     if replay is not None:
-        given = [metrics]
         now = counters.env_steps + batch.env_steps
-        for drawn in replay.draws(batch.env_steps, counters.iteration):
-            given.append(_update(learner, drawn, now, hooks))
-        metrics = _mean_by_name(given)
-    return metrics | batch.metrics
-
-
-def _update(learner: Learner, batch: Rollout, env_steps: int, hooks: Hooks) -> dict[str, float]:
-    try:
-        return learner.update(batch, env_steps)
-    except NonFiniteError as error:
-        raise NonFiniteError(f"{error}. {hooks.keep_batch(batch)}") from error
+        given += [update(drawn, now) for drawn in replay.draws(batch.env_steps, counters.iteration)]
+    return _mean_by_name(given) | batch.metrics
 
 
 def _mean_by_name(given: Sequence[dict[str, float]]) -> dict[str, float]:

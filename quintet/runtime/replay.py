@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
+from math import ceil
 from pathlib import Path
 from typing import Any, final
 
@@ -62,7 +63,7 @@ class Replay:
 
         folder: for its files, and no others; None: in memory, which can't be saved.
         slack_steps: rows that any one stream may store after a `save` without overwriting what that
-            one needs; all streams take that much more room.
+            one needs; all streams take that much more room.  After a `load` see `slack_unrolls`.
 
         Raises:
             ConfigError: no unroll of every stream fits into the capacity, or the replay doesn't fit
@@ -71,12 +72,14 @@ class Replay:
         assert plan.replay is not None
         self.plan, self.seed = plan.replay, seed
         self._layout = Layout(plan, rows, num_streams, folder, slack_steps)
-        self._rate = Fraction(plan.replay.rate).limit_denominator(1_000_000)
+        self._rate = _exact(plan.replay.rate)
         self._store: RowStore | None = None
         self.counted_steps = 0  # valid steps that owe draws
         self.owed_draws = 0  # draws that they owed, all made
         self.drawn_rows = 0
-        require_room(folder, self.nbytes)
+        # Rings that are there keep their length, which may be less than is asked for now.
+        if folder is None or not any(folder.glob("*.bin")):
+            require_room(folder, self.nbytes)
 
     @property
     def size(self) -> int:
@@ -90,6 +93,13 @@ class Replay:
         restarted, takes the place of a row.
         """
         return self._layout.rows_per_stream * self._layout.num_streams
+
+    @property
+    def slack_unrolls(self) -> int:
+        """Unrolls that any one stream may store between two calls of `save`; after a `load` that
+        is what the rings were made for.
+        """
+        return self._layout.slack_unrolls
 
     @property
     def nbytes(self) -> int:
@@ -216,6 +226,12 @@ class Replay:
             setattr(self, name, int(state[name]))
         if state["rows"] is not None:
             self._store = load_rows(self._layout, state["rows"])
+
+
+def _exact(rate: float) -> Fraction:
+    """The simple fraction that is meant (1/3, 29/100), also of rates far below 1."""
+    finest = 1_000_000 * max(1, ceil(1 / Fraction(rate))) if rate > 0 else 1
+    return Fraction(rate).limit_denominator(finest)
 
 
 def _cut_window(

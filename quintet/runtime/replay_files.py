@@ -4,12 +4,12 @@ A row is known by (stream, number); numbers grow by one for ever and row ``n`` l
 ``n % length`` of its stream's ring.  Which numbers are live is for the owner to know.
 """
 
-import errno
 import mmap
 import os
 import shutil
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
 
@@ -65,14 +65,14 @@ def _aligned(nbytes: int) -> int:
 def require_room(folder: Path | None, nbytes: int) -> None:
     """Raises ConfigError when a replay of `nbytes` in all doesn't fit in `folder`, or in memory.
 
-    What the folder's own files take already is theirs to take again.
+    What the folder's own files take already is theirs to take again.  No folder is made.
     """
     if folder is None:
         available, where = _available_memory(), "in memory"
     else:
-        folder.mkdir(parents=True, exist_ok=True)
         held = sum(file.stat().st_blocks * 512 for file in folder.glob("*.bin"))
-        available, where = shutil.disk_usage(folder).free + held, f"on the disk of {folder}"
+        there = next(path for path in (folder, *folder.parents) if os.path.exists(path))
+        available, where = shutil.disk_usage(there).free + held, f"on the disk of {folder}"
     if nbytes > available:
         raise ConfigError(
             f"replay requires {nbytes:,} bytes {where}, {available:,} are available; lower the "
@@ -81,11 +81,29 @@ def require_room(folder: Path | None, nbytes: int) -> None:
 
 
 def _available_memory() -> int:
-    """MemAvailable of Linux, in bytes."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError("/proc/meminfo has no MemAvailable")
+    """MemAvailable of Linux, in bytes; all that the machine has where no one says what is free."""
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def empty_folder(folder: Path) -> None:
+    """Makes the folder, or removes an old replay's files from it.
+
+    Raises:
+        ConfigError: it can't be made or emptied.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in folder.glob("*.bin"):
+            file.unlink()
+    except OSError as fault:
+        raise ConfigError(
+            f"replay requires a folder for its files, {folder} can't be one ({fault}); remove "
+            "what is in the way, or give another run folder"
+        ) from fault
 
 
 def allocate(place: Path | None, nbytes: int) -> mmap.mmap:
@@ -94,21 +112,23 @@ def allocate(place: Path | None, nbytes: int) -> mmap.mmap:
     The file's blocks are taken at once: a full disk shows here, not as SIGBUS in a later write.
 
     Raises:
-        ConfigError: the disk can't hold the file.
+        ConfigError: they can't be had, for whatever reason the system gives.
     """
-    if place is None:
-        return mmap.mmap(-1, nbytes)
+    try:
+        return mmap.mmap(-1, nbytes) if place is None else _map_file(place, nbytes)
+    except OSError as fault:
+        where = "in memory" if place is None else f"for {place}"
+        raise ConfigError(
+            f"replay requires {nbytes:,} bytes {where}, they can't be had ({fault.strerror}); "
+            "lower the replay capacity, make room, or give a run folder on another disk"
+        ) from fault
+
+
+def _map_file(place: Path, nbytes: int) -> mmap.mmap:
     file = os.open(place, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         os.posix_fallocate(file, 0, nbytes)
         return mmap.mmap(file, nbytes)
-    except OSError as fault:
-        if fault.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise
-        raise ConfigError(
-            f"replay requires {nbytes:,} bytes for {place}, the disk can't hold them "
-            f"({fault.strerror}); lower the replay capacity, or make room"
-        ) from fault
     finally:
         os.close(file)
 
@@ -256,6 +276,6 @@ def damaged(place: Path | None, stream: int) -> CheckpointError:
     """The error for rows that are no longer those of a checkpoint."""
     return CheckpointError(
         f"the checkpoint requires rows of stream {stream} that {place} no longer holds: they were "
-        "overwritten since, or the file is damaged; resume from the newest checkpoint, or begin "
-        "anew in another run folder"
+        "overwritten since, which only those of the newest checkpoint can't be, or the file is "
+        "damaged; resume from the newest checkpoint, or begin anew in another run folder"
     )

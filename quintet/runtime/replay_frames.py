@@ -49,13 +49,15 @@ def frame_slices(rows: Array) -> int | None:
     """How many slices of the leading axis one frame has, or None where rows are no stacks.
 
     A gray stack ``[4, 84, 84]`` has 1 and a colour stack ``[12, 84, 84]`` 3; a single image has no
-    number that fits.
+    number that fits.  Rows in which nothing moved say nothing; of such alone, None.
 
     rows: ``[T + 1, B, slices, ...]``, successive in T; some may be first rows of episodes.
     """
     for slices in _divisors(rows.shape[2]):
         stacks = _frames(rows, slices)
-        if _follows(stacks).mean() >= _FOLLOWING_SHARE:
+        # Older frames that stay as they were would follow on those of any image, too.
+        moved = (stacks[1:, :, :-1] != stacks[:-1, :, :-1]).any((2, 3))
+        if moved.any() and _follows(stacks)[moved].mean() >= _FOLLOWING_SHARE:
             return slices
     return None
 

@@ -73,7 +73,7 @@ class Layout:
                 f"{num_streams} streams, {num_streams * plan.unroll_steps:,} steps in all; it is "
                 f"{replay.capacity_steps:,}; raise it, or take fewer streams or shorter unrolls"
             )
-        # Each unroll of the slack may follow on a gap.
+        # Each unroll of the slack may follow on a gap; see slack_unrolls.
         self.slack = slack_steps + slack_steps // plan.unroll_steps + 2 if slack_steps else 0
         self.segment = max(1, min(_SEGMENT, self.rows_per_stream // 16))
         self.leaves = {
@@ -114,8 +114,20 @@ class Layout:
 
     def length(self, stacks: Mapping[str, int]) -> int:
         """Rows of a ring: live ones, their history, slack, and whole segments at both ends."""
-        rows = self.rows_per_stream + self.history(stacks) + self.slack + 2 * self.segment + 2
+        rows = self._least_length(stacks) + self.slack
         return -(-rows // self.segment) * self.segment
+
+    def _least_length(self, stacks: Mapping[str, int]) -> int:
+        return self.rows_per_stream + self.history(stacks) + 2 * self.segment + 2
+
+    def keep_length(self, stacks: Mapping[str, int], ring_rows: int) -> None:
+        """Takes the slack of rings that have `ring_rows` rows already, whatever was asked for."""
+        self.slack = ring_rows - self._least_length(stacks)
+
+    @property
+    def slack_unrolls(self) -> int:
+        """Unrolls for which the slack is enough, each on a gap."""
+        return max(self.slack - 2, 0) // (self.unroll_steps + 1)
 
     def entries(self, stacks: Mapping[str, int]) -> int:
         """Places of a stream's index; an unroll's is that of its states, so it lasts as rows do."""

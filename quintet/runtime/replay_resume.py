@@ -44,11 +44,14 @@ def save_rows(store: RowStore) -> dict[str, Any]:
 def load_rows(layout: Layout, state: Mapping[str, Any]) -> RowStore:
     """The rows as they were when `save_rows` gave `state`; what was stored since is dropped.
 
+    The rings keep the length that they have, and `layout` their slack.
+
     Raises:
         CheckpointError: the files don't hold every row of the checkpoint, or the layout differs.
         ConfigError: memory is missing.
     """
     stacks: dict[str, int] = state["layout"]["stacks"]
+    layout.keep_length(stacks, state["layout"]["ring_rows"])
     mine = layout.to_json(stacks)
     if mine != state["layout"]:
         differing = [name for name in mine if mine[name] != state["layout"].get(name)]

@@ -7,7 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quintet.runtime.replay_files import Array, Numbers, Rings, as_array, require_room
+from quintet.runtime.replay_files import (
+    Array,
+    Numbers,
+    Rings,
+    as_array,
+    empty_folder,
+    require_room,
+)
 from quintet.runtime.replay_frames import FrameStacks
 from quintet.runtime.replay_layout import Layout
 from quintet.types import Rollout
@@ -41,8 +48,7 @@ class RowStore:
         """Takes the memory; `fresh`: files that are there are an old run's."""
         self.layout = layout
         if fresh and layout.folder is not None:
-            for file in layout.folder.glob("*.bin"):
-                file.unlink()
+            empty_folder(layout.folder)
         require_room(layout.folder, layout.nbytes(stacks))
         count = layout.num_streams
         length, entries = layout.length(stacks), layout.entries(stacks)

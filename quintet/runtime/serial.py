@@ -1,7 +1,7 @@
 """The serial runtime: one process samples and learns in turn."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -9,7 +9,7 @@ import torch
 from quintet.envs.vector import VectorEnv
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor, DataPlan
-from quintet.runtime.batch import ColumnQueue, Episode, to_device, within_budget
+from quintet.runtime.batch import ColumnQueue, Episode, Part, within_budget
 from quintet.runtime.policies import PolicyMix
 from quintet.runtime.sampler import GroupSampler
 from quintet.runtime.seeds import Role, environment_seeds, generator_seed
@@ -40,7 +40,6 @@ class SerialSampling:
         plan: DataPlan,
         seed: int,
         timer: PhaseTimer,
-        device: torch.device,
         num_policies: int = 1,
     ):
         self.groups: list[GroupSampler] = []
@@ -53,7 +52,8 @@ class SerialSampling:
                 actor = PolicyMix([actor, *(make_actor() for _ in range(num_policies - 1))])
             self.groups.append(GroupSampler(env, actor, plan, first_stream, index))
             first_stream += env.num_streams
-        self.plan, self.seed, self.timer, self.device = plan, seed, timer, device
+        self.plan, self.seed, self.timer = plan, seed, timer
+        self.num_streams = first_stream
         self.versions = [-1] * num_policies
         self.queues = [ColumnQueue(plan, k, num_policies) for k in range(num_policies)]
         # With one policy and whole rounds of columns every batch is of the newest weights.
@@ -76,6 +76,7 @@ class SerialSampling:
         self.timer.switch("stepping")
         for queue in self.queues:
             queue.clear()
+        self._turn_to(iteration * self.plan.columns_per_batch)
         for index, group in enumerate(self.groups):
             group.restart(
                 environment_seeds(self.seed, index, iteration, group.num_streams),
@@ -102,7 +103,7 @@ class SerialSampling:
         episodes.sort(key=lambda episode: (episode.row, episode.column))
         kept = [episode for episode in episodes if rollout.valid[episode.row, episode.column]]
         metrics = self._lag_metrics(rollout, policy) if self.may_lag else {}
-        return Batch(to_device(rollout, self.device), policy, env_steps, kept, metrics)
+        return Batch(rollout, policy, env_steps, kept, metrics)
 
     def _lag_metrics(self, rollout: Rollout, policy: int) -> dict[str, float]:
         lag = (self.versions[policy] - rollout.version)[rollout.valid].double()
@@ -135,7 +136,25 @@ class SerialSampling:
         timer.switch("stepping")
         for group in groups:
             group.receive(self.plan.unroll_steps - 1)
+        # What is left over is dropped at restarts and for its age; the streams take turns at being
+        # the first, so that it is not always the same ones'.
+        late: list[Part] = []
         for group in groups:
             part = group.finish()
+            ahead = min(max(self.first_stream - group.first_stream, 0), group.num_streams)
+            if 0 < ahead < group.num_streams:
+                late.append(part.take(torch.arange(ahead)))
+                part = part.take(torch.arange(ahead, group.num_streams))
+            elif ahead:
+                late.append(part)
+                continue
             for queue in self.queues:
-                queue.put(replace(part, episodes=list(part.episodes)))
+                queue.put(part)
+        for part in late:
+            for queue in self.queues:
+                queue.put(part)
+        self._turn_to(self.first_stream + self.plan.columns_per_batch)
+
+    def _turn_to(self, stream: int) -> None:
+        """Whose columns come first in the next round."""
+        self.first_stream = stream % self.num_streams

@@ -169,7 +169,6 @@ def train(
         learner.plan,
         3,
         PhaseTimer(),
-        torch.device("cpu"),
     )
     sampling.publish(learner.publication())
     sampling.restart(0)

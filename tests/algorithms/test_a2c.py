@@ -1,7 +1,5 @@
-"""A sixth learner, plain A2C, in one file: evidence that the seam is enough.
-
-docs/adding-a-learner.md walks through it.  Mnih et al., arXiv 1602.01783, synchronous: one gradient
-step per unroll on n-step returns.
+"""A sixth learner, plain A2C, in one file: evidence that the seam is enough; its walk-through is
+docs/adding-a-learner.md.  Mnih et al., arXiv 1602.01783: one gradient step per unroll.
 """
 
 import shutil
@@ -21,7 +19,16 @@ from quintet.models.flat import flatten_in_place, strip_prefix
 from quintet.models.heads import action_family
 from quintet.ops import adam, reduce, returns, value_losses
 from quintet.protocols import DataPlan
-from quintet.types import ActOutput, LearnerState, Obs, Publication, Rollout, Spaces, State
+from quintet.types import (
+    ACTION_MASK,
+    ActOutput,
+    LearnerState,
+    Obs,
+    Publication,
+    Rollout,
+    Spaces,
+    State,
+)
 from quintet.types import TensorSpec as Spec
 
 
@@ -67,6 +74,8 @@ class A2CActor:
     @torch.inference_mode()
     def act(self, obs: Obs, state: State, is_first: Tensor, noise: Tensor | None) -> ActOutput:
         params, _, state = self.network(obs, state, is_first)
+        if ACTION_MASK in obs:
+            params = self.family.apply_mask(params, obs[ACTION_MASK])
         action = self.family.mode(params) if noise is None else self.family.sample(params, noise)
         return ActOutput(action, self.family.to_env(action), {}, state)
 
@@ -102,13 +111,10 @@ class A2CLearner:
         start = {name: x[0] for name, x in batch.state.items()}
         params, values, _ = self.network(obs, start, batch.is_first.flatten())
         params, v = params.view(steps + 1, streams, -1)[:-1], values.view(steps + 1, streams)
-        target = returns.n_step(
-            batch.reward,
-            config.gamma * (~batch.terminated).float(),
-            batch.not_cut_t,
-            v[1:].detach(),
-            n=None,
-        )
+        if ACTION_MASK in obs:  # as in acting, or what is learned from is not what was done
+            params = self.family.apply_mask(params, batch.obs[ACTION_MASK][:-1])
+        discount = config.gamma * (~batch.terminated).float()
+        target = returns.n_step(batch.reward, discount, batch.not_cut_t, v[1:].detach(), n=None)
         advantage = target - v[:-1].detach()
         valid = batch.valid.float()
         policy = reduce.mean_valid(-self.family.log_prob(params, batch.action) * advantage, valid)
@@ -117,20 +123,19 @@ class A2CLearner:
         total = policy + config.value_coef * value - config.entropy_coef * entropy
         if not torch.isfinite(total):
             raise NonFiniteError(f"a finite loss is required, got {total} at {self.updates}")
-        norm = self._descend(total, 1.0 - env_steps / self.setup.total_env_steps)
+        self._descend(total, 1.0 - env_steps / self.setup.total_env_steps)
         return {
             "loss/total": total.item(),
             "loss/policy": policy.item(),
             "loss/value": value.item(),
             "policy/entropy": entropy.item(),
-            "optim/grad_norm": norm,
         }
 
-    def _descend(self, loss: Tensor, left: float) -> float:
+    def _descend(self, loss: Tensor, left: float) -> None:
         named = sorted(self.network.named_parameters())
         gradients = torch.autograd.grad(loss, [p for _, p in named])
         grad = torch.cat([g.flatten() for g in gradients])
-        grad, norm = adam.clip_norm(grad, self.config.max_grad_norm)
+        grad, _ = adam.clip_norm(grad, self.config.max_grad_norm)
         self.updates += 1
         correction, root_correction = adam.corrections(self.updates)
         adam.adam_(
@@ -142,7 +147,6 @@ class A2CLearner:
             root_correction=torch.tensor(root_correction),
             epsilon=1e-5,
         )
-        return norm.item()
 
     def save(self) -> LearnerState:
         tensors = dict(self.publication().tensors)

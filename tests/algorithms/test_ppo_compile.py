@@ -31,6 +31,18 @@ for spaces, options in ((CONTINUOUS, {}), (MASKED, full), (HYBRID, full)):
     assert (learners[0].theta - start).abs().max() > 1e-3
     error = (learners[0].theta - learners[1].theta).abs().max().item()
     assert error <= 1e-5, error
+from ppo_helpers import with_states
+from quintet.models.build import ModelConfig
+
+model = ModelConfig(policy_hidden=(8,), core="gru", core_size=6)
+config = PPOConfig(minibatch_steps=16, num_epochs=2, unroll_steps=16, bptt_steps=2)
+learners = [make_learner(config, MASKED, model, compiled=compiled) for compiled in (False, True)]
+for iteration in range(2):
+    batch = with_states(learners[0], make_rollout(MASKED, seed=iteration))
+    for learner in learners:
+        learner.update(batch, 1000 * iteration)
+error = (learners[0].theta - learners[1].theta).abs().max().item()
+assert error <= 1e-5, error
 print("same")
 """
 

@@ -20,7 +20,7 @@ from ppo_helpers import (
 )
 from torch import Tensor
 
-from quintet.algorithms.minibatches import Chunks, Rows
+from quintet.algorithms.minibatches import Chunks, Rows, ended_rows
 from quintet.algorithms.ppo import PPOConfig, PPOLearner
 from quintet.models.build import ModelConfig
 from quintet.runtime.batch import within_budget
@@ -393,3 +393,15 @@ def test_a_row_holds_what_belongs_together():
         assert rows.value_mu[row] == batch.record["value"][t, b]
         error = rows.target[row] - rows.advantage[row] - batch.record["value"][t, b]
         assert abs(error) < 1e-5
+
+
+def test_an_ending_past_the_budget_is_no_ending():
+    """unfinished_episode=drop in a run's last batch."""
+    batch = make_rollout(steps=8, streams=1)
+    never = torch.zeros_like(batch.valid)
+    terminated = never.clone()
+    terminated[6] = True
+    batch = replace(batch, terminated=terminated, truncated=never, valid=~never)
+    assert ended_rows(batch)[:7].all()
+    cut, _ = within_budget(batch, 4)
+    assert not ended_rows(cut).any()

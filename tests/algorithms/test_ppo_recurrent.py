@@ -91,6 +91,42 @@ def test_recomputed_values_are_the_recorded_ones() -> None:
     torch.testing.assert_close(learner._values(batch, obs), recorded, atol=1e-5, rtol=0)
 
 
+def by_hand(learner: PPOLearner, batch: Rollout) -> tuple[torch.Tensor, torch.Tensor]:
+    """Parameters ``[T+1, B, P]`` and values ``[T+1, B]``, one act at a time, chunk by chunk."""
+    params, values = [], []
+    for t in range(batch.is_first.shape[0]):
+        if t % CHUNK == 0:
+            state = {name: x[t // CHUNK] for name, x in batch.state.items()}
+        obs = learner.normalizer({name: x[t] for name, x in batch.obs.items()})
+        p, v, state = learner.network(obs, state, batch.is_first[t])
+        params.append(p.detach())
+        values.append(v.detach())
+    return torch.stack(params), torch.stack(values)
+
+
+@pytest.mark.parametrize("source", ["recorded", "recomputed"])
+def test_values_up_to_the_last_row_are_those_of_one_act_after_another(source: str) -> None:
+    config = PLAIN.model_copy(update={"learning_rate": 1e-30, "value_source": source})
+    learner, _, batch = train(config, Walk, 1, model=model("lstm"), streams=4)
+    learner.normalizer = type(learner.normalizer)({}, 1.0, 1.0)
+    obs = {name: x.flatten(0, 1) for name, x in batch.obs.items()}
+    _, expected = by_hand(learner, batch)
+    torch.testing.assert_close(learner._values(batch, obs), expected, atol=1e-5, rtol=0)
+
+
+def test_the_kl_that_moves_the_penalty_is_that_of_the_valid_rows() -> None:
+    config = PPOConfig.model_validate(
+        PLAIN.model_dump()
+        | {"kl_beta_init": 1.0, "normalize_observations": False, "learning_rate": 0.01}
+    )
+    learner, metrics, batch = train(config, Walk, 2, model=model("gru"), streams=4)
+    params, _ = by_hand(learner, batch)
+    kl = learner.family.kl(batch.record["params_mu"], params[:-1])
+    assert (~batch.valid).any()
+    assert kl[batch.valid].mean() != kl.mean()
+    assert metrics[-1]["policy/kl"] == pytest.approx(float(kl[batch.valid].mean()), rel=1e-3)
+
+
 def test_the_network_remembers_within_an_episode_and_forgets_at_its_end() -> None:
     learner, _, batch = collected("lstm")
     network = learner.network
@@ -176,6 +212,8 @@ def test_the_same_bytes_twice(core: str) -> None:
     "changes",
     [
         {"refresh_advantages": "per_epoch"},
+        {"bptt_steps": 1, "refresh_advantages": "per_epoch"},
+        {"bptt_steps": 1, "value_source": "recomputed"},
         {"value_source": "recomputed"},
         {"kl_beta_init": 1.0},
         {"lr_schedule": "kl_adaptive"},

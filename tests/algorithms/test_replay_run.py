@@ -1,6 +1,11 @@
 """A run of a learner with replay: its folder, its reports, and the same bytes after a resume."""
 
+import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +14,7 @@ import torch
 from test_a2c import A2C, A2CConfig, A2CLearner
 
 import quintet
+from quintet import checkpoint
 from quintet.algorithms import registry
 from quintet.protocols import DataPlan, ReplayPlan
 
@@ -64,6 +70,81 @@ def test_a_run_with_replay_is_exact_over_a_resume(
     shutil.rmtree(run / "replay")
     with pytest.raises(quintet.errors.CheckpointError, match="replay"):
         quintet.train("rep", "CartPole-v1", BUDGET * 2, 1, run, OPTIONS)
+
+
+def killed(run: str, iteration: int) -> None:
+    """Trains until SIGKILL; for a process of its own."""
+    registry.ALGORITHMS["rep"] = replace(A2C, make_learner=learner(PLANS[1]))
+
+    def report(metrics: dict[str, float]) -> None:
+        if metrics["iterations"] >= iteration:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    quintet.train("rep", "CartPole-v1", BUDGET, 1, run, OPTIONS, on_report=report)
+
+
+def kill_at(iteration: int, run: Path) -> None:
+    code = f"import test_replay_run as t; t.killed({str(run)!r}, {iteration})"
+    process = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, timeout=120)
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_kill_9_between_checkpoints_changes_no_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(registry.ALGORITHMS, "rep", replace(A2C, make_learner=learner(PLANS[1])))
+    run, damaged = tmp_path / "run", tmp_path / "damaged"
+    kill_at(39, run)
+    assert len(list((run / "checkpoints").iterdir())) == 3
+    shutil.copytree(run, damaged)
+    resumed = quintet.train("rep", "CartPole-v1", BUDGET, 1, run, OPTIONS)
+    whole = quintet.train("rep", "CartPole-v1", BUDGET, 1, tmp_path / "whole", OPTIONS)
+    a, b = (r.policy.publication.tensors for r in (whole, resumed))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+    newest = max((damaged / "checkpoints").iterdir())
+    (newest / "learner.safetensors").write_bytes(b"")
+    with pytest.raises(
+        quintet.errors.CheckpointError,
+        match=r"skipped a damaged .* can't be resumed: .*overwritten since.* --init-from (\S+)",
+    ) as refused:
+        quintet.train("rep", "CartPole-v1", BUDGET, 1, damaged, OPTIONS)
+    donor = str(refused.value).split("--init-from ")[1].split()[0]
+    options = OPTIONS | {"init_from": donor}
+    again = quintet.train("rep", "CartPole-v1", 64, 1, tmp_path / "again", options)
+    assert again.status == "finished"
+
+
+def test_a_finished_run_with_replay_can_be_extended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(registry.ALGORITHMS, "rep", replace(A2C, make_learner=learner(PLANS[0])))
+    monkeypatch.setattr(checkpoint, "_AUTO_STEPS", 1)
+    run = tmp_path / "run"
+    options = OPTIONS | {"checkpoint.interval_updates": "auto", "checkpoint.keep": 200}
+    quintet.train("rep", "CartPole-v1", BUDGET, 1, run, options)
+
+    def stop(metrics: dict[str, float]) -> bool:
+        return metrics["iterations"] >= 77
+
+    longer = ("rep", "CartPole-v1", 3 * BUDGET, 1, run, options)
+    assert quintet.train(*longer, on_report=stop).status == "stopped"
+    assert "every 2 iterations, not every 7: the replay" in (run / "log.txt").read_text()
+    assert quintet.train(*longer).status == "finished"
+    metas = [json.loads(path.read_text()) for path in run.glob("checkpoints/*/meta.json")]
+    assert {meta["iteration"] for meta in metas} >= set(range(2, 151, 2))
+
+
+def test_a_replay_that_does_not_fit_leaves_a_folder_for_the_corrected_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    huge = replace(PLANS[0], capacity_steps=10**13)
+    monkeypatch.setitem(registry.ALGORITHMS, "rep", replace(A2C, make_learner=learner(huge)))
+    with pytest.raises(quintet.errors.ConfigError, match="on the disk of"):
+        quintet.train("rep", "CartPole-v1", BUDGET, 1, run, OPTIONS)
+    monkeypatch.setitem(registry.ALGORITHMS, "rep", replace(A2C, make_learner=learner(PLANS[0])))
+    quintet.train("rep", "CartPole-v1", 64, 1, run, OPTIONS)
 
 
 def test_no_option_of_a_learner_without_replay_makes_a_folder(

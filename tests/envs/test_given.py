@@ -1,5 +1,7 @@
 """What a user gives beside ids: vector environments, pools, callables that make whole groups."""
 
+import os
+import warnings
 from functools import partial
 
 import envpool
@@ -8,9 +10,10 @@ import numpy as np
 import pytest
 from envs_helpers import record
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorWrapper
 
 import quintet
+from quintet.envs.given import name_of
 from quintet.envs.make import make_vector_env
 from quintet.envs.toy import Scripted, Target
 from quintet.errors import ConfigError, EnvironmentFault
@@ -40,10 +43,16 @@ class Fake(gymnasium.vector.VectorEnv):
         self.count = np.zeros((2, 1), np.float32)
         self.replaced = replaced
         self.closed_ = 0
+        self.seeds: list[object] = []
 
     def reset(self, *, seed=None, options=None):
+        self.seeds.append(seed)
         if "reset" in self.replaced:
             raise self.replaced["reset"]
+        if "one_seed" in self.replaced and isinstance(seed, int):
+            raise KeyError("the second")
+        if "one_seed" in self.replaced:
+            raise self.replaced["one_seed"]
         mask = (options or {}).get("reset_mask", np.ones(2, bool))
         if self.replaced.get("ignores_mask"):
             mask[:] = True
@@ -63,7 +72,8 @@ class Fake(gymnasium.vector.VectorEnv):
         if self.metadata.get("autoreset_mode") == AutoresetMode.SAME_STEP:
             self.count[over] = 0
             got["obs"] = self.replaced.get("obs", self.count.copy())
-        return tuple(got[k] for k in ("obs", "reward", "terminated", "truncated", "infos"))
+        keys = ["obs", "reward", "terminated", "truncated", "infos"]
+        return tuple(got[k] for k in (keys[:4] if "short" in got else keys))
 
     def close_extras(self):
         self.closed_ += 1
@@ -163,6 +173,153 @@ def test_one_seed_for_all_where_no_list_is_taken():
     np.testing.assert_array_equal(first.valid[1:], ~(first.terminated | first.truncated)[:-1])
 
 
+def test_other_errors_of_a_reset_are_not_taken_for_a_refused_list():
+    fake = Fake(reset=RuntimeError("no floor"))
+    with pytest.raises(EnvironmentFault, match="RuntimeError: no floor"):
+        record(make_vector_env(fake), [1, 2], ACTIONS[:, :2])
+    assert fake.seeds == [[1, 2]]
+    fake = Fake(one_seed=ValueError("the first"))
+    with pytest.raises(EnvironmentFault, match="ValueError: the first"):
+        record(make_vector_env(fake), [1, 2], ACTIONS[:, :2])
+    assert fake.seeds == [[1, 2], 1]
+
+
+class Failing(Target):
+    """Fails at its second step, or at its first reset; remembers how often it was reset."""
+
+    resets = 0
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.steps_ = how, 0
+
+    def reset(self, **given):
+        Failing.resets += 1
+        if self.how == "reset":
+            raise ValueError("no floor")
+        return super().reset(**given)
+
+    def step(self, action):
+        self.steps_ += 1
+        if self.steps_ == 2 and self.how == "step":
+            raise ValueError("boom")
+        if self.steps_ == 2 and self.how == "exit":
+            os._exit(1)
+        return super().step(action)
+
+
+def end(workers: AsyncVectorEnv) -> None:
+    for process in workers.processes:
+        process.kill()
+    workers.closed = True  # Gymnasium's own close would wait for those that are gone
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("step", "raised in step_wait ValueError: boom"),
+        ("exit", r"lost a worker process in step_wait \((EOFError|ConnectionResetError)"),
+    ],
+)
+def test_an_error_in_a_process_is_told_and_closing_does_not_hide_it(how, says):
+    workers: list[AsyncVectorEnv] = []
+
+    def make(num_envs: int) -> AsyncVectorEnv:
+        workers.append(AsyncVectorEnv([partial(Failing, how)] * num_envs, context="fork"))
+        return workers[-1]
+
+    given = make(2)
+    actions = np.zeros((3, 2, 1), np.float32)
+    for env in (make_vector_env(given), make_vector_env(make, 2)):
+        with pytest.raises(EnvironmentFault, match=says):
+            record(env, [1, 2], actions)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            env.close()
+    for each in workers:
+        end(each)
+
+
+def test_closing_never_raises_while_a_step_is_under_way():
+    workers = AsyncVectorEnv([partial(Failing, "exit")] * 2, context="fork")
+    env = make_vector_env(workers)
+    record(env, [1, 2], np.zeros((1, 2, 1), np.float32))
+    env.send(np.zeros((2, 1), np.float32))
+    with pytest.warns(RuntimeWarning, match=r"closing failed: .*lost a worker process"):
+        env.close()
+    end(workers)
+
+
+def test_a_failed_reset_is_not_tried_again_where_lists_are_known_to_be_taken(monkeypatch):
+    monkeypatch.setattr(Failing, "resets", 0)
+    env = make_vector_env(VectorWrapper(SyncVectorEnv([partial(Failing, "reset")] * 2)))
+    with pytest.raises(EnvironmentFault, match="ValueError: no floor"):
+        record(env, [1, 2], np.zeros((1, 2, 1), np.float32))
+    assert Failing.resets == 1
+
+
+class Declared(gymnasium.Env):
+    """Observes what it is given, whatever its space says."""
+
+    def __init__(self, space: spaces.Space, observation: object) -> None:
+        self.observation_space, self.observation = space, observation
+        self.action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation, {}
+
+    def step(self, action):
+        return self.observation, 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("space", "good", "bad"),
+    [
+        (spaces.MultiDiscrete([2, 3]), [1, 2], [2, 1]),
+        (spaces.MultiDiscrete([2, 3]), [1, 2], [0, -1]),
+        (spaces.MultiDiscrete([2, 3], start=[5, 7]), [6, 9], [5, 10]),
+        (spaces.MultiBinary(2), [0, 1], [0, 7]),
+        (spaces.MultiBinary(2), [0, 1], [-1, 0]),
+    ],
+)
+@pytest.mark.parametrize(
+    "wrap", [lambda make: make, lambda make: VectorWrapper(SyncVectorEnv([make] * 2))]
+)
+def test_values_outside_of_discrete_spaces_are_refused(space, good, bad, wrap):
+    good, bad = (np.array(x, space.dtype) for x in (good, bad))
+    record(
+        make_vector_env(wrap(partial(Declared, space, good)), 2), [1, 2], np.zeros((2, 2), np.int64)
+    )
+    env = make_vector_env(wrap(partial(Declared, space, bad)), 2)
+    with pytest.raises(EnvironmentFault, match="must give observation 'obs' within Multi"):
+        record(env, [1, 2], np.zeros((2, 2), np.int64))
+
+
+def test_an_environment_itself_makes_none():
+    with pytest.raises(ConfigError, match=r"which is one itself; give its class, or a function"):
+        make_vector_env(Target())
+
+
+def test_names_of_what_makes_environments():
+    def local(): ...
+
+    name = "test_names_of_what_makes_environments"
+    assert name_of(Target) == "quintet.envs.toy:Target"
+    assert name_of(partial(partial(Target, size=1), size=2)) == "quintet.envs.toy:<Target>"
+    assert name_of(eval("lambda: 0")) == "test_given:<lambda>"
+    assert name_of(local) == f"test_given:<{name}.<locals>.local>"
+    assert name_of(Fake()) == "test_given:<Fake>"
+
+
+def test_a_partial_is_named_in_its_run(tmp_path):
+    make = partial(Target, size=1)
+    with pytest.raises(ConfigError, match="run_dir is required"):
+        quintet.train("ppo", make, 64, config=SMALL)
+    config = SMALL | {"eval.episodes": 0}
+    quintet.train("ppo", make, 64, run_dir=tmp_path, config=config)
+    assert "env.id: quintet.envs.toy:<Target>\n" in (tmp_path / "config.yaml").read_text()
+
+
 def test_a_sync_vector_env_is_read_and_made_anew():
     sync = SyncVectorEnv([Scripted, partial(Scripted, (2,))])
     env = make_vector_env(sync)
@@ -185,9 +342,18 @@ def test_what_ignores_the_mask_of_a_partial_reset_is_found_out(mode):
         ({"obs": np.zeros((2, 2), np.float32)}, r"for 2 streams; gave shape \(2, 2\)"),
         ({"obs": np.zeros((1, 1), np.float32)}, r"for 2 streams; gave shape \(1, 1\)"),
         ({"obs": {}}, "shape"),
-        ({"reward": 1.0}, r"one reward for each of 2 streams; gave shape \(\)"),
-        ({"terminated": np.zeros(3, bool)}, "one terminated for each"),
+        ({"reward": 1.0}, r"one reward, a number, for each of 2 streams; gave shape \(\)"),
+        ({"terminated": np.zeros(3, bool)}, "one terminated, a number, for each"),
+        ({"reward": np.array(["a", "b"])}, r"one reward, a number, .*dtype <U1"),
+        ({"reward": np.array([1j, 2])}, r"one reward, a number, .*dtype complex128"),
+        ({"reward": [[1.0], [1.0, 2.0]]}, "gave a reward that is no array"),
+        (
+            {"truncated": np.array([0.0, np.nan])},
+            r"give truncated as true or false; gave \[ 0. nan",
+        ),
+        ({"short": True}, r"raised in step ValueError: not enough values to unpack \(expected 5"),
         ({"mode": AutoresetMode.SAME_STEP, "infos": {}}, "must give infos\\['final_obs'\\]"),
+        ({"mode": AutoresetMode.SAME_STEP, "infos": []}, "must give infos\\['final_obs'\\]"),
         (
             {"reset": ValueError("no floor")},
             r"raised in reset\(seed=\[1, 2\]\) ValueError: no floor",
@@ -196,7 +362,7 @@ def test_what_ignores_the_mask_of_a_partial_reset_is_found_out(mode):
 )
 def test_faults_name_the_streams(replaced, says):
     env = make_vector_env(Fake(**replaced))
-    with pytest.raises(EnvironmentFault, match=rf"Fake .*streams 0 to 1: .*{says}"):
+    with pytest.raises(EnvironmentFault, match=rf"Fake.* streams 0 to 1: .*{says}"):
         record(env, [1, 2], ACTIONS[:, :2])
 
 

@@ -8,6 +8,7 @@ import pytest
 from envs_helpers import record
 from gymnasium import spaces
 from gymnasium.envs.toy_text.taxi import TaxiEnv
+from gymnasium.vector import SyncVectorEnv, VectorWrapper
 
 from quintet.envs.make import make_vector_env
 from quintet.envs.toy import MaskedDoors
@@ -113,16 +114,30 @@ def test_what_would_have_no_effect_is_refused() -> None:
         make_vector_env(lambda: Told(action=BOX), 1, mask_from_info=True)
     with pytest.raises(ConfigError, match="this one has it"):
         make_vector_env(MaskedDoors, 1, mask_from_info=True)
-    with pytest.raises(ConfigError, match="requires single Gymnasium environments"):
+    says = "requires single Gymnasium environments"
+    with pytest.raises(ConfigError, match=f"{says}.*choose backend 'gymnasium'"):
         make_vector_env("CartPole-v1", 1, backend="envpool", mask_from_info=True)
+    given = VectorWrapper(SyncVectorEnv([Told]))
+    with pytest.raises(ConfigError, match=f"{says}.*give what makes its single environments$"):
+        make_vector_env(given, 1, mask_from_info=True)
 
 
-@pytest.mark.parametrize("mask", [np.ones(3), np.ones((2, 2)), np.array(["a"] * 4), None])
+def test_the_environments_of_a_sync_vector_env_give_their_masks() -> None:
+    rows = np.eye(4, dtype=int).tolist()
+    assert masks(SyncVectorEnv([Told])) == [*rows, rows[0], rows[1]]
+    assert masks(lambda num_envs: SyncVectorEnv([Told] * num_envs), 1) == rows[:2]
+
+
+@pytest.mark.parametrize(
+    "mask", [np.ones(3), np.ones((2, 2)), np.array(["a"] * 4), np.array([np.nan, 1, 0, 1]), None]
+)
 def test_a_wrong_mask_is_a_fault_of_the_environment(mask: Any) -> None:
     env = make_vector_env(
         lambda: Told(mask=mask if mask is not None else {}), 1, mask_from_info=True
     )
-    with pytest.raises(EnvironmentFault, match=r"must be an array of 4 numbers, one per action"):
+    with pytest.raises(
+        EnvironmentFault, match=r"must be an array of 4 numbers, one per action|finite numbers"
+    ):
         record(env, [1], np.zeros((1, 1), np.int64))
 
 

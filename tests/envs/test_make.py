@@ -107,6 +107,7 @@ def test_import_strings():
         ("envs_helpers:make_bx_env", r"found neither; did you mean \['make_box_env'"),
         ("envs_helpers:not_callable", "must name a function or class"),
         ("no_such_module:make", "can't be imported: No module named 'no_such_module'"),
+        (":", r"importing it raised ValueError: Empty module name; .*correct the name"),
         ("quintet.nothing:make", "can't be imported: No module named 'quintet.nothing'"),
     ):
         with pytest.raises(ConfigError, match=says):
@@ -135,6 +136,8 @@ def test_list_envs():
 
 
 def test_options_out_of_range_are_told_together():
+    with pytest.raises(ConfigError, match=r"kwargs: .*dictionary, got 5"):
+        make_vector_env("CartPole-v1", kwargs=5)
     with pytest.raises(ConfigError, match=r"num_streams: .* got 0; reward_clip: .* got 'some'"):
         make_vector_env("CartPole-v1", 0, reward_clip="some")
 

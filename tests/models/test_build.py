@@ -92,10 +92,11 @@ def test_other_action_spaces_are_refused(space: spaces.Space):
         action_family(space, "clip")
 
 
-def test_squash_needs_finite_bounds():
+@pytest.mark.parametrize("bounds", ["squash", "mean_tanh"])
+def test_squashing_needs_finite_bounds(bounds):
     space = spaces.Box(-np.inf, np.inf, (2,))
-    with pytest.raises(ConfigError, match=r"model\.action_bounds=squash requires finite"):
-        action_family(space, "squash")
+    with pytest.raises(ConfigError, match=rf"model\.action_bounds={bounds} requires finite"):
+        action_family(space, bounds)
     assert isinstance(action_family(space, "clip"), DiagGaussian)
 
 
@@ -416,3 +417,10 @@ def test_layer_norm_starts_as_the_identity(observation: spaces.Space):
     norm = network.encoder.layers[1]
     assert torch.equal(norm.weight, torch.ones(8))
     assert torch.equal(norm.bias, torch.zeros(8))
+
+
+@pytest.mark.parametrize("bounds", ["clip", "squash", "mean_tanh"])
+def test_an_action_without_room_is_refused(bounds):
+    space = spaces.Box(np.array([-1.0, 2.0]), np.array([1.0, 2.0]), dtype=np.float32)
+    with pytest.raises(ConfigError, match="low below high is required in every dimension"):
+        action_family(space, bounds)

@@ -80,6 +80,8 @@ class Odd(nn.Module):
                 return x.detach()
             case "batch norm":
                 return self.norm(x)
+            case "dropout":
+                return torch.nn.functional.dropout(x)
         return x
 
 
@@ -173,6 +175,7 @@ def test_no_parameters_are_needed():
         ("double", "'linear.weight' is torch.float64 and trainable"),
         ("unused", r"unused are \['spare.weight', 'spare.bias'\]"),
         ("detached", r"unused are \['linear.weight', 'linear.bias'\]"),
+        ("dropout", "a forward without random numbers, it draws some"),
         ("batch norm", "buffers that forward leaves as they are, it changed 'norm.running_mean'"),
     ],
 )

@@ -90,16 +90,21 @@ class ScriptedWorld(gymnasium.Env):
 
 
 class SeamActor:
-    """Plays an allowed action that its noise picks; its state counts the rows of the episode."""
+    """Plays an allowed action that its noise and its policy pick.
+
+    Its recurrent state is (rows of the episode, that times its policy's number + 1), both added up
+    from row to row; privately it counts its acts since the restart.
+    """
 
     record_specs = {
         "seen": TensorSpec((3,), torch.int64),
         "actor": TensorSpec((), torch.int64),
         "loaded": TensorSpec((), torch.int64),
         "after": TensorSpec((2,), torch.int64),
+        "acts": TensorSpec((), torch.int64),
     }
     action_spec = TensorSpec((), torch.int64)
-    state_specs = {"rows_and_policy": TensorSpec((2,), torch.int64)}
+    state_specs = {"rows_and_sum": TensorSpec((2,), torch.int64)}
 
     def __init__(self) -> None:
         self.policy = self.version = -1
@@ -110,8 +115,8 @@ class SeamActor:
 
     def initial_state(self, num_streams: int) -> dict[str, Tensor]:
         return {
-            "rows_and_policy": torch.zeros(num_streams, 2, dtype=torch.int64),
-            "private": torch.zeros(num_streams),
+            "rows_and_sum": torch.zeros(num_streams, 2, dtype=torch.int64),
+            "private": torch.zeros(num_streams, dtype=torch.int64),
         }
 
     def draw_noise(self, steps: int, num_streams: int, generator: torch.Generator) -> Tensor:
@@ -120,17 +125,19 @@ class SeamActor:
     def act(self, obs: Any, state: Any, is_first: Tensor, noise: Tensor | None) -> ActOutput:
         assert noise is not None
         allowed = obs[ACTION_MASK]
-        place = (noise * allowed.sum(-1, keepdim=True)).floor()
+        place = ((noise + 0.4 * self.policy) % 1.0 * allowed.sum(-1, keepdim=True)).floor()
         action = (allowed.cumsum(-1) > place).int().argmax(-1)
-        rows = torch.where(is_first, 0, state["rows_and_policy"][:, 0]) + 1
-        after = torch.stack((rows, torch.full_like(rows, self.policy)), -1)
+        before = torch.where(is_first.unsqueeze(-1), 0, state["rows_and_sum"])
+        after = before + torch.tensor([1, self.policy + 1])
+        rows, acts = after[:, 0], state["private"] + 1
         record = {
             "seen": obs["where"].clone(),
             "actor": torch.full_like(rows, self.policy),
             "loaded": torch.full_like(rows, self.version),
             "after": after,
+            "acts": acts,
         }
-        new = {"rows_and_policy": after, "private": state["private"] + 1}
+        new = {"rows_and_sum": after, "private": acts}
         return ActOutput(action, action, record, new)
 
 
@@ -144,6 +151,8 @@ class Ledger:
     restarts: dict[int, tuple[int, int]] = field(default_factory=dict)
     fresh: Counter[tuple[int, int, int]] = field(default_factory=Counter)
     replayed: Counter[tuple[int, int, int]] = field(default_factory=Counter)
+    endings: int = 0
+    discount: float | None = None
 
     def restarted(self, iteration: int) -> None:
         """Learns the seeds that the streams have after a restart."""
@@ -156,6 +165,10 @@ class Ledger:
         """Every row of every column; rows of other policies must be masked, all else whole."""
         steps, columns = r.valid.shape
         counts = self.replayed if r.replayed else self.fresh
+        if not r.replayed:
+            self.endings += int(((r.terminated | r.truncated) & r.valid).sum())
+            assert set(r.state) == {"rows_and_sum"}
+            assert (r.return_carry is None) == (self.discount is None)
         for b in range(columns):
             for t in range(steps):
                 self.row(r, t, b, learner)
@@ -177,7 +190,10 @@ class Ledger:
             assert executed
             assert own
         assert r.record["seen"][t, b].tolist() == [seed, episode, step]
-        assert r.record["after"][t, b].tolist() == [step + 1, int(r.policy_id[t, b])]
+        assert r.record["after"][t, b].tolist() == [
+            step + 1,
+            (step + 1) * (int(r.policy_id[t, b]) + 1),
+        ]
         assert int(r.record["actor"][t, b]) == int(r.policy_id[t, b])
         assert int(r.record["loaded"][t, b]) == int(r.version[t, b])
         action = int(r.action[t, b])
@@ -203,11 +219,19 @@ class Ledger:
             assert mask_at(episode, step - 1)[int(r.last_action[b])]
         else:
             assert float(r.last_reward[b]) == 0.0  # the row that was spent on resetting
-        for i, state in enumerate(r.state.get("rows_and_policy", torch.empty(0, 0))):
+        if not r.replayed:
+            acts = r.record["acts"][:, b]
+            assert torch.equal(acts[1:], acts[:-1] + 1)
+        if self.discount is not None and r.return_carry is not None:
+            ended = (r.terminated | r.truncated)[:-1, b]
+            before_it = r.return_carry[:-1, b].masked_fill(ended, 0.0)
+            carry = r.reward[1:, b] + self.discount * before_it
+            torch.testing.assert_close(r.return_carry[1:, b], carry)
+        for i, state in enumerate(r.state.get("rows_and_sum", torch.empty(0, 0))):
             _seed, episode, step = r.obs["where"][i * self.state_every, b].tolist()
             if step > 0:
                 row = min(i * self.state_every, len(r.policy_id) - 1)
-                assert state[b].tolist() == [step, int(r.policy_id[row, b])]
+                assert state[b].tolist() == [step, step * (int(r.policy_id[row, b]) + 1)]
             else:  # as it was before the reset
                 before = length_of(episode - 1) + 1 if episode else 0
                 assert int(state[b][0]) == before
@@ -273,9 +297,7 @@ def drive(
     plan, ledger = learners[0].plan, learners[0].ledger
     envs = [make_vector_env(ScriptedWorld, world.group_size) for _ in range(world.groups)]
     assert kind == "serial"  # lockstep and async join here
-    sampling = SerialSampling(
-        envs, SeamActor, plan, SEED, PhaseTimer(), torch.device("cpu"), len(learners)
-    )
+    sampling = SerialSampling(envs, SeamActor, plan, SEED, PhaseTimer(), len(learners))
     replay = None
     if plan.replay is not None:
         actor = sampling.groups[0].actor
@@ -283,9 +305,11 @@ def drive(
         replay = Replay(plan, rows, ledger.streams, SEED)
     counters = loop.Counters()
     reports: list[dict[str, float]] = []
+    played: list[Any] = []
 
     def after(metrics: dict[str, float], episodes: Any) -> bool:
         reports.append(metrics)
+        played.extend(episodes)
         # the next restart is due right after this
         ledger.restarted(counters.iteration)
         return False
@@ -298,4 +322,7 @@ def drive(
         loop.Hooks(lambda scheduled: None, after, lambda batch: ""),
         PhaseTimer(),
     )
+    # every episode that ended in a delivered row is told of, once
+    assert len(played) == ledger.endings
+    assert {episode.length for episode in played} <= set(LENGTHS)
     return sampling, counters, reports

@@ -1,6 +1,7 @@
 """What is drawn from replay, against plain lists; uniformity; how much is drawn and when."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -186,6 +187,15 @@ def test_owed_draws_are_exact(rate: float, steps: int) -> None:
         assert made == int(np.floor(np.round(rate * steps * iteration, 9)))
 
 
+@pytest.mark.parametrize("rate", [1e-7, 6e-7, 0.3e-12])
+def test_draws_of_a_tiny_rate_are_owed_too(rate: float) -> None:
+    replay = make(plan("windows", columns=1, rate=rate), 1)
+    Run(replay, 1, 4, 0, CALM).collect([0])
+    replay.counted_steps = round(3 / rate) - 4  # nothing was drawn for them yet
+    assert len(list(replay.draws(3, 1))) == 2
+    assert len(list(replay.draws(4, 2))) == 1
+
+
 def test_nothing_is_drawn_before_the_start_and_nothing_is_owed_for_it() -> None:
     replay = make(plan("windows", start_steps=10, rate=0.5, columns=2), 2)
     run = Run(replay, 2, 4, 0, CALM)
@@ -318,7 +328,33 @@ def test_a_replay_that_cannot_fit_is_refused_at_once(tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"bytes in memory, .* are available"):
         make(huge, 1)
     with pytest.raises(ConfigError, match="on the disk of"):
-        make(huge, 1, folder=tmp_path / "replay")
+        make(huge, 1, folder=tmp_path / "run" / "replay")
+    assert not list(tmp_path.iterdir())  # so the corrected call finds a new folder
+
+
+@pytest.mark.parametrize("way", ["the folder", "its parent", "a file"])
+def test_what_is_in_the_way_of_its_files_is_said(way: str, tmp_path) -> None:
+    folder = tmp_path / "run" / "replay"
+    if way == "a file":
+        (folder / "rows.bin").mkdir(parents=True)
+    elif way == "the folder":
+        folder.parent.mkdir()
+        folder.write_text("")
+    else:
+        folder.parent.write_text("")
+    replay = make(plan("windows"), 1, folder=folder)
+    with pytest.raises(ConfigError, match=r"requires a folder for its files, .*remove what is in"):
+        Run(replay, 1, 4, 0, QUIET).collect([0])
+
+
+def test_memory_is_bounded_also_where_the_kernel_does_not_say_what_is_free(monkeypatch) -> None:
+    def missing(*_) -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    make(plan("windows"), 1)
+    with pytest.raises(ConfigError, match=r"bytes in memory, .* are available"):
+        make(plan("windows", capacity_steps=10**13), 1)
 
 
 def test_it_says_what_it_takes(tmp_path) -> None:

@@ -45,6 +45,21 @@ def test_stacks_are_told_by_what_they_hold(frame, count: int, found: int | None)
     assert frame_slices(mixed) is None
 
 
+@pytest.mark.parametrize("moved", [0, 1, 5])
+def test_rows_in_which_little_moves_are_no_sign_of_a_stack(moved: int) -> None:
+    """A color image whose lowest lines show something after a black start."""
+    rows = np.zeros((30, 2, 84, 84, 3), np.uint8)
+    assert frame_slices(rows) is None
+    rows[-1 - moved :, :, -5:] = 200
+    assert frame_slices(rows) is None
+
+
+def test_a_stack_that_begins_static_is_told_by_what_moves_in_it() -> None:
+    frames = np.zeros((60, 2, 1, 8, 8), np.uint8)
+    frames[-5:] = np.random.default_rng(0).integers(0, 256, (5, 2, 1, 8, 8), np.uint8)
+    assert frame_slices(stacked(frames, 4, 1)) == 1
+
+
 def test_only_bytes_with_a_leading_axis_can_be_stacks() -> None:
     assert may_stack(TensorSpec((4, 84, 84), torch.uint8))
     assert not may_stack(TensorSpec((4, 84, 84), torch.float32))
@@ -121,7 +136,8 @@ def test_first_rows_of_episodes_take_no_room_unless_their_stack_is_unlike_any(
     assert used(replay) == whole + (kind == "random")  # the very first row too
 
 
-def test_a_full_disk_says_what_to_do(tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize("fault", [errno.ENOSPC, errno.EINVAL, errno.EOPNOTSUPP, errno.EACCES])
+def test_a_full_disk_says_what_to_do(fault: int, tmp_path, monkeypatch) -> None:
     replay = make(plan("windows", capacity_steps=600, columns=100, unroll=10), 1, folder=tmp_path)
     run = Run(replay, 1, 10, 1, QUIET)
     run.collect([0])
@@ -129,7 +145,7 @@ def test_a_full_disk_says_what_to_do(tmp_path, monkeypatch) -> None:
         stream.chances = Chances(end=0, masked=0, odd=1, empty=0, lost=0, budget=0)
 
     def full(*_) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise OSError(fault, os.strerror(fault))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
 
@@ -137,7 +153,7 @@ def test_a_full_disk_says_what_to_do(tmp_path, monkeypatch) -> None:
         for _ in range(10):
             run.collect([0])
 
-    with pytest.raises(ConfigError, match=r"frames-\d.bin, the disk can't hold them .*make room"):
+    with pytest.raises(ConfigError, match=r"frames-\d.bin, they can't be had .*make room"):
         go_on()
 
 

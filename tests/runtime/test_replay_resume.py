@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from replay_run import INTERVAL, ITERATIONS, STREAMS, UNROLL, batches, digest, open_replay
-from replay_streams import Chances, Run, make, plan
+from replay_streams import ROWS, Chances, Run, make, plan
 
-from quintet.errors import CheckpointError
+from quintet.errors import CheckpointError, ConfigError
 from quintet.runtime.replay import Replay
 from quintet.types import Rollout
 
@@ -160,6 +160,40 @@ def test_every_slack_row_leaves_the_checkpoint_whole(kind: str, tmp_path: Path) 
         run.restart()
         run.collect(list(range(STREAMS)))
     open_replay(kind, tmp_path).load(state)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("slack_steps", [UNROLL, 10 * INTERVAL * UNROLL])
+def test_rings_keep_their_length_with_any_other_slack(
+    kind: str, slack_steps: int, tmp_path: Path
+) -> None:
+    replay, run = filled(kind, tmp_path, 40)
+    lengths = {file.name: file.stat().st_size for file in (tmp_path / "replay").glob("*.bin")}
+    slack_unrolls = replay.slack_unrolls
+    assert slack_unrolls == INTERVAL
+    state = saved(replay)
+    replay = Replay(
+        plan(kind, capacity_steps=180, steps=UNROLL if kind == "sequences" else 3, columns=16),
+        ROWS, STREAMS, 0, tmp_path / "replay", slack_steps,
+    )  # fmt: skip
+    replay.load(state)
+    assert slack_unrolls <= replay.slack_unrolls
+    assert {name: (tmp_path / "replay" / name).stat().st_size for name in lengths} == lengths
+    run = Run(replay, STREAMS, UNROLL, 4, Chances(empty=0))
+    state = saved(replay)
+    for _ in range(replay.slack_unrolls):
+        run.restart()
+        run.collect(list(range(STREAMS)))
+    open_replay(kind, tmp_path).load(state)
+
+
+def test_a_resume_needs_no_room_for_slack_that_its_rings_lack(tmp_path: Path) -> None:
+    state = saved(filled("windows", tmp_path, 7)[0])
+    data_plan = plan("windows", capacity_steps=180, steps=3, columns=16)
+    replay = make(data_plan, STREAMS, folder=tmp_path / "replay", slack_steps=10**13)
+    replay.load(state)
+    with pytest.raises(ConfigError, match="on the disk"):
+        make(data_plan, STREAMS, folder=tmp_path / "other", slack_steps=10**13)
 
 
 @pytest.mark.parametrize("name", ["rows", "states", "frames-0"])

@@ -61,7 +61,7 @@ def sampling(**plan: float) -> SerialSampling:
         for _ in range(GROUPS)
     ]
     the_plan = DataPlan(STEPS, STREAMS, return_discount=plan.get("discount", GAMMA))
-    return SerialSampling(envs, CountingActor, the_plan, SEED, PhaseTimer(), torch.device("cpu"))
+    return SerialSampling(envs, CountingActor, the_plan, SEED, PhaseTimer())
 
 
 def unrolls(count: int) -> list[Batch]:
