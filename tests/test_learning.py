@@ -9,12 +9,18 @@ import quintet
 
 pytestmark = pytest.mark.slow
 
+# fmt: off
 FLOORS: dict[str, tuple[str, int, float, dict[str, Any]]] = {
     "cartpole": ("CartPole-v1", 100_000, 475.0, {}),
     "cartpole-kl-penalty": ("CartPole-v1", 200_000, 450.0, {"preset": "kl_penalty"}),
     "acrobot": ("Acrobot-v1", 500_000, -100.0, {}),
     "pendulum": ("Pendulum-v1", 300_000, -250.0, {"gamma": 0.9}),
+    "cartpole-memory": (
+        "quintet.envs.toy:cartpole_without_velocities", 200_000, 450.0, {"model.core": "gru"},
+    ),
+    "lunar-lander": ("LunarLander-v3", 1_000_000, 200.0, {}),
 }
+# fmt: on
 
 
 @pytest.mark.parametrize("task", FLOORS)
