@@ -37,7 +37,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector import VectorEnv as ForeignVectorEnv
 from numpy.typing import NDArray
 
-from quintet.envs.gymnasium import Leaf, leaf_of
+from quintet.envs.gymnasium import BadLeaf, Leaf, leaf_of, read_leaf
 from quintet.envs.vector import (
     Array,
     EnvDescription,
@@ -277,27 +277,10 @@ class AdaptedVectorEnv:
 
     def _array(self, obs: Any, leaf: Leaf, *, one: bool = False) -> Array:
         """A leaf of all streams, or of `one`, checked and counted from 0."""
-        value = obs
         try:
-            for key in leaf.keys:
-                value = value[key]
-            array = np.asarray(value)
-        except Exception as error:
-            self._fault(f"gave no observation {leaf.path!r}: {error!r}", error)
-        shape = leaf.shape if one else (self._num_streams, *leaf.shape)
-        if array.shape != shape or not (
-            array.dtype == leaf.dtype or np.can_cast(array.dtype, leaf.dtype, "same_kind")
-        ):
-            self._fault(
-                f"must give observation {leaf.path!r} as declared, {leaf.space}, "
-                f"{'' if one else f'for {self._num_streams} streams'}; "
-                f"gave shape {array.shape}, dtype {array.dtype}"
-            )
-        if leaf.start is not None:
-            array = array - leaf.start
-        if leaf.size is not None and not ((array >= 0) & (array < leaf.size)).all():
-            self._fault(f"must give observation {leaf.path!r} within {leaf.space}; gave {value}")
-        return array
+            return read_leaf(obs, leaf, () if one else (self._num_streams,))
+        except BadLeaf as error:
+            self._fault(str(error), error)
 
     def _per_stream(self, what: str, value: Any) -> Array:
         try:

@@ -169,28 +169,10 @@ class GymnasiumVectorEnv:
 
     def _write_obs(self, stream: int, obs: Any, out: ObsArrays) -> None:
         for leaf in self._leaves:
-            value = obs
             try:
-                for key in leaf.keys:
-                    value = value[key]
-                array = np.asarray(value)
-            except Exception as error:
-                self._raise_fault(stream, f"gave no observation {leaf.path!r}: {error!r}", error)
-            if array.shape != leaf.shape or not (
-                array.dtype == leaf.dtype or np.can_cast(array.dtype, leaf.dtype, "same_kind")
-            ):
-                self._raise_fault(
-                    stream,
-                    f"must give observation {leaf.path!r} as declared, {leaf.space}; "
-                    f"gave shape {array.shape}, dtype {array.dtype}",
-                )
-            if leaf.start is not None:
-                array = array - leaf.start
-            if leaf.size is not None and not ((array >= 0) & (array < leaf.size)).all():
-                self._raise_fault(
-                    stream, f"must give observation {leaf.path!r} within {leaf.space}; gave {value}"
-                )
-            out[leaf.path][stream] = array
+                out[leaf.path][stream] = read_leaf(obs, leaf)
+            except BadLeaf as error:
+                self._raise_fault(stream, str(error), error)
 
     def _raise_fault(self, stream: int, what: str, cause: Exception | None = None) -> NoReturn:
         step = self._episode_step[stream]
@@ -237,6 +219,38 @@ def _row(action: Any, stream: int) -> Any:
     if isinstance(action, tuple):
         return tuple(_row(child, stream) for child in action)
     return action[stream]
+
+
+class BadLeaf(Exception):
+    """What an environment did to an observation leaf, as it goes on after "the environment"."""
+
+
+def read_leaf(obs: Any, leaf: Leaf, leading: tuple[int, ...] = ()) -> Array:
+    """A leaf of one observation, or of a batch ``[*leading]``, checked and counted from 0.
+
+    Raises:
+        BadLeaf: it isn't there, or not as declared.
+    """
+    value = obs
+    try:
+        for key in leaf.keys:
+            value = value[key]
+        array = np.asarray(value)
+    except Exception as error:
+        raise BadLeaf(f"gave no observation {leaf.path!r}: {error!r}") from error
+    if array.shape != (*leading, *leaf.shape) or not (
+        array.dtype == leaf.dtype or np.can_cast(array.dtype, leaf.dtype, "same_kind")
+    ):
+        streams = f" for {leading[0]} streams" if leading else ""
+        raise BadLeaf(
+            f"must give observation {leaf.path!r} as declared, {leaf.space}{streams}; "
+            f"gave shape {array.shape}, dtype {array.dtype}"
+        )
+    if leaf.start is not None:
+        array = array - leaf.start
+    if leaf.size is not None and not ((array >= 0) & (array < leaf.size)).all():
+        raise BadLeaf(f"must give observation {leaf.path!r} within {leaf.space}; gave {value}")
+    return array
 
 
 def leaf_of(path: str, keys: tuple[str | int, ...], space: Space) -> Leaf:
