@@ -36,6 +36,11 @@ def select(rollout: Rollout, columns: Tensor) -> Rollout:
     return _combine([rollout], lambda tensors, dim: tensors[0].index_select(dim, columns))
 
 
+def _narrow(rollout: Rollout, start: int, count: int) -> Rollout:
+    """`count` columns from `start` on, as views."""
+    return _combine([rollout], lambda tensors, dim: tensors[0].narrow(dim, start, count))
+
+
 def _combine(parts: Sequence[Rollout], function: Callable[[list[Tensor], int], Tensor]) -> Rollout:
     """Applies `function` to every tensor of the parts and the dimension of its columns."""
     values: dict[str, Any] = {}
@@ -97,6 +102,16 @@ class Part:
         episodes = [replace(e, column=place[e.column]) for e in self.episodes if e.column in place]
         return Part(select(self.rollout, columns), episodes, owned=True)
 
+    def split(self, first: int) -> tuple["Part", "Part"]:
+        """The first so many columns and the rest, as views."""
+        head = [e for e in self.episodes if e.column < first]
+        tail = [replace(e, column=e.column - first) for e in self.episodes if e.column >= first]
+        rest = self.columns - first
+        return (
+            Part(_narrow(self.rollout, 0, first), head, self.owned),
+            Part(_narrow(self.rollout, first, rest), tail, self.owned),
+        )
+
 
 @final
 class ColumnQueue:
@@ -150,8 +165,8 @@ class ColumnQueue:
         while missing:
             part = self.waiting.pop(0)
             if part.columns > missing:
-                self.waiting.insert(0, part.take(torch.arange(missing, part.columns)))
-                part = part.take(torch.arange(missing))
+                part, rest = part.split(missing)
+                self.waiting.insert(0, rest)
             taken.append(part)
             missing -= part.columns
         episodes: list[Episode] = []

@@ -4,8 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
 
-import torch
-
 from quintet.envs.vector import VectorEnv
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor, DataPlan
@@ -143,8 +141,8 @@ class SerialSampling:
             part = group.finish()
             ahead = min(max(self.first_stream - group.first_stream, 0), group.num_streams)
             if 0 < ahead < group.num_streams:
-                late.append(part.take(torch.arange(ahead)))
-                part = part.take(torch.arange(ahead, group.num_streams))
+                first, part = part.split(ahead)
+                late.append(first)
             elif ahead:
                 late.append(part)
                 continue
