@@ -97,18 +97,18 @@ def train(
     if model is not None:
         _settle("model", values, {"model.encoder": encoder_import_string(model)})
     source = _settle_env(env, values)
-    command, check_env = Layer("call", values), source is None
+    command = Layer("call", values)
     if seeds is None:
         if jobs is not None:
             raise ConfigError(f"jobs={jobs} has no effect without seeds; leave it out")
-        return run(load_config(algo, [], command, check_env=check_env), source, on_report)
+        return run(load_config(algo, [], command, source), source, on_report)
     if on_report is not None or isinstance(source, ForeignVectorEnv):
         what = "on_report" if on_report is not None else "a vector environment"
         raise ConfigError(
             f"{what} requires a single run, seeds trains each in a process of its own; leave one "
             "of them out, or call train for each seed"
         )
-    loaded = load_seeds(algo, [], command, seeds, check_env=check_env)
+    loaded = load_seeds(algo, [], command, seeds, source)
     outcomes = run_seeds(loaded, source, jobs)
     failed = [f"seed {each.seed}: {each.error}" for each in outcomes if each.status == "failed"]
     if failed:

@@ -1,4 +1,4 @@
-"""The command line: train, eval, plot, envs, config.
+"""The command line: train, eval, plot, bench, envs, config.
 
 PyTorch and the environments are imported by the commands that need them, so that help comes at
 once.
@@ -21,11 +21,24 @@ commands:
   train ALGO --env ID   train a policy; the same command again goes on with an interrupted run;
                         --seeds 1,2,3 trains a group of runs
   eval RUN              play episodes with the policy of a run
-  plot RUN... --out F   learning curves as a picture
+  plot RUN... --out F   learning curves, or bars of final scores, as a picture
+  bench [WORKLOAD]      speed on fixed work, and what this machine would allow
   envs [PATTERN]        environments that can be trained on
   config ALGO --env ID  the resolved configuration and where each value comes from
 
 `quintet COMMAND --help` lists the options of a command.  Algorithms: ppo.
+"""
+
+BENCH_HELP = """usage: quintet bench [WORKLOAD] [--json] [--runtime.OPTION ...] [--env.OPTION ...]
+
+Trains fixed work for a while and says how fast it went, beside what the bare parts (stepping, one
+forward, one update, each by itself) allow on this machine.  Keep the machine otherwise idle.
+Without a workload all of them run, one after the other: {names}.
+
+options:
+  --json                        one JSON object per workload
+  --runtime.threads, --runtime.precision, --runtime.compile, --env.num-threads,
+  --env.streams-per-group       how the work is scheduled; the work itself is fixed
 """
 
 
@@ -53,6 +66,10 @@ def main(arguments: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
+    # Threads of PyTorch that wait for work spin for milliseconds by default, on the cores that the
+    # environments then want (8% of Pong's sampling).  Only before PyTorch is loaded can it be said.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     return _guarded(lambda: command(arguments[1:]))
 
 
@@ -202,6 +219,10 @@ def _eval(arguments: list[str]) -> int:
                 str, arg(help="best, latest (default), or a checkpoint's name or path")
             ],
             "stochastic": Annotated[bool, arg(help="sample actions in place of the mode")],
+            "video": Annotated[
+                str,
+                arg(help="film one more episode, of the first seed, into this .mp4 file"),
+            ],
             "json": Annotated[bool, arg(help="print one JSON object")],
         },
         total=False,
@@ -211,6 +232,8 @@ def _eval(arguments: list[str]) -> int:
         from quintet.errors import ConfigError
 
         raise ConfigError("quintet eval requires a run: quintet eval RUN [--episodes N] ...")
+    from dataclasses import asdict
+
     from quintet.evaluation import evaluate
     from quintet.policy import load
 
@@ -221,7 +244,9 @@ def _eval(arguments: list[str]) -> int:
         given.get("episodes", 100),
         given.get("seed", 10_000),
         deterministic=not given.get("stochastic", False),
+        video=given.get("video"),
     )
+    film = scores.film
     summary = {
         "env": scores.env.id,
         "backend": scores.env.backend,
@@ -234,7 +259,9 @@ def _eval(arguments: list[str]) -> int:
         "length_mean": float(scores.lengths.mean()),
     }
     if given.get("json"):
-        print(json.dumps(summary | {"returns": scores.returns.tolist()}))
+        shown = None if film is None else asdict(film) | {"path": str(film.path)}
+        more = {"returns": scores.returns.tolist()} | ({"video": shown} if shown else {})
+        print(json.dumps(summary | more))
     else:
         print(
             f"{summary['env']} ({summary['backend']}): return {scores.mean:.2f} +- "
@@ -242,6 +269,12 @@ def _eval(arguments: list[str]) -> int:
             f"{summary['return_max']:.2f}), length {summary['length_mean']:.1f}, over "
             f"{summary['episodes']} episodes"
         )
+        if film is not None:
+            remark = f" ({film.remark})" if film.remark else ""
+            print(
+                f"{film.path}: an episode of {film.env.id} ({film.env.backend}), seed {film.seed}: "
+                f"return {film.episode_return:.2f}, length {film.length}{remark}"
+            )
     return 0
 
 
@@ -262,24 +295,43 @@ def _plot(arguments: list[str]) -> int:
                 ]
             ],
             "out": Annotated[str, arg(help="picture to write: .png, .svg or .pdf")],
-            "x": Annotated[Literal["env_steps", "wall_s"], arg(help="horizontal axis")],
-            "metric": Annotated[str, arg(help="vertical axis (default episode/return_mean)")],
+            "kind": Annotated[
+                Literal["curve", "bars"],
+                arg(
+                    help="curve (default): mean over seeds with a 95% bootstrap band; bars: "
+                    "interquartile mean of final scores with its 95% bootstrap interval"
+                ),
+            ],
+            "x": Annotated[
+                Literal["env_steps", "wall_s"],
+                arg(help="horizontal axis of curves (default env_steps)"),
+            ],
+            "metric": Annotated[
+                str,
+                arg(
+                    help="any name in metrics.jsonl (default: episode/return_mean as a curve, "
+                    "eval/return_mean as bars)"
+                ),
+            ],
         },
         total=False,
     )
-    given = _parse("quintet plot", "Learning curves of one or more runs.", schema, arguments)
+    given = _parse("quintet plot", "Curves or final scores of runs.", schema, arguments)
     if not given.get("runs") or "out" not in given:
         raise ConfigError(
             "quintet plot requires at least one run and a file: quintet plot RUN... --out FILE.png"
         )
+    if given.get("kind") == "bars" and "x" in given:
+        raise ConfigError(f"--x {given['x']} has no effect on --kind bars; leave it out")
     from quintet.observe.plots import plot_runs
 
     out = Path(given["out"])
     plot_runs(
         [run for place in given["runs"] for run in _runs_in(Path(place))],
         out,
+        kind=given.get("kind", "curve"),
         x=given.get("x", "env_steps"),
-        metric=given.get("metric", "episode/return_mean"),
+        metric=given.get("metric"),
     )
     print(out)
     return 0
@@ -310,10 +362,27 @@ def _envs(arguments: list[str]) -> int:
     return 0
 
 
+def _bench(arguments: list[str]) -> int:
+    from quintet.bench import measure, workloads
+
+    if {"-h", "--help"} & {*arguments}:
+        print(BENCH_HELP.format(names=", ".join(workloads.names())), end="")
+        return 0
+    names = [arguments[0]] if arguments and not arguments[0].startswith("-") else workloads.names()
+    rest = arguments[1:] if arguments and not arguments[0].startswith("-") else arguments
+    as_json = "--json" in rest
+    options = workloads.scheduling([word for word in rest if word != "--json"])
+    for work in [workloads.read(name) for name in names]:
+        record = measure.run(work, options)
+        print(json.dumps(record) if as_json else measure.in_words(record), flush=True)
+    return 0
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "eval": _eval,
     "plot": _plot,
+    "bench": _bench,
     "envs": _envs,
     "config": _config,
 }

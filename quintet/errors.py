@@ -4,6 +4,8 @@ Every message says what was required, what was given and what to do.  ``assert``
 exceptions are left for quintet's own invariants.
 """
 
+from collections.abc import Mapping
+
 
 class QuintetError(Exception):
     """Base of all errors with which quintet answers a wrong input or a failed part."""
@@ -11,6 +13,18 @@ class QuintetError(Exception):
 
 class ConfigError(QuintetError):
     """One or more faults in a configuration, all of them listed in the message."""
+
+
+class IdleOptions(ValueError):
+    """Options that have no effect beside the others: what a configuration's validator raises.
+
+    Attributes:
+        said: by option a sentence for a person.
+    """
+
+    def __init__(self, said: Mapping[str, str]) -> None:
+        super().__init__("; ".join(said.values()))
+        self.said = dict(said)
 
 
 class EnvironmentFault(QuintetError):

@@ -1,22 +1,59 @@
 """Plays whole episodes with a policy and says how they went."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from math import ceil
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 import torch
+from gymnasium.vector import VectorEnv as ForeignVectorEnv
 from numpy.typing import NDArray
 
 from quintet import spaces
-from quintet.envs.given import GivenEnv, settle
+from quintet.envs.config import EnvConfig
+from quintet.envs.film import make_filmed_env
+from quintet.envs.given import EnvSource, GivenEnv, settle
 from quintet.envs.make import make_group_env
-from quintet.envs.vector import EnvDescription, VectorEnv, allocate_obs, allocate_row, check_finite
+from quintet.envs.vector import (
+    EnvDescription,
+    ObsArrays,
+    VectorEnv,
+    allocate_obs,
+    allocate_row,
+    check_finite,
+)
 from quintet.errors import ConfigError
+from quintet.observe.video import VideoWriter, check_video
 from quintet.policy import Policy
 
 MAX_STREAMS = 25
 """Environments that an evaluation steps side by side, at most."""
+
+
+MAX_FPS = 60.0
+"""Pictures per second of a video, at most: of a faster environment every second, third, ... step is
+shown, so that it is seen at its own speed.
+"""
+
+
+@final
+@dataclass(frozen=True)
+class Film:
+    """The one episode of a video.
+
+    env: what was filmed, which need not be what was evaluated; `remark` then says why.
+    episode_return: in raw reward units; length: in env_steps.
+    """
+
+    path: Path
+    env: EnvDescription
+    seed: int
+    episode_return: float
+    length: int
+    remark: str
 
 
 @final
@@ -25,11 +62,13 @@ class Scores:
     """Episodes in the order (stream, time): returns in raw reward units, lengths in env_steps.
 
     env: which environment, of which backend, they were played in.
+    film: what the video shows, where one was asked for; it is none of the episodes.
     """
 
     returns: NDArray[np.float64]
     lengths: NDArray[np.int64]
     env: EnvDescription
+    film: Film | None = None
 
     @property
     def mean(self) -> float:
@@ -50,6 +89,7 @@ def evaluate(
     *,
     deterministic: bool = True,
     stop: Callable[[], bool] | None = None,
+    video: str | Path | None = None,
 ) -> Scores:
     """Plays `episodes` whole episodes; rewards are raw, neither clipped nor normalised.
 
@@ -63,9 +103,15 @@ def evaluate(
             name of the one that was trained on: give a callable that knows its arguments.
         deterministic: take the mode of the policy; False samples.
         stop: asked at every step; True ends the evaluation with the episodes there are.
+        video: an .mp4 file of one whole episode, however long, with its return so far and its step
+            in the corner; `quintet.envs.film` says what is filmed.  The episode is played
+            before the others, in an environment of its own with the seed `seed`, and isn't counted:
+            the scores are the same with a video and without.  No file if `stop` ends it.
 
     Raises:
-        ConfigError: the environment's spaces are not the policy's, or a number is wrong.
+        ConfigError: the environment's spaces are not the policy's, a number is wrong, or nothing of
+            the environment can be filmed.
+        QuintetError: the video can't be written.
     """
     if not isinstance(policy, Policy):
         raise ConfigError(f"a policy is required, got {policy!r}; quintet.load(path) gives one")
@@ -76,6 +122,36 @@ def evaluate(
             f"episodes={episodes!r}, seed={seed!r}"
         )
     episodes, seed = int(episodes), int(seed)
+    path = None if video is None else Path(video)
+    if path is not None:
+        check_video(path)
+    config, num_streams, source = _choose_env(policy, env, episodes)
+    vector = _make(config, num_streams, source, trained=env is None)
+    try:
+        _check_spaces(policy, vector)
+        how = _How(episodes, seed, deterministic, stop)
+        film = None if path is None else _film(policy, config, source, how, path)
+        returns, lengths = _play(policy, vector, how)
+        return Scores(returns, lengths, vector.description, film)
+    finally:
+        vector.close()
+
+
+@final
+@dataclass(frozen=True)
+class _How:
+    """How a policy is played; as in `evaluate`."""
+
+    episodes: int
+    seed: int
+    deterministic: bool
+    stop: Callable[[], bool] | None
+
+
+def _choose_env(
+    policy: Policy, env: GivenEnv | None, episodes: int
+) -> tuple[EnvConfig, int, EnvSource | None]:
+    """Which environment, how many side by side, and where they come from if not from the id."""
     config = policy.env.model_copy(update={"reward_clip": "none"})
     num_streams, source = min(episodes, MAX_STREAMS), None
     if env is not None and env != config.id:
@@ -85,20 +161,21 @@ def evaluate(
         kwargs = config.kwargs if says["id"] == config.id else {}
         config = config.model_copy(update={"backend": backend, "kwargs": kwargs} | says)
         num_streams = says.get("num_streams", num_streams)
+    return config, num_streams, source
+
+
+def _make(
+    config: EnvConfig, num_streams: int, source: EnvSource | None, trained: bool
+) -> VectorEnv:
     try:
-        vector = make_group_env(config, num_streams, source)
+        return make_group_env(config, num_streams, source)
     except ConfigError as error:
-        if env is None and ":" in config.id:
+        if trained and ":" in config.id:
             raise ConfigError(
                 f"{error}; if the policy was trained on a callable, give that as env=, or an "
                 "import string of it as --env"
             ) from error
         raise
-    try:
-        _check_spaces(policy, vector)
-        return _play(policy, vector, episodes, seed, deterministic, stop)
-    finally:
-        vector.close()
 
 
 def _check_spaces(policy: Policy, vector: VectorEnv) -> None:
@@ -115,33 +192,72 @@ def _check_spaces(policy: Policy, vector: VectorEnv) -> None:
             )
 
 
+Watch = Callable[[ObsArrays, float, int, bool], None]
+"""Told of stream 0 after the start and after every step: all observations, the return and the
+steps of its episode so far, and whether that is over.
+"""
+
+
+def _film(
+    policy: Policy, config: EnvConfig, source: EnvSource | None, how: _How, path: Path
+) -> Film | None:
+    """Films one episode; None if it was stopped before its end."""
+    # One that is given has as many streams as it has; others are made, with one.
+    num_streams = config.num_streams if isinstance(source, ForeignVectorEnv) else 1
+    check = partial(_check_spaces, policy)
+    filmed = make_filmed_env(config, num_streams, source, how.seed, check)
+    shown: Film | None = None
+    every = ceil(filmed.steps_per_s / MAX_FPS)
+    try:
+        with VideoWriter(path, filmed.steps_per_s / every) as writer:
+
+            def watch(obs: ObsArrays, so_far: float, step: int, over: bool) -> None:
+                nonlocal shown
+                if shown is not None:
+                    return
+                if step % every == 0 or over:
+                    number = f"{so_far:.0f}" if so_far == round(so_far) else f"{so_far:.2f}"
+                    writer.add(filmed.picture(obs), f"return {number}\nstep {step}")
+                if over:
+                    about = filmed.env.description
+                    shown = Film(path, about, how.seed, so_far, step, filmed.remark)
+
+            def ends() -> bool:
+                return shown is not None or (how.stop is not None and how.stop())
+
+            _play(policy, filmed.env, replace(how, episodes=num_streams, stop=ends), watch)
+            if shown is None:
+                writer.discard()
+        return shown
+    finally:
+        filmed.env.close()
+
+
 def _play(
-    policy: Policy,
-    vector: VectorEnv,
-    episodes: int,
-    seed: int,
-    deterministic: bool,
-    stop: Callable[[], bool] | None,
-) -> Scores:
-    count = vector.num_streams
+    policy: Policy, vector: VectorEnv, how: _How, watch: Watch | None = None
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Returns and lengths of the episodes, in the order (stream, time)."""
+    count, episodes = vector.num_streams, how.episodes
     quota = np.array([episodes // count + (i < episodes % count) for i in range(count)])
     obs = allocate_obs(vector.spaces.observation, (count,))
     row = allocate_row(vector.spaces.observation, count)
     leaves: dict[str, Any] = {name: torch.from_numpy(x) for name, x in row.obs.items()}
-    vector.restart([seed + i for i in range(count)], obs)
+    vector.restart([how.seed + i for i in range(count)], obs)
     for name, x in obs.items():
         row.obs[name][...] = x
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(how.seed)
     state = policy.actor.initial_state(count)
     is_first = torch.ones(count, dtype=torch.bool)
     returns, lengths = np.zeros(count), np.zeros(count, np.int64)
     played: list[list[tuple[float, int]]] = [[] for _ in range(count)]
     step = 0
     left = episodes
+    if watch is not None:
+        watch(row.obs, 0.0, 0, False)
     while left:
-        if stop is not None and stop():
+        if how.stop is not None and how.stop():
             break
-        noise = None if deterministic else policy.actor.draw_noise(1, count, generator)[0]
+        noise = None if how.deterministic else policy.actor.draw_noise(1, count, generator)[0]
         out = policy.actor.act(leaves, state, is_first, noise)
         state = out.state
         vector.send(out.env_action.numpy())
@@ -155,12 +271,13 @@ def _play(
         is_first = torch.from_numpy(~row.valid)
         returns += row.raw_reward
         lengths += row.valid
-        for i in np.nonzero(row.terminated | row.truncated)[0].tolist():
+        over = row.terminated | row.truncated
+        if watch is not None:
+            watch(row.obs, float(returns[0]), int(lengths[0]), bool(over[0]))
+        for i in np.nonzero(over)[0].tolist():
             if len(played[i]) < quota[i]:
                 played[i].append((float(returns[i]), int(lengths[i])))
                 left -= 1
             returns[i], lengths[i] = 0.0, 0
     flat = [episode for mine in played for episode in mine]
-    return Scores(
-        np.array([r for r, _ in flat]), np.array([n for _, n in flat], np.int64), vector.description
-    )
+    return np.array([r for r, _ in flat]), np.array([n for _, n in flat], np.int64)

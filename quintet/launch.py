@@ -18,27 +18,24 @@ import torch
 from quintet import group
 from quintet.algorithms import registry
 from quintet.algorithms.setup import Setup
-from quintet.config.load import Loaded
-from quintet.config.run import RunConfig
+from quintet.config.load import Loaded, with_presets
+from quintet.config.run import RunConfig, RuntimeConfig
 from quintet.config.saved import Unusable
 from quintet.envs.given import EnvSource
-from quintet.envs.make import make_group_env
+from quintet.envs.make import group_size, make_group_env
 from quintet.envs.vector import VectorEnv
 from quintet.errors import ConfigError
 from quintet.lock import RunLock
 from quintet.models.build import resolve_model, uses_pictures
+from quintet.models.precision import fast_bf16
 from quintet.policy import Policy
 from quintet.protocols import Actor, Learner
 from quintet.runtime.seeds import Role, generator_seed
 from quintet.runtime.serial import SerialSampling
+from quintet.setting import worth_compiling
 from quintet.signals import stop_on_signals
 from quintet.trainer import OnReport, Trainer
 from quintet.types import Spaces
-
-COMPILE_FROM_UPDATES = 50_000
-"""Optimizer steps from which on compiling is worth its seconds: a step saves about half a
-millisecond.
-"""
 
 
 @final
@@ -69,6 +66,11 @@ class SeedOutcome:
     error: str | None = None
 
 
+def has_compiler() -> bool:
+    """Whether there is a C++ compiler, which compiled updates need."""
+    return shutil.which(os.environ.get("CXX", "g++")) is not None
+
+
 def resolve(config: RunConfig, spaces: Spaces, backend: str) -> RunConfig:
     """Everything automatic replaced by what it means here."""
     model = resolve_model(config.model, spaces)
@@ -85,32 +87,44 @@ def resolve(config: RunConfig, spaces: Spaces, backend: str) -> RunConfig:
     if threads is None:
         # A fixed rule: measured on small networks, a second thread costs more than it gives.
         threads = min(os.cpu_count() or 1, 8) if pictures else 1
-    compiler = shutil.which(os.environ.get("CXX", "g++")) is not None
+    compiler = has_compiler()
     compile_ = config.runtime.compile
     if compile_ == "auto":
-        planned = registry.find(config.algo).planned_updates(
-            config.learner, config.env.num_streams, config.total_env_steps
-        )
-        # A loop over steps takes minutes to compile, and a user's module may not compile at all.
-        plain = not pictures and model.core == "none" and not model.custom
-        worth = plain and planned >= COMPILE_FROM_UPDATES
+        worth = worth_compiling(config, model, spaces, device)
         compile_ = "on" if worth and compiler else "off"
     elif compile_ == "on" and not compiler:
         raise ConfigError(
             "runtime.compile=on requires a C++ compiler, g++ is not on the PATH and CXX names "
             "none; install one or use --runtime.compile auto, which goes on eagerly"
         )
+    precision = config.runtime.precision
+    if precision == "auto":
+        fast = pictures and fast_bf16(torch.device(device))
+        precision = "bf16" if fast else "fp32"
     return config.model_copy(
         update={
             "model": model,
             "env": config.env.model_copy(
-                update={"backend": backend, "streams_per_group": config.env.group_size}
+                update={"backend": backend, "streams_per_group": group_size(config.env)}
             ),
             "runtime": config.runtime.model_copy(
-                update={"device": device, "threads": threads, "compile": compile_}
+                update={
+                    "device": device,
+                    "threads": threads,
+                    "compile": compile_,
+                    "precision": precision,
+                }
             ),
         }
     )
+
+
+def _resolve_loaded(loaded: Loaded, spaces: Spaces, backend: str) -> RunConfig:
+    """`resolve`, with the preset named that has set what is refused."""
+    try:
+        return resolve(loaded.config, spaces, backend)
+    except ConfigError as error:
+        raise ConfigError(with_presets(str(error), loaded.sources)) from error
 
 
 def resolved(
@@ -121,7 +135,7 @@ def resolved(
     """
     probe = make_group_env(loaded.config.env, 1, make_env)
     try:
-        config = resolve(loaded.config, probe.spaces, probe.description.backend)
+        config = _resolve_loaded(loaded, probe.spaces, probe.description.backend)
     finally:
         probe.close()
     before, values = loaded.config.flat(), config.flat()
@@ -142,7 +156,7 @@ def make_learner(config: RunConfig, spaces: Spaces) -> Learner:
         config.total_env_steps,
         (seeds[0], seeds[1]),
         torch.device(config.runtime.device),
-        compile=config.runtime.compile == "on",
+        config.runtime.compute,
     )
     return registry.find(config.algo).make_learner(config.learner, config.model, spaces, setup)
 
@@ -150,15 +164,24 @@ def make_learner(config: RunConfig, spaces: Spaces) -> Learner:
 def make_groups(config: RunConfig, make_env: EnvSource | None) -> list[VectorEnv]:
     """The environments of all groups."""
     envs: list[VectorEnv] = []
-    size = config.env.group_size
+    size = group_size(config.env)
     try:
-        for group in range(config.env.num_groups):
+        for group in range(config.env.num_streams // size):
             envs.append(make_group_env(config.env, size, make_env, first_stream=group * size))
     except BaseException:
         for env in envs:
             env.close()
         raise
     return envs
+
+
+def configure_torch(runtime: RuntimeConfig) -> None:
+    """What a resolved configuration says of the whole process."""
+    assert runtime.threads is not None
+    torch.set_num_threads(runtime.threads)
+    if runtime.device.startswith("cuda"):
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cudnn.allow_tf32 = False
 
 
 def run(
@@ -172,13 +195,9 @@ def run(
     envs = make_groups(loaded.config, make_env)
     try:
         spaces, env = envs[0].spaces, envs[0].description
-        config = resolve(loaded.config, spaces, env.backend)
+        config = _resolve_loaded(loaded, spaces, env.backend)
         assert config.run_dir is not None
-        assert config.runtime.threads is not None
-        torch.set_num_threads(config.runtime.threads)
-        if config.runtime.device.startswith("cuda"):
-            torch.backends.cudnn.deterministic = True
-            torch.backends.cudnn.allow_tf32 = False
+        configure_torch(config.runtime)
         learner = make_learner(config, spaces)
         trainer = Trainer(config, learner, spaces, env, on_report, make_env)
         trainer.warm_start()
@@ -263,7 +282,7 @@ def _train(trainer: Trainer, envs: list[VectorEnv], spaces: Spaces) -> Result:
     algorithm = registry.find(config.algo)
 
     def make_actor() -> Actor:
-        return algorithm.make_actor(config.learner, config.model, spaces)
+        return algorithm.make_actor(config.learner, config.model, spaces, config.runtime.compute)
 
     status: Literal["finished", "stopped"] = "finished"
     trainer.make_replay(make_actor(), spaces)

@@ -25,12 +25,13 @@ from quintet.evaluation import evaluate
 from quintet.observe.metrics import EpisodeStats
 from quintet.observe.progress import make_progress
 from quintet.observe.sinks import Reporter, open_sinks, read_metrics
-from quintet.observe.timing import PhaseTimer
+from quintet.observe.timing import Phase, PhaseTimer
 from quintet.policy import POLICY, Policy, describe, misfit
 from quintet.protocols import Actor, Learner
 from quintet.runtime import loop
 from quintet.runtime.batch import Episode
 from quintet.runtime.replay import Replay, RowSpecs
+from quintet.setting import setting_of
 from quintet.types import LearnerState, Publication, Rollout, Spaces
 from quintet.warm_start import donated
 
@@ -61,12 +62,13 @@ class Trainer:
         self.checkpoints = self.run_dir / "checkpoints"
         self.description = describe(config.algo, config.learner, config.model, config.env, spaces)
         self.counters = loop.Counters()
-        self.timer = PhaseTimer()
+        self.timer = PhaseTimer(self._phase_begins)
         self.episodes = EpisodeStats()
         self.best: float | None = None
         self.last_report: dict[str, float] = {}
         self.stop_requested = False
         self.reporter = Reporter(())
+        self.setting = setting_of(config, learner.plan, spaces, env, on_report is not None)
         batch = learner.plan.unroll_steps * learner.plan.columns_per_batch
         self.iterations = -(-config.total_env_steps // batch)
         self.interval = config.checkpoint.interval(self.iterations, batch / config.env.num_streams)
@@ -157,10 +159,13 @@ class Trainer:
         if not self.finished:
             self._write_config()
         self._log = (self.run_dir / "log.txt").open("a")
-        title = f"{self.config.algo} on {self.env.id} ({self.env.backend}) -> {self.run_dir}"
-        stream = sys.stdout if self.config.report.progress else io.StringIO()
         self.progress = make_progress(
-            self.config.total_env_steps, title, stream, start_env_steps=self.counters.env_steps
+            self.config.total_env_steps,
+            f"{self.config.algo} on {self.env.id} ({self.env.backend})",
+            sys.stdout if self.config.report.progress else io.StringIO(),
+            folder=str(self.run_dir),
+            start_env_steps=self.counters.env_steps,
+            setting=self.setting,
         )
         for note in notes:
             self.say(note)
@@ -251,6 +256,7 @@ class Trainer:
 
     def train(self, sampling: loop.Sampling) -> Literal["finished", "stopped"]:
         """Runs the loop to its end or to a stop."""
+        self.progress.stage(f"collecting the first {self.setting.batch_steps:,}")
         status = loop.run(
             loop.Parts(
                 [self.learner], sampling, self.replay, torch.device(self.config.runtime.device)
@@ -271,6 +277,11 @@ class Trainer:
                 "there"
             )
         return status
+
+    def _phase_begins(self, phase: Phase) -> None:
+        if phase == "learning":
+            compiles = ", which compiles it: up to a minute" if self.setting.compiles else ""
+            self.progress.stage(f"first update{compiles}")
 
     def save_policy(self) -> None:
         """Writes the final policy to ``policy/``, unless it stands there."""
@@ -381,6 +392,7 @@ class Trainer:
 
     def _evaluate(self) -> bool:
         """Plays the evaluation episodes; keeps the policy if it is the best so far."""
+        self.progress.stage("evaluating")
         before = self.timer.switch("evaluation")
         begin = time.perf_counter()
         policy = self.policy()

@@ -317,6 +317,10 @@ def test_a_group_of_seeds_and_its_picture(quintet, folder):
         (["plot"], "requires at least one run and a file"),
         (["plot", "r"], "requires at least one run and a file"),
         (["plot", "--out", "a.png"], "requires at least one run and a file"),
+        (
+            ["plot", "r", "--out", "a.png", "--kind", "bars", "--x", "wall_s"],
+            "--x wall_s has no effect on --kind bars",
+        ),
         (train(env="CartPol-v1"), "got 'CartPol-v1'; nearest are CartPole-v1, "),
         (train("--seeds", "1,2", "--seed", "3"), r"seed=3 has no effect with seeds=\[1, 2\]"),
         (train("--seeds", "1,x"), r"--seeds requires whole numbers, as in 1,2,3; got '1 x'"),
@@ -464,6 +468,8 @@ def test_what_eval_can_not_do(refused, quintet):
     refused("eval", "r", "--env", "CartPol", says="nearest are CartPole")
     refused("eval", "r", "--env", "CartPole-v1", says="policy's observation space .*CartPole-v1")
     refused("eval", "r", "--checkpoint", "best", says="r/best does not exist", status=1)
+    refused("eval", "r", "--video", "v.mp4", says="a video requires .*Contextual")
+    refused("eval", "r", "--video", "v.gif", says=r"as \.mp4, not '\.gif'", status=1)
     for arguments in (("eval", "r", "--bogus"), ("eval", "r", "s"), ("eval", "r", "--seed", "x")):
         status, out, _ = quintet(*arguments)
         assert status == 2

@@ -1,12 +1,13 @@
 """Evaluation: whole episodes by fixed quotas, raw rewards, the same seed the same scores."""
 
 import gymnasium
+import imageio_ffmpeg
 import numpy as np
 import pytest
 from gymnasium import spaces
 
 import quintet
-from quintet.errors import ConfigError, EnvironmentFault
+from quintet.errors import ConfigError, EnvironmentFault, QuintetError
 from quintet.evaluation import MAX_STREAMS
 
 SMALL = {
@@ -199,3 +200,38 @@ def test_acting_does_not_change_the_policy(bandit):
     before = {name: x.clone() for name, x in bandit.publication.tensors.items()}
     quintet.evaluate(bandit, episodes=3, deterministic=False)
     assert all(x.equal(before[name]) for name, x in bandit.publication.tensors.items())
+
+
+class Shown(Numbered):
+    """Draws itself."""
+
+    def render(self):
+        return np.full((20, 20, 3), 10 * self.steps, np.uint8)
+
+
+def test_a_video_is_one_more_episode_and_changes_no_score(policy, tmp_path):
+    path = tmp_path / "v.mp4"
+    plain = quintet.evaluate(policy, Shown, 4, seed=10_007)
+    scores = quintet.evaluate(policy, Shown, 4, seed=10_007, video=path)
+    assert plain.film is None
+    assert scores.returns.tolist() == plain.returns.tolist()
+    assert scores.film.path == path
+    assert (scores.film.episode_return, scores.film.length, scores.film.seed) == (80.0, 8, 10_007)
+    frames = list(imageio_ffmpeg.read_frames(str(path)))[1:]
+    assert len(frames) == 1 + 8 + 30  # first observation, steps, and a second of the last one
+    # Away from the caption: the true final picture, not that of the next episode.
+    assert np.frombuffer(frames[-1], np.uint8)[-300:].mean() == pytest.approx(80, abs=3)
+    assert all(env.closed for env in Numbered.made)
+
+
+def test_what_can_not_be_filmed_is_refused_before_anything_is_played(policy, tmp_path):
+    with pytest.raises(ConfigError, match=r"a video requires .*Numbered \(gymnasium\) can't be dr"):
+        quintet.evaluate(policy, Numbered, 4, video=tmp_path / "v.mp4")
+    assert all(env.closed and not env.ended for env in Numbered.made)
+    Numbered.made.clear()
+    with pytest.raises(QuintetError, match=r"as \.mp4, not '\.avi'"):
+        quintet.evaluate(policy, Shown, 4, video="v.avi")
+    assert Numbered.made == []
+    stopped = quintet.evaluate(policy, Shown, 4, video=tmp_path / "v.mp4", stop=lambda: True)
+    assert stopped.film is None
+    assert list(tmp_path.iterdir()) == []

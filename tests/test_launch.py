@@ -25,9 +25,10 @@ from torch import nn
 
 import quintet
 from quintet import checkpoint, cli, launch
+from quintet.algorithms.setup import PLAIN
 from quintet.checkpoint import tensor_hashes
 from quintet.config.load import Layer
-from quintet.config.run import PARTS, TOP
+from quintet.config.run import PARTS, TOP, RuntimeConfig
 from quintet.config.saved import load_config
 from quintet.envs.toy import Contextual, FinitePay
 from quintet.errors import CheckpointError, ConfigError, EnvironmentFault, NonFiniteError
@@ -553,23 +554,32 @@ def _threads(where: Where) -> None:
 
 
 def _compile(where: Where) -> None:
-    made: list[bool] = []
+    said: list[str] = []
     where.monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/g++")
-    real = launch.make_learner
     where.monkeypatch.setattr(
-        launch,
-        "make_learner",
-        lambda c, s: made.append(c.runtime.compile) or real(
-            c.model_copy(update={"runtime": c.runtime.model_copy(update={"compile": "off"})}), s
-        ),
-    )  # fmt: skip
+        RuntimeConfig, "compute", property(lambda self: said.append(self.compile) or PLAIN)
+    )
     run(where.folder / "a", 64, runtime__compile="on")
+    assert set(said) == {"on"}
+    said.clear()
     run(where.folder / "b", 64, runtime__compile="auto")  # far too short to be worth it
-    assert made == ["on", "off"]
-    many = {"total_env_steps": 2_000_000, "runtime__compile": "auto"}
+    assert set(said) == {"off"}
+    many = {"total_env_steps": 1_500_000, "runtime__compile": "auto"}
     assert resolved(**many)["runtime.compile"] == "on"
     assert resolved(**many, minibatch_steps=64)["runtime.compile"] == "off"
     assert resolved(**many, check_numerics=True)["runtime.compile"] == "off"
+
+
+def _precision(where: Where) -> None:
+    full = run(where.folder / "a", 64, runtime__precision="fp32")
+    half = run(where.folder / "b", 64, runtime__precision="bf16")
+    assert weights(full) != weights(half)
+    assert all(x.dtype != torch.bfloat16 for x in half.policy.publication.tensors.values())
+    pixels = {"env__id": "Pong-v5", "runtime__precision": "auto"}
+    for able, precision in ((True, "bf16"), (False, "fp32")):
+        where.monkeypatch.setattr(launch, "fast_bf16", lambda device, able=able: able)
+        assert resolved(**pixels)["runtime.precision"] == precision
+        assert resolved(runtime__precision="auto")["runtime.precision"] == "fp32"
 
 
 def _interval_updates(where: Where) -> None:
@@ -687,12 +697,15 @@ def _kwargs(where: Where) -> None:
 def _num_streams(where: Where) -> None:
     made = []
     run(where.folder, env=lambda: made.append(Contextual()) or made[-1], env__num_streams=6)
-    assert len(made) == 6
+    assert len(made) == 7  # and one that was looked at
 
 
 def _streams_per_group(where: Where) -> None:
-    for size, groups in ((None, [2, 2]), (4, [4]), (1, [1, 1, 1, 1])):
-        envs = launch.make_groups(result_config(env__streams_per_group=size), None)
+    pool = {"env": "Hopper-v4", "env__backend": "envpool"}  # steps in threads of its own
+    for size, groups, env in (
+        (None, [4], {}), (None, [2, 2], pool), (4, [4], pool), (1, [1, 1, 1, 1], {}),
+    ):  # fmt: skip
+        envs = launch.make_groups(result_config(env__streams_per_group=size, **env), None)
         assert [env.num_streams for env in envs] == groups
     one = weights(run(where.folder / "a", 64))
     assert one != weights(run(where.folder / "b", 64, env__streams_per_group=1))
@@ -717,7 +730,7 @@ def _num_threads(where: Where) -> None:
     envs = launch.make_groups(
         result_config(env="CartPole-v1", env__backend="envpool", env__num_threads=3), None
     )
-    assert [env.num_threads for env in envs] == [3, 3]
+    assert [env.num_threads for env in envs] == [3]
 
 
 def _mask_from_info(where: Where) -> None:
@@ -739,6 +752,7 @@ EFFECTS: dict[str, Callable[[Where], None]] = {
     "runtime.kind": _kind,
     "runtime.device": _device,
     "runtime.threads": _threads,
+    "runtime.precision": _precision,
     "runtime.compile": _compile,
     "checkpoint.interval_updates": _interval_updates,
     "checkpoint.keep": _keep,

@@ -17,7 +17,7 @@ from quintet.ops.distributions import (
     TupleFamily,
     leaf_families,
 )
-from quintet.types import Rollout
+from quintet.types import Obs, Rollout
 
 LOSSES = (
     "loss/policy",
@@ -174,6 +174,25 @@ def observation_metrics(normalizer: ObservationNormalizer) -> dict[str, float]:
         "normalizer/observation_std_min": std.min().item(),
         "normalizer/observation_std_max": std.max().item(),
     }
+
+
+def clip_metrics(
+    normalizer: ObservationNormalizer, obs: Obs, r_t: Tensor, bound: float | None, use: Tensor
+) -> dict[str, float]:
+    """Shares of what lies at its clip over the rows to `use` ``[T, B]``: of the elements of
+    normalised leaves ``[T * B, ...]`` and of normalised rewards ``[T, B]`` with their `bound`,
+    infinity where there are no statistics yet; None: there is no such clip.
+    """
+    metrics = {}
+    if normalizer.names:
+        values = torch.cat([obs[name][use.flatten()].flatten() for name in normalizer.names])
+        begun = normalizer.leaf_moments(normalizer.names[0]).count > 0
+        outside = (values.abs() >= normalizer.clip) & begun
+        metrics["normalizer/observation_clip_frac"] = outside.float().mean().item()
+    if bound is not None:
+        outside = r_t[use].abs() >= bound
+        metrics["normalizer/reward_clip_frac"] = outside.float().mean().item()
+    return metrics
 
 
 def policy_metrics(head: PolicyHead) -> dict[str, float]:

@@ -37,12 +37,6 @@ class Rows:
         """The rows and the states at these indices, copied."""
         return self._map(lambda x: x.index_select(0, rows), lambda x: x.index_select(0, chunks))
 
-    def part(self, index: int, rows: int, chunks: int) -> "Rows":
-        """The part number `index` of those with so many rows and chunks, as views."""
-        return self._map(
-            lambda x: x.narrow(0, index * rows, rows), lambda x: x.narrow(0, index * chunks, chunks)
-        )
-
     def _map(
         self, of_row: Callable[[Tensor], Tensor], of_chunk: Callable[[Tensor], Tensor]
     ) -> "Rows":

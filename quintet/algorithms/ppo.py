@@ -29,10 +29,11 @@ from torch.func import functional_call
 from quintet.algorithms import diagnostics, minibatches
 from quintet.algorithms.diagnostics import LOSS_METRICS, Estimates, Terms
 from quintet.algorithms.minibatches import Chunks, Rows
-from quintet.algorithms.setup import Setup
-from quintet.errors import ConfigError
+from quintet.algorithms.setup import PLAIN, Compute, Setup
+from quintet.errors import ConfigError, IdleOptions
 from quintet.models.build import ActorCritic, ModelConfig
-from quintet.models.flat import flatten_in_place, strip_prefix
+from quintet.models.compiled import one_graph
+from quintet.models.flat import flatten_in_place, strip_prefix, views_of
 from quintet.models.heads import action_family
 from quintet.models.normalize import (
     ObservationNormalizer,
@@ -181,13 +182,13 @@ class PPOConfig(BaseModel):
 
     @model_validator(mode="after")
     def _no_option_without_effect(self) -> "PPOConfig":
-        idle = [
-            f"{name}={getattr(self, name)} has no effect without {what}"
+        idle = {
+            name: f"{name}={getattr(self, name)} has no effect without {what}"
             for name, (effective, what) in self.requirements.items()
             if not effective and getattr(self, name) != type(self).model_fields[name].default
-        ]
+        }
         if idle:
-            raise ValueError("; ".join(idle))
+            raise IdleOptions(idle)
         return self
 
 
@@ -252,11 +253,14 @@ def _normalizer(config: PPOConfig, spaces: Spaces) -> ObservationNormalizer:
 class PPOActor:
     """Samples actions and records their log-probability, the distribution and the value."""
 
-    def __init__(self, config: PPOConfig, model: ModelConfig, spaces: Spaces):
+    def __init__(
+        self, config: PPOConfig, model: ModelConfig, spaces: Spaces, compute: Compute = PLAIN
+    ):
         self.family = make_family(model, spaces)
         # The weights come with the first publication, so none are drawn here.
-        self.network = ActorCritic(spaces, self.family, model, generator=None)
+        self.network = ActorCritic(spaces, self.family, model, None, compute.precision)
         self.normalizer = _normalizer(config, spaces)
+        self.sample = one_graph(self._sample) if compute.compile else self._sample
 
     @property
     def record_specs(self) -> dict[str, TensorSpec]:
@@ -287,15 +291,27 @@ class PPOActor:
 
     @torch.inference_mode()
     def act(self, obs: Obs, state: State, is_first: Tensor, noise: Tensor | None) -> ActOutput:
+        if noise is not None:
+            return ActOutput(*self.sample(obs, state, is_first, noise))
+        params, value, state = self._forward(obs, state, is_first)
+        return ActOutput(*self._chosen(self.family.mode(params), params, value), state)
+
+    def _sample(
+        self, obs: Obs, state: State, is_first: Tensor, noise: Tensor
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor], State]:
+        params, value, state = self._forward(obs, state, is_first)
+        return *self._chosen(self.family.sample(params, noise), params, value), state
+
+    def _forward(self, obs: Obs, state: State, is_first: Tensor) -> tuple[Tensor, Tensor, State]:
         params, value, state = self.network(self.normalizer(obs), state, is_first)
-        params = _masked(self.family, params, obs)
-        action = self.family.mode(params) if noise is None else self.family.sample(params, noise)
-        record = {
-            "logp_mu": self.family.log_prob(params, action),
-            "params_mu": params,
-            "value": value,
-        }
-        return ActOutput(action, self.family.to_env(action), record, state)
+        return _masked(self.family, params, obs), value, state
+
+    def _chosen(
+        self, action: Tensor, params: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        logp = self.family.log_prob(params, action)
+        record = {"logp_mu": logp, "params_mu": params, "value": value}
+        return action, self.family.to_env(action), record
 
 
 @final
@@ -306,21 +322,23 @@ class PPOLearner:
         self.config, self.setup = config, setup
         self.family = make_family(model, spaces)
         generator = torch.Generator().manual_seed(setup.seeds[0])
-        self.network = ActorCritic(spaces, self.family, model, generator).to(setup.device)
+        network = ActorCritic(spaces, self.family, model, generator, setup.compute.precision)
+        self.network = network.to(setup.device)
         self.normalizer = _normalizer(config, spaces).to(setup.device)
         self.normalizer.refresh()
         self.reward_moments = RunningMoments(()).to(setup.device)
         self.parameters: dict[str, Tensor] = dict(sorted(self.network.named_parameters()))
         self.kernels = self.network.kernel_groups()
         self.theta = flatten_in_place([p for _, p in sorted(self.network.named_parameters())])
+        self.shapes = {name: p.shape for name, p in self.parameters.items()}
         self.exp_avg = torch.zeros_like(self.theta)
         self.exp_avg_sq = torch.zeros_like(self.theta)
         self.gradient = torch.zeros_like(self.theta) if config.log_gradients else None
         self.optimizer_step = self._step
-        if setup.compile:
+        if setup.compute.compile:
             if config.check_numerics:
                 raise ConfigError("check_numerics requires --runtime.compile off, it is on")
-            self.optimizer_step = torch.compile(self._compiled_step, fullgraph=True)
+            self.optimizer_step = one_graph(self._compiled_step)
         self.shuffle = torch.Generator().manual_seed(setup.seeds[1])
         self.chunk_steps = 1 if model.core == "none" else config.bptt_steps
         self.updates = self.version = 0
@@ -365,14 +383,18 @@ class PPOLearner:
             if epoch and config.refresh_advantages == "per_epoch":
                 rows, estimates = self._rows(batch, use)
             begin = len(stats)
-            for minibatch, weight in self._minibatches(rows, chunks, use.flatten()):
+            for index, chunk_index, weight in self._minibatches(chunks, use.flatten()):
                 self.updates += 1
-                stats.append(self.optimizer_step(minibatch, weight, self._knobs(share)))
+                knobs = self._knobs(share)
+                stats.append(self.optimizer_step(rows, index, chunk_index, weight, knobs))
             if config.target_kl is not None:
                 approx_kl = torch.stack(stats[begin:])[:, LOSS_METRICS.index("policy/approx_kl")]
                 if approx_kl.mean() > 1.5 * config.target_kl:
                     break
         metrics = diagnostics.batch_metrics(batch, use, estimates)
+        metrics |= diagnostics.clip_metrics(
+            self.normalizer, rows.obs, estimates.reward, self._reward_bound(), use
+        )
         metrics["optim/epochs"] = epoch + 1.0
         metrics |= diagnostics.step_means(torch.stack(stats).cpu(), begin, self.updates)
         metrics |= {"optim/learning_rate": self.learning_rate, "policy/kl_beta": self.beta}
@@ -460,20 +482,26 @@ class PPOLearner:
         if config.reward_normalizer == "none" or self.reward_moments.count == 0:
             return reward
         scaled = reward * scale_of(self.reward_moments, config.normalizer_variance_epsilon)
-        bound = config.reward_norm_clip
-        return scaled if bound is None or bound <= 0 else scaled.clamp(-bound, bound)
+        bound = self._reward_bound()
+        return scaled if bound is None else scaled.clamp(-bound, bound)
 
-    def _minibatches(
-        self, rows: Rows, chunks: Chunks, use: Tensor
-    ) -> Iterator[tuple[Rows, Tensor]]:
-        """One pass in fresh random order over the rows to `use`, with their weights."""
+    def _reward_bound(self) -> float | None:
+        """Of normalised rewards: infinity before there are statistics, None where there is none."""
+        bound = self.config.reward_norm_clip
+        if self.config.reward_normalizer == "none" or bound is None or bound <= 0:
+            return None
+        return bound if self.reward_moments.count > 0 else math.inf
+
+    def _minibatches(self, chunks: Chunks, use: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """One pass in fresh random order over the rows to `use`: each minibatch's rows, chunks and
+        weights.
+        """
         size = self.config.minibatch_steps or use.numel()
         index, chunk_index, weights = chunks.minibatches(
             use, size, self.config.drop_last, self.shuffle
         )
-        shuffled = rows.take(index, chunk_index)
-        for part, weight in enumerate(weights):
-            yield shuffled.part(part, size, size // self.chunk_steps), weight
+        parts = (index.view(len(weights), -1), chunk_index.view(len(weights), -1), weights)
+        return zip(*parts, strict=True)
 
     def _knobs(self, share: float) -> Tensor:
         """Numbers of an optimizer step that change from step to step, as one tensor."""
@@ -482,17 +510,23 @@ class PPOLearner:
         knobs = [rate, root_correction, self.beta, self.clip_epsilon or 0.0, share]
         return torch.tensor(knobs, device=self.theta.device)
 
-    def _step(self, rows: Rows, weight: Tensor, knobs: Tensor) -> Tensor:
-        """One optimizer step; returns STEP_METRICS."""
-        loss, stats = self._loss(self.parameters, rows, weight, knobs)
+    def _step(
+        self, rows: Rows, index: Tensor, chunk_index: Tensor, weight: Tensor, knobs: Tensor
+    ) -> Tensor:
+        """One optimizer step on some rows of a batch; returns STEP_METRICS."""
+        minibatch = rows.take(index, chunk_index)
+        loss, stats = self._loss(self.parameters, minibatch, weight, knobs)
         # A coefficient of 0 takes its term, and so whole layers, out of the graph.
         gradients = torch.autograd.grad(loss, [*self.parameters.values()], materialize_grads=True)
         return self._descend(gradients, stats, knobs)
 
-    def _compiled_step(self, rows: Rows, weight: Tensor, knobs: Tensor) -> Tensor:
-        """`_step` in the form that compiles to one graph."""
+    def _compiled_step(
+        self, rows: Rows, index: Tensor, chunk_index: Tensor, weight: Tensor, knobs: Tensor
+    ) -> Tensor:
+        """`_step` in the form that compiles to one graph, whose only weights are theta."""
+        parameters = views_of(self.theta, self.shapes)
         gradients, stats = torch.func.grad(self._loss, has_aux=True)(
-            self.parameters, rows, weight, knobs
+            parameters, rows.take(index, chunk_index), weight, knobs
         )
         return self._descend(gradients.values(), stats, knobs)
 

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from quintet.algorithms import ppo
-from quintet.algorithms.setup import Setup
+from quintet.algorithms.setup import Compute, Setup
 from quintet.errors import ConfigError
 from quintet.models.build import ModelConfig
 from quintet.protocols import Actor, Learner
@@ -29,7 +29,7 @@ class Algorithm:
     check: Callable[[Any, ModelConfig, int, int], list[str]]
     planned_updates: Callable[[Any, int, int], int]
     make_learner: Callable[[Any, ModelConfig, Spaces, Setup], Learner]
-    make_actor: Callable[[Any, ModelConfig, Spaces], Actor]
+    make_actor: Callable[[Any, ModelConfig, Spaces, Compute], Actor]
 
 
 ALGORITHMS: dict[str, Algorithm] = {

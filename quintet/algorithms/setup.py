@@ -4,17 +4,34 @@ from dataclasses import dataclass
 
 import torch
 
+from quintet.models.precision import Precision
+
+
+@dataclass(frozen=True)
+class Compute:
+    """How a learner and its actors compute.
+
+    precision: of encoders.
+    compile: whether an act, and the whole update, is one compiled graph.
+    """
+
+    precision: Precision = "fp32"
+    compile: bool = False
+
+
+PLAIN = Compute()
+"""In float32 and eagerly."""
+
 
 @dataclass(frozen=True)
 class Setup:
     """Facts of a run that are no options of a learner.
 
     seeds: two independent 63-bit numbers, for the weights and for the order of minibatches.
-    compile: whether the whole update becomes one compiled graph.
     """
 
     num_streams: int
     total_env_steps: int
     seeds: tuple[int, int]
     device: torch.device
-    compile: bool = False
+    compute: Compute = PLAIN

@@ -4,7 +4,8 @@ Layers, later wins: defaults < preset < file < saved run < command line (or the 
 validated before all layers are in place; then everything is, at once, and every fault is listed.
 """
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatch
@@ -18,7 +19,7 @@ from pydantic.fields import FieldInfo
 
 from quintet.algorithms import registry
 from quintet.config.run import ALIASES, PARTS, TOP, RunConfig
-from quintet.errors import ConfigError
+from quintet.errors import ConfigError, IdleOptions
 
 
 @dataclass(frozen=True)
@@ -84,31 +85,43 @@ def read_file(path: Path) -> dict[str, Any]:
     return values
 
 
-def preset_layers(algo: str, env_id: str | None, name: str) -> list[Layer]:
-    """The layers of a preset: by environment id under ``auto``, by name, or none.
+def preset_layers(
+    algo: str, env_id: str | None, name: str, kind: Callable[[], str] | None = None
+) -> list[Layer]:
+    """The layers of a preset.
+
+    ``auto`` is the preset of the environment's id, or of its kind where no id fits; a named one
+    comes on top of that. The name of a kind stands for this kind's preset alone.
+
+    kind: tells the environment's kind; only called where no id fits. None: it isn't known.
 
     Raises:
         ConfigError: no preset of that name.
     """
     if name == "none":
         return []
+    presets: dict[str, Any] = {"environments": {}, "kinds": {}, "named": {}}
     file = files("quintet.config") / "presets" / f"{algo}.yaml"
-    presets: dict[str, Any] = {"environments": {}, "named": {}}
     if file.is_file():  # a learner may have none
-        presets = yaml.safe_load(file.read_text())
-    layers = []
-    for pattern, values in presets["environments"].items():
-        if env_id is not None and fnmatch(env_id, pattern):
-            layers.append(Layer(f"preset {pattern}", flatten(values, options(algo))))
-            break
-    if name != "auto":
-        if name not in presets["named"]:
-            raise ConfigError(
-                f"preset must be auto, none or one of {', '.join(presets['named'])}; got {name!r}"
-                + _nearest(name, presets["named"])
-            )
-        layers.append(Layer(f"preset {name}", flatten(presets["named"][name], options(algo))))
-    return layers
+        presets |= yaml.safe_load(file.read_text())
+    environments, of_kind, named = (presets[part] for part in ("environments", "kinds", "named"))
+    if name not in ("auto", *of_kind, *named):
+        raise ConfigError(
+            f"preset must be auto, none or one of {', '.join((*named, *of_kind))}; got {name!r}"
+            + _nearest(name, (*named, *of_kind))
+        )
+    chosen: dict[str, Mapping[str, Any]] = {}
+    fitting = (pattern for pattern in environments if fnmatch(str(env_id), pattern))
+    if name in of_kind:
+        chosen[name] = of_kind[name]
+    elif (pattern := next(fitting, None)) is not None:
+        chosen[pattern] = environments[pattern]
+    elif of_kind and kind is not None:
+        found = kind()
+        chosen[found] = of_kind.get(found, {})
+    if name in named:
+        chosen[name] = named[name]
+    return [Layer(f"preset {key}", flatten(chosen[key], options(algo))) for key in chosen]
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
@@ -130,22 +143,24 @@ def compose(algo: str, layers: Iterable[Layer], *, check_env: bool = True) -> Lo
     known = options(algo)
     values: dict[str, Any] = {"algo": algo}
     sources: dict[str, str] = {"algo": "given"}
-    faults: list[str] = []
+    unknown: list[str] = []
     for layer in layers:
         for name, value in layer.values.items():
             if name in known:
-                values[name] = _absent(value, known[name])
+                values[name] = absent(value, known[name])
                 sources[name] = layer.source
             else:
-                faults.append(f"unknown option {name!r} ({layer.source}){_nearest(name, known)}")
+                unknown.append(f"unknown option {name!r} ({layer.source}){_nearest(name, known)}")
+    _drop_idle_presets(algo, values, sources)
+    faults: list[str] = []
     config = _validate(algo, values, faults, check_env)
-    if faults:
-        raise ConfigError(_listed([_with_preset(fault, sources) for fault in faults]))
+    if unknown or faults:
+        raise ConfigError(_listed([*unknown, *(with_presets(fault, sources) for fault in faults)]))
     assert config is not None
     return Loaded(config, {name: sources.get(name, "default") for name in config.flat()})
 
 
-def _absent(value: Any, info: FieldInfo) -> Any:
+def absent(value: Any, info: FieldInfo) -> Any:
     """``none`` as the option means it: the word where that is one of its choices, else None."""
     words = [w for kind in kinds(info) for w in get_args(kind) if get_origin(kind) is Literal]
     if "none" in words or info.annotation is str:
@@ -160,14 +175,41 @@ def kinds(info: FieldInfo) -> tuple[Any, ...]:
     return (info.annotation, *get_args(info.annotation))
 
 
-def _with_preset(fault: str, sources: Mapping[str, str]) -> str:
-    """The fault, with the preset named where it set one of the options: the user didn't."""
-    named = [
-        f"{name} comes from the {source}"
-        for name, source in sources.items()
-        if source.startswith("preset") and f"{name}=" in fault
-    ]
-    return f"{fault} ({'; '.join(named)})" if named else fault
+def _drop_idle_presets(algo: str, values: dict[str, Any], sources: dict[str, str]) -> None:
+    """Takes out what a preset set and the other options have left without effect: the user never
+    gave it, so can't leave it out.
+    """
+    model = registry.find(algo).config
+    while True:
+        try:
+            model(**{name: values[name] for name in model.model_fields if name in values})
+            return
+        except ValidationError as error:
+            causes = [item.get("ctx", {}).get("error") for item in error.errors()]
+        idle = [
+            name
+            for cause in causes
+            if isinstance(cause, IdleOptions)
+            for name in cause.said
+            if sources.get(name, "").startswith("preset")
+        ]
+        if not idle:
+            return
+        for name in idle:
+            del values[name]
+            sources[name] = f"default (that of {sources[name]} has no effect here)"
+
+
+def with_presets(fault: str, sources: Mapping[str, str]) -> str:
+    """The fault, and which of the options in it a preset has set: the user didn't."""
+    named: dict[str, list[str]] = {}
+    for name, source in sources.items():
+        if source.startswith("preset") and re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", fault):
+            named.setdefault(source, []).append(name)
+    if not named:
+        return fault
+    told = [f"{', '.join(names)} from the {source}" for source, names in named.items()]
+    return f"{fault} ({'; '.join(told)}; set it yourself, or use --preset none)"
 
 
 def _listed(faults: list[str]) -> str:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, field_validator
 
+from quintet.algorithms.setup import Compute
 from quintet.checkpoint import CheckpointConfig
 from quintet.envs.config import EnvConfig
 from quintet.models.build import ModelConfig
@@ -33,13 +34,25 @@ class RuntimeConfig(BaseModel):
         "networks, 1 for small ones. Part of the result's bytes",
     )
 
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto",
+        description="what encoders compute in; auto: bf16 for picture networks where the device "
+        "multiplies bfloat16 by itself (AMX, AVX512-BF16, GPUs), else fp32. Weights, heads and "
+        "losses are fp32 always. Part of the result's bytes",
+    )
     compile: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="the whole update (gradient, clipping, optimizer) as one compiled graph; "
-        "auto: for small feed-forward networks, at 50,000 planned optimizer steps or more, where "
-        "there is a C++ compiler; on: also for recurrent ones, which takes minutes. Part of the "
-        "result's bytes",
+        description="an act, and the whole update (gradient, clipping, optimizer), as one compiled "
+        "graph each; auto: for feed-forward networks on the CPU, at 30,000 planned optimizer steps "
+        "or more (3,000 on pictures), where there is a C++ compiler; on: also for recurrent ones, "
+        "which takes minutes. Part of the result's bytes",
     )
+
+    @property
+    def compute(self) -> Compute:
+        """How learner and actors compute, of a configuration that is resolved."""
+        assert self.precision != "auto"
+        return Compute(self.precision, self.compile == "on")
 
 
 @final
@@ -71,7 +84,9 @@ class RunConfig(BaseModel):
     )
     seed: int = Field(0, ge=0, lt=2**63, description="of everything random in the run")
     preset: str = Field(
-        "auto", description="auto: the preset of this environment, if any; a name; none"
+        "auto",
+        description="auto: the preset of this environment, else of its kind (vector_discrete, "
+        "vector_continuous, pixels, atari); a name; none",
     )
     run_dir: Path | None = Field(
         None, description="folder of the run; none: runs/ALGO-ENV-sSEED. The same again = resume"
@@ -155,6 +170,7 @@ AUTOMATIC: dict[str, Any] = {
     "env.streams_per_group": None,
     "runtime.device": "auto",
     "runtime.threads": None,
+    "runtime.precision": "auto",
     "runtime.compile": "auto",
     "model.encoder": "auto",
     "model.policy_hidden": None,

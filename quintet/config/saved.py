@@ -3,15 +3,19 @@
 import operator
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
+from quintet.config.kind import Kind, kind_asked_for
 from quintet.config.load import Layer, Loaded, compose, flatten, options, preset_layers
 from quintet.config.run import AUTOMATIC, MAY_CHANGE_ON_RESUME
+from quintet.envs.given import EnvSource
 from quintet.errors import ConfigError
 
 BEFORE_CONFIG = (".lock", "log.txt", ".config.yaml.tmp")
@@ -28,21 +32,39 @@ class Unusable:
 
 
 def load_config(
-    algo: str, files: Sequence[Layer], command: Layer, *, check_env: bool = True
+    algo: str, files: Sequence[Layer], command: Layer, source: EnvSource | None = None
 ) -> Loaded:
     """The configuration of a run from all its layers, those of its folder included.
 
-    check_env: whether the environment's id must be one that a backend knows (not so for callables).
+    source: what environments come from if not from their id, which then needs no backend that
+        knows it.
 
     Raises:
         ConfigError: any fault, or the folder holds a run of another configuration.
+    """
+    asked = asked_for(files, command)
+    return _load(algo, files, command, source is None, partial(kind_asked_for, asked, source))
+
+
+def _load(
+    algo: str, files: Sequence[Layer], command: Layer, check_env: bool, kind: Callable[[], Kind]
+) -> Loaded:
+    """`kind` tells the environment's kind; it may have to make one for that, so is only called
+    where nothing else tells the preset.
     """
     asked = asked_for(files, command)
     run_dir = find_run_dir(algo, asked)
     place = Layer("default", {} if run_dir is None else {"run_dir": str(run_dir)})
     saved = None if run_dir is None else read_saved(run_dir)
     if run_dir is None or saved is None:
-        presets = preset_layers(algo, asked.get("env.id"), str(asked.get("preset") or "auto"))
+        name = str(asked.get("preset") or "auto")
+        try:
+            presets = preset_layers(
+                algo, asked.get("env.id"), name, kind if "env.id" in asked else None
+            )
+        except (ConfigError, ValidationError):
+            compose(algo, [place, *files, command], check_env=check_env)  # all faults at once
+            raise
         return compose(algo, [place, *presets, *files, command], check_env=check_env)
     if asked.get("resume") == "never":
         raise ConfigError(
@@ -90,8 +112,7 @@ def load_seeds(
     files: Sequence[Layer],
     command: Layer,
     seeds: Sequence[int],
-    *,
-    check_env: bool = True,
+    source: EnvSource | None = None,
 ) -> list[Loaded | Unusable]:
     """The configurations of a group of runs that differ in their seed, each with a folder of its
     own: ``DIR/sSEED`` where a folder is asked for.  A folder that is damaged stops no other run.
@@ -113,6 +134,7 @@ def load_seeds(
             f"run_dir with seeds requires a folder for a group of runs, {folder} is a run by "
             "itself; give another --run-dir"
         )
+    kind = cache(partial(kind_asked_for, asked, source))
     loaded: list[Loaded | Unusable] = []
     for seed in seeds:
         mine = {"seed": seed} | (
@@ -127,7 +149,7 @@ def load_seeds(
             assert run_dir is not None
             loaded.append(Unusable(seed, run_dir, str(error)))
             continue
-        loaded.append(load_config(algo, files, layer, check_env=check_env))
+        loaded.append(_load(algo, files, layer, source is None, kind))
     faults = [each.error for each in loaded if isinstance(each, Unusable)]
     if len(faults) == len(loaded):
         raise ConfigError("\n".join(faults))

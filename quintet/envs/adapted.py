@@ -37,11 +37,12 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector import VectorEnv as ForeignVectorEnv
 from numpy.typing import NDArray
 
-from quintet.envs.gymnasium import BadLeaf, Leaf, leaf_of, read_leaf
+from quintet.envs.gymnasium import BadLeaf, Leaf, leaf_of, read_leaf, steps_per_s
 from quintet.envs.vector import (
     Array,
     EnvDescription,
     ObsArrays,
+    Rendered,
     StepRow,
     allocate_obs,
     check_seeds,
@@ -169,6 +170,12 @@ class AdaptedVectorEnv:
         out.terminated[:] = terminated
         out.truncated[:] = truncated & ~terminated
         out.valid[:] = ~resets
+
+    def render(self, stream: int) -> Rendered:
+        pictures = self._env.render()
+        return Rendered(
+            None if pictures is None else pictures[stream], steps_per_s(self._env.metadata)
+        )
 
     def close(self) -> None:
         """Closes what was made here; an instance that a user gave stays as it is."""

@@ -22,7 +22,15 @@ from gymnasium import spaces
 
 from quintet.envs.atari import AtariConfig
 from quintet.envs.envpool import default_num_threads
-from quintet.envs.vector import Array, EnvDescription, ObsArrays, StepRow, check_seeds
+from quintet.envs.vector import (
+    Array,
+    CannotRender,
+    EnvDescription,
+    ObsArrays,
+    Rendered,
+    StepRow,
+    check_seeds,
+)
 from quintet.errors import ConfigError
 from quintet.spaces import action_space_of
 from quintet.types import Spaces
@@ -153,6 +161,9 @@ class AleVectorEnv:
         out.terminated[:] = terminated & out.valid
         out.truncated[:] = truncated & ~terminated & out.valid
         np.logical_or(terminated, truncated, out=self._ended)
+
+    def render(self, stream: int) -> Rendered:  # noqa: ARG002
+        raise CannotRender("ALE's vector environment draws nothing")
 
     def close(self) -> None:
         """Ends after the step that is under way."""

@@ -19,13 +19,16 @@ start. What remains different:
 
 import difflib
 from collections.abc import Mapping
-from typing import Any, final
+from typing import Any, Literal, final
 
 import gymnasium
 from gymnasium.wrappers import AtariPreprocessing, TimeLimit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from quintet.errors import ConfigError
+
+FRAMES_PER_S = 60
+"""Of the console."""
 
 
 @final
@@ -76,11 +79,14 @@ def read_config(env_id: str, kwargs: Mapping[str, Any]) -> AtariConfig:
         raise ConfigError(f"{env_id}: env.kwargs can't be used: {faults}; correct them") from error
 
 
-def make_single(rom: str, config: AtariConfig) -> gymnasium.Env[Any, Any]:
+def make_single(
+    rom: str, config: AtariConfig, render_mode: Literal["rgb_array"] | None = None
+) -> gymnasium.Env[Any, Any]:
     """One game of ale-py, its frames not yet stacked.
 
     Args:
         rom: name of the game in ale-py, ``"ms_pacman"``.
+        render_mode: ``"rgb_array"`` where the screen is to be drawn.
     """
     from ale_py.env import AtariEnv
 
@@ -90,7 +96,10 @@ def make_single(rom: str, config: AtariConfig) -> gymnasium.Env[Any, Any]:
         repeat_action_probability=config.repeat_action_probability,
         full_action_space=config.full_action_space,
         max_num_frames_per_episode=None,
+        render_mode=render_mode,
     )
+    # Of the screen; AtariEnv says 30 whatever it skips.
+    env.metadata = {**env.metadata, "render_fps": FRAMES_PER_S / config.frame_skip}
     env = AtariPreprocessing(
         AtariStart(env, config),
         noop_max=0,

@@ -38,7 +38,8 @@ class EnvConfig(BaseModel):
         default=None,
         ge=1,
         description="Environments that step and act together; must divide num_streams. None: half "
-        "of num_streams when that is even, else all.",
+        "of them for simulators in C++ (and pixels, from 4 cores on), so that one half steps while "
+        "the other acts, else all.",
     )
     frame_stack: int = Field(
         default=1,
@@ -61,7 +62,8 @@ class EnvConfig(BaseModel):
         default=None,
         ge=1,
         description="Threads of each EnvPool or ALE pool (one per group), >= 1. None: 1 for cheap "
-        "environments, for simulators and pixels half of the cores, at most one per stream.",
+        "environments, for simulators and pixels the cores divided by the pools, at most one per "
+        "stream.",
     )
 
     @field_validator("kwargs")
@@ -78,7 +80,7 @@ class EnvConfig(BaseModel):
 
     @model_validator(mode="after")
     def _groups_divide_streams(self) -> Self:
-        if self.num_streams % self.group_size:
+        if self.streams_per_group and self.num_streams % self.streams_per_group:
             raise ValueError(
                 f"streams_per_group must divide num_streams; got streams_per_group="
                 f"{self.streams_per_group} and num_streams={self.num_streams}; choose a divisor, "
@@ -87,13 +89,7 @@ class EnvConfig(BaseModel):
         return self
 
     @property
-    def group_size(self) -> int:
-        """Streams in each group, with None resolved."""
-        if self.streams_per_group is not None:
-            return self.streams_per_group
-        return self.num_streams // 2 if self.num_streams % 2 == 0 else self.num_streams
-
-    @property
     def num_groups(self) -> int:
-        """Groups of the run; two at least let one step while the other's actions are computed."""
-        return self.num_streams // self.group_size
+        """Groups of a run whose configuration is resolved."""
+        assert self.streams_per_group is not None
+        return self.num_streams // self.streams_per_group

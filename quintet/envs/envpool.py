@@ -12,22 +12,37 @@ What EnvPool 1.2 needs from an adapter:
   the true end of the game, never at a lost life, and settles the question; elsewhere such an end
   stays a truncation.
 - Atari's ``info["reward"]`` is the score before EnvPool's own ``reward_clip``.
+- Most families can draw themselves; how many steps make a second is said nowhere. On Linux MuJoCo
+  ends the whole process when it is to draw and finds no OpenGL library loaded, or another one than
+  EnvPool uses. EnvPool brings its own, under a name that MuJoCo doesn't know, and uses the system's
+  where that was loaded before EnvPool was: `load_opengl` does so.
 - Declared bounds can be wrong: Box2D gives ``Box(1.17e-38, 3.4e38)``, the smallest and the largest
   float, where it means everything. Such bounds are read as infinite; bounds are never enforced.
 """
 
+import ctypes
 import difflib
 import importlib.util
 import os
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, final
 
 import numpy as np
 from gymnasium import spaces
 
-from quintet.envs.vector import Array, EnvDescription, ObsArrays, StepRow, check_seeds
+from quintet.envs.vector import (
+    Array,
+    CannotRender,
+    EnvDescription,
+    ObsArrays,
+    Rendered,
+    StepRow,
+    check_seeds,
+)
 from quintet.errors import ConfigError, EnvironmentFault
 from quintet.spaces import (
     Space,
@@ -58,6 +73,22 @@ _CHEAP_FAMILIES = frozenset(
     ("box2d", "classic_control", "jumanji", "highway", "minigrid", "pgx", "toy_text")
 )
 _FRAME_SKIP_FAMILIES = frozenset(("atari", "vizdoom"))
+_FRAMES_PER_S = {"atari": 60.0, "box2d": 50.0, "minigrid": 10.0, "vizdoom": 35.0}
+"""Of families, before frames are skipped."""
+_STEPS_PER_S = {
+    name: rate
+    for rate, names in (
+        (15.0, "Acrobot"),
+        (20.0, "Ant HalfCheetah InvertedDoublePendulum Pusher"),
+        (25.0, "InvertedPendulum Swimmer"),
+        (30.0, "MountainCar MountainCarContinuous Pendulum"),
+        (50.0, "CartPole Reacher"),
+        (67.0, "Humanoid HumanoidStandup"),
+        (125.0, "Hopper Walker2d"),
+    )
+    for name in names.split()
+}
+"""Of ids without their version, as Gymnasium says."""
 
 
 def is_installed() -> bool:
@@ -69,6 +100,7 @@ def list_ids() -> list[str]:
     """Every id EnvPool knows; empty where it isn't installed. Importing it takes half a second."""
     if not is_installed():
         return []
+    load_opengl()
     import envpool
 
     return list(envpool.list_all_envs())
@@ -122,22 +154,36 @@ def describe_pool(pool: Any) -> tuple[str, dict[str, Any], int]:
 
 def family_of(env_id: str) -> str:
     """The part of EnvPool that implements an id: ``"atari"``, ``"mujoco"``, ``"box2d"``, ..."""
+    load_opengl()
     from envpool.registration import registry
 
     return str(registry.specs[env_id][0]).split(".")[1]
 
 
+def default_num_groups(family: str, cores: int | None = None) -> int:
+    """Pools that take turns, one stepping while the actions for the other are computed.
+
+    Two for simulators.  One for cheap families, where handing a step to another thread costs more
+    than the step, and for pictures on fewer than four cores: their networks use all cores too, and
+    two crowds of threads on two cores hinder each other (measured: 370 us per env_step with one
+    pool of Pong, 490 with two).
+    """
+    pictures = family in _FRAME_SKIP_FAMILIES
+    few = (cores or usable_cores()) < 4
+    return 1 if family in _CHEAP_FAMILIES or (pictures and few) else 2
+
+
 def default_num_threads(family: str, num_streams: int, cores: int | None = None) -> int:
     """Threads of one pool, by a fixed rule, so that a run's configuration says all about it.
 
-    Handing a step of a few microseconds to another thread costs more than the step: cheap families
-    get one thread. Simulators and pixels get half of the cores, since two groups take turns, and at
-    most one thread per stream. On two cores with two pools of 4, 8 or 32 streams, one thread was
-    faster than two, or as fast within the noise, for every family measured.
+    Cheap families get one thread. Simulators and pixels share the cores out among the pools that
+    take turns, and get at most one thread per stream. On two cores with two pools of 4, 8 or 32
+    streams, one thread was faster than two, or as fast within the noise, for every family measured.
     """
     if family in _CHEAP_FAMILIES:
         return 1
-    return max(1, min((cores or usable_cores()) // 2, num_streams))
+    cores = cores or usable_cores()
+    return max(1, min(cores // default_num_groups(family, cores), num_streams))
 
 
 def usable_cores() -> int:
@@ -161,8 +207,12 @@ class EnvPoolVectorEnv:
         *,
         kwargs: Mapping[str, Any] | None = None,
         num_threads: int | None = None,
+        drawn: bool = False,
     ) -> None:
         """Reads the spaces; the pool itself is built by `restart`.
+
+        Args:
+            drawn: it can `render`.
 
         Raises:
             ConfigError: EnvPool is missing or refuses the arguments, or the spaces can't be used.
@@ -171,6 +221,8 @@ class EnvPoolVectorEnv:
             raise ConfigError(f"backend 'envpool' must be installed; run: {INSTALL_LINE}")
         family = family_of(env_id)
         self._id = env_id
+        self._family = family
+        self._drawn = drawn
         self._num_streams = num_streams
         self._kwargs = dict(kwargs or {})
         self._num_threads = num_threads or default_num_threads(family, num_streams)
@@ -235,6 +287,7 @@ class EnvPoolVectorEnv:
                 num_envs=self._num_streams,
                 num_threads=self._num_threads,
                 seed=checked,
+                **({"render_mode": "rgb_array"} if self._drawn else {}),
                 **self._kwargs,
             )
         except Exception as error:
@@ -268,6 +321,19 @@ class EnvPoolVectorEnv:
         np.logical_not(self._ended, out=out.valid)
         np.logical_or(out.terminated, out.truncated, out=self._ended)
 
+    def render(self, stream: int) -> Rendered:
+        if not self._drawn:
+            raise CannotRender("the pool was not made to be drawn")
+        assert self._pool is not None, "restart before render"
+        if self._family == "mujoco" and load_opengl():
+            raise CannotRender(load_opengl())
+        name = self._id.rpartition("/")[2].rpartition("-v")[0]
+        rate = _FRAMES_PER_S.get(self._family)
+        if rate is not None:
+            rate /= self._description.action_repeat
+        picture = self._pool.render(env_ids=stream)[0]
+        return Rendered(picture, _STEPS_PER_S.get(name, rate))
+
     def close(self) -> None:
         """Ends the pool's threads, after the step they are at."""
         if self._pool is None:
@@ -293,8 +359,27 @@ class EnvPoolVectorEnv:
             np.copyto(into, value if start is None else value - start, casting="same_kind")
 
 
+@cache
+def load_opengl() -> str:
+    """Loads what MuJoCo must find before it draws; says why that can't be, or nothing.
+
+    It must go before the first import of EnvPool, so it is done for every environment; no graphics
+    driver is loaded by it.
+    """
+    if sys.platform != "linux":
+        return ""
+    if "envpool" in sys.modules:
+        return "EnvPool was imported before quintet could load OpenGL for it; import it later"
+    try:
+        ctypes.CDLL("libEGL.so.1", mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        return f"OpenGL could not be loaded ({error})"
+    return ""
+
+
 def _make_spec(env_id: str, kwargs: Mapping[str, Any]) -> Any:
     """EnvPool's own description of an environment, with the arguments checked."""
+    load_opengl()
     import envpool
 
     reserved = sorted(_OURS & kwargs.keys())

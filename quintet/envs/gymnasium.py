@@ -1,15 +1,23 @@
 """Single Gymnasium environments in Python, stepped one after another in next-step layout."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, NoReturn, final
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from quintet.envs.vector import Array, EnvDescription, ObsArrays, StepRow, check_seeds
+from quintet.envs.vector import (
+    Array,
+    EnvDescription,
+    ObsArrays,
+    Rendered,
+    StepRow,
+    check_seeds,
+)
 from quintet.errors import ConfigError, EnvironmentFault
 from quintet.spaces import (
     Space,
@@ -137,6 +145,14 @@ class GymnasiumVectorEnv:
             out.valid[stream] = valid
             self._ended[stream] = terminated or truncated
 
+    def render(self, stream: int) -> Rendered:
+        env = self._envs[stream]
+        plain = env.unwrapped
+        if plain.render_mode is None and "rgb_array" in env.metadata.get("render_modes", ()):
+            # Made by a callable that doesn't pass it on. Most look at it only when they draw.
+            plain.render_mode = "rgb_array"
+        return Rendered(env.render(), steps_per_s(env.metadata))
+
     def close(self) -> None:
         """Closes every environment, also where one of them fails to close."""
         envs, self._envs = self._envs, []
@@ -219,6 +235,13 @@ def _row(action: Any, stream: int) -> Any:
     if isinstance(action, tuple):
         return tuple(_row(child, stream) for child in action)
     return action[stream]
+
+
+def steps_per_s(metadata: Mapping[str, Any]) -> float | None:
+    """Gymnasium's ``render_fps``, where it is a number that can be one."""
+    given = metadata.get("render_fps")
+    rate = float(given) if isinstance(given, Real) else 0.0
+    return rate if 0.0 < rate < np.inf else None
 
 
 class BadLeaf(Exception):

@@ -16,7 +16,7 @@ from quintet.envs.config import Backend, EnvConfig, RewardClip
 from quintet.envs.envpool import EnvPoolVectorEnv
 from quintet.envs.given import EnvSource, GivenEnv, MakeEnv, is_plain_sync, makes_groups, settle
 from quintet.envs.gymnasium import GymnasiumVectorEnv
-from quintet.envs.ids import envpool_id, resolve_backend
+from quintet.envs.ids import atari_rom, envpool_id, resolve_backend
 from quintet.envs.info_mask import MaskFromInfo
 from quintet.envs.vector import VectorEnv
 from quintet.envs.wrappers import ClipReward, FrameStack
@@ -91,6 +91,7 @@ def make_group_env(
     source: EnvSource | None = None,
     *,
     first_stream: int = 0,
+    drawn: bool = False,
 ) -> VectorEnv:
     """Makes the environments of one group.
 
@@ -99,8 +100,10 @@ def make_group_env(
         source: where they come from if not from `config.id`, which then is only a name; callables
             are given `config.kwargs`.
         first_stream: number in the run of the group's first stream, for error messages.
+        drawn: EnvPool's and Atari games are made such that they `render`; others are by what
+            `config.kwargs` says to their makers.
     """
-    env = _make_base(config, num_streams, source, first_stream)
+    env = _make_base(config, num_streams, source, first_stream, drawn)
     if config.mask_from_info and ACTION_MASK not in observation_leaves(env.spaces.observation):
         env.close()
         kind, way_out = env.description.backend, "choose backend 'gymnasium'"
@@ -117,8 +120,27 @@ def make_group_env(
     return env
 
 
+def group_size(config: EnvConfig) -> int:
+    """Streams that step and act together: as configured, else by who steps them.
+
+    With two groups one steps while the other's actions are computed; they also double the number of
+    acts, which is all that they do where steps are cheap or taken by this very process.
+    """
+    if config.streams_per_group is not None:
+        return config.streams_per_group
+    groups = 1
+    if ":" not in config.id:
+        backend = resolve_backend(config.id, config.backend)
+        pool = envpool_id(config.id)
+        if backend == "ale":
+            groups = envpool.default_num_groups("atari")
+        elif backend == "envpool" and pool is not None:
+            groups = envpool.default_num_groups(envpool.family_of(pool))
+    return config.num_streams // (groups if config.num_streams % groups == 0 else 1)
+
+
 def _make_base(
-    config: EnvConfig, num_streams: int, source: EnvSource | None, first_stream: int
+    config: EnvConfig, num_streams: int, source: EnvSource | None, first_stream: int, drawn: bool
 ) -> VectorEnv:
     if isinstance(source, ForeignVectorEnv):
         if source.num_envs != num_streams:
@@ -130,12 +152,10 @@ def _make_base(
     if source is None:
         backend = resolve_backend(config.id, config.backend)
         if backend == "envpool":
-            return _make_pool(config, num_streams)
-        rom = ale.rom_of(config.id)
-        # A user may have registered an id like "Pong-v5".
-        theirs = backend == "gymnasium" and config.id in gymnasium.registry
-        if rom is not None and (config.id.startswith("ALE/") or not theirs):
-            return _make_atari(config, num_streams, backend, rom, first_stream)
+            return _make_pool(config, num_streams, drawn)
+        rom = atari_rom(config.id, backend)
+        if rom is not None:
+            return _make_atari(config, num_streams, rom, first_stream, drawn)
     maker = source if source is not None else _find_maker(config.id)
     if makes_groups(maker):
         make = partial(_make_several, maker, config.id, config.kwargs, num_streams)
@@ -148,31 +168,34 @@ def _make_base(
     )
 
 
-def _make_pool(config: EnvConfig, num_streams: int) -> VectorEnv:
+def _make_pool(config: EnvConfig, num_streams: int, drawn: bool) -> VectorEnv:
     name = envpool_id(config.id)
     assert name is not None
     if envpool.family_of(name) == "atari":
         known = atari.AtariConfig.model_fields.keys()
         atari.read_config(config.id, {k: v for k, v in config.kwargs.items() if k in known})
-    pool = EnvPoolVectorEnv(name, num_streams, kwargs=config.kwargs, num_threads=config.num_threads)
+    pool = EnvPoolVectorEnv(
+        name, num_streams, kwargs=config.kwargs, num_threads=config.num_threads, drawn=drawn
+    )
     if config.frame_stack > 1 and pool.stacked_frames > 1:
         raise _stacked_already(config, pool.stacked_frames)
     return pool
 
 
 def _make_atari(
-    config: EnvConfig, num_streams: int, backend: str, rom: str, first_stream: int
+    config: EnvConfig, num_streams: int, rom: str, first_stream: int, drawn: bool
 ) -> VectorEnv:
     """ALE's vector environment, or single environments of ale-py in our stepping."""
     game = atari.read_config(config.id, config.kwargs)
     if config.frame_stack > 1 and game.stack_num > 1:
         raise _stacked_already(config, game.stack_num)
     frames: VectorEnv
-    if backend == "ale":
+    if resolve_backend(config.id, config.backend) == "ale":
         frames = ale.AleVectorEnv(config.id, num_streams, game, config.num_threads)
     else:
+        options = {"rom": rom, "config": game, "render_mode": "rgb_array" if drawn else None}
         frames = GymnasiumVectorEnv(
-            partial(_make_one, atari.make_single, config.id, {"rom": rom, "config": game}),
+            partial(_make_one, atari.make_single, config.id, options),
             num_streams,
             env_id=config.id,
             first_stream=first_stream,

@@ -12,7 +12,7 @@ array as `quintet.spaces.action_spec` says.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +54,21 @@ class EnvDescription:
     action_repeat: int = 1
 
 
+class Rendered(NamedTuple):
+    """What one environment draws of itself.
+
+    picture: as the environment gave it, unchecked: ``[H, W, 3]`` uint8 is hoped for.
+    steps_per_s: steps that make one second, seen at the right speed; None: it doesn't say.
+    """
+
+    picture: Any
+    steps_per_s: float | None
+
+
+class CannotRender(Exception):
+    """Why an environment draws nothing, as it goes on after its name and a colon."""
+
+
 class VectorEnv(Protocol):
     """B environments that step together."""
 
@@ -80,6 +95,14 @@ class VectorEnv(Protocol):
 
     def recv(self, out: StepRow) -> None:
         """Waits for the step that `send` started and writes it."""
+        ...
+
+    def render(self, stream: int) -> Rendered:
+        """What `stream` looks like after the last `restart` or `recv`, if it was made to be drawn.
+
+        Raises:
+            CannotRender: it can't be drawn; an environment's own code may raise anything else.
+        """
         ...
 
     def close(self) -> None: ...

@@ -9,7 +9,15 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from quintet.envs.config import RewardClip
-from quintet.envs.vector import Array, EnvDescription, ObsArrays, StepRow, VectorEnv, allocate_obs
+from quintet.envs.vector import (
+    Array,
+    EnvDescription,
+    ObsArrays,
+    Rendered,
+    StepRow,
+    VectorEnv,
+    allocate_obs,
+)
 from quintet.spaces import Space, map_leaves, observation_leaves
 from quintet.types import ACTION_MASK, Spaces
 
@@ -78,6 +86,9 @@ class FrameStack:
                 history[first] = newest[first][:, None]
             out.obs[path][:] = history
 
+    def render(self, stream: int) -> Rendered:
+        return self._env.render(stream)
+
     def close(self) -> None:
         self._env.close()
 
@@ -111,6 +122,9 @@ class ClipReward:
     def recv(self, out: StepRow) -> None:
         self._env.recv(out)
         clip_reward(out.reward, self._kind)
+
+    def render(self, stream: int) -> Rendered:
+        return self._env.render(stream)
 
     def close(self) -> None:
         self._env.close()

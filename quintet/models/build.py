@@ -14,6 +14,7 @@ from quintet.models.custom import CustomEncoder
 from quintet.models.encoders import SMALLEST, Cnn, Leaves, Mlp, is_image
 from quintet.models.flat import strip_prefix
 from quintet.models.heads import ActionBounds, ActionStd, PolicyHead
+from quintet.models.precision import Precision, autocast
 from quintet.ops.distributions import Family
 from quintet.spaces import action_leaves, observation_leaves
 from quintet.types import ACTION_MASK, Obs, Spaces, State, TensorSpec
@@ -244,7 +245,7 @@ def _core(config: ModelConfig, size_in: int) -> Core | None:
 
 @final
 class ActorCritic(nn.Module):
-    """Policy parameters and value from normalised observations.
+    """Policy parameters and value from normalised observations; encoders compute in `precision`.
 
     Observations go through an encoder, then a recurrent core if there is one, then a head.  With
     `shared_torso` the value head reads the policy's features, else the value function has an
@@ -261,10 +262,12 @@ class ActorCritic(nn.Module):
         family: Family,
         config: ModelConfig,
         generator: torch.Generator | None,
+        precision: Precision = "fp32",
     ):
         """`generator` draws the weights; None leaves them undefined, for whoever loads others."""
         super().__init__()
         check_observation(spaces, family)
+        self.precision = precision
         # torch's layers draw weights as they are made, from the process's own generator, which is
         # the user's.
         with torch.random.fork_rng(devices=[]):
@@ -292,24 +295,30 @@ class ActorCritic(nn.Module):
         Only a feed-forward network can do without `state` and `is_first`.
         """
         name = "core" if self.value_encoder is None else "policy"
-        features, after = _recur(self.core, name, self.encoder(obs), state, is_first)
+        features, after = _recur(self.core, name, self._encode(self.encoder, obs), state, is_first)
         value_features = features
         if self.value_encoder is not None:
-            value_features, value_after = _recur(
-                self.value_core, "value", self.value_encoder(obs), state, is_first
-            )
+            encoded = self._encode(self.value_encoder, obs)
+            value_features, value_after = _recur(self.value_core, "value", encoded, state, is_first)
             after |= value_after
         return self.policy_head(features), self.value_head(value_features).squeeze(-1), after
 
     def value(self, obs: Obs, state: State | None = None, is_first: Tensor | None = None) -> Tensor:
         """Values ``[N]`` alone, without the policy's work."""
         if self.value_encoder is None:
-            features, _ = _recur(self.core, "core", self.encoder(obs), state, is_first)
+            encoded = self._encode(self.encoder, obs)
+            features, _ = _recur(self.core, "core", encoded, state, is_first)
         else:
-            encoded = self.value_encoder(obs)
+            encoded = self._encode(self.value_encoder, obs)
             features, _ = _recur(self.value_core, "value", encoded, state, is_first)
         value: Tensor = self.value_head(features).squeeze(-1)
         return value
+
+    def _encode(self, encoder: nn.Module, obs: Obs) -> Tensor:
+        """Features in float32, computed in the network's precision."""
+        with autocast(self.precision, self.value_head.weight.device):
+            features: Tensor = encoder(obs)
+        return features.float()
 
     @property
     def state_specs(self) -> dict[str, TensorSpec]:

@@ -213,7 +213,10 @@ class Cnn(nn.Module):
         """``[N, features]`` from leaves ``[N, ...]``, pictures of uint8."""
         parts = []
         for (name, shape), trunk in zip(self.pictures.items(), self.convolutions, strict=True):
-            parts.append(trunk(channels_first(obs[name], shape).float() * (1.0 / 255.0)))
+            x = channels_first(obs[name], shape)
+            # Convolutions on CPUs are up to twice as fast in this layout, in either precision.
+            x = x.to(torch.float32, memory_format=torch.channels_last)
+            parts.append(trunk(x * (1.0 / 255.0)))
         parts += [flatten_leaf(obs[name], space) for name, space in self.others.items()]
         features: Tensor = self.layers(parts[0] if len(parts) == 1 else torch.cat(parts, -1))
         return features

@@ -20,6 +20,12 @@ def flatten_in_place(parameters: Sequence[nn.Parameter]) -> Tensor:
     return theta
 
 
+def views_of(theta: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """The parts of a vector that `flatten_in_place` made, by name, in the same order."""
+    parts = torch.split(theta, [shape.numel() for shape in shapes.values()])
+    return {name: x.view(shape) for (name, shape), x in zip(shapes.items(), parts, strict=True)}
+
+
 def strip_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The tensors below ``prefix/``, by the rest of their names."""
     start = prefix + "/"

@@ -92,19 +92,21 @@ class ObservationNormalizer(nn.Module):
 
     def refresh(self) -> None:
         """Takes the merged statistics into use; before any data the transform is the identity."""
-        self._affine = {
-            name: (moments.mean.float(), scale_of(moments, self.epsilon))
-            for name in self.names
-            if (moments := self.leaf_moments(name)).count > 0
-        }
+        self._affine = {name: self._transform(self.leaf_moments(name)) for name in self.names}
+
+    def _transform(self, moments: RunningMoments) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean, scale, bounds ``[2]``: always tensors, as a compiled graph freezes all else."""
+        bound = moments.mean.new_tensor([-self.clip, self.clip], dtype=torch.float32)
+        if moments.count > 0:
+            return moments.mean.float(), scale_of(moments, self.epsilon), bound
+        mean = moments.mean.float()
+        return torch.zeros_like(mean), torch.ones_like(mean), bound * torch.inf
 
     def forward(self, obs: Obs) -> Obs:
         """`obs` with its float leaves normalised; leading dimensions are free."""
-        if not self._affine:
-            return obs
         out = dict(obs)
-        for name, (mean, scale) in self._affine.items():
-            out[name] = ((obs[name] - mean) * scale).clamp_(-self.clip, self.clip)
+        for name, (mean, scale, bound) in self._affine.items():
+            out[name] = ((obs[name] - mean) * scale).clamp_(bound[0], bound[1])
         return out
 
     def merge(self, obs: Obs, valid: Tensor) -> None:

@@ -155,6 +155,8 @@ _VALUES = {
     "normalizer/observation_mean_max": Metric("observation units", "highest running mean"),
     "normalizer/observation_std_min": Metric("observation units", "lowest running std"),
     "normalizer/observation_std_max": Metric("observation units", "highest running std"),
+    "normalizer/observation_clip_frac": Metric("1", "share of normalised observations clipped"),
+    "normalizer/reward_clip_frac": Metric("1", "share of normalised rewards clipped"),
     "normalizer/reward_std": Metric(_REWARD, "running std by which rewards are divided"),
     "normalizer/popart_mean": Metric(_REWARD, "running mean of value targets"),
     "normalizer/popart_std": Metric(_REWARD, "running standard deviation of value targets"),

@@ -1,5 +1,6 @@
-"""Learning curves of runs, as a picture."""
+"""Learning curves and final scores of runs, as a picture."""
 
+import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,24 +16,27 @@ from quintet.observe.metrics import describe
 from quintet.observe.sinks import read_metrics
 
 Axis = Literal["env_steps", "wall_s"]
+Kind = Literal["curve", "bars"]
 
 _FORMATS = (".png", ".svg", ".pdf")
 _NOT_PART_OF_GROUP = ("seed", "run_dir", "resume", "report")  # same experiment whatever they are
-_GRID = 200  # points of a drawn curve
 _RESAMPLES = 2000
 _BAND = (2.5, 97.5)
 _MAX_LABEL_PARTS = 4
+_RETURNS = ("episode/return_mean", "eval/return_mean")
+_FINAL_PART = 0.1  # of a run's env_steps, over which a noisy metric's final score is taken
 
 # readable without colour: every group has a line style and a marker of its own; colours are the
 # palette of Okabe and Ito, which colour-blind people can tell apart
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1)))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++")
 
 
 @final
 @dataclass(frozen=True)
-class _Curve:
+class Curve:
     """One metric of one run over one axis, in the order of the axis: both ``[N]``."""
 
     x: NDArray[np.float64]
@@ -41,24 +45,33 @@ class _Curve:
 
 @final
 @dataclass(frozen=True)
-class _Run:
+class Run:
+    """One run: where it lies, its configuration, the metric that is drawn, its evaluations."""
+
     folder: Path
     config: dict[str, Any]
-    curve: _Curve
-    evaluations: _Curve
+    curve: Curve
+    evaluations: Curve
 
 
 def plot_runs(
     run_dirs: Sequence[Path],
     out: Path,
+    kind: Kind = "curve",
     x: Axis = "env_steps",
-    metric: str = "episode/return_mean",
+    metric: str | None = None,
 ) -> Path:
-    """Draws a metric of runs over env_steps or wall time and returns `out`.
+    """Draws a metric of runs and returns `out`.  Runs that differ only in their seed are a group.
 
-    Runs that differ only in their seed are one line: the mean over seeds with a 95% bootstrap band
-    of that mean, over the part of the axis that all of them have reached, and a thin line for each
-    seed.  Evaluations stand as markers when the metric is a training return.
+    curve: the metric over env_steps or wall time: of each group the mean over seeds with a 95%
+        bootstrap band of that mean, over the part of the axis that all of them have reached, and a
+        thin line for each seed.  Evaluations stand as markers when the metric is a training return.
+    bars: final scores: of each group the interquartile mean over runs with its 95% bootstrap
+        interval, and a mark for each run.  The final score of a run is its last evaluation;
+        of other metrics the mean over the last tenth of its env_steps.
+
+    metric: None: the training return as a curve, evaluations as bars; the other one where some run
+        lacks it.
 
     Raises:
         QuintetError: no runs, a run without the metric, an unknown file format, or no matplotlib.
@@ -71,13 +84,34 @@ def plot_runs(
             f"a plot is written as {', '.join(_FORMATS)}, not {out.suffix or 'without ending'!r} "
             f"({out}): give --out a name with such an ending"
         )
-    runs = [_load(Path(folder), x, metric) for folder in run_dirs]
-    groups: dict[str, list[_Run]] = {}
+    reports = {Path(folder): read_metrics(Path(folder)) for folder in run_dirs}
+    if metric is None:
+        metric = _default_metric(kind, list(reports.values()))
+    runs = [_load(folder, reports[folder], x, metric) for folder in reports]
+    groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(group_key(run.config), []).append(run)
     labels = group_labels([members[0].config for members in groups.values()])
-    _draw(out, x, metric, list(zip(labels, groups.values(), strict=True)))
+    named = list(zip(labels, groups.values(), strict=True))
+    figure = _curves(x, metric, named) if kind == "curve" else _bars(metric, named)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(out)
+    except OSError as fault:
+        raise QuintetError(f"can't write {out}: {fault.strerror}") from fault
     return out
+
+
+def _default_metric(kind: Kind, runs: Sequence[Sequence[Mapping[str, float]]]) -> str:
+    preferred = _RETURNS if kind == "curve" else _RETURNS[::-1]
+    return next(
+        (
+            name
+            for name in preferred
+            if all(any(name in report for report in reports) for reports in runs)
+        ),
+        preferred[0],
+    )
 
 
 def group_key(config: Mapping[str, Any]) -> str:
@@ -105,16 +139,16 @@ def group_labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
         parts = [str(config.get("algo", "run"))]
         # two groups of different algorithms differ in options that the other does not have
         own = [name for name in differing if name in one]
-        parts += [
-            f"{name.split('.', 1)[-1]} {_short(one[name])}" for name in own[:_MAX_LABEL_PARTS]
-        ]
+        parts += [_part(name, one[name]) for name in own[:_MAX_LABEL_PARTS]]
         parts += ["…"] if len(own) > _MAX_LABEL_PARTS else []
         labels.append(", ".join(parts))
     return labels
 
 
-def _short(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def _part(name: str, value: object) -> str:
+    if name in ("env", "env.id"):
+        return str(value)
+    return f"{name.split('.', 1)[-1]} " + (f"{value:g}" if isinstance(value, float) else str(value))
 
 
 def env_name(config: Mapping[str, Any]) -> str:
@@ -133,15 +167,16 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _load(folder: Path, x: Axis, metric: str) -> _Run:
-    reports = read_metrics(folder)
+def _load(folder: Path, reports: Sequence[Mapping[str, float]], x: Axis, metric: str) -> Run:
     curve = _extract(reports, x, metric)
     evaluations = _extract(reports, x, "eval/return_mean")
     if len(curve.x) == 0:
         have = sorted({name for report in reports for name in report} - {"env_steps", "wall_s"})
+        near = difflib.get_close_matches(metric, have, n=1)
         raise QuintetError(
-            f"{folder} has no values of {metric} over {x} yet ({len(reports)} reports). "
-            f"It has: {', '.join(have) or 'nothing'}"
+            f"{folder} has no values of {metric} over {x} yet ({len(reports)} reports)"
+            + (f"; did you mean {near[0]}?" if near else ".")
+            + f" It has: {', '.join(have) or 'nothing'}"
         )
     try:
         config = yaml.safe_load((folder / "config.yaml").read_text()) or {}
@@ -149,16 +184,16 @@ def _load(folder: Path, x: Axis, metric: str) -> _Run:
         config = {}
     except yaml.YAMLError as fault:
         raise QuintetError(f"{folder / 'config.yaml'} is no YAML: {fault}") from fault
-    return _Run(folder, config, curve, evaluations)
+    return Run(folder, config, curve, evaluations)
 
 
-def _extract(reports: Sequence[Mapping[str, float]], x: Axis, metric: str) -> _Curve:
+def _extract(reports: Sequence[Mapping[str, float]], x: Axis, metric: str) -> Curve:
     points = [(report[x], report[metric]) for report in reports if x in report and metric in report]
     ordered = np.array(sorted(points, key=lambda point: point[0]), dtype=np.float64).reshape(-1, 2)
-    return _Curve(ordered[:, 0], ordered[:, 1])
+    return Curve(ordered[:, 0], ordered[:, 1])
 
 
-def _resample(curve: _Curve, grid: NDArray[np.float64]) -> NDArray[np.float64]:
+def _resample(curve: Curve, grid: NDArray[np.float64]) -> NDArray[np.float64]:
     """The curve at the points of `grid` (evenly spaced): mean of the values nearest to each point.
 
     Points nearest to no value are interpolated.
@@ -175,10 +210,6 @@ def _resample(curve: _Curve, grid: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.interp(grid, grid[filled], means)
 
 
-def _grid(start: float, end: float) -> NDArray[np.float64]:
-    return np.linspace(start, end, _GRID)
-
-
 def bootstrap_band(
     curves: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -193,7 +224,69 @@ def bootstrap_band(
     return low, high
 
 
-def _draw(out: Path, x: Axis, metric: str, groups: list[tuple[str, list[_Run]]]) -> None:
+def iqm(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Interquartile mean over the last axis, of ``[..., N]`` scores: without the lowest and the
+    highest quarter, rounded down; so of fewer than 4 it is the mean.
+
+    Source: Agarwal et al. 2021 (arXiv 2108.13264).  We draw runs of one task with replacement,
+    which their stratified bootstrap is where there is one task.
+    """
+    cut = scores.shape[-1] // 4
+    kept = np.sort(scores, axis=-1)[..., cut : scores.shape[-1] - cut]
+    return np.asarray(kept.mean(axis=-1))
+
+
+def iqm_interval(scores: NDArray[np.float64]) -> tuple[float, float]:
+    """The 95% bootstrap interval of the interquartile mean of scores ``[N]``."""
+    drawn = np.random.default_rng(0).integers(len(scores), size=(_RESAMPLES, len(scores)))
+    low, high = np.percentile(iqm(scores[drawn]), _BAND)
+    return float(low), float(high)
+
+
+def _final(run: Run, metric: str) -> float:
+    if metric.startswith("eval/"):
+        return float(run.curve.y[-1])
+    late = run.curve.x >= (1 - _FINAL_PART) * run.curve.x[-1]
+    return float(run.curve.y[late].mean())
+
+
+def _bars(metric: str, groups: list[tuple[str, list[Run]]]) -> Any:
+    """A bar for each group, from the top down, in the order given."""
+    figure_class, _ = _matplotlib()
+    figure = figure_class(figsize=(7.0, 1.5 + 0.55 * len(groups)), dpi=150)
+    figure.set_layout_engine("constrained")
+    axes = figure.add_subplot()
+    names = []
+    for number, (label, members) in enumerate(groups):
+        scores = np.array([_final(run, metric) for run in members])
+        mean = float(iqm(scores))
+        low, high = iqm_interval(scores)
+        axes.barh(
+            number,
+            mean,
+            height=0.6,
+            color=_COLOURS[number % len(_COLOURS)],
+            alpha=0.45,
+            hatch=_HATCHES[number % len(_HATCHES)],
+            edgecolor="white",
+        )
+        if len(scores) > 1:
+            axes.plot([low, high], [number, number], color="0.1", lw=2, solid_capstyle="butt")
+        spread = np.linspace(-0.2, 0.2, len(scores)) if len(scores) > 1 else np.zeros(1)
+        axes.plot(scores, number + spread, "o", ms=4, mfc="white", mec="0.1", ls="none")
+        count = f"{len(scores)} seed{'s' if len(scores) > 1 else ''}"
+        names.append(f"{label}\n{mean:,.4g}, {count}")
+    axes.set_yticks(range(len(groups)), names)
+    axes.invert_yaxis()
+    axes.axvline(0, color="0.5", lw=0.8)
+    _decorate(axes, {env_name(members[0].config) for _, members in groups}, "x")
+    axes.set_xlabel(f"final {_title_of(metric)}{_unit(metric)}")
+    meaning = "bar: interquartile mean; line: its 95% bootstrap interval; circles: runs"
+    figure.supxlabel(meaning, x=0.01, ha="left", fontsize=8)
+    return figure
+
+
+def _curves(x: Axis, metric: str, groups: list[tuple[str, list[Run]]]) -> Any:
     figure_class, formatter_class = _matplotlib()
     evaluated = metric.startswith("episode/return") and any(
         len(run.evaluations.x) for _, members in groups for run in members
@@ -208,61 +301,67 @@ def _draw(out: Path, x: Axis, metric: str, groups: list[tuple[str, list[_Run]]])
     figure.set_layout_engine("constrained", rect=(0, bottom, 1, 1 - bottom))
     axes = figure.add_subplot()
     for number, (label, members) in enumerate(groups):
-        _draw_group(axes, number, label, members)
+        draw_group(axes, number, label, members)
         if evaluated:
             _draw_evaluations(axes, number, members)
     if evaluated:
         axes.plot([], [], color="0.4", ls="none", marker="o", mfc="white", label="evaluation")
     if x == "env_steps":
         axes.xaxis.set_major_formatter(formatter_class(sep=""))
-    _label(axes, x, metric, {env_name(members[0].config) for _, members in groups})
+    _decorate(axes, {env_name(members[0].config) for _, members in groups}, "both")
+    axes.set_xlabel("env steps" if x == "env_steps" else "wall time [s]")
+    axes.set_ylabel(f"{_title_of(metric)}{_unit(metric)}")
+    axes.set_xlim(left=0)
     figure.legend(
         loc="lower left",
         bbox_to_anchor=(0.02, 0.0),
         frameon=False,
         ncols=1 if len(groups) > 1 else entries,
     )
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(out)
-    except OSError as fault:
-        raise QuintetError(f"can't write {out}: {fault.strerror}") from fault
+    return figure
 
 
-def _label(axes: Any, x: Axis, metric: str, envs: set[str]) -> None:
+def _unit(metric: str) -> str:
     found = describe(metric)
-    unit = f" [{found.unit}]" if found and found.unit != "1" else ""
-    axes.set_xlabel("env steps" if x == "env_steps" else "wall time [s]")
-    axes.set_ylabel(f"{_title_of(metric)}{unit}")
-    axes.set_xlim(left=0)
+    return f" [{found.unit}]" if found and found.unit != "1" else ""
+
+
+def _decorate(axes: Any, envs: set[str], grid: str) -> None:
     axes.set_title(", ".join(sorted(envs - {""})) or "runs", loc="left", fontweight="bold")
-    axes.grid(True, color="0.9", linewidth=0.8)
+    axes.grid(True, axis=grid, color="0.9", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _draw_group(axes: Any, number: int, label: str, members: Sequence[_Run]) -> None:
+def draw_group(
+    axes: Any, number: int, label: str, members: Sequence[Run], points: int = 200
+) -> None:
+    """The runs of one group in the style of its number: mean, band and thin lines, or the one run.
+
+    Mean and band reach over the part of the axis that all runs have; without one there are none.
+
+    points: of a drawn curve, each the mean of the reports around it.
+    """
     colour, line = _COLOURS[number % len(_COLOURS)], _LINES[number % len(_LINES)]
     if len(members) == 1:
         curve = members[0].curve
-        if len(curve.x) > 2 * _GRID:
-            grid = _grid(curve.x[0], curve.x[-1])
-            curve = _Curve(grid, _resample(curve, grid))
+        if len(curve.x) > 2 * points:
+            grid = np.linspace(curve.x[0], curve.x[-1], points)
+            curve = Curve(grid, _resample(curve, grid))
         marker = "o" if len(curve.x) == 1 else None
         axes.plot(curve.x, curve.y, color=colour, ls=line, lw=1.4, marker=marker, label=label)
         return
     for run in members:
-        grid = _grid(run.curve.x[0], run.curve.x[-1])
+        grid = np.linspace(run.curve.x[0], run.curve.x[-1], points)
         y = _resample(run.curve, grid)
-        axes.plot(grid, y, color=colour, ls=line, lw=0.6, alpha=0.45)
+        marker = "o" if len(run.curve.x) == 1 else None
+        axes.plot(grid, y, color=colour, ls=line, lw=0.6, alpha=0.45, marker=marker, ms=3)
     start = max(run.curve.x[0] for run in members)
     end = min(run.curve.x[-1] for run in members)
-    if start > end:
-        raise QuintetError(
-            f"the runs of one group have no part of the axis in common: "
-            f"{', '.join(str(run.folder) for run in members)}. Plot them one by one"
-        )
-    grid = _grid(start, end)
+    if start > end:  # one of them has just begun
+        axes.plot([], [], color=colour, ls=line, lw=0.6, label=f"{label} ({len(members)} seeds)")
+        return
+    grid = np.linspace(start, end, points)
     curves = np.stack([_resample(run.curve, grid) for run in members])
     low, high = bootstrap_band(curves)
     axes.fill_between(grid, low, high, color=colour, alpha=0.2, lw=0)
@@ -272,7 +371,7 @@ def _draw_group(axes: Any, number: int, label: str, members: Sequence[_Run]) -> 
     axes.plot(grid, mean, color=colour, ls=line, lw=2.0, marker=marker, label=text)
 
 
-def _draw_evaluations(axes: Any, number: int, members: Sequence[_Run]) -> None:
+def _draw_evaluations(axes: Any, number: int, members: Sequence[Run]) -> None:
     colour, marker = _COLOURS[number % len(_COLOURS)], _MARKERS[number % len(_MARKERS)]
     size, alpha = (6.0, 1.0) if len(members) == 1 else (3.5, 0.6)
     for run in members:

@@ -1,4 +1,4 @@
-"""What a person sees while a run trains: a bar in a terminal, plain lines elsewhere.
+"""What a person sees while a run trains: a dashboard in a terminal, plain lines elsewhere.
 
 Output never stops a run: when the pipe or the terminal is gone, it ends quietly.
 """
@@ -9,7 +9,9 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Protocol, TextIO, cast, final
+from typing import Protocol, TextIO, final
+
+from quintet.observe.limits import Setting, TimeShares, limit
 
 _LINE_INTERVAL_S = 10.0
 _RATE_WINDOW_S = 30.0
@@ -20,6 +22,10 @@ class Progress(Protocol):
 
     def update(self, report: Mapping[str, float], recent_return: float | None = None) -> None:
         """Shows a report; `recent_return` is the mean return of the last episodes."""
+        ...
+
+    def stage(self, text: str) -> None:
+        """Shows what is going on until the next report, "" for nothing worth telling."""
         ...
 
     def say(self, message: str) -> None:
@@ -36,21 +42,28 @@ def make_progress(
     title: str,
     stream: TextIO | None = None,
     *,
+    folder: str = "",
     start_env_steps: int = 0,
+    setting: Setting | None = None,
 ) -> Progress:
-    """A bar when `stream` (standard output by default) is a terminal, else plain lines.
+    """A dashboard when `stream` (standard output by default) is a terminal, else plain lines.
 
+    folder: of the run, named beside the title.
     start_env_steps: where a resumed run begins; the time left is judged from there.
+    setting: what the speed depends on; without it nothing is said of what limits it.
     """
     out = stream if stream is not None else sys.stdout
-    pace = _Pace(total_env_steps, start_env_steps)
-    if _is_terminal(out):
-        return TerminalProgress(title, out, pace)
-    return LineProgress(title, out, pace)
+    pace = Pace(total_env_steps, start_env_steps)
+    if not is_terminal(out):
+        return LineProgress(f"{title} -> {folder}" if folder else title, out, pace, setting)
+    # imported here: a run without a terminal never needs rich
+    from quintet.observe.dashboard import TerminalProgress, View
+
+    return TerminalProgress(View(title, folder, pace, setting), out)
 
 
 @final
-class _Pace:
+class Pace:
     """Speed over the last half minute, and the time left at that speed."""
 
     def __init__(self, total: int, start: int) -> None:
@@ -66,6 +79,11 @@ class _Pace:
             self._points.popleft()
 
     @property
+    def percent(self) -> int:
+        """Rounded down, so that 100 means done."""
+        return min(100, 100 * self.done // max(1, self.total))
+
+    @property
     def steps_per_s(self) -> float | None:
         seconds = self._points[-1][0] - self._points[0][0]
         steps = self._points[-1][1] - self._points[0][1]
@@ -79,11 +97,20 @@ class _Pace:
 
 @final
 class LineProgress:
-    """One plain line per shown report, at most every ten seconds, and one at the end."""
+    """One plain line per shown report, at most every ten seconds, and one at the end.
 
-    def __init__(self, title: str, stream: TextIO, pace: _Pace) -> None:
+    What limits the speed is said once, when the run has got going, and again at the end if that
+    has changed.
+    """
+
+    def __init__(
+        self, title: str, stream: TextIO, pace: Pace, setting: Setting | None = None
+    ) -> None:
         self._out = QuietStream(stream)
         self._pace = pace
+        self._setting = setting
+        self._shares = TimeShares()
+        self._told: str | None = None
         self._shown_at = float("-inf")
         self._evaluation: float | None = None
         self._pending: str | None = None
@@ -91,14 +118,21 @@ class LineProgress:
 
     def update(self, report: Mapping[str, float], recent_return: float | None = None) -> None:
         self._pace.advance(int(report.get("env_steps", self._pace.done)))
+        self._shares.add(report)
         self._evaluation = report.get("eval/return_mean", self._evaluation)
-        self._pending = f"{_percent(self._pace):3d}%  " + _summary(
+        self._pending = f"{self._pace.percent:3d}%  " + _summary(
             self._pace, recent_return, self._evaluation
         )
         now = time.monotonic()
         if now - self._shown_at >= _LINE_INTERVAL_S:
+            begun = self._shown_at > float("-inf")
             self._shown_at = now
             self._flush()
+            if begun and self._told is None:
+                self._tell()
+
+    def stage(self, text: str) -> None:
+        """Says nothing: lines stay where they are, and a stage passes."""
 
     def say(self, message: str) -> None:
         self._out.write(f"{message}\n")
@@ -106,67 +140,23 @@ class LineProgress:
 
     def close(self) -> None:
         self._flush()
+        if self._told is not None:
+            self._tell()
 
     def _flush(self) -> None:
         if self._pending is not None:
             self.say(self._pending)
             self._pending = None
 
-
-@final
-class TerminalProgress:
-    """A bar and a line of figures at the foot of a terminal; messages go above them."""
-
-    def __init__(self, title: str, stream: TextIO, pace: _Pace) -> None:
-        # imported here: a run without a terminal never needs rich
-        from rich.console import Console
-        from rich.live import Live
-
-        self._title = title
-        self._pace = pace
-        self._recent_return: float | None = None
-        self._evaluation: float | None = None
-        # what the environment or a library prints must not tear the bar; what the person sent
-        # elsewhere (2>errors.txt) goes on going there
-        self._live = Live(
-            console=Console(file=cast(TextIO, QuietStream(stream))),
-            auto_refresh=False,  # no thread that would compete with training; reports come often
-            redirect_stdout=stream is sys.stdout,
-            redirect_stderr=stream is sys.stdout and _is_terminal(sys.stderr),
-        )
-        self._live.start()
-        self._draw()
-
-    def update(self, report: Mapping[str, float], recent_return: float | None = None) -> None:
-        self._pace.advance(int(report.get("env_steps", self._pace.done)))
-        self._evaluation = report.get("eval/return_mean", self._evaluation)
-        self._recent_return = recent_return
-        self._draw()
-
-    def say(self, message: str) -> None:
-        self._live.console.print(message, markup=False, highlight=False, soft_wrap=True)
-
-    def close(self) -> None:
-        self._live.stop()
-
-    def _draw(self) -> None:
-        from rich.console import Group
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-        from rich.text import Text
-
-        pace = self._pace
-        head = Table.grid(padding=(0, 1), expand=True)
-        head.add_column(no_wrap=True, max_width=max(10, self._live.console.width // 2))
-        head.add_column(ratio=1)
-        head.add_column(no_wrap=True, justify="right")
-        head.add_row(
-            Text(self._title, style="bold"),
-            ProgressBar(total=max(1, pace.total), completed=pace.done),
-            f"{_percent(pace):3d}%",
-        )
-        figures = Text(_summary(pace, self._recent_return, self._evaluation), style="cyan")
-        self._live.update(Group(head, figures), refresh=True)
+    def _tell(self) -> None:
+        """What limits the speed, unless the same was said last."""
+        shares = self._shares.recent()
+        if self._setting is None or not shares:
+            return
+        largest = max(shares, key=lambda phase: shares[phase])
+        if largest != self._told:
+            self._told = largest
+            self.say(limit(shares, self._setting, starting=self._shares.starting))
 
 
 @final
@@ -214,24 +204,20 @@ class QuietStream:
             os.close(nowhere)
 
 
-def _is_terminal(stream: TextIO) -> bool:
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a person looks at it, on a terminal that can do more than print lines."""
     try:
         return stream.isatty() and os.environ.get("TERM") != "dumb"
     except ValueError:  # closed
         return False
 
 
-def _percent(pace: _Pace) -> int:
-    """Rounded down, so that 100 means done."""
-    return min(100, 100 * pace.done // max(1, pace.total))
-
-
-def _summary(pace: _Pace, recent_return: float | None, evaluation: float | None) -> str:
+def _summary(pace: Pace, recent_return: float | None, evaluation: float | None) -> str:
     parts = [f"{pace.done:,}/{pace.total:,} env steps"]
     if pace.steps_per_s is not None:
         parts.append(f"{pace.steps_per_s:,.0f} steps/s")
     if pace.left_s is not None and pace.done < pace.total:
-        parts.append(f"{_clock(pace.left_s)} left")
+        parts.append(f"{clock(pace.left_s)} left")
     if recent_return is not None:
         parts.append(f"return {recent_return:,.1f}")
     if evaluation is not None:
@@ -239,7 +225,8 @@ def _summary(pace: _Pace, recent_return: float | None, evaluation: float | None)
     return "  ".join(parts)
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """0:07  12:34  1:02:03  3 days"""
     whole = round(seconds)
     hours, minutes = divmod(whole // 60, 60)
     clock = (

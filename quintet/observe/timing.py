@@ -1,5 +1,6 @@
 """Where the time of a run goes, by phase."""
 
+from collections.abc import Callable
 from time import perf_counter
 from typing import Literal, final, get_args
 
@@ -17,11 +18,13 @@ class PhaseTimer:
     step loop.
     """
 
-    __slots__ = ("_phase", "_reported", "_seconds", "_since")
+    __slots__ = ("_begins", "_phase", "_reported", "_seconds", "_since")
 
-    def __init__(self) -> None:
-        self._seconds: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
-        self._reported = dict(self._seconds)
+    def __init__(self, begins: Callable[[Phase], None] = lambda _: None) -> None:
+        """begins: called with a phase when it begins for the first time."""
+        self._begins = begins
+        self._seconds: dict[Phase, float] = {"other": 0.0}  # a phase enters when it begins
+        self._reported: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
         self._phase: Phase = "other"
         self._since = perf_counter()
 
@@ -32,12 +35,15 @@ class PhaseTimer:
         self._seconds[before] += now - self._since
         self._phase = phase
         self._since = now
+        if phase not in self._seconds:
+            self._seconds[phase] = 0.0
+            self._begins(phase)
         return before
 
     def seconds(self) -> dict[Phase, float]:
         """Seconds by phase since the timer was made."""
         self.switch(self._phase)
-        return dict(self._seconds)
+        return {phase: self._seconds.get(phase, 0.0) for phase in PHASES}
 
     def report(self) -> dict[str, float]:
         """Shares of the time since the last report, as ``time/PHASE_frac``; they sum to 1.

@@ -52,7 +52,9 @@ def _scale_to_bounds(
     unit: Tensor, low: tuple[float, ...], high: tuple[float, ...], clip: bool
 ) -> Tensor:
     """``low + (unit + 1) / 2 * (high - low)``; identity in dimensions with an infinite bound."""
-    bottom, top, bounded = _bounds(low, high, unit.dtype, unit.device)
+    # A compiled graph keeps them as constants, and can't look into a cache.
+    bounds = _bounds.__wrapped__ if torch.compiler.is_compiling() else _bounds
+    bottom, top, bounded = bounds(low, high, unit.dtype, unit.device)
     scaled = bottom + (unit + 1.0) / 2.0 * (top - bottom)
     if clip:
         # After the map, not before it: rounding must not leave the environment's own bounds.

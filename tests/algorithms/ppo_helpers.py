@@ -9,7 +9,7 @@ from gymnasium import spaces as gym
 from torch import Tensor
 
 from quintet.algorithms.ppo import PPOActor, PPOConfig, PPOLearner, Rows
-from quintet.algorithms.setup import Setup
+from quintet.algorithms.setup import Compute, Setup
 from quintet.envs.make import MakeEnv, make_vector_env
 from quintet.models.build import ModelConfig, resolve_model
 from quintet.models.heads import action_family
@@ -42,7 +42,7 @@ def make_learner(
     total: int = TOTAL,
     compiled: bool = False,
 ) -> PPOLearner:
-    setup = Setup(streams, total, (1, 2), torch.device("cpu"), compile=compiled)
+    setup = Setup(streams, total, (1, 2), torch.device("cpu"), Compute(compile=compiled))
     return PPOLearner(config, resolve_model(model, spaces), spaces, setup)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import quintet
 from quintet.algorithms import registry
-from quintet.algorithms.setup import Setup
+from quintet.algorithms.setup import Compute, Setup
 from quintet.errors import NonFiniteError
 from quintet.models.build import ActorCritic, ModelConfig
 from quintet.models.flat import flatten_in_place, strip_prefix
@@ -50,9 +50,9 @@ class A2CActor:
 
     record_specs: dict[str, Spec] = {}
 
-    def __init__(self, config: A2CConfig, model: ModelConfig, spaces: Spaces):
+    def __init__(self, config: A2CConfig, model: ModelConfig, spaces: Spaces, compute: Compute):
         self.family = action_family(spaces.action, model.action_bounds)
-        self.network = ActorCritic(spaces, self.family, model, generator=None)
+        self.network = ActorCritic(spaces, self.family, model, None, compute.precision)
 
     @property
     def action_spec(self) -> Spec:
@@ -87,7 +87,7 @@ class A2CLearner:
         self.config, self.setup = config, setup
         self.family = action_family(spaces.action, model.action_bounds)
         generator = torch.Generator().manual_seed(setup.seeds[0])
-        self.network = ActorCritic(spaces, self.family, model, generator)
+        self.network = ActorCritic(spaces, self.family, model, generator, setup.compute.precision)
         self.theta = flatten_in_place([p for _, p in sorted(self.network.named_parameters())])
         self.exp_avg = torch.zeros_like(self.theta)
         self.exp_avg_sq = torch.zeros_like(self.theta)
@@ -177,7 +177,7 @@ def a2c(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.ALGORITHMS, "a2c", A2C)
 
 
-OPTIONS = {"env.num_streams": 16, "eval.episodes": 0}
+OPTIONS = {"env.num_streams": 16, "env.streams_per_group": 8, "eval.episodes": 0}
 
 
 def test_a2c_trains_cartpole(a2c: None, tmp_path: Path) -> None:

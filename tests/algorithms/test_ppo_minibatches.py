@@ -48,7 +48,8 @@ def one_pass(learner: PPOLearner, index: Tensor, count: int) -> list[tuple[list[
     parts = []
     use = torch.zeros(count, dtype=torch.bool).index_fill(0, index, True)
     chunks = Chunks((count // 4, 4), 1, use.device)
-    for rows, weight in learner._minibatches(numbered_rows(count), chunks, use):
+    for place, chunk, weight in learner._minibatches(chunks, use):
+        rows = numbered_rows(count).take(place, chunk)
         assert torch.equal(rows.is_first, rows.action > 3)
         assert torch.equal(rows.obs["obs"].long(), rows.action)
         for name in ("logp_mu", "value_mu", "advantage", "target"):
@@ -155,11 +156,11 @@ def test_rows_of_weight_0_change_nothing(advantage: str):
     def repeat(x: Tensor) -> Tensor:
         return torch.cat([x[:9], x[:3].flip(0)])
 
-    spoilt = rows._map(repeat, repeat)
+    spoilt, first = rows._map(repeat, repeat), torch.arange(9)
     assert not torch.equal(spoilt.advantage, rows.advantage)
     for other in (
         gradient(spoilt, weight),
-        gradient(rows.part(0, 9, 9), torch.full((9,), 1 / 9.0)),
+        gradient(rows.take(first, first), torch.full((9,), 1 / 9.0)),
     ):
         torch.testing.assert_close(other[0], whole, rtol=1e-4, atol=1e-7)
         torch.testing.assert_close(other[1], stats, rtol=1e-4, atol=1e-6)

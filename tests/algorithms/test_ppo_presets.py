@@ -91,6 +91,7 @@ def test_a_preset_trains(name: str, env: str):
 
 def test_walkers_and_hoppers_share_the_cheetah_s():
     wanted = preset_layers("ppo", "HalfCheetah-v4", "auto")[0].values
-    for env in ("Hopper-v4", "Walker2d-v5"):
+    for env in ("Hopper-v4", "Walker2d-v5", "BipedalWalker-v3", "InvertedPendulum-v4"):
         (layer,) = preset_layers("ppo", env, "auto")
         assert layer.values == wanted
+    assert preset_layers("ppo", "BipedalWalkerHardcore-v3", "auto") == []

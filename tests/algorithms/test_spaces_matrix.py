@@ -159,8 +159,8 @@ def rows_are_visited_once(learner: PPOLearner, batch: Rollout) -> None:
     rows = replace(rows, advantage=torch.arange(batch.valid.numel()))
     chunks = Chunks(batch.valid.shape, learner.chunk_steps, torch.device("cpu"))
     visited: list[int] = []
-    for part, weight in learner._minibatches(rows, chunks, batch.valid.flatten()):
-        visited += part.advantage[weight > 0].tolist()
+    for index, chunk_index, weight in learner._minibatches(chunks, batch.valid.flatten()):
+        visited += rows.take(index, chunk_index).advantage[weight > 0].tolist()
         assert weight.sum().item() == pytest.approx(1.0, abs=1e-5)
     assert sorted(visited) == batch.valid.flatten().nonzero().squeeze(1).tolist()
 

@@ -166,7 +166,8 @@ def test_stacking_twice_is_refused():
 
 def test_threads_follow_a_fixed_rule(monkeypatch):
     assert default_num_threads("classic_control", 64, cores=16) == 1
-    assert default_num_threads("atari", 8, cores=2) == 1
+    assert default_num_threads("atari", 8, cores=2) == 2  # one pool
+    assert default_num_threads("mujoco", 8, cores=2) == 1
     assert default_num_threads("atari", 8, cores=8) == 4
     assert default_num_threads("mujoco", 4, cores=64) == 4
     monkeypatch.setattr(adapter, "usable_cores", lambda: 8)

@@ -3,6 +3,7 @@
 import importlib.util
 import subprocess
 import sys
+from functools import partial
 
 import gymnasium
 import numpy as np
@@ -10,9 +11,10 @@ import pytest
 from envs_helpers import record
 from pydantic import ValidationError
 
+from quintet.envs import envpool
 from quintet.envs.config import EnvConfig
 from quintet.envs.ids import list_envs, resolve_backend
-from quintet.envs.make import make_group_env, make_vector_env
+from quintet.envs.make import group_size, make_group_env, make_vector_env
 from quintet.envs.toy import Contextual, EndlessPay, FinitePay, Target
 from quintet.errors import ConfigError
 
@@ -142,10 +144,19 @@ def test_options_out_of_range_are_told_together():
         make_vector_env("CartPole-v1", 0, reward_clip="some")
 
 
-def test_groups_of_a_config():
-    assert EnvConfig(id="x", num_streams=8).group_size == 4
-    assert EnvConfig(id="x", num_streams=8).num_groups == 2
-    assert EnvConfig(id="x", num_streams=7).group_size == 7
+def test_groups_of_a_config(monkeypatch):
+    cores = partial(monkeypatch.setattr, envpool, "usable_cores")
+    for count, pictures in ((2, 8), (4, 4)):
+        cores(lambda count=count: count)
+        assert group_size(EnvConfig(id="Pong-v5", num_streams=8)) == pictures
+        assert group_size(EnvConfig(id="Pong-v5", backend="ale", num_streams=8)) == pictures
+        assert group_size(EnvConfig(id="Hopper-v4", num_streams=8)) == 4
+        assert group_size(EnvConfig(id="Hopper-v4", num_streams=7)) == 7
+        assert group_size(EnvConfig(id="Hopper-v4", num_streams=8, streams_per_group=2)) == 2
+        # Cheap steps, and steps that this process takes itself.
+        assert group_size(EnvConfig(id="CartPole-v1", num_streams=8)) == 8
+        assert group_size(EnvConfig(id="Hopper-v5", backend="gymnasium", num_streams=8)) == 8
+        assert group_size(EnvConfig(id="some.module:make", num_streams=8)) == 8
     assert EnvConfig(id="x", num_streams=9, streams_per_group=3).num_groups == 3
     with pytest.raises(ValidationError, match="must divide num_streams"):
         EnvConfig(id="x", num_streams=8, streams_per_group=3)

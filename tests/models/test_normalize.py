@@ -138,4 +138,4 @@ def test_state_goes_into_another_normaliser():
 
 def test_nothing_to_normalise_gives_the_observation_itself():
     obs = {"obs": torch.zeros(3, dtype=torch.uint8)}
-    assert ObservationNormalizer({}, 5.0, 1e-3)(obs) is obs
+    assert ObservationNormalizer({}, 5.0, 1e-3)(obs)["obs"] is obs["obs"]

@@ -11,7 +11,15 @@ import yaml
 
 from quintet.errors import QuintetError
 from quintet.observe import plots
-from quintet.observe.plots import bootstrap_band, env_name, group_key, group_labels, plot_runs
+from quintet.observe.plots import (
+    bootstrap_band,
+    env_name,
+    group_key,
+    group_labels,
+    iqm,
+    iqm_interval,
+    plot_runs,
+)
 
 
 def make_run(
@@ -195,3 +203,103 @@ def test_errors_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(QuintetError, match=r'pip install "quintet\[plot\]"'):
         plot_runs([run], tmp_path / "x.png")
     assert not (tmp_path / "x.png").exists()
+
+
+def test_interquartile_mean_is_that_of_its_paper() -> None:
+    assert iqm(np.array([1.0, 2.0, 3.0])) == 2.0, "of three it is the mean"
+    assert iqm(np.array([100.0, 2.0, 4.0, -50.0])) == 3.0
+    scores = np.random.default_rng(0).normal(size=(5, 10))
+    expected = np.sort(scores, axis=1)[:, 2:8].mean(axis=1)
+    assert iqm(scores) == pytest.approx(expected)
+
+
+def test_interval_is_that_of_the_interquartile_mean() -> None:
+    scores = np.random.default_rng(1).normal(5.0, 1.0, size=400)
+    low, high = iqm_interval(scores)
+    assert iqm_interval(scores) == (low, high)
+    assert low < iqm(scores) < high
+    # for a bell curve the trimmed mean's standard error is 1.09 times the mean's
+    assert high - low == pytest.approx(2 * 1.96 * 1.09 / 20, rel=0.12)
+    outlier = np.append(np.full(19, 5.0), 1e6)
+    assert iqm_interval(outlier)[0] == 5.0
+    assert iqm_interval(np.array([7.0])) == (7.0, 7.0)
+
+
+def test_bars_are_interquartile_means_of_last_evaluations(
+    tmp_path: Path, drawn: dict[str, Any]
+) -> None:
+    runs = [
+        make_run(tmp_path / f"{rate}-{seed}", seed, level=level, learning_rate=rate)
+        for rate, level in ((1e-3, 100.0), (1e-2, -40.0))
+        for seed in (1, 2, 3, 4)
+    ]
+    plot_runs(runs, tmp_path / "x.png", kind="bars")
+    axes = drawn["figure"].axes[0]
+    finals = [
+        [r for r in map(json.loads, (run / "metrics.jsonl").open()) if "eval/return_mean" in r][-1]
+        for run in runs
+    ]
+    scores = np.array([final["eval/return_mean"] for final in finals]).reshape(2, 4)
+    assert [bar.get_width() for bar in axes.patches] == pytest.approx(list(iqm(scores)))
+    assert len({bar.get_hatch() for bar in axes.patches}) == 2, "told apart without colour"
+    marks = [line for line in axes.lines if line.get_marker() == "o"]
+    assert [sorted(line.get_xdata()) for line in marks] == [sorted(each) for each in scores]
+    intervals = [tuple(line.get_xdata()) for line in axes.lines if line.get_linewidth() == 2]
+    assert intervals == [iqm_interval(each) for each in scores]
+    names = [text.get_text() for text in axes.get_yticklabels()]
+    assert names[0].startswith("ppo, learning_rate 0.001\n")
+    assert names[0].endswith(", 4 seeds")
+    assert "final mean evaluation return" in axes.get_xlabel()
+
+
+def test_bars_of_other_metrics_are_means_over_the_end(
+    tmp_path: Path, drawn: dict[str, Any]
+) -> None:
+    run = make_run(tmp_path / "run", 1)
+    plot_runs([run], tmp_path / "x.png", kind="bars", metric="episode/return_mean")
+    reports = [json.loads(line) for line in (run / "metrics.jsonl").open()]
+    late = [r["episode/return_mean"] for r in reports if r["env_steps"] >= 36_000]
+    bar = drawn["figure"].axes[0].patches[0]
+    assert bar.get_width() == pytest.approx(np.mean(late))
+
+
+def test_default_metric_is_one_that_all_runs_have(tmp_path: Path, drawn: dict[str, Any]) -> None:
+    run, short = make_run(tmp_path / "a", 1), make_run(tmp_path / "b", 2, reports=1)
+    plot_runs([run], tmp_path / "x.png", kind="bars")
+    assert "evaluation" in drawn["figure"].axes[0].get_xlabel()
+    plot_runs([run, short], tmp_path / "x.png", kind="bars")
+    assert "mean episode return" in drawn["figure"].axes[0].get_xlabel()
+    line = json.dumps({"env_steps": 5, "wall_s": 1, "eval/return_mean": 3.0})
+    (short / "metrics.jsonl").write_text(f"{line}\n")
+    plot_runs([run, short], tmp_path / "x.png")
+    assert "evaluation" in drawn["figure"].axes[0].get_ylabel()
+
+
+def test_seeds_without_a_common_part_have_no_mean(tmp_path: Path, drawn: dict[str, Any]) -> None:
+    run, new = make_run(tmp_path / "a", 1), make_run(tmp_path / "b", 2, reports=1)
+    line = json.dumps({"env_steps": 5, "wall_s": 1, "episode/return_mean": 3.0})
+    (new / "metrics.jsonl").write_text(f"{line}\n")
+    plot_runs([run, new], tmp_path / "x.png")
+    axes = drawn["figure"].axes[0]
+    assert len(axes.collections) == 0
+    assert legend_of(drawn["figure"])[0] == "ppo (2 seeds)"
+    assert sum(len(line.get_xdata()) == 200 for line in axes.lines) == 2
+
+
+@pytest.mark.parametrize("kind", ["curve", "bars"])
+def test_one_report_is_a_point(tmp_path: Path, drawn: dict[str, Any], kind: plots.Kind) -> None:
+    plot_runs([make_run(tmp_path / "run", 1, reports=1)], tmp_path / "x.png", kind=kind)
+    axes = drawn["figure"].axes[0]
+    assert [line.get_marker() for line in axes.lines if len(line.get_xdata()) == 1] == ["o"]
+    assert (tmp_path / "x.png").stat().st_size > 3000
+
+
+def test_environments_name_groups_by_themselves() -> None:
+    configs = [{"algo": "ppo", "env.id": name} for name in ("A-v1", "B-v1")]
+    assert group_labels(configs) == ["ppo, A-v1", "ppo, B-v1"]
+
+
+def test_nearest_metric_is_named(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", 1)
+    with pytest.raises(QuintetError, match=r"did you mean episode/return_mean\? It has: "):
+        plot_runs([run], tmp_path / "x.png", metric="episode/return")

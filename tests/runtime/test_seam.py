@@ -56,9 +56,9 @@ def test_ppo_chunks_for_minibatches(kind: str) -> None:
             use, 16, False, generator
         )
         seen: Counter[tuple[int, ...]] = Counter()
-        shuffled = rows.take(index, chunks)
-        for part, weight in enumerate(weights):
-            mini = shuffled.part(part, 16, 16 // chunk)
+        parts = index.view(-1, 16), chunks.view(-1, 16 // chunk), weights
+        for part, some, weight in zip(*parts, strict=True):
+            mini = rows.take(part, some)
             assert math.isclose(float(weight.sum()), 1.0, rel_tol=1e-6)
             table = mini.obs["where"].view(chunk, -1, 3)
             for c in range(table.shape[1]):

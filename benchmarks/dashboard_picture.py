@@ -1,0 +1,65 @@
+"""Draws the terminal's dashboard of a real run, some way through it.
+
+python benchmarks/dashboard_picture.py docs/images/dashboard.svg
+"""
+
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.console import Console, Group
+
+import quintet
+from quintet import trainer
+from quintet.observe.dashboard import View, layout
+from quintet.observe.progress import Pace
+
+COLUMNS, ROWS = 104, 30
+SHARE = 0.6  # of the budget, when the picture is taken
+
+
+class Camera:
+    """A progress that keeps the dashboard's view and draws it once."""
+
+    def __init__(self, view: View, out: Path) -> None:
+        self.view, self.out = view, out
+
+    def update(self, report: Mapping[str, float], recent_return: float | None = None) -> None:
+        self.view.add(report, recent_return)
+        if self.view.pace.done >= SHARE * self.view.pace.total and not self.out.exists():
+            console = Console(width=COLUMNS, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+            console.print(Group(*layout(self.view, COLUMNS, ROWS, ascii_only=False)))
+            self.out.write_text(console.export_svg(title="quintet train ppo --env LunarLander-v3"))
+
+    def stage(self, text: str) -> None: ...
+
+    def say(self, message: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def main(out: Path) -> None:
+    out.unlink(missing_ok=True)
+
+    def make_camera(
+        total: int, title: str, _: TextIO, *, folder: str, start_env_steps: int, setting: Any
+    ) -> Camera:
+        shown = folder.partition("/runs/")[2]  # not where this machine keeps temporary files
+        view = View(title, f"runs/{shown}", Pace(total, start_env_steps), setting)
+        return Camera(view, out)
+
+    trainer.make_progress = make_camera
+    with tempfile.TemporaryDirectory() as folder:
+        quintet.train(
+            "ppo",
+            "LunarLander-v3",
+            run_dir=Path(folder) / "runs" / "ppo-LunarLander-v3-s0",
+            on_report=lambda _: out.exists(),
+            config={"report.sinks": ["jsonl"]},
+        )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,84 @@
+"""Draws the learning curves of the records in benchmarks/results.
+
+python benchmarks/pictures.py      writes docs/images/ALGO-learning.png
+"""
+
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+from tables import PPO, ROOT, Goal, load
+
+from quintet.observe.plots import Curve, Run, draw_group
+
+COLUMNS = 3
+# One for each interval between scheduled checkpoints: there running episodes are given up, so that
+# those which end soon after are short ones, and more points would show that.
+POINTS = 21
+METRIC = "episode/return_mean"
+
+
+def runs_of(record: dict[str, Any]) -> list[Run]:
+    """The seeds of a record; where there is a final score, it is the last point of evaluation."""
+    runs = []
+    total = float(record["config"]["total_env_steps"])
+    for run in record["runs"]:
+        points = np.array(
+            [(row["env_steps"], row[METRIC]) for row in run["curve"] if METRIC in row], np.float64
+        )
+        final = Curve(np.array([total]), np.array([run["return_mean"]]))
+        config = {"seed": run["seed"], **record["config"]}
+        runs.append(Run(ROOT, config, Curve(points[:, 0], points[:, 1]), final))
+    return runs
+
+
+def panel(axes: Axes, title: str, goal: Goal, record: dict[str, Any]) -> None:
+    """Mean and band over the seeds, their final scores, and what was asked for."""
+    runs = runs_of(record)
+    draw_group(axes, 0, "", runs, POINTS)
+    for run in runs:
+        axes.plot(run.evaluations.x, run.evaluations.y, "o", ms=4, mfc="white", mec="0.1", zorder=3,
+                  clip_on=False)  # fmt: skip
+    for value, line in ((goal.must, ":"), (goal.aim, "--")):
+        if value is not None:
+            axes.axhline(value, color="0.4", ls=line, lw=1, zorder=1)
+    axes.set_title(title, loc="left", fontsize=9, fontweight="bold")
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.set_xlim(0, record["config"]["total_env_steps"])
+    axes.tick_params(labelsize=8)
+    axes.grid(True, color="0.92", linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw(algo: str, goals: dict[str, Goal]) -> None:
+    found = [
+        (goal.title or name, goal, record)
+        for name, goal in goals.items()
+        if (record := load(algo, name)) is not None
+    ]
+    rows = -(-len(found) // COLUMNS)
+    figure = Figure(figsize=(9.0, 0.6 + 2.1 * rows), dpi=105, layout="constrained")
+    places = figure.subplots(rows, COLUMNS, squeeze=False)
+    for axes in places.flat[len(found) :]:
+        axes.set_visible(False)
+    for axes, (title, goal, record) in zip(places.flat, found, strict=False):
+        panel(axes, title, goal, record)
+    figure.supxlabel(
+        "env steps.  Thick line and band: mean training return and its 95% bootstrap interval over "
+        "seeds 1, 2, 3; thin lines: seeds.\nCircles: 100 greedy episodes of each final policy.  "
+        "Dotted: must, dashed: aim.",
+        fontsize=8,
+    )
+    figure.supylabel("episode return", fontsize=9)
+    out = ROOT / "docs" / "images" / f"{algo}-learning.png"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, pil_kwargs={"optimize": True})
+    print(out, f"{out.stat().st_size / 1000:.0f} kB")
+
+
+if __name__ == "__main__":
+    draw("ppo", PPO)

@@ -1,0 +1,1 @@
+"""Speed of training on fixed work, and what the machine would allow: `quintet bench`."""

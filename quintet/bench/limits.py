@@ -1,0 +1,260 @@
+"""What the bare parts of a workload allow on this machine, one after the other.
+
+Stepping with random actions, the policy's forward at the acting batch, one gradient update: each by
+itself, without any of our code around it, at the best of the variants that are tried and of one
+thread and all.  Training can't be faster unless it makes a part itself faster, or hides one behind
+another.
+"""
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from quintet.bench.workloads import Workload
+from quintet.envs.envpool import load_opengl, usable_cores
+from quintet.models.precision import Precision, autocast
+from quintet.types import Spaces
+
+CPU = torch.device("cpu")
+
+SECONDS = 1.5
+"""How long each variant is measured."""
+
+
+@final
+@dataclass(frozen=True)
+class Limits:
+    """Microseconds per env_step of each part, at its best."""
+
+    env_us: float
+    act_us: float
+    update_us: float
+
+    @property
+    def env_steps_per_s(self) -> float:
+        """One part after the other, with no overhead of its own."""
+        return 1e6 / (self.env_us + self.act_us + self.update_us)
+
+
+def measure(work: Workload, spaces: Spaces, precision: Precision, compiled: bool) -> Limits:
+    """Measures the parts; takes about ten seconds, and half a minute more where it compiles.
+
+    precision: the one that training runs at; compiled: whether a C++ compiler is there.
+    """
+    threads = sorted({1, usable_cores()})
+    updates = [False, True] if compiled else [False]
+    with _threads_restored():
+        return Limits(
+            env_us=min(_in_child(_env_s, work, n) for n in threads) * 1e6,
+            act_us=min(_act_s(work, spaces, precision, n) for n in threads) * 1e6,
+            update_us=1e6
+            * min(_update_s(work, spaces, precision, n, c) for n in threads for c in updates),
+        )
+
+
+def _in_child(function: Callable[..., float], *arguments: Any) -> float:
+    """The call in a process of its own, where nothing else has warmed up or threads."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+@contextmanager
+def _threads_restored() -> Iterator[None]:
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _seconds_per_call(function: Callable[[], object], rounds: int = 3) -> float:
+    """Median over rounds of the mean time of a call."""
+    for _ in range(3):
+        function()
+    times = []
+    for _ in range(rounds):
+        begin, calls = time.perf_counter(), 0
+        while (spent := time.perf_counter() - begin) < SECONDS / rounds or calls < 2:
+            function()
+            calls += 1
+        times.append(spent / calls)
+    return sorted(times)[rounds // 2]
+
+
+def _env_s(work: Workload, cores: int) -> float:
+    """Seconds per env_step of a bare pool with so many threads, on so many cores."""
+    load_opengl()
+    import envpool
+
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
+    pool = envpool.make_gymnasium(work.env_id, num_envs=work.num_envs, num_threads=cores)
+    actions = np.array([pool.action_space.sample() for _ in range(work.num_envs)])
+    if actions.dtype.kind == "i":
+        actions = actions.astype(np.int32)
+    pool.reset()
+    return _seconds_per_call(lambda: pool.step(actions)) / work.num_envs
+
+
+def _act_s(work: Workload, spaces: Spaces, precision: Precision, threads: int) -> float:
+    """Seconds per env_step of the network's forward with all environments as one batch."""
+    torch.set_num_threads(threads)
+    network = BareActorCritic(work, spaces)
+    obs = _batch(work, spaces, work.num_envs)[0]
+    with torch.inference_mode(), autocast(precision, CPU):
+        return _seconds_per_call(lambda: network(obs)) / work.num_envs
+
+
+def _update_s(
+    work: Workload, spaces: Spaces, precision: Precision, threads: int, compiled: bool
+) -> float:
+    """Seconds per env_step of all its optimizer steps."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    network = BareActorCritic(work, spaces)
+    data = _batch(work, spaces, work.minibatch)
+    make = _compiled_update if compiled else _eager_update
+    seconds = _seconds_per_call(make(work, network, precision, data))
+    return seconds * work.epochs / work.minibatch
+
+
+def _batch(work: Workload, spaces: Spaces, rows: int) -> tuple[Tensor, ...]:
+    """Observation, action, advantage, return, log-probability of random rows."""
+    shape = spaces.observation.shape or ()
+    if work.obs == "image":
+        pictures = torch.randint(0, 256, (rows, *shape), dtype=torch.uint8)
+        obs = pictures.contiguous(memory_format=torch.channels_last)
+    else:
+        obs = torch.randn(rows, *shape)
+    size = _action_size(spaces)
+    discrete = not spaces.action.shape
+    action = torch.randint(0, size, (rows,)) if discrete else torch.randn(rows, size)
+    logp = torch.full((rows,), -0.7 if discrete else -8.0)
+    return obs, action, torch.randn(rows), torch.randn(rows), logp
+
+
+def _action_size(spaces: Spaces) -> int:
+    space: Any = spaces.action
+    return int(space.shape[0] if space.shape else space.n)
+
+
+@final
+class BareActorCritic(nn.Module):
+    """The workload's network in plain torch layers."""
+
+    def __init__(self, work: Workload, spaces: Spaces):
+        super().__init__()
+        activation = {"tanh": nn.Tanh, "relu": nn.ReLU}[work.activation]
+        shape, outputs = spaces.observation.shape or (), _action_size(spaces)
+
+        def torso(size: int) -> list[nn.Module]:
+            parts: list[nn.Module] = []
+            for width in work.hidden:
+                parts += [nn.Linear(size, width), activation()]
+                size = width
+            return parts
+
+        self.image = work.obs == "image"
+        convolutions: list[nn.Module] = []
+        size = shape[0]
+        for channels, kernel, stride in work.conv or []:
+            convolutions += [nn.Conv2d(size, channels, kernel, stride), activation()]
+            size = channels
+        if self.image:
+            convolutions.append(nn.Flatten())
+            size = nn.Sequential(*convolutions)(torch.zeros(1, *shape)).shape[1]
+        self.shared = nn.Sequential(*convolutions, *(torso(size) if work.shared_torso else []))
+        size = work.hidden[-1] if work.shared_torso else size
+        own = [] if work.shared_torso else [torso(size), torso(size)]
+        self.policy, self.value = (
+            nn.Sequential(*(own[k] if own else []), nn.Linear(work.hidden[-1], n))
+            for k, n in enumerate((outputs, 1))
+        )
+        self.log_std = nn.Parameter(torch.zeros(outputs)) if spaces.action.shape else None
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.shared(obs.float() / 255 if self.image else obs)
+        return self.policy(features), self.value(features).squeeze(-1)
+
+
+def _loss(
+    work: Workload, network: nn.Module, precision: Precision, parameters: Mapping[str, Tensor],
+    data: tuple[Tensor, ...],
+) -> Tensor:  # fmt: skip
+    """PPO's loss, as short as it can be written."""
+    obs, action, advantage, target, logp_mu = data
+    with autocast(precision, CPU):
+        policy, value = functional_call(network, dict(parameters), (obs,))
+    policy, value = policy.float(), value.float()
+    advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    if "log_std" in parameters:
+        log_std = parameters["log_std"]
+        error = (action - policy) / log_std.exp()
+        logp = (-0.5 * error**2 - log_std - 0.9189385).sum(-1)
+        entropy = (log_std + 1.4189385).sum()
+    else:
+        log_p = policy.log_softmax(-1)
+        logp = log_p.gather(-1, action[:, None]).squeeze(-1)
+        entropy = -(log_p.exp() * log_p).sum(-1).mean()
+    rho = (logp - logp_mu).exp()
+    clipped = rho.clamp(1 - work.clip, 1 + work.clip)
+    loss = -torch.min(rho * advantage, clipped * advantage).mean()
+    error = (value - target).square().mean()
+    return torch.add(loss + work.value_coef * error, entropy, alpha=-work.entropy_coef)
+
+
+def _eager_update(
+    work: Workload, network: nn.Module, precision: Precision, data: tuple[Tensor, ...]
+) -> Callable[[], None]:
+    parameters = dict(network.named_parameters())
+    adam = torch.optim.Adam(
+        network.parameters(), lr=work.learning_rate, eps=work.adam_eps, fused=True
+    )
+
+    def update() -> None:
+        adam.zero_grad()
+        torch.autograd.backward(_loss(work, network, precision, parameters, data))
+        nn.utils.clip_grad_norm_(network.parameters(), work.max_grad_norm)
+        adam.step()
+
+    return update
+
+
+def _compiled_update(
+    work: Workload, network: nn.Module, precision: Precision, data: tuple[Tensor, ...]
+) -> Callable[[], None]:
+    """Gradient, clipping and Adam as one graph."""
+    keep = torch.preserve_format
+    parameters = {k: p.detach().clone(memory_format=keep) for k, p in network.named_parameters()}
+    first = {k: torch.zeros_like(p) for k, p in parameters.items()}
+    second = {k: torch.zeros_like(p) for k, p in parameters.items()}
+    step = torch.zeros(())
+    loss = partial(_loss, work, network, precision)
+
+    def update() -> None:
+        step.add_(1)
+        grads = torch.func.grad(loss)(parameters, data)
+        norm = torch.stack([g.square().sum() for g in grads.values()]).sum().sqrt()
+        scale = (work.max_grad_norm / (norm + 1e-6)).clamp_max(1.0)
+        for name, parameter in parameters.items():
+            grad = grads[name] * scale
+            first[name].lerp_(grad, 0.1)
+            second[name].mul_(0.999).addcmul_(grad, grad, value=0.001)
+            root = (second[name] / (1 - 0.999**step)).sqrt() + work.adam_eps
+            parameter.sub_(work.learning_rate * (first[name] / (1 - 0.9**step)) / root)
+
+    torch._dynamo.reset()
+    compiled: Callable[[], None] = torch.compile(update, fullgraph=True)
+    return compiled

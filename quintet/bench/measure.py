@@ -1,0 +1,196 @@
+"""Trains a workload for a while and says how fast it went."""
+
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from quintet.algorithms import registry
+from quintet.bench import limits
+from quintet.bench.workloads import Workload
+from quintet.config.load import Layer, compose
+from quintet.config.run import RunConfig
+from quintet.envs.vector import VectorEnv
+from quintet.launch import configure_torch, has_compiler, make_groups, make_learner, resolve
+from quintet.observe.timing import Phase, PhaseTimer
+from quintet.protocols import Actor, Learner
+from quintet.runtime import loop
+from quintet.runtime.serial import SerialSampling
+from quintet.types import Rollout
+
+_NEVER = 10**9
+
+SHOWN: tuple[Phase, ...] = ("stepping", "acting", "learning", "other")
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Where a run is at the end of an iteration."""
+
+    seconds: float
+    env_steps: int
+    updates: int
+    phases: Mapping[Phase, float]
+
+
+@final
+@dataclass
+class Stopwatch:
+    """Begins at the first end of an iteration after the warm-up, ends at the first that makes the
+    region long enough.
+    """
+
+    work: Workload
+    learner: Learner
+    counters: loop.Counters
+    timer: PhaseTimer
+    created: float = field(default_factory=time.perf_counter)
+    first_s: float | None = None
+    begin: Mark | None = None
+    end: Mark | None = None
+
+    def after_iteration(self, *_: object) -> bool:
+        """Whether the region is over; what was learned doesn't matter."""
+        now = time.perf_counter()
+        if self.first_s is None:
+            self.first_s = self.timer.seconds()["learning"]
+        if self.begin is None:
+            if now - self.created >= self.work.warmup_seconds:
+                self.begin = self._mark(now)
+            return False
+        if now - self.begin.seconds < self.work.seconds:
+            return False
+        self.end = self._mark(now)
+        return True
+
+    def _mark(self, now: float) -> Mark:
+        return Mark(now, self.counters.env_steps, self.learner.updates, self.timer.seconds())
+
+
+def run(work: Workload, options: Layer) -> dict[str, Any]:
+    """The record of a workload: speed, what was trained, and what the bare parts would allow.
+
+    options: how the work is scheduled.
+    """
+    config = compose(work.algo, [work.layer(), options]).config
+    envs = make_groups(config, None)
+    try:
+        config = resolve(config, envs[0].spaces, envs[0].description.backend)
+        configure_torch(config.runtime)
+        watch = _train(work, config, envs)
+    finally:
+        for env in envs:
+            env.close()
+    bare = limits.measure(
+        work, envs[0].spaces, config.runtime.compute.precision, compiled=has_compiler()
+    )
+    return _record(work, config, watch, bare)
+
+
+def _train(work: Workload, config: RunConfig, envs: list[VectorEnv]) -> Stopwatch:
+    spaces, timer, counters = envs[0].spaces, PhaseTimer(), loop.Counters()
+    learner = make_learner(config, spaces)
+    algorithm = registry.find(config.algo)
+
+    def make_actor() -> Actor:
+        return algorithm.make_actor(config.learner, config.model, spaces, config.runtime.compute)
+
+    def nowhere(_: Rollout) -> str:
+        return "The batch is not kept"
+
+    watch = Stopwatch(work, learner, counters, timer)
+    loop.run(
+        loop.Parts(
+            [learner],
+            SerialSampling(envs, make_actor, learner.plan, config.seed, timer),
+            None,
+            torch.device(config.runtime.device),
+        ),
+        counters,
+        loop.Budget(config.total_env_steps, _NEVER),
+        loop.Hooks(lambda _: None, watch.after_iteration, nowhere),
+        timer,
+    )
+    return watch
+
+
+def _record(
+    work: Workload, config: RunConfig, watch: Stopwatch, bare: limits.Limits
+) -> dict[str, Any]:
+    begin, end, learner = watch.begin, watch.end, watch.learner
+    assert begin is not None
+    assert end is not None
+    assert watch.first_s is not None
+    wall_s, env_steps = end.seconds - begin.seconds, end.env_steps - begin.env_steps
+    updates = end.updates - begin.updates
+    learning_s = end.phases["learning"] - begin.phases["learning"]
+    per_iteration_s = learning_s * work.num_envs * work.rollout / env_steps
+    return {
+        "workload": work.name,
+        "env_steps": env_steps,
+        "wall_s": wall_s,
+        "env_steps_per_s": env_steps / wall_s,
+        "updates": updates,
+        "trained_samples": updates * work.minibatch,
+        "parameters": sum(
+            x.numel()
+            for name, x in learner.publication().tensors.items()
+            if name.startswith("network/")
+        ),
+        "precision": config.runtime.precision,
+        "compile_s": max(0.0, watch.first_s - per_iteration_s)
+        if config.runtime.compile == "on"
+        else 0.0,
+        "limit_env_steps_per_s": bare.env_steps_per_s,
+        "limit_us_per_env_step": {
+            "env": bare.env_us,
+            "act": bare.act_us,
+            "update": bare.update_us,
+        },
+        "us_per_env_step": {
+            phase: (end.phases[phase] - begin.phases[phase]) / env_steps * 1e6 for phase in SHOWN
+        },
+        "threads": config.runtime.threads,
+        "streams_per_group": config.env.streams_per_group,
+        "commit": _commit(),
+    }
+
+
+def in_words(record: dict[str, Any]) -> str:
+    """The record for a person."""
+    speed, limit = record["env_steps_per_s"], record["limit_env_steps_per_s"]
+    ours, bare = record["us_per_env_step"], record["limit_us_per_env_step"]
+    compiled = f", compiled in {record['compile_s']:.1f} s" if record["compile_s"] else ""
+    rows = [
+        (phase, ours[phase], bare.get(part))
+        for phase, part in (
+            ("stepping", "env"), ("acting", "act"), ("learning", "update"), ("other", None),
+        )
+    ]  # fmt: skip
+    return "\n".join(
+        [
+            f"{record['workload']}: {speed:,.0f} env_steps/s, {speed / limit:.0%} of the "
+            f"{limit:,.0f} that its bare parts allow ({record['precision']}{compiled})",
+            *(
+                f"  {phase:9}{mine:9.2f} us per env_step"
+                + ("" if alone is None else f", bare {alone:.2f}")
+                for phase, mine, alone in rows
+            ),
+        ]
+    )
+
+
+def _commit() -> str | None:
+    """The commit of the source tree, if it is one."""
+    place = Path(__file__).parent
+    try:
+        said = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=place, capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return said.stdout.strip() or None if said.returncode == 0 else None

@@ -1,0 +1,152 @@
+"""The fixed work that speed is measured on, and the configuration that does it."""
+
+import os
+import tomllib
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal, final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from quintet.config.command import parse
+from quintet.config.load import Layer
+from quintet.errors import ConfigError
+
+ENVIRONMENT_VARIABLE = "QUINTET_BENCH_WORKLOADS"
+"""Names another file of workloads, for comparisons that must read the same one."""
+
+FREE = (
+    "runtime.threads",
+    "runtime.precision",
+    "runtime.compile",
+    "env.num_threads",
+    "env.streams_per_group",
+)
+"""Options that change how the work is scheduled, and nothing of what is done."""
+
+Count = Annotated[int, Field(ge=1)]
+
+
+@final
+class Workload(BaseModel):
+    """One table of a workloads file: environment, network, batches, optimizer, and how long.
+
+    value_coef: weight of the squared error (ours is half of it).
+    rollout: env_steps of each environment per iteration.
+    minibatch: transitions per optimizer step.
+    warmup_seconds, seconds: how long to run before timing at least, and how long to time.
+    """
+
+    # What a file says of peers is not ours to read.
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    name: str
+    algo: Literal["ppo"]
+    env_backend: str
+    env_id: str
+    num_envs: Count
+    obs: Literal["vector", "image"]
+    rollout: Count
+    minibatch: Count
+    epochs: Count
+    conv: list[tuple[int, int, int]] | None = None
+    hidden: tuple[Count, ...]
+    activation: Literal["tanh", "relu"]
+    shared_torso: bool
+    optimizer: Literal["adam"]
+    learning_rate: float
+    adam_eps: float
+    gamma: float
+    gae_lambda: float
+    clip: float
+    value_coef: float
+    entropy_coef: float
+    max_grad_norm: float
+    warmup_seconds: float = Field(gt=0)
+    seconds: float = Field(gt=0)
+
+    def layer(self) -> Layer:
+        """The options that do this work, and nothing beside it: no normalisers, no decay of the
+        learning rate, no evaluation.
+        """
+        return Layer(
+            f"workload {self.name}",
+            {
+                "preset": "none",
+                # Never reached; `seconds` ends the run.
+                "total_env_steps": 10**12,
+                "env.id": self.env_id,
+                "env.backend": self.env_backend,
+                "env.num_streams": self.num_envs,
+                "model.encoder": "nature_cnn" if self.obs == "image" else "mlp",
+                "model.policy_hidden": self.hidden,
+                "model.activation": self.activation,
+                "model.shared_torso": self.shared_torso,
+                "unroll_steps": self.rollout,
+                "minibatch_steps": self.minibatch,
+                "num_epochs": self.epochs,
+                "normalize_advantage": "minibatch",
+                "normalize_observations": False,
+                "reward_normalizer": "none",
+                "gamma": self.gamma,
+                "gae_lambda": self.gae_lambda,
+                "clip_epsilon": self.clip,
+                "value_coef": 2.0 * self.value_coef,
+                "entropy_coef": self.entropy_coef,
+                "learning_rate": self.learning_rate,
+                "lr_schedule": "constant",
+                "adam_epsilon": self.adam_eps,
+                "max_grad_norm": self.max_grad_norm,
+            },
+        )
+
+
+def read(name: str) -> Workload:
+    """The workload of this name, from the file that ENVIRONMENT_VARIABLE names, else from ours.
+
+    Raises:
+        ConfigError: there is none, or it asks for what quintet does not have.
+    """
+    tables = _tables()
+    if name not in tables:
+        raise ConfigError(f"a workload must be one of {', '.join(names())}; got {name!r}")
+    try:
+        work = Workload(name=name, **tables[name])
+    except ValidationError as error:
+        faults = "; ".join(
+            f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()
+        )
+        raise ConfigError(f"workload {name} can't be run: {faults}") from error
+    nature = [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
+    if work.obs == "image" and work.conv != nature:
+        raise ConfigError(f"workload {name} can't be run: conv must be {nature}, got {work.conv}")
+    return work
+
+
+def scheduling(arguments: list[str]) -> Layer:
+    """Options of a command line that say how the work is done, not which.
+
+    Raises:
+        ConfigError: there are others.
+    """
+    layer = parse("bench", ["ppo", *arguments]).options
+    fixed = [name for name in layer.values if name not in FREE]
+    if fixed:
+        raise ConfigError(
+            f"a workload fixes all but {', '.join(FREE)}; got {', '.join(fixed)}; leave it out"
+        )
+    return layer
+
+
+def names() -> list[str]:
+    """The workloads that quintet can run."""
+    return [name for name, table in _tables().items() if table.get("algo") == "ppo"]
+
+
+def _tables() -> dict[str, Any]:
+    given = os.environ.get(ENVIRONMENT_VARIABLE)
+    place = Path(given) if given else files("quintet.bench") / "workloads.toml"
+    try:
+        return tomllib.loads(place.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{ENVIRONMENT_VARIABLE} must name a TOML file: {error}") from error

@@ -1,0 +1,63 @@
+"""What kind of environment a run has, for the presets of those that have none of their own."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from gymnasium.spaces import Box
+from gymnasium.vector import VectorEnv as ForeignVectorEnv
+
+from quintet.config.load import absent
+from quintet.envs.config import EnvConfig
+from quintet.envs.given import EnvSource
+from quintet.envs.ids import is_atari
+from quintet.envs.make import make_group_env
+from quintet.models.encoders import is_image
+from quintet.spaces import action_leaves, action_space_of, observation_leaves
+from quintet.types import Spaces
+
+Kind = Literal["atari", "pixels", "vector_discrete", "vector_continuous"]
+"""atari: a game with our preprocessing. pixels: a picture among the observations. Of the others,
+vector_continuous has at least one continuous action.
+"""
+
+
+def kind_of(config: EnvConfig, source: EnvSource | None = None) -> Kind:
+    """Atari games are known by their id; of what else is no vector environment yet, one environment
+    is made, looked at and closed again.
+
+    Raises:
+        ConfigError: the environment can't be made.
+    """
+    if source is None and is_atari(config.id, config.backend):
+        return "atari"
+    if isinstance(source, ForeignVectorEnv):
+        action = action_space_of(source.single_action_space, config.id)
+        return _kind_by_spaces(Spaces(source.single_observation_space, action))
+    probe = make_group_env(config, 1, source)
+    try:
+        return _kind_by_spaces(probe.spaces)
+    finally:
+        probe.close()
+
+
+def kind_asked_for(asked: Mapping[str, Any], source: EnvSource | None = None) -> Kind:
+    """The kind of the environment in options by dotted name, before a configuration is whole.
+
+    Raises:
+        ConfigError: the environment can't be made.
+        pydantic.ValidationError: one of its options is out of range.
+    """
+    options = {
+        name: absent(asked[f"env.{name}"], info)
+        for name, info in EnvConfig.model_fields.items()
+        if f"env.{name}" in asked
+    }
+    return kind_of(EnvConfig(**options), source)
+
+
+def _kind_by_spaces(spaces: Spaces) -> Kind:
+    if any(is_image(leaf) for leaf in observation_leaves(spaces.observation).values()):
+        return "pixels"
+    if any(isinstance(leaf, Box) for leaf in action_leaves(spaces.action)):
+        return "vector_continuous"
+    return "vector_discrete"

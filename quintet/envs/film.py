@@ -1,0 +1,284 @@
+"""Environments that can be watched: as they draw themselves, through a twin, or as they are seen.
+
+The first of these that gives a picture is filmed:
+
+1. The environment itself. EnvPool draws most of its families (MuJoCo needs OpenGL), Gymnasium's
+   environments draw with ``render_mode="rgb_array"``, which their makers are given where they take
+   it; an environment that is made without it is asked all the same.
+2. Its twin in Gymnasium, where a fast backend draws nothing: the same id, or the version of it that
+   is nearest; for games of ALE's vector environment, single games of ale-py with the same options.
+   A twin must have the same spaces. It is another backend, so `FilmedEnv.remark` says so.
+3. A picture in the observation, the newest of a stack.
+"""
+
+import inspect
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, final
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import VectorEnv as ForeignVectorEnv
+from numpy.typing import NDArray
+
+from quintet.envs import ale
+from quintet.envs.atari import AtariConfig
+from quintet.envs.config import EnvConfig
+from quintet.envs.given import EnvSource
+from quintet.envs.ids import resolve_backend
+from quintet.envs.make import make_group_env
+from quintet.envs.vector import CannotRender, ObsArrays, VectorEnv, allocate_obs
+from quintet.errors import ConfigError, EnvironmentFault, QuintetError
+from quintet.spaces import Space, observation_leaves
+
+STEPS_PER_S = 30.0
+"""Where an environment doesn't say."""
+
+_SMALLEST = 8  # height and width from which on a uint8 array is taken for a picture
+_SAYS_OPENGL = re.compile("opengl|glfw|glx|libgl|egl|osmesa|mjr_", re.IGNORECASE)
+_OPENGL = (
+    "MuJoCo draws with OpenGL, which needs a driver also without a display; on Debian or Ubuntu: "
+    "apt install libegl1 libgl1-mesa-dri"
+)
+
+
+@final
+@dataclass(frozen=True)
+class FilmedEnv:
+    """What is filmed is stream 0 of `env`.
+
+    seen: the observation leaf that is filmed; None: what the environment draws.
+    stacked: that leaf is a stack of frames that quintet made.
+    steps_per_s: steps that make one second, seen at the right speed.
+    remark: what isn't as in the evaluation, for people; empty where the environment draws itself.
+    """
+
+    env: VectorEnv
+    steps_per_s: float
+    remark: str = ""
+    seen: str | None = None
+    stacked: bool = False
+
+    def picture(self, obs: ObsArrays) -> NDArray[np.uint8]:
+        """Stream 0 as it looks now, ``[H, W, 3]``.
+
+        Args:
+            obs: what the last `restart` or `recv` of `env` wrote.
+
+        Raises:
+            EnvironmentFault: it could be drawn before, and can't any more.
+        """
+        if self.seen is not None:
+            return _observed_picture(obs[self.seen][0], self.stacked)
+        try:
+            with _quiet():
+                return _rgb(self.env.render(0).picture)
+        except Exception as error:
+            about = self.env.description
+            raise EnvironmentFault(
+                f"a video requires a picture after every step; {about.id} ({about.backend}): "
+                f"{_why(error)}; mend its render(), or leave the video out"
+            ) from error
+
+
+def make_filmed_env(
+    config: EnvConfig,
+    num_streams: int,
+    source: EnvSource | None,
+    seed: int,
+    check: Callable[[VectorEnv], None],
+) -> FilmedEnv:
+    """Makes the environment that is filmed, and looks whether it really gives a picture.
+
+    Args:
+        num_streams: 1, or as many as a given vector environment has.
+        source: as for `make_group_env`.
+        seed: of stream 0; the others follow.
+        check: raises ConfigError where a twin has other spaces than the policy.
+
+    Raises:
+        ConfigError: nothing of it can be filmed; says why for each way.
+    """
+    if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
+        # MuJoCo tries a window first, and that fails only when it draws.
+        os.environ.setdefault("MUJOCO_GL", "egl")
+    faults: list[str] = []
+    twin = _twin(config) if source is None else None
+    for candidate in (config, *([] if twin is None else [twin])):
+        name = f"{candidate.id} ({_backend(candidate, source)})"
+        try:
+            with _quiet():
+                env, rate = _drawn(candidate, num_streams, source, seed, check)
+        except Exception as error:
+            faults.append(f"{name} can't be drawn: {_why(error)}")
+        else:
+            return FilmedEnv(env, rate, f"in its place, since {faults[0]}" if faults else "")
+    filmed = _observed(config, num_streams, source)
+    if filmed is not None:
+        return filmed
+    opengl = f"; {_OPENGL}" if _SAYS_OPENGL.search("; ".join(faults)) else ""
+    raise ConfigError(
+        f"a video requires an environment that can draw itself, or a uint8 picture in its "
+        f"observation; {'; '.join(faults)}{opengl}; give it a render() that returns [H, W, 3] "
+        f"uint8 with render_mode 'rgb_array', or leave the video out"
+    )
+
+
+def _drawn(
+    config: EnvConfig,
+    num_streams: int,
+    source: EnvSource | None,
+    seed: int,
+    check: Callable[[VectorEnv], None],
+) -> tuple[VectorEnv, float]:
+    """An environment that has drawn its first picture, and its steps per second.
+
+    Raises:
+        Exception: whatever keeps it from that.
+    """
+    fault: Exception | None = None
+    for kwargs in _arguments(config, source):
+        try:
+            asked = config.model_copy(update={"kwargs": kwargs})
+            env = make_group_env(asked, num_streams, source, drawn=True)
+            try:
+                check(env)
+                seeds = [seed + i for i in range(num_streams)]
+                env.restart(seeds, allocate_obs(env.spaces.observation, (num_streams,)))
+                rendered = env.render(0)
+                _rgb(rendered.picture)
+                return env, rendered.steps_per_s or STEPS_PER_S
+            except BaseException:
+                env.close()
+                raise
+        except Exception as error:
+            fault = error
+    assert fault is not None
+    raise fault
+
+
+def _arguments(config: EnvConfig, source: EnvSource | None) -> list[dict[str, Any]]:
+    """Of the environment's maker: with ``render_mode`` where it may take that, then without."""
+    asked = [config.kwargs | {"render_mode": "rgb_array"}, dict(config.kwargs)]
+    if source is None:
+        return asked if _backend(config, source) == "gymnasium" else asked[1:]
+    if isinstance(source, ForeignVectorEnv):
+        return asked[1:]
+    try:
+        parameters = inspect.signature(source).parameters
+    except (TypeError, ValueError):  # some built-in callables don't tell
+        return asked[1:]
+    any_name = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    return asked if any_name or "render_mode" in parameters else asked[1:]
+
+
+def _backend(config: EnvConfig, source: EnvSource | None) -> str:
+    return "gymnasium" if source is not None else resolve_backend(config.id, config.backend)
+
+
+def _twin(config: EnvConfig) -> EnvConfig | None:
+    """The environment of the same name in Gymnasium; None where there is none, or it is that."""
+    if _backend(config, None) == "gymnasium":
+        return None
+    kwargs = dict(config.kwargs)
+    twin_id: str | None = config.id
+    if ale.rom_of(config.id) is not None:
+        kwargs = {name: x for name, x in kwargs.items() if name in AtariConfig.model_fields}
+    else:
+        twin_id = _nearest_version(config.id)
+    if twin_id is None:
+        return None
+    return config.model_copy(update={"id": twin_id, "backend": "gymnasium", "kwargs": kwargs})
+
+
+def _nearest_version(env_id: str) -> str | None:
+    """The id itself, or else the version that Gymnasium has and that is nearest; a later one wins
+    over an earlier one as near.
+    """
+    found = re.fullmatch(r"(.+)-v(\d+)", env_id)
+    if found is None:
+        return None
+    name, wanted = found[1], int(found[2])
+    there = [
+        int(known[2])
+        for known in (re.fullmatch(r"(.+)-v(\d+)", each) for each in gymnasium.registry)
+        if known is not None and known[1] == name
+    ]
+    if not there:
+        return None
+    return f"{name}-v{min(there, key=lambda version: (abs(version - wanted), -version))}"
+
+
+def _observed(config: EnvConfig, num_streams: int, source: EnvSource | None) -> FilmedEnv | None:
+    """The environment as the policy sees it; None where there is no picture in that."""
+    env = make_group_env(config, num_streams, source)
+    stacked = config.frame_stack > 1
+    for path, leaf in observation_leaves(env.spaces.observation).items():
+        if _is_picture(leaf, stacked):
+            remark = f"its observation {path!r}, since it draws nothing itself"
+            repeat = env.description.action_repeat
+            rate = 60.0 / repeat if repeat > 1 else STEPS_PER_S
+            return FilmedEnv(env, rate, remark, path, stacked)
+    env.close()
+    return None
+
+
+def _is_picture(leaf: Space, stacked: bool) -> bool:
+    if not isinstance(leaf, spaces.Box) or leaf.dtype != np.uint8:
+        return False
+    shape = leaf.shape[1:] if stacked else leaf.shape
+    if len(shape) not in (2, 3, 4):
+        return False
+    picture = _observed_picture(np.zeros(leaf.shape, np.uint8), stacked)
+    return bool(min(picture.shape[:2]) >= _SMALLEST)
+
+
+def _observed_picture(x: NDArray[Any], stacked: bool) -> NDArray[np.uint8]:
+    """``[H, W, 3]`` of an observed picture, by the encoders' rule: channels are last where the last
+    axis is at most 4, else first; one axis more is a stack.
+    """
+    x = x[-1] if stacked else x
+    x = x[-1] if x.ndim == 4 else x
+    if x.ndim == 3 and x.shape[-1] > 4:
+        x = np.moveaxis(x, 0, -1)
+    if x.ndim == 3 and x.shape[-1] not in (1, 3):
+        x = x[..., -1]  # grey frames, stacked
+    return _rgb(x)
+
+
+def _rgb(picture: Any) -> NDArray[np.uint8]:
+    """A picture, also a grey one or one with transparency, as ``[H, W, 3]``.
+
+    Raises:
+        CannotRender: it is none.
+    """
+    if isinstance(picture, list) and picture:  # render_mode "rgb_array_list": all since the last
+        picture = picture[-1]
+    if not isinstance(picture, np.ndarray):
+        raise CannotRender(f"render() gave {picture!r:.60}, no array")
+    if picture.dtype != np.uint8:
+        raise CannotRender(f"render() gave {picture.dtype}, not uint8")
+    grey = picture[..., None] if picture.ndim == 2 else picture
+    if grey.ndim != 3 or grey.shape[-1] not in (1, 3, 4) or 0 in grey.shape:
+        raise CannotRender(f"render() gave shape {picture.shape}, not [H, W, 3]")
+    return np.array(np.broadcast_to(grey[..., :3], (*grey.shape[:2], 3)))  # of its own memory
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, QuintetError | CannotRender):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hides what Gymnasium says of render modes that aren't there: another way is tried then."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*render.*")
+        yield

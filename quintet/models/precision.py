@@ -1,0 +1,23 @@
+"""The number format that encoders compute in; weights, heads and losses are float32 always."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal
+
+import torch
+
+Precision = Literal["fp32", "bf16"]
+
+
+def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """Within it, convolutions and matrix products are in `precision`."""
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, torch.bfloat16)
+
+
+def fast_bf16(device: torch.device) -> bool:
+    """Whether the device multiplies bfloat16 matrices by itself; others emulate it, slowly."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    able = torch.cpu.get_capabilities()
+    return bool(able.get("amx_bf16") or able.get("avx512_bf16"))

@@ -1,0 +1,104 @@
+"""Whether a report looks healthy, in plain words."""
+
+from collections.abc import Mapping
+from typing import NamedTuple, final
+
+MAX_KL = 0.06
+"""nats; twice the highest KL of an iteration of PPO's presets in runs that learn well."""
+
+MAX_CLIP_FRAC = 0.5
+"""With more samples clipped than not, most of the batch no longer has a say in the gradient."""
+
+MAX_OUTSIDE_FRAC = 0.05
+"""One value in a million of a bell curve lies 5 standard deviations out, and a few of a hundred
+while a policy learns to reach new states; above that the statistics don't describe the data.
+"""
+
+MIN_REWARD_STD = 1e-6
+"""Below it rewards are alike, and divided by their spread they would be noise."""
+
+
+@final
+class Finding(NamedTuple):
+    """What is said of one part of a learner, and whether it is as it should be."""
+
+    part: str
+    healthy: bool
+    text: str
+
+
+def findings(report: Mapping[str, float]) -> list[Finding]:
+    """One finding for each part that the report has numbers of: policy, value, normalizers."""
+    checks = {"policy": _POLICY, "value function": _VALUE, "normalizers": _NORMALIZERS}
+    found = []
+    for part, bounds in checks.items():
+        measured = [bound for bound in bounds if bound.metric in report]
+        wrong = [bound for bound in measured if not bound.holds(report[bound.metric])]
+        if wrong:
+            value = f"{report[wrong[0].metric]:.2g}"
+            found.append(Finding(part, False, wrong[0].text.format(value)))
+        elif measured:
+            found.append(Finding(part, True, "healthy"))
+    return found
+
+
+class _Bound(NamedTuple):
+    metric: str
+    low: float
+    high: float
+    text: str
+
+    def holds(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+
+_INF = float("inf")
+_SLOWER = "a lower learning rate or fewer passes slows it down"
+_POLICY = (
+    _Bound("policy/kl", -_INF, MAX_KL, f"moves too fast: KL {{}} above {MAX_KL}; {_SLOWER}"),
+    _Bound(
+        "policy/approx_kl",
+        -_INF,
+        MAX_KL,
+        f"moves too fast: approx KL {{}} above {MAX_KL}; {_SLOWER}",
+    ),
+    _Bound(
+        "policy/clip_frac",
+        0,
+        MAX_CLIP_FRAC,
+        f"moves too fast: {{}} of the samples are clipped, above {MAX_CLIP_FRAC}; {_SLOWER}",
+    ),
+    _Bound(
+        "policy/rho_clip_frac",
+        0,
+        MAX_CLIP_FRAC,
+        "is far from the one that acted: {} of the weights are clipped",
+    ),
+)
+_VALUE = (
+    _Bound(
+        "value/explained_variance",
+        0,
+        _INF,
+        "predicts no better than a constant (explained variance {}), as at the start and where "
+        "all returns are alike",
+    ),
+)
+_NORMALIZERS = (
+    _Bound(
+        "normalizer/observation_clip_frac",
+        0,
+        MAX_OUTSIDE_FRAC,
+        "clip {} of the observations: they have outliers, or have moved on",
+    ),
+    _Bound(
+        "normalizer/reward_clip_frac",
+        0,
+        MAX_OUTSIDE_FRAC,
+        "clip {} of the rewards: a few are far larger than the rest",
+    ),
+    _Bound(
+        "normalizer/reward_std", MIN_REWARD_STD, _INF, "see no spread in the rewards (std {}) yet"
+    ),
+    _Bound("normalizer/observation_std_max", 0, _INF, ""),
+)

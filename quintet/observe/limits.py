@@ -1,0 +1,232 @@
+"""What limits the speed of a run, in one sentence, and what to do about it."""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, final
+
+from quintet.observe.timing import PHASES, Phase
+
+WINDOW_S = 30.0
+"""Seconds over which shares are "now": some iterations even of a slow run."""
+
+_BALANCED = 0.4  # below, halving the largest part makes the run less than a quarter faster
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What the speed of a run depends on: of its resolved configuration and of its machine.
+
+    env_threads: of each pool of environments in C++; 1 where environments are stepped in Python.
+    auto_env_threads: what it would be if it were left out.
+    envpool: whether EnvPool has the environment under this id; absent: EnvPool isn't installed.
+    large_network: large enough to be worth threads and a GPU (pictures).
+    compiles: the update is compiled; may_compile: it would be worth it; compiler: there is one.
+    gpu: PyTorch sees one.
+    passes, minibatch_steps: over and of a batch of `batch_steps` env_steps, where the learner makes
+        several; None: it has no such option, or the minibatch is the batch.
+    """
+
+    env: str
+    backend: str
+    envpool: Literal["has it", "lacks it", "absent"]
+    num_streams: int
+    num_groups: int
+    env_threads: int
+    auto_env_threads: int
+    large_network: bool
+    device: str
+    threads: int
+    cores: int
+    gpu: bool
+    compiles: bool
+    may_compile: bool
+    compiler: bool
+    batch_steps: int
+    passes: int | None = None
+    minibatch_steps: int | None = None
+    eval_episodes: int = 0
+    report_interval_s: float = 1.0
+    callback: bool = False
+
+
+def limit(shares: Mapping[Phase, float], setting: Setting, *, starting: bool = False) -> str:
+    """Where most of the time goes and what would change that, never what the run does already.
+
+    shares: of the time, by phase, summing to 1.
+    starting: they include the first update, which is when compilation takes place.
+    """
+    if not shares:
+        return ""
+    first = max(shares, key=lambda phase: shares[phase])
+    percent = f"{100 * shares[first]:.0f}%"
+    if starting and first == "learning" and setting.compiles:
+        return (
+            f"Compiling the update took most of the time so far ({percent} learning): once at "
+            "every start, so that all later updates are faster."
+        )
+    if starting and first == "other":
+        return f"Starting took most of the time so far ({percent}): files and libraries are opened."
+    advice = _ADVICE[first](setting)
+    help_ = f"{_one_of(advice) if advice else 'A faster machine'} would help"
+    if shares[first] < _BALANCED:
+        largest = sorted(shares, key=lambda phase: -shares[phase])[:3]
+        parts = ", ".join(f"{100 * shares[phase]:.0f}% {phase}" for phase in largest)
+        return f"Nothing alone limits the speed: {parts}. {help_} most."
+    return f"{_told(first, percent, setting)} {help_}."
+
+
+def _told(phase: Phase, percent: str, setting: Setting) -> str:
+    size = setting.num_streams // setting.num_groups
+    groups = "one group" if setting.num_groups == 1 else f"{setting.num_groups} groups"
+    minibatches = (
+        f" in minibatches of {setting.minibatch_steps:,}" if setting.minibatch_steps else ""
+    )
+    passes = f" ({setting.passes} passes{minibatches})" if setting.passes else ""
+    return {
+        "stepping": f"Environments limit the speed: {percent} of the time goes into stepping "
+        f"{setting.env} ({setting.backend}).",
+        "acting": f"Choosing actions limits the speed: {percent} of the time goes into acting, for "
+        f"{groups} of {_count(size, 'stream')} at a time.",
+        "learning": f"The update limits the speed: {percent} of the time goes into learning on "
+        f"{setting.device}{passes}.",
+        "waiting": f"Sampling limits the speed: {percent} of the time the update waits for other "
+        "processes.",
+        "evaluation": f"Evaluation limits the speed: it takes {percent} of the time.",
+        "checkpoint": f"Checkpoints limit the speed: writing them takes {percent} of the time.",
+        "other": f"Reports limit the speed: what comes between updates takes {percent} of the "
+        "time.",
+    }[phase]
+
+
+def _stepping(setting: Setting) -> list[str]:
+    if setting.backend == "gymnasium":
+        if setting.envpool == "has it":
+            return ["the same id in C++ (--env.backend envpool)"]
+        if ":" in setting.env:
+            return ["a faster step() of it, or a function that makes a vector environment of it,"]
+        if setting.envpool == "absent":
+            return ["EnvPool, if it has this id in C++ (see quintet envs)"]
+        return [f"a faster backend, if there is one (quintet envs {setting.env.split('-')[0]}),"]
+    if setting.env_threads < setting.auto_env_threads:
+        return [f"{setting.auto_env_threads} threads a pool (leave --env.num-threads out)"]
+    if setting.env_threads * setting.num_groups >= setting.cores > 1:
+        return ["more CPU cores"]
+    return [_more_streams(setting)]
+
+
+def _acting(setting: Setting) -> list[str]:
+    advice = _threads(setting)
+    if setting.num_groups > 1:
+        advice.append(f"one group (--env.streams-per-group {setting.num_streams})")
+    return [*advice, _more_streams(setting)]
+
+
+def _learning(setting: Setting) -> list[str]:
+    advice = []
+    if setting.may_compile and not setting.compiles:
+        advice.append(
+            "compiling it (--runtime.compile on)"
+            if setting.compiler
+            else "a C++ compiler (g++), which --runtime.compile needs,"
+        )
+    if setting.passes is not None and setting.passes > 1:
+        advice.append(f"fewer passes than {setting.passes} (--num-epochs)")
+    if setting.minibatch_steps is not None and setting.minibatch_steps < setting.batch_steps:
+        wider = min(2 * setting.minibatch_steps, setting.batch_steps)
+        advice.append(f"larger minibatches (--minibatch-steps {wider})")
+    if setting.large_network and setting.device == "cpu":
+        advice.append("the GPU (--runtime.device cuda)" if setting.gpu else "a GPU")
+    return [*advice, *_threads(setting, learning=True)]
+
+
+def _evaluation(setting: Setting) -> list[str]:
+    fewer = [f"fewer episodes (--eval.episodes below {setting.eval_episodes})"]
+    return ["a longer --eval.interval", *(fewer if setting.eval_episodes > 1 else [])]
+
+
+def _other(setting: Setting) -> list[str]:
+    advice = ["a quicker on_report"] if setting.callback else []
+    if setting.report_interval_s < 1:
+        now = f"{setting.report_interval_s:g}"
+        advice.append(f"fewer reports (--report.interval-s 1, it is {now})")
+    return advice or ["fewer --report.sinks"]
+
+
+_ADVICE = {
+    "stepping": _stepping,
+    "acting": _acting,
+    "learning": _learning,
+    "waiting": lambda _: ["a faster environment or more CPU cores"],
+    "evaluation": _evaluation,
+    "checkpoint": lambda _: ["a longer --checkpoint.interval-updates or a faster disk"],
+    "other": _other,
+}
+
+
+def _threads(setting: Setting, learning: bool = False) -> list[str]:
+    """More of PyTorch's threads; small networks are slower with a second one."""
+    on_cpu = setting.device == "cpu" or not learning  # acting is always on the CPU
+    if on_cpu and setting.large_network and setting.threads < setting.cores:
+        return [f"more threads (--runtime.threads {setting.cores})"]
+    return []
+
+
+def _more_streams(setting: Setting) -> str:
+    """A call has a fixed cost, which more streams share."""
+    return f"more streams (--env.num-streams {2 * setting.num_streams})"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _one_of(advice: list[str]) -> str:
+    joined = " or ".join(filter(None, [", ".join(advice[:-1]), advice[-1]]))
+    return joined[0].upper() + joined[1:]
+
+
+@final
+class TimeShares:
+    """Where the time goes, by phase, over the last half minute.
+
+    The first report of a process is left out as soon as there is another: it includes the start,
+    where networks compile and memory is taken.
+    """
+
+    def __init__(self) -> None:
+        self._wall_s: float | None = None
+        self._reports: deque[tuple[float, float, dict[Phase, float]]] = deque()
+        self._starting = True
+
+    def add(self, report: Mapping[str, float]) -> None:
+        """Takes the ``time/PHASE_frac`` of a report, over the time since the one before."""
+        shares: dict[Phase, float] = {
+            phase: report[name] for phase in PHASES if (name := f"time/{phase}_frac") in report
+        }
+        if not shares:
+            return
+        wall_s = report.get("wall_s", 0.0)
+        passed_s = 1.0 if self._wall_s is None else max(wall_s - self._wall_s, 1e-9)
+        if self._starting and self._reports:
+            self._reports.clear()
+            self._starting = False
+        self._wall_s = wall_s
+        self._reports.append((wall_s, passed_s, shares))
+        while wall_s - self._reports[0][0] > WINDOW_S:
+            self._reports.popleft()
+
+    @property
+    def starting(self) -> bool:
+        """Whether there is no report yet but the first one."""
+        return self._starting
+
+    def recent(self) -> dict[Phase, float]:
+        """Shares that sum to 1; empty before the first report that has them."""
+        seconds = dict.fromkeys(PHASES, 0.0)
+        for _, passed_s, shares in self._reports:
+            for phase, share in shares.items():
+                seconds[phase] += share * passed_s
+        whole = sum(seconds.values())
+        return {phase: s / whole for phase, s in seconds.items() if s > 0} if whole > 0 else {}

@@ -1,0 +1,89 @@
+"""A curve in a few lines of text."""
+
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+
+_MOST_POINTS = 1024  # more than a terminal has columns of dots
+_ASCII_LEVELS = ".-'"  # of a line of text, from its foot to its head
+# Dots of a braille character by row from the top, for its left and its right column.
+_BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+
+
+@final
+class TextCurve:
+    """A value over env_steps, thinned as it grows."""
+
+    def __init__(self) -> None:
+        self._points: list[tuple[float, float]] = []
+
+    def add(self, x: float, y: float) -> None:
+        """Takes the next point; x never falls."""
+        self._points.append((x, y))
+        if len(self._points) > _MOST_POINTS:
+            # The newest stays, so that the curve always ends where the run is.
+            del self._points[-2::-2]
+
+    @property
+    def span(self) -> tuple[float, float] | None:
+        """First and last x, or None where there is no line between two points yet."""
+        points = self._points
+        return (points[0][0], points[-1][0]) if points and points[-1][0] > points[0][0] else None
+
+    def lines(self, width: int, height: int, ascii_only: bool) -> list[str]:
+        """The curve in `height` lines of `width` characters at most, the range of y at their left.
+
+        Empty where there is no line between two points yet, or no room.
+        """
+        x, y = (
+            (np.array(each, np.float64) for each in zip(*self._points, strict=True))
+            if (self.span)
+            else (np.zeros(0), np.zeros(0))
+        )
+        if height < 1 or not len(x):
+            return []
+        low, high = float(y.min()), float(y.max())
+        names = [label(high), *[""] * (height - 2), label(low)] if height > 1 else [label(high)]
+        margin = max(map(len, names))
+        columns = width - margin - 1
+        if columns < 4:
+            return []
+        dots = columns if ascii_only else 2 * columns
+        levels = height * (len(_ASCII_LEVELS) if ascii_only else len(_BRAILLE))
+        at = np.interp(np.linspace(x[0], x[-1], dots), x, y)
+        flat = high - low < 1e-12 * max(1.0, abs(high))
+        level = np.rint((at - low) / (1 if flat else high - low) * (levels - 1)).astype(int)
+        drawn = _ascii(level, height) if ascii_only else _braille(level, height)
+        return [f"{name:>{margin}} {row}" for name, row in zip(names, drawn, strict=True)]
+
+
+def label(value: float) -> str:
+    """A number as short as it stays readable: 12,345  231.4  0.0123  1.2e-05."""
+    if abs(value) >= 1000:
+        return f"{value:,.0f}" if abs(value) < 1e7 else f"{value:.3g}"
+    if abs(value) >= 10:
+        return f"{value:.1f}"
+    return f"{value:.3g}"
+
+
+def _ascii(level: np.ndarray, height: int) -> list[str]:
+    row, part = height - 1 - level // len(_ASCII_LEVELS), level % len(_ASCII_LEVELS)
+    return [
+        "".join(_ASCII_LEVELS[p] if r == line else " " for r, p in zip(row, part, strict=True))
+        for line in range(height)
+    ]
+
+
+def _braille(level: Sequence[int] | np.ndarray, height: int) -> list[str]:
+    """Dots ``[2 * columns]`` at their levels, neighbours joined by a vertical stroke."""
+    cells = [[0] * (len(level) // 2) for _ in range(height)]
+    before = int(level[0])
+    for column, value in enumerate(map(int, level)):
+        # The stroke from the value before begins beside it, not on its level.
+        start = value if value == before else before + (1 if value > before else -1)
+        for dot in range(min(start, value), max(start, value) + 1):
+            down = 4 * height - 1 - dot
+            cells[down // 4][column // 2] |= _BRAILLE[down % 4][column % 2]
+        before = value
+    return ["".join(chr(0x2800 + cell) for cell in row) for row in cells]

@@ -1,0 +1,79 @@
+"""What the speed of a run depends on: whether compiling pays, and what the dashboard's advice is
+made of.
+"""
+
+import os
+import shutil
+from typing import Literal
+
+import torch
+
+from quintet.algorithms import registry
+from quintet.config.run import RunConfig
+from quintet.envs import envpool
+from quintet.envs.ids import envpool_id
+from quintet.envs.make import group_size
+from quintet.envs.vector import EnvDescription
+from quintet.models.build import ModelConfig, uses_pictures
+from quintet.observe.limits import Setting
+from quintet.protocols import DataPlan
+from quintet.types import Spaces
+
+COMPILE_FROM_UPDATES, COMPILE_FROM_UPDATES_OF_PICTURES = 30_000, 3_000
+"""Optimizer steps from which on compiling is worth its 10 to 30 seconds: a step saves about a
+millisecond, one on pictures about ten.
+"""
+
+
+def worth_compiling(config: RunConfig, model: ModelConfig, spaces: Spaces, device: str) -> bool:
+    """Whether a compiled update saves more time than it takes to compile, with a resolved model."""
+    planned = registry.find(config.algo).planned_updates(
+        config.learner, config.env.num_streams, config.total_env_steps
+    )
+    pictures = uses_pictures(model, spaces)
+    enough = COMPILE_FROM_UPDATES_OF_PICTURES if pictures else COMPILE_FROM_UPDATES
+    # A loop over steps takes minutes to compile, a user's module may not compile at all, and what
+    # is gained was measured on CPUs only.
+    plain = device == "cpu" and model.core == "none" and not model.custom
+    return plain and planned >= enough
+
+
+def setting_of(
+    config: RunConfig, plan: DataPlan, spaces: Spaces, env: EnvDescription, callback: bool
+) -> Setting:
+    """Of a resolved configuration on this machine; callback: reports go to the user's code."""
+    options = config.flat()
+    pictures = uses_pictures(config.model, spaces)
+    known: Literal["has it", "lacks it", "absent"] = "absent"
+    if envpool.is_installed():
+        known = "has it" if ":" not in env.id and envpool_id(env.id) else "lacks it"
+    threads = auto = 1
+    if env.backend != "gymnasium":
+        pool = envpool_id(env.id)
+        family = envpool.family_of(pool) if env.backend == "envpool" and pool else "atari"
+        auto = envpool.default_num_threads(family, group_size(config.env))
+        threads = config.env.num_threads or auto
+    minibatch = options.get("minibatch_steps")
+    return Setting(
+        env=env.id,
+        backend=env.backend,
+        envpool=known,
+        num_streams=config.env.num_streams,
+        num_groups=config.env.num_groups,
+        env_threads=threads,
+        auto_env_threads=auto,
+        large_network=pictures,
+        device=config.runtime.device,
+        threads=config.runtime.threads or torch.get_num_threads(),
+        cores=envpool.usable_cores(),
+        gpu=torch.cuda.is_available(),
+        compiles=config.runtime.compile == "on",
+        may_compile=worth_compiling(config, config.model, spaces, config.runtime.device),
+        compiler=shutil.which(os.environ.get("CXX", "g++")) is not None,
+        batch_steps=plan.unroll_steps * plan.columns_per_batch,
+        passes=options.get("num_epochs"),
+        minibatch_steps=minibatch,
+        eval_episodes=config.eval.episodes,
+        report_interval_s=config.report.interval_s,
+        callback=callback,
+    )

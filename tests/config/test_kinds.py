@@ -1,0 +1,237 @@
+"""Presets by the kind of an environment that has none of its own, and presets that meet a user's
+options.
+"""
+
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import yaml
+from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.vector import SyncVectorEnv
+
+from quintet.cli import main
+from quintet.config.kind import kind_of
+from quintet.config.load import Layer, Loaded, compose, options, preset_layers
+from quintet.config.saved import load_config, load_seeds
+from quintet.envs.config import EnvConfig
+from quintet.errors import ConfigError
+
+KINDS = ("vector_discrete", "vector_continuous", "pixels", "atari")
+made: list["Camera"] = []
+
+
+class Camera(gymnasium.Env[Any, Any]):
+    """Pictures of a given size beside two numbers; counts itself."""
+
+    action_space = Discrete(2)
+
+    def __init__(self, size: int = 36) -> None:
+        self.observation_space = Dict(
+            {"picture": Box(0, 255, (size, size, 3), np.uint8), "speed": Box(-1, 1, (2,))}
+        )
+        self.closed = False
+        made.append(self)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return self.observation_space.sample(), {}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture(autouse=True)
+def _count_anew_in_a_new_folder(monkeypatch, tmp_path):
+    made.clear()
+    monkeypatch.chdir(tmp_path)
+
+
+def load(env: str, source: Any = None, **values: Any) -> Loaded:
+    given = {"env.id": env, **{name.replace("__", "."): x for name, x in values.items()}}
+    return load_config("ppo", [], Layer("call", given), source)
+
+
+def from_presets(loaded: Loaded) -> set[str]:
+    return {source for source in loaded.sources.values() if source.startswith("preset")}
+
+
+# The kind
+
+
+@pytest.mark.parametrize(
+    ("env", "backend", "kind"),
+    [
+        ("CartPole-v1", "gymnasium", "vector_discrete"),
+        ("Pendulum-v1", "gymnasium", "vector_continuous"),
+        ("quintet.envs.toy:MaskedDoors", "auto", "vector_discrete"),
+        ("quintet.envs.toy:ChooseAndAim", "auto", "vector_continuous"),
+        ("FrozenLake-v1", "gymnasium", "vector_discrete"),
+        ("Pong-v5", "ale", "atari"),
+        ("ALE/Pong-v5", "gymnasium", "atari"),
+        ("Pong-v5", "envpool", "atari"),
+        ("Pendulum-v1", "envpool", "vector_continuous"),
+    ],
+)
+def test_the_kind_of_an_environment(env, backend, kind):
+    if backend in ("ale", "gymnasium") and "Pong" in env:
+        pytest.importorskip("ale_py")
+    if backend == "envpool":
+        pytest.importorskip("envpool")
+    assert kind_of(EnvConfig(id=env, backend=backend)) == kind
+
+
+def test_the_kind_of_what_is_given_as_an_object():
+    config = EnvConfig(id="mine", num_streams=2)
+    assert kind_of(config, Camera) == "pixels"
+    assert kind_of(config, partial(Camera, 35)) == "vector_discrete"  # too small for a CNN
+    assert kind_of(EnvConfig(id="mine", kwargs={"size": 12}), Camera) == "vector_discrete"
+    pendulum = partial(gymnasium.make_vec, "Pendulum-v1", vectorization_mode="sync")
+    assert kind_of(config, partial(pendulum, num_envs=1)) == "vector_continuous"
+    assert all(env.closed for env in made)
+    group = SyncVectorEnv([Camera, Camera])
+    assert kind_of(config, group) == "pixels"
+    assert len(made) == 5  # none beside the two that are given
+    assert not any(env.closed for env in made[3:])
+    group.close()
+
+
+# Which preset it gives
+
+
+def test_an_unknown_environment_gets_the_preset_of_its_kind():
+    loaded = load("mine", Camera)
+    assert from_presets(loaded) == {"preset pixels"}
+    assert loaded.config.env.num_streams == 16
+    assert loaded.config.model.shared_torso
+    assert loaded.config.env.reward_clip == "none"
+    assert loaded.config.learner.reward_normalizer == "return_std"
+    # what is given wins
+    loaded = load("mine", Camera, clip_epsilon=0.3)
+    assert loaded.config.learner.clip_epsilon == 0.3
+    assert loaded.sources["clip_epsilon"] == "call"
+
+
+def test_atari_games_have_clipped_rewards_and_no_normaliser():
+    layers = preset_layers("ppo", "Pong-v5", "auto", lambda: "atari")
+    config = compose("ppo", [*layers, Layer("call", {"env.id": "x"})], check_env=False).config
+    assert (config.env.reward_clip, config.learner.reward_normalizer) == ("abs_one", "none")
+    pixels = preset_layers("ppo", None, "pixels")[0].values
+    assert pixels.items() <= layers[0].values.items()
+
+
+def test_one_environment_is_made_where_nothing_else_tells_and_only_then(tmp_path):
+    command = Layer("call", {"env.id": "mine", "run_dir": str(tmp_path)})
+    loaded = load_seeds("ppo", [], command, [1, 2, 3], Camera)
+    assert len(made) == 1
+    assert made[0].closed
+    assert all(isinstance(one, Loaded) and one.config.env.num_streams == 16 for one in loaded)
+    load("CartPole-v1", Camera)  # an id that fits
+    load("mine", Camera, preset="none")
+    load("mine", Camera, preset="pixels")
+    assert len(made) == 1
+    load("mine", Camera, preset="kl_penalty")  # on top of the environment's
+    assert len(made) == 2
+
+
+def test_a_saved_run_keeps_what_its_kind_gave_it(tmp_path):
+    kept = compose("ppo", [Layer("x", {"env.id": "mine", "gamma": 0.5})], check_env=False)
+    values = {name: x for name, x in kept.config.flat().items() if name != "run_dir"}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+    loaded = load("mine", Camera, run_dir=str(tmp_path))
+    assert loaded.config.env.num_streams == 8
+    assert loaded.config.learner.gamma == 0.5
+    assert from_presets(loaded) == set()
+    assert made == []
+
+
+def test_a_kind_by_name_stands_in_place_of_the_environment_s_preset():
+    (layer,) = preset_layers("ppo", "HalfCheetah-v4", "vector_continuous")
+    assert layer.source == "preset vector_continuous"
+    own, named = preset_layers("ppo", "x", "kl_penalty", lambda: "atari")
+    assert (own.source, named.source) == ("preset atari", "preset kl_penalty")
+    with pytest.raises(ConfigError, match=r"pixels.*; got 'pixel'; did you mean 'pixels'\?"):
+        preset_layers("ppo", None, "pixel")
+
+
+def test_no_preset_leaves_every_default():
+    loaded = load("Pendulum-v1", preset="none")
+    assert set(loaded.sources.values()) == {"default", "call", "given"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "name", ["auto", "clip", "kl_penalty", "tf_agents_base", "tf_agents_base_discrete"]
+)
+def test_every_preset_fits_on_every_kind(kind, name):
+    layers = preset_layers("ppo", "x", name, lambda: kind)
+    loaded = compose("ppo", [*layers, Layer("call", {"env.id": "x"})], check_env=False)
+    assert set().union(*(layer.values for layer in layers)) <= set(options("ppo"))
+    if name.startswith("tf_agents"):  # of the original, nothing may be lost
+        assert "preset " + kind not in loaded.sources.values()
+
+
+# Environments that can't be made
+
+
+def no_camera() -> Any:
+    raise RuntimeError("no camera is plugged in")
+
+
+def test_an_environment_that_cannot_be_made_is_told_with_all_other_faults():
+    with pytest.raises(ConfigError, match="it raised RuntimeError: no camera is plugged in"):
+        load("mine", no_camera)
+    with pytest.raises(ConfigError, match=r"(?s)^2 faults:.*'gama'.*nearest are CartPole-v1"):
+        load("CartPol-v1", gama=0.5)
+    with pytest.raises(ConfigError, match=r"^env\.num_streams: .* got 0$"):
+        load("Pendulum-v1", env__num_streams=0)
+    assert load("Pendulum-v1", env__num_threads="none").config.env.num_threads is None
+    with pytest.raises(ConfigError, match="an environment is required"):
+        load_config("ppo", [], Layer("call", {}))
+
+
+# Presets that meet a user's options
+
+
+def test_what_a_preset_sets_and_the_user_s_options_leave_idle_is_dropped_and_told():
+    loaded = load("HalfCheetah-v4", num_epochs=1)
+    assert loaded.config.learner.refresh_advantages == "once"
+    said = "default (that of preset HalfCheetah-* has no effect here)"
+    assert loaded.sources["refresh_advantages"] == said
+    assert loaded.sources["normalize_advantage"] == "preset HalfCheetah-*"
+    # which may make another option of effect that was idle beside it
+    loaded = load("HalfCheetah-v4", num_epochs=1, value_source="recomputed")
+    assert loaded.config.learner.value_source == "recomputed"
+
+
+def test_the_user_s_own_idle_option_stays_a_fault_that_names_the_preset():
+    with pytest.raises(ConfigError) as raised:
+        load("mine", Camera, preset="atari", reward_norm_clip=3.0)
+    assert str(raised.value) == (
+        "reward_norm_clip=3.0 has no effect without a reward_normalizer (reward_normalizer from "
+        "the preset atari; set it yourself, or use --preset none)"
+    )
+    with pytest.raises(ConfigError, match=r"^num_epochs: .* got 0$"):  # a fault of his alone
+        load("mine", Camera, num_epochs=0)
+    with pytest.raises(ConfigError, match=r"got 256; .*minibatch_steps from the preset pixels; s"):
+        load("mine", Camera, unroll_steps=8)
+
+
+def test_a_preset_that_does_not_fit_the_spaces_is_named(capsys):
+    assert main(["config", "ppo", "--env", "CartPole-v1", "--preset", "tf_agents_base"]) == 2
+    said = capsys.readouterr().err
+    assert "model.action_bounds from the preset tf_agents_base; set it yourself" in said.replace(
+        "model.action_std, model.action_std_init, ", ""
+    )
+
+
+def test_quintet_config_shows_the_kind(capsys, tmp_path):
+    where = ["--env", "tests_kinds_camera:Camera", "--run-dir", str(tmp_path / "run")]
+    (tmp_path / "tests_kinds_camera.py").write_text(f"from {__name__} import Camera\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        assert main(["config", "ppo", *where, "--num-epochs", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split() == ["clip_epsilon:", "0.1", "#", "preset", "pixels"] for line in lines)
+    assert any(line.split() == ["num_epochs:", "1", "#", "command", "line"] for line in lines)

@@ -1,0 +1,28 @@
+"""Settings that the tests of the dashboard start from."""
+
+from dataclasses import replace
+
+from quintet.observe.limits import Setting
+
+SETTING = Setting(
+    env="CartPole-v1",
+    backend="gymnasium",
+    envpool="has it",
+    num_streams=8,
+    num_groups=2,
+    env_threads=1,
+    auto_env_threads=1,
+    large_network=False,
+    device="cpu",
+    threads=1,
+    cores=16,
+    gpu=False,
+    compiles=False,
+    may_compile=True,
+    compiler=True,
+    batch_steps=2048,
+    passes=10,
+    minibatch_steps=64,
+    eval_episodes=10,
+)
+PICTURES = replace(SETTING, env="Pong-v5", backend="envpool", large_network=True, may_compile=False)

@@ -1,0 +1,296 @@
+"""The dashboard: what it shows in which terminal, and that it never stands in training's way."""
+
+import fcntl
+import io
+import os
+import pty
+import re
+import struct
+import sys
+import termios
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from rich.text import Text
+from settings import SETTING
+
+from quintet.observe import dashboard, progress
+from quintet.observe.dashboard import TerminalProgress, View, layout
+from quintet.observe.metrics import METRICS
+from quintet.observe.progress import Pace, Progress, make_progress
+
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+REPORT = {
+    "wall_s": 83.0,
+    "iterations": 24.0,
+    "time/stepping_frac": 0.71,
+    "time/acting_frac": 0.2,
+    "time/learning_frac": 0.09,
+    "loss/policy": -0.0123,
+    "loss/kl": 0.0,
+    "loss/policy_last_epoch": 99.0,
+    "policy/entropy": 0.62,
+    "policy/approx_kl": 0.09,
+    "value/explained_variance": 0.93,
+    "optim/learning_rate": 3e-4,
+    "normalizer/reward_std": 12.5,
+}
+
+
+def a_view(reports: int = 3) -> View:
+    view = View("ppo on CartPole-v1", "runs/a", Pace(100_000, 0), SETTING)
+    for number in range(1, reports + 1):
+        steps = {"env_steps": 15_000.0 * number, "wall_s": 28.0 * number}
+        view.add(REPORT | steps, 100.0 * number)
+    return view
+
+
+def lines_of(view: View, width: int = 100, height: int = 40, ascii_only: bool = False) -> list[str]:
+    return [line.plain for line in layout(view, width, height, ascii_only)]
+
+
+def test_everything_is_there() -> None:
+    view = a_view()
+    view.add({"eval/return_mean": 500.0}, 300.0)
+    view.add({"eval/return_mean": 431.5}, 300.0)
+    text = "\n".join(lines_of(view))
+    for part in (
+        "ppo on CartPole-v1",
+        "runs/a",
+        " 45%",
+        "1:24 elapsed",
+        "45,000 of 100,000",
+        "per second",
+        "300.0 training, last 100 episodes",
+        "431.5 evaluation  500.0 best",
+        "█ stepping 71%",
+        "Environments limit the speed: 71% of the time goes into stepping CartPole-v1 (gymnasium).",
+        "policy moves too fast: approx KL 0.09",
+        "value function, normalizers healthy",
+        "policy -0.0123",
+        "entropy 0.62",
+        "explained_variance 0.93",
+        "learning_rate 0.0003",
+        "reward_std 12.5",
+    ):
+        assert part in text
+    assert "last_epoch" not in text
+    assert "kl 0\n" not in text, "a term that is switched off is left out"
+    assert sum("\u2800" <= letter <= "\u28ff" for letter in text) > 200, "there is a curve"
+
+
+def test_any_learners_numbers_are_shown() -> None:
+    view = View("title", "folder", Pace(100, 0), None)
+    names = [name for name in METRICS if name.split("/")[0] in dashboard._LINES]
+    for name in names:
+        view.report = {name: 1.5}
+        shown = "\n".join(lines_of(view))
+        assert name.endswith("_last_epoch") or f"{name.split('/')[1]} 1.5" in shown
+    view.report = dict.fromkeys(METRICS, 1.5)
+    assert len(lines_of(view)) <= 40
+
+
+@pytest.mark.parametrize("reports", [0, 1, 3])
+def test_fits_every_terminal(reports: int) -> None:
+    view = a_view(reports)
+    for stage in ("", "first update, which compiles it: up to a minute"):
+        view.stage = stage
+        for width in (1, 10, 20, 33, 49, 50, 60, 61, 80, 120, 200):
+            for height in (1, 2, 3, 5, 8, 12, 23, 60):
+                for ascii_only in (True, False):
+                    shown = lines_of(view, width, height, ascii_only)
+                    assert len(shown) <= height
+                    assert max(map(len, shown), default=0) <= width
+                    assert not ascii_only or "".join(shown).isascii()
+
+
+def test_what_matters_most_stays_longest() -> None:
+    tall, low, lowest = (" ".join(lines_of(a_view(), 80, height)) for height in (40, 10, 6))
+    for part in ("45%", "Environments limit the speed"):
+        assert part in tall
+        assert part in low
+        assert part in lowest
+    assert "stepping 71%" in low
+    assert "learning_rate" in tall
+    assert "learning_rate" not in low
+
+
+def test_options_are_not_broken() -> None:
+    for width in range(60, 120):
+        assert "--env.backend" in " ".join(lines_of(a_view(), width))
+
+
+def test_items_are_whole_or_left_out() -> None:
+    for width in range(60, 120):
+        row = next(line for line in lines_of(a_view(), width) if line.startswith("policy "))
+        assert re.fullmatch(r"policy {5}(\w+ [-\d.e]+ ?)( ?\w+ [-\d.e]+ ?)*", row), row
+
+
+def test_shares_sum_to_the_whole_bar() -> None:
+    for width in range(60, 90):
+        bar = next(line for line in lines_of(a_view(), width, 40, True) if "SSSS" in line)
+        assert len(bar) == width
+        assert len(set(bar.strip())) == 3
+
+
+def test_stage_stands_until_the_next_report() -> None:
+    view = a_view()
+    view.stage = "evaluating"
+    assert "evaluating" in " ".join(lines_of(view))
+    view.add({"env_steps": 50_000.0}, None)
+    assert "evaluating" not in " ".join(lines_of(view))
+
+
+def in_terminal(
+    size: tuple[int, int], action: Callable[[Progress], None], encoding: str = "utf-8"
+) -> str:
+    """What a terminal of (rows, columns) receives while `action` uses the progress."""
+    mine, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+    received: list[bytes] = []
+
+    def listen() -> None:
+        while True:
+            try:
+                data = os.read(mine, 4096)
+            except OSError:  # the other end is closed
+                return
+            if not data:
+                return
+            received.append(data)
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    with os.fdopen(theirs, "w", encoding=encoding) as stream:
+        shown = make_progress(
+            100_000, "ppo on CartPole-v1", stream, folder="runs/a", setting=SETTING
+        )
+        assert isinstance(shown, TerminalProgress)
+        action(shown)
+        shown.close()
+        shown.close()
+    listener.join(timeout=10)
+    os.close(mine)
+    return b"".join(received).decode()
+
+
+def three_reports(shown: Progress) -> None:
+    shown.stage("collecting the first 2,048")
+    shown.update(REPORT | {"env_steps": 20_000}, None)
+    shown.say("a [bold]message[/bold]")
+    shown.update({"env_steps": 50_000, "eval/return_mean": 321.5}, 123.25)
+    shown.update({"env_steps": 99_999}, 234.5)
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("NO_COLOR", "COLUMNS", "LINES", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_terminal_shows_the_first_and_the_last_state() -> None:
+    raw = in_terminal((24, 100), three_reports)
+    text = ESCAPES.sub("", raw)
+    assert "collecting the first 2,048" in text
+    assert "a [bold]message[/bold]" in text
+    assert "100%" not in text, "100% means done"
+    last = text[text.rindex("ppo on CartPole-v1") :]
+    assert "99%" in last
+    assert "99,999 of 100,000" in last
+    assert "234.5 training" in last
+    assert "321.5 evaluation" in last, "the last evaluation stays"
+    assert "Environments limit the speed" in last
+    assert raw.count("\x1b[?25l") == raw.count("\x1b[?25h") == 1, "the cursor is given back"
+
+
+def test_colours_are_left_out_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    coloured = re.compile(r"\x1b\[[0-9;]*3[0-9][0-9;]*m")
+    assert coloured.search(in_terminal((24, 80), three_reports))
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not coloured.search(in_terminal((24, 80), three_reports))
+
+
+def test_terminal_without_utf8_gets_ascii() -> None:
+    assert ESCAPES.sub("", in_terminal((24, 80), three_reports, "ascii")).isascii()
+    assert ESCAPES.sub("", in_terminal((24, 80), three_reports, "latin-1")).isascii()
+
+
+def test_narrowed_terminal_is_drawn_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dashboard, "_SHORTEST_S", 0.0)
+    monkeypatch.setattr(dashboard, "_MOST_OF_TIME", 1e9)
+
+    def narrowed(shown: Progress) -> None:
+        for columns in ("100", "60", "90"):
+            monkeypatch.setenv("COLUMNS", columns)
+            shown.update(REPORT | {"env_steps": 20_000}, None)
+
+    raw = in_terminal((24, 100), narrowed)
+    assert raw.count("\x1b[2J") == 1, "cleared once, when it became narrower"
+    after = ESCAPES.sub("", raw.split("\x1b[2J")[1])
+    frames = after.split("ppo on CartPole-v1")
+    assert max(len(line) for line in re.split(r"[\r\n]+", frames[1])) <= 60
+    assert raw.count("\x1b[?25l") == raw.count("\x1b[?25h")
+
+
+def test_drawing_takes_little_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every report of a fast run counts, but not every one is drawn."""
+    now, drawn = 0.0, 0
+    monkeypatch.setattr(dashboard.time, "monotonic", lambda: now)
+
+    def slow(*_: object) -> list[Text]:
+        nonlocal now, drawn
+        drawn += 1
+        now += 0.01
+        return []
+
+    monkeypatch.setattr(dashboard, "layout", slow)
+    shown = TerminalProgress(View("title", "", Pace(10_000, 0), None), io.StringIO())
+    for step in range(10_000):
+        now += 0.001
+        shown.update({"env_steps": step + 1}, 1.0)
+    before = drawn
+    assert 0.01 * before <= 0.021 * now
+    shown.close()
+    assert drawn == before + 1, "the last state is always drawn"
+    assert shown._view.pace.done == 10_000
+
+
+def test_a_drawing_is_quick() -> None:
+    view = a_view(200)
+    begin = time.perf_counter()
+    for _ in range(20):
+        layout(view, 200, 60, False)
+    assert (time.perf_counter() - begin) / 20 < 0.05
+
+
+def test_prints_go_above_the_dashboard(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stdout", stream)
+    shown = make_progress(10, "title")
+    print("from an environment")
+    shown.update({"env_steps": 5})
+    shown.close()
+    assert sys.stdout is stream, "standard output is given back"
+    lines = ESCAPES.sub("", stream.getvalue()).splitlines()
+    assert "from an environment" in lines
+    assert lines.index("from an environment") < len(lines) - 3
+
+
+def test_closed_terminal_does_not_stop_training() -> None:
+    mine, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as stream:
+        shown = make_progress(100, "title", stream)
+        assert not isinstance(shown, progress.LineProgress)
+        shown.update({"env_steps": 1})
+        os.close(mine)
+        shown.update({"env_steps": 2})
+        shown.stage("evaluating")
+        shown.say("nobody listens")
+        shown.close()

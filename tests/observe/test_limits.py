@@ -1,0 +1,152 @@
+"""The sentence about speed: right about where the time goes, no advice that is taken already."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from settings import PICTURES, SETTING
+
+from quintet.observe.limits import TimeShares, limit
+from quintet.observe.timing import PHASES
+
+
+def told(phase: str, share: float = 0.71, **changes: object) -> str:
+    setting = replace(changes.pop("setting", SETTING), **changes)  # type: ignore[arg-type]
+    rest = (1 - share) / 2
+    others = [each for each in ("stepping", "acting", "learning") if each != phase][:2]
+    return limit({phase: share, others[0]: rest, others[1]: rest}, setting)  # type: ignore[dict-item]
+
+
+def test_environments() -> None:
+    assert told("stepping") == (
+        "Environments limit the speed: 71% of the time goes into stepping CartPole-v1 "
+        "(gymnasium). The same id in C++ (--env.backend envpool) would help."
+    )
+    assert "EnvPool, if it has this id" in told("stepping", envpool="absent")
+    assert "quintet envs CartPole" in told("stepping", envpool="lacks it")
+    own = told("stepping", env="my.envs:make", envpool="lacks it")
+    assert "a faster step()" in own.replace("A faster", "a faster")
+    assert "quintet envs" not in own
+
+
+def test_environments_in_pools() -> None:
+    pool = replace(SETTING, backend="envpool", num_streams=32)
+    assert "--env.num-streams 64" in told("stepping", setting=pool)
+    busy = told("stepping", setting=pool, env_threads=8, auto_env_threads=8)
+    assert "More CPU cores would help" in busy
+    throttled = told("stepping", setting=pool, env_threads=2, auto_env_threads=8)
+    assert "8 threads a pool (leave --env.num-threads out)" in throttled
+
+
+def test_update() -> None:
+    assert told("learning", 0.64) == (
+        "The update limits the speed: 64% of the time goes into learning on cpu (10 passes in "
+        "minibatches of 64). Compiling it (--runtime.compile on), fewer passes than 10 "
+        "(--num-epochs) or larger minibatches (--minibatch-steps 128) would help."
+    )
+    assert "compile on" not in told("learning", compiles=True)
+    assert "compile on" not in told("learning", may_compile=False)
+    assert "C++ compiler" in told("learning", compiler=False)
+    assert "--num-epochs" not in told("learning", passes=1)
+    assert "--num-epochs" not in told("learning", passes=None)
+    assert "--minibatch-steps" not in told("learning", minibatch_steps=2048)
+    assert "--minibatch-steps 2048" in told("learning", minibatch_steps=1100)
+    nothing = told("learning", compiles=True, passes=1, minibatch_steps=None)
+    assert nothing.endswith(" A faster machine would help.")
+
+
+def test_large_networks_are_worth_a_gpu_and_threads() -> None:
+    assert "GPU" not in told("learning")
+    assert "--runtime.threads" not in told("learning")
+    assert "or a GPU" not in told("learning", setting=PICTURES, device="cuda")
+    assert "a GPU or" in told("learning", setting=PICTURES)
+    assert "--runtime.device cuda" in told("learning", setting=PICTURES, gpu=True)
+    assert "--runtime.threads 16" in told("learning", setting=PICTURES)
+    assert "--runtime.threads" not in told("learning", setting=PICTURES, threads=16)
+    assert "--runtime.threads" not in told("learning", setting=PICTURES, device="cuda")
+
+
+def test_acting() -> None:
+    assert told("acting") == (
+        "Choosing actions limits the speed: 71% of the time goes into acting, for 2 groups of 4 "
+        "streams at a time. One group (--env.streams-per-group 8) or more streams "
+        "(--env.num-streams 16) would help."
+    )
+    single = told("acting", num_groups=1, num_streams=1)
+    assert "--env.streams-per-group" not in single
+    assert "one group of 1 stream at" in single
+    assert "--runtime.threads 16" in told("acting", setting=PICTURES, device="cuda")
+
+
+def test_others() -> None:
+    assert "--eval.episodes below 10" in told("evaluation")
+    assert "--eval.episodes" not in told("evaluation", eval_episodes=1)
+    assert "--checkpoint.interval-updates" in told("checkpoint")
+    assert "waits for other processes" in told("waiting")
+    assert "--report.sinks" in told("other")
+    assert "--report.interval-s 1, it is 0" in told("other", report_interval_s=0.0)
+    assert "quicker on_report" in told("other", callback=True)
+
+
+def test_balance_is_said() -> None:
+    shares = {"stepping": 0.3, "acting": 0.32, "learning": 0.38}
+    assert limit(shares, SETTING).startswith(  # type: ignore[arg-type]
+        "Nothing alone limits the speed: 38% learning, 32% acting, 30% stepping. Compiling it "
+    )
+    assert limit({}, SETTING) == ""
+
+
+def test_start() -> None:
+    compiled = replace(SETTING, compiles=True)
+    assert "Compiling the update" in limit({"learning": 0.9}, compiled, starting=True)
+    assert "Compiling the update" not in limit({"learning": 0.9}, compiled)
+    assert "The update limits" in limit({"learning": 0.9}, SETTING, starting=True)
+    assert limit({"other": 0.9}, SETTING, starting=True).startswith("Starting took")
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_every_setting_has_a_whole_sentence(phase: str) -> None:
+    for backend, envpool, device, large, passes, starting in itertools.product(
+        ("envpool", "ale", "gymnasium"),
+        ("has it", "lacks it", "absent"),
+        ("cpu", "cuda"),
+        (True, False),
+        (None, 1, 4),
+        (True, False),
+    ):
+        setting = replace(
+            SETTING,
+            backend=backend,
+            envpool=envpool,
+            device=device,
+            large_network=large,
+            passes=passes,
+        )
+        for share in (0.2, 1.0):
+            text = limit({phase: share}, setting, starting=starting)  # type: ignore[dict-item]
+            assert text[0].isupper()
+            assert text.endswith(".")
+            assert ",," not in text
+            assert "  " not in text
+
+
+def test_first_report_counts_until_there_is_another() -> None:
+    shares = TimeShares()
+    assert shares.recent() == {}
+    shares.add({"env_steps": 1.0})
+    assert shares.starting
+    shares.add({"wall_s": 50.0, "time/learning_frac": 1.0})
+    assert shares.starting
+    assert shares.recent() == {"learning": 1.0}
+    shares.add({"wall_s": 51.0, "time/acting_frac": 1.0})
+    assert not shares.starting
+    assert shares.recent() == {"acting": 1.0}
+
+
+def test_shares_are_weighed_by_time_and_forgotten() -> None:
+    shares = TimeShares()
+    for wall_s, phase in ((0, "other"), (1, "learning"), (4, "acting")):
+        shares.add({"wall_s": float(wall_s), f"time/{phase}_frac": 1.0})
+    assert shares.recent() == pytest.approx({"learning": 0.25, "acting": 0.75})
+    shares.add({"wall_s": 40.0, "time/stepping_frac": 0.5, "time/acting_frac": 0.5})
+    assert shares.recent() == pytest.approx({"stepping": 0.5, "acting": 0.5})
