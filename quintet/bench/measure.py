@@ -68,7 +68,9 @@ class Stopwatch:
         return True
 
     def _mark(self, now: float) -> Mark:
-        return Mark(now, self.counters.env_steps, self.learner.updates, self.timer.seconds())
+        # A pool's reset rows count here, as they do for the libraries we compare with.
+        rows = self.counters.iteration * self.work.num_envs * self.work.rollout
+        return Mark(now, rows, self.learner.updates, self.timer.seconds())
 
 
 def run(work: Workload, options: Layer) -> dict[str, Any]:

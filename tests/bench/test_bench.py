@@ -1,0 +1,275 @@
+"""`quintet bench`: the work is what the file says, and the record what was done."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quintet import cli
+from quintet.algorithms.registry import find
+from quintet.bench import limits, measure, workloads
+from quintet.bench.workloads import ENVIRONMENT_VARIABLE
+from quintet.config.load import compose
+from quintet.envs.make import make_vector_env
+from quintet.errors import ConfigError
+from quintet.launch import make_learner, resolve
+
+SHIPPED = ("cartpole-ppo", "pong-ppo", "halfcheetah-ppo")
+
+SMALL = """
+[small]
+algo = "ppo"
+env_backend = "envpool"
+env_id = "CartPole-v1"
+num_envs = 4
+obs = "vector"
+rollout = 8
+minibatch = 16
+epochs = 3
+hidden = [8]
+activation = "tanh"
+shared_torso = false
+optimizer = "adam"
+learning_rate = 1e-3
+adam_eps = 1e-5
+gamma = 0.9
+gae_lambda = 0.8
+clip = 0.1
+value_coef = 0.3
+entropy_coef = 0.02
+max_grad_norm = 0.4
+warmup_seconds = 0.1
+seconds = 0.3
+
+[small.peer.other]
+threads = 2
+
+[later]
+algo = "appo"
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with a workload of a third of a second."""
+    path = tmp_path / "workloads.toml"
+    path.write_text(SMALL)
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(path))
+    monkeypatch.setattr(limits, "SECONDS", 0.02)
+    monkeypatch.setattr(measure, "has_compiler", lambda: False)  # nothing to wait for
+    return path
+
+
+@pytest.fixture
+def without_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
+
+
+def options_of(name: str) -> dict[str, Any]:
+    work = workloads.read(name)
+    return compose(work.algo, [work.layer()]).config.flat()
+
+
+def test_every_field_of_a_workload_is_in_the_configuration(small: Path):
+    table = tomllib.loads(SMALL)["small"]
+    options = options_of("small")
+    for name, field in {
+        "env.id": "env_id",
+        "env.backend": "env_backend",
+        "env.num_streams": "num_envs",
+        "unroll_steps": "rollout",
+        "minibatch_steps": "minibatch",
+        "num_epochs": "epochs",
+        "model.policy_hidden": "hidden",
+        "model.activation": "activation",
+        "model.shared_torso": "shared_torso",
+        "learning_rate": "learning_rate",
+        "adam_epsilon": "adam_eps",
+        "gamma": "gamma",
+        "gae_lambda": "gae_lambda",
+        "clip_epsilon": "clip",
+        "entropy_coef": "entropy_coef",
+        "max_grad_norm": "max_grad_norm",
+    }.items():
+        assert options[name] == table[field], name
+    assert options["value_coef"] == 0.6  # of half the squared error
+    assert options["normalize_advantage"] == "minibatch"
+    assert not options["normalize_observations"]
+    assert options["reward_normalizer"] == "none"
+    assert options["lr_schedule"] == "constant"
+    assert options["value_clip"] is options["target_kl"] is None
+
+
+def test_the_record_says_what_was_done(small: Path, capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["bench", "small", "--json", "--runtime.compile", "off"]) == 0
+    record = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert record["workload"] == "small"
+    assert record["wall_s"] >= 0.3
+    assert record["env_steps"] % 32 == 0  # whole iterations
+    assert record["env_steps_per_s"] == pytest.approx(record["env_steps"] / record["wall_s"])
+    assert record["updates"] == record["env_steps"] * 3 // 16
+    assert record["trained_samples"] == record["updates"] * 16
+    assert record["parameters"] == 2 * (4 * 8 + 8) + (8 * 2 + 2) + (8 + 1)
+    assert record["precision"] == "fp32"
+    assert record["compile_s"] == 0.0
+    parts = record["limit_us_per_env_step"]
+    assert set(parts) == {"env", "act", "update"}
+    assert record["limit_env_steps_per_s"] == pytest.approx(1e6 / sum(parts.values()))
+    spent = sum(record["us_per_env_step"].values()) * record["env_steps"] / 1e6
+    assert spent == pytest.approx(record["wall_s"], rel=0.05)
+
+
+def test_a_person_reads_sentences(small: Path, capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["bench", "small", "--runtime.compile", "off"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("small: ")
+    assert "that its bare parts allow (fp32)" in said
+    for phase in ("stepping", "acting", "learning", "other"):
+        assert phase in said
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_bare_network_is_the_trained_one(without_variable: None, name: str):
+    work = workloads.read(name)
+    env = make_vector_env(work.env_id, 2, backend=work.env_backend)
+    spaces, backend = env.spaces, env.description.backend
+    env.close()
+    config = resolve(compose(work.algo, [work.layer()]).config, spaces, backend)
+    eager = config.runtime.model_copy(update={"compile": "off"})
+    learner = make_learner(config.model_copy(update={"runtime": eager}), spaces)
+    bare = limits.BareActorCritic(work, spaces)
+    shapes = sorted(tuple(p.shape) for p in bare.parameters())
+    assert shapes == sorted(
+        tuple(x.shape)
+        for key, x in learner.publication().tensors.items()
+        if key.startswith("network/")
+    )
+    obs = limits._batch(work, spaces, 3)[0]
+    policy, value = bare(obs)
+    assert value.shape == (3,)
+    assert policy.shape[0] == 3
+
+
+@pytest.mark.parametrize("name", ["cartpole-ppo", "halfcheetah-ppo"])
+def test_the_bare_loss_is_the_trained_one(without_variable: None, name: str):
+    """With the same weights and rows: what the limit computes is PPO's loss, no part of it."""
+    work = workloads.read(name)
+    env = make_vector_env(work.env_id, 2, backend=work.env_backend)
+    spaces = env.spaces
+    env.close()
+    config = compose(work.algo, [work.layer()]).config
+    config = resolve(config, spaces, work.env_backend)
+    eager = config.runtime.model_copy(update={"compile": "off"})
+    learner = make_learner(config.model_copy(update={"runtime": eager}), spaces)
+    bare = limits.BareActorCritic(work, spaces)
+    ours = learner.network
+    with torch.no_grad():
+        for part, encoder, head in (
+            (bare.policy, ours.encoder, ours.policy_head.linear),
+            (bare.value, ours.value_encoder, ours.value_head),
+        ):
+            layers = [x for x in part if isinstance(x, torch.nn.Linear)]
+            theirs = [x for x in encoder.modules() if isinstance(x, torch.nn.Linear)]
+            for mine, other in zip(layers, [*theirs, head], strict=True):
+                mine.weight.copy_(other.weight)
+                mine.bias.copy_(other.bias)
+    torch.manual_seed(0)
+    obs, action, advantage, target, logp = limits._batch(work, spaces, 64)
+    parameters = dict(bare.named_parameters())
+    expected = limits._loss(work, bare, "fp32", parameters, (obs, action, advantage, target, logp))
+
+    from quintet.algorithms.minibatches import Rows
+
+    rows = Rows(
+        {"obs": obs}, torch.zeros(64, dtype=torch.bool), action, logp,
+        torch.zeros(64, learner.family.param_size), target, advantage, target, {},
+    )  # fmt: skip
+    learner.updates = 1
+    loss, _ = learner._loss(
+        learner.parameters, rows, torch.full((64,), 1 / 64), learner._knobs(1.0)
+    )
+    # std with Bessel's correction in theirs
+    assert loss.item() == pytest.approx(expected.item(), rel=2e-2)
+
+
+def test_only_the_schedule_is_free(small: Path):
+    layer = workloads.scheduling(["--runtime.threads", "2", "--env.streams-per-group", "2"])
+    assert layer.values == {"runtime.threads": 2, "env.streams_per_group": 2}
+    with pytest.raises(ConfigError, match=r"fixes all but .*; got num_epochs; leave it out"):
+        workloads.scheduling(["--num-epochs", "1"])
+
+
+def test_wrong_workloads_are_refused(small: Path, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(ConfigError, match=r"one of small; got 'pong-ppo'"):
+        workloads.read("pong-ppo")
+    small.write_text(SMALL.replace('optimizer = "adam"', 'optimizer = "sgd"'))
+    with pytest.raises(ConfigError, match="small can't be run: optimizer"):
+        workloads.read("small")
+    small.write_text("[small")
+    with pytest.raises(ConfigError, match=ENVIRONMENT_VARIABLE):
+        workloads.read("small")
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(small.parent / "absent.toml"))
+    with pytest.raises(ConfigError, match=r"absent\.toml"):
+        workloads.read("small")
+
+
+def test_shipped_workloads_are_those_that_are_listed(
+    without_variable: None, capsys: pytest.CaptureFixture[str]
+):
+    assert tuple(workloads.names()) == SHIPPED
+    for name in SHIPPED:
+        work = workloads.read(name)
+        assert (
+            find(work.algo).check(
+                compose(work.algo, [work.layer()]).config.learner,
+                compose(work.algo, [work.layer()]).config.model,
+                work.num_envs,
+                10**6,
+            )
+            == []
+        )
+    assert cli.main(["bench", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in SHIPPED)
+
+
+def test_an_unknown_workload_is_wrong_usage(
+    without_variable: None, capsys: pytest.CaptureFixture[str]
+):
+    assert cli.main(["bench", "cartpol"]) == 2
+    assert "one of cartpole-ppo, pong-ppo, halfcheetah-ppo" in capsys.readouterr().err
+
+
+def test_the_region_is_whole_iterations(small: Path):
+    """It begins at the end of one after the warm-up and ends at the first end that makes it long
+    enough.
+    """
+    work = workloads.read("small")
+    times = iter([0.05, 0.12, 0.2, 0.38, 0.43, 0.6])
+    watch = measure.Stopwatch.__new__(measure.Stopwatch)
+    watch.work, watch.created = work, 0.0
+    watch.first_s, watch.begin, watch.end = None, None, None
+
+    class Timer:
+        def seconds(self):
+            return {"learning": 1.0}
+
+    class Counted:
+        iteration = updates = 0
+
+    watch.timer, watch.counters, watch.learner = Timer(), Counted(), Counted()
+    patch = pytest.MonkeyPatch()
+    patch.setattr(measure.time, "perf_counter", lambda: next(times))
+    try:
+        over = []
+        while not over or not over[-1]:
+            Counted.iteration += 1
+            over.append(watch.after_iteration())
+    finally:
+        patch.undo()
+    assert watch.begin.seconds == 0.12
+    assert watch.end.seconds == 0.43
+    assert watch.end.env_steps - watch.begin.env_steps == 96
