@@ -31,8 +31,46 @@ for spaces, options in ((CONTINUOUS, {}), (MASKED, full), (HYBRID, full)):
     assert (learners[0].theta - start).abs().max() > 1e-3
     error = (learners[0].theta - learners[1].theta).abs().max().item()
     assert error <= 1e-5, error
+
+# Graphs of the same shapes, compiled without guards: each learner keeps its own options.
+apart = []
+for options in ({}, {"clip_epsilon": 0.01, "max_grad_norm": 0.05, "entropy_coef": 0.1}):
+    config = PPOConfig(minibatch_steps=16, num_epochs=2, lr_schedule="constant", **options)
+    learners = [make_learner(config, compiled=compiled) for compiled in (False, True)]
+    for learner in learners:
+        learner.update(make_rollout(seed=1), 0)
+    error = (learners[0].theta - learners[1].theta).abs().max().item()
+    assert error <= 1e-5, error
+    apart.append(learners[1].theta)
+assert (apart[0] - apart[1]).abs().max() > 1e-3
+
+# Acts: before and after the normaliser has statistics, with other weights, in every space.
+from quintet.algorithms.ppo import PPOActor
+from quintet.algorithms.setup import Compute
+from quintet.models.build import ModelConfig, resolve_model
+
+for spaces in (CONTINUOUS, MASKED, HYBRID):
+    model = resolve_model(ModelConfig(policy_hidden=(8,)), spaces)
+    config = PPOConfig(minibatch_steps=16, num_epochs=1)
+    learner = make_learner(config, spaces, model)
+    actors = [PPOActor(config, model, spaces, Compute(compile=on)) for on in (False, True)]
+    noise = actors[0].draw_noise(1, 4, torch.Generator().manual_seed(0))[0]
+    seen = []
+    for iteration in range(3):
+        batch = make_rollout(spaces, seed=iteration)
+        obs = {name: x[0] for name, x in batch.obs.items()}
+        for actor in actors:
+            actor.load(learner.publication())
+        eager, compiled = (actor.act(obs, {}, batch.is_first[0], noise) for actor in actors)
+        torch.testing.assert_close(compiled.action, eager.action, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(compiled.env_action, eager.env_action, rtol=1e-5, atol=1e-5)
+        for name, x in eager.record.items():
+            torch.testing.assert_close(compiled.record[name], x, rtol=1e-4, atol=1e-5)
+        seen.append(eager.record["value"])
+        learner.update(batch, 1000 * iteration)
+    assert (seen[0] - seen[2]).abs().max() > 1e-3
+
 from ppo_helpers import with_states
-from quintet.models.build import ModelConfig
 
 model = ModelConfig(policy_hidden=(8,), core="gru", core_size=6)
 config = PPOConfig(minibatch_steps=16, num_epochs=2, unroll_steps=16, bptt_steps=2)
