@@ -8,7 +8,7 @@ from torch import Tensor
 
 from quintet.errors import NonFiniteError
 from quintet.models.heads import PolicyHead
-from quintet.models.normalize import ObservationNormalizer
+from quintet.models.normalize import ObservationNormalizer, RewardNormalizer
 from quintet.ops import policy_losses
 from quintet.ops.distributions import (
     DiagGaussian,
@@ -177,11 +177,11 @@ def observation_metrics(normalizer: ObservationNormalizer) -> dict[str, float]:
 
 
 def clip_metrics(
-    normalizer: ObservationNormalizer, obs: Obs, r_t: Tensor, bound: float | None, use: Tensor
+    normalizer: ObservationNormalizer, obs: Obs, rewards: RewardNormalizer, r_t: Tensor, use: Tensor
 ) -> dict[str, float]:
     """Shares of what lies at its clip over the rows to `use` ``[T, B]``: of the elements of
-    normalised leaves ``[T * B, ...]`` and of normalised rewards ``[T, B]`` with their `bound`,
-    infinity where there are no statistics yet; None: there is no such clip.
+    normalised leaves ``[T * B, ...]`` and of normalised rewards ``[T, B]``; 0 before there are
+    statistics.
     """
     metrics = {}
     if normalizer.names:
@@ -189,8 +189,8 @@ def clip_metrics(
         begun = normalizer.leaf_moments(normalizer.names[0]).count > 0
         outside = (values.abs() >= normalizer.clip) & begun
         metrics["normalizer/observation_clip_frac"] = outside.float().mean().item()
-    if bound is not None:
-        outside = r_t[use].abs() >= bound
+    if rewards.clip is not None:
+        outside = (r_t[use].abs() >= rewards.clip) & (rewards.moments.count > 0)
         metrics["normalizer/reward_clip_frac"] = outside.float().mean().item()
     return metrics
 

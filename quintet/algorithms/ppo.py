@@ -37,9 +37,8 @@ from quintet.models.flat import flatten_in_place, strip_prefix, views_of
 from quintet.models.heads import action_family
 from quintet.models.normalize import (
     ObservationNormalizer,
-    RunningMoments,
+    RewardNormalizer,
     normalized_leaves,
-    scale_of,
 )
 from quintet.ops import adam, policy_losses, reduce, returns, schedules, value_losses
 from quintet.ops.distributions import Family
@@ -326,7 +325,9 @@ class PPOLearner:
         self.network = network.to(setup.device)
         self.normalizer = _normalizer(config, spaces).to(setup.device)
         self.normalizer.refresh()
-        self.reward_moments = RunningMoments(()).to(setup.device)
+        self.reward_normalizer = RewardNormalizer(
+            config.reward_normalizer, config.reward_norm_clip, config.normalizer_variance_epsilon
+        ).to(setup.device)
         self.parameters: dict[str, Tensor] = dict(sorted(self.network.named_parameters()))
         self.kernels = self.network.kernel_groups()
         self.theta = flatten_in_place([p for _, p in sorted(self.network.named_parameters())])
@@ -361,7 +362,8 @@ class PPOLearner:
         tensors = {f"network/{k}": v for k, v in self.network.state_dict().items()}
         tensors |= {f"normalizer/{k}": v for k, v in self.normalizer.state_dict().items()}
         # No actor needs them, but whoever goes on training from a saved policy does.
-        tensors |= {f"reward_moments/{k}": v for k, v in self.reward_moments.state_dict().items()}
+        moments = self.reward_normalizer.moments.state_dict()
+        tensors |= {f"reward_moments/{k}": v for k, v in moments.items()}
         return Publication(self.version, tensors)
 
     def update(self, batch: Rollout, env_steps: int) -> dict[str, float]:
@@ -393,7 +395,7 @@ class PPOLearner:
                     break
         metrics = diagnostics.batch_metrics(batch, use, estimates)
         metrics |= diagnostics.clip_metrics(
-            self.normalizer, rows.obs, estimates.reward, self._reward_bound(), use
+            self.normalizer, rows.obs, self.reward_normalizer, estimates.reward, use
         )
         metrics["optim/epochs"] = epoch + 1.0
         metrics |= diagnostics.step_means(torch.stack(stats).cpu(), begin, self.updates)
@@ -424,7 +426,7 @@ class PPOLearner:
         obs = self.normalizer({name: x.flatten(0, 1) for name, x in batch.obs.items()})
         v = self._values(batch, obs)
         v_tm1, v_t = v[:-1], v[1:]
-        r_t = self._normalize_reward(batch.reward)
+        r_t = self.reward_normalizer(batch.reward)
         ended = batch.terminated | batch.truncated
         terminal = ended if config.truncation_as_termination else batch.terminated
         discount_t = config.gamma * (~terminal).float()
@@ -476,21 +478,6 @@ class PPOLearner:
         v = v_end.new_empty(shape.numel())
         v[order] = self.network.value(rows, start, batch.is_first[:-1].flatten()[order])
         return torch.cat((v.view(shape), v_end))
-
-    def _normalize_reward(self, reward: Tensor) -> Tensor:
-        config = self.config
-        if config.reward_normalizer == "none" or self.reward_moments.count == 0:
-            return reward
-        scaled = reward * scale_of(self.reward_moments, config.normalizer_variance_epsilon)
-        bound = self._reward_bound()
-        return scaled if bound is None else scaled.clamp(-bound, bound)
-
-    def _reward_bound(self) -> float | None:
-        """Of normalised rewards: infinity before there are statistics, None where there is none."""
-        bound = self.config.reward_norm_clip
-        if self.config.reward_normalizer == "none" or bound is None or bound <= 0:
-            return None
-        return bound if self.reward_moments.count > 0 else math.inf
 
     def _minibatches(self, chunks: Chunks, use: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """One pass in fresh random order over the rows to `use`: each minibatch's rows, chunks and
@@ -689,18 +676,15 @@ class PPOLearner:
             return
         self.normalizer.merge({name: x[:-1] for name, x in batch.obs.items()}, batch.valid)
         self.normalizer.refresh()
-        if self.config.reward_normalizer == "return_std":
-            assert batch.return_carry is not None
-            self.reward_moments.merge(batch.return_carry[batch.valid])
-        elif self.config.reward_normalizer == "step_std":
-            self.reward_moments.merge(batch.reward[batch.valid])
+        self.reward_normalizer.merge(batch)
 
     def _state_metrics(self) -> dict[str, float]:
         """How wide the policy and the normalisers are."""
         metrics = diagnostics.observation_metrics(self.normalizer)
         metrics |= diagnostics.policy_metrics(self.network.policy_head)
         if self.config.reward_normalizer != "none":
-            metrics["normalizer/reward_std"] = self.reward_moments.variance.sqrt().item()
+            variance = self.reward_normalizer.moments.variance
+            metrics["normalizer/reward_std"] = variance.sqrt().item()
         return metrics
 
     def save(self) -> LearnerState:
@@ -722,7 +706,7 @@ class PPOLearner:
         self.network.load_state_dict(strip_prefix(tensors, "network"))
         self.normalizer.load_state_dict(strip_prefix(tensors, "normalizer"))
         self.normalizer.refresh()
-        self.reward_moments.load_state_dict(strip_prefix(tensors, "reward_moments"))
+        self.reward_normalizer.moments.load_state_dict(strip_prefix(tensors, "reward_moments"))
 
     def load(self, state: LearnerState) -> None:
         self._load_publication(state.tensors)

@@ -7,7 +7,7 @@ from gymnasium import spaces as gym_spaces
 from torch import Tensor, nn
 
 from quintet.spaces import observation_leaves
-from quintet.types import ACTION_MASK, Obs
+from quintet.types import ACTION_MASK, Obs, Rollout
 
 
 @final
@@ -113,3 +113,35 @@ class ObservationNormalizer(nn.Module):
         """Adds the valid rows of `obs`, leaves ``[T, B, ...]`` with `valid` ``[T, B]``."""
         for name in self.names:
             self.leaf_moments(name).merge(obs[name][valid])
+
+
+@final
+class RewardNormalizer(nn.Module):
+    """``clamp(r / sqrt(var + epsilon), -clip, clip)``; the mean is never subtracted, as that would
+    change which policy is best.
+
+    kind: what the variance is of: ``return_std`` the running discounted return (`Rollout`'s return
+    carry), ``step_std`` the reward itself, ``none``: rewards stay as they are.
+    clip: None or <= 0: no clip.
+    """
+
+    def __init__(self, kind: str, clip: float | None, epsilon: float):
+        super().__init__()
+        self.kind, self.epsilon = kind, epsilon
+        self.clip = clip if kind != "none" and clip is not None and clip > 0 else None
+        self.moments = RunningMoments(())
+
+    def forward(self, reward: Tensor) -> Tensor:
+        """Rewards of any shape; before any data they stay as they are."""
+        if self.kind == "none" or self.moments.count == 0:
+            return reward
+        scaled = reward * scale_of(self.moments, self.epsilon)
+        return scaled if self.clip is None else scaled.clamp(-self.clip, self.clip)
+
+    def merge(self, batch: Rollout) -> None:
+        """Adds the valid rows of a batch."""
+        if self.kind == "return_std":
+            assert batch.return_carry is not None
+            self.moments.merge(batch.return_carry[batch.valid])
+        elif self.kind == "step_std":
+            self.moments.merge(batch.reward[batch.valid])

@@ -101,7 +101,7 @@ def test_first_ratio_is_1(
         # Later ones must differ, or nothing was learned.
         assert iteration["policy/ratio_max_error"] > 1e-4
     # The normalisers moved between the iterations, or the test would show nothing.
-    assert learner.reward_moments.count > 0
+    assert learner.reward_normalizer.moments.count > 0
     for name in learner.normalizer.names:
         moments = learner.normalizer.leaf_moments(name)
         assert moments.count > batch.valid.sum()

@@ -333,27 +333,27 @@ def test_rewards_are_divided_by_what_earlier_iterations_saw(mode: str):
     first, second = make_rollout(seed=1), make_rollout(seed=2)
     # before any data the identity, without a clip
     assert (first.reward.abs() > 1.5).any()
-    assert torch.equal(learner._normalize_reward(first.reward), first.reward)
+    assert torch.equal(learner.reward_normalizer(first.reward), first.reward)
     learner.update(first, 0)
     source = first.return_carry if mode == "return_std" else first.reward.double()
     std = (source[first.valid].var(correction=0) + 1e-3).sqrt().float()
     expected = (second.reward / std).clamp(-1.5, 1.5)
-    torch.testing.assert_close(learner._normalize_reward(second.reward), expected)
+    torch.testing.assert_close(learner.reward_normalizer(second.reward), expected)
     learner.update(second, 0)
     both = [source[first.valid]]
     both += [
         (second.return_carry if mode == "return_std" else second.reward.double())[second.valid]
     ]
     variance = torch.cat(both).var(correction=0)
-    torch.testing.assert_close(learner.reward_moments.variance, variance)
+    torch.testing.assert_close(learner.reward_normalizer.moments.variance, variance)
 
 
 @pytest.mark.parametrize("bound", [None, 0.0, -1.0])
 def test_reward_clip_is_off(bound: float | None):
     learner = make_learner(PPOConfig(reward_norm_clip=bound))
-    learner.reward_moments.merge(torch.tensor([0.0, 2.0]))
+    learner.reward_normalizer.moments.merge(torch.tensor([0.0, 2.0]))
     reward = torch.tensor([[1e6, -1e6]])
-    torch.testing.assert_close(learner._normalize_reward(reward), reward / (1.0 + 1e-3) ** 0.5)
+    torch.testing.assert_close(learner.reward_normalizer(reward), reward / (1.0 + 1e-3) ** 0.5)
 
 
 def test_rewards_past_the_budget_reach_no_advantage_within_it():
@@ -385,4 +385,4 @@ def test_drop_without_any_ending_learns_nothing_and_goes_on():
     assert learner.updates == 0
     assert learner.version == 1
     assert torch.equal(learner.theta, before)
-    assert learner.reward_moments.count == batch.valid.sum()
+    assert learner.reward_normalizer.moments.count == batch.valid.sum()

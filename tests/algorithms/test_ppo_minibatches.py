@@ -292,7 +292,7 @@ def test_rows_past_the_budget_are_in_no_mean_and_no_normaliser():
     assert int(batch.valid.sum()) == 30
     assert metrics["data/valid_frac"] == pytest.approx(30 / 64)
     assert metrics["reward/mean"] == pytest.approx(batch.reward[batch.valid].mean().item())
-    assert learner.reward_moments.count == 30
+    assert learner.reward_normalizer.moments.count == 30
     assert learner.normalizer.leaf_moments("obs").count == 30
     # What was done past the budget, and with what probability, is nothing to learn from.
     outside = ~batch.valid
