@@ -7,7 +7,7 @@ python benchmarks/tables.py --check    exit with 1 if they are not what the reco
 import json
 import sys
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parent.parent
@@ -15,12 +15,26 @@ DOCUMENTS = (ROOT / "docs" / "benchmarks.md", ROOT / "README.md")
 
 
 class Goal(NamedTuple):
-    """What a record is held against; None: it stands there to compare with."""
+    """What a record is held against; None: nothing is asked.
+
+    at: env_steps within which the score counts, where that isn't the whole budget.
+    record: whose it is, where one record has several rows.
+    """
 
     must: float | None
     aim: float | None
     reference: str
     title: str = ""
+    at: int | None = None
+    record: str = ""
+
+
+class Ratio(NamedTuple):
+    """What a speed ratio, and the share of the limit, are held against."""
+
+    must: float
+    aim: float | None
+    of_limit: float
 
 
 TOY = "quintet.envs.toy.cartpole_without_velocities"
@@ -34,8 +48,21 @@ PPO = {
     "HalfCheetah-v4": Goal(4000, 5000, "Tianshou 5784 ± 1244 (best within the run), CleanRL 1443"),
     "Hopper-v4": Goal(2200, 2600, "Tianshou 2609, CleanRL 2383"),
     "Walker2d-v4": Goal(2800, 3500, "Tianshou 3589, CleanRL 2288"),
+    "InvertedPendulum-v4": Goal(950, None, ""),
+    "BipedalWalker-v3": Goal(250, None, ""),
+    "Pong-v5 within 3M": Goal(17, None, "", at=3_000_000, record="Pong-v5"),
+    "Pong-v5": Goal(None, 19, ""),
+    "Breakout-v5": Goal(None, None, ""),
 }
 """By the name of the record."""
+
+SPEED = {
+    "cartpole-ppo": Ratio(2.5, 3.5, 0.75),
+    "halfcheetah-ppo": Ratio(2.3, 3.0, 0.75),
+    "pong-ppo": Ratio(2.2, 2.6, 0.8),
+    "pong-ppo-fp32": Ratio(1.5, None, 0.8),
+}
+"""By the name of the record of `compare`."""
 
 
 def load(algo: str, name: str) -> dict[str, Any] | None:
@@ -50,22 +77,70 @@ def learning_table(algo: str, goals: dict[str, Goal]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for name, goal in goals.items():
-        title, record = goal.title or name, load(algo, name)
-        asked = "" if goal.must is None else f"{goal.must} / {goal.aim}"
+        title, record = goal.title or name, load(algo, goal.record or name)
+        asked = asked_of(goal.must, goal.aim)
         if record is None:
             lines.append(f"| {title} | | not yet recorded | | {asked} | | {goal.reference} |")
             continue
-        scores = [run["return_mean"] for run in record["runs"]]
-        pairs = [(run["return_mean"], run["return_std"]) for run in record["runs"]]
+        pairs = [scored(run, goal.at) for run in record["runs"]]
+        scores = [score for score, _ in pairs]
         each = ", ".join(f"{score:.1f} ± {std:.1f}" for score, std in pairs)
-        met = ""
-        if goal.must is not None and goal.aim is not None:
-            score = mean(scores)
-            met = "aim" if score >= goal.aim else "must" if score >= goal.must else "no"
-        steps, backend = record["config"]["total_env_steps"], record["config"]["env.backend"]
+        each += "" if len(pairs) > 1 else f" (seed {record['runs'][0]['seed']} only)"
+        met = met_by(mean(scores), goal.must, goal.aim)
+        steps = goal.at or record["config"]["total_env_steps"]
+        backend = record["config"]["env.backend"]
         lines.append(
             f"| {title} ({backend}) | {steps:,} | {each} | **{mean(scores):.1f}** | {asked} "
             f"| {met} | {goal.reference} |"
+        )
+    return "\n".join(lines)
+
+
+def asked_of(must: float | None, aim: float | None) -> str:
+    return (
+        "" if must is aim is None else " / ".join("" if x is None else str(x) for x in (must, aim))
+    )
+
+
+def met_by(score: float, must: float | None, aim: float | None) -> str:
+    if must is aim is None:
+        return ""
+    if aim is not None and score >= aim:
+        return "aim"
+    return "must" if must is not None and score >= must else "no"
+
+
+def scored(run: dict[str, Any], at: int | None) -> tuple[float, float]:
+    """Mean and standard deviation over the episodes of the final policy, or of an earlier one."""
+    if at is None:
+        return run["return_mean"], run["return_std"]
+    _, score, std = max(early for early in run["at"] if early[0] <= at)
+    return score, std
+
+
+def speed_table() -> str:
+    """Of what `compare --record` appended: the newest comparison of each workload."""
+    lines = [
+        "| workload | quintet | Stable-Baselines3 | ratio | must / aim | met | of its limit "
+        "| asked | precision | compiled in | commit |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, goal in SPEED.items():
+        path = ROOT / "benchmarks" / "results" / f"speed-{name}.jsonl"
+        if not path.exists():
+            lines.append(f"| {name} | not yet recorded |" + " |" * 9)
+            continue
+        runs = json.loads(path.read_text().splitlines()[-1])["runs"]
+        ours, theirs = runs["quintet"], runs["sb3"]
+        speeds = [[run["env_steps_per_s"] for run in side] for side in (ours, theirs)]
+        ratios = [a / b for a, b in zip(*speeds, strict=True)]
+        limit = median(run["env_steps_per_s"] / run["limit_env_steps_per_s"] for run in ours)
+        lines.append(
+            f"| {name} | {median(speeds[0]):,.0f} | {median(speeds[1]):,.0f} "
+            f"| **{median(ratios):.2f}x** ({min(ratios):.2f} to {max(ratios):.2f}) "
+            f"| {asked_of(goal.must, goal.aim)} | {met_by(median(ratios), goal.must, goal.aim)} "
+            f"| {limit:.2f} | {goal.of_limit} | {ours[-1]['precision']} "
+            f"| {max(run['compile_s'] for run in ours):.0f} s | {(ours[-1]['commit'] or '')[:7]} |"
         )
     return "\n".join(lines)
 
@@ -77,7 +152,7 @@ def cost_table(algo: str, goals: dict[str, Goal]) -> str:
     ]
     for name, goal in goals.items():
         record = load(algo, name)
-        if record is not None:
+        if record is not None and not goal.record:
             seconds = ", ".join(f"{run['train_s']:.0f}" for run in record["runs"])
             facts = (seconds, record["jobs"], record["cores"], record["commit"])
             lines.append(f"| {goal.title or name} | " + " | ".join(map(str, facts)) + " |")
@@ -87,6 +162,7 @@ def cost_table(algo: str, goals: dict[str, Goal]) -> str:
 TABLES = {
     "ppo-learning": lambda: learning_table("ppo", PPO),
     "ppo-cost": lambda: cost_table("ppo", PPO),
+    "ppo-speed": speed_table,
 }
 
 

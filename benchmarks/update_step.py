@@ -13,10 +13,13 @@ import numpy as np
 import torch
 from gymnasium import spaces as gym_spaces
 
-from quintet.algorithms.ppo import PPOConfig, PPOLearner, Rows
-from quintet.algorithms.setup import Setup
+from quintet.algorithms.minibatches import Rows
+from quintet.algorithms.ppo import PPOConfig, PPOLearner
+from quintet.algorithms.setup import Compute, Setup
 from quintet.models.build import ModelConfig, resolve_model
 from quintet.types import Spaces
+
+BATCH = 2048
 
 TASKS = {
     "cartpole": (4, gym_spaces.Discrete(2), 256),
@@ -26,24 +29,27 @@ TASKS = {
 
 def make_step(size: int, action: gym_spaces.Space, rows: int, compiled: bool) -> Callable[[], None]:
     spaces = Spaces(gym_spaces.Box(-np.inf, np.inf, (size,), np.float32), action)
-    setup = Setup(8, 10**6, (1, 2), torch.device("cpu"), compile=compiled)
+    setup = Setup(8, 10**6, (1, 2), torch.device("cpu"), Compute(compile=compiled))
     learner = PPOLearner(PPOConfig(), resolve_model(ModelConfig(), spaces), spaces, setup)
-    params = torch.zeros(rows, learner.family.param_size)
+    params = torch.zeros(BATCH, learner.family.param_size)
     taken = learner.family.mode(params)
     batch = Rows(
-        {"obs": torch.randn(rows, size)},
+        {"obs": torch.randn(BATCH, size)},
+        is_first=torch.zeros(BATCH, dtype=torch.bool),
         action=taken,
         logp_mu=learner.family.log_prob(params, taken),
         params_mu=params,
-        value_mu=torch.zeros(rows),
-        advantage=torch.randn(rows),
-        target=torch.randn(rows),
+        value_mu=torch.zeros(BATCH),
+        advantage=torch.randn(BATCH),
+        target=torch.randn(BATCH),
+        state={},
     )
+    index = torch.randperm(BATCH)[:rows]
     weight = torch.full((rows,), 1.0 / rows)
 
     def step() -> None:
         learner.updates += 1
-        learner.optimizer_step(batch, weight, learner._knobs(1.0))
+        learner.optimizer_step(batch, index, index, weight, learner._knobs(1.0))
 
     return step
 

@@ -258,6 +258,7 @@ class PPOActor:
         self.family = make_family(model, spaces)
         # The weights come with the first publication, so none are drawn here.
         self.network = ActorCritic(spaces, self.family, model, None, compute.precision)
+        self.network.freeze_precision()
         self.normalizer = _normalizer(config, spaces)
         self.sample = one_graph(self._sample) if compute.compile else self._sample
 

@@ -14,7 +14,7 @@ from quintet.models.custom import CustomEncoder
 from quintet.models.encoders import SMALLEST, Cnn, Leaves, Mlp, is_image
 from quintet.models.flat import strip_prefix
 from quintet.models.heads import ActionBounds, ActionStd, PolicyHead
-from quintet.models.precision import Precision, autocast
+from quintet.models.precision import Precision, autocast, cast_weights
 from quintet.ops.distributions import Family
 from quintet.spaces import action_leaves, observation_leaves
 from quintet.types import ACTION_MASK, Obs, Spaces, State, TensorSpec
@@ -319,6 +319,12 @@ class ActorCritic(nn.Module):
         with autocast(self.precision, self.value_head.weight.device):
             features: Tensor = encoder(obs)
         return features.float()
+
+    def freeze_precision(self) -> None:
+        """Readies a network that only acts: encoders of ours hold weights as they use them."""
+        for encoder in (self.encoder, self.value_encoder):
+            if isinstance(encoder, Mlp | Cnn):
+                cast_weights(encoder, self.precision)
 
     @property
     def state_specs(self) -> dict[str, TensorSpec]:

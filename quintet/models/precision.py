@@ -4,6 +4,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import torch
+from torch import nn
 
 Precision = Literal["fp32", "bf16"]
 
@@ -13,6 +14,16 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, torch.bfloat16)
+
+
+def cast_weights(module: nn.Module, precision: Precision) -> None:
+    """Holds the weights of convolutions and linear layers in the format that they are used in, for
+    a network that is not trained: the same results, and nothing is cast in every act.
+    """
+    if precision == "bf16":
+        for layer in module.modules():
+            if isinstance(layer, nn.Linear | nn.Conv2d):
+                layer.to(torch.bfloat16)
 
 
 def fast_bf16(device: torch.device) -> bool:
