@@ -20,7 +20,7 @@ from quintet.observe.timing import Phase, PhaseTimer
 from quintet.protocols import Actor, Learner
 from quintet.runtime import loop
 from quintet.runtime.serial import SerialSampling
-from quintet.types import Rollout
+from quintet.types import Rollout, Spaces
 
 _NEVER = 10**9
 
@@ -49,15 +49,15 @@ class Stopwatch:
     counters: loop.Counters
     timer: PhaseTimer
     created: float = field(default_factory=time.perf_counter)
-    first_s: float | None = None
+    first: Mapping[Phase, float] | None = None
     begin: Mark | None = None
     end: Mark | None = None
 
     def after_iteration(self, *_: object) -> bool:
         """Whether the region is over; what was learned doesn't matter."""
         now = time.perf_counter()
-        if self.first_s is None:
-            self.first_s = self.timer.seconds()["learning"]
+        if self.first is None:
+            self.first = self.timer.seconds()
         if self.begin is None:
             if now - self.created >= self.work.warmup_seconds:
                 self.begin = self._mark(now)
@@ -78,19 +78,33 @@ def run(work: Workload, options: Layer) -> dict[str, Any]:
 
     options: how the work is scheduled.
     """
+    config, spaces, record = train(work, options)
+    bare = limits.measure(work, spaces, config.runtime.compute.precision, compiled=has_compiler())
+    return record | {
+        "limit_env_steps_per_s": bare.env_steps_per_s,
+        "limit_us_per_env_step": {
+            "env": bare.env_us,
+            "act": bare.act_us,
+            "update": bare.update_us,
+        },
+        "commit": _commit(),
+    }
+
+
+def train(work: Workload, options: Layer) -> tuple[RunConfig, Spaces, dict[str, Any]]:
+    """Trains for the workload's time: the resolved configuration, the spaces, and the record
+    without its limit.
+    """
     config = compose(work.algo, [work.layer(), options]).config
     envs = make_groups(config, None)
     try:
-        config = resolve(config, envs[0].spaces, envs[0].description.backend)
+        spaces = envs[0].spaces
+        config = resolve(config, spaces, envs[0].description.backend)
         configure_torch(config.runtime)
-        watch = _train(work, config, envs)
+        return config, spaces, _record(work, config, _train(work, config, envs))
     finally:
         for env in envs:
             env.close()
-    bare = limits.measure(
-        work, envs[0].spaces, config.runtime.compute.precision, compiled=has_compiler()
-    )
-    return _record(work, config, watch, bare)
 
 
 def _train(work: Workload, config: RunConfig, envs: list[VectorEnv]) -> Stopwatch:
@@ -120,17 +134,18 @@ def _train(work: Workload, config: RunConfig, envs: list[VectorEnv]) -> Stopwatc
     return watch
 
 
-def _record(
-    work: Workload, config: RunConfig, watch: Stopwatch, bare: limits.Limits
-) -> dict[str, Any]:
-    begin, end, learner = watch.begin, watch.end, watch.learner
+def _record(work: Workload, config: RunConfig, watch: Stopwatch) -> dict[str, Any]:
+    begin, end = watch.begin, watch.end
     assert begin is not None
     assert end is not None
-    assert watch.first_s is not None
+    assert watch.first is not None
     wall_s, env_steps = end.seconds - begin.seconds, end.env_steps - begin.env_steps
     updates = end.updates - begin.updates
-    learning_s = end.phases["learning"] - begin.phases["learning"]
-    per_iteration_s = learning_s * work.num_envs * work.rollout / env_steps
+    us = {phase: (end.phases[phase] - begin.phases[phase]) / env_steps * 1e6 for phase in SHOWN}
+    # What the first iteration took beyond a later one.
+    usual_s = (us["acting"] + us["learning"]) * work.num_envs * work.rollout / 1e6
+    first_s = watch.first["acting"] + watch.first["learning"]
+    weights = watch.learner.publication().tensors
     return {
         "workload": work.name,
         "env_steps": env_steps,
@@ -138,27 +153,12 @@ def _record(
         "env_steps_per_s": env_steps / wall_s,
         "updates": updates,
         "trained_samples": updates * work.minibatch,
-        "parameters": sum(
-            x.numel()
-            for name, x in learner.publication().tensors.items()
-            if name.startswith("network/")
-        ),
+        "parameters": sum(x.numel() for k, x in weights.items() if k.startswith("network/")),
         "precision": config.runtime.precision,
-        "compile_s": max(0.0, watch.first_s - per_iteration_s)
-        if config.runtime.compile == "on"
-        else 0.0,
-        "limit_env_steps_per_s": bare.env_steps_per_s,
-        "limit_us_per_env_step": {
-            "env": bare.env_us,
-            "act": bare.act_us,
-            "update": bare.update_us,
-        },
-        "us_per_env_step": {
-            phase: (end.phases[phase] - begin.phases[phase]) / env_steps * 1e6 for phase in SHOWN
-        },
+        "compile_s": max(0.0, first_s - usual_s) if config.runtime.compile == "on" else 0.0,
+        "us_per_env_step": us,
         "threads": config.runtime.threads,
         "streams_per_group": config.env.streams_per_group,
-        "commit": _commit(),
     }
 
 

@@ -251,7 +251,7 @@ def test_the_region_is_whole_iterations(small: Path):
     times = iter([0.05, 0.12, 0.2, 0.38, 0.43, 0.6])
     watch = measure.Stopwatch.__new__(measure.Stopwatch)
     watch.work, watch.created = work, 0.0
-    watch.first_s, watch.begin, watch.end = None, None, None
+    watch.first, watch.begin, watch.end = None, None, None
 
     class Timer:
         def seconds(self):

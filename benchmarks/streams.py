@@ -1,0 +1,68 @@
+"""Cost of an env_step of PPO on CartPole by the number of streams, as a picture.
+
+    python benchmarks/streams.py
+
+Every size trains for a few seconds with 32 steps per stream and batch, 4 passes, and minibatches of
+1/8 of a batch, so that the number of optimizer steps per batch is the same and their size grows
+with the streams.  Microseconds go to benchmarks/results/speed-streams.json, the picture to
+docs/images/streams.png.
+"""
+
+import json
+import os
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from quintet.bench import measure
+from quintet.bench.workloads import Workload, read
+from quintet.config.load import Layer
+
+ROOT = Path(__file__).parent.parent
+SIZES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+PHASES = ("stepping", "acting", "learning")
+
+
+def sized(streams: int) -> Workload:
+    """cartpole-ppo with so many streams."""
+    work = read("cartpole-ppo")
+    return work.model_copy(
+        update={
+            "num_envs": streams,
+            "minibatch": streams * work.rollout // 8,
+            "warmup_seconds": 1.0,
+            "seconds": 4.0,
+        }
+    )
+
+
+def main() -> None:
+    compiled = Layer("this script", {"runtime.compile": "on"})
+    costs = {}
+    for streams in SIZES:
+        _, _, record = measure.train(sized(streams), compiled)
+        costs[streams] = record["us_per_env_step"]
+        total = sum(costs[streams].values())
+        print(f"{streams:5} streams: {total:6.2f} us per env_step", flush=True)
+    out = ROOT / "benchmarks" / "results" / "speed-streams.json"
+    out.write_text(json.dumps({"load": os.getloadavg(), "us": costs}, indent=1) + "\n")
+
+    figure = Figure(figsize=(6.0, 3.4), dpi=110, layout="constrained")
+    axes = figure.subplots()
+    styles = zip(PHASES, ("o--", "s-.", "^:"), strict=True)
+    axes.plot(SIZES, [sum(costs[n].values()) for n in SIZES], "k-", lw=2, label="all")
+    for phase, style in styles:
+        axes.plot(SIZES, [costs[n][phase] for n in SIZES], style, color="0.35", label=phase)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(SIZES, [f"{n:,}" for n in SIZES])
+    axes.set_yscale("log")
+    axes.set_xlabel("streams")
+    axes.set_ylabel("us per env_step")
+    axes.grid(True, color="0.92")
+    axes.legend(frameon=False)
+    axes.set_title("PPO on CartPole-v1", loc="left", fontsize=10, fontweight="bold")
+    figure.savefig(ROOT / "docs" / "images" / "streams.png")
+
+
+if __name__ == "__main__":
+    main()
