@@ -368,10 +368,11 @@ def _bench(arguments: list[str]) -> int:
     if {"-h", "--help"} & {*arguments}:
         print(BENCH_HELP.format(names=", ".join(workloads.names())), end="")
         return 0
-    names = [arguments[0]] if arguments and not arguments[0].startswith("-") else workloads.names()
-    rest = arguments[1:] if arguments and not arguments[0].startswith("-") else arguments
-    as_json = "--json" in rest
-    options = workloads.scheduling([word for word in rest if word != "--json"])
+    as_json = "--json" in arguments
+    rest = [word for word in arguments if word != "--json"]
+    named = rest[:1] if rest and not rest[0].startswith("-") else []
+    names = named or workloads.names()
+    options = workloads.scheduling(rest[len(named) :])
     for work in [workloads.read(name) for name in names]:
         record = measure.run(work, options)
         print(json.dumps(record) if as_json else measure.in_words(record), flush=True)

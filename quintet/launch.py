@@ -4,7 +4,6 @@ result.
 
 import os
 import pickle
-import shutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -32,7 +31,7 @@ from quintet.policy import Policy
 from quintet.protocols import Actor, Learner
 from quintet.runtime.seeds import Role, generator_seed
 from quintet.runtime.serial import SerialSampling
-from quintet.setting import worth_compiling
+from quintet.setting import has_compiler, worth_compiling
 from quintet.signals import stop_on_signals
 from quintet.trainer import OnReport, Trainer
 from quintet.types import Spaces
@@ -66,11 +65,6 @@ class SeedOutcome:
     error: str | None = None
 
 
-def has_compiler() -> bool:
-    """Whether there is a C++ compiler, which compiled updates need."""
-    return shutil.which(os.environ.get("CXX", "g++")) is not None
-
-
 def resolve(config: RunConfig, spaces: Spaces, backend: str) -> RunConfig:
     """Everything automatic replaced by what it means here."""
     model = resolve_model(config.model, spaces)
@@ -95,11 +89,13 @@ def resolve(config: RunConfig, spaces: Spaces, backend: str) -> RunConfig:
     elif compile_ == "on" and not compiler:
         raise ConfigError(
             "runtime.compile=on requires a C++ compiler, g++ is not on the PATH and CXX names "
-            "none; install one or use --runtime.compile auto, which goes on eagerly"
+            "none; install one, or begin a run of its own with --runtime.compile off (a run that "
+            "began compiled goes on so)"
         )
     precision = config.runtime.precision
     if precision == "auto":
-        fast = pictures and fast_bf16(torch.device(device))
+        # A user's own module may not bear other numbers than it was written for.
+        fast = pictures and not model.custom and fast_bf16(torch.device(device))
         precision = "bf16" if fast else "fp32"
     return config.model_copy(
         update={

@@ -25,6 +25,11 @@ millisecond, one on pictures about ten.
 """
 
 
+def has_compiler() -> bool:
+    """Whether there is a C++ compiler, which compiled acts and updates need."""
+    return shutil.which(os.environ.get("CXX", "g++")) is not None
+
+
 def worth_compiling(config: RunConfig, model: ModelConfig, spaces: Spaces, device: str) -> bool:
     """Whether a compiled update saves more time than it takes to compile, with a resolved model."""
     planned = registry.find(config.algo).planned_updates(
@@ -51,7 +56,7 @@ def setting_of(
     if env.backend != "gymnasium":
         pool = envpool_id(env.id)
         family = envpool.family_of(pool) if env.backend == "envpool" and pool else "atari"
-        auto = envpool.default_num_threads(family, group_size(config.env))
+        auto = envpool.default_num_threads(family, group_size(config.env), config.env.num_groups)
         threads = config.env.num_threads or auto
     minibatch = options.get("minibatch_steps")
     return Setting(
@@ -69,7 +74,7 @@ def setting_of(
         gpu=torch.cuda.is_available(),
         compiles=config.runtime.compile == "on",
         may_compile=worth_compiling(config, config.model, spaces, config.runtime.device),
-        compiler=shutil.which(os.environ.get("CXX", "g++")) is not None,
+        compiler=has_compiler(),
         batch_steps=plan.unroll_steps * plan.columns_per_batch,
         passes=options.get("num_epochs"),
         minibatch_steps=minibatch,

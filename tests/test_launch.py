@@ -570,6 +570,22 @@ def _compile(where: Where) -> None:
     assert resolved(**many, check_numerics=True)["runtime.compile"] == "off"
 
 
+class OwnPicture(nn.Module):
+    """Puts linear features in a float32 tensor of its own, which autocast would break."""
+
+    feature_size = 2
+
+    def __init__(self, leaves: Any):
+        super().__init__()
+        self.linear = nn.Linear(4 * 84 * 84, 2)
+
+    def forward(self, obs: dict[str, torch.Tensor]) -> torch.Tensor:
+        x = obs["obs"].flatten(1).float() / 255.0
+        out = torch.zeros(len(x), 2)
+        out[torch.arange(len(x))] = self.linear(x)
+        return out
+
+
 def _precision(where: Where) -> None:
     full = run(where.folder / "a", 64, runtime__precision="fp32")
     half = run(where.folder / "b", 64, runtime__precision="bf16")
@@ -580,6 +596,17 @@ def _precision(where: Where) -> None:
         where.monkeypatch.setattr(launch, "fast_bf16", lambda device, able=able: able)
         assert resolved(**pixels)["runtime.precision"] == precision
         assert resolved(runtime__precision="auto")["runtime.precision"] == "fp32"
+        own = {"model__encoder": "test_launch:OwnPicture", "model__policy_hidden": None}
+        assert resolved(**pixels, **own)["runtime.precision"] == "fp32"
+    # A run of before there were precisions goes on in the one that it had.
+    saved = where.folder / "a" / "config.yaml"
+    text = saved.read_text()
+    saved.write_text("\n".join(x for x in text.splitlines() if "runtime.precision" not in x))
+    assert saved.read_text() != text
+    again = load_config(
+        "ppo", [], Layer("call", {"run_dir": str(where.folder / "a"), "env.id": TOY})
+    )
+    assert again.config.runtime.precision == "fp32"
 
 
 def _interval_updates(where: Where) -> None:

@@ -111,7 +111,7 @@ def _env_s(work: Workload, cores: int) -> float:
 def _act_s(work: Workload, spaces: Spaces, precision: Precision, threads: int) -> float:
     """Seconds per env_step of the network's forward with all environments as one batch."""
     torch.set_num_threads(threads)
-    network = BareActorCritic(work, spaces)
+    network = _in_channels_last(BareActorCritic(work, spaces))
     obs = _batch(work, spaces, work.num_envs)[0]
     with torch.inference_mode(), autocast(precision, CPU):
         return _seconds_per_call(lambda: network(obs)) / work.num_envs
@@ -123,11 +123,18 @@ def _update_s(
     """Seconds per env_step of all its optimizer steps."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    network = BareActorCritic(work, spaces)
+    network = _in_channels_last(BareActorCritic(work, spaces))
     data = _batch(work, spaces, work.minibatch)
     make = _compiled_update if compiled else _eager_update
     seconds = _seconds_per_call(make(work, network, precision, data))
     return seconds * work.epochs / work.minibatch
+
+
+def _in_channels_last(network: nn.Module) -> nn.Module:
+    for parameter in network.parameters():
+        if parameter.ndim == 4:
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+    return network
 
 
 def _batch(work: Workload, spaces: Spaces, rows: int) -> tuple[Tensor, ...]:

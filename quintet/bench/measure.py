@@ -1,5 +1,6 @@
 """Trains a workload for a while and says how fast it went."""
 
+import os
 import subprocess
 import time
 from collections.abc import Mapping
@@ -15,11 +16,12 @@ from quintet.bench.workloads import Workload
 from quintet.config.load import Layer, compose
 from quintet.config.run import RunConfig
 from quintet.envs.vector import VectorEnv
-from quintet.launch import configure_torch, has_compiler, make_groups, make_learner, resolve
+from quintet.launch import configure_torch, make_groups, make_learner, resolve
 from quintet.observe.timing import Phase, PhaseTimer
 from quintet.protocols import Actor, Learner
 from quintet.runtime import loop
 from quintet.runtime.serial import SerialSampling
+from quintet.setting import has_compiler
 from quintet.types import Rollout, Spaces
 
 _NEVER = 10**9
@@ -87,6 +89,7 @@ def run(work: Workload, options: Layer) -> dict[str, Any]:
             "act": bare.act_us,
             "update": bare.update_us,
         },
+        "load_average": os.getloadavg(),
         "commit": _commit(),
     }
 
@@ -187,12 +190,24 @@ def in_words(record: dict[str, Any]) -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the source tree, if it is one."""
-    place = Path(__file__).parent
-    try:
-        said = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=place, capture_output=True, text=True, timeout=10
+    """The commit of the source tree, if this file is part of one; with -dirty, if it is not as it
+    was committed.
+    """
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", *words],
+            cwd=place.parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
         )
-    except (OSError, subprocess.TimeoutExpired):
+        return done.stdout.strip()
+
+    place = Path(__file__)
+    try:
+        git("ls-files", "--error-unmatch", place.name)
+        return git("describe", "--always", "--dirty", "--exclude", "*", "--abbrev=12")
+    except (OSError, subprocess.SubprocessError):
         return None
-    return said.stdout.strip() or None if said.returncode == 0 else None

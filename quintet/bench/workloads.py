@@ -42,7 +42,7 @@ class Workload(BaseModel):
 
     name: str
     algo: Literal["ppo"]
-    env_backend: str
+    env_backend: Literal["envpool"]
     env_id: str
     num_envs: Count
     obs: Literal["vector", "image"]

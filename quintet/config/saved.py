@@ -224,6 +224,8 @@ def read_saved(run_dir: Path) -> dict[str, Any] | None:
             f"a readable config.yaml is required in {run_dir}, it is damaged ({error}); restore "
             "it or give another --run-dir"
         ) from error
+    # Runs of before there were precisions have none.
+    saved = {"runtime.precision": "fp32"} | saved
     if "env.id" not in saved:
         raise ConfigError(
             f"a whole config.yaml is required in {run_dir}, it is incomplete (no env.id); restore "

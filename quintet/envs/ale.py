@@ -82,7 +82,7 @@ class AleVectorEnv:
         Args:
             env_id: ``"ALE/Pong-v5"`` or ``"Pong-v5"``.
             config: all of it but `stack_num` is done here.
-            num_threads: None: half of the cores, at most one per stream.
+            num_threads: None: the cores, at most one per stream.
 
         Raises:
             ConfigError: ale-py is missing, or has no such game.

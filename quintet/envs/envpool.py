@@ -173,8 +173,10 @@ def default_num_groups(family: str, cores: int | None = None) -> int:
     return 1 if family in _CHEAP_FAMILIES or (pictures and few) else 2
 
 
-def default_num_threads(family: str, num_streams: int, cores: int | None = None) -> int:
-    """Threads of one pool, by a fixed rule, so that a run's configuration says all about it.
+def default_num_threads(
+    family: str, num_streams: int, pools: int = 1, cores: int | None = None
+) -> int:
+    """Threads of each of `pools` pools; how many never changes what they compute.
 
     Cheap families get one thread. Simulators and pixels share the cores out among the pools that
     take turns, and get at most one thread per stream. On two cores with two pools of 4, 8 or 32
@@ -182,8 +184,7 @@ def default_num_threads(family: str, num_streams: int, cores: int | None = None)
     """
     if family in _CHEAP_FAMILIES:
         return 1
-    cores = cores or usable_cores()
-    return max(1, min(cores // default_num_groups(family, cores), num_streams))
+    return max(1, min((cores or usable_cores()) // pools, num_streams))
 
 
 def usable_cores() -> int:

@@ -175,11 +175,18 @@ def _make_pool(config: EnvConfig, num_streams: int, drawn: bool) -> VectorEnv:
         known = atari.AtariConfig.model_fields.keys()
         atari.read_config(config.id, {k: v for k, v in config.kwargs.items() if k in known})
     pool = EnvPoolVectorEnv(
-        name, num_streams, kwargs=config.kwargs, num_threads=config.num_threads, drawn=drawn
-    )
+        name, num_streams, kwargs=config.kwargs,
+        num_threads=_threads(config, envpool.family_of(name), num_streams), drawn=drawn,
+    )  # fmt: skip
     if config.frame_stack > 1 and pool.stacked_frames > 1:
         raise _stacked_already(config, pool.stacked_frames)
     return pool
+
+
+def _threads(config: EnvConfig, family: str, num_streams: int) -> int:
+    """Of one group's pool: the cores are shared with the pools of the other groups."""
+    pools = max(1, config.num_streams // num_streams)
+    return config.num_threads or envpool.default_num_threads(family, num_streams, pools)
 
 
 def _make_atari(
@@ -191,7 +198,8 @@ def _make_atari(
         raise _stacked_already(config, game.stack_num)
     frames: VectorEnv
     if resolve_backend(config.id, config.backend) == "ale":
-        frames = ale.AleVectorEnv(config.id, num_streams, game, config.num_threads)
+        threads = _threads(config, "atari", num_streams)
+        frames = ale.AleVectorEnv(config.id, num_streams, game, threads)
     else:
         options = {"rom": rom, "config": game, "render_mode": "rgb_array" if drawn else None}
         frames = GymnasiumVectorEnv(

@@ -14,9 +14,9 @@ def one_graph(method: Callable[P, R]) -> Callable[P, R]:
     """A bound method as one compiled graph, which is called thousands of times a second.
 
     On small networks half of such a call is not arithmetic.  Checking whether anything but the
-    tensors' shapes has changed since compiling takes as long as a quarter of it, and is left out:
-    what else the method reads of its object must stay as it is.  The kernels are called from C++,
-    not from Python.
+    tensors has changed since compiling takes a quarter of it, and is left out: what else the method
+    reads of its object, and how many rows it is given, must stay as it is.  The kernels are called
+    from C++, not from Python.
 
     Graphs belong to code objects and not to what they are bound to; as nothing tells two objects'
     graphs apart then, each call here gets a code object of its own.
@@ -31,6 +31,7 @@ def one_graph(method: Callable[P, R]) -> Callable[P, R]:
         function.__defaults__,
         function.__closure__,
     )
+    own.__kwdefaults__ = function.__kwdefaults__
     options: dict[str, Any] = {
         "guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe,
         "cpp_wrapper": True,

@@ -166,11 +166,12 @@ def test_stacking_twice_is_refused():
 
 def test_threads_follow_a_fixed_rule(monkeypatch):
     assert default_num_threads("classic_control", 64, cores=16) == 1
-    assert default_num_threads("atari", 8, cores=2) == 2  # one pool
-    assert default_num_threads("mujoco", 8, cores=2) == 1
-    assert default_num_threads("atari", 8, cores=8) == 4
+    assert default_num_threads("atari", 8, cores=2) == 2
+    assert default_num_threads("mujoco", 8, pools=2, cores=2) == 1
+    assert default_num_threads("mujoco", 8, pools=4, cores=2) == 1
+    assert default_num_threads("atari", 8, pools=2, cores=8) == 4
     assert default_num_threads("mujoco", 4, cores=64) == 4
     monkeypatch.setattr(adapter, "usable_cores", lambda: 8)
-    assert EnvPoolVectorEnv("Pong-v5", 8).num_threads == 4
+    assert EnvPoolVectorEnv("Pong-v5", 16).num_threads == 8
     assert EnvPoolVectorEnv("Pong-v5", 8, num_threads=3).num_threads == 3
     assert EnvPoolVectorEnv("CartPole-v1", 8).num_threads == 1

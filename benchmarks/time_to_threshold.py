@@ -1,0 +1,126 @@
+"""Seconds until training reaches a return, beside Stable-Baselines3 with its zoo's settings.
+
+    python benchmarks/time_to_threshold.py --peer-python PATH [TASK ...] [--repeats 3]
+
+Both sides in turns, each run a process of its own; the clock starts when the process does, so
+imports and compilation count.  Reached is a return when the mean of the last 100 training episodes
+is at least that.  The peer's Python needs stable-baselines3 and gymnasium with box2d, mujoco and
+atari (benchmarks/peer_sb3_zoo.py).  Results go to benchmarks/results/time-to-threshold.json.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+HERE = Path(__file__).parent
+EPISODES = 100
+
+
+class Task(NamedTuple):
+    """env: quintet's id, trained with its preset; threshold: return to reach."""
+
+    env: str
+    threshold: float
+
+
+TASKS = {
+    "CartPole": Task("CartPole-v1", 475),
+    "LunarLander": Task("LunarLander-v3", 200),
+    "HalfCheetah": Task("HalfCheetah-v4", 3000),
+    "Pong": Task("Pong-v5", 0),
+}
+
+
+def train(task: Task, seed: int) -> None:
+    """Trains until the threshold and says when that was."""
+    import quintet
+
+    episodes: deque[tuple[int, float]] = deque()
+    reached_at: list[float] = []
+
+    def reached(report: dict[str, float]) -> bool:
+        if "episode/count" in report:
+            episodes.append((int(report["episode/count"]), report["episode/return_mean"]))
+        while (
+            sum(count for count, _ in episodes) - episodes[0][0] >= EPISODES if episodes else False
+        ):
+            episodes.popleft()
+        count = sum(count for count, _ in episodes)
+        if count < EPISODES:
+            return False
+        over = sum(count * mean for count, mean in episodes) / count >= task.threshold
+        if over:
+            reached_at.append(time.time())  # the checkpoint that follows is no training
+        return over
+
+    with TemporaryDirectory() as folder:
+        result = quintet.train(
+            "ppo",
+            task.env,
+            seed=seed,
+            run_dir=Path(folder) / "run",
+            config={
+                "eval.episodes": 0,
+                "report.interval_s": 0.25,
+                "report.progress": False,
+                "report.sinks": ["jsonl"],
+            },
+            on_report=reached,
+        )
+    said = {"reached": result.status == "stopped", "at": reached_at[-1] if reached_at else 0.0}
+    print(json.dumps(said | {"env_steps": int(result.metrics["env_steps"])}))
+
+
+def measure(command: list[str | Path]) -> dict[str, Any]:
+    """Seconds from the start of the process to the threshold, and env_steps until then."""
+    begin = time.time()
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    said = json.loads(done.stdout.strip().splitlines()[-1])
+    return {
+        "reached": said["reached"],
+        "seconds": round(said["at"] - begin, 1),
+        "env_steps": said["env_steps"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("tasks", nargs="*", metavar="TASK")
+    parser.add_argument("--peer-python", type=Path, help="that has stable-baselines3")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--one", type=int, metavar="SEED", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one is not None:
+        train(TASKS[args.tasks[0]], args.one)
+        return
+    out = HERE / "results" / "time-to-threshold.json"
+    results = json.loads(out.read_text()) if out.exists() else {}
+    for name in args.tasks or TASKS:
+        threshold = TASKS[name].threshold
+        sides: dict[str, list[dict[str, Any]]] = {"quintet": [], "sb3": []}
+        for seed in range(1, args.repeats + 1):
+            mine = [sys.executable, __file__, name, "--one", str(seed)]
+            peer = HERE / "peer_sb3_zoo.py"
+            theirs = [args.peer_python, peer, name, str(threshold), str(seed)]
+            for side, command in (("quintet", mine), ("sb3", theirs)):
+                sides[side].append(measure(command))
+                print(name, side, seed, sides[side][-1], flush=True)
+        commit = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=7"],
+            capture_output=True, text=True, check=False,
+        ).stdout.strip()  # fmt: skip
+        results[name] = {
+            "threshold": threshold, "commit": commit, "load": os.getloadavg(), **sides,
+        }  # fmt: skip
+        out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
