@@ -41,6 +41,8 @@ def train_one(
         name, _, value = option.partition("=")
         config[name] = json.loads(value) if value[:1] in '0123456789-[{"' else value
     result = quintet.train(algo, env, seed=seed, run_dir=run_dir, config=config)
+    if result.status != "finished":
+        sys.exit(f"stopped at {result.metrics.get('env_steps', 0):,.0f} env_steps: no record")
     train_s = time.monotonic() - begin
     scores = quintet.evaluate(result.policy, episodes=100, seed=10_000)
     resolved = flatten(read_file(run_dir / "config.yaml"), options(algo))

@@ -1,17 +1,202 @@
-"""What the documents claim: tables are those of the records, links and commands exist."""
+"""What the documents claim: tables are those of the records, links, commands and options exist,
+code runs.
+"""
 
 import re
+import shlex
 import subprocess
 import sys
+from functools import wraps
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import yaml
 
-from quintet.cli import COMMANDS
-from quintet.config.load import options
+import quintet
+from quintet.algorithms import ppo
+from quintet.bench import workloads
+from quintet.cli import COMMANDS, main
+from quintet.config.command import parse
+from quintet.config.load import compose, options, preset_layers
+from quintet.envs.atari import AtariConfig
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md"))]
+QUOTED = DOCS / "adding-a-learner.md"
+"""Its code is a test's, and runs there."""
+
+NO_OPTIONS = {"config", "seeds", "jobs", "env", "total_steps", "x", "metric", "kind", "video"}
+"""Flags of commands that are no options of a run."""
+
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+NOT_RUN = re.compile(r"<!-- not run: .+ -->\n$")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """Fenced blocks of a language that are not marked ``<!-- not run: why -->``."""
+    return [
+        found[2]
+        for found in FENCE.finditer(text)
+        if found[1] == language and not NOT_RUN.search(text[: found.start()])
+    ]
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words of every ``quintet`` command in blocks without a language."""
+    lines = "\n".join(blocks(text, "")).replace("\\\n", " ").splitlines()
+    return [
+        shlex.split(line, comments=True)[1:] for line in lines if re.match(r"\s*quintet ", line)
+    ]
+
+
+def check_command(words: list[str]) -> None:
+    """Parses a command as the command line does; nothing is trained, played or drawn."""
+    command, *rest = words
+    assert command in COMMANDS, words
+    if command in ("train", "config"):
+        if "--help" in rest:
+            return
+        asked = parse(command, rest)
+        given = {
+            name: x for layer in (*asked.files, asked.options) for name, x in layer.values.items()
+        }
+        preset = preset_layers(
+            asked.algo, given.get("env.id"), given.get("preset", "auto"), lambda: "vector_discrete"
+        )
+        compose(asked.algo, [*preset, *asked.files, asked.options], check_env=False)
+    elif command == "bench":
+        if rest and not rest[0].startswith("-"):
+            workloads.read(rest.pop(0))
+        workloads.scheduling([word for word in rest if word != "--json"])
+    elif command == "envs":
+        assert len(rest) <= 1, words
+    else:  # wrong options end by SystemExit; a run that isn't there is an error of another kind
+        assert main(words) == 1, words
+
+
+def written_files(text: str, folder: Path) -> None:
+    """Writes YAML blocks that begin with their name."""
+    for block in blocks(text, "yaml"):
+        name = re.match(r"# (\S+\.yaml)\n", block)
+        assert name, f"a YAML block must begin with its name: {block}"
+        (folder / name[1]).write_text(block)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_and_their_options_exist(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    text = path.read_text()
+    written_files(text, tmp_path)
+    for words in commands(text):
+        check_command(words)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train ppo --env CartPole-v1 --learning-rat 1",
+        "train ppo --env CartPole-v1 --minibatch-steps 100",
+        "train dqn --env CartPole-v1",
+        "eval runs/x --episode 3",
+        "plot runs/x --out a.png --kind pies",
+        "bench chess",
+        "fly",
+    ],
+)
+def test_the_check_of_commands_can_fail(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((AssertionError, SystemExit, quintet.errors.QuintetError)):
+        check_command(line.split())
+
+
+@pytest.mark.parametrize(
+    "path",
+    [p for p in DOCUMENTS if p != QUOTED and blocks(p.read_text(), "python")],
+    ids=lambda path: path.name,
+)
+def test_code_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Block after block, as a reader would paste them, with budgets cut down."""
+    train, evaluate = quintet.train, quintet.evaluate
+
+    @wraps(train)
+    def trains(algo: str, env: Any, total_steps: int = 2048, *args: Any, **given: Any) -> Any:
+        few = {"eval.episodes": 1, "report.progress": False, "num_epochs": 1}
+        config = {**few, **(given.pop("config", None) or {})}
+        return train(algo, env, min(total_steps, 2048), *args, config=config, **given)
+
+    @wraps(evaluate)
+    def evaluates(*args: Any, episodes: int = 3, **given: Any) -> Any:
+        return evaluate(*args, episodes=min(episodes, 3), **given)
+
+    monkeypatch.setattr(quintet, "train", trains)
+    monkeypatch.setattr(quintet, "evaluate", evaluates)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "a_document"}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # two that wait for each other on a busy machine take minutes
+    try:
+        for block in blocks(path.read_text(), "python"):
+            exec(compile(block, path.name, "exec"), names)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_every_block_is_of_a_known_language():
+    for path in DOCUMENTS:
+        known = {"", "python", "yaml"}
+        assert {found[1] for found in FENCE.finditer(path.read_text())} <= known, path.name
+
+
+def test_options_named_in_prose_exist():
+    known = set(options("ppo")) | {f"env.kwargs.{name}" for name in AtariConfig.model_fields}
+    parts = "env|runtime|model|checkpoint|eval|report"
+    for path in (DOCS / "quick-start.md", DOCS / "environments.md", DOCS / "ppo.md"):
+        text = path.read_text()
+        named = set(re.findall(rf"`((?:{parts})\.[a-z_]+)[ =`]", text))
+        assert named <= known, path.name
+        flags = {flag.replace("-", "_") for flag in re.findall(r"`--([a-z][\w.-]*)[ =`]", text)}
+        assert flags <= known | NO_OPTIONS, path.name
+
+
+def defaults_of(text: str) -> dict[str, Any]:
+    """``| `name` | default |`` rows."""
+    rows = re.findall(r"^\| `(\w+)` \| (\S+) \|", text, re.M)
+    return {name: None if default == "none" else yaml.safe_load(default) for name, default in rows}
+
+
+def same(written: Any, default: Any) -> bool:
+    """YAML takes 3e-4 for a word."""
+    return (float(written) if isinstance(default, float) else written) == default
+
+
+def test_every_option_of_ppo_is_documented_with_its_default():
+    written = defaults_of((DOCS / "ppo.md").read_text())
+    fields = ppo.PPOConfig.model_fields
+    assert written.keys() == fields.keys()
+    for name, info in fields.items():
+        assert same(written[name], info.default), name
+
+
+def test_every_departure_of_ppo_is_documented():
+    text = (DOCS / "ppo.md").read_text()
+    listed = re.findall(r"^ (\d)\. (\w+ \w+)", ppo.__doc__ or "", re.M)
+    headings = re.findall(r"^### (\d)\. (\w+ \w+)", text, re.M)
+    assert len(listed) == 8
+    assert [number for number, _ in headings] == [number for number, _ in listed]
+    for preset in ("clip", "kl_penalty", "tf_agents_base", "vector_discrete", "pixels", "atari"):
+        assert preset_layers("ppo", None, preset)
+        assert f"`{preset}`" in text
+
+
+def test_atari_options_are_documented_with_their_defaults():
+    written = defaults_of((DOCS / "environments.md").read_text())
+    fields = AtariConfig.model_fields
+    assert written == {name: info.default for name, info in fields.items()}
 
 
 def test_tables_are_what_the_records_say():
@@ -22,26 +207,22 @@ def test_tables_are_what_the_records_say():
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_somewhere(path: Path):
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text()):
-        if not target.startswith("http"):
-            assert (path.parent / target).exists(), target
-
-
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_commands_and_their_options_exist(path: Path):
-    known = {f"--{name.replace('_', '-')}" for name in options("ppo")}
-    known |= {"--env", "--total-steps", "--out", "--config", "--help", "--episodes", "--seeds"}
-    for line in re.findall(r"^\s*quintet ([^#\n]*)", path.read_text(), re.M):
-        words = line.split()
-        assert words[0] in COMMANDS, line
-        assert {word for word in words if word.startswith("--")} <= known, line
+    for target, heading in re.findall(r"\]\(([^)#]*)(#[^)]*)?\)", path.read_text()):
+        if target.startswith("http"):
+            continue
+        place = path.parent / target if target else path
+        assert place.exists(), target
+        if heading:
+            titles = re.findall(r"^#+ (.*)$", place.read_text(), re.M)
+            anchors = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+            assert heading[1:] in anchors, heading
 
 
 def test_the_table_check_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     import tables
 
-    text = (ROOT / "docs" / "benchmarks.md").read_text()
+    text = (DOCS / "benchmarks.md").read_text()
     assert tables.rendered(text) == text
     assert tables.rendered(text.replace("| Acrobot-v1 (envpool) |", "| Pong |")) == text
     assert "| Pong |" not in text
@@ -49,8 +230,7 @@ def test_the_table_check_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_the_sixth_learner_is_quoted_as_it_stands_and_is_short():
     source = (ROOT / "tests" / "algorithms" / "test_a2c.py").read_text()
-    text = (ROOT / "docs" / "adding-a-learner.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", text, re.S)
-    assert len(blocks) >= 3
-    assert all(block in source for block in blocks)
+    quoted = blocks(QUOTED.read_text(), "python")
+    assert len(quoted) >= 3
+    assert all(block in source for block in quoted)
     assert len(source.splitlines()) < 200
