@@ -1,6 +1,7 @@
 """Plays whole episodes with a policy and says how they went."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
@@ -26,6 +27,7 @@ from quintet.envs.vector import (
     check_finite,
 )
 from quintet.errors import ConfigError
+from quintet.models.build import ModelConfig, uses_pictures
 from quintet.observe.video import VideoWriter, check_video
 from quintet.policy import Policy
 
@@ -130,11 +132,26 @@ def evaluate(
     try:
         _check_spaces(policy, vector)
         how = _How(episodes, seed, deterministic, stop)
-        film = None if path is None else _film(policy, config, source, how, path)
-        returns, lengths = _play(policy, vector, how)
+        with _suited_threads(policy):
+            film = None if path is None else _film(policy, config, source, how, path)
+            returns, lengths = _play(policy, vector, how)
         return Scores(returns, lengths, vector.description, film)
     finally:
         vector.close()
+
+
+@contextmanager
+def _suited_threads(policy: Policy) -> Iterator[None]:
+    """One thread of PyTorch's for a small network: waiting for a second one takes longer than its
+    share of the work, and ten times as long where the cores are busy.
+    """
+    before = torch.get_num_threads()
+    if not uses_pictures(ModelConfig(**policy.description["model"]), policy.spaces):
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @final

@@ -4,6 +4,7 @@ import gymnasium
 import imageio_ffmpeg
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
 import quintet
@@ -194,6 +195,18 @@ def test_stop_ends_with_the_episodes_there_are(policy):
     calls = iter([False] * 5)
     scores = quintet.evaluate(policy, Numbered, 10, seed=10_000, stop=lambda: next(calls, True))
     assert scores.lengths.tolist() == [1, 2, 3, 4, 5]
+
+
+def test_a_small_network_acts_on_one_thread(policy):
+    before = torch.get_num_threads()
+    seen = []
+    torch.set_num_threads(2)
+    try:
+        quintet.evaluate(policy, episodes=2, stop=lambda: seen.append(torch.get_num_threads()))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {1}
 
 
 def test_acting_does_not_change_the_policy(bandit):
