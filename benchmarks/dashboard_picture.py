@@ -14,7 +14,7 @@ from rich.console import Console, Group
 import quintet
 from quintet import trainer
 from quintet.observe.dashboard import View, layout
-from quintet.observe.progress import Pace
+from quintet.observe.progress import Begin, Pace
 
 COLUMNS, ROWS = 104, 30
 SHARE = 0.6  # of the budget, when the picture is taken
@@ -44,10 +44,10 @@ def main(out: Path) -> None:
     out.unlink(missing_ok=True)
 
     def make_camera(
-        total: int, title: str, _: TextIO, *, folder: str, start_env_steps: int, setting: Any
+        total: int, title: str, _: TextIO, *, folder: str, begin: Begin, setting: Any
     ) -> Camera:
         shown = folder.partition("/runs/")[2]  # not where this machine keeps temporary files
-        view = View(title, f"runs/{shown}", Pace(total, start_env_steps), setting)
+        view = View(title, f"runs/{shown}", Pace(total, begin.env_steps), setting)
         return Camera(view, out)
 
     trainer.make_progress = make_camera

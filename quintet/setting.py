@@ -11,8 +11,9 @@ import torch
 from quintet.algorithms import registry
 from quintet.config.run import RunConfig
 from quintet.envs import envpool
+from quintet.envs.given import EnvSource
 from quintet.envs.ids import envpool_id
-from quintet.envs.make import group_size
+from quintet.envs.make import group_size, source_kind
 from quintet.envs.vector import EnvDescription
 from quintet.models.build import ModelConfig, uses_pictures
 from quintet.observe.limits import Setting
@@ -44,9 +45,17 @@ def worth_compiling(config: RunConfig, model: ModelConfig, spaces: Spaces, devic
 
 
 def setting_of(
-    config: RunConfig, plan: DataPlan, spaces: Spaces, env: EnvDescription, callback: bool
+    config: RunConfig,
+    plan: DataPlan,
+    spaces: Spaces,
+    env: EnvDescription,
+    source: EnvSource | None,
+    callback: bool,
 ) -> Setting:
-    """Of a resolved configuration on this machine; callback: reports go to the user's code."""
+    """Of a resolved configuration on this machine.
+
+    source: where environments come from if not from an id; callback: reports go to the user's code.
+    """
     options = config.flat()
     pictures = uses_pictures(config.model, spaces)
     known: Literal["has it", "lacks it", "absent"] = "absent"
@@ -58,9 +67,10 @@ def setting_of(
         family = envpool.family_of(pool) if env.backend == "envpool" and pool else "atari"
         auto = envpool.default_num_threads(family, group_size(config.env), config.env.num_groups)
         threads = config.env.num_threads or auto
-    minibatch = options.get("minibatch_steps")
     return Setting(
         env=env.id,
+        source=source_kind(config.env, source),
+        single_only=config.env.mask_from_info,
         backend=env.backend,
         envpool=known,
         num_streams=config.env.num_streams,
@@ -77,8 +87,10 @@ def setting_of(
         compiler=has_compiler(),
         batch_steps=plan.unroll_steps * plan.columns_per_batch,
         passes=options.get("num_epochs"),
-        minibatch_steps=minibatch,
+        minibatch_steps=options.get("minibatch_steps"),
+        chunk_steps=1 if config.model.core == "none" else options.get("bptt_steps", 1),
         eval_episodes=config.eval.episodes,
         report_interval_s=config.report.interval_s,
+        sinks=bool(config.report.sinks),
         callback=callback,
     )

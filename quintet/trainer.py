@@ -23,7 +23,7 @@ from quintet.envs.vector import EnvDescription
 from quintet.errors import CheckpointError, ConfigError, QuintetError
 from quintet.evaluation import evaluate
 from quintet.observe.metrics import EpisodeStats
-from quintet.observe.progress import make_progress
+from quintet.observe.progress import Begin, make_progress
 from quintet.observe.sinks import Reporter, open_sinks, read_metrics
 from quintet.observe.timing import Phase, PhaseTimer
 from quintet.policy import POLICY, Policy, describe, misfit
@@ -68,7 +68,9 @@ class Trainer:
         self.last_report: dict[str, float] = {}
         self.stop_requested = False
         self.reporter = Reporter(())
-        self.setting = setting_of(config, learner.plan, spaces, env, on_report is not None)
+        self.setting = setting_of(
+            config, learner.plan, spaces, env, make_env, on_report is not None
+        )
         batch = learner.plan.unroll_steps * learner.plan.columns_per_batch
         self.iterations = -(-config.total_env_steps // batch)
         self.interval = config.checkpoint.interval(self.iterations, batch / config.env.num_streams)
@@ -164,7 +166,7 @@ class Trainer:
             f"{self.config.algo} on {self.env.id} ({self.env.backend})",
             sys.stdout if self.config.report.progress else io.StringIO(),
             folder=str(self.run_dir),
-            start_env_steps=self.counters.env_steps,
+            begin=Begin(self.counters.env_steps, self.best),
             setting=self.setting,
         )
         for note in notes:
@@ -279,6 +281,9 @@ class Trainer:
         return status
 
     def _phase_begins(self, phase: Phase) -> None:
+        """Says why it takes long; graphs are compiled when they are first called."""
+        if phase == "acting" and self.setting.compiles:
+            self.progress.stage("compiling acts (up to a minute), then collecting")
         if phase == "learning":
             compiles = ", which compiles it: up to a minute" if self.setting.compiles else ""
             self.progress.stage(f"first update{compiles}")

@@ -288,6 +288,59 @@ def test_best_is_the_highest_score_also_over_a_resume(tmp_path, monkeypatch):
     assert all(seed >= 20_000 for seed in seeds)
 
 
+class Recorder:
+    """A progress that keeps what it is told."""
+
+    def __init__(self, total: int, title: str, stream: Any, *, begin: Any, **_: Any) -> None:
+        self.begin, self.stages = begin, []
+        self.stage = self.stages.append
+        self.update = self.say = self.close = lambda *_: None
+
+
+def recorders(monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:
+    """The progress of every run from here on."""
+    made: list[Recorder] = []
+
+    def make_progress(*args: Any, **options: Any) -> Recorder:
+        made.append(Recorder(*args, **options))
+        return made[-1]
+
+    monkeypatch.setattr(trainer, "make_progress", make_progress)
+    return made
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_stages_say_when_it_compiles(tmp_path, monkeypatch, compiles):
+    made, known = recorders(monkeypatch), trainer.setting_of
+    monkeypatch.setattr(
+        trainer, "setting_of", lambda *given: dataclasses.replace(known(*given), compiles=compiles)
+    )
+    run(tmp_path, total=64 * 3)
+    assert made[0].stages == (
+        [
+            "collecting the first 64",
+            "compiling acts (up to a minute), then collecting",
+            "first update, which compiles it: up to a minute",
+        ]
+        if compiles
+        else ["collecting the first 64", "first update"]
+    )
+
+
+def test_a_resumed_run_shows_its_best_from_the_start(tmp_path, monkeypatch):
+    made = recorders(monkeypatch)
+    monkeypatch.setattr(
+        trainer,
+        "evaluate",
+        lambda policy, env, episodes, *_, **__: Scores(
+            np.full(episodes, -7.0), np.ones(episodes, np.int64), None
+        ),
+    )
+    run(tmp_path, eval__episodes=2)
+    run(tmp_path, total=2 * TOTAL, eval__episodes=2)
+    assert [(each.begin.env_steps, each.begin.best) for each in made] == [(0, None), (TOTAL, -7.0)]
+
+
 class NothingAllowed(gymnasium.Env):
     """Its mask allows nothing from step 20 on."""
 

@@ -4,7 +4,7 @@ import difflib
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 from gymnasium.vector import VectorEnv as ForeignVectorEnv
@@ -137,6 +137,20 @@ def group_size(config: EnvConfig) -> int:
         elif backend == "envpool" and pool is not None:
             groups = envpool.default_num_groups(envpool.family_of(pool))
     return config.num_streams // (groups if config.num_streams % groups == 0 else 1)
+
+
+def source_kind(
+    config: EnvConfig, source: EnvSource | None
+) -> Literal["id", "maker", "group maker", "vector environment"]:
+    """What environments come from: an id that a backend knows, what makes single ones, what makes
+    groups of them (it has a parameter ``num_envs``), or a vector environment itself.
+    """
+    if isinstance(source, ForeignVectorEnv):
+        return "vector environment"
+    if source is None and ":" not in config.id:
+        return "id"
+    maker = source if source is not None else _find_maker(config.id)
+    return "group maker" if makes_groups(maker) else "maker"
 
 
 def _make_base(

@@ -81,7 +81,8 @@ class View:
             self.curve.add(self.pace.done, recent_return)
         if "eval/return_mean" in report:
             self.evaluation = report["eval/return_mean"]
-            self.best = max(self.evaluation, self.best or float("-inf"))
+            if self.best is None or self.evaluation > self.best:
+                self.best = self.evaluation
 
 
 @final
@@ -93,7 +94,6 @@ class TerminalProgress:
         self._console = Console(file=cast(TextIO, QuietStream(stream)))
         self._own = stream is sys.stdout
         self._next_draw = float("-inf")
-        self._pending = False
         self._width = self._console.width
         self._live = self._begin()
         self._draw()

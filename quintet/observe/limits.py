@@ -18,17 +18,25 @@ _BALANCED = 0.4  # below, halving the largest part makes the run less than a qua
 class Setting:
     """What the speed of a run depends on: of its resolved configuration and of its machine.
 
+    source: what environments come from: an id; a maker of single ones; a maker of groups, which are
+        vector environments; a vector environment that was given, whose size is the run's.
+    single_only: they must be single ones of Gymnasium, as masks from their info are.
     env_threads: of each pool of environments in C++; 1 where environments are stepped in Python.
     auto_env_threads: what it would be if it were left out.
     envpool: whether EnvPool has the environment under this id; absent: EnvPool isn't installed.
     large_network: large enough to be worth threads and a GPU (pictures).
-    compiles: the update is compiled; may_compile: it would be worth it; compiler: there is one.
+    compiles: acts and updates are compiled; may_compile: it would be worth it; compiler: there is
+        one.
     gpu: PyTorch sees one.
     passes, minibatch_steps: over and of a batch of `batch_steps` env_steps, where the learner makes
         several; None: it has no such option, or the minibatch is the batch.
+    chunk_steps: steps that a minibatch keeps together, so its size is a multiple of them.
+    sinks: reports are written anywhere; callback: they go to the user's code.
     """
 
     env: str
+    source: Literal["id", "maker", "group maker", "vector environment"] = "id"
+    single_only: bool = False
     backend: str
     envpool: Literal["has it", "lacks it", "absent"]
     num_streams: int
@@ -46,8 +54,10 @@ class Setting:
     batch_steps: int
     passes: int | None = None
     minibatch_steps: int | None = None
+    chunk_steps: int = 1
     eval_episodes: int = 0
     report_interval_s: float = 1.0
+    sinks: bool = False
     callback: bool = False
 
 
@@ -55,16 +65,17 @@ def limit(shares: Mapping[Phase, float], setting: Setting, *, starting: bool = F
     """Where most of the time goes and what would change that, never what the run does already.
 
     shares: of the time, by phase, summing to 1.
-    starting: they include the first update, which is when compilation takes place.
+    starting: they include the first acts and the first update, which are compiled then.
     """
     if not shares:
         return ""
     first = max(shares, key=lambda phase: shares[phase])
     percent = f"{100 * shares[first]:.0f}%"
-    if starting and first == "learning" and setting.compiles:
+    compiling = shares.get("acting", 0.0) + shares.get("learning", 0.0)
+    if starting and setting.compiles and compiling >= shares[first]:
         return (
-            f"Compiling the update took most of the time so far ({percent} learning): once at "
-            "every start, so that all later updates are faster."
+            f"Compiling took most of the time so far ({100 * compiling:.0f}% acting and learning): "
+            "once at every start, so that all later acts and updates are faster."
         )
     if starting and first == "other":
         return f"Starting took most of the time so far ({percent}): files and libraries are opened."
@@ -102,10 +113,12 @@ def _told(phase: Phase, percent: str, setting: Setting) -> str:
 
 def _stepping(setting: Setting) -> list[str]:
     if setting.backend == "gymnasium":
+        if setting.single_only or setting.source in ("group maker", "vector environment"):
+            return ["a faster step() of it"]
+        if setting.source == "maker":
+            return ["a faster step() of it, or a function that makes a vector environment of it,"]
         if setting.envpool == "has it":
             return ["the same id in C++ (--env.backend envpool)"]
-        if ":" in setting.env:
-            return ["a faster step() of it, or a function that makes a vector environment of it,"]
         if setting.envpool == "absent":
             return ["EnvPool, if it has this id in C++ (see quintet envs)"]
         return [f"a faster backend, if there is one (quintet envs {setting.env.split('-')[0]}),"]
@@ -117,25 +130,19 @@ def _stepping(setting: Setting) -> list[str]:
 
 
 def _acting(setting: Setting) -> list[str]:
-    advice = _threads(setting)
+    advice = [*_compiling(setting), *_threads(setting)]
     if setting.num_groups > 1:
         advice.append(f"one group (--env.streams-per-group {setting.num_streams})")
     return [*advice, _more_streams(setting)]
 
 
 def _learning(setting: Setting) -> list[str]:
-    advice = []
-    if setting.may_compile and not setting.compiles:
-        advice.append(
-            "compiling it (--runtime.compile on)"
-            if setting.compiler
-            else "a C++ compiler (g++), which --runtime.compile needs,"
-        )
+    advice = _compiling(setting)
     if setting.passes is not None and setting.passes > 1:
         advice.append(f"fewer passes than {setting.passes} (--num-epochs)")
     if setting.minibatch_steps is not None and setting.minibatch_steps < setting.batch_steps:
-        wider = min(2 * setting.minibatch_steps, setting.batch_steps)
-        advice.append(f"larger minibatches (--minibatch-steps {wider})")
+        larger = _larger_minibatch(setting.minibatch_steps, setting)
+        advice.append(f"larger minibatches (--minibatch-steps {larger})")
     if setting.large_network and setting.device == "cpu":
         advice.append("the GPU (--runtime.device cuda)" if setting.gpu else "a GPU")
     return [*advice, *_threads(setting, learning=True)]
@@ -151,7 +158,7 @@ def _other(setting: Setting) -> list[str]:
     if setting.report_interval_s < 1:
         now = f"{setting.report_interval_s:g}"
         advice.append(f"fewer reports (--report.interval-s 1, it is {now})")
-    return advice or ["fewer --report.sinks"]
+    return advice or (["fewer --report.sinks"] if setting.sinks else [])
 
 
 _ADVICE = {
@@ -165,6 +172,14 @@ _ADVICE = {
 }
 
 
+def _compiling(setting: Setting) -> list[str]:
+    if not setting.may_compile or setting.compiles:
+        return []
+    if not setting.compiler:
+        return ["a C++ compiler (g++), which --runtime.compile needs,"]
+    return ["compiling it (--runtime.compile on)"]
+
+
 def _threads(setting: Setting, learning: bool = False) -> list[str]:
     """More of PyTorch's threads; small networks are slower with a second one."""
     on_cpu = setting.device == "cpu" or not learning  # acting is always on the CPU
@@ -175,7 +190,20 @@ def _threads(setting: Setting, learning: bool = False) -> list[str]:
 
 def _more_streams(setting: Setting) -> str:
     """A call has a fixed cost, which more streams share."""
-    return f"more streams (--env.num-streams {2 * setting.num_streams})"
+    streams = 2 * setting.num_streams
+    if setting.source == "vector environment":  # what it says of its size can't be changed
+        return f"more streams (a vector environment of {streams})"
+    return f"more streams (--env.num-streams {streams})"
+
+
+def _larger_minibatch(steps: int, setting: Setting) -> int:
+    """About twice as large, and such that the batch is divided in whole minibatches of whole
+    chunks.
+    """
+    batch, chunk = setting.batch_steps, setting.chunk_steps
+    half_as_many = (-(-batch // steps) + 1) // 2
+    fitting = (n for n in range(half_as_many, 0, -1) if batch % n == 0 and batch // n % chunk == 0)
+    return batch // next(fitting, 1)
 
 
 def _count(number: int, noun: str) -> str:

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Protocol, TextIO, final
 
 from quintet.observe.limits import Setting, TimeShares, limit
@@ -37,29 +38,41 @@ class Progress(Protocol):
         ...
 
 
+@final
+@dataclass(frozen=True)
+class Begin:
+    """Where a run begins or goes on: how far it is, and its best evaluation's score so far."""
+
+    env_steps: int = 0
+    best: float | None = None
+
+
+FROM_NOTHING = Begin()
+
+
 def make_progress(
     total_env_steps: int,
     title: str,
     stream: TextIO | None = None,
     *,
     folder: str = "",
-    start_env_steps: int = 0,
+    begin: Begin = FROM_NOTHING,
     setting: Setting | None = None,
 ) -> Progress:
     """A dashboard when `stream` (standard output by default) is a terminal, else plain lines.
 
     folder: of the run, named beside the title.
-    start_env_steps: where a resumed run begins; the time left is judged from there.
+    begin: of a resumed run; the time left is judged from there.
     setting: what the speed depends on; without it nothing is said of what limits it.
     """
     out = stream if stream is not None else sys.stdout
-    pace = Pace(total_env_steps, start_env_steps)
+    pace = Pace(total_env_steps, begin.env_steps)
     if not is_terminal(out):
         return LineProgress(f"{title} -> {folder}" if folder else title, out, pace, setting)
     # imported here: a run without a terminal never needs rich
     from quintet.observe.dashboard import TerminalProgress, View
 
-    return TerminalProgress(View(title, folder, pace, setting), out)
+    return TerminalProgress(View(title, folder, pace, setting, best=begin.best), out)
 
 
 @final

@@ -24,5 +24,6 @@ SETTING = Setting(
     passes=10,
     minibatch_steps=64,
     eval_episodes=10,
+    sinks=True,
 )
 PICTURES = replace(SETTING, env="Pong-v5", backend="envpool", large_network=True, may_compile=False)

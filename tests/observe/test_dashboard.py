@@ -19,7 +19,7 @@ from settings import SETTING
 from quintet.observe import dashboard, progress
 from quintet.observe.dashboard import TerminalProgress, View, layout
 from quintet.observe.metrics import METRICS
-from quintet.observe.progress import Pace, Progress, make_progress
+from quintet.observe.progress import FROM_NOTHING, Begin, Pace, Progress, make_progress
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 REPORT = {
@@ -92,10 +92,37 @@ def test_any_learners_numbers_are_shown() -> None:
     assert len(lines_of(view)) <= 40
 
 
+@pytest.mark.parametrize(
+    ("before", "scores", "best"),
+    [
+        (None, (-3.0, -1.0, -2.0), -1.0),
+        (None, (0.0, -5.0), 0.0),
+        (None, (-5.0, 0.0, -1.0), 0.0),
+        (0.0, (-5.0,), 0.0),
+        (7.0, (3.0,), 7.0),
+        (7.0, (9.0, 8.0), 9.0),
+    ],
+)
+def test_best_is_the_highest_evaluation(
+    before: float | None, scores: tuple[float, ...], best: float
+) -> None:
+    view = View("title", "folder", Pace(100, 0), None, best=before)
+    for score in scores:
+        view.add({"eval/return_mean": score}, None)
+    assert view.best == best
+    assert f"{scores[-1]:g} evaluation  {best:g} best" in "\n".join(lines_of(view))
+
+
+def test_a_resumed_run_brings_its_best() -> None:
+    text = ESCAPES.sub("", in_terminal((24, 100), lambda _: None, begin=Begin(40_000, 321.5)))
+    assert "40,000 of 100,000" in text
+    assert "321.5 best" in text
+
+
 @pytest.mark.parametrize("reports", [0, 1, 3])
 def test_fits_every_terminal(reports: int) -> None:
     view = a_view(reports)
-    for stage in ("", "first update, which compiles it: up to a minute"):
+    for stage in ("", "compiling acts (up to a minute), then collecting"):
         view.stage = stage
         for width in (1, 10, 20, 33, 49, 50, 60, 61, 80, 120, 200):
             for height in (1, 2, 3, 5, 8, 12, 23, 60):
@@ -144,7 +171,10 @@ def test_stage_stands_until_the_next_report() -> None:
 
 
 def in_terminal(
-    size: tuple[int, int], action: Callable[[Progress], None], encoding: str = "utf-8"
+    size: tuple[int, int],
+    action: Callable[[Progress], None],
+    encoding: str = "utf-8",
+    begin: Begin = FROM_NOTHING,
 ) -> str:
     """What a terminal of (rows, columns) receives while `action` uses the progress."""
     mine, theirs = pty.openpty()
@@ -165,7 +195,7 @@ def in_terminal(
     listener.start()
     with os.fdopen(theirs, "w", encoding=encoding) as stream:
         shown = make_progress(
-            100_000, "ppo on CartPole-v1", stream, folder="runs/a", setting=SETTING
+            100_000, "ppo on CartPole-v1", stream, folder="runs/a", begin=begin, setting=SETTING
         )
         assert isinstance(shown, TerminalProgress)
         action(shown)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from settings import PICTURES, SETTING
 
+from quintet.algorithms import minibatches
 from quintet.observe.limits import TimeShares, limit
 from quintet.observe.timing import PHASES
 
@@ -24,9 +25,23 @@ def test_environments() -> None:
     )
     assert "EnvPool, if it has this id" in told("stepping", envpool="absent")
     assert "quintet envs CartPole" in told("stepping", envpool="lacks it")
-    own = told("stepping", env="my.envs:make", envpool="lacks it")
-    assert "a faster step()" in own.replace("A faster", "a faster")
-    assert "quintet envs" not in own
+
+
+def test_environments_of_ones_own() -> None:
+    own = replace(SETTING, env="my.envs:make", envpool="lacks it", source="maker")
+    assert told("stepping", setting=own).endswith(
+        " A faster step() of it, or a function that makes a vector environment of it, would help."
+    )
+    for source in ("group maker", "vector environment"):
+        several = told("stepping", setting=own, source=source)
+        assert several.endswith(" A faster step() of it would help.")
+    for setting in (own, SETTING):
+        masked = told("stepping", setting=setting, single_only=True)
+        assert masked.endswith(" A faster step() of it would help.")
+    fixed = told("acting", setting=own, source="vector environment", num_groups=1)
+    assert "more streams (a vector environment of 16)" in fixed.replace("More", "more")
+    assert "--env.num-streams" not in fixed
+    assert "--env.num-streams 16" in told("acting", setting=own, source="group maker")
 
 
 def test_environments_in_pools() -> None:
@@ -50,9 +65,32 @@ def test_update() -> None:
     assert "--num-epochs" not in told("learning", passes=1)
     assert "--num-epochs" not in told("learning", passes=None)
     assert "--minibatch-steps" not in told("learning", minibatch_steps=2048)
-    assert "--minibatch-steps 2048" in told("learning", minibatch_steps=1100)
     nothing = told("learning", compiles=True, passes=1, minibatch_steps=None)
     assert nothing.endswith(" A faster machine would help.")
+
+
+@pytest.mark.parametrize(
+    ("batch", "steps", "chunk", "larger"),
+    [
+        (2048, 64, 1, 128),
+        (2048, 1024, 1, 2048),
+        (768, 256, 1, 384),
+        (768, 256, 128, 384),
+        (768, 256, 256, 768),
+        (600, 60, 1, 120),
+        (500, 100, 1, 250),
+        (2048, 1100, 1, 2048),  # as --drop-last allows
+        (2048, 100, 1, 256),
+        (7, 1, 1, 7),
+    ],
+)
+def test_larger_minibatches_divide_the_batch(
+    batch: int, steps: int, chunk: int, larger: int
+) -> None:
+    text = told("learning", batch_steps=batch, minibatch_steps=steps, chunk_steps=chunk)
+    assert f"(--minibatch-steps {larger})" in text
+    assert minibatches.size_faults(larger, batch, 1, drop_last=False) == []
+    assert minibatches.chunk_faults(chunk, batch, larger) == []
 
 
 def test_large_networks_are_worth_a_gpu_and_threads() -> None:
@@ -69,9 +107,11 @@ def test_large_networks_are_worth_a_gpu_and_threads() -> None:
 def test_acting() -> None:
     assert told("acting") == (
         "Choosing actions limits the speed: 71% of the time goes into acting, for 2 groups of 4 "
-        "streams at a time. One group (--env.streams-per-group 8) or more streams "
-        "(--env.num-streams 16) would help."
+        "streams at a time. Compiling it (--runtime.compile on), one group "
+        "(--env.streams-per-group 8) or more streams (--env.num-streams 16) would help."
     )
+    assert "compile on" not in told("acting", compiles=True)
+    assert "C++ compiler" in told("acting", compiler=False)
     single = told("acting", num_groups=1, num_streams=1)
     assert "--env.streams-per-group" not in single
     assert "one group of 1 stream at" in single
@@ -83,7 +123,8 @@ def test_others() -> None:
     assert "--eval.episodes" not in told("evaluation", eval_episodes=1)
     assert "--checkpoint.interval-updates" in told("checkpoint")
     assert "waits for other processes" in told("waiting")
-    assert "--report.sinks" in told("other")
+    assert "Fewer --report.sinks" in told("other")
+    assert told("other", sinks=False).endswith(" A faster machine would help.")
     assert "--report.interval-s 1, it is 0" in told("other", report_interval_s=0.0)
     assert "quicker on_report" in told("other", callback=True)
 
@@ -98,9 +139,17 @@ def test_balance_is_said() -> None:
 
 def test_start() -> None:
     compiled = replace(SETTING, compiles=True)
-    assert "Compiling the update" in limit({"learning": 0.9}, compiled, starting=True)
-    assert "Compiling the update" not in limit({"learning": 0.9}, compiled)
-    assert "The update limits" in limit({"learning": 0.9}, SETTING, starting=True)
+    for acting, learning in ((0.1, 0.8), (0.8, 0.1), (0.45, 0.45), (0.9, 0.0), (0.0, 0.9)):
+        shares = {"acting": acting, "learning": learning, "stepping": 0.1}
+        assert limit(shares, compiled, starting=True) == (  # type: ignore[arg-type]
+            "Compiling took most of the time so far (90% acting and learning): once at every "
+            "start, so that all later acts and updates are faster."
+        )
+        assert "Compiling took" not in limit(shares, compiled)  # type: ignore[arg-type]
+        assert "Compiling took" not in limit(shares, SETTING, starting=True)  # type: ignore[arg-type]
+    slow = {"stepping": 0.6, "acting": 0.2, "learning": 0.2}
+    told_of = limit(slow, compiled, starting=True)  # type: ignore[arg-type]
+    assert told_of.startswith("Environments limit")
     assert limit({"other": 0.9}, SETTING, starting=True).startswith("Starting took")
 
 

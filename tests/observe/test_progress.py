@@ -11,7 +11,7 @@ import pytest
 from settings import SETTING
 
 from quintet.observe import progress
-from quintet.observe.progress import LineProgress, make_progress
+from quintet.observe.progress import Begin, LineProgress, make_progress
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def test_pipe_gets_a_line_every_ten_seconds_and_the_last(monkeypatch: pytest.Mon
     now = 0.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
     stream = io.StringIO()
-    shown = make_progress(1000, "title", stream, start_env_steps=100)
+    shown = make_progress(1000, "title", stream, begin=Begin(100))
     for second in range(1, 26):
         now = float(second)
         report = {"env_steps": 100 + 10 * second}
