@@ -389,7 +389,7 @@ def test_a_gpu_that_is_not_there(refused, monkeypatch):
 def test_compiling_without_a_compiler(refused, quintet, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CXX", raising=False)
-    says = r"runtime.compile=on requires a C\+\+ compiler.*use --runtime.compile auto"
+    says = r"runtime.compile=on requires a C\+\+ compiler.*--runtime.compile off"
     refused(*train("--runtime.compile", "on"), says=says)
     status, out, _ = quintet("config", *train()[1:])
     assert status == 0

@@ -70,6 +70,46 @@ for spaces in (CONTINUOUS, MASKED, HYBRID):
         learner.update(batch, 1000 * iteration)
     assert (seen[0] - seen[2]).abs().max() > 1e-3
 
+# What Atari games get by default: pictures, bf16, two threads.
+import numpy as np
+from gymnasium import spaces as gym_spaces
+from quintet.algorithms.ppo import PPOLearner
+from quintet.algorithms.setup import Setup
+from quintet.types import Spaces
+
+torch.set_num_threads(2)
+pictures = Spaces(gym_spaces.Box(0, 255, (2, 36, 36), np.uint8), gym_spaces.Discrete(3))
+model = resolve_model(ModelConfig(shared_torso=True, policy_hidden=(16,)), pictures)
+config = PPOConfig(
+    minibatch_steps=16, num_epochs=2, normalize_observations=False, learning_rate=1e-3
+)
+learners, actors = [], []
+for compiled in (False, True):
+    compute = Compute("bf16", compiled)
+    setup = Setup(4, 2000, (1, 2), torch.device("cpu"), compute)
+    learners.append(PPOLearner(config, model, pictures, setup))
+    actors.append(PPOActor(config, model, pictures, compute))
+start = learners[0].theta.clone()
+noise = actors[0].draw_noise(1, 4, torch.Generator().manual_seed(0))[0]
+for iteration in range(2):
+    batch = make_rollout(pictures, seed=iteration)
+    obs = {name: x[0] for name, x in batch.obs.items()}
+    for actor in actors:
+        actor.load(learners[0].publication())
+    eager, compiled = (actor.act(obs, {}, batch.is_first[0], noise) for actor in actors)
+    for name, x in eager.record.items():
+        torch.testing.assert_close(compiled.record[name], x, rtol=0.03, atol=0.03)
+    # What learns sees what acted, to the rounding of bf16.
+    with torch.no_grad():
+        params, value, _ = learners[0].network(obs)
+    torch.testing.assert_close(value, eager.record["value"], rtol=0.03, atol=0.03)
+    for learner in learners:
+        learner.update(batch, 100 * iteration)
+moved = (learners[0].theta - start).norm().item()
+apart = (learners[0].theta - learners[1].theta).norm().item()
+assert apart < 0.2 * moved, (apart, moved)
+torch.set_num_threads(1)
+
 from ppo_helpers import with_states
 
 model = ModelConfig(policy_hidden=(8,), core="gru", core_size=6)
