@@ -30,6 +30,14 @@ KINDS = {
         | {"env.num_streams": 8, "model.core": "lstm", "model.core_size": 8, "bptt_steps": 8}
         | {"eval.episodes": 2, "eval.interval": 1_500},
     ),
+    # as Atari games are trained by default
+    "compiled_atari": (
+        "Pong-v5",
+        3200,
+        SMALL
+        | {"model.shared_torso": True, "runtime.threads": 2}
+        | {"runtime.compile": "on", "runtime.precision": "bf16"},
+    ),
     "compiled": ("CartPole-v1", 12_801, SMALL | {"env.num_streams": 8, "runtime.compile": "on"}),
 }
 

@@ -14,7 +14,7 @@ import pytest
 from quintet import checkpoint
 
 SCRIPT = Path(__file__).with_name("exact_run.py")
-KINDS = ("atari", "mujoco", "python", "recurrent", "compiled")
+KINDS = ("atari", "mujoco", "python", "recurrent", "compiled", "compiled_atari")
 slow = pytest.mark.slow
 
 
