@@ -26,7 +26,7 @@ LEAVE_OUT = ("seed", "run_dir", "resume", "report.", "eval.", "checkpoint.")
 
 
 def train_one(
-    algo: str, env: str, seed: int, run_dir: Path, options_set: list[str], at: list[int]
+    algo: str, env: str, seed: int, run_dir: Path, options_set: list[str]
 ) -> dict[str, Any]:
     """One seed: trains, evaluates, and gives its part of the record."""
     import quintet
@@ -36,7 +36,6 @@ def train_one(
     begin = time.monotonic()
     # never: what an earlier commit left in the folder must not be recorded under this one
     config: dict[str, Any] = {"report.sinks": ["jsonl"], "resume": "never"}
-    config["checkpoint.keep"] = 100
     for option in options_set:
         name, _, value = option.partition("=")
         config[name] = json.loads(value) if value[:1] in '0123456789-[{"' else value
@@ -54,9 +53,7 @@ def train_one(
         for r in reports
         if "eval/return_mean" in r
     ]
-    early = {"at": [score_at(run_dir, steps) for steps in at]} if at else {}
     return {
-        **early,
         "seed": seed,
         "return_mean": round(scores.mean, 3),
         "return_std": round(scores.std, 3),
@@ -68,19 +65,6 @@ def train_one(
     }
 
 
-def score_at(run_dir: Path, env_steps: int) -> list[float]:
-    """Env_steps, mean and standard deviation of the last checkpoint within so many env_steps."""
-    import quintet
-
-    metas = {
-        json.loads(path.read_text())["env_steps"]: path.parent
-        for path in (run_dir / "checkpoints").glob("*/meta.json")
-    }
-    found = max(steps for steps in metas if steps <= env_steps)
-    scores = quintet.evaluate(quintet.load(metas[found]), episodes=100, seed=10_000)
-    return [found, round(scores.mean, 3), round(scores.std, 3)]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("algo")
@@ -90,9 +74,6 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/benchmarks"))
     parser.add_argument("--label", help="of a record with other options than the preset's")
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", dest="options")
-    parser.add_argument(
-        "--at", type=int, nargs="+", default=[], help="env_steps within which to score as well"
-    )
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if bool(args.label) != bool(args.options):
@@ -100,7 +81,7 @@ def main() -> None:
     name = "-".join(filter(None, [args.algo, args.env.replace(":", "."), args.label]))
     if args.one is not None:
         run_dir = args.folder / f"{name}-s{args.one}"
-        run = train_one(args.algo, args.env, args.one, run_dir, args.options, args.at)
+        run = train_one(args.algo, args.env, args.one, run_dir, args.options)
         print("RECORD " + json.dumps(run))
         return
 
@@ -110,8 +91,6 @@ def main() -> None:
     def spawn(seed: int) -> dict[str, Any]:
         command = [sys.executable, __file__, args.algo, args.env, "--one", str(seed)]
         command += ["--folder", str(args.folder)]
-        if args.at:
-            command += ["--at", *map(str, args.at)]
         if args.label:
             command += ["--label", args.label, "--set", *args.options]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)

@@ -58,7 +58,7 @@ def draw(algo: str, goals: dict[str, Goal]) -> None:
     found = [
         (goal.title or name, goal, record)
         for name, goal in goals.items()
-        if not goal.record and (record := load(algo, name)) is not None
+        if (record := load(algo, name)) is not None
     ]
     rows = -(-len(found) // COLUMNS)
     figure = Figure(figsize=(9.0, 0.6 + 2.1 * rows), dpi=105, layout="constrained")

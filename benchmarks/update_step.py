@@ -14,7 +14,8 @@ import torch
 from gymnasium import spaces as gym_spaces
 
 from quintet.algorithms.minibatches import Rows
-from quintet.algorithms.ppo import PPOConfig, PPOLearner
+from quintet.algorithms.ppo import PPOLearner
+from quintet.algorithms.ppo_config import PPOConfig
 from quintet.algorithms.setup import Compute, Setup
 from quintet.models.build import ModelConfig, resolve_model
 from quintet.types import Spaces

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from quintet.algorithms import ppo
+from quintet.algorithms import ppo, ppo_config
 from quintet.algorithms.setup import Compute, Setup
 from quintet.errors import ConfigError
 from quintet.models.build import ModelConfig
@@ -33,7 +33,13 @@ class Algorithm:
 
 
 ALGORITHMS: dict[str, Algorithm] = {
-    "ppo": Algorithm(ppo.PPOConfig, ppo.check, ppo.planned_updates, ppo.PPOLearner, ppo.PPOActor),
+    "ppo": Algorithm(
+        ppo_config.PPOConfig,
+        ppo_config.check,
+        ppo_config.planned_updates,
+        ppo.PPOLearner,
+        ppo.PPOActor,
+    ),
 }
 
 

@@ -8,7 +8,8 @@ import torch
 from gymnasium import spaces as gym
 from torch import Tensor
 
-from quintet.algorithms.ppo import PPOActor, PPOConfig, PPOLearner, Rows
+from quintet.algorithms.ppo import PPOActor, PPOLearner, Rows
+from quintet.algorithms.ppo_config import PPOConfig
 from quintet.algorithms.setup import Compute, Setup
 from quintet.envs.make import MakeEnv, make_vector_env
 from quintet.models.build import ModelConfig, resolve_model

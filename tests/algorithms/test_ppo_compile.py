@@ -9,7 +9,7 @@ import pytest
 SCRIPT = """
 import torch
 from ppo_helpers import CONTINUOUS, HYBRID, MASKED, make_learner, make_rollout
-from quintet.algorithms.ppo import PPOConfig
+from quintet.algorithms.ppo_config import PPOConfig
 
 torch.set_num_threads(1)
 full = dict(

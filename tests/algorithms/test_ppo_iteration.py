@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from quintet.algorithms.diagnostics import LOSS_METRICS
 from quintet.algorithms.minibatches import Chunks, Rows, ended_rows
-from quintet.algorithms.ppo import PPOConfig, PPOLearner
+from quintet.algorithms.ppo import PPOLearner
+from quintet.algorithms.ppo_config import PPOConfig
 from quintet.ops.policy_losses import adaptive_kl_beta
 from quintet.runtime.batch import within_budget
 from quintet.types import Rollout, State

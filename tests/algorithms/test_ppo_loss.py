@@ -15,7 +15,8 @@ from torch.func import functional_call
 
 from quintet.algorithms.diagnostics import LOSS_METRICS
 from quintet.algorithms.minibatches import Rows
-from quintet.algorithms.ppo import PPOConfig, PPOLearner
+from quintet.algorithms.ppo import PPOLearner
+from quintet.algorithms.ppo_config import PPOConfig
 from quintet.models.build import ModelConfig
 from quintet.ops import value_losses
 from quintet.types import ACTION_MASK, Spaces, State

@@ -22,7 +22,7 @@ from ppo_helpers import (
 )
 from torch import Tensor, nn
 
-from quintet.algorithms.ppo import PPOConfig
+from quintet.algorithms.ppo_config import PPOConfig
 from quintet.errors import NonFiniteError
 from quintet.models.build import ModelConfig
 from quintet.types import Spaces

@@ -10,7 +10,8 @@ import torch
 from ppo_helpers import everything, knobs, train
 
 from quintet.algorithms.minibatches import Chunks
-from quintet.algorithms.ppo import PPOConfig, PPOLearner
+from quintet.algorithms.ppo import PPOLearner
+from quintet.algorithms.ppo_config import PPOConfig
 from quintet.models.build import ModelConfig
 from quintet.types import Rollout
 

@@ -16,7 +16,7 @@ from ppo_helpers import (
 
 import quintet
 from quintet.algorithms import diagnostics
-from quintet.algorithms.ppo import PPOConfig
+from quintet.algorithms.ppo_config import PPOConfig
 from quintet.models.build import ModelConfig
 from quintet.observe import metrics as declared
 from quintet.observe.sinks import read_metrics

@@ -7,7 +7,8 @@ import pytest
 import torch
 from ppo_helpers import CONTINUOUS, SMALL, everything, make_learner, make_rollout
 
-from quintet.algorithms.ppo import PPOActor, PPOConfig, PPOLearner
+from quintet.algorithms.ppo import PPOActor, PPOLearner
+from quintet.algorithms.ppo_config import PPOConfig
 from quintet.errors import NonFiniteError
 from quintet.models.build import resolve_model
 from quintet.types import LearnerState

@@ -4,7 +4,7 @@ import pytest
 import torch
 from ppo_helpers import train
 
-from quintet.algorithms.ppo import PPOConfig
+from quintet.algorithms.ppo_config import PPOConfig
 from quintet.models.build import ModelConfig
 
 GAMMA, N = 0.9, 10

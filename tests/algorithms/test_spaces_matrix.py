@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from ppo_helpers import columns, everything, make_learner, train
 
 from quintet.algorithms.minibatches import Chunks
-from quintet.algorithms.ppo import PPOConfig, PPOLearner
+from quintet.algorithms.ppo import PPOLearner
+from quintet.algorithms.ppo_config import PPOConfig
 from quintet.envs.make import make_vector_env
 from quintet.errors import EnvironmentFault
 from quintet.models.build import ModelConfig

@@ -114,7 +114,7 @@ def test_an_unknown_environment_gets_the_preset_of_its_kind():
 
 
 def test_atari_games_have_clipped_rewards_and_no_normaliser():
-    layers = preset_layers("ppo", "Pong-v5", "auto", lambda: "atari")
+    layers = preset_layers("ppo", "Breakout-v5", "auto", lambda: "atari")
     config = compose("ppo", [*layers, Layer("call", {"env.id": "x"})], check_env=False).config
     assert (config.env.reward_clip, config.learner.reward_normalizer) == ("abs_one", "none")
     pixels = preset_layers("ppo", None, "pixels")[0].values
