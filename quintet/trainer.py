@@ -22,6 +22,7 @@ from quintet.envs.given import EnvSource
 from quintet.envs.vector import EnvDescription
 from quintet.errors import CheckpointError, ConfigError, QuintetError
 from quintet.evaluation import evaluate
+from quintet.observe.machine import MachineUse
 from quintet.observe.metrics import EpisodeStats
 from quintet.observe.progress import Begin, make_progress
 from quintet.observe.sinks import Reporter, open_sinks, read_metrics
@@ -63,6 +64,7 @@ class Trainer:
         self.description = describe(config.algo, config.learner, config.model, config.env, spaces)
         self.counters = loop.Counters()
         self.timer = PhaseTimer(self._phase_begins)
+        self.machine = MachineUse()
         self.episodes = EpisodeStats()
         self.best: float | None = None
         self.last_report: dict[str, float] = {}
@@ -360,6 +362,7 @@ class Trainer:
             **self.episodes.report(),
             **metrics,
             **self.timer.report(),
+            **self.machine.report(),
             **self._scores,
         }
         self._scores = {}

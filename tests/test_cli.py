@@ -340,6 +340,7 @@ def test_a_group_of_seeds_and_its_picture(quintet, folder):
         (train(steps="many"), "total_env_steps: .*integer.*got 'many'"),
         (train("--minibatch-steps", "30"), "minibatch_steps must divide the batch .* = 64, got 30"),
         (train("--preset", "klip"), r"preset must be auto, none or one of .*; got 'klip'"),
+        (train("--preset", "klip", "--gamma", "2"), r"(?s)got 'klip'.*\ngamma: .*got 2"),
         (train("--config", "absent.yaml"), "readable YAML file, got absent.yaml"),
         (train("--runtime.kind", "parallel"), "runtime.kind: input should be 'serial'"),
         (train("--runtime.device", "gpu"), "runtime.device: "),

@@ -198,7 +198,7 @@ def newest(folder: Path) -> checkpoint.Checkpoint:
 
 
 def timeless(folder: Path) -> list[dict[str, float]]:
-    clock = ("wall_s", "time/", "throughput/")
+    clock = ("wall_s", "time/", "throughput/", "machine/", "process/")
     return [
         {name: value for name, value in report.items() if not name.startswith(clock)}
         for report in read_metrics(folder)

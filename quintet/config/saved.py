@@ -62,8 +62,13 @@ def _load(
             presets = preset_layers(
                 algo, asked.get("env.id"), name, kind if "env.id" in asked else None
             )
-        except (ConfigError, ValidationError):
-            compose(algo, [place, *files, command], check_env=check_env)  # all faults at once
+        except (ConfigError, ValidationError) as error:
+            try:
+                compose(algo, [place, *files, command], check_env=check_env)
+            except ConfigError as others:  # all faults at once
+                if isinstance(error, ValidationError) or str(error) in str(others):
+                    raise
+                raise ConfigError(f"{error}\n{others}") from error
             raise
         return compose(algo, [place, *presets, *files, command], check_env=check_env)
     if asked.get("resume") == "never":

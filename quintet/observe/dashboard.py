@@ -259,7 +259,9 @@ def _time(view: View, width: int, ascii_only: bool) -> list[_Block]:
         )
     blocks = [_Block(3, [_named("time", legend, width)]), _Block(4, [bar])]
     if view.setting is not None:
-        sentence = limit(shares, view.setting, starting=view.shares.starting)
+        sentence = limit(
+            shares, view.setting, starting=view.shares.starting, cores=view.shares.cores()
+        )
         blocks.append(_Block(2, _paragraph("limit", sentence, width), divisible=True))
     return blocks
 

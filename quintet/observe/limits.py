@@ -3,13 +3,14 @@
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Literal, NamedTuple, final
 
 from quintet.observe.timing import PHASES, Phase
 
 WINDOW_S = 30.0
 """Seconds over which shares are "now": some iterations even of a slow run."""
 
+_CROWDED, _BUSY = 0.2, 0.9  # shares of the cores: that others take, that are busy in all
 _BALANCED = 0.4  # below, halving the largest part makes the run less than a quarter faster
 
 
@@ -61,7 +62,23 @@ class Setting:
     callback: bool = False
 
 
-def limit(shares: Mapping[Phase, float], setting: Setting, *, starting: bool = False) -> str:
+class Cores(NamedTuple):
+    """How many cores were busy, with this process and with others."""
+
+    used: float = 0.0
+    by_others: float = 0.0
+
+
+_UNMEASURED = Cores()
+
+
+def limit(
+    shares: Mapping[Phase, float],
+    setting: Setting,
+    *,
+    starting: bool = False,
+    cores: Cores = _UNMEASURED,
+) -> str:
     """Where most of the time goes and what would change that, never what the run does already.
 
     shares: of the time, by phase, summing to 1.
@@ -69,6 +86,8 @@ def limit(shares: Mapping[Phase, float], setting: Setting, *, starting: bool = F
     """
     if not shares:
         return ""
+    if crowded(cores, setting):
+        return _told_of_others(cores, setting)
     first = max(shares, key=lambda phase: shares[phase])
     percent = f"{100 * shares[first]:.0f}%"
     compiling = shares.get("acting", 0.0) + shares.get("learning", 0.0)
@@ -86,6 +105,25 @@ def limit(shares: Mapping[Phase, float], setting: Setting, *, starting: bool = F
         parts = ", ".join(f"{100 * shares[phase]:.0f}% {phase}" for phase in largest)
         return f"Nothing alone limits the speed: {parts}. {help_} most."
     return f"{_told(first, percent, setting)} {help_}."
+
+
+def crowded(cores: Cores, setting: Setting) -> bool:
+    """Whether others take so many cores that too few are left."""
+    others, busy = cores.by_others / setting.cores, sum(cores) / setting.cores
+    return others >= _CROWDED and busy >= _BUSY
+
+
+def _told_of_others(cores: Cores, setting: Setting) -> str:
+    advice = ["waiting until they end"]
+    # Threads that wait for each other at every layer, with cores for some of them, lose more than
+    # their share.
+    left = max(1, round(setting.cores - cores.by_others))
+    if setting.threads > left:
+        advice.append(f"fewer threads (--runtime.threads {left})")
+    return (
+        f"Other processes limit the speed: they take {cores.by_others:.1f} of "
+        f"{_count(setting.cores, 'core')}. {_one_of(advice)} would help."
+    )
 
 
 def _told(phase: Phase, percent: str, setting: Setting) -> str:
@@ -215,6 +253,9 @@ def _one_of(advice: list[str]) -> str:
     return joined[0].upper() + joined[1:]
 
 
+_CORES = ("cores_used", "cores_used_by_others")
+
+
 @final
 class TimeShares:
     """Where the time goes, by phase, over the last half minute.
@@ -225,7 +266,7 @@ class TimeShares:
 
     def __init__(self) -> None:
         self._wall_s: float | None = None
-        self._reports: deque[tuple[float, float, dict[Phase, float]]] = deque()
+        self._reports: deque[tuple[float, float, dict[Phase, float], Cores]] = deque()
         self._starting = True
 
     def add(self, report: Mapping[str, float]) -> None:
@@ -241,7 +282,8 @@ class TimeShares:
             self._reports.clear()
             self._starting = False
         self._wall_s = wall_s
-        self._reports.append((wall_s, passed_s, shares))
+        used, by_others = (report.get(f"machine/{name}", 0.0) for name in _CORES)
+        self._reports.append((wall_s, passed_s, shares, Cores(used, by_others)))
         while wall_s - self._reports[0][0] > WINDOW_S:
             self._reports.popleft()
 
@@ -253,8 +295,15 @@ class TimeShares:
     def recent(self) -> dict[Phase, float]:
         """Shares that sum to 1; empty before the first report that has them."""
         seconds = dict.fromkeys(PHASES, 0.0)
-        for _, passed_s, shares in self._reports:
+        for _, passed_s, shares, _ in self._reports:
             for phase, share in shares.items():
                 seconds[phase] += share * passed_s
         whole = sum(seconds.values())
         return {phase: s / whole for phase, s in seconds.items() if s > 0} if whole > 0 else {}
+
+    def cores(self) -> Cores:
+        """Mean over the same reports."""
+        whole = sum(passed_s for _, passed_s, _, _ in self._reports) or 1.0
+        used = sum(passed_s * cores.used for _, passed_s, _, cores in self._reports)
+        by_others = sum(passed_s * cores.by_others for _, passed_s, _, cores in self._reports)
+        return Cores(used / whole, by_others / whole)

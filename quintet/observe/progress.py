@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, TextIO, final
 
-from quintet.observe.limits import Setting, TimeShares, limit
+from quintet.observe.limits import Setting, TimeShares, crowded, limit
 
 _LINE_INTERVAL_S = 10.0
 _RATE_WINDOW_S = 30.0
@@ -166,10 +166,12 @@ class LineProgress:
         shares = self._shares.recent()
         if self._setting is None or not shares:
             return
+        cores = self._shares.cores()
         largest = max(shares, key=lambda phase: shares[phase])
-        if largest != self._told:
-            self._told = largest
-            self.say(limit(shares, self._setting, starting=self._shares.starting))
+        told = "others" if crowded(cores, self._setting) else largest
+        if told != self._told:
+            self._told = told
+            self.say(limit(shares, self._setting, starting=self._shares.starting, cores=cores))
 
 
 @final

@@ -7,7 +7,7 @@ import pytest
 from settings import PICTURES, SETTING
 
 from quintet.algorithms import minibatches
-from quintet.observe.limits import TimeShares, limit
+from quintet.observe.limits import Cores, TimeShares, limit
 from quintet.observe.timing import PHASES
 
 
@@ -199,3 +199,39 @@ def test_shares_are_weighed_by_time_and_forgotten() -> None:
     assert shares.recent() == pytest.approx({"learning": 0.25, "acting": 0.75})
     shares.add({"wall_s": 40.0, "time/stepping_frac": 0.5, "time/acting_frac": 0.5})
     assert shares.recent() == pytest.approx({"stepping": 0.5, "acting": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("used", "by_others", "is_crowded"),
+    [(1.0, 0.9, True), (1.5, 0.4, True), (1.6, 0.3, False), (0.8, 0.9, False), (0.0, 2.0, True)],
+)
+def test_others_limit_the_speed_where_they_leave_too_few_cores(
+    used: float, by_others: float, is_crowded: bool
+) -> None:
+    setting = replace(SETTING, cores=2, threads=2)
+    text = limit({"learning": 1.0}, setting, cores=Cores(used, by_others))
+    assert text.startswith("Other processes limit the speed") == is_crowded
+    assert text.startswith("The update") != is_crowded
+
+
+def test_fewer_threads_are_advised_only_where_there_are_more_than_cores_left() -> None:
+    def said(threads: int, cores: int, by_others: float) -> str:
+        setting = replace(SETTING, cores=cores, threads=threads)
+        return limit({"learning": 1.0}, setting, cores=Cores(cores - by_others, by_others))
+
+    assert said(2, 2, 1.04) == (
+        "Other processes limit the speed: they take 1.0 of 2 cores. Waiting until they end or "
+        "fewer threads (--runtime.threads 1) would help."
+    )
+    assert said(1, 1, 0.5).endswith("1 core. Waiting until they end would help.")
+    assert "--runtime.threads 5" in said(8, 8, 3.0)
+    assert "--runtime" not in said(4, 8, 3.0)
+
+
+def test_cores_are_weighed_by_time_over_the_same_reports() -> None:
+    shares = TimeShares()
+    assert shares.cores() == Cores()
+    for wall_s, others in ((0, 2.0), (1, 1.0), (4, 0.0)):
+        report = {"wall_s": float(wall_s), "time/learning_frac": 1.0, "machine/cores_used": 0.5}
+        shares.add(report | {"machine/cores_used_by_others": others})
+    assert shares.cores() == pytest.approx((0.5, 0.25))

@@ -58,7 +58,7 @@ def test_pipe_hears_once_what_limits_the_speed(monkeypatch: pytest.MonkeyPatch) 
     now = 0.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
 
-    def lines(last: str) -> list[str]:
+    def lines(last: str, others: float = 0.0) -> list[str]:
         nonlocal now
         stream = io.StringIO()
         now = 0.0
@@ -67,18 +67,22 @@ def test_pipe_hears_once_what_limits_the_speed(monkeypatch: pytest.MonkeyPatch) 
             now = float(second)
             phase = "learning" if second < 40 else last
             shares = {f"time/{phase}_frac": 0.9, "time/acting_frac": 0.1}
-            shown.update({"env_steps": second, "wall_s": now, **shares})
+            cores = {"machine/cores_used_by_others": others if second >= 40 else 0.0}
+            shown.update({"env_steps": second, "wall_s": now, **shares, **cores})
             shown.stage("evaluating")
         shown.close()
         shown.close()
         assert stream.getvalue().startswith("title -> runs/a\n")
         assert "evaluating" not in stream.getvalue()
-        return [line for line in stream.getvalue().splitlines() if "limits the speed" in line]
+        return [line for line in stream.getvalue().splitlines() if "the speed" in line]
 
     once = lines("learning")
     assert len(once) == 1
     assert once[0].startswith("The update limits the speed: 90%")
     assert len(lines("waiting")) == 2, "said again when it has changed"
+    crowded = lines("learning", others=SETTING.cores)
+    assert len(crowded) == 2
+    assert crowded[1].startswith("Other processes limit the speed")
 
 
 def test_speed_is_that_of_the_last_half_minute(monkeypatch: pytest.MonkeyPatch) -> None:
