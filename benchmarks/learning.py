@@ -7,11 +7,12 @@
 Each seed is a process of its own.  The score is that of 100 greedy episodes of the final policy on
 environment seeds from 10,000 on.  The record goes to benchmarks/results/ALGO-ENV.json, or
 ALGO-ENV-LABEL.json where options differ from the preset; the run folders (under --folder) are not
-kept with the project.
+kept with the project.  --until ends runs before their budget, with the schedules of the whole.
 """
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -21,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-CURVE = ("env_steps", "wall_s", "episode/return_mean", "eval/return_mean")
+POINTS = 100  # of a recorded curve
 LEAVE_OUT = ("seed", "run_dir", "resume", "report.", "eval.", "checkpoint.")
 
 
 def train_one(
-    algo: str, env: str, seed: int, run_dir: Path, options_set: list[str]
+    algo: str, env: str, seed: int, run_dir: Path, options_set: list[str], until: int | None
 ) -> dict[str, Any]:
     """One seed: trains, evaluates, and gives its part of the record."""
     import quintet
@@ -39,15 +40,16 @@ def train_one(
     for option in options_set:
         name, _, value = option.partition("=")
         config[name] = json.loads(value) if value[:1] in '0123456789-[{"' else value
-    result = quintet.train(algo, env, seed=seed, run_dir=run_dir, config=config)
-    if result.status != "finished":
+    result = quintet.train(
+        algo, env, seed=seed, run_dir=run_dir, config=config,
+        on_report=lambda report: until is not None and report["env_steps"] >= until,
+    )  # fmt: skip
+    if result.status != "finished" and result.metrics.get("env_steps", 0) < (until or math.inf):
         sys.exit(f"stopped at {result.metrics.get('env_steps', 0):,.0f} env_steps: no record")
     train_s = time.monotonic() - begin
     scores = quintet.evaluate(result.policy, episodes=100, seed=10_000)
     resolved = flatten(read_file(run_dir / "config.yaml"), options(algo))
     reports = read_metrics(run_dir)
-    kept = reports[:: max(1, len(reports) // 100)]
-    curve = [{k: round(r[k], 3) for k in CURVE if k in r} for r in kept]
     evals = [
         [int(r["env_steps"]), round(r["eval/return_mean"], 3)]
         for r in reports
@@ -60,9 +62,23 @@ def train_one(
         "length_mean": round(float(scores.lengths.mean()), 1),
         "train_s": round(train_s, 1),
         "config": {k: v for k, v in resolved.items() if not k.startswith(LEAVE_OUT)},
-        "curve": curve,
+        "curve": curve_of(reports),
         "evaluations": evals,
     }
+
+
+def curve_of(reports: list[dict[str, float]]) -> list[dict[str, float]]:
+    """Mean return of the training episodes of every 1/100 of the run, by its last report."""
+    curve = []
+    size = max(1, len(reports) // POINTS)
+    for part in (reports[i : i + size] for i in range(0, len(reports), size)):
+        row = {name: round(part[-1][name], 3) for name in ("env_steps", "wall_s")}
+        ended = [r for r in part if "episode/count" in r]
+        if ended:
+            total = sum(r["episode/return_mean"] * r["episode/count"] for r in ended)
+            row["episode/return_mean"] = round(total / sum(r["episode/count"] for r in ended), 3)
+        curve.append(row)
+    return curve
 
 
 def main() -> None:
@@ -74,6 +90,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/benchmarks"))
     parser.add_argument("--label", help="of a record with other options than the preset's")
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", dest="options")
+    parser.add_argument("--until", type=int, metavar="ENV_STEPS", help="end there")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if bool(args.label) != bool(args.options):
@@ -81,7 +98,7 @@ def main() -> None:
     name = "-".join(filter(None, [args.algo, args.env.replace(":", "."), args.label]))
     if args.one is not None:
         run_dir = args.folder / f"{name}-s{args.one}"
-        run = train_one(args.algo, args.env, args.one, run_dir, args.options)
+        run = train_one(args.algo, args.env, args.one, run_dir, args.options, args.until)
         print("RECORD " + json.dumps(run))
         return
 
@@ -91,6 +108,8 @@ def main() -> None:
     def spawn(seed: int) -> dict[str, Any]:
         command = [sys.executable, __file__, args.algo, args.env, "--one", str(seed)]
         command += ["--folder", str(args.folder)]
+        if args.until is not None:
+            command += ["--until", str(args.until)]
         if args.label:
             command += ["--label", args.label, "--set", *args.options]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
@@ -108,6 +127,7 @@ def main() -> None:
         "jobs": args.jobs,
         "cores": os.cpu_count(),
         "episodes": 100,
+        **({} if args.until is None else {"until": args.until}),
         "config": configs[0],
         "runs": runs,
     }

@@ -17,13 +17,14 @@ COLUMNS = 3
 # One for each interval between scheduled checkpoints: there running episodes are given up, so that
 # those which end soon after are short ones, and more points would show that.
 POINTS = 21
+ONE_SEED_POINTS = 100
 METRIC = "episode/return_mean"
 
 
 def runs_of(record: dict[str, Any]) -> list[Run]:
     """The seeds of a record; where there is a final score, it is the last point of evaluation."""
     runs = []
-    total = float(record["config"]["total_env_steps"])
+    total = float(record.get("until") or record["config"]["total_env_steps"])
     for run in record["runs"]:
         points = np.array(
             [(row["env_steps"], row[METRIC]) for row in run["curve"] if METRIC in row], np.float64
@@ -34,13 +35,22 @@ def runs_of(record: dict[str, Any]) -> list[Run]:
     return runs
 
 
-def panel(axes: Axes, title: str, goal: Goal, record: dict[str, Any]) -> None:
-    """Mean and band over the seeds, their final scores, and what was asked for."""
-    runs = runs_of(record)
-    draw_group(axes, 0, "", runs, POINTS)
-    for run in runs:
-        axes.plot(run.evaluations.x, run.evaluations.y, "o", ms=4, mfc="white", mec="0.1", zorder=3,
-                  clip_on=False)  # fmt: skip
+def panel(
+    axes: Axes, title: str, goal: Goal, record: dict[str, Any], beside: dict[str, dict[str, Any]]
+) -> None:
+    """Mean and band over the seeds, their final scores, and what was asked for.
+
+    beside: other records to draw, by their titles.
+    """
+    for number, (label, each) in enumerate({"": record, **beside}.items()):
+        runs = runs_of(each)
+        label = label or ("the preset" if beside else "")
+        draw_group(axes, number, label, runs, POINTS if len(runs) > 1 else ONE_SEED_POINTS)
+        for run in runs:
+            axes.plot(run.evaluations.x, run.evaluations.y, "o", ms=4, mfc="white", mec="0.1",
+                      zorder=3, clip_on=False)  # fmt: skip
+    if beside:
+        axes.legend(fontsize=7, frameon=False)
     for value, line in ((goal.must, ":"), (goal.aim, "--")):
         if value is not None:
             axes.axhline(value, color="0.4", ls=line, lw=1, zorder=1)
@@ -55,18 +65,18 @@ def panel(axes: Axes, title: str, goal: Goal, record: dict[str, Any]) -> None:
 
 
 def draw(algo: str, goals: dict[str, Goal]) -> None:
-    found = [
-        (goal.title or name, goal, record)
-        for name, goal in goals.items()
-        if (record := load(algo, name)) is not None
-    ]
+    records = {name: record for name in goals if (record := load(algo, name)) is not None}
+    found = [name for name in records if not goals[name].beside]
     rows = -(-len(found) // COLUMNS)
     figure = Figure(figsize=(9.0, 0.6 + 2.1 * rows), dpi=105, layout="constrained")
     places = figure.subplots(rows, COLUMNS, squeeze=False)
     for axes in places.flat[len(found) :]:
         axes.set_visible(False)
-    for axes, (title, goal, record) in zip(places.flat, found, strict=False):
-        panel(axes, title, goal, record)
+    for axes, name in zip(places.flat, found, strict=False):
+        beside = {
+            goals[other].title: records[other] for other in records if goals[other].beside == name
+        }
+        panel(axes, goals[name].title or name, goals[name], records[name], beside)
     figure.supxlabel(
         "env steps.  Thick line and band: mean training return and its 95% bootstrap interval over "
         "seeds 1, 2, 3; thin lines: seeds.\nCircles: 100 greedy episodes of each final policy.  "
