@@ -49,6 +49,8 @@ def panel(
         for run in runs:
             axes.plot(run.evaluations.x, run.evaluations.y, "o", ms=4, mfc="white", mec="0.1",
                       zorder=3, clip_on=False)  # fmt: skip
+    if len(record["runs"]) == 1:
+        title += f" (seed {record['runs'][0]['seed']} only)"
     if beside:
         axes.legend(fontsize=7, frameon=False)
     for value, line in ((goal.must, ":"), (goal.aim, "--")):

@@ -112,8 +112,8 @@ class Pace:
 class LineProgress:
     """One plain line per shown report, at most every ten seconds, and one at the end.
 
-    What limits the speed is said once, when the run has got going, and again at the end if that
-    has changed.
+    What limits the speed is said once, when the run has got going, or at once where others take the
+    cores, since its first steps may then take minutes; and again at the end if that has changed.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class LineProgress:
             begun = self._shown_at > float("-inf")
             self._shown_at = now
             self._flush()
-            if begun and self._told is None:
+            if self._told is None and (begun or self._crowded):
                 self._tell()
 
     def stage(self, text: str) -> None:
@@ -166,12 +166,16 @@ class LineProgress:
         shares = self._shares.recent()
         if self._setting is None or not shares:
             return
-        cores = self._shares.cores()
         largest = max(shares, key=lambda phase: shares[phase])
-        told = "others" if crowded(cores, self._setting) else largest
+        told = "others" if self._crowded else largest
         if told != self._told:
             self._told = told
-            self.say(limit(shares, self._setting, starting=self._shares.starting, cores=cores))
+            starting, cores = self._shares.starting, self._shares.cores()
+            self.say(limit(shares, self._setting, starting=starting, cores=cores))
+
+    @property
+    def _crowded(self) -> bool:
+        return self._setting is not None and crowded(self._shares.cores(), self._setting)
 
 
 @final

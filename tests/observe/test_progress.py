@@ -85,6 +85,14 @@ def test_pipe_hears_once_what_limits_the_speed(monkeypatch: pytest.MonkeyPatch) 
     assert crowded[1].startswith("Other processes limit the speed")
 
 
+def test_pipe_hears_at_once_that_others_take_the_cores() -> None:
+    stream = io.StringIO()
+    shown = make_progress(1000, "title", stream, setting=SETTING)
+    shares = {"time/learning_frac": 1.0, "machine/cores_used_by_others": SETTING.cores}
+    shown.update({"env_steps": 1, "wall_s": 1.0, **shares})
+    assert "Other processes limit the speed" in stream.getvalue()
+
+
 def test_speed_is_that_of_the_last_half_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     now, steps = 0.0, 0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
