@@ -4,6 +4,8 @@ PyTorch and the environments are imported by the commands that need them, so tha
 once.
 """
 
+import errno
+import io
 import json
 import os
 import sys
@@ -47,6 +49,16 @@ def main(arguments: list[str] | None = None) -> int:
     130 Ctrl-C.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by who began us
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  for good
+        elif isinstance(stream, io.TextIOWrapper):  # names of folders may not fit its encoding
+            stream.reconfigure(errors="backslashreplace")
+    return _guarded(lambda: _run(arguments))
+
+
+def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(HELP, end="")
         return 0 if arguments else 2
@@ -70,15 +82,19 @@ def main(arguments: list[str] | None = None) -> int:
     # environments then want (8% of Pong's sampling).  Only before PyTorch is loaded can it be said.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "20000")
-    return _guarded(lambda: command(arguments[1:]))
+    return command(arguments[1:])
 
 
 def _guarded(command: Callable[[], int]) -> int:
-    """Turns quintet's own errors into one message, Ctrl-C into 130, a closed pipe into silence."""
+    """Turns quintet's own errors and a full disk into one message, Ctrl-C into 130, a closed pipe
+    into silence.
+    """
     from quintet.errors import ConfigError, QuintetError
+    from quintet.signals import exit_on_signals
 
     try:
-        status = command()
+        with exit_on_signals():
+            status = command()
         sys.stdout.flush()
         return status
     except QuintetError as error:
@@ -87,10 +103,16 @@ def _guarded(command: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # The reader went away; what Python flushes at exit must not complain about it either.
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EDQUOT):
+            raise
+        # The reader went away, or the disk behind standard output is full; what Python flushes at
+        # exit must not complain about it either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        if error.errno == errno.EPIPE:
+            return 141
+        print(f"error: {error}; free space", file=sys.stderr)
+        return 1
 
 
 def _parse(prog: str, description: str, schema: Any, arguments: list[str]) -> dict[str, Any]:
@@ -326,9 +348,11 @@ def _plot(arguments: list[str]) -> int:
     from quintet.observe.plots import plot_runs
 
     out = Path(given["out"])
+    named = {Path(place): _runs_in(Path(place)) for place in given["runs"]}
     plot_runs(
-        [run for place in given["runs"] for run in _runs_in(Path(place))],
+        [run for found in named.values() for run in found],
         out,
+        may_lack={run for found in named.values() for run in found} - named.keys(),
         kind=given.get("kind", "curve"),
         x=given.get("x", "env_steps"),
         metric=given.get("metric"),

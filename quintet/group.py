@@ -121,7 +121,7 @@ class _Process:
 
     def _speak(self, name: str, say: Callable[[str], None]) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
+        for line in self._process.stdout:  # to its end, or the member would block
             say(f"[{name}] {line.decode(errors='replace').rstrip()}")
 
     @property

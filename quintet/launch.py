@@ -2,7 +2,6 @@
 result.
 """
 
-import os
 import pickle
 import signal
 import sys
@@ -20,6 +19,7 @@ from quintet.algorithms.setup import Setup
 from quintet.config.load import Loaded, with_presets
 from quintet.config.run import RunConfig, RuntimeConfig
 from quintet.config.saved import Unusable
+from quintet.cores import usable_cores
 from quintet.envs.given import EnvSource
 from quintet.envs.make import group_size, make_group_env
 from quintet.envs.vector import VectorEnv
@@ -27,12 +27,13 @@ from quintet.errors import ConfigError
 from quintet.lock import RunLock
 from quintet.models.build import resolve_model, uses_pictures
 from quintet.models.precision import fast_bf16
+from quintet.observe.progress import QuietStream
 from quintet.policy import Policy
 from quintet.protocols import Actor, Learner
 from quintet.runtime.seeds import Role, generator_seed
 from quintet.runtime.serial import SerialSampling
 from quintet.setting import has_compiler, worth_compiling
-from quintet.signals import stop_on_signals
+from quintet.signals import interrupts_for_us_alone, stop_on_signals
 from quintet.trainer import OnReport, Trainer
 from quintet.types import Spaces
 
@@ -80,7 +81,7 @@ def resolve(config: RunConfig, spaces: Spaces, backend: str) -> RunConfig:
     threads = config.runtime.threads
     if threads is None:
         # A fixed rule: measured on small networks, a second thread costs more than it gives.
-        threads = min(os.cpu_count() or 1, 8) if pictures else 1
+        threads = min(usable_cores(), 8) if pictures else 1
     compiler = has_compiler()
     compile_ = config.runtime.compile
     if compile_ == "auto":
@@ -162,8 +163,10 @@ def make_groups(config: RunConfig, make_env: EnvSource | None) -> list[VectorEnv
     envs: list[VectorEnv] = []
     size = group_size(config.env)
     try:
-        for group in range(config.env.num_streams // size):
-            envs.append(make_group_env(config.env, size, make_env, first_stream=group * size))
+        # Environments that are processes of their own would end before there is a checkpoint.
+        with interrupts_for_us_alone():
+            for group in range(config.env.num_streams // size):
+                envs.append(make_group_env(config.env, size, make_env, first_stream=group * size))
     except BaseException:
         for env in envs:
             env.close()
@@ -226,11 +229,15 @@ def run_seeds(
     sound = [each for each in loaded if isinstance(each, Loaded)]
     threads = resolved(sound[0], make_env)[0]["runtime.threads"]
     if jobs is None:
-        jobs = max(1, (os.cpu_count() or 1) // threads)
+        jobs = max(1, usable_cores() // threads)
     members = [group.Member(f"s{each.config.seed}", _payload(each, make_env)) for each in sound]
-    ended = iter(
-        group.run_members("quintet.member", members, jobs, lambda line: print(line, flush=True))
-    )
+    out = QuietStream(sys.stdout)
+
+    def say(line: str) -> None:
+        out.write(f"{line}\n")
+        out.flush()
+
+    ended = iter(group.run_members("quintet.member", members, jobs, say))
     return [
         SeedOutcome(each.seed, each.run_dir, "failed", {}, each.error)
         if isinstance(each, Unusable)

@@ -10,6 +10,7 @@ import torch
 
 from quintet.algorithms import registry
 from quintet.config.run import RunConfig
+from quintet.cores import usable_cores
 from quintet.envs import envpool
 from quintet.envs.given import EnvSource
 from quintet.envs.ids import envpool_id
@@ -80,7 +81,7 @@ def setting_of(
         large_network=pictures,
         device=config.runtime.device,
         threads=config.runtime.threads or torch.get_num_threads(),
-        cores=envpool.usable_cores(),
+        cores=usable_cores(),
         gpu=torch.cuda.is_available(),
         compiles=config.runtime.compile == "on",
         may_compile=worth_compiling(config, config.model, spaces, config.runtime.device),

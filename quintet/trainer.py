@@ -162,7 +162,9 @@ class Trainer:
         self.finished = trained == asked
         if not self.finished:
             self._write_config()
-        self._log = (self.run_dir / "log.txt").open("a")
+        self._log = (self.run_dir / "log.txt").open(
+            "a", encoding="utf-8", errors="backslashreplace"
+        )
         self.progress = make_progress(
             self.config.total_env_steps,
             f"{self.config.algo} on {self.env.id} ({self.env.backend})",

@@ -4,8 +4,10 @@ import importlib.util
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import gymnasium
@@ -31,6 +33,29 @@ class OfSpaces(gymnasium.Env):
     def __init__(self, action: spaces.Space | None = None, obs: spaces.Space | None = None):
         self.action_space = action or spaces.Discrete(2)
         self.observation_space = obs or spaces.Box(-1, 1, (2,), np.float32)
+
+
+class Slowly(gymnasium.Env):
+    """Draws itself, and takes minutes for an episode when it does."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
+
+    def __init__(self, render_mode: str | None = None):
+        self.action_space = spaces.Discrete(2)
+        self.observation_space = spaces.Box(-1, 1, (2,), np.float32)
+        self.render_mode, self.steps = render_mode, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.zeros(2, np.float32), 1.0, self.steps == 600, False, {}
+
+    def render(self):
+        time.sleep(0.1)
+        return np.zeros((40, 40, 3), np.uint8)
 
 
 def box(*shape: int, bound: float = 1.0, dtype=np.float32) -> spaces.Box:
@@ -178,6 +203,63 @@ def test_a_closed_pipe_leaves_no_traceback():
         errors = process.stderr.read()
     assert errors == b""
     assert process.returncode == 141
+
+
+def python(shell: str) -> subprocess.CompletedProcess[str]:
+    """`shell` with QUINTET replaced by the command, as a person's shell would run it."""
+    shell = shell.replace("QUINTET", f"{sys.executable} -m quintet")
+    return subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("shell", "status", "says"),
+    [
+        ("QUINTET envs CartPole >&-", 0, ""),
+        ("QUINTET envs CartPole >/dev/full", 1, "error: .*No space left on device; free space\n"),
+        ("(sleep 0.3; QUINTET --help) | true; exit ${PIPESTATUS[0]}", 141, ""),
+    ],
+    ids=["closed", "full disk", "no reader of help"],
+)
+def test_whatever_output_is_there_is_no_traceback(shell, status, says):
+    done = python(shell)
+    assert re.fullmatch(says, done.stderr, re.DOTALL), done.stderr
+    assert done.returncode == status
+
+
+def test_a_folder_whose_name_the_locale_can_not_write(folder):
+    train_more = f"QUINTET train ppo --env {TOY} {' '.join(SMALL)} --run-dir é --total-steps"
+    for steps in (128, 256):  # and goes on
+        done = python(f"PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 LC_ALL=C {train_more} {steps}")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "policy: \\xe9/policy" in done.stdout or "policy: \\udc" in done.stdout
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_sigterm_while_filming_leaves_no_file(quintet, folder):
+    env = f"{Path(__file__).stem}:Slowly"
+    train_it = ["train", "ppo", "--env", env, *SMALL, "--total-steps", "64", "--run-dir", "r"]
+    quintet(*train_it, "--eval.episodes", "0")
+    command = [
+        sys.executable,
+        "-m",
+        "quintet",
+        "eval",
+        "r",
+        "--episodes",
+        "1",
+        "--video",
+        "v/v.mp4",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        waited = time.monotonic() + 60
+        while not list(folder.glob("v/.*")) and time.monotonic() < waited:
+            time.sleep(0.05)
+        assert list(folder.glob("v/.*"))
+        process.terminate()
+        assert process.stderr.read() == ""
+    assert process.returncode == 128 + signal.SIGTERM
+    assert list((folder / "v").iterdir()) == []
 
 
 def test_envs_lists_ids_with_their_backends(quintet):

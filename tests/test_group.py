@@ -1,6 +1,7 @@
 """Groups of runs: processes that start, speak and end together, and the seeds of one experiment."""
 
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -205,7 +206,7 @@ def timeless(folder: Path) -> list[dict[str, float]]:
     ]
 
 
-def test_a_group_is_single_runs_side_by_side(tmp_path, capsys):
+def test_a_group_is_single_runs_side_by_side(tmp_path, capsys, monkeypatch):
     """Same bytes, folders of their own; again it goes on, and one that fails stops no other."""
     from quintet.envs.toy import Contextual
 
@@ -227,6 +228,16 @@ def test_a_group_is_single_runs_side_by_side(tmp_path, capsys):
         assert timeless(alone.run_dir) == timeless(result.run_dir)
         assert result.metrics["eval/return_mean"] == alone.metrics["eval/return_mean"]
         assert result.policy.act([0, 0, 1, 0])[0] == alone.policy.act([0, 0, 1, 0])[0]
+
+    # A reader that went away stops nobody, and what members say is still taken from them.
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", Closed())
+        (unheard,) = quintet.train("ppo", make, 300, None, tmp_path / "u", SMALL, seeds=[3])
+    assert unheard.status == "finished"
 
     shutil.rmtree(tmp_path / "g/s1/checkpoints" / newest(tmp_path / "g/s1").path.name)
     for path in (tmp_path / "g/s1/checkpoints").iterdir():

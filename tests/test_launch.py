@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -331,6 +332,39 @@ def test_two_processes_in_one_folder(tmp_path, capsys):
     assert len(names(tmp_path)) == 1
     with RunLock(tmp_path):
         pass
+
+
+def make_processes(num_envs: int) -> gymnasium.vector.VectorEnv:
+    return gymnasium.vector.AsyncVectorEnv([lambda: Trouble("slow", 0)] * num_envs)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_what_a_terminal_sends_to_all_processes_ends_in_a_checkpoint(tmp_path, number):
+    """Environments that are processes of their own go on until the run ends them."""
+    command = [sys.executable, "-m", "quintet", "train", "ppo", "--run-dir", str(tmp_path)]
+    command += ["--env", "test_launch:make_processes", "--total-steps", "100000"]
+    command += ["--env.num-streams", "2", "--unroll-steps", "16", "--report.interval-s", "0"]
+    command += ["--minibatch-steps", "none"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as first:
+        try:
+            waited = time.monotonic() + 60
+            while not (tmp_path / "metrics.jsonl").exists() and time.monotonic() < waited:
+                assert first.poll() is None
+                time.sleep(0.05)
+            if number == signal.SIGINT:
+                os.killpg(first.pid, number)
+            else:
+                first.send_signal(number)
+            said = first.stdout.read()
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(first.pid, signal.SIGKILL)
+    assert first.returncode == 130
+    assert "the same command goes on from there" in said
+    assert len(names(tmp_path)) == 1
 
 
 # Faults

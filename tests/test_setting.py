@@ -111,7 +111,8 @@ def facts(found: Setting, *names: str) -> tuple[Any, ...]:
 
 @pytest.fixture(autouse=True)
 def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(envpool, "usable_cores", lambda: CORES)
+    for module in (envpool, setting):
+        monkeypatch.setattr(module, "usable_cores", lambda: CORES)
     monkeypatch.setattr(setting.torch.cuda, "is_available", lambda: False)
 
 

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from quintet.bench.workloads import Workload
-from quintet.envs.envpool import load_opengl, usable_cores
+from quintet.cores import usable_cores
+from quintet.envs.envpool import load_opengl
 from quintet.models.precision import Precision, autocast
 from quintet.types import Spaces
 

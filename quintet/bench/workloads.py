@@ -129,8 +129,9 @@ def scheduling(arguments: list[str]) -> Layer:
     Raises:
         ConfigError: there are others.
     """
-    layer = parse("bench", ["ppo", *arguments]).options
-    fixed = [name for name in layer.values if name not in FREE]
+    asked = parse("bench", ["ppo", *arguments])
+    layer = asked.options
+    fixed = [name for name in layer.values if name not in FREE] + ["config"] * bool(asked.files)
     if fixed:
         raise ConfigError(
             f"a workload fixes all but {', '.join(FREE)}; got {', '.join(fixed)}; leave it out"

@@ -23,7 +23,6 @@ What EnvPool 1.2 needs from an adapter:
 import ctypes
 import difflib
 import importlib.util
-import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +33,7 @@ from typing import Any, final
 import numpy as np
 from gymnasium import spaces
 
+from quintet.cores import usable_cores
 from quintet.envs.vector import (
     Array,
     CannotRender,
@@ -185,13 +185,6 @@ def default_num_threads(
     if family in _CHEAP_FAMILIES:
         return 1
     return max(1, min((cores or usable_cores()) // pools, num_streams))
-
-
-def usable_cores() -> int:
-    """Cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # Linux only
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 @final

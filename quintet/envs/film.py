@@ -273,7 +273,7 @@ def _rgb(picture: Any) -> NDArray[np.uint8]:
 def _why(error: Exception) -> str:
     if isinstance(error, QuintetError | CannotRender):
         return str(error)
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 @contextmanager

@@ -10,7 +10,8 @@ from quintet.observe.timing import PHASES, Phase
 WINDOW_S = 30.0
 """Seconds over which shares are "now": some iterations even of a slow run."""
 
-_CROWDED, _BUSY = 0.2, 0.9  # shares of the cores: that others take, that are busy in all
+# Of all cores: that others take, that are busy in all; of the cores that a run wants: that it has.
+_CROWDED, _BUSY, _UNHINDERED = 0.2, 0.9, 0.9
 _BALANCED = 0.4  # below, halving the largest part makes the run less than a quarter faster
 
 
@@ -108,9 +109,10 @@ def limit(
 
 
 def crowded(cores: Cores, setting: Setting) -> bool:
-    """Whether others take so many cores that too few are left."""
+    """Whether others take cores that the run wants."""
     others, busy = cores.by_others / setting.cores, sum(cores) / setting.cores
-    return others >= _CROWDED and busy >= _BUSY
+    wanted = min(max(setting.threads, setting.env_threads * setting.num_groups), setting.cores)
+    return others >= _CROWDED and busy >= _BUSY and cores.used < _UNHINDERED * wanted
 
 
 def _told_of_others(cores: Cores, setting: Setting) -> str:

@@ -2,7 +2,9 @@
 
 import difflib
 import json
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, final
@@ -60,6 +62,7 @@ def plot_runs(
     kind: Kind = "curve",
     x: Axis = "env_steps",
     metric: str | None = None,
+    may_lack: Collection[Path] = (),
 ) -> Path:
     """Draws a metric of runs and returns `out`.  Runs that differ only in their seed are a group.
 
@@ -72,6 +75,7 @@ def plot_runs(
 
     metric: None: the training return as a curve, evaluations as bars; the other one where some run
         lacks it.
+    may_lack: of `run_dirs`, those that are left out, said aloud, where they have nothing to draw.
 
     Raises:
         QuintetError: no runs, a run without the metric, an unknown file format, or no matplotlib.
@@ -84,10 +88,23 @@ def plot_runs(
             f"a plot is written as {', '.join(_FORMATS)}, not {out.suffix or 'without ending'!r} "
             f"({out}): give --out a name with such an ending"
         )
-    reports = {Path(folder): read_metrics(Path(folder)) for folder in run_dirs}
+    # One run under two names is no second seed.
+    folders = {Path(folder).resolve(): Path(folder) for folder in run_dirs}.values()
+    reports: dict[Path, list[dict[str, float]]] = {}
+    for folder in folders:
+        with _leaving_out(folder in may_lack):
+            reports[folder] = read_metrics(folder)
+            if not reports[folder]:
+                del reports[folder]
+                raise QuintetError(f"{folder} has no reports yet")
     if metric is None:
         metric = _default_metric(kind, list(reports.values()))
-    runs = [_load(folder, reports[folder], x, metric) for folder in reports]
+    runs = []
+    for folder in reports:
+        with _leaving_out(folder in may_lack):
+            runs.append(_load(folder, reports[folder], x, metric))
+    if not runs:
+        raise QuintetError(f"plotting needs at least one run that has {metric}; none of these has")
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(group_key(run.config), []).append(run)
@@ -100,6 +117,17 @@ def plot_runs(
     except OSError as fault:
         raise QuintetError(f"can't write {out}: {fault.strerror}") from fault
     return out
+
+
+@contextmanager
+def _leaving_out(allowed: bool) -> Iterator[None]:
+    """Says why a run is left out, where that is allowed."""
+    try:
+        yield
+    except QuintetError as fault:
+        if not allowed:
+            raise
+        print(f"left out: {fault}", file=sys.stderr)
 
 
 def _default_metric(kind: Kind, runs: Sequence[Sequence[Mapping[str, float]]]) -> str:
@@ -178,12 +206,15 @@ def _load(folder: Path, reports: Sequence[Mapping[str, float]], x: Axis, metric:
             + (f"; did you mean {near[0]}?" if near else ".")
             + f" It has: {', '.join(have) or 'nothing'}"
         )
+    file = folder / "config.yaml"
     try:
-        config = yaml.safe_load((folder / "config.yaml").read_text()) or {}
+        config = yaml.safe_load(file.read_bytes()) or {}
     except FileNotFoundError:
         config = {}
-    except yaml.YAMLError as fault:
-        raise QuintetError(f"{folder / 'config.yaml'} is no YAML: {fault}") from fault
+    except yaml.YAMLError as fault:  # what is no text as well
+        raise QuintetError(f"{file} is no YAML: {fault}") from fault
+    if not isinstance(config, dict):
+        raise QuintetError(f"{file} must hold options by name, it holds a {type(config).__name__}")
     return Run(folder, config, curve, evaluations)
 
 

@@ -226,7 +226,8 @@ class QuietStream:
 def is_terminal(stream: TextIO) -> bool:
     """Whether a person looks at it, on a terminal that can do more than print lines."""
     try:
-        return stream.isatty() and os.environ.get("TERM") != "dumb"
+        # The two that rich, too, takes for dumb.
+        return stream.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
     except ValueError:  # closed
         return False
 

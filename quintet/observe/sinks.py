@@ -346,6 +346,8 @@ def _read_jsonl(path: Path, notice: Callable[[str], None]) -> list[dict[str, flo
             report = json.loads(line)
             if not isinstance(report, dict):
                 raise ValueError("no object")
+            if not all(isinstance(value, int | float) for value in report.values()):
+                raise ValueError("not all values are numbers")
         except ValueError as fault:
             notice(f"line {number} of {path} is damaged ({fault}) and left out")
             continue

@@ -117,7 +117,8 @@ class VideoWriter:
             *("-framerate", str(self._fps), "-i", "-", "-an"),
             *("-c:v", "libx264", "-preset", "fast", "-crf", "20", "-pix_fmt", "yuv420p"),
             # The index at the front lets browsers begin before they have all of it.
-            *("-movflags", "+faststart", "-f", "mp4", str(self._beside)),
+            *("-movflags", "+faststart", "-f", "mp4"),
+            str(self._beside.absolute()),  # up to a colon a relative one is taken for a protocol
         ]
         # A session of its own: Ctrl-C is for us, who then end it.
         return subprocess.Popen(

@@ -200,6 +200,10 @@ def test_only_the_schedule_is_free(small: Path):
     assert layer.values == {"runtime.threads": 2, "env.streams_per_group": 2}
     with pytest.raises(ConfigError, match=r"fixes all but .*; got num_epochs; leave it out"):
         workloads.scheduling(["--num-epochs", "1"])
+    file = small.parent / "more.yaml"
+    file.write_text("runtime.threads: 2")
+    with pytest.raises(ConfigError, match=r"got config; leave it out"):
+        workloads.scheduling(["--config", str(file)])
 
 
 def test_wrong_workloads_are_refused(small: Path, monkeypatch: pytest.MonkeyPatch):

@@ -214,6 +214,23 @@ def test_others_limit_the_speed_where_they_leave_too_few_cores(
     assert text.startswith("The update") != is_crowded
 
 
+ALONE = {"cores": 2, "threads": 1, "env_threads": 1, "num_groups": 1}
+
+
+def test_a_run_that_has_all_the_cores_it_wants_is_not_hindered() -> None:
+    def hindered(used: float, **changes: int) -> bool:
+        setting = replace(SETTING, **{**ALONE, **changes})
+        text = limit({"learning": 1.0}, setting, cores=Cores(used, 2 - used))
+        return text.startswith("Other processes")
+
+    assert not hindered(1.0)
+    assert hindered(0.7)
+    assert hindered(1.0, threads=2)
+    assert hindered(1.0, env_threads=2)
+    assert hindered(1.0, num_groups=2)
+    assert not hindered(1.9, threads=2), "others take next to nothing"
+
+
 def test_fewer_threads_are_advised_only_where_there_are_more_than_cores_left() -> None:
     def said(threads: int, cores: int, by_others: float) -> str:
         setting = replace(SETTING, cores=cores, threads=threads)
@@ -225,7 +242,10 @@ def test_fewer_threads_are_advised_only_where_there_are_more_than_cores_left() -
     )
     assert said(1, 1, 0.5).endswith("1 core. Waiting until they end would help.")
     assert "--runtime.threads 5" in said(8, 8, 3.0)
-    assert "--runtime" not in said(4, 8, 3.0)
+    setting = replace(SETTING, cores=8, threads=4)
+    text = limit({"learning": 1.0}, setting, cores=Cores(3.0, 4.5))
+    assert text.startswith("Other processes")
+    assert "--runtime" not in text
 
 
 def test_cores_are_weighed_by_time_over_the_same_reports() -> None:

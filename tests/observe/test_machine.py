@@ -8,6 +8,7 @@ import numpy as np
 import psutil
 import pytest
 
+from quintet.observe import machine
 from quintet.observe.machine import MachineUse
 from quintet.observe.metrics import METRICS
 
@@ -23,40 +24,54 @@ def test_every_name_is_declared() -> None:
 
 
 def test_memory_is_that_of_this_process() -> None:
-    machine = MachineUse()
-    before = machine.report()["process/resident_bytes"]
+    use = MachineUse()
+    before = use.report()["process/resident_bytes"]
     held = np.ones(50_000_000 // 8)
-    grown = machine.report()["process/resident_bytes"] - before
+    grown = use.report()["process/resident_bytes"] - before
     assert held.nbytes * 0.9 < grown < held.nbytes * 1.5
 
 
 def test_own_work_is_no_work_of_others() -> None:
-    machine = MachineUse()
+    use = MachineUse()
     spent = time.process_time()
     begin = time.perf_counter()
     burn(0.5)
-    report = machine.report()
+    report = use.report()
     spent = (time.process_time() - spent) / (time.perf_counter() - begin)
     assert report["machine/cores_used"] == pytest.approx(spent, abs=0.1)
     cores = psutil.cpu_count() or 1
     assert sum(v for name, v in report.items() if "cores" in name) <= cores + 0.1
 
 
-def test_work_of_others_is_seen() -> None:
-    machine = MachineUse()
+@pytest.mark.parametrize("own", [True, False])
+def test_work_of_children_is_own_and_of_others_is_theirs(own: bool) -> None:
     code = "import time; e = time.perf_counter() + 20\nwhile time.perf_counter() < e: pass"
-    other = subprocess.Popen([sys.executable, "-c", code])
+    if own:
+        busy = psutil.Process(subprocess.Popen([sys.executable, "-c", code]).pid)
+    else:  # the shell ends, and the process is nobody's child
+        shell = ["sh", "-c", f"{sys.executable} -c '{code}' >/dev/null & echo $!"]
+        busy = psutil.Process(int(subprocess.run(shell, capture_output=True, check=True).stdout))
     try:
         time.sleep(0.3)
-        machine.report()
-        before = psutil.Process(other.pid).cpu_times().user
+        use = MachineUse()
+        before = busy.cpu_times().user
         begin = time.perf_counter()
         time.sleep(1.0)
-        report = machine.report()
-        ran = psutil.Process(other.pid).cpu_times().user - before
+        report = use.report()
+        ran = busy.cpu_times().user - before
         passed_s = time.perf_counter() - begin
     finally:
-        other.kill()
-        other.wait()
-    assert report["machine/cores_used"] < 0.2
-    assert report["machine/cores_used_by_others"] > ran / passed_s - 0.15
+        busy.kill()
+        busy.wait()
+    share = ran / passed_s
+    name = "machine/cores_used" if own else "machine/cores_used_by_others"
+    assert report[name] > share - 0.15
+    if not own:
+        assert report["machine/cores_used"] < 0.2
+
+
+def test_nothing_is_said_of_others_where_cores_are_everybody_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine, "usable_cores", lambda: 0.5)
+    assert MachineUse().report().keys() == {"process/resident_bytes", "machine/cores_used"}

@@ -1,6 +1,7 @@
 """Plots: one line per experiment, bands over seeds, and pictures that show something."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -193,7 +194,7 @@ def test_errors_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         plot_runs([], tmp_path / "x.png")
     with pytest.raises(QuintetError, match=r"\.png, \.svg, \.pdf, not '\.bmp'"):
         plot_runs([run], tmp_path / "x.bmp")
-    with pytest.raises(QuintetError, match=r"empty has no values of episode/return_mean"):
+    with pytest.raises(QuintetError, match=r"empty has no reports yet"):
         plot_runs([run, empty], tmp_path / "x.png")
     with pytest.raises(QuintetError, match=r"no values of loss/total.*It has: episode/return_mean"):
         plot_runs([run], tmp_path / "x.png", metric="loss/total")
@@ -297,6 +298,41 @@ def test_one_report_is_a_point(tmp_path: Path, drawn: dict[str, Any], kind: plot
 def test_environments_name_groups_by_themselves() -> None:
     configs = [{"algo": "ppo", "env.id": name} for name in ("A-v1", "B-v1")]
     assert group_labels(configs) == ["ppo, A-v1", "ppo, B-v1"]
+
+
+def test_a_run_under_two_names_is_no_second_seed(tmp_path: Path, drawn: dict[str, Any]) -> None:
+    run = make_run(tmp_path / "a", 1)
+    plot_runs([run, tmp_path / "a" / ".." / "a"], tmp_path / "out.png")
+    assert not any("seeds" in text for text in legend_of(drawn["figure"]))
+
+
+def test_runs_that_may_lack_what_is_drawn_are_left_out_aloud(
+    tmp_path: Path, drawn: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, begun, bare = (make_run(tmp_path / name, 1) for name in ("good", "begun", "bare"))
+    (begun / "metrics.jsonl").write_text("")
+    (bare / "metrics.jsonl").unlink()
+    (damaged := make_run(tmp_path / "damaged", 2) / "config.yaml").write_text("- 1")
+    folders = [good, begun, bare, damaged.parent]
+    plot_runs(folders, tmp_path / "out.png", may_lack={*folders})
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 3
+    assert all(line.startswith("left out: ") for line in said)
+    for folder in folders[1:]:
+        with pytest.raises(QuintetError, match=re.escape(str(folder))):
+            plot_runs(folders, tmp_path / "out.png", may_lack={*folders} - {folder})
+    with pytest.raises(QuintetError, match="at least one run that has"):
+        plot_runs([begun], tmp_path / "out.png", may_lack={begun})
+
+
+@pytest.mark.parametrize(
+    ("content", "says"), [(b"- 1", "holds a list"), (b"\xff\xfe\x00", "no YAML")]
+)
+def test_a_damaged_configuration_is_named(tmp_path: Path, content: bytes, says: str) -> None:
+    run = make_run(tmp_path / "a", 1)
+    (run / "config.yaml").write_bytes(content)
+    with pytest.raises(QuintetError, match=says):
+        plot_runs([run], tmp_path / "out.png")
 
 
 def test_nearest_metric_is_named(tmp_path: Path) -> None:

@@ -111,6 +111,12 @@ def test_what_is_broken_off_leaves_the_file_before_it(tmp_path, error, frames):
     assert path.read_bytes() == b"before"
 
 
+def test_a_name_that_looks_like_a_protocol(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(Path("12:30.mp4"), [plain()])
+    assert os.listdir(tmp_path) == ["12:30.mp4"]
+
+
 def test_discarded(tmp_path):
     with VideoWriter(tmp_path / "v.mp4", 10) as writer:
         writer.add(plain(), "")

@@ -1,0 +1,32 @@
+"""How many cores there are for this process."""
+
+import math
+import os
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def usable_cores() -> int:
+    """Cores this process may use: those it is bound to (taskset, Slurm), no more than its container
+    is given time of (``docker --cpus``, a pod's limit; rounded up), at least 1.
+    """
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # Linux only
+        cores = len(os.sched_getaffinity(0))
+    return max(1, math.ceil(min(cores, _quota())))
+
+
+def _quota() -> float:
+    """Cores whose time the control group (of version 2 or 1) gives; infinite without a limit."""
+    try:
+        if (_CGROUP / "cpu.max").exists():
+            quota, period = (_CGROUP / "cpu.max").read_text().split()
+        else:
+            quota, period = (
+                (_CGROUP / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")
+            )
+        share = float(quota) / float(period)
+    except (OSError, ValueError):  # ValueError: "max", no limit
+        return math.inf
+    return share if share > 0 else math.inf  # -1: no limit
