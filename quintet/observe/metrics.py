@@ -54,7 +54,9 @@ _EPISODES = {
 _SPEED = {
     "throughput/env_steps_per_s": Metric("env_steps/s", "env_steps per second since last report"),
     "throughput/updates_per_s": Metric("updates/s", "optimizer steps per second since last report"),
-    "machine/cores_used": Metric("cores", "cores that the process kept busy, since last report"),
+    "machine/cores_used": Metric(
+        "cores", "cores that the process and those it began kept busy, since last report"
+    ),
     "machine/cores_used_by_others": Metric(
         "cores", "cores that other processes kept busy, of those that this one may use"
     ),

@@ -93,10 +93,10 @@ def plot_runs(
     reports: dict[Path, list[dict[str, float]]] = {}
     for folder in folders:
         with _leaving_out(folder in may_lack):
-            reports[folder] = read_metrics(folder)
-            if not reports[folder]:
-                del reports[folder]
+            found = read_metrics(folder)
+            if not found:
                 raise QuintetError(f"{folder} has no reports yet")
+            reports[folder] = found
     if metric is None:
         metric = _default_metric(kind, list(reports.values()))
     runs = []
