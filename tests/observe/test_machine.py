@@ -49,7 +49,7 @@ def test_work_of_children_is_own_and_of_others_is_theirs(own: bool) -> None:
     if own:
         busy = psutil.Process(subprocess.Popen([sys.executable, "-c", code]).pid)
     else:  # the shell ends, and the process is nobody's child
-        shell = ["sh", "-c", f"{sys.executable} -c '{code}' >/dev/null & echo $!"]
+        shell = ["sh", "-c", f"{sys.executable} -c '{code}' >/dev/null 2>&1 & echo $!"]
         busy = psutil.Process(int(subprocess.run(shell, capture_output=True, check=True).stdout))
     try:
         time.sleep(0.3)
@@ -64,6 +64,7 @@ def test_work_of_children_is_own_and_of_others_is_theirs(own: bool) -> None:
         busy.kill()
         busy.wait()
     share = ran / passed_s
+    assert share > 0.2  # of a core, or nothing was measured
     name = "machine/cores_used" if own else "machine/cores_used_by_others"
     assert report[name] > share - 0.15
     if not own:
