@@ -1,6 +1,6 @@
 """Stable-Baselines3's side of time_to_threshold.py, with the settings of its RL Zoo.
 
-    python peer_sb3_zoo.py TASK THRESHOLD SEED
+    python peer_sb3_zoo.py TASK THRESHOLD SEED GIVE_UP_AT
 
 Its Python needs stable-baselines3, gymnasium[box2d,mujoco], ale-py and opencv-python-headless.
 """
@@ -72,23 +72,24 @@ TASKS = {
 class Until(BaseCallback):
     """Stops when the last 100 training episodes have the return."""
 
-    def __init__(self, threshold: float):
+    def __init__(self, threshold: float, give_up_at: float):
         super().__init__()
-        self.threshold = threshold
+        self.threshold, self.give_up_at = threshold, give_up_at
         self.reached = False
 
     def _on_step(self) -> bool:
         buffer = self.model.ep_info_buffer
         if len(buffer) == 100 and np.mean([e["r"] for e in buffer]) >= self.threshold:
             self.reached = True
-        return not self.reached
+        return not self.reached and time.time() < self.give_up_at
 
 
 def main() -> None:
     name, threshold, seed = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
+    give_up_at = float(sys.argv[4])
     make, policy, budget, options = TASKS[name]
     model = PPO(policy, make(seed), seed=seed, device="cpu", **options)
-    until = Until(threshold)
+    until = Until(threshold, give_up_at)
     model.learn(budget, callback=until)
     print(
         json.dumps({"reached": until.reached, "at": time.time(), "env_steps": model.num_timesteps})

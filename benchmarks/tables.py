@@ -98,9 +98,7 @@ def learning_table(algo: str, goals: dict[str, Goal]) -> str:
 
 
 def asked_of(must: float | None, aim: float | None) -> str:
-    return (
-        "" if must is aim is None else " / ".join("" if x is None else str(x) for x in (must, aim))
-    )
+    return " / ".join(str(x) for x in (must, aim) if x is not None)
 
 
 def met_by(score: float, must: float | None, aim: float | None) -> str:
@@ -128,12 +126,13 @@ def speed_table() -> str:
         speeds = [[run["env_steps_per_s"] for run in side] for side in (ours, theirs)]
         ratios = [a / b for a, b in zip(*speeds, strict=True)]
         limit = median(run["env_steps_per_s"] / run["limit_env_steps_per_s"] for run in ours)
+        commit, _, dirty = (ours[-1]["commit"] or "").partition("-")
         lines.append(
             f"| {name} | {median(speeds[0]):,.0f} | {median(speeds[1]):,.0f} "
             f"| **{median(ratios):.2f}x** ({min(ratios):.2f} to {max(ratios):.2f}) "
             f"| {asked_of(goal.must, goal.aim)} | {met_by(median(ratios), goal.must, goal.aim)} "
             f"| {limit:.2f} | {goal.of_limit} | {ours[-1]['precision']} "
-            f"| {max(run['compile_s'] for run in ours):.0f} s | {(ours[-1]['commit'] or '')[:7]} |"
+            f"| {max(run['compile_s'] for run in ours):.0f} s | {commit[:7]}{dirty and '-dirty'} |"
         )
     return "\n".join(lines)
 
@@ -154,11 +153,12 @@ def threshold_table() -> str:
         record = records[name]
         sides = (record["quintet"], record["sb3"])
         cells = [", ".join(map(until, side)) for side in sides]
-        # Without all of them reached there is no median to divide.
         ratio = ""
-        if all(run["reached"] for side in sides for run in side):
+        if all(run["reached"] for run in record["quintet"]):
             ours, theirs = (median(run["seconds"] for run in side) for side in sides)
-            ratio = f"**{theirs / ours:.1f}x**"
+            # What a run took that was ended before it got there is less than it would have taken.
+            sign = "" if all(run["reached"] for run in record["sb3"]) else "> "
+            ratio = f"**{sign}{theirs / ours:.1f}x**"
         lines.append(
             f"| {name} | {record['threshold']:,} | {cells[0]} | {cells[1]} | {ratio} "
             f"| {record['commit']} |"
@@ -168,8 +168,8 @@ def threshold_table() -> str:
 
 def until(run: dict[str, Any]) -> str:
     """One run's seconds and env_steps until the return was reached."""
-    steps = f"{run['env_steps']:,}"
-    return f"{run['seconds']:,.0f} ({steps})" if run["reached"] else f"not within {steps} env_steps"
+    took = f"{run['seconds']:,.0f} ({run['env_steps']:,})"
+    return took if run["reached"] else f"not within {took}"
 
 
 def cost_table(algo: str, goals: dict[str, Goal]) -> str:

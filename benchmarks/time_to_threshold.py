@@ -4,12 +4,14 @@
 
 Both sides in turns, each run a process of its own; the clock starts when the process does, so
 imports and compilation count.  Reached is a return when the mean of the last 100 training episodes
-is at least that.  The peer's Python needs stable-baselines3 and gymnasium with box2d, mujoco and
+is at least that; a run that got to the end of its budget, or of --give-up-s, did not reach it.
+The peer's Python needs stable-baselines3 and gymnasium with box2d, mujoco and
 atari (benchmarks/peer_sb3_zoo.py).  Results go to benchmarks/results/time-to-threshold.json.
 """
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -38,8 +40,8 @@ TASKS = {
 }
 
 
-def train(task: Task, seed: int) -> None:
-    """Trains until the threshold and says when that was."""
+def train(task: Task, seed: int, give_up_at: float) -> None:
+    """Trains until the threshold, or the time, and says when that was."""
     import quintet
 
     episodes: deque[tuple[int, float]] = deque()
@@ -53,12 +55,10 @@ def train(task: Task, seed: int) -> None:
         ):
             episodes.popleft()
         count = sum(count for count, _ in episodes)
-        if count < EPISODES:
-            return False
-        over = sum(count * mean for count, mean in episodes) / count >= task.threshold
-        if over:
+        mean = sum(count * mean for count, mean in episodes) / max(count, 1)
+        if count >= EPISODES and mean >= task.threshold:
             reached_at.append(time.time())  # the checkpoint that follows is no training
-        return over
+        return bool(reached_at) or time.time() > give_up_at
 
     with TemporaryDirectory() as folder:
         result = quintet.train(
@@ -74,13 +74,16 @@ def train(task: Task, seed: int) -> None:
             },
             on_report=reached,
         )
-    said = {"reached": result.status == "stopped", "at": reached_at[-1] if reached_at else 0.0}
+    said = {"reached": bool(reached_at), "at": reached_at[-1] if reached_at else time.time()}
     print(json.dumps(said | {"env_steps": int(result.metrics["env_steps"])}))
 
 
-def measure(command: list[str | Path]) -> dict[str, Any]:
-    """Seconds from the start of the process to the threshold, and env_steps until then."""
+def measure(command: list[str | Path], give_up_s: float) -> dict[str, Any]:
+    """Seconds from the start of the process to the threshold (or the end, where it was not
+    reached), and env_steps until then.
+    """
     begin = time.time()
+    command = [*command, str(begin + give_up_s)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     said = json.loads(done.stdout.strip().splitlines()[-1])
     return {
@@ -95,31 +98,38 @@ def main() -> None:
     parser.add_argument("tasks", nargs="*", metavar="TASK")
     parser.add_argument("--peer-python", type=Path, help="that has stable-baselines3")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--one", type=int, metavar="SEED", help=argparse.SUPPRESS)
+    parser.add_argument("--give-up-s", type=float, default=math.inf, help="seconds of one run")
+    parser.add_argument("--one", nargs=2, metavar=("SEED", "TIME"), help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if unknown := set(args.tasks) - TASKS.keys():
+        parser.error(f"TASK must be of {', '.join(TASKS)}; got {', '.join(sorted(unknown))}")
     if args.one is not None:
-        train(TASKS[args.tasks[0]], args.one)
+        train(TASKS[args.tasks[0]], int(args.one[0]), float(args.one[1]))
         return
+    if args.peer_python is None or not args.peer_python.exists():
+        parser.error(f"--peer-python must be a Python's path; got {args.peer_python}")
     out = HERE / "results" / "time-to-threshold.json"
     results = json.loads(out.read_text()) if out.exists() else {}
     for name in args.tasks or TASKS:
         threshold = TASKS[name].threshold
         sides: dict[str, list[dict[str, Any]]] = {"quintet": [], "sb3": []}
+        commit = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=7"],
+            capture_output=True, text=True, check=False,
+        ).stdout.strip()  # fmt: skip
+        record: dict[str, Any] = {"threshold": threshold, "commit": commit, **sides}
+        if math.isfinite(args.give_up_s):
+            record["give_up_s"] = args.give_up_s
         for seed in range(1, args.repeats + 1):
             mine = [sys.executable, __file__, name, "--one", str(seed)]
             peer = HERE / "peer_sb3_zoo.py"
             theirs = [args.peer_python, peer, name, str(threshold), str(seed)]
             for side, command in (("quintet", mine), ("sb3", theirs)):
-                sides[side].append(measure(command))
+                sides[side].append(measure(command, args.give_up_s))
                 print(name, side, seed, sides[side][-1], flush=True)
-        commit = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=7"],
-            capture_output=True, text=True, check=False,
-        ).stdout.strip()  # fmt: skip
-        results[name] = {
-            "threshold": threshold, "commit": commit, "load": os.getloadavg(), **sides,
-        }  # fmt: skip
-        out.write_text(json.dumps(results, indent=1) + "\n")
+            # after every pair, which may have taken an hour
+            results[name] = record | {"load": os.getloadavg()}
+            out.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -224,8 +224,8 @@ def test_the_table_check_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     text = (DOCS / "benchmarks.md").read_text()
     assert tables.rendered(text) == text
-    assert tables.rendered(text.replace("| Acrobot-v1 (envpool) |", "| Nowhere |")) == text
-    assert "| Nowhere |" not in text
+    other = text.replace("| Acrobot-v1 (envpool) |", "| Nowhere |")
+    assert other != text == tables.rendered(other)
 
 
 def test_the_sixth_learner_is_quoted_as_it_stands_and_is_short():

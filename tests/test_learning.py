@@ -1,5 +1,7 @@
 """Scores that a broken learner does not reach: mean of seeds 1, 2, 3, greedy, final policy."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,15 @@ FLOORS: dict[str, tuple[str, int, float, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("task", FLOORS)
 def test_the_mean_over_three_seeds_reaches_the_floor(task: str, tmp_path: Path) -> None:
-    env, steps, floor, config = FLOORS[task]
+    """In processes of their own, as the checks of shapes in here keep graphs from compiling."""
+    env, steps, floor, options = FLOORS[task]
+    command = [sys.executable, "-m", "quintet", "train", "ppo", "--env", env]
+    command += ["--total-steps", str(steps), "--report.sinks", "jsonl", "--eval.episodes", "0"]
+    command += [word for name, value in options.items() for word in (f"--{name}", str(value))]
     means = []
     for seed in (1, 2, 3):
-        quiet = {"report.sinks": ["jsonl"], "report.progress": False, "eval.episodes": 0}
-        result = quintet.train("ppo", env, steps, seed, tmp_path / str(seed), quiet | config)
-        means.append(quintet.evaluate(result.policy, episodes=100).mean)
+        folder = tmp_path / str(seed)
+        subprocess.run([*command, "--seed", str(seed), "--run-dir", str(folder)], check=True)
+        means.append(quintet.evaluate(quintet.load(folder), episodes=100).mean)
     print(task, means)
     assert sum(means) / 3 >= floor, means

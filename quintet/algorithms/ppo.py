@@ -88,6 +88,11 @@ class PPOActor:
         self.network = ActorCritic(spaces, self.family, model, None, compute.precision)
         self.network.freeze_precision()
         self.normalizer = _normalizer(config, spaces)
+        parameters = dict(sorted(self.network.named_parameters()))
+        self.shapes = {name: p.shape for name, p in parameters.items()}
+        self.theta: Tensor | None = None
+        if compute.compile and compute.precision == "fp32":  # in bf16 weights are of two types
+            self.theta = flatten_in_place([*parameters.values()])
         self.sample = one_graph(self._sample) if compute.compile else self._sample
 
     @property
@@ -131,7 +136,12 @@ class PPOActor:
         return *self._chosen(self.family.sample(params, noise), params, value), state
 
     def _forward(self, obs: Obs, state: State, is_first: Tensor) -> tuple[Tensor, Tensor, State]:
-        params, value, state = self.network(self.normalizer(obs), state, is_first)
+        inputs = (self.normalizer(obs), state, is_first)
+        if self.theta is None:
+            params, value, state = self.network(*inputs)
+        else:  # a graph checks and converts its inputs one by one: all weights are one of them
+            weights = views_of(self.theta, self.shapes)
+            params, value, state = functional_call(self.network, weights, inputs)
         return _masked(self.family, params, obs), value, state
 
     def _chosen(

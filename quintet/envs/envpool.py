@@ -34,6 +34,7 @@ import numpy as np
 from gymnasium import spaces
 
 from quintet.cores import usable_cores
+from quintet.envs.short_wait import ShortWait
 from quintet.envs.vector import (
     Array,
     CannotRender,
@@ -241,6 +242,8 @@ class EnvPoolVectorEnv:
         self._pool: Any = None
         self._in_flight = False
         self._ended = np.zeros(num_streams, np.bool_)
+        brief = family in _CHEAP_FAMILIES and self._num_threads < usable_cores()
+        self._wait = ShortWait() if brief else None
 
     @property
     def num_streams(self) -> int:
@@ -299,11 +302,17 @@ class EnvPoolVectorEnv:
         # The pool casts to the dtype it needs, into memory of its own.
         self._pool.send(action if self._action_start is None else action + self._action_start)
         self._in_flight = True
+        if self._wait:
+            self._wait.begin()
 
     def recv(self, out: StepRow) -> None:
         assert self._in_flight, "send before recv"
         self._in_flight = False
+        if self._wait:
+            self._wait.stay_awake()
         obs, reward, terminated, truncated, info = self._pool.recv()
+        if self._wait:
+            self._wait.collected()
         self._write_obs(obs, out.obs)
         out.reward[:] = reward
         out.raw_reward[:] = info.get("reward", reward)

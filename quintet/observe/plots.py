@@ -28,8 +28,8 @@ _MAX_LABEL_PARTS = 4
 _RETURNS = ("episode/return_mean", "eval/return_mean")
 _FINAL_PART = 0.1  # of a run's env_steps, over which a noisy metric's final score is taken
 
-# readable without colour: every group has a line style and a marker of its own; colours are the
-# palette of Okabe and Ito, which colour-blind people can tell apart
+# readable without colour: every group has a line style of its own, from the eighth on together with
+# a marker; colours are the palette of Okabe and Ito, which colour-blind people can tell apart
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1)))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -374,13 +374,15 @@ def draw_group(
     points: of a drawn curve, each the mean of the reports around it.
     """
     colour, line = _COLOURS[number % len(_COLOURS)], _LINES[number % len(_LINES)]
+    again = number // len(_LINES)
+    marked = {"marker": _MARKERS[(again - 1) % len(_MARKERS)], "markevery": 0.1} if again else {}
     if len(members) == 1:
         curve = members[0].curve
         if len(curve.x) > 2 * points:
             grid = np.linspace(curve.x[0], curve.x[-1], points)
             curve = Curve(grid, _resample(curve, grid))
-        marker = "o" if len(curve.x) == 1 else None
-        axes.plot(curve.x, curve.y, color=colour, ls=line, lw=1.4, marker=marker, label=label)
+        marked = {"marker": "o"} if len(curve.x) == 1 else marked
+        axes.plot(curve.x, curve.y, color=colour, ls=line, lw=1.4, label=label, **marked)
         return
     for run in members:
         grid = np.linspace(run.curve.x[0], run.curve.x[-1], points)
@@ -397,9 +399,9 @@ def draw_group(
     low, high = bootstrap_band(curves)
     axes.fill_between(grid, low, high, color=colour, alpha=0.2, lw=0)
     text = f"{label} ({len(members)} seeds, 95% band)"
-    marker = "o" if start == end else None
+    marked = {"marker": "o"} if start == end else marked
     mean = curves.mean(axis=0)
-    axes.plot(grid, mean, color=colour, ls=line, lw=2.0, marker=marker, label=text)
+    axes.plot(grid, mean, color=colour, ls=line, lw=2.0, label=text, **marked)
 
 
 def _draw_evaluations(axes: Any, number: int, members: Sequence[Run]) -> None:

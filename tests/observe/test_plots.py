@@ -123,7 +123,7 @@ def test_other_metrics_show_no_evaluations(tmp_path: Path, drawn: dict[str, Any]
 
 
 def test_experiments_differ_without_colour(tmp_path: Path, drawn: dict[str, Any]) -> None:
-    runs = [make_run(tmp_path / f"r{k}", 1, learning_rate=k * 1e-4) for k in range(1, 7)]
+    runs = [make_run(tmp_path / f"r{k}", 1, learning_rate=k * 1e-4) for k in range(1, 10)]
     runs.append(make_run(tmp_path / "again", 2, learning_rate=1e-4))
     plot_runs(runs, tmp_path / "x.png")
     axes = drawn["figure"].axes[0]
@@ -133,12 +133,16 @@ def test_experiments_differ_without_colour(tmp_path: Path, drawn: dict[str, Any]
     assert (
         len(
             {
-                (line.get_linestyle(), line._dash_pattern[1] and tuple(line._dash_pattern[1]))
+                (
+                    line.get_linestyle(),
+                    line._dash_pattern[1] and tuple(line._dash_pattern[1]),
+                    line.get_marker(),
+                )
                 for line in labelled
             }
         )
         == len(labelled)
-        == 6
+        == 9
     )
     texts = legend_of(drawn["figure"])
     assert texts[0] == "ppo, learning_rate 0.0001 (2 seeds, 95% band)"
