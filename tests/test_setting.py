@@ -138,6 +138,7 @@ def test_pools(
     assert facts(found, "env", "backend", "source") == (env, "envpool", "id")
     assert facts(found, "envpool", "single_only", "cores") == ("has it", False, CORES)
     assert facts(found, "num_groups", "env_threads", "auto_env_threads") == (groups, threads, auto)
+    assert found.auto_num_groups == (1 if env == "CartPole-v1" else min(2, found.num_streams))
     assert found.large_network is pictures
 
 

@@ -43,6 +43,7 @@ class Setting:
     envpool: Literal["has it", "lacks it", "absent"]
     num_streams: int
     num_groups: int
+    auto_num_groups: int
     env_threads: int
     auto_env_threads: int
     large_network: bool
@@ -130,7 +131,7 @@ def _told_of_others(cores: Cores, setting: Setting) -> str:
 
 def _told(phase: Phase, percent: str, setting: Setting) -> str:
     size = setting.num_streams // setting.num_groups
-    groups = "one group" if setting.num_groups == 1 else f"{setting.num_groups} groups"
+    groups = _groups(setting.num_groups)
     minibatches = (
         f" in minibatches of {setting.minibatch_steps:,}" if setting.minibatch_steps else ""
     )
@@ -164,6 +165,9 @@ def _stepping(setting: Setting) -> list[str]:
         return [f"a faster backend, if there is one (quintet envs {setting.env.split('-')[0]}),"]
     if setting.env_threads < setting.auto_env_threads:
         return [f"{setting.auto_env_threads} threads a pool (leave --env.num-threads out)"]
+    if setting.num_groups > setting.auto_num_groups:
+        groups = _groups(setting.auto_num_groups)
+        return [f"{groups} (leave --env.streams-per-group out)"]
     if setting.env_threads * setting.num_groups >= setting.cores > 1:
         return ["more CPU cores"]
     return [_more_streams(setting)]
@@ -244,6 +248,10 @@ def _larger_minibatch(steps: int, setting: Setting) -> int:
     half_as_many = (-(-batch // steps) + 1) // 2
     fitting = (n for n in range(half_as_many, 0, -1) if batch % n == 0 and batch // n % chunk == 0)
     return batch // next(fitting, 1)
+
+
+def _groups(number: int) -> str:
+    return "one group" if number == 1 else f"{number} groups"
 
 
 def _count(number: int, noun: str) -> str:

@@ -10,6 +10,7 @@ SETTING = Setting(
     envpool="has it",
     num_streams=8,
     num_groups=2,
+    auto_num_groups=2,
     env_threads=1,
     auto_env_threads=1,
     large_network=False,

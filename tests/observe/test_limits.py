@@ -51,6 +51,8 @@ def test_environments_in_pools() -> None:
     assert "More CPU cores would help" in busy
     throttled = told("stepping", setting=pool, env_threads=2, auto_env_threads=8)
     assert "8 threads a pool (leave --env.num-threads out)" in throttled
+    torn = told("stepping", setting=pool, num_groups=16, auto_num_groups=1)
+    assert torn.endswith(" One group (leave --env.streams-per-group out) would help.")
 
 
 def test_update() -> None:
