@@ -62,7 +62,7 @@ def setting_of(
     known: Literal["has it", "lacks it", "absent"] = "absent"
     if envpool.is_installed():
         known = "has it" if ":" not in env.id and envpool_id(env.id) else "lacks it"
-    alone = config.env.model_copy(update={"streams_per_group": None})
+    unset = config.env.model_copy(update={"streams_per_group": None})
     threads = auto = 1
     if env.backend != "gymnasium":
         pool = envpool_id(env.id)
@@ -77,7 +77,7 @@ def setting_of(
         envpool=known,
         num_streams=config.env.num_streams,
         num_groups=config.env.num_groups,
-        auto_num_groups=config.env.num_streams // group_size(alone),
+        auto_num_groups=config.env.num_streams // group_size(unset),
         env_threads=threads,
         auto_env_threads=auto,
         large_network=pictures,

@@ -34,7 +34,7 @@ import numpy as np
 from gymnasium import spaces
 
 from quintet.cores import usable_cores
-from quintet.envs.short_wait import ShortWait
+from quintet.envs.short_wait import SLEEPS_ARE_COUNTED, ShortWait
 from quintet.envs.vector import (
     Array,
     CannotRender,
@@ -243,7 +243,7 @@ class EnvPoolVectorEnv:
         self._in_flight = False
         self._ended = np.zeros(num_streams, np.bool_)
         brief = family in _CHEAP_FAMILIES and self._num_threads < usable_cores()
-        self._wait = ShortWait() if brief else None
+        self._wait = ShortWait() if brief and SLEEPS_ARE_COUNTED else None
 
     @property
     def num_streams(self) -> int:

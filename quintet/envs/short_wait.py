@@ -1,10 +1,12 @@
 """Staying awake through a wait of microseconds."""
 
 import os
-import resource
 import sys
 import time
 from typing import final
+
+if sys.platform == "linux":
+    import resource
 
 _LONGEST_S = 200e-6
 """Of longer steps what sleeping costs is a small part."""
@@ -12,8 +14,8 @@ _FIRST_S = 20e-6
 _LONGER, _SHORTER = 1.05, 0.995  # one step in ten is late
 _GIVEN_UP_FOR = 2_000  # steps
 
-_COUNTED = sys.platform == "linux"
-"""Whether the system counts how often a thread went to sleep."""
+SLEEPS_ARE_COUNTED = sys.platform == "linux"
+"""Whether the system tells how often a thread went to sleep, without which nothing here works."""
 
 
 @final
@@ -31,7 +33,7 @@ class ShortWait:
 
     def __init__(self) -> None:
         self.awake_s = _FIRST_S
-        self._given_up_for = 0 if _COUNTED else sys.maxsize
+        self._given_up_for = 0
         self._begun_at = 0.0
         self._slept_before = 0
 
