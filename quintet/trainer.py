@@ -31,7 +31,8 @@ from quintet.policy import POLICY, Policy, describe, misfit
 from quintet.protocols import Actor, Learner
 from quintet.runtime import loop
 from quintet.runtime.batch import Episode
-from quintet.runtime.replay import Replay, RowSpecs
+from quintet.runtime.replay import Replay
+from quintet.runtime.slots import RowSpecs
 from quintet.setting import setting_of
 from quintet.types import LearnerState, Publication, Rollout, Spaces
 from quintet.warm_start import donated
@@ -113,7 +114,7 @@ class Trainer:
         plan, streams = self.learner.plan, self.config.env.num_streams
         if plan.replay is None:
             return
-        rows = RowSpecs(spaces, actor.action_spec, actor.record_specs, actor.state_specs)
+        rows = RowSpecs.of(spaces, actor)
         unrolls = -(-self.interval * plan.columns_per_batch // streams)
         self.replay = Replay(
             plan, rows, streams, self.config.seed, self.run_dir / "replay",

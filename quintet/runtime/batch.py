@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import Any, final
 
 import torch
@@ -83,34 +84,94 @@ def within_budget(batch: Rollout, env_steps_left: int) -> tuple[Rollout, int]:
     return replace(batch, valid=within, budget_cut=last), env_steps_left
 
 
+@final
+class Lease:
+    """Memory that may be written again once all who read it are done with it.
+
+    Made with one reader; `share` adds one, `release` takes one away.
+    """
+
+    def __init__(self, free: Callable[[], None]):
+        """free: called when the last reader is done."""
+        self._free, self._readers = free, 1
+
+    def share(self) -> "Lease":
+        self._readers += 1
+        return self
+
+    def release(self) -> None:
+        self._readers -= 1
+        assert self._readers >= 0
+        if self._readers == 0:
+            self._free()
+
+
 @dataclass(frozen=True)
 class Part:
-    """Some columns of one unroll, and the episodes that ended in them."""
+    """Some columns of one unroll, and the episodes that ended in them.
+
+    lease: of the slot whose memory this is a view of; None: its memory is its own.
+    """
 
     rollout: Rollout
     episodes: list[Episode]
-    owned: bool = False
-    """Whether its memory is its own, not that of a slot which will be written again."""
+    lease: Lease | None
 
     @property
     def columns(self) -> int:
         return self.rollout.stream_id.numel()
 
     def take(self, columns: Tensor) -> "Part":
-        """The part's columns at these indices, copied."""
+        """The part's columns at these indices, copied; the part itself is used up."""
         place = {column: i for i, column in enumerate(columns.tolist())}
         episodes = [replace(e, column=place[e.column]) for e in self.episodes if e.column in place]
-        return Part(select(self.rollout, columns), episodes, owned=True)
+        copied = select(self.rollout, columns)
+        self.release()
+        return Part(copied, episodes, None)
+
+    def shared(self) -> "Part":
+        """The same columns for one reader more."""
+        return replace(self, lease=None if self.lease is None else self.lease.share())
+
+    def release(self) -> None:
+        """Called once, when nothing reads the part any more."""
+        if self.lease is not None:
+            self.lease.release()
 
     def split(self, first: int) -> tuple["Part", "Part"]:
-        """The first so many columns and the rest, as views."""
+        """The first so many columns and the rest, as views; the part itself is used up."""
         head = [e for e in self.episodes if e.column < first]
         tail = [replace(e, column=e.column - first) for e in self.episodes if e.column >= first]
         rest = self.columns - first
+        shared = None if self.lease is None else self.lease.share()
         return (
-            Part(_narrow(self.rollout, 0, first), head, self.owned),
-            Part(_narrow(self.rollout, first, rest), tail, self.owned),
+            Part(_narrow(self.rollout, 0, first), head, self.lease),
+            Part(_narrow(self.rollout, first, rest), tail, shared),
         )
+
+
+def _apart(parts: list[Part]) -> list[Part]:
+    """The parts by stream where no stream is in two of them, else in their order: what is joined in
+    the right order need not be copied twice.
+    """
+    ordered = sorted(parts, key=lambda part: int(part.rollout.stream_id[0]))
+    ends = [(int(p.rollout.stream_id[0]), int(p.rollout.stream_id[-1])) for p in ordered]
+    return ordered if all(a[1] < b[0] for a, b in pairwise(ends)) else parts
+
+
+def _joined(parts: list[Part]) -> Part:
+    """All columns of all parts; the parts are used up."""
+    if len(parts) == 1:
+        return parts[0]
+    episodes: list[Episode] = []
+    first_column = 0
+    for part in parts:
+        episodes += [replace(e, column=e.column + first_column) for e in part.episodes]
+        first_column += part.columns
+    rollout = join([part.rollout for part in parts])
+    for part in parts:
+        part.release()
+    return Part(rollout, episodes, None)
 
 
 @final
@@ -141,7 +202,8 @@ class ColumnQueue:
     def keep(self) -> None:
         """Copies what waits, so that the memory of its unroll can be written again."""
         self.waiting = [
-            part if part.owned else part.take(torch.arange(part.columns)) for part in self.waiting
+            part if part.lease is None else part.take(torch.arange(part.columns))
+            for part in self.waiting
         ]
 
     def clear(self) -> None:
@@ -149,19 +211,24 @@ class ColumnQueue:
         for part in self.waiting:
             self.dropped_columns += int(part.rollout.valid.any(0).sum())
             self.dropped_steps += int(part.rollout.valid.sum())
+            part.release()
         self.waiting = []
 
-    def take(self, version: int) -> tuple[Rollout, list[Episode]] | None:
-        """The next batch for weights of `version`, ordered by (group, stream), then by age; None
-        if columns are missing.
+    @property
+    def columns(self) -> int:
+        """How many wait."""
+        return sum(part.columns for part in self.waiting)
+
+    def take(self, version: int) -> Part | None:
+        """The columns of the next batch for weights of `version`, ordered by (group, stream), then
+        by age; None if some are missing.  They are views where they are all of one unroll.
         """
         if self.plan.max_policy_lag is not None:
             self._drop_old(version - self.plan.max_policy_lag)
-        size = self.plan.columns_per_batch
-        if sum(part.columns for part in self.waiting) < size:
+        missing = self.plan.columns_per_batch
+        if self.columns < missing:
             return None
         taken: list[Part] = []
-        missing = size
         while missing:
             part = self.waiting.pop(0)
             if part.columns > missing:
@@ -169,16 +236,11 @@ class ColumnQueue:
                 self.waiting.insert(0, rest)
             taken.append(part)
             missing -= part.columns
-        episodes: list[Episode] = []
-        first_column = 0
-        for part in taken:
-            episodes += [replace(e, column=e.column + first_column) for e in part.episodes]
-            first_column += part.columns
-        whole = Part(join([part.rollout for part in taken]), episodes)
+        whole = _joined(_apart(taken))
         order = whole.rollout.stream_id.argsort(stable=True)
-        if not torch.equal(order, torch.arange(size)):
+        if not torch.equal(order, torch.arange(order.numel())):
             whole = whole.take(order)
-        return whole.rollout, whole.episodes
+        return whole
 
     def _drop_old(self, oldest: int) -> None:
         """Masks rows of versions before `oldest` and drops columns that have no other."""

@@ -10,7 +10,7 @@ from quintet.errors import NonFiniteError
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Learner
 from quintet.runtime.batch import Episode, to_device
-from quintet.runtime.serial import Batch
+from quintet.runtime.delivery import Batch
 from quintet.types import Publication, Rollout
 
 

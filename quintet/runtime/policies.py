@@ -1,6 +1,6 @@
 """Several policies in the same environments: each stream is played by one of them per episode."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import final
 
 import torch
@@ -89,6 +89,15 @@ class PolicyMix:
         for name in self.state_specs:
             mixed[name] = _pick([state[name] for state in states], player)
         return mixed | {PLAYER: player}
+
+
+def make_group_actor(make_actor: Callable[[], Actor], num_policies: int) -> Actor:
+    """The actor of one group.  All groups act by the same weights, but an actor may keep things
+    between acts (exploration), so each group has its own.
+    """
+    if num_policies == 1:
+        return make_actor()
+    return PolicyMix([make_actor() for _ in range(num_policies)])
 
 
 def _own(state: State, policy: int) -> State:

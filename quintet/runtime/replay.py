@@ -14,7 +14,7 @@ from quintet.errors import CheckpointError
 from quintet.protocols import DataPlan
 from quintet.runtime.replay_files import Array, Numbers, as_array, require_room
 from quintet.runtime.replay_frames import frame_slices
-from quintet.runtime.replay_layout import Layout, RowSpecs
+from quintet.runtime.replay_layout import Layout
 from quintet.runtime.replay_resume import load_rows, save_rows
 from quintet.runtime.replay_store import (
     BUDGET,
@@ -26,9 +26,8 @@ from quintet.runtime.replay_store import (
     RowStore,
 )
 from quintet.runtime.seeds import Role, generator_seed
+from quintet.runtime.slots import RowSpecs
 from quintet.types import Rollout
-
-__all__ = ["Replay", "RowSpecs"]
 
 _FORMAT = 1
 _COUNTS = ("counted_steps", "owed_draws", "drawn_rows")

@@ -1,7 +1,6 @@
 """What a replay's rings hold and how long they are, from the plan and the kinds of rows."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
@@ -11,8 +10,9 @@ from quintet.errors import ConfigError
 from quintet.protocols import DataPlan
 from quintet.runtime.replay_files import array_dtype, rings_bytes
 from quintet.runtime.replay_frames import may_stack, pool_bytes, smallest_frame, stack_fields
+from quintet.runtime.slots import RowSpecs
 from quintet.spaces import leaf_spec, observation_leaves
-from quintet.types import Spaces, TensorSpec
+from quintet.types import TensorSpec
 
 _SEGMENT = 1024  # rows under one checksum, at most
 
@@ -23,17 +23,6 @@ _FIXED = {
     "policy_id": TensorSpec((), torch.int64),
     "episode_id": TensorSpec((), torch.int64),
 }
-
-
-@final
-@dataclass(frozen=True)
-class RowSpecs:
-    """What a row holds beside its reward, ends and ids; `state`: one recorded recurrent state."""
-
-    spaces: Spaces
-    action: TensorSpec
-    record: Mapping[str, TensorSpec]
-    state: Mapping[str, TensorSpec]
 
 
 @final

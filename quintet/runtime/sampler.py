@@ -1,5 +1,6 @@
 """Fills one group's slot: acts, sends, receives, and keeps what runs on from unroll to unroll."""
 
+from collections.abc import Sequence
 from typing import final
 
 import numpy as np
@@ -7,8 +8,9 @@ import torch
 
 from quintet.envs.vector import VectorEnv, check_finite
 from quintet.errors import EnvironmentFault
+from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor, DataPlan
-from quintet.runtime.batch import Episode, Part
+from quintet.runtime.policies import PolicyMix
 from quintet.runtime.slots import WHO_ACTED, Slot
 from quintet.spaces import mask_sizes
 from quintet.types import ACTION_MASK, Publication
@@ -20,21 +22,25 @@ class GroupSampler:
     `finish`.
     """
 
-    def __init__(self, env: VectorEnv, actor: Actor, plan: DataPlan, first_stream: int, group: int):
-        self.env, self.actor, self.plan = env, actor, plan
-        self.first_stream = first_stream
+    slot: Slot
+    """Of the unroll at work, or of the last one."""
+
+    def __init__(self, env: VectorEnv, actor: Actor, plan: DataPlan, first_stream: int):
+        self.env, self.actor, self.plan, self.first_stream = env, actor, plan, first_stream
         self.num_streams = env.num_streams
-        self.slot = Slot(env.spaces, actor, plan, env.num_streams, first_stream, group)
         # An actor of several policies says for every row who acted.
         self.one_policy = not set(WHO_ACTED) & set(actor.record_specs)
         self.generator = torch.Generator()
         self.version = -1
         self.fresh = True
 
-    def restart(self, env_seeds: list[int], noise_seed: int) -> None:
-        """Begins new episodes; all that the group does from here on follows from the two seeds."""
-        self.env.restart(env_seeds, self.slot.first_obs_arrays)
-        self.slot.begin_anew()
+    def restart(self, env_seeds: list[int], noise_seed: int, slot: Slot) -> None:
+        """Begins new episodes, whose first rows go to `slot`; all that the group does from here on
+        follows from the two seeds.
+        """
+        self.slot = slot
+        self.env.restart(env_seeds, slot.first_obs_arrays)
+        slot.begin_anew()
         self.generator.manual_seed(noise_seed)
         self.state = self.actor.initial_state(self.num_streams)
         self.carry = np.zeros(self.num_streams)
@@ -43,17 +49,22 @@ class GroupSampler:
         self.steps_before = 0
         self.fresh = True
 
-    def publish(self, publication: Publication) -> None:
-        """Weights change at unroll starts only."""
+    def publish(self, publication: Publication, policy: int = 0) -> None:
+        """Takes the weights that `policy` acts by; they change at unroll starts only."""
+        if isinstance(self.actor, PolicyMix):
+            self.actor.load_policy(policy, publication)
+            return
         self.actor.load(publication)
         self.version = publication.version
 
-    def begin(self) -> None:
-        """Makes the slot ready for its next unroll."""
+    def begin(self, slot: Slot) -> None:
+        """Makes a slot ready for the next unroll; after a restart it is the one that it began."""
         if self.fresh:
             self.fresh = False
+            assert slot is self.slot
         else:
-            self.slot.carry_over()
+            slot.begin_after(self.slot)
+        self.slot = slot
         if self.one_policy:
             self.slot.version.fill_(self.version)
         noise = self.actor.draw_noise(self.plan.unroll_steps, self.num_streams, self.generator)
@@ -78,8 +89,8 @@ class GroupSampler:
         self.env.recv(slot.step_rows[row])
         np.logical_not(slot.valid[row], out=slot.is_first[row + 1])
 
-    def finish(self) -> Part:
-        """Checks the unroll and derives what needs whole columns; gives it as views of the slot."""
+    def finish(self) -> None:
+        """Checks the unroll and derives what needs whole columns."""
         slot = self.slot
         slot.store_state(slot.steps, self.state)
         check_finite(
@@ -93,7 +104,7 @@ class GroupSampler:
         self.steps_before += slot.steps
         if self.plan.return_discount is not None:
             self._discounted_returns(self.plan.return_discount)
-        return Part(slot.rollout(), self._episodes())
+        self._measure_episodes()
 
     def _check_masks(self) -> None:
         """A choice with no allowed action can't be made; the reset row's mask doesn't matter."""
@@ -122,20 +133,36 @@ class GroupSampler:
             slot.return_carry[row] = carry
             carry *= going_on[row]
 
-    def _episodes(self) -> list[Episode]:
-        """Episodes that ended in this unroll, by (row, column)."""
+    def _measure_episodes(self) -> None:
+        """Writes return and length of every episode into the row in which it ended."""
         slot = self.slot
         returns = np.cumsum(slot.raw_reward, 0, dtype=np.float64)
         lengths = np.cumsum(slot.valid, 0, dtype=np.int64)
         # What to add to the running sums so that they count from the start of the episode.
         before_return, before_length = self.episode_return, self.episode_length
-        episodes = []
         for row, column in np.argwhere(slot.terminated | slot.truncated).tolist():
-            return_ = returns[row, column] + before_return[column]
-            length = lengths[row, column] + before_length[column]
-            episodes.append(Episode(row, column, float(return_), int(length)))
+            slot.episode_return[row, column] = returns[row, column] + before_return[column]
+            slot.episode_length[row, column] = lengths[row, column] + before_length[column]
             before_return[column] = -returns[row, column]
             before_length[column] = -lengths[row, column]
         before_return += returns[-1]
         before_length += lengths[-1]
-        return episodes
+
+
+def unroll(groups: Sequence[GroupSampler], slots: Sequence[Slot], timer: PhaseTimer) -> None:
+    """One unroll of every group, each into its slot; one group acts while the others step."""
+    timer.switch("acting")
+    for group, slot in zip(groups, slots, strict=True):
+        group.begin(slot)
+        group.act(0)
+    steps = groups[0].plan.unroll_steps
+    for row in range(1, steps):
+        for group in groups:
+            timer.switch("stepping")
+            group.receive(row - 1)
+            timer.switch("acting")
+            group.act(row)
+    timer.switch("stepping")
+    for group in groups:
+        group.receive(steps - 1)
+        group.finish()

@@ -30,3 +30,11 @@ def environment_seeds(seed: int, group: int, iteration: int, count: int) -> list
 def generator_seed(seed: int, role: Role, index: int, iteration: int = 0) -> int:
     """A 63-bit seed for a torch.Generator."""
     return int(_node(seed, role, index, iteration).generate_state(1, np.uint64)[0]) >> 1
+
+
+def group_seeds(seed: int, group: int, iteration: int, count: int) -> tuple[list[int], int]:
+    """Seeds of a group's environments, and of its noise, when it restarts at `iteration`."""
+    return (
+        environment_seeds(seed, group, iteration, count),
+        generator_seed(seed, Role.NOISE, group, iteration),
+    )

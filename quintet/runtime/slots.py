@@ -1,80 +1,130 @@
 """Memory for one unroll of one group: allocated once, written in place, read as tensors."""
 
 from collections.abc import Mapping
-from typing import Any, final
+from dataclasses import dataclass
+from typing import final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from quintet.envs.vector import StepRow
 from quintet.protocols import Actor, DataPlan
-from quintet.spaces import leaf_dtype, observation_leaves
+from quintet.runtime.batch import Episode
+from quintet.spaces import leaf_spec, observation_leaves
 from quintet.types import Obs, Rollout, Spaces, State, TensorSpec
 
 WHO_ACTED = ("policy_id", "version")
 """Records that belong to the slot itself: an actor of several policies says them row by row."""
 
+_OF_ROW = {
+    "policy_id": TensorSpec((), torch.int64),
+    "version": TensorSpec((), torch.int64),
+    "reward": TensorSpec((), torch.float32),
+    "raw_reward": TensorSpec((), torch.float32),
+    "terminated": TensorSpec((), torch.bool),
+    "truncated": TensorSpec((), torch.bool),
+    "valid": TensorSpec((), torch.bool),
+    "episode_return": TensorSpec((), torch.float64),
+    "episode_length": TensorSpec((), torch.int64),
+}
 
-def _zeros(spec: TensorSpec, *leading: int) -> Tensor:
-    return torch.zeros(*leading, *spec.shape, dtype=spec.dtype)
+
+@final
+@dataclass(frozen=True)
+class RowSpecs:
+    """What a row holds beside its reward, ends and ids; `state`: one recorded recurrent state."""
+
+    spaces: Spaces
+    action: TensorSpec
+    record: Mapping[str, TensorSpec]
+    state: Mapping[str, TensorSpec]
+
+    @classmethod
+    def of(cls, spaces: Spaces, actor: Actor) -> "RowSpecs":
+        """What an actor makes of environments with these spaces."""
+        return cls(spaces, actor.action_spec, actor.record_specs, actor.state_specs)
 
 
-def _leaves(specs: Mapping[str, TensorSpec], *leading: int) -> dict[str, Tensor]:
-    return {name: _zeros(spec, *leading) for name, spec in specs.items()}
+def slot_specs(rows: RowSpecs, plan: DataPlan, num_streams: int) -> dict[str, TensorSpec]:
+    """All tensors of a slot by name, with their leading dimensions."""
+    t, b = plan.unroll_steps, num_streams
+
+    def leading(specs: Mapping[str, TensorSpec], *sizes: int) -> dict[str, TensorSpec]:
+        return {name: TensorSpec((*sizes, *s.shape), s.dtype) for name, s in specs.items()}
+
+    leaves = observation_leaves(rows.spaces.observation)
+    of_row = dict(_OF_ROW)
+    if plan.return_discount is not None:
+        of_row["return_carry"] = TensorSpec((), torch.float64)
+    of_row |= {f"record/{k}": s for k, s in rows.record.items() if k not in WHO_ACTED}
+    next_too = {f"obs/{name}": leaf_spec(leaf) for name, leaf in leaves.items()}
+    next_too["is_first"] = TensorSpec((), torch.bool)
+    of_column = {
+        "last_action": rows.action,
+        "last_reward": TensorSpec((), torch.float32),
+        "episode_id": TensorSpec((), torch.int64),
+        "stream_id": TensorSpec((), torch.int64),
+        "group_id": TensorSpec((), torch.int64),
+    }
+    states = {f"state/{name}": spec for name, spec in rows.state.items()}
+    return {
+        **leading(of_row | {"action": rows.action}, t, b),
+        **leading(next_too, t + 1, b),
+        **leading(of_column, b),
+        **leading(states, t // plan.state_every + 1, b),
+    }
+
+
+def zeros(specs: Mapping[str, TensorSpec]) -> dict[str, Tensor]:
+    """Memory of one's own."""
+    return {name: torch.zeros(spec.shape, dtype=spec.dtype) for name, spec in specs.items()}
+
+
+def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors named ``prefix...``, by the rest of their names."""
+    return {k[len(prefix) :]: x for k, x in tensors.items() if k.startswith(prefix)}
 
 
 @final
 class Slot:
     """Rows 0..T of observations and 0..T-1 of the rest, for the B streams of a group.
 
-    Environments write through `step_rows` (numpy), actors read `obs_rows` and write `action` and
-    `record` (torch); both are views of the same memory, made once.
+    Made over memory that `slot_specs` describes, perhaps shared with other processes.  Environments
+    write through `step_rows` (numpy), actors read `obs_rows` and write `action` and `record`
+    (torch); both are views of the same memory, made once.
     """
 
-    def __init__(
-        self, spaces: Spaces, actor: Actor, plan: DataPlan, num_streams: int, first_stream: int,
-        group: int,
-    ):  # fmt: skip
-        self.steps, self.num_streams, self.state_every = (
-            plan.unroll_steps,
-            num_streams,
-            plan.state_every,
-        )
-        t, b = self.steps, num_streams
-        arrays: dict[str, NDArray[Any]] = {
-            name: np.zeros((t + 1, b, *(leaf.shape or ())), leaf_dtype(leaf))
-            for name, leaf in observation_leaves(spaces.observation).items()
-        }
-        self.obs: dict[str, Tensor] = {name: torch.from_numpy(x) for name, x in arrays.items()}
-        self.action = _zeros(actor.action_spec, t, b)
-        self.last_action = _zeros(actor.action_spec, b)
-        self.policy_id = torch.zeros(t, b, dtype=torch.int64)
-        self.version = torch.zeros(t, b, dtype=torch.int64)
-        specs = actor.record_specs
-        self.record = _leaves({k: s for k, s in specs.items() if k not in WHO_ACTED}, t, b)
-        self.state = _leaves(actor.state_specs, t // plan.state_every + 1, b)
-        self.reward = np.zeros((t, b), np.float32)
-        self.last_reward = np.zeros(b, np.float32)
-        self.raw_reward = np.zeros((t, b), np.float32)
-        self.terminated = np.zeros((t, b), np.bool_)
-        self.truncated = np.zeros((t, b), np.bool_)
-        self.valid = np.zeros((t, b), np.bool_)
-        self.is_first = np.zeros((t + 1, b), np.bool_)
-        self.episode_id = np.zeros(b, np.int64)
-        self.return_carry = None if plan.return_discount is None else np.zeros((t, b), np.float64)
-        self.stream_id = torch.arange(first_stream, first_stream + b)
-        self.group_id = torch.full((b,), group)
-        self.first_obs_arrays = {name: x[0] for name, x in arrays.items()}
+    def __init__(self, memory: Mapping[str, Tensor], rows: RowSpecs, plan: DataPlan):
+        self.memory, self.steps, self.state_every = memory, plan.unroll_steps, plan.state_every
+        self.obs = below(memory, "obs/")
+        self.record, self.state = below(memory, "record/"), below(memory, "state/")
+        self.action, self.last_action = memory["action"], memory["last_action"]
+        self.version = memory["version"]
+        self.num_streams = self.last_action.shape[0]
+        self.reward = memory["reward"].numpy()
+        self.last_reward = memory["last_reward"].numpy()
+        self.raw_reward = memory["raw_reward"].numpy()
+        self.terminated = memory["terminated"].numpy()
+        self.truncated = memory["truncated"].numpy()
+        self.valid = memory["valid"].numpy()
+        self.is_first = memory["is_first"].numpy()
+        self.episode_id = memory["episode_id"].numpy()
+        self.episode_return = memory["episode_return"].numpy()
+        self.episode_length = memory["episode_length"].numpy()
+        carry = memory.get("return_carry")
+        self.return_carry = None if carry is None else carry.numpy()
 
         # Views of every row, so that the hot loop slices and builds nothing.
+        t = self.steps
+        arrays = {name: x.numpy() for name, x in self.obs.items()}
+        self.first_obs_arrays = {name: x[0] for name, x in arrays.items()}
         self.obs_rows: list[Obs] = [
             {name: x[row] for name, x in self.obs.items()} for row in range(t + 1)
         ]
-        self.is_first_rows = [torch.from_numpy(self.is_first[row]) for row in range(t + 1)]
+        self.is_first_rows = list(memory["is_first"].unbind(0))
         self.action_rows = list(self.action.unbind(0))
-        said = self.record | {name: getattr(self, name) for name in WHO_ACTED if name in specs}
+        said = self.record | {name: memory[name] for name in WHO_ACTED if name in rows.record}
         self.record_rows = [{name: x[row] for name, x in said.items()} for row in range(t)]
         self.step_rows = [
             StepRow(
@@ -88,6 +138,12 @@ class Slot:
             for row in range(t)
         ]
 
+    def belongs_to(self, group: int, first_stream: int) -> None:
+        """Writes whose unrolls the slot holds."""
+        streams = torch.arange(first_stream, first_stream + self.num_streams)
+        self.memory["stream_id"].copy_(streams)
+        self.memory["group_id"].fill_(group)
+
     def begin_anew(self) -> None:
         """Row 0 is the first of every stream: nothing came before it."""
         self.is_first[0] = True
@@ -95,14 +151,14 @@ class Slot:
         self.last_action.zero_()
         self.last_reward[:] = 0.0
 
-    def carry_over(self) -> None:
-        """Row T of the last unroll becomes row 0 of the next."""
-        for x in self.obs.values():
-            x[0].copy_(x[-1])
-        self.episode_id += self.is_first[1:].sum(0)
-        self.is_first[0] = self.is_first[-1]
-        self.last_action.copy_(self.action[-1])
-        self.last_reward[:] = self.reward[-1]
+    def begin_after(self, last: "Slot") -> None:
+        """Row T of the last unroll, in this slot or another one, becomes row 0 of the next."""
+        for name, x in self.obs.items():
+            x[0].copy_(last.obs[name][-1])
+        np.add(last.episode_id, last.is_first[1:].sum(0), out=self.episode_id)
+        self.is_first[0] = last.is_first[-1]
+        self.last_action.copy_(last.action[-1])
+        self.last_reward[:] = last.reward[-1]
 
     def store_state(self, row: int, state: State) -> None:
         """Keeps the recurrent state before the act of `row`, or T, if it is one to be kept."""
@@ -112,23 +168,35 @@ class Slot:
 
     def rollout(self) -> Rollout:
         """The unroll as views of this memory."""
-        carry = self.return_carry
+        m = self.memory
         return Rollout(
             obs=self.obs,
             action=self.action,
-            reward=torch.from_numpy(self.reward),
-            terminated=torch.from_numpy(self.terminated),
-            truncated=torch.from_numpy(self.truncated),
-            valid=torch.from_numpy(self.valid),
-            is_first=torch.from_numpy(self.is_first),
+            reward=m["reward"],
+            terminated=m["terminated"],
+            truncated=m["truncated"],
+            valid=m["valid"],
+            is_first=m["is_first"],
             record=self.record,
-            version=self.version,
-            policy_id=self.policy_id,
-            stream_id=self.stream_id,
-            group_id=self.group_id,
-            episode_id=torch.from_numpy(self.episode_id),
+            version=m["version"],
+            policy_id=m["policy_id"],
+            stream_id=m["stream_id"],
+            group_id=m["group_id"],
+            episode_id=m["episode_id"],
             last_action=self.last_action,
-            last_reward=torch.from_numpy(self.last_reward),
+            last_reward=m["last_reward"],
             state=self.state,
-            return_carry=None if carry is None else torch.from_numpy(carry),
+            return_carry=m.get("return_carry"),
         )
+
+    def episodes(self) -> list[Episode]:
+        """Episodes that ended in this unroll, by (row, column)."""
+        return [
+            Episode(
+                row,
+                column,
+                float(self.episode_return[row, column]),
+                int(self.episode_length[row, column]),
+            )
+            for row, column in np.argwhere(self.terminated | self.truncated).tolist()
+        ]

@@ -22,10 +22,12 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from quintet.envs.make import make_vector_env
 from quintet.envs.toy import Scripted
 from quintet.envs.vector import VectorEnv
+from quintet.observe.timing import PhaseTimer
 from quintet.ops.returns import gae, lambda_return
 from quintet.ops.vtrace import vtrace
 from quintet.protocols import DataPlan
-from quintet.runtime.sampler import GroupSampler
+from quintet.runtime.sampler import GroupSampler, unroll
+from quintet.runtime.slots import RowSpecs, Slot, slot_specs, zeros
 from quintet.types import ActOutput, Obs, Publication, Rollout, State, TensorSpec
 
 SEEDS = [3, 8, 14]
@@ -179,15 +181,15 @@ class Recurrent:
 def play(env: VectorEnv) -> list[Rollout]:
     """Unrolls of `env` as the runtime collects them, each of its own memory."""
     actor = Recurrent()
-    sampler = GroupSampler(env, actor, DataPlan(UNROLL, env.num_streams, state_every=UNROLL), 0, 0)
-    sampler.restart(SEEDS[: env.num_streams], 0)
+    plan = DataPlan(UNROLL, env.num_streams, state_every=UNROLL)
+    rows = RowSpecs.of(env.spaces, actor)
+    slot = Slot(zeros(slot_specs(rows, plan, env.num_streams)), rows, plan)
+    sampler = GroupSampler(env, actor, plan, 0)
+    sampler.restart(SEEDS[: env.num_streams], 0, slot)
     unrolls = []
     for _ in range(UNROLLS):
-        sampler.begin()
-        for row in range(UNROLL):
-            sampler.act(row)
-            sampler.receive(row)
-        unrolls.append(copy.deepcopy(sampler.finish().rollout))
+        unroll([sampler], [slot], PhaseTimer())
+        unrolls.append(copy.deepcopy(slot.rollout()))
     env.close()
     return unrolls
 
@@ -259,11 +261,11 @@ def by_script(seed: int, episode: int) -> dict[str, dict[Key, float]]:
 def test_targets_are_those_of_the_script(way):
     seen: set[Key] = set()
     truncated_at_last_row = 0
-    for unroll in play({**WHOLE, **GIVES_UP}[way]()):
-        made = by_key(unroll)
-        truncated_at_last_row += int(unroll.truncated[-1].sum())
+    for part in play({**WHOLE, **GIVES_UP}[way]()):
+        made = by_key(part)
+        truncated_at_last_row += int(part.truncated[-1].sum())
         for key in made["value"]:
-            # The unroll may have begun within the episode, which does not change its targets.
+            # The part may have begun within the episode, which does not change its targets.
             for name, wanted in by_script(key[0], key[1]).items():
                 assert made[name][key] == pytest.approx(wanted[key], abs=1e-6), (name, key)
         seen |= made["value"].keys()

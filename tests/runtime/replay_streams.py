@@ -9,7 +9,8 @@ import torch
 from gymnasium import spaces
 
 from quintet.protocols import DataPlan, ReplayPlan
-from quintet.runtime.replay import Replay, RowSpecs
+from quintet.runtime.replay import Replay
+from quintet.runtime.slots import RowSpecs
 from quintet.types import Rollout, Spaces, TensorSpec
 
 FRAMES = 4

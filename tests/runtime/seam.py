@@ -20,9 +20,10 @@ from quintet.envs.make import make_vector_env
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan
 from quintet.runtime import loop
-from quintet.runtime.replay import Replay, RowSpecs
+from quintet.runtime.replay import Replay
 from quintet.runtime.seeds import environment_seeds
 from quintet.runtime.serial import SerialSampling
+from quintet.runtime.slots import RowSpecs
 from quintet.types import (
     ACTION_MASK,
     ActOutput,
@@ -301,7 +302,7 @@ def drive(
     replay = None
     if plan.replay is not None:
         actor = sampling.groups[0].actor
-        rows = RowSpecs(envs[0].spaces, actor.action_spec, actor.record_specs, actor.state_specs)
+        rows = RowSpecs.of(envs[0].spaces, actor)
         replay = Replay(plan, rows, ledger.streams, SEED)
     counters = loop.Counters()
     reports: list[dict[str, float]] = []

@@ -13,8 +13,9 @@ from quintet.envs.make import make_vector_env
 from quintet.envs.vector import StepRow, allocate_obs
 from quintet.errors import ConfigError
 from quintet.protocols import DataPlan, ReplayPlan
-from quintet.runtime.replay import Replay, RowSpecs
+from quintet.runtime.replay import Replay
 from quintet.runtime.replay_frames import frame_slices, may_stack
+from quintet.runtime.slots import RowSpecs
 from quintet.types import Rollout, Spaces, TensorSpec
 
 QUIET = Chances(end=0.1, masked=0, odd=0, empty=0, lost=0, budget=0)

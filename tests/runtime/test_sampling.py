@@ -10,8 +10,9 @@ from quintet.envs.toy import Scripted
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan
 from quintet.runtime.batch import within_budget
+from quintet.runtime.delivery import Batch
 from quintet.runtime.seeds import Role, environment_seeds, generator_seed
-from quintet.runtime.serial import Batch, SerialSampling
+from quintet.runtime.serial import SerialSampling
 from quintet.types import ActOutput, Publication, TensorSpec
 
 SEED, STEPS, GROUPS, SIZE = 11, 7, 2, 3

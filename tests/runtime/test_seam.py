@@ -213,13 +213,13 @@ def test_rows_of_old_weights_are_masked_and_the_others_of_the_column_kept() -> N
         policy_id=zeros, stream_id=column, group_id=column, episode_id=column,
         last_action=column, last_reward=column.float(), state={},
     )  # fmt: skip
-    queue.put(Part(rollout, []))
+    queue.put(Part(rollout, [], None))
     assert queue.take(11) is None  # oldest allowed is 9: all go
     assert (queue.dropped_columns, queue.dropped_steps) == (3, 12)
-    queue.put(Part(replace(rollout), []))
+    queue.put(Part(replace(rollout), [], None))
     taken = queue.take(10)
     assert taken is not None
-    assert taken[0].stream_id.tolist() == [0, 2]
-    assert taken[0].valid[:, 0].tolist() == [False, False, True, True]
-    assert taken[0].valid[:, 1].all()
+    assert taken.rollout.stream_id.tolist() == [0, 2]
+    assert taken.rollout.valid[:, 0].tolist() == [False, False, True, True]
+    assert taken.rollout.valid[:, 1].all()
     assert (queue.dropped_columns, queue.dropped_steps) == (4, 18)
