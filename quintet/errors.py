@@ -35,6 +35,10 @@ class CheckpointError(QuintetError):
     """A checkpoint can't be written, or none of the stored ones can be read."""
 
 
+class WorkerFault(QuintetError):
+    """A process of a run died, fell silent, or failed in code that is not an environment's."""
+
+
 class NonFiniteError(QuintetError):
     """A loss or gradient became NaN or infinite."""
 

@@ -1,31 +1,27 @@
 """Several processes at once: how the members of a group start, speak, and end together.
 
-A member is ``python -m MODULE`` with a payload on its standard input; what it prints is shown with
-its name before every line, and what it has to answer comes back as one JSON object.  Its standard
-input stays open for as long as the parent lives: when it closes, the parent is gone, however it
-went, and the member stops by itself.
+A member is a `child`; what it prints is shown with its name before every line, and what it has to
+answer comes back as one JSON object.  When its parent is gone, it stops by itself.
 """
 
 import json
 import os
 import signal
-import struct
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, final
 
+from quintet import child
+from quintet.child import Child
 from quintet.signals import stop_on_signals
 
 ORPHAN_GRACE_S = 60.0
 """Seconds that a member has for stopping in good order once its parent is gone."""
 
 _POLL_S = 0.05
-_LENGTH = struct.Struct("<Q")
 _MAX_ANSWER_BYTES = 32_768  # less than a pipe holds, so that writing it never waits for a reader
 
 
@@ -100,57 +96,33 @@ class _Process:
         self._asked = False
         self._answer, theirs = os.pipe()
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", module, str(theirs)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=[theirs],
-                # Ctrl-C in a terminal reaches the parent alone, which passes it on, once.
-                start_new_session=True,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            )
+            self._child = Child(module, lambda line: say(f"[{member.name}] {line}"), [theirs])
         finally:
             os.close(theirs)
-        self._speaker = threading.Thread(target=self._speak, args=(member.name, say), daemon=True)
-        self._speaker.start()
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it is gone already; its status will tell
-            self._process.stdin.write(_LENGTH.pack(len(member.payload)) + member.payload)
-            self._process.stdin.flush()
-
-    def _speak(self, name: str, say: Callable[[str], None]) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:  # to its end, or the member would block
-            say(f"[{name}] {line.decode(errors='replace').rstrip()}")
+        self._child.give(member.payload)
 
     @property
     def ended(self) -> bool:
-        return self._process.poll() is not None
+        return self._child.ended
 
     def ask_to_stop(self) -> None:
-        """Once: SIGTERM, which unlike SIGINT leaves no traceback of a process that just begins."""
+        """Once."""
         if not self._asked:
             self._asked = True
-            self._process.terminate()
+            self._child.terminate()
 
     def kill(self) -> None:
-        self._process.kill()
+        self._child.kill()
         self.outcome()
 
     def outcome(self) -> Outcome:
         """What the process, which has ended or is about to, left behind."""
-        status = self._process.wait()
-        # A grandchild may hold standard output open; what it says is not waited for.
-        self._speaker.join(timeout=1.0)
+        status = self._child.wait()
         os.set_blocking(self._answer, False)
         said = b""
         with suppress(BlockingIOError):
             said = os.read(self._answer, 2 * _MAX_ANSWER_BYTES)
         os.close(self._answer)
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.close()
         return Outcome(status, json.loads(said) if said else None)
 
 
@@ -164,11 +136,7 @@ def attach() -> bytes:
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(130))
-    stdin = sys.stdin.fileno()
-    (length,) = _LENGTH.unpack(_read_exactly(stdin, _LENGTH.size))
-    payload = _read_exactly(stdin, length)
-    threading.Thread(target=_end_with_parent, args=(stdin,), daemon=True).start()
-    return payload
+    return child.receive(_end_in_good_order)
 
 
 def answer(content: dict[str, Any]) -> None:
@@ -178,20 +146,7 @@ def answer(content: dict[str, Any]) -> None:
     os.write(int(sys.argv[1]), said)
 
 
-def _read_exactly(handle: int, count: int) -> bytes:
-    parts = []
-    while count:
-        part = os.read(handle, min(count, 1 << 20))
-        if not part:
-            sys.exit(130)  # the parent is gone before anything began
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
-
-
-def _end_with_parent(handle: int) -> None:
-    while os.read(handle, 1):
-        pass
+def _end_in_good_order() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(ORPHAN_GRACE_S)
     os._exit(130)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import quintet
-from quintet import checkpoint, group, launch
+from quintet import checkpoint, child, group, launch
 from quintet.checkpoint import tensor_hashes
 from quintet.config.load import Layer
 from quintet.config.saved import load_seeds
@@ -170,7 +170,7 @@ def test_a_member_that_hangs_ends_a_while_after_its_parent(tmp_path):
     )
     with subprocess.Popen([sys.executable, "-c", code, "1"], stdin=subprocess.PIPE) as process:
         given = member(tmp_path, seconds=WAIT_S, stubborn=True).payload
-        process.stdin.write(group._LENGTH.pack(len(given)) + given)
+        process.stdin.write(child._LENGTH.pack(len(given)) + given)
         process.stdin.flush()
         wait_for(lambda: running(tmp_path))
         process.stdin.close()

@@ -78,7 +78,10 @@ _SPEED = {
     "data/discarded_env_steps": Metric(
         _STEPS, "executed but not learned from, for the same reasons, since the process began"
     ),
-    "data/worker_restarts": Metric("restarts", "sampler processes restarted so far"),
+    "data/worker_restarts": Metric(
+        "restarts", "sampler processes replaced since the process began"
+    ),
+    "data/waiting_batches": Metric("batches", "assembled and waiting for the learner"),
     "replay/size": Metric("transitions", "transitions held in replay"),
     "replay/draws_per_env_step": Metric("1", "transitions trained on per env_step so far"),
 }
@@ -188,6 +191,7 @@ PREFIXES: Mapping[str, Metric] = {
     "param_norm/": Metric("1", "norm of one parameter"),
     HISTOGRAM: Metric("1", "distribution of a value over rows or parameters, never a number"),
     "loss/aux/": Metric("1", "an auxiliary loss term"),
+    "worker/": Metric("1", "share of a sampler process's time, by its number and by phase"),
     "population/": Metric("1", "a tuned value of one member of a population"),
 }
 """Families of metrics: any name that begins so is declared."""

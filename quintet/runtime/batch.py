@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
+from threading import Lock
 from typing import Any, final
 
 import torch
@@ -93,16 +94,19 @@ class Lease:
 
     def __init__(self, free: Callable[[], None]):
         """free: called when the last reader is done."""
-        self._free, self._readers = free, 1
+        self._free, self._readers, self._lock = free, 1, Lock()
 
     def share(self) -> "Lease":
-        self._readers += 1
+        with self._lock:
+            self._readers += 1
         return self
 
     def release(self) -> None:
-        self._readers -= 1
-        assert self._readers >= 0
-        if self._readers == 0:
+        with self._lock:  # of two threads only one is the last
+            self._readers -= 1
+            assert self._readers >= 0
+            last = self._readers == 0
+        if last:
             self._free()
 
 
@@ -174,6 +178,13 @@ def _joined(parts: list[Part]) -> Part:
     return Part(rollout, episodes, None)
 
 
+def pinned(part: Part) -> Part:
+    """The part in page-locked memory, from which a GPU can be fed without waiting."""
+    rollout = _combine([part.rollout], lambda tensors, _: tensors[0].pin_memory())
+    part.release()
+    return Part(rollout, part.episodes, None)
+
+
 @final
 class ColumnQueue:
     """Columns of one policy that wait to become batches, oldest unroll first.
@@ -223,8 +234,7 @@ class ColumnQueue:
         """The columns of the next batch for weights of `version`, ordered by (group, stream), then
         by age; None if some are missing.  They are views where they are all of one unroll.
         """
-        if self.plan.max_policy_lag is not None:
-            self._drop_old(version - self.plan.max_policy_lag)
+        self._drop_old(version)
         missing = self.plan.columns_per_batch
         if self.columns < missing:
             return None
@@ -242,18 +252,26 @@ class ColumnQueue:
             whole = whole.take(order)
         return whole
 
-    def _drop_old(self, oldest: int) -> None:
-        """Masks rows of versions before `oldest` and drops columns that have no other."""
+    def mask_old(self, part: Part, version: int) -> Part:
+        """The part for weights of `version`: rows that are too old are masked and counted."""
+        if self.plan.max_policy_lag is None:
+            return part
+        valid = part.rollout.valid
+        fresh = valid & (part.rollout.version >= version - self.plan.max_policy_lag)
+        lost = valid & ~fresh
+        if not lost.any():
+            return part
+        self.dropped_columns += int((lost.any(0) & ~fresh.any(0)).sum())
+        self.dropped_steps += int(lost.sum())
+        return replace(part, rollout=replace(part.rollout, valid=fresh))
+
+    def _drop_old(self, version: int) -> None:
+        """Masks rows that are too old, and drops columns that have no other."""
         kept = []
         for part in self.waiting:
-            valid = part.rollout.valid
-            fresh = valid & (part.rollout.version >= oldest)
-            lost = valid & ~fresh
-            if lost.any():
-                self.dropped_columns += int((lost.any(0) & ~fresh.any(0)).sum())
-                self.dropped_steps += int(lost.sum())
-                part = replace(part, rollout=replace(part.rollout, valid=fresh))
-                part = part.take(fresh.any(0).nonzero().squeeze(1))
-            if part.columns:
-                kept.append(part)
+            masked = self.mask_old(part, version)
+            if masked is not part:
+                masked = masked.take(masked.rollout.valid.any(0).nonzero().squeeze(1))
+            if masked.columns:
+                kept.append(masked)
         self.waiting = kept

@@ -85,6 +85,11 @@ class Delivery:
                 return part, policy
         return None
 
+    @property
+    def full(self) -> bool:
+        """Whether some policy has the columns of a batch."""
+        return any(queue.columns >= self.plan.columns_per_batch for queue in self.queues)
+
     def batch(self, part: Part, policy: int, env_steps_left: int) -> Batch:
         """What `take` gave, as a batch; rows past the budget are masked."""
         rollout, env_steps = within_budget(part.rollout, env_steps_left)

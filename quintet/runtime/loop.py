@@ -15,13 +15,22 @@ from quintet.types import Publication, Rollout
 
 
 class Sampling(Protocol):
-    """What the loop asks of a runtime kind."""
+    """What the loop asks of a runtime kind.
+
+    restarts: whether streams begin anew at scheduled checkpoints.
+    """
+
+    restarts: bool
 
     def publish(self, publication: Publication, policy: int = 0) -> None: ...
 
     def restart(self, iteration: int) -> None: ...
 
-    def collect(self, env_steps_left: int) -> Batch: ...
+    def collect(self, env_steps_left: int, more: bool) -> Batch: ...
+
+    def report(self) -> dict[str, float]: ...
+
+    def close(self) -> None: ...
 
 
 class Replay(Protocol):
@@ -91,14 +100,16 @@ def run(
 
     At a scheduled checkpoint every stream is re-keyed from (seed, group, iteration), whether the
     run was interrupted there or not; so what samplers hold need not be saved, and a resumed run has
-    the same bytes.
+    the same bytes.  Where sampling promises no such thing, streams run on.
     """
     sampling = parts.sampling
     for policy, learner in enumerate(parts.learners):
         sampling.publish(learner.publication(), policy)
     _restart(parts, counters)
     while counters.env_steps < budget.total_env_steps:
-        batch = sampling.collect(budget.total_env_steps - counters.env_steps)
+        due = (counters.iteration + 1) % budget.checkpoint_iterations == 0
+        more = not (due and sampling.restarts)
+        batch = sampling.collect(budget.total_env_steps - counters.env_steps, more)
         timer.switch("learning")
         learner = parts.learners[batch.policy]
         metrics = _learn(parts, batch, counters, hooks)
@@ -107,14 +118,14 @@ def run(
         sampling.publish(learner.publication(), batch.policy)
         timer.switch("other")
         finished = counters.env_steps >= budget.total_env_steps
-        scheduled = finished or counters.iteration % budget.checkpoint_iterations == 0
+        scheduled = finished or due
         # Before the checkpoint, which holds the best score that an evaluation found.
         stop = hooks.after_iteration(metrics, batch.episodes)
         if scheduled or stop:
             hooks.save(scheduled)
         if stop and not finished:
             return "stopped"
-        if scheduled and not finished:
+        if scheduled and not finished and sampling.restarts:
             _restart(parts, counters)
     return "finished"
 

@@ -1,6 +1,6 @@
 """Fills one group's slot: acts, sends, receives, and keeps what runs on from unroll to unroll."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import final
 
 import numpy as np
@@ -149,14 +149,24 @@ class GroupSampler:
         before_length += lengths[-1]
 
 
-def unroll(groups: Sequence[GroupSampler], slots: Sequence[Slot], timer: PhaseTimer) -> None:
-    """One unroll of every group, each into its slot; one group acts while the others step."""
+def unroll(
+    groups: Sequence[GroupSampler],
+    slots: Sequence[Slot],
+    timer: PhaseTimer,
+    on_row: Callable[[int], None] | None = None,
+) -> None:
+    """One unroll of every group, each into its slot; one group acts while the others step.
+
+    on_row: called with every row before it is acted in.
+    """
     timer.switch("acting")
     for group, slot in zip(groups, slots, strict=True):
         group.begin(slot)
         group.act(0)
     steps = groups[0].plan.unroll_steps
     for row in range(1, steps):
+        if on_row is not None:
+            on_row(row)
         for group in groups:
             timer.switch("stepping")
             group.receive(row - 1)

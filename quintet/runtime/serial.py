@@ -19,6 +19,9 @@ from quintet.types import Publication
 class SerialSampling:
     """All groups in this process; one steps while the others' actions are computed."""
 
+    restarts = True
+    """Whether streams begin anew at scheduled checkpoints."""
+
     def __init__(
         self,
         envs: Sequence[VectorEnv],
@@ -70,6 +73,15 @@ class SerialSampling:
                 [Part(slot.rollout(), slot.episodes(), Lease(_nothing)) for slot in self.slots]
             )
         return self.delivery.batch(*taken, env_steps_left)
+
+    def report(self) -> dict[str, float]:
+        """Nothing: all that there is to tell is this process's own."""
+        return {}
+
+    def close(self) -> None:
+        """Closes all environments."""
+        for group in self.groups:
+            group.env.close()
 
 
 def _nothing() -> None:

@@ -5,6 +5,7 @@ acted is recorded; so a learner can check each row that it receives against the 
 whatever runtime brought it.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,13 +18,19 @@ from gymnasium import spaces
 from torch import Tensor
 
 from quintet.envs.make import make_vector_env
+from quintet.envs.vector import VectorEnv
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan
 from quintet.runtime import loop
+from quintet.runtime.asynchronous import AsyncOptions, AsyncSampling
+from quintet.runtime.lockstep import LockstepSampling
+from quintet.runtime.messages import Place
+from quintet.runtime.policies import make_group_actor
 from quintet.runtime.replay import Replay
 from quintet.runtime.seeds import environment_seeds
 from quintet.runtime.serial import SerialSampling
 from quintet.runtime.slots import RowSpecs
+from quintet.runtime.workers import Crew, Workers
 from quintet.types import (
     ACTION_MASK,
     ActOutput,
@@ -291,18 +298,42 @@ class World:
     checkpoint_iterations: int = 10**9
 
 
+def make_group(place: Place) -> VectorEnv:
+    return make_vector_env(ScriptedWorld, place.num_streams)
+
+
+def make_sampling(
+    kind: str, world: World, learners: list[SeamLearner], rows: RowSpecs
+) -> loop.Sampling:
+    """serial; or lockstep0, lockstep1, async, with a digit behind: that many workers."""
+    plan = learners[0].plan
+    places = tuple(
+        Place(group, group * world.group_size, world.group_size) for group in range(world.groups)
+    )
+    if kind == "serial":
+        envs = [make_group(place) for place in places]
+        return SerialSampling(envs, SeamActor, plan, SEED, PhaseTimer(), len(learners))
+    kind, lag, num_workers = re.fullmatch(r"(lockstep|async)(\d?)x(\d)", kind).groups()
+    streams = world.groups * world.group_size
+    slots = 1 + int(lag) if lag else 2 + plan.columns_per_batch // streams
+    crew = Crew(make_group, SeamActor, rows, plan, SEED, places, int(num_workers), slots)
+    workers = Workers(crew, [learner.publication() for learner in learners])
+    workers.start()
+    if kind == "lockstep":
+        return LockstepSampling(workers, PhaseTimer(), int(lag))
+    return AsyncSampling(workers, PhaseTimer(), AsyncOptions())
+
+
 def drive(
     kind: str, world: World, learners: list[SeamLearner]
 ) -> tuple[Any, loop.Counters, list[dict[str, float]]]:
     """Runs the learners on a kind of runtime until the budget is spent."""
     plan, ledger = learners[0].plan, learners[0].ledger
-    envs = [make_vector_env(ScriptedWorld, world.group_size) for _ in range(world.groups)]
-    assert kind == "serial"  # lockstep and async join here
-    sampling = SerialSampling(envs, SeamActor, plan, SEED, PhaseTimer(), len(learners))
     replay = None
+    env = make_vector_env(ScriptedWorld, 1)
+    rows = RowSpecs.of(env.spaces, make_group_actor(SeamActor, len(learners)))
+    sampling = make_sampling(kind, world, learners, rows)
     if plan.replay is not None:
-        actor = sampling.groups[0].actor
-        rows = RowSpecs.of(envs[0].spaces, actor)
         replay = Replay(plan, rows, ledger.streams, SEED)
     counters = loop.Counters()
     reports: list[dict[str, float]] = []
@@ -316,13 +347,16 @@ def drive(
         return False
 
     ledger.restarted(0)
-    loop.run(
-        loop.Parts(learners, sampling, replay),
-        counters,
-        loop.Budget(world.total_env_steps, world.checkpoint_iterations),
-        loop.Hooks(lambda scheduled: None, after, lambda batch: ""),
-        PhaseTimer(),
-    )
+    try:
+        loop.run(
+            loop.Parts(learners, sampling, replay),
+            counters,
+            loop.Budget(world.total_env_steps, world.checkpoint_iterations),
+            loop.Hooks(lambda scheduled: None, after, lambda batch: ""),
+            PhaseTimer(),
+        )
+    finally:
+        sampling.close()
     # every episode that ended in a delivered row is told of, once
     assert len(played) == ledger.endings
     assert {episode.length for episode in played} <= set(LENGTHS)

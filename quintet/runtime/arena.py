@@ -1,0 +1,117 @@
+"""Shared memory: one block of named tensors that no crash leaves behind."""
+
+import errno
+import mmap
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self, final
+
+import psutil
+import torch
+from torch import Tensor
+
+from quintet.errors import ConfigError
+from quintet.types import TensorSpec
+
+_ALIGNMENT = 64  # bytes, a cache line: neighbours are written by different processes
+
+
+@final
+class Arena:
+    """Named tensors in one block of memory that several processes map.
+
+    The block has no name in the file system (a memfd on Linux, elsewhere a file that is unlinked as
+    soon as it is open), so it is gone with the last process that holds it, however that ends.  Who
+    is to map it inherits the file descriptor and is given the same specs.
+    """
+
+    def __init__(self, specs: Mapping[str, TensorSpec], file: int):
+        """Maps the block of an open file; `create` makes one."""
+        self.specs, self.file = dict(specs), file
+        self._offsets, size = _places(specs)
+        # The mapping lives as long as a tensor over it.
+        self._bytes = torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)
+
+    @classmethod
+    def create(cls, specs: Mapping[str, TensorSpec], folder: Path | None = None) -> Self:
+        """A new block, zeroed; all of its memory is taken at once.
+
+        folder: where its unlinked file is, in place of a memfd.
+
+        Raises:
+            ConfigError: there is not so much memory.
+        """
+        _, size = _places(specs)
+        _require_free(size)
+        file = _open_unnamed(folder)
+        try:
+            os.ftruncate(file, size)
+            if hasattr(os, "posix_fallocate"):  # not on macOS
+                # Else the first write to a page that can't be had would kill the process.
+                os.posix_fallocate(file, 0, size)
+            return cls(specs, file)
+        except OSError as error:
+            os.close(file)
+            if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+                raise ConfigError(_too_large(size, error.strerror or "")) from error
+            raise
+
+    @property
+    def size_bytes(self) -> int:
+        return self._bytes.numel()
+
+    def tensor(self, name: str) -> Tensor:
+        """A view of that tensor's memory."""
+        spec, offset = self.specs[name], self._offsets[name]
+        part = self._bytes[offset : offset + _bytes_of(spec)]
+        return part.view(spec.dtype).view(spec.shape)
+
+    def below(self, prefix: str) -> dict[str, Tensor]:
+        """Views of the tensors named ``prefix...``, by the rest of their names."""
+        return {k[len(prefix) :]: self.tensor(k) for k in self.specs if k.startswith(prefix)}
+
+    def close(self) -> None:
+        """Closes the file; the memory goes with the last tensor over it."""
+        os.close(self.file)
+
+
+def prefixed(prefix: str, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+    """The same specs under names that begin with `prefix`."""
+    return {prefix + name: spec for name, spec in specs.items()}
+
+
+def _bytes_of(spec: TensorSpec) -> int:
+    return torch.Size(spec.shape).numel() * spec.dtype.itemsize
+
+
+def _places(specs: Mapping[str, TensorSpec]) -> tuple[dict[str, int], int]:
+    """Where each tensor begins, and how many bytes there are."""
+    offsets, size = {}, 0
+    for name, spec in specs.items():
+        offsets[name] = size
+        size += -(-_bytes_of(spec) // _ALIGNMENT) * _ALIGNMENT
+    return offsets, max(size, _ALIGNMENT)
+
+
+def _open_unnamed(folder: Path | None) -> int:
+    if folder is None and hasattr(os, "memfd_create"):
+        return os.memfd_create("quintet", os.MFD_CLOEXEC)
+    file, name = tempfile.mkstemp(prefix="quintet-", dir=folder)
+    os.unlink(name)
+    return file
+
+
+def _require_free(size: int) -> None:
+    """Refuses what would have the system kill processes for want of memory."""
+    free = psutil.virtual_memory().available
+    if size > free:
+        raise ConfigError(_too_large(size, f"{free:,} bytes are free"))
+
+
+def _too_large(size: int, why: str) -> str:
+    return (
+        f"shared memory of {size:,} bytes is required for unrolls and weights, it can't be had "
+        f"({why}); make room, or lower env.num_streams, unroll_steps or runtime.slots"
+    )

@@ -1,0 +1,170 @@
+"""The asynchronous runtime: sampler processes run freely, the learner takes what is ready."""
+
+import queue
+import threading
+from dataclasses import dataclass, replace
+from typing import final
+
+from quintet.observe.timing import PhaseTimer
+from quintet.runtime.batch import Lease, Part, pinned
+from quintet.runtime.delivery import Batch, Delivery
+from quintet.runtime.workers import Died, Workers
+from quintet.types import Publication
+
+_LOOK_AGAIN_S = 0.5
+"""How long nothing may come before the workers are looked at, or whether it is time to end."""
+
+
+@dataclass(frozen=True)
+class AsyncOptions:
+    """How freely.
+
+    prefetch_batches: batches that wait, assembled, for the learner.
+    max_restarts: of all workers together, before the run ends with the last one's error.
+    pin: batches are put in page-locked memory, for a GPU.
+    """
+
+    prefetch_batches: int = 2
+    max_restarts: int = 3
+    pin: bool = False
+
+
+@final
+class AsyncSampling:
+    """Every worker fills whatever slots are free, by the newest weights that it finds.
+
+    Batches are assembled in a thread beside the learner.  A slot is free again when its columns are
+    copied or, where a batch is one unroll as it stands, when the learner asks for the next batch.
+    A worker that dies or falls silent is replaced, its streams begin anew.
+    """
+
+    restarts = False
+    """Whether streams begin anew at scheduled checkpoints."""
+
+    def __init__(
+        self,
+        workers: Workers,
+        timer: PhaseTimer,
+        options: AsyncOptions,
+    ):
+        crew = workers.crew
+        self.num_streams = sum(place.num_streams for place in crew.places)
+        self.workers, self.timer, self.options = workers, timer, options
+        self.delivery = Delivery(crew.plan, self.num_streams, workers.num_policies, may_lag=True)
+        self.ready: queue.Queue[tuple[Part, int] | Died | BaseException] = queue.Queue(
+            options.prefetch_batches
+        )
+        self.replaced, self.ending = threading.Event(), threading.Event()
+        self.handling = threading.Lock()  # of the queues of columns
+        self.assembler = threading.Thread(target=self._assemble, daemon=True)
+        self.lease: Lease | None = None
+        self.iteration = self.num_restarts = 0
+        workers.on_free = self._grant
+
+    def publish(self, publication: Publication, policy: int = 0) -> None:
+        """What every unroll that begins from now on acts by."""
+        self.delivery.versions[policy] = publication.version
+        self.workers.publish(publication, policy)
+
+    def restart(self, iteration: int) -> None:
+        """Begins every stream, keyed by (seed, group, iteration); only once."""
+        assert not self.assembler.is_alive(), "the streams run on"
+        self.iteration = iteration
+        for process in self.workers.processes:
+            self.workers.restart(process.index, iteration)
+            self._grant(process.index)
+        self.assembler.start()
+
+    def collect(self, env_steps_left: int, more: bool = True) -> Batch:  # noqa: ARG002
+        """The next batch, as soon as there is one; rows past the budget are masked.
+
+        Raises:
+            QuintetError: workers died more often than they may.
+        """
+        if self.lease is not None:
+            self.lease.release()
+            self.lease = None
+        self.timer.switch("waiting")
+        while True:
+            taken = self.ready.get()
+            if isinstance(taken, Died):
+                self._replace(taken)
+            elif isinstance(taken, BaseException):
+                raise taken
+            else:
+                part, policy = taken
+                with self.handling:  # it may have aged while it waited
+                    waited = self.delivery.queues[policy]
+                    part = waited.mask_old(part, self.delivery.versions[policy])
+                if part is taken[0] or part.rollout.valid.any():
+                    break
+                part.release()
+        batch = self.delivery.batch(part, policy, env_steps_left)
+        self.lease = batch.lease
+        self.iteration += 1
+        waiting = {"data/waiting_batches": float(self.ready.qsize())}
+        return replace(batch, metrics=batch.metrics | waiting)
+
+    def report(self) -> dict[str, float]:
+        restarts = {"data/worker_restarts": float(self.num_restarts)}
+        return self.workers.report() | restarts
+
+    def close(self) -> None:
+        """Ends the assembling and the workers."""
+        self.ending.set()
+        self.replaced.set()
+        if self.assembler.is_alive():
+            self.assembler.join()
+        self.workers.close()
+
+    def _grant(self, worker: int) -> None:
+        while self.workers.grant(worker, None):
+            pass
+
+    def _replace(self, died: Died) -> None:
+        """Puts a new process in a dead one's place; in the learner's thread, whose end would take a
+        process with it that it has begun.
+        """
+        self.num_restarts += 1
+        most = self.options.max_restarts
+        if self.num_restarts > most:
+            died.error.add_note(f"Workers were replaced {most} times (runtime.max_restarts).")
+            raise died.error
+        self.workers.crew.say(
+            f"{died.error} (replaced, {self.num_restarts} of at most {most} times)"
+        )
+        self.workers.replace(died.worker)
+        self.workers.restart(died.worker, self.iteration + self.num_restarts)
+        self._grant(died.worker)
+        self.replaced.set()
+
+    def _assemble(self) -> None:
+        """Unrolls in, batches out, until the end."""
+        try:
+            while not self.ending.is_set():
+                for event in self.workers.events(_LOOK_AGAIN_S):
+                    if isinstance(event, Died):
+                        self.replaced.clear()
+                        self._hand_out(event)
+                        self.replaced.wait()
+                        continue
+                    with self.handling:
+                        for part in event.parts:
+                            self.delivery.put(part)
+                while True:
+                    with self.handling:
+                        taken = self.delivery.take()
+                    if taken is None:
+                        break
+                    part, policy = taken
+                    self._hand_out((pinned(part) if self.options.pin else part, policy))
+        except BaseException as error:
+            self._hand_out(error)
+
+    def _hand_out(self, what: tuple[Part, int] | Died | BaseException) -> None:
+        while not self.ending.is_set():
+            try:
+                self.ready.put(what, timeout=_LOOK_AGAIN_S)
+                return
+            except queue.Full:
+                pass

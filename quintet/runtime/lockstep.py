@@ -1,0 +1,101 @@
+"""The lockstep runtime: sampler processes that work on a rollout while the learner updates."""
+
+from typing import final
+
+from quintet.observe.timing import PhaseTimer
+from quintet.runtime.batch import Lease, Part
+from quintet.runtime.delivery import Batch, Delivery
+from quintet.runtime.workers import Died, Workers
+from quintet.types import Publication
+
+_LOOK_AGAIN_S = 1.0
+"""How long nothing may come before the workers are looked at."""
+
+
+@final
+class LockstepSampling:
+    """Rounds of one unroll of every group, granted one by one to sampler processes.
+
+    With lag 0 a round begins when a batch is asked for, and acts by the newest weights: what comes
+    is what the serial runtime gives.  With lag 1 it begins as soon as the batch before is handed
+    out, so it is sampled during that batch's update and its weights are one version old.  Both are
+    functions of the configuration alone, whatever the number of processes.
+    """
+
+    restarts = True
+    """Whether streams begin anew at scheduled checkpoints."""
+
+    def __init__(self, workers: Workers, timer: PhaseTimer, lag: int):
+        crew = workers.crew
+        streams = sum(place.num_streams for place in crew.places)
+        self.workers, self.timer, self.lag = workers, timer, lag
+        self.delivery = Delivery(crew.plan, streams, workers.num_policies, may_lag=lag > 0)
+        self.flying = False
+        self.lease: Lease | None = None
+
+    def publish(self, publication: Publication, policy: int = 0) -> None:
+        """What the next round that begins will act by."""
+        self.delivery.versions[policy] = publication.version
+        self.workers.publish(publication, policy)
+
+    def restart(self, iteration: int) -> None:
+        """Re-keys every stream from (seed, group, iteration); what waits is given up."""
+        self._done_with_batch()
+        if self.flying:  # nobody wants it any more
+            for part in self._end_round():
+                part.release()
+        self.delivery.restart(iteration)
+        for process in self.workers.processes:
+            self.workers.restart(process.index, iteration)
+
+    def collect(self, env_steps_left: int, more: bool = True) -> Batch:
+        """The next batch; rows past the budget are masked.
+
+        more: whether another batch will be asked for before the streams begin anew.
+        """
+        self._done_with_batch()
+        while (taken := self.delivery.take()) is None:
+            if not self.flying:
+                self._begin_round()
+            self.delivery.put_round(self._end_round())
+        batch = self.delivery.batch(*taken, env_steps_left)
+        self.lease = batch.lease
+        if self.lag and more and batch.env_steps < env_steps_left and not self.delivery.full:
+            self._begin_round()
+        return batch
+
+    def report(self) -> dict[str, float]:
+        return self.workers.report()
+
+    def close(self) -> None:
+        """Ends the workers."""
+        self.workers.close()
+
+    def _done_with_batch(self) -> None:
+        if self.lease is not None:
+            self.lease.release()
+            self.lease = None
+
+    def _begin_round(self) -> None:
+        self.delivery.keep()
+        versions = tuple(self.delivery.versions)
+        for process in self.workers.processes:
+            granted = self.workers.grant(process.index, versions)
+            assert granted, f"{process.name} has no free slot"
+        self.flying = True
+
+    def _end_round(self) -> list[Part]:
+        """Waits for all groups' unrolls and gives them in the order of their streams.
+
+        Raises:
+            QuintetError: a worker died, with what it said.
+        """
+        self.timer.switch("waiting")
+        parts: dict[int, list[Part]] = {}
+        while len(parts) < len(self.workers.processes):
+            for event in self.workers.events(_LOOK_AGAIN_S):
+                if isinstance(event, Died):
+                    raise event.error
+                parts[event.worker] = event.parts
+        self.flying = False
+        return [part for _, mine in sorted(parts.items()) for part in mine]

@@ -1,0 +1,103 @@
+"""What the runtime's processes say to each other, and where their tensors stand in the arena."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import torch
+
+from quintet.envs.vector import VectorEnv
+from quintet.observe.timing import PHASES
+from quintet.protocols import Actor, DataPlan
+from quintet.runtime.arena import Arena
+from quintet.runtime.slots import RowSpecs, Slot
+from quintet.types import TensorSpec
+
+
+class Place(NamedTuple):
+    """Where a group stands in the run."""
+
+    group: int
+    first_stream: int
+    num_streams: int
+
+
+class Ready(NamedTuple):
+    """The first message of a worker: its environments are made."""
+
+
+class Restart(NamedTuple):
+    """The next unroll begins every stream anew, keyed by (seed, group, iteration)."""
+
+    iteration: int
+
+
+class Fill(NamedTuple):
+    """A grant: number of the slot, by group, and its generation; versions of the weights by policy,
+    None for the newest.
+    """
+
+    slots: tuple[int, ...]
+    generation: int
+    versions: tuple[int, ...] | None
+
+
+class Full(NamedTuple):
+    """The slots of a grant hold whole unrolls."""
+
+    slots: tuple[int, ...]
+
+
+class Failed(NamedTuple):
+    """The last message of a worker that can't go on: what kind of error, and its words."""
+
+    kind: str
+    text: str
+
+
+class Stop(NamedTuple):
+    """Close the environments and end."""
+
+
+@final
+@dataclass(frozen=True)
+class Work:
+    """What a sampler process is given."""
+
+    index: int
+    places: tuple[Place, ...]
+    make_env: Callable[[Place], VectorEnv]
+    make_actor: Callable[[], Actor]
+    num_policies: int
+    rows: RowSpecs
+    plan: DataPlan
+    seed: int
+    num_slots: int
+    threads: int
+
+
+def header_name(group: int, slot: int) -> str:
+    """Of the tensor (generation, rows written) of a slot."""
+    return f"slot/{group}/{slot}/header"
+
+
+def slot_prefix(group: int, slot: int) -> str:
+    """Before the names of a slot's tensors."""
+    return f"slot/{group}/{slot}/rows/"
+
+
+def progress_specs(index: int) -> dict[str, TensorSpec]:
+    """What a worker tells of itself: (time of its last row in ns, that row), seconds by phase; and,
+    as third of the first, whether it is told to stop in the middle of an unroll.
+    """
+    return {
+        f"worker/{index}/row": TensorSpec((3,), torch.int64),
+        f"worker/{index}/seconds": TensorSpec((len(PHASES),), torch.float64),
+    }
+
+
+def open_slot(arena: Arena, work_rows: RowSpecs, plan: DataPlan, place: Place, slot: int) -> Slot:
+    """A slot of a group, over its memory in the arena."""
+    made = Slot(arena.below(slot_prefix(place.group, slot)), work_rows, plan)
+    made.belongs_to(place.group, place.first_stream)
+    return made

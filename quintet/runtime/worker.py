@@ -1,0 +1,178 @@
+"""A sampler process: ``python -m quintet.runtime.worker``, begun by `quintet.runtime.workers`.
+
+It fills slots as it is granted them: a grant names one slot for each of its groups, and the version
+of the weights to act by.  So no slot, no sampling; and the same process serves a runtime that
+grants round by round and one that grants whatever is free.
+"""
+
+import ctypes
+import os
+import pickle
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any, final
+
+import torch
+
+from quintet import child
+from quintet.errors import QuintetError
+from quintet.observe.timing import PhaseTimer
+from quintet.runtime.arena import Arena
+from quintet.runtime.messages import (
+    Failed,
+    Fill,
+    Full,
+    Ready,
+    Restart,
+    Stop,
+    Work,
+    header_name,
+    open_slot,
+)
+from quintet.runtime.params import Board
+from quintet.runtime.policies import make_group_actor
+from quintet.runtime.sampler import GroupSampler, unroll
+from quintet.runtime.seeds import group_seeds
+from quintet.runtime.slots import Slot
+
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+
+
+class Stopped(Exception):
+    """The unroll at work is not wanted any more."""
+
+
+@final
+class Worker:
+    """Groups of environments and their actors, which fill slots on request."""
+
+    def __init__(self, work: Work, arena: Arena, channel: Connection):
+        self.work, self.channel = work, channel
+        self.timer = PhaseTimer()
+        self.groups: list[GroupSampler] = []
+        self.slots: list[list[Slot]] = []
+        self.headers = [
+            [arena.tensor(header_name(p.group, k)).numpy() for k in range(work.num_slots)]
+            for p in work.places
+        ]
+        self.row = arena.tensor(f"worker/{work.index}/row").numpy()
+        self.seconds = arena.tensor(f"worker/{work.index}/seconds").numpy()
+        self.boards = [Board(arena, policy) for policy in range(work.num_policies)]
+        self.loaded = [[-1] * work.num_policies for _ in work.places]
+        self.restart_at: int | None = None
+        for place in work.places:
+            actor = make_group_actor(work.make_actor, work.num_policies)
+            env = work.make_env(place)
+            self.groups.append(GroupSampler(env, actor, work.plan, place.first_stream))
+            self.slots.append(
+                [open_slot(arena, work.rows, work.plan, place, k) for k in range(work.num_slots)]
+            )
+
+    def run(self) -> None:
+        """Answers messages until it is told to stop."""
+        self.channel.send(Ready())
+        while True:
+            self.timer.switch("waiting")
+            message = self.channel.recv()
+            if isinstance(message, Stop):
+                return
+            if isinstance(message, Restart):
+                self.restart_at = message.iteration
+            elif isinstance(message, Fill):
+                self.fill(message)
+
+    def fill(self, grant: Fill) -> None:
+        """One unroll of every group into the granted slots."""
+        self.beat(0)
+        self.timer.switch("acting")
+        self.load(grant.versions)
+        slots = [mine[k] for mine, k in zip(self.slots, grant.slots, strict=True)]
+        if self.restart_at is not None:
+            self.timer.switch("stepping")
+            for place, group, slot in zip(self.work.places, self.groups, slots, strict=True):
+                keys = (self.work.seed, place.group, self.restart_at, place.num_streams)
+                group.restart(*group_seeds(*keys), slot)
+                self.beat(0)
+            self.restart_at = None
+        unroll(self.groups, slots, self.timer, self.beat)
+        for mine, k in zip(self.headers, grant.slots, strict=True):
+            mine[k][:] = grant.generation, self.work.plan.unroll_steps
+        self.seconds[:] = list(self.timer.seconds().values())
+        self.channel.send(Full(grant.slots))
+
+    def load(self, versions: tuple[int, ...] | None) -> None:
+        """Weights change here only, before an unroll."""
+        for policy, board in enumerate(self.boards):
+            wanted = None if versions is None else versions[policy]
+            for group, loaded in zip(self.groups, self.loaded, strict=True):
+                if loaded[policy] != (board.version if wanted is None else wanted):
+                    loaded[policy] = board.read(partial(group.publish, policy=policy), wanted)
+
+    def beat(self, row: int) -> None:
+        """Says that the worker is alive.
+
+        Raises:
+            Stopped: it is to end now.
+        """
+        self.row[0], self.row[1] = time.monotonic_ns(), row
+        if self.row[2]:
+            raise Stopped
+
+    def close(self) -> None:
+        for group in self.groups:
+            group.env.close()
+
+
+def die_with_parent() -> None:
+    """Has the system end this process with its parent, whatever it is doing then (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+
+
+def begin() -> tuple[Any, Arena, Connection]:
+    """What a process of the runtime does first: its work, its memory, its channel."""
+    files: Sequence[str] = sys.argv[1:]
+    payload = pickle.loads(child.receive(lambda: os._exit(130)))
+    die_with_parent()
+    # Before anything that the user wrote is imported.
+    sys.path[:] = payload["path"]
+    arena = Arena(payload["specs"], int(files[0]))
+    return payload["work"], arena, Connection(int(files[1]))
+
+
+def report_failure(channel: Connection, error: BaseException) -> None:
+    """Sends what a person should read: our own errors as they are, others with their traceback."""
+    if isinstance(error, QuintetError):
+        channel.send(Failed(type(error).__name__, str(error)))
+    else:
+        text = "".join(traceback.format_exception(error))
+        channel.send(Failed(type(error).__name__, text[-20_000:]))
+
+
+def main() -> int:
+    """Serves until told to stop."""
+    pickled, arena, channel = begin()
+    worker = None
+    try:
+        work: Work = pickle.loads(pickled)
+        torch.set_num_threads(work.threads)
+        worker = Worker(work, arena, channel)
+        worker.run()
+    except Stopped:
+        return 0
+    except Exception as error:  # an environment's own code may raise anything
+        report_failure(channel, error)
+        return 1
+    finally:
+        if worker is not None:
+            worker.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
