@@ -6,7 +6,7 @@ import pickle
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -17,23 +17,24 @@ from quintet import group
 from quintet.algorithms import registry
 from quintet.algorithms.setup import Setup
 from quintet.config.load import Loaded, with_presets
-from quintet.config.run import RunConfig, RuntimeConfig
+from quintet.config.run import RunConfig
+from quintet.config.runtime import RuntimeConfig
 from quintet.config.saved import Unusable
 from quintet.cores import usable_cores
 from quintet.envs.given import EnvSource
-from quintet.envs.make import group_size, make_group_env
-from quintet.envs.vector import VectorEnv
-from quintet.errors import ConfigError
+from quintet.envs.make import make_group_env
+from quintet.errors import ConfigError, WorkerFault
 from quintet.lock import RunLock
 from quintet.models.build import resolve_model, uses_pictures
 from quintet.models.precision import fast_bf16
 from quintet.observe.progress import QuietStream
 from quintet.policy import Policy
-from quintet.protocols import Actor, Learner
+from quintet.protocols import Learner
+from quintet.runtime.loop import Sampling
 from quintet.runtime.seeds import Role, generator_seed
-from quintet.runtime.serial import SerialSampling
+from quintet.sampling import make_sampling, num_workers, open_source, streams_per_group
 from quintet.setting import has_compiler, worth_compiling
-from quintet.signals import interrupts_for_us_alone, stop_on_signals
+from quintet.signals import stop_on_signals
 from quintet.trainer import OnReport, Trainer
 from quintet.types import Spaces
 
@@ -82,6 +83,8 @@ def resolve(config: RunConfig, spaces: Spaces, backend: str) -> RunConfig:
     if threads is None:
         # A fixed rule: measured on small networks, a second thread costs more than it gives.
         threads = min(usable_cores(), 8) if pictures else 1
+    serial = config.runtime.kind == "serial"
+    actor_threads = config.runtime.actor_threads or (threads if serial else 1)
     compiler = has_compiler()
     compile_ = config.runtime.compile
     if compile_ == "auto":
@@ -102,12 +105,14 @@ def resolve(config: RunConfig, spaces: Spaces, backend: str) -> RunConfig:
         update={
             "model": model,
             "env": config.env.model_copy(
-                update={"backend": backend, "streams_per_group": group_size(config.env)}
+                update={"backend": backend, "streams_per_group": streams_per_group(config)}
             ),
             "runtime": config.runtime.model_copy(
                 update={
+                    "num_workers": None if serial else num_workers(config),
                     "device": device,
                     "threads": threads,
+                    "actor_threads": actor_threads,
                     "compile": compile_,
                     "precision": precision,
                 }
@@ -158,22 +163,6 @@ def make_learner(config: RunConfig, spaces: Spaces) -> Learner:
     return registry.find(config.algo).make_learner(config.learner, config.model, spaces, setup)
 
 
-def make_groups(config: RunConfig, make_env: EnvSource | None) -> list[VectorEnv]:
-    """The environments of all groups."""
-    envs: list[VectorEnv] = []
-    size = group_size(config.env)
-    try:
-        # Environments that are processes of their own would end before there is a checkpoint.
-        with interrupts_for_us_alone():
-            for group in range(config.env.num_streams // size):
-                envs.append(make_group_env(config.env, size, make_env, first_stream=group * size))
-    except BaseException:
-        for env in envs:
-            env.close()
-        raise
-    return envs
-
-
 def configure_torch(runtime: RuntimeConfig) -> None:
     """What a resolved configuration says of the whole process."""
     assert runtime.threads is not None
@@ -191,21 +180,40 @@ def run(
     All that can be refused is refused before the folder is touched.
     """
     threads_before = torch.get_num_threads()
-    envs = make_groups(loaded.config, make_env)
     try:
-        spaces, env = envs[0].spaces, envs[0].description
-        config = _resolve_loaded(loaded, spaces, env.backend)
-        assert config.run_dir is not None
-        configure_torch(config.runtime)
-        learner = make_learner(config, spaces)
-        trainer = Trainer(config, learner, spaces, env, on_report, make_env)
-        trainer.warm_start()
-        with RunLock(config.run_dir), stop_on_signals(trainer):
-            return _train(trainer, envs, spaces)
+        try:
+            return _run(loaded.config, loaded, make_env, on_report)
+        except WorkerFault as error:
+            if loaded.config.runtime.kind == "async":
+                raise  # it has had its replacements
+            # Once: what always fails would fail again.
+            print(f"{error}\ngoing back to the last scheduled checkpoint", file=sys.stderr)
+            config = loaded.config.model_copy(update={"resume": "exact"})
+            return _run(config, loaded, make_env, on_report)
     finally:
         torch.set_num_threads(threads_before)
-        for each in envs:
-            each.close()
+
+
+def _run(
+    config: RunConfig, loaded: Loaded, make_env: EnvSource | None, on_report: OnReport | None
+) -> Result:
+    source = open_source(config, make_env)
+    try:
+        env = source.envs[0].description
+        config = _resolve_loaded(replace(loaded, config=config), source.spaces, env.backend)
+        assert config.run_dir is not None
+        configure_torch(config.runtime)
+        learner = make_learner(config, source.spaces)
+        trainer = Trainer(config, learner, source.spaces, env, on_report, make_env)
+        trainer.warm_start()
+        sampling = make_sampling(config, source, learner, trainer.timer, trainer.say)
+        try:
+            with RunLock(config.run_dir), stop_on_signals(trainer):
+                return _train(trainer, sampling, source.spaces)
+        finally:
+            sampling.close()
+    finally:
+        source.close()
 
 
 def run_seeds(
@@ -280,15 +288,13 @@ def _seed_outcome(config: RunConfig, how: group.Outcome) -> SeedOutcome:
     return SeedOutcome(config.seed, config.run_dir, "failed", {}, error)
 
 
-def _train(trainer: Trainer, envs: list[VectorEnv], spaces: Spaces) -> Result:
-    config, learner = trainer.config, trainer.learner
-    algorithm = registry.find(config.algo)
-
-    def make_actor() -> Actor:
-        return algorithm.make_actor(config.learner, config.model, spaces, config.runtime.compute)
-
+def _train(trainer: Trainer, sampling: Sampling, spaces: Spaces) -> Result:
+    config = trainer.config
+    make_actor = registry.find(config.algo).make_actor
     status: Literal["finished", "stopped"] = "finished"
-    trainer.make_replay(make_actor(), spaces)
+    trainer.make_replay(
+        make_actor(config.learner, config.model, spaces, config.runtime.compute), spaces
+    )
     trainer.open()
     try:
         if trainer.finished:
@@ -298,13 +304,6 @@ def _train(trainer: Trainer, envs: list[VectorEnv], spaces: Spaces) -> Result:
             )
             trainer.save_policy()  # a kill may have come between the last checkpoint and it
         else:
-            sampling = SerialSampling(
-                envs,
-                make_actor,
-                learner.plan,
-                config.seed,
-                trainer.timer,
-            )
             status = trainer.train(sampling)
     finally:
         trainer.close()

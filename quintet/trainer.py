@@ -263,13 +263,18 @@ class Trainer:
 
     def train(self, sampling: loop.Sampling) -> Literal["finished", "stopped"]:
         """Runs the loop to its end or to a stop."""
+        self.sampling = sampling
         self.progress.stage(f"collecting the first {self.setting.batch_steps:,}")
         status = loop.run(
             loop.Parts(
                 [self.learner], sampling, self.replay, torch.device(self.config.runtime.device)
             ),
             self.counters,
-            loop.Budget(self.config.total_env_steps, self.interval),
+            loop.Budget(
+                self.config.total_env_steps,
+                self.interval,
+                self.config.runtime.publish_interval_updates,
+            ),
             loop.Hooks(self.save, self.after_iteration, self.keep_batch),
             self.timer,
         )
@@ -366,6 +371,7 @@ class Trainer:
             **metrics,
             **self.timer.report(),
             **self.machine.report(),
+            **self.sampling.report(),
             **self._scores,
         }
         self._scores = {}

@@ -10,17 +10,15 @@ from typing import Any, final
 
 import torch
 
-from quintet.algorithms import registry
 from quintet.bench import limits
 from quintet.bench.workloads import Workload
 from quintet.config.load import Layer, compose
 from quintet.config.run import RunConfig
-from quintet.envs.vector import VectorEnv
-from quintet.launch import configure_torch, make_groups, make_learner, resolve
+from quintet.launch import configure_torch, make_learner, resolve
 from quintet.observe.timing import Phase, PhaseTimer
-from quintet.protocols import Actor, Learner
+from quintet.protocols import Learner
 from quintet.runtime import loop
-from quintet.runtime.serial import SerialSampling
+from quintet.sampling import Source, make_sampling, open_source
 from quintet.setting import has_compiler
 from quintet.types import Rollout, Spaces
 
@@ -99,41 +97,34 @@ def train(work: Workload, options: Layer) -> tuple[RunConfig, Spaces, dict[str, 
     without its limit.
     """
     config = compose(work.algo, [work.layer(), options]).config
-    envs = make_groups(config, None)
+    source = open_source(config, None)
     try:
-        spaces = envs[0].spaces
-        config = resolve(config, spaces, envs[0].description.backend)
+        config = resolve(config, source.spaces, source.envs[0].description.backend)
         configure_torch(config.runtime)
-        return config, spaces, _record(work, config, _train(work, config, envs))
+        return config, source.spaces, _record(work, config, _train(work, config, source))
     finally:
-        for env in envs:
-            env.close()
+        source.close()
 
 
-def _train(work: Workload, config: RunConfig, envs: list[VectorEnv]) -> Stopwatch:
-    spaces, timer, counters = envs[0].spaces, PhaseTimer(), loop.Counters()
-    learner = make_learner(config, spaces)
-    algorithm = registry.find(config.algo)
-
-    def make_actor() -> Actor:
-        return algorithm.make_actor(config.learner, config.model, spaces, config.runtime.compute)
+def _train(work: Workload, config: RunConfig, source: Source) -> Stopwatch:
+    timer, counters = PhaseTimer(), loop.Counters()
+    learner = make_learner(config, source.spaces)
+    sampling = make_sampling(config, source, learner, timer, print)
 
     def nowhere(_: Rollout) -> str:
         return "The batch is not kept"
 
     watch = Stopwatch(work, learner, counters, timer)
-    loop.run(
-        loop.Parts(
-            [learner],
-            SerialSampling(envs, make_actor, learner.plan, config.seed, timer),
-            None,
-            torch.device(config.runtime.device),
-        ),
-        counters,
-        loop.Budget(config.total_env_steps, _NEVER),
-        loop.Hooks(lambda _: None, watch.after_iteration, nowhere),
-        timer,
-    )
+    try:
+        loop.run(
+            loop.Parts([learner], sampling, None, torch.device(config.runtime.device)),
+            counters,
+            loop.Budget(config.total_env_steps, _NEVER),
+            loop.Hooks(lambda _: None, watch.after_iteration, nowhere),
+            timer,
+        )
+    finally:
+        sampling.close()
     return watch
 
 

@@ -179,25 +179,31 @@ def _drop_idle_presets(algo: str, values: dict[str, Any], sources: dict[str, str
     """Takes out what a preset set and the other options have left without effect: the user never
     gave it, so can't leave it out.
     """
-    model = registry.find(algo).config
-    while True:
-        try:
-            model(**{name: values[name] for name in model.model_fields if name in values})
-            return
-        except ValidationError as error:
-            causes = [item.get("ctx", {}).get("error") for item in error.errors()]
-        idle = [
-            name
-            for cause in causes
-            if isinstance(cause, IdleOptions)
-            for name in cause.said
-            if sources.get(name, "").startswith("preset")
-        ]
-        if not idle:
-            return
-        for name in idle:
-            del values[name]
-            sources[name] = f"default (that of {sources[name]} has no effect here)"
+    for model, prefix in ((registry.find(algo).config, ""), (PARTS["runtime"], "runtime.")):
+        while idle := _idle_presets(model, prefix, values, sources):
+            for name in idle:
+                del values[name]
+                sources[name] = f"default (that of {sources[name]} has no effect here)"
+
+
+def _idle_presets(
+    model: type[BaseModel], prefix: str, values: dict[str, Any], sources: dict[str, str]
+) -> list[str]:
+    """Options of a part that a preset set and that have no effect."""
+    try:
+        given = {name: prefix + name for name in model.model_fields}
+        model(**{name: values[whole] for name, whole in given.items() if whole in values})
+    except ValidationError as error:
+        causes = [item.get("ctx", {}).get("error") for item in error.errors()]
+    else:
+        return []
+    return [
+        prefix + name
+        for cause in causes
+        if isinstance(cause, IdleOptions)
+        for name in cause.said
+        if sources.get(prefix + name, "").startswith("preset")
+    ]
 
 
 def with_presets(fault: str, sources: Mapping[str, str]) -> str:

@@ -5,54 +5,11 @@ from typing import Annotated, Any, Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, field_validator
 
-from quintet.algorithms.setup import Compute
 from quintet.checkpoint import CheckpointConfig
+from quintet.config.runtime import RuntimeConfig
 from quintet.envs.config import EnvConfig
 from quintet.models.build import ModelConfig
 from quintet.observe.sinks import ReportConfig
-
-
-@final
-class RuntimeConfig(BaseModel):
-    """What runs where."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    kind: Literal["serial"] = Field(
-        "serial", description="serial: one process samples and learns in turn, the same bytes twice"
-    )
-    device: str = Field(
-        "auto",
-        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
-        description="where the learner computes: auto, cpu, cuda, cuda:1; auto takes a GPU for "
-        "picture networks when there is one, and the CPU for small ones, which are faster there",
-    )
-    threads: int | None = Field(
-        None,
-        ge=1,
-        description="threads of PyTorch's CPU kernels; none: all cores (8 at most) for picture "
-        "networks, 1 for small ones. Part of the result's bytes",
-    )
-
-    precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto",
-        description="what encoders compute in; auto: bf16 for picture networks where the device "
-        "multiplies bfloat16 by itself (AMX, AVX512-BF16, GPUs), else fp32. Weights, heads and "
-        "losses are fp32 always. Part of the result's bytes",
-    )
-    compile: Literal["auto", "on", "off"] = Field(
-        "auto",
-        description="an act, and the whole update (gradient, clipping, optimizer), as one compiled "
-        "graph each; auto: for feed-forward networks on the CPU, at 30,000 planned optimizer steps "
-        "or more (3,000 on pictures), where there is a C++ compiler; on: also for recurrent ones, "
-        "which takes minutes. Part of the result's bytes",
-    )
-
-    @property
-    def compute(self) -> Compute:
-        """How learner and actors compute, of a configuration that is resolved."""
-        assert self.precision != "auto"
-        return Compute(self.precision, self.compile == "on")
 
 
 @final
@@ -170,6 +127,9 @@ AUTOMATIC: dict[str, Any] = {
     "env.streams_per_group": None,
     "runtime.device": "auto",
     "runtime.threads": None,
+    "runtime.actor_threads": None,
+    "runtime.num_workers": None,
+    "runtime.slots": None,
     "runtime.precision": "auto",
     "runtime.compile": "auto",
     "model.encoder": "auto",
@@ -179,5 +139,13 @@ AUTOMATIC: dict[str, Any] = {
 }
 """Options that are resolved when a run begins, and the value that asks for it."""
 
-MAY_CHANGE_ON_RESUME = ("total_env_steps", "resume", "run_dir", "runtime.device")
+MAY_CHANGE_ON_RESUME = (
+    "total_env_steps",
+    "resume",
+    "run_dir",
+    "runtime.device",
+    "runtime.num_workers",
+    "runtime.worker_timeout_s",
+    "runtime.max_restarts",
+)
 """Options that a run may be resumed with at another value, beside those of eval and report."""

@@ -70,6 +70,7 @@ class AsyncSampling:
         """Begins every stream, keyed by (seed, group, iteration); only once."""
         assert not self.assembler.is_alive(), "the streams run on"
         self.iteration = iteration
+        self.workers.start()
         for process in self.workers.processes:
             self.workers.restart(process.index, iteration)
             self._grant(process.index)

@@ -40,6 +40,7 @@ class LockstepSampling:
 
     def restart(self, iteration: int) -> None:
         """Re-keys every stream from (seed, group, iteration); what waits is given up."""
+        self.workers.start()
         self._done_with_batch()
         if self.flying:  # nobody wants it any more
             for part in self._end_round():

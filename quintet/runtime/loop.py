@@ -68,10 +68,13 @@ class Hooks:
 
 @dataclass(frozen=True)
 class Budget:
-    """When a run ends and when checkpoints are scheduled, in env_steps and iterations."""
+    """When a run ends, when checkpoints are scheduled and when weights are published, in env_steps
+    and iterations.
+    """
 
     total_env_steps: int
     checkpoint_iterations: int
+    publish_iterations: int = 1
 
 
 @final
@@ -115,10 +118,12 @@ def run(
         metrics = _learn(parts, batch, counters, hooks)
         counters.iteration += 1
         counters.env_steps += batch.env_steps
-        sampling.publish(learner.publication(), batch.policy)
-        timer.switch("other")
         finished = counters.env_steps >= budget.total_env_steps
         scheduled = finished or due
+        # A resumed run begins with the newest, so the uninterrupted one goes on with it.
+        if scheduled or counters.iteration % budget.publish_iterations == 0:
+            sampling.publish(learner.publication(), batch.policy)
+        timer.switch("other")
         # Before the checkpoint, which holds the best score that an evaluation found.
         stop = hooks.after_iteration(metrics, batch.episodes)
         if scheduled or stop:

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import final
 
+import torch
+
 from quintet.envs.vector import VectorEnv
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor, DataPlan
@@ -30,7 +32,9 @@ class SerialSampling:
         seed: int,
         timer: PhaseTimer,
         num_policies: int = 1,
+        threads: int | None = None,
     ):
+        """threads: of PyTorch while actions are computed; None: as many as at other times."""
         self.groups: list[GroupSampler] = []
         self.slots: list[Slot] = []
         first_stream = 0
@@ -42,7 +46,7 @@ class SerialSampling:
             self.slots.append(slot)
             self.groups.append(GroupSampler(env, actor, plan, first_stream))
             first_stream += env.num_streams
-        self.seed, self.timer = seed, timer
+        self.seed, self.timer, self.threads = seed, timer, threads
         self.delivery = Delivery(plan, first_stream, num_policies, may_lag=False)
 
     def publish(self, publication: Publication, policy: int = 0) -> None:
@@ -67,12 +71,19 @@ class SerialSampling:
         """
         while (taken := self.delivery.take()) is None:
             self.delivery.keep()
-            unroll(self.groups, self.slots, self.timer)
+            self._unroll()
             # A slot is written again in the next round, before which what waits is copied.
             self.delivery.put_round(
                 [Part(slot.rollout(), slot.episodes(), Lease(_nothing)) for slot in self.slots]
             )
         return self.delivery.batch(*taken, env_steps_left)
+
+    def _unroll(self) -> None:
+        threads = torch.get_num_threads()
+        if self.threads not in (None, threads):
+            torch.set_num_threads(self.threads)
+        unroll(self.groups, self.slots, self.timer)
+        torch.set_num_threads(threads)
 
     def report(self) -> dict[str, float]:
         """Nothing: all that there is to tell is this process's own."""

@@ -165,6 +165,7 @@ class Workers:
         self._seconds = [arena.tensor(f"worker/{p.index}/seconds").numpy() for p in self.processes]
         self._reported = [np.zeros(len(PHASES)) for _ in self.processes]
         self._generation = 0
+        self._started = False
         self._lock = threading.RLock()
 
     def _specs(self, publications: Sequence[Publication]) -> dict[str, TensorSpec]:
@@ -205,11 +206,14 @@ class Workers:
             ) from error
 
     def start(self) -> None:
-        """Starts all processes and waits until their environments are made.
+        """Starts all processes, if there are none, and waits until their environments are made.
 
         Raises:
             QuintetError: one of them failed, or took too long.
         """
+        if self._started:
+            return
+        self._started = True
         for process in self.processes:
             self._launch(process)
         for process in self.processes:

@@ -318,7 +318,6 @@ def make_sampling(
     slots = 1 + int(lag) if lag else 2 + plan.columns_per_batch // streams
     crew = Crew(make_group, SeamActor, rows, plan, SEED, places, int(num_workers), slots)
     workers = Workers(crew, [learner.publication() for learner in learners])
-    workers.start()
     if kind == "lockstep":
         return LockstepSampling(workers, PhaseTimer(), int(lag))
     return AsyncSampling(workers, PhaseTimer(), AsyncOptions())

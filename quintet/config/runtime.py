@@ -1,0 +1,123 @@
+"""What runs where: processes, threads, devices, precision."""
+
+from typing import Any, Literal, final
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from quintet.algorithms.setup import Compute
+from quintet.errors import IdleOptions
+
+
+@final
+class RuntimeConfig(BaseModel):
+    """What runs where."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    kind: Literal["serial", "lockstep", "async"] = Field(
+        "serial",
+        description="serial: one process samples and learns in turn; lockstep: worker processes "
+        "sample the next batch while the learner updates on this one; async: workers run freely, "
+        "the learner takes what is ready. The first two give the same bytes twice",
+    )
+    lag: Literal[0, 1] = Field(
+        1,
+        description="lockstep: how many versions old the weights are that sampled a batch; 0 gives "
+        "what serial gives, and no overlap",
+    )
+    num_workers: int | None = Field(
+        None,
+        ge=1,
+        description="sampler processes, at most one for each group of streams; none: as many as "
+        "there are cores. Never part of the result's bytes",
+    )
+    max_policy_lag: int | None = Field(
+        None,
+        ge=0,
+        description="async: rows of weights that are more versions old are not learned from; none: "
+        "as the learner says",
+    )
+    slots: int | None = Field(
+        None,
+        ge=1,
+        description="async: unrolls that each group has memory for; none: 2, or what it takes for "
+        "a batch and one unroll more",
+    )
+    prefetch_batches: int = Field(
+        2, ge=1, description="async: batches that may wait, assembled, for the learner"
+    )
+    publish_interval_updates: int = Field(
+        1, ge=1, description="batches learned from between two publications of weights to actors"
+    )
+    worker_timeout_s: float = Field(
+        60.0,
+        gt=0,
+        description="seconds that a worker may take for one step of its environments, before it is "
+        "taken for hung",
+    )
+    max_restarts: int = Field(
+        3, ge=0, description="async: workers that are replaced before the run ends with an error"
+    )
+    device: str = Field(
+        "auto",
+        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+        description="where the learner computes: auto, cpu, cuda, cuda:1; auto takes a GPU for "
+        "picture networks when there is one, and the CPU for small ones, which are faster there",
+    )
+    threads: int | None = Field(
+        None,
+        ge=1,
+        description="threads of PyTorch's CPU kernels; none: all cores (8 at most) for picture "
+        "networks, 1 for small ones. Part of the result's bytes",
+    )
+    actor_threads: int | None = Field(
+        None,
+        ge=1,
+        description="of them where actions are computed; none: as many where one process does all, "
+        "else 1 for each worker and, for a server, as `threads`. Part of the result's bytes",
+    )
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto",
+        description="what encoders compute in; auto: bf16 for picture networks where the device "
+        "multiplies bfloat16 by itself (AMX, AVX512-BF16, GPUs), else fp32. Weights, heads and "
+        "losses are fp32 always. Part of the result's bytes",
+    )
+    compile: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="an act, and the whole update (gradient, clipping, optimizer), as one compiled "
+        "graph each; auto: for feed-forward networks on the CPU, at 30,000 planned optimizer steps "
+        "or more (3,000 on pictures), where there is a C++ compiler; on: also for recurrent ones, "
+        "which takes minutes. Part of the result's bytes",
+    )
+
+    @property
+    def compute(self) -> Compute:
+        """How learner and actors compute, of a configuration that is resolved."""
+        assert self.precision != "auto"
+        return Compute(self.precision, self.compile == "on")
+
+    @property
+    def requirements(self) -> dict[str, tuple[bool, str]]:
+        """By option: whether it has an effect beside the others, and what it needs for that."""
+        lockstep, free = self.kind == "lockstep", self.kind == "async"
+        return {
+            "lag": (lockstep, "runtime.kind=lockstep"),
+            "num_workers": (lockstep or free, "runtime.kind=lockstep or async"),
+            "max_policy_lag": (free, "runtime.kind=async"),
+            "slots": (free, "runtime.kind=async"),
+            "prefetch_batches": (free, "runtime.kind=async"),
+            "worker_timeout_s": (lockstep or free, "runtime.kind=lockstep or async"),
+            "max_restarts": (free, "runtime.kind=async"),
+        }
+
+    @model_validator(mode="after")
+    def _no_option_without_effect(self) -> "RuntimeConfig":
+        fields: dict[str, Any] = type(self).model_fields
+        idle = {
+            name: f"runtime.{name}={getattr(self, name)} has no effect without {what}"
+            for name, (effective, what) in self.requirements.items()
+            if not effective and getattr(self, name) != fields[name].default
+        }
+        if idle:
+            raise IdleOptions(idle)
+        return self

@@ -1,0 +1,178 @@
+"""From a resolved configuration to the runtime kind that samples by it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import final
+
+from gymnasium.vector import VectorEnv as ForeignVectorEnv
+
+from quintet.algorithms import registry
+from quintet.config.run import RunConfig
+from quintet.config.runtime import RuntimeConfig
+from quintet.cores import usable_cores
+from quintet.envs.config import EnvConfig
+from quintet.envs.given import EnvSource, is_plain_sync
+from quintet.envs.make import group_size, make_group_env
+from quintet.envs.vector import VectorEnv
+from quintet.errors import ConfigError
+from quintet.observe.timing import PhaseTimer
+from quintet.protocols import Actor, DataPlan, Learner
+from quintet.runtime import loop
+from quintet.runtime.asynchronous import AsyncOptions, AsyncSampling
+from quintet.runtime.lockstep import LockstepSampling
+from quintet.runtime.messages import Place
+from quintet.runtime.serial import SerialSampling
+from quintet.runtime.slots import RowSpecs
+from quintet.runtime.workers import Crew, Workers
+from quintet.signals import interrupts_for_us_alone
+from quintet.types import Spaces
+
+
+@final
+@dataclass(frozen=True)
+class Source:
+    """Where environments come from: those of all groups where this process steps them, else one,
+    which tells what they are like; and what makes them, if it isn't an id.
+    """
+
+    envs: Sequence[VectorEnv]
+    make_env: EnvSource | None
+
+    @property
+    def spaces(self) -> Spaces:
+        return self.envs[0].spaces
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()
+
+
+def open_source(config: RunConfig, make_env: EnvSource | None) -> Source:
+    """The environments of a run that is about to begin.
+
+    Raises:
+        ConfigError: they can't be made, or can't be made by other processes.
+    """
+    # Environments that are processes of their own would end before there is a checkpoint.
+    with interrupts_for_us_alone():
+        if config.runtime.kind == "serial":
+            return Source(_make_groups(config, make_env), make_env)
+        if isinstance(make_env, ForeignVectorEnv) and not is_plain_sync(make_env):
+            raise ConfigError(
+                f"runtime.kind={config.runtime.kind} requires environments that worker processes "
+                f"can make, got {make_env}; give an id or a function that makes it, or leave "
+                "runtime.kind out"
+            )
+        return Source([make_group_env(config.env, 1, make_env)], make_env)
+
+
+def _make_groups(config: RunConfig, make_env: EnvSource | None) -> list[VectorEnv]:
+    envs: list[VectorEnv] = []
+    size = streams_per_group(config)
+    try:
+        for group in range(config.env.num_streams // size):
+            envs.append(make_group_env(config.env, size, make_env, first_stream=group * size))
+    except BaseException:
+        for env in envs:
+            env.close()
+        raise
+    return envs
+
+
+def streams_per_group(config: RunConfig) -> int:
+    """As configured; else what `group_size` says, or, with workers, so that each has one group."""
+    if config.runtime.kind == "serial" or config.env.streams_per_group is not None:
+        return group_size(config.env)
+    streams = config.env.num_streams
+    wanted = config.runtime.num_workers or usable_cores()
+    # The fewest groups that give each worker one; the streams must be divided evenly.
+    groups = next((n for n in range(wanted, streams) if streams % n == 0), streams)
+    return streams // groups
+
+
+def num_workers(config: RunConfig) -> int:
+    """Sampler processes: as configured, else one for each core that has a group.
+
+    Raises:
+        ConfigError: there are fewer groups.
+    """
+    groups = config.env.num_streams // streams_per_group(config)
+    asked = config.runtime.num_workers
+    if asked is not None and asked > groups:
+        raise ConfigError(
+            f"runtime.num_workers must be at most the number of groups, {groups} of "
+            f"{streams_per_group(config)} streams, got {asked}; lower it, or raise "
+            "env.num_streams, or lower env.streams_per_group"
+        )
+    return asked or min(usable_cores(), groups)
+
+
+def slots_per_group(runtime: RuntimeConfig, plan: DataPlan, num_streams: int) -> int:
+    """Unrolls that each group has memory for.
+
+    Raises:
+        ConfigError: fewer are configured than a batch and the next unroll take.
+    """
+    if runtime.kind == "lockstep":
+        return 1 + runtime.lag
+    # While a batch's columns wait for the last one, every stream must have room to go on.
+    least = max(2, -(-(plan.columns_per_batch + num_streams) // num_streams))
+    if runtime.slots is not None and runtime.slots < least:
+        raise ConfigError(
+            f"runtime.slots must be at least {least} for batches of {plan.columns_per_batch} "
+            f"columns out of {num_streams} streams, got {runtime.slots}; raise it or leave it out"
+        )
+    return runtime.slots or least
+
+
+def make_sampling(
+    config: RunConfig,
+    source: Source,
+    learner: Learner,
+    timer: PhaseTimer,
+    say: Callable[[str], None],
+) -> loop.Sampling:
+    """What samples by a resolved configuration; processes begin at the first restart.
+
+    say: gets what worker processes print, and what became of them.
+
+    Raises:
+        ConfigError: workers can't be sent what they are to do, or there is too little memory.
+    """
+    runtime, algorithm = config.runtime, registry.find(config.algo)
+    make_actor: Callable[[], Actor] = partial(
+        algorithm.make_actor, config.learner, config.model, source.spaces, runtime.compute
+    )
+    assert runtime.actor_threads is not None
+    plan = learner.plan
+    if runtime.kind == "serial":
+        return SerialSampling(
+            source.envs, make_actor, plan, config.seed, timer, threads=runtime.actor_threads
+        )
+    size, streams = streams_per_group(config), config.env.num_streams
+    places = tuple(Place(g, g * size, size) for g in range(streams // size))
+    crew = Crew(
+        make_env=partial(_make_place, config.env, source.make_env),
+        make_actor=make_actor,
+        rows=RowSpecs.of(source.spaces, make_actor()),
+        plan=plan,
+        seed=config.seed,
+        places=places,
+        num_workers=num_workers(config),
+        num_slots=slots_per_group(runtime, plan, streams),
+        timeout_s=runtime.worker_timeout_s,
+        threads=runtime.actor_threads,
+        say=say,
+    )
+    workers = Workers(crew, [learner.publication()])
+    if runtime.kind == "lockstep":
+        return LockstepSampling(workers, timer, runtime.lag)
+    options = AsyncOptions(
+        runtime.prefetch_batches, runtime.max_restarts, pin=runtime.device.startswith("cuda")
+    )
+    return AsyncSampling(workers, timer, options)
+
+
+def _make_place(config: EnvConfig, source: EnvSource | None, place: Place) -> VectorEnv:
+    return make_group_env(config, place.num_streams, source, first_stream=place.first_stream)
