@@ -180,27 +180,30 @@ def run(
     All that can be refused is refused before the folder is touched.
     """
     threads_before = torch.get_num_threads()
+    exact = loaded.config.runtime.kind != "async"
     try:
         try:
-            return _run(loaded.config, loaded, make_env, on_report)
-        except WorkerFault as error:
-            if loaded.config.runtime.kind == "async":
+            return _run(loaded, make_env, on_report, may_go_back=exact)
+        except WorkerFault:
+            if not exact:
                 raise  # it has had its replacements
-            # Once: what always fails would fail again.
-            print(f"{error}\ngoing back to the last scheduled checkpoint", file=sys.stderr)
-            config = loaded.config.model_copy(update={"resume": "exact"})
-            return _run(config, loaded, make_env, on_report)
+        # Once: what always fails would fail again.
+        exactly = loaded.config.model_copy(update={"resume": "exact"})
+        return _run(replace(loaded, config=exactly), make_env, on_report)
     finally:
         torch.set_num_threads(threads_before)
 
 
 def _run(
-    config: RunConfig, loaded: Loaded, make_env: EnvSource | None, on_report: OnReport | None
+    loaded: Loaded,
+    make_env: EnvSource | None,
+    on_report: OnReport | None,
+    may_go_back: bool = False,
 ) -> Result:
-    source = open_source(config, make_env)
+    source = open_source(loaded.config, make_env)
     try:
         env = source.envs[0].description
-        config = _resolve_loaded(replace(loaded, config=config), source.spaces, env.backend)
+        config = _resolve_loaded(loaded, source.spaces, env.backend)
         assert config.run_dir is not None
         configure_torch(config.runtime)
         learner = make_learner(config, source.spaces)
@@ -209,7 +212,7 @@ def _run(
         sampling = make_sampling(config, source, learner, trainer.timer, trainer.say)
         try:
             with RunLock(config.run_dir), stop_on_signals(trainer):
-                return _train(trainer, sampling, source.spaces)
+                return _train(trainer, sampling, source.spaces, may_go_back)
         finally:
             sampling.close()
     finally:
@@ -288,7 +291,7 @@ def _seed_outcome(config: RunConfig, how: group.Outcome) -> SeedOutcome:
     return SeedOutcome(config.seed, config.run_dir, "failed", {}, error)
 
 
-def _train(trainer: Trainer, sampling: Sampling, spaces: Spaces) -> Result:
+def _train(trainer: Trainer, sampling: Sampling, spaces: Spaces, may_go_back: bool) -> Result:
     config = trainer.config
     make_actor = registry.find(config.algo).make_actor
     status: Literal["finished", "stopped"] = "finished"
@@ -305,6 +308,10 @@ def _train(trainer: Trainer, sampling: Sampling, spaces: Spaces) -> Result:
             trainer.save_policy()  # a kill may have come between the last checkpoint and it
         else:
             status = trainer.train(sampling)
+    except WorkerFault as error:
+        if may_go_back:
+            trainer.say(f"{error}; going back to the last scheduled checkpoint")
+        raise
     finally:
         trainer.close()
     return Result(trainer.run_dir, trainer.policy(), trainer.last_report, status)

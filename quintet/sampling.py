@@ -1,7 +1,7 @@
 """From a resolved configuration to the runtime kind that samples by it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import final
 
@@ -146,6 +146,8 @@ def make_sampling(
     )
     assert runtime.actor_threads is not None
     plan = learner.plan
+    if runtime.max_policy_lag is not None:
+        plan = replace(plan, max_policy_lag=runtime.max_policy_lag)
     if runtime.kind == "serial":
         return SerialSampling(
             source.envs, make_actor, plan, config.seed, timer, threads=runtime.actor_threads

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -25,16 +25,21 @@ from pydantic import BaseModel
 from torch import nn
 
 import quintet
-from quintet import checkpoint, cli, launch
+from quintet import checkpoint, cli, launch, sampling
 from quintet.algorithms.setup import PLAIN
 from quintet.checkpoint import tensor_hashes
 from quintet.config.load import Layer
-from quintet.config.run import PARTS, TOP, RuntimeConfig
+from quintet.config.run import PARTS, TOP
+from quintet.config.runtime import RuntimeConfig
 from quintet.config.saved import load_config
 from quintet.envs.toy import Contextual, FinitePay
 from quintet.errors import CheckpointError, ConfigError, EnvironmentFault, NonFiniteError
 from quintet.lock import RunLock
 from quintet.observe.sinks import read_metrics
+from quintet.observe.timing import PhaseTimer
+from quintet.runtime.asynchronous import AsyncSampling
+from quintet.runtime.lockstep import LockstepSampling
+from quintet.runtime.serial import SerialSampling
 
 TOY = "quintet.envs.toy:Contextual"
 SMALL: dict[str, Any] = {
@@ -561,9 +566,105 @@ def _init_from_keys(where: Where) -> None:
     assert weights(whole) != weights(part)
 
 
+def sampling_of(**options: Any) -> Any:
+    """What would sample; no process has begun."""
+    given = {"env.num_streams": 4} | {k.replace("__", "."): v for k, v in options.items()}
+    config = load_config("ppo", [], Layer("call", {**SMALL, "env.id": TOY, **given})).config
+    source = sampling.open_source(config, None)
+    config = launch.resolve(config, source.spaces, "gymnasium")
+    learner = launch.make_learner(config, source.spaces)
+    made = sampling.make_sampling(config, source, learner, PhaseTimer(), print)
+    made.close()
+    source.close()
+    return made
+
+
 def _kind(where: Where) -> None:
-    with pytest.raises(ConfigError, match="input should be 'serial'"):
-        run(where.folder, runtime__kind="async")
+    kinds = [type(sampling_of(runtime__kind=kind)) for kind in ("serial", "lockstep", "async")]
+    assert kinds == [SerialSampling, LockstepSampling, AsyncSampling]
+    with pytest.raises(ConfigError, match="input should be 'serial', 'lockstep' or 'async'"):
+        run(where.folder, runtime__kind="parallel")
+
+
+def _lag(where: Where) -> None:
+    for lag in (0, 1):
+        made = sampling_of(runtime__kind="lockstep", runtime__lag=lag)
+        assert (made.lag, made.workers.crew.num_slots) == (lag, 1 + lag)
+    with pytest.raises(ConfigError, match=r"runtime.lag=0 has no effect without runtime.kind=lock"):
+        run(where.folder, runtime__lag=0)
+
+
+def _num_workers(where: Where) -> None:
+    for count in (1, 2, 4):
+        made = sampling_of(
+            runtime__kind="async", runtime__num_workers=count, env__streams_per_group=1
+        )
+        groups = [[place.group for place in p.places] for p in made.workers.processes]
+        assert len(groups) == count
+        assert [group for mine in groups for group in mine] == [0, 1, 2, 3]
+    with pytest.raises(ConfigError, match="num_workers must be at most the number of groups, 2"):
+        sampling_of(runtime__kind="async", runtime__num_workers=3, env__streams_per_group=2)
+
+
+def _max_policy_lag(where: Where) -> None:
+    made = sampling_of(runtime__kind="async", runtime__max_policy_lag=7)
+    assert made.delivery.plan.max_policy_lag == 7
+    assert sampling_of(runtime__kind="async").delivery.plan.max_policy_lag is None
+
+
+def _slots(where: Where) -> None:
+    assert sampling_of(runtime__kind="async").workers.crew.num_slots == 2
+    assert sampling_of(runtime__kind="async", runtime__slots=5).workers.crew.num_slots == 5
+    with pytest.raises(ConfigError, match="slots must be at least 2 for batches of 4 columns"):
+        sampling_of(runtime__kind="async", runtime__slots=1)
+
+
+def _prefetch_batches(where: Where) -> None:
+    made = sampling_of(runtime__kind="async", runtime__prefetch_batches=3)
+    assert made.ready.maxsize == 3
+
+
+def _publish_interval(where: Where) -> None:
+    every, third = (
+        run(where.folder / str(k), 512, runtime__publish_interval_updates=k) for k in (1, 3)
+    )
+    assert weights(every) != weights(third)
+    # the policy that is saved is the newest, whatever the actors had
+    assert third.policy.publication.version == every.policy.publication.version
+
+
+def _worker_timeout_s(where: Where) -> None:
+    made = sampling_of(runtime__kind="async", runtime__worker_timeout_s=1.5)
+    assert made.workers.crew.timeout_s == 1.5
+
+
+def _max_restarts(where: Where) -> None:
+    assert sampling_of(runtime__kind="async", runtime__max_restarts=0).options.max_restarts == 0
+
+
+class Threads(Contextual):
+    """Notes how many threads PyTorch has beside it."""
+
+    seen: ClassVar[set[int]] = set()
+
+    def step(self, action):
+        self.seen.add(torch.get_num_threads())
+        return super().step(action)
+
+
+def _actor_threads(where: Where) -> None:
+    learning = []
+    for threads in (2, None):
+        Threads.seen.clear()
+        run(
+            where.folder / str(threads),
+            env=Threads,
+            runtime__actor_threads=threads,
+            on_report=lambda _: learning.append(torch.get_num_threads()),
+        )
+        assert Threads.seen == {threads or 1}
+    assert set(learning) == {1}
+    assert sampling_of(runtime__kind="async", runtime__threads=2).workers.crew.threads == 1
 
 
 def _device(where: Where) -> None:
@@ -738,7 +839,7 @@ def _id(where: Where) -> None:
 def _backend(where: Where) -> None:
     result = run(where.folder, env="CartPole-v1", env__backend="gymnasium")
     assert result.policy.env.backend == "gymnasium"
-    env = launch.make_groups(result_config(env="CartPole-v1", env__backend="gymnasium"), None)[0]
+    env = groups_of(env="CartPole-v1", env__backend="gymnasium")[0]
     assert env.description.backend == "gymnasium"
 
 
@@ -746,6 +847,11 @@ def result_config(env: str = TOY, **values: Any):
     given = {name.replace("__", "."): value for name, value in values.items()}
     config = {**SMALL, "env.id": env, "total_env_steps": 128, **given}
     return load_config("ppo", [], Layer("call", config)).config
+
+
+def groups_of(**values: Any) -> Any:
+    """The environments of a serial run."""
+    return sampling.open_source(result_config(**values), None).envs
 
 
 def _kwargs(where: Where) -> None:
@@ -766,7 +872,7 @@ def _streams_per_group(where: Where) -> None:
     for size, groups, env in (
         (None, [4], {}), (None, [2, 2], pool), (4, [4], pool), (1, [1, 1, 1, 1], {}),
     ):  # fmt: skip
-        envs = launch.make_groups(result_config(env__streams_per_group=size, **env), None)
+        envs = groups_of(env__streams_per_group=size, **env)
         assert [env.num_streams for env in envs] == groups
     one = weights(run(where.folder / "a", 64))
     assert one != weights(run(where.folder / "b", 64, env__streams_per_group=1))
@@ -788,9 +894,7 @@ def _reward_clip(where: Where) -> None:
 
 def _num_threads(where: Where) -> None:
     pytest.importorskip("envpool")
-    envs = launch.make_groups(
-        result_config(env="CartPole-v1", env__backend="envpool", env__num_threads=3), None
-    )
+    envs = groups_of(env="CartPole-v1", env__backend="envpool", env__num_threads=3)
     assert [env.num_threads for env in envs] == [3]
 
 
@@ -811,6 +915,15 @@ EFFECTS: dict[str, Callable[[Where], None]] = {
     "init_from": _init_from,
     "init_from_keys": _init_from_keys,
     "runtime.kind": _kind,
+    "runtime.lag": _lag,
+    "runtime.num_workers": _num_workers,
+    "runtime.max_policy_lag": _max_policy_lag,
+    "runtime.slots": _slots,
+    "runtime.prefetch_batches": _prefetch_batches,
+    "runtime.publish_interval_updates": _publish_interval,
+    "runtime.worker_timeout_s": _worker_timeout_s,
+    "runtime.max_restarts": _max_restarts,
+    "runtime.actor_threads": _actor_threads,
     "runtime.device": _device,
     "runtime.threads": _threads,
     "runtime.precision": _precision,

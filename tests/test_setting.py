@@ -13,7 +13,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from quintet import setting
 from quintet.config.load import Layer, compose
-from quintet.config.run import RuntimeConfig
+from quintet.config.runtime import RuntimeConfig
 from quintet.envs import envpool
 from quintet.envs.envpool import EnvPoolVectorEnv
 from quintet.envs.given import GivenEnv, settle

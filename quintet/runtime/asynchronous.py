@@ -117,6 +117,8 @@ class AsyncSampling:
         if self.assembler.is_alive():
             self.assembler.join()
         self.workers.close()
+        self.delivery.clear()
+        self.ready = queue.Queue()
 
     def _grant(self, worker: int) -> None:
         while self.workers.grant(worker, None):

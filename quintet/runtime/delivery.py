@@ -39,9 +39,13 @@ class Delivery:
 
     def restart(self, iteration: int) -> None:
         """The streams begin anew: columns that wait for a batch are given up."""
+        self.clear()
+        self._turn_to(iteration * self.plan.columns_per_batch)
+
+    def clear(self) -> None:
+        """Gives up what waits."""
         for queue in self.queues:
             queue.clear()
-        self._turn_to(iteration * self.plan.columns_per_batch)
 
     def put_round(self, parts: Sequence[Part]) -> None:
         """Takes one unroll of every group, in the order of their streams.

@@ -71,6 +71,7 @@ class LockstepSampling:
     def close(self) -> None:
         """Ends the workers."""
         self.workers.close()
+        self.delivery.clear()
 
     def _done_with_batch(self) -> None:
         if self.lease is not None:

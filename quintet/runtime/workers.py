@@ -425,6 +425,10 @@ class Workers:
                 process.child.wait(max(0.0, deadline - time.monotonic()))
             self._end(process)
         self._arena.close()
+        # Its memory goes with the last view of it.
+        for views in (self._slots, self._headers, self.boards, self._rows, self._seconds):
+            views.clear()
+        del self._arena
 
 
 def shares(places: Sequence[Place], num_workers: int) -> list[tuple[Place, ...]]:

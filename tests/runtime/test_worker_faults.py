@@ -1,0 +1,165 @@
+"""What goes wrong with sampler processes, and what the run makes of it."""
+
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from troubles import SMALL, Drifting
+
+import quintet
+from quintet import checkpoint
+from quintet.errors import EnvironmentFault, QuintetError, WorkerFault
+
+SCRIPT = Path(__file__).with_name("troubles.py")
+
+
+def train(folder: Path, env: Any = Drifting, steps: int = 4_000, on_report=None, **runtime: Any):
+    given = {"kind": "async", "num_workers": 2} | runtime
+    config = SMALL | {f"runtime.{name}": value for name, value in given.items()}
+    return quintet.train("ppo", env, steps, 7, folder, config, on_report=on_report)
+
+
+def workers_of(pid: int | None = None) -> list[psutil.Process]:
+    return [
+        child
+        for child in psutil.Process(pid).children()
+        if any("quintet.runtime" in word for word in child.cmdline())
+    ]
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    files = psutil.Process().num_fds()
+    yield
+    assert workers_of() == []
+    assert psutil.Process().num_fds() <= files
+
+
+class Once:
+    """Does something to the first worker, at the second report."""
+
+    def __init__(self, what) -> None:
+        self.what, self.reports = what, 0
+
+    def __call__(self, _report) -> None:
+        self.reports += 1
+        if self.reports == 2:
+            self.what(workers_of()[0])
+
+
+@pytest.mark.parametrize("what", ["kill", "suspend"])
+def test_async_replaces_a_worker_that_is_killed_or_stopped(what: str, tmp_path: Path) -> None:
+    timeout = 60.0 if what == "kill" else 3.0
+    hit = Once(lambda worker: getattr(worker, what)())
+    result = train(tmp_path, on_report=hit, steps=8_000, worker_timeout_s=timeout)
+    assert result.status == "finished"
+    assert result.metrics["env_steps"] == 8_000
+    assert result.metrics["data/worker_restarts"] == 1
+    said = (tmp_path / "log.txt").read_text()
+    how = "was ended by SIGKILL" if what == "kill" else "has been silent for"
+    assert how in said
+    assert "replaced, 1 of at most 3 times" in said
+    assert "worker 0 (streams 0 to 1, pid " in said
+
+
+@pytest.mark.parametrize(
+    ("trouble", "error", "words"),
+    [
+        ("raise", EnvironmentFault, r"step \d+ of its episode, seed \d+.* the floor gave way"),
+        ("nan", EnvironmentFault, r"must be finite; .*stream \d, step"),
+        ("hang", WorkerFault, r"worker \d .*must do a row within 1 s, .*silent .*at row \d+ of sl"),
+        ("die", WorkerFault, r"worker \d \(streams .* ended with status 3 at row \d+"),
+    ],
+)
+def test_an_environment_that_misbehaves_ends_the_run_by_its_name(
+    trouble: str, error: type[QuintetError], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=words) as caught:
+        train(
+            tmp_path,
+            partial(Drifting, trouble),
+            max_restarts=0 if trouble == "hang" else 1,
+            worker_timeout_s=1.0,
+        )
+    assert "runtime.max_restarts" in "".join(caught.value.__notes__)
+    if trouble == "die":
+        assert "farewell" in (tmp_path / "log.txt").read_text()
+
+
+def test_lockstep_goes_back_once_and_ends_with_the_bytes_of_serial(tmp_path: Path) -> None:
+    streams = {"env.streams_per_group": 2}
+    serial = SMALL | streams
+    quintet.train("ppo", Drifting, 4_001, 7, tmp_path / "serial", serial)
+    lockstep = serial | {"runtime.kind": "lockstep", "runtime.lag": 0}
+    hit = Once(lambda worker: worker.kill())
+    hit.reports = -20  # there has been a checkpoint by then
+    quintet.train("ppo", Drifting, 4_001, 7, tmp_path / "lockstep", lockstep, on_report=hit)
+    assert hashes(tmp_path / "lockstep") == hashes(tmp_path / "serial")
+    said = (tmp_path / "lockstep" / "log.txt").read_text()
+    assert "was ended by SIGKILL" in said
+    assert "resumed at update" in said
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    found = checkpoint.latest(folder / "checkpoints", warn=print)
+    assert found is not None
+    return checkpoint.tensor_hashes(found)
+
+
+def test_lockstep_goes_back_no_second_time(tmp_path: Path) -> None:
+    with pytest.raises(WorkerFault, match="ended with status 3"):
+        train(tmp_path, partial(Drifting, "die"), kind="lockstep", worker_timeout_s=60.0)
+
+
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [
+        ("async", signal.SIGKILL),
+        ("lockstep", signal.SIGINT),
+        pytest.param("async", signal.SIGINT, marks=slow),
+        pytest.param("async", signal.SIGTERM, marks=slow),
+        pytest.param("lockstep", signal.SIGKILL, marks=slow),
+        pytest.param("lockstep", signal.SIGTERM, marks=slow),
+    ],
+)
+def test_no_worker_outlives_its_parent(kind: str, number: int, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, SCRIPT, tmp_path, kind, "10000000"],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    while "report" not in process.stdout.readline():
+        assert process.poll() is None
+    found = workers_of(process.pid)
+    assert len(found) == 2
+    # To the whole group, as a terminal does it with Ctrl-C.
+    os.killpg(process.pid, number)
+    process.communicate(timeout=60)
+    if number != signal.SIGKILL:
+        assert process.returncode == 0
+        assert "stopped at" in (tmp_path / "log.txt").read_text()
+        assert any((tmp_path / "checkpoints").iterdir())
+    _, alive = psutil.wait_procs(found, timeout=5)
+    assert not alive
+
+
+def test_a_worker_that_can_not_begin_says_why(tmp_path: Path) -> None:
+    with pytest.raises(WorkerFault, match=r"(?s)worker \d .*failed: .*ValueError: not here"):
+        train(tmp_path, only_here)
+
+
+def only_here() -> Drifting:
+    if sys.argv[0].endswith("worker.py"):
+        raise ValueError("not here")
+    return Drifting()
