@@ -47,6 +47,9 @@ from quintet.runtime.params import Board, board_specs
 from quintet.runtime.slots import RowSpecs, Slot, slot_specs
 from quintet.types import Publication, TensorSpec
 
+_LOOK_EVERY_S = 0.5
+"""How often workers are looked at that say nothing."""
+
 STOP_GRACE_S = 5.0
 """Seconds that a worker has for closing its environments."""
 
@@ -166,6 +169,7 @@ class Workers:
         self._reported = [np.zeros(len(PHASES)) for _ in self.processes]
         self._generation = 0
         self._started = False
+        self._looked_at_s = 0.0
         self._lock = threading.RLock()
 
     def _specs(self, publications: Sequence[Publication]) -> dict[str, TensorSpec]:
@@ -301,9 +305,8 @@ class Workers:
         Whoever is told that a worker died must `replace` it or `close` all.
         """
         channels: dict[Any, _Process] = {p.channel: p for p in self.processes if p.ready}
-        found = [self._hear(channels[channel]) for channel in wait(list(channels), timeout_s)]
-        # Only where nothing was said: this process may have been stopped itself.
-        return [event for event in found if event is not None] or self._silent()
+        heard = [self._hear(channels[channel]) for channel in wait(list(channels), timeout_s)]
+        return [*(event for event in heard if event is not None), *self._silent()]
 
     def _hear(self, process: _Process) -> Filled | Died | None:
         try:
@@ -344,9 +347,14 @@ class Workers:
 
     def _silent(self) -> list[Filled | Died]:
         """Workers that have a grant and have done no row for too long."""
-        now, found = time.monotonic(), list[Filled | Died]()
+        found: list[Filled | Died] = []
+        now = time.monotonic()
+        if now - self._looked_at_s < min(_LOOK_EVERY_S, self.crew.timeout_s / 4):
+            return found
+        self._looked_at_s = now
         for process in self.processes:
-            if not process.ready or not process.granted:
+            # What waits to be heard may be old, where this process was stopped itself.
+            if not process.ready or not process.granted or process.channel.poll():
                 continue
             at_ns, row, _ = self._rows[process.index].tolist()
             silent_s = now - max(at_ns / 1e9, process.busy_since_s)
