@@ -129,11 +129,13 @@ class GroupSampler:
         lengths = np.cumsum(slot.valid, 0, dtype=np.int64)
         # What to add to the running sums so that they count from the start of the episode.
         before_return, before_length = self.episode_return, self.episode_length
+        defined = self.env.description.success is not None
         episodes = []
         for row, column in np.argwhere(slot.terminated | slot.truncated).tolist():
             return_ = returns[row, column] + before_return[column]
             length = lengths[row, column] + before_length[column]
-            episodes.append(Episode(row, column, float(return_), int(length)))
+            success = bool(slot.success[row, column]) if defined else None
+            episodes.append(Episode(row, column, float(return_), int(length), success))
             before_return[column] = -returns[row, column]
             before_length[column] = -lengths[row, column]
         before_return += returns[-1]

@@ -61,6 +61,7 @@ class Slot:
         self.terminated = np.zeros((t, b), np.bool_)
         self.truncated = np.zeros((t, b), np.bool_)
         self.valid = np.zeros((t, b), np.bool_)
+        self.success = np.zeros((t, b), np.bool_)
         self.is_first = np.zeros((t + 1, b), np.bool_)
         self.episode_id = np.zeros(b, np.int64)
         self.return_carry = None if plan.return_discount is None else np.zeros((t, b), np.float64)
@@ -84,6 +85,7 @@ class Slot:
                 terminated=self.terminated[row],
                 truncated=self.truncated[row],
                 valid=self.valid[row],
+                success=self.success[row],
             )
             for row in range(t)
         ]
