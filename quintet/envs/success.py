@@ -43,8 +43,8 @@ def read_rule(text: str) -> SuccessRule:
         above = math.nan
     if not text.startswith(_REWARD) or not math.isfinite(above):
         raise ValueError(
-            f"must be 'reward>NUMBER' (the last reward of an episode is greater) or 'info:KEY' (its"
-            f" last info says so); got {text!r}; correct it; a shell needs quotes because of the >"
+            "must be 'reward>NUMBER' (the last reward of an episode is greater) or 'info:KEY' (its "
+            "last info says so), in a shell within quotes because of the >"
         )
     return SuccessRule(above, None)
 

@@ -59,9 +59,9 @@ def scale_of(moments: RunningMoments, epsilon: float) -> Tensor:
 
 
 def normalized_leaves(space: gym_spaces.Space) -> dict[str, tuple[int, ...]]:  # type: ignore[type-arg]
-    """Shapes of the leaves that are normalised: floats.  Integers, booleans and masks never are; nor
-    are the last action and reward, where 0 is to stay 0, and a rare reward over its small standard
-    deviation would drown all else.
+    """Shapes of the leaves that are normalised: floats.  Integers, booleans and masks never are;
+    nor are the last action and reward, where 0 is to stay 0, and a rare reward over its small
+    standard deviation would drown all else.
     """
     return {
         name: tuple(leaf.shape or ())
