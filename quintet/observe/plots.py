@@ -322,7 +322,7 @@ def _bars(metric: str, groups: list[tuple[str, list[Run]]]) -> Any:
     _decorate(axes, {env_name(members[0].config) for _, members in groups}, "x")
     axes.set_xlabel(f"final {_title_of(metric)}{_unit(metric)}")
     if metric.endswith("success_rate"):
-        axes.set_xlim(0, 1.02)
+        axes.set_xlim(-0.02, 1.02)
     meaning = "bar: interquartile mean; line: its 95% bootstrap interval; circles: runs"
     figure.supxlabel(meaning, x=0.01, ha="left", fontsize=8)
     return figure

@@ -136,7 +136,7 @@ def test_success_is_drawn_where_all_runs_have_it(tmp_path: Path, drawn: dict[str
     axes = drawn["figure"].axes[0]
     assert axes.get_xlabel() == "final success rate in evaluations"
     assert [bar.get_width() for bar in axes.patches] == pytest.approx([0.9])
-    assert axes.get_xlim() == (0, 1.02)
+    assert axes.get_xlim() == (-0.02, 1.02)
     plot_runs([*runs, other], tmp_path / "x.png")
     assert drawn["figure"].axes[0].get_ylabel() == "mean episode return [reward units]"
     plot_runs(runs, tmp_path / "x.png", metric="episode/return_mean")
