@@ -26,8 +26,13 @@ class Camera:
     def __init__(self, view: View, out: Path) -> None:
         self.view, self.out = view, out
 
-    def update(self, report: Mapping[str, float], recent_return: float | None = None) -> None:
-        self.view.add(report, recent_return)
+    def update(
+        self,
+        report: Mapping[str, float],
+        recent_return: float | None = None,
+        recent_success: float | None = None,
+    ) -> None:
+        self.view.add(report, recent_return, recent_success)
         if self.view.pace.done >= SHARE * self.view.pace.total and not self.out.exists():
             console = Console(width=COLUMNS, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
             console.print(Group(*layout(self.view, COLUMNS, ROWS, ascii_only=False)))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from quintet.config.command import Parsed
+    from quintet.evaluation import Scores
     from quintet.launch import SeedOutcome
 
 HELP = """usage: quintet COMMAND ...
@@ -182,15 +183,16 @@ def _summary(outcomes: "list[SeedOutcome]") -> str:
         for row in rows
     ]
     finished = [each.metrics for each in outcomes if each.status == "finished"]
-    for name in ("eval/return_mean", "episode/return_mean"):
-        scores_of = [metrics[name] for metrics in finished if name in metrics]
-        if scores_of:
-            spread = f" +- {stdev(scores_of):.2f}" if len(scores_of) > 1 else ""
-            lines.append(
-                f"{name}: {mean(scores_of):.2f}{spread} (mean and standard deviation over "
-                f"{len(scores_of)} finished of {len(outcomes)} seeds)"
-            )
-            break
+    for what in ("return_mean", "success_rate"):
+        for name in (f"eval/{what}", f"episode/{what}"):
+            scores_of = [metrics[name] for metrics in finished if name in metrics]
+            if scores_of:
+                spread = f" +- {stdev(scores_of):.2f}" if len(scores_of) > 1 else ""
+                lines.append(
+                    f"{name}: {mean(scores_of):.2f}{spread} (mean and standard deviation over "
+                    f"{len(scores_of)} finished of {len(outcomes)} seeds)"
+                )
+                break
     return "\n".join(lines)
 
 
@@ -254,8 +256,6 @@ def _eval(arguments: list[str]) -> int:
         from quintet.errors import ConfigError
 
         raise ConfigError("quintet eval requires a run: quintet eval RUN [--episodes N] ...")
-    from dataclasses import asdict
-
     from quintet.evaluation import evaluate
     from quintet.policy import load
 
@@ -268,36 +268,58 @@ def _eval(arguments: list[str]) -> int:
         deterministic=not given.get("stochastic", False),
         video=given.get("video"),
     )
-    film = scores.film
-    summary = {
+    if given.get("json"):
+        how = {"deterministic": not given.get("stochastic", False)}
+        print(json.dumps(_scores_as_json(scores) | how))
+    else:
+        print(_scores_in_words(scores))
+    return 0
+
+
+def _scores_as_json(scores: "Scores") -> dict[str, Any]:
+    from dataclasses import asdict
+
+    record = {
         "env": scores.env.id,
         "backend": scores.env.backend,
         "episodes": len(scores.returns),
-        "deterministic": not given.get("stochastic", False),
         "return_mean": scores.mean,
         "return_std": scores.std,
         "return_min": float(scores.returns.min()),
         "return_max": float(scores.returns.max()),
         "length_mean": float(scores.lengths.mean()),
+        "returns": scores.returns.tolist(),
     }
-    if given.get("json"):
-        shown = None if film is None else asdict(film) | {"path": str(film.path)}
-        more = {"returns": scores.returns.tolist()} | ({"video": shown} if shown else {})
-        print(json.dumps(summary | more))
-    else:
-        print(
-            f"{summary['env']} ({summary['backend']}): return {scores.mean:.2f} +- "
-            f"{scores.std:.2f} (min {summary['return_min']:.2f}, max "
-            f"{summary['return_max']:.2f}), length {summary['length_mean']:.1f}, over "
-            f"{summary['episodes']} episodes"
+    if scores.success is not None:
+        record |= {
+            "success": scores.env.success,
+            "success_rate": scores.success_rate,
+            "successes": scores.success.tolist(),
+        }
+    if scores.film is not None:
+        record["video"] = asdict(scores.film) | {"path": str(scores.film.path)}
+    return record
+
+
+def _scores_in_words(scores: "Scores") -> str:
+    from quintet.observe.progress import percent
+
+    won = ""
+    if scores.success_rate is not None:
+        won = f"success {percent(scores.success_rate)} ({scores.env.success}), "
+    text = (
+        f"{scores.env.id} ({scores.env.backend}): {won}return {scores.mean:.2f} +- "
+        f"{scores.std:.2f} (min {scores.returns.min():.2f}, max {scores.returns.max():.2f}), "
+        f"length {scores.lengths.mean():.1f}, over {len(scores.returns)} episodes"
+    )
+    film = scores.film
+    if film is not None:
+        remark = f" ({film.remark})" if film.remark else ""
+        text += (
+            f"\n{film.path}: an episode of {film.env.id} ({film.env.backend}), seed {film.seed}: "
+            f"return {film.episode_return:.2f}, length {film.length}{remark}"
         )
-        if film is not None:
-            remark = f" ({film.remark})" if film.remark else ""
-            print(
-                f"{film.path}: an episode of {film.env.id} ({film.env.backend}), seed {film.seed}: "
-                f"return {film.episode_return:.2f}, length {film.length}{remark}"
-            )
-    return 0
+    return text
 
 
 def _plot(arguments: list[str]) -> int:
@@ -331,8 +353,8 @@ def _plot(arguments: list[str]) -> int:
             "metric": Annotated[
                 str,
                 arg(
-                    help="any name in metrics.jsonl (default: episode/return_mean as a curve, "
-                    "eval/return_mean as bars)"
+                    help="any name in metrics.jsonl (default: the success rate where all runs have "
+                    "one, else the mean return; of training as a curve, of evaluations as bars)"
                 ),
             ],
         },

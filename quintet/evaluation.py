@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from quintet.envs.config import EnvConfig
 from quintet.envs.film import make_filmed_env
 from quintet.envs.given import EnvSource, GivenEnv, settle
 from quintet.envs.make import make_group_env
+from quintet.envs.success import key_of
 from quintet.envs.vector import (
     EnvDescription,
     ObsArrays,
@@ -63,7 +64,8 @@ class Film:
 class Scores:
     """Episodes in the order (stream, time): returns in raw reward units, lengths in env_steps.
 
-    env: which environment, of which backend, they were played in.
+    env: which environment, of which backend, they were played in, by which rule they were won.
+    success: bool, whether each of them was won; None where ``env.success`` was not set.
     film: what the video shows, where one was asked for; it is none of the episodes.
     """
 
@@ -71,6 +73,14 @@ class Scores:
     lengths: NDArray[np.int64]
     env: EnvDescription
     film: Film | None = None
+    success: NDArray[np.bool_] | None = None
+
+    @property
+    def success_rate(self) -> float | None:
+        """Share of the episodes that were won; None where nothing says what that is."""
+        if self.success is None or not len(self.success):
+            return None
+        return float(self.success.mean())
 
     @property
     def mean(self) -> float:
@@ -102,7 +112,8 @@ def evaluate(
         env: another environment than the policy was trained on: an id, a callable that makes
             environments, or a vector environment, as for `quintet.make_vector_env`; the last one
             decides how many are stepped side by side.  It gets no ``env.kwargs``, unless it has the
-            name of the one that was trained on: give a callable that knows its arguments.
+            name of the one that was trained on: give a callable that knows its arguments.  A key
+            of info that ``env.success`` names isn't asked of it either; a rule of rewards is kept.
         deterministic: take the mode of the policy; False samples.
         stop: asked at every step; True ends the evaluation with the episodes there are.
         video: an .mp4 file of one whole episode, however long, with its return so far and its step
@@ -134,8 +145,13 @@ def evaluate(
         how = _How(episodes, seed, deterministic, stop)
         with _suited_threads(policy):
             film = None if path is None else _film(policy, config, source, how, path)
-            returns, lengths = _play(policy, vector, how)
-        return Scores(returns, lengths, vector.description, film)
+            played = _play(policy, vector, how)
+        returns = np.array([each.return_ for each in played])
+        lengths = np.array([each.length for each in played], np.int64)
+        success = None
+        if vector.description.success is not None:
+            success = np.array([each.success for each in played], np.bool_)
+        return Scores(returns, lengths, vector.description, film, success)
     finally:
         vector.close()
 
@@ -175,8 +191,13 @@ def _choose_env(
         says, source = settle(env)
         backend = config.backend if source is not None else "auto"
         # Arguments of the environment that trained are none of another's.
-        kwargs = config.kwargs if says["id"] == config.id else {}
-        config = config.model_copy(update={"backend": backend, "kwargs": kwargs} | says)
+        same = says["id"] == config.id
+        options = {
+            "backend": backend,
+            "kwargs": config.kwargs if same else {},
+            "success": config.success if same or key_of(config.success) is None else None,
+        }
+        config = config.model_copy(update=options | says)
         num_streams = says.get("num_streams", num_streams)
     return config, num_streams, source
 
@@ -222,6 +243,8 @@ def _film(
     # One that is given has as many streams as it has; others are made, with one.
     num_streams = config.num_streams if isinstance(source, ForeignVectorEnv) else 1
     check = partial(_check_spaces, policy)
+    # A twin may have another info, and the one episode isn't counted.
+    config = config.model_copy(update={"success": None})
     filmed = make_filmed_env(config, num_streams, source, how.seed, check)
     shown: Film | None = None
     every = ceil(filmed.steps_per_s / MAX_FPS)
@@ -250,10 +273,18 @@ def _film(
         filmed.env.close()
 
 
+class _Played(NamedTuple):
+    """One episode; `success` has a meaning only where the environment's description says so."""
+
+    return_: float
+    length: int
+    success: bool
+
+
 def _play(
     policy: Policy, vector: VectorEnv, how: _How, watch: Watch | None = None
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Returns and lengths of the episodes, in the order (stream, time)."""
+) -> list[_Played]:
+    """The episodes, in the order (stream, time)."""
     count, episodes = vector.num_streams, how.episodes
     quota = np.array([episodes // count + (i < episodes % count) for i in range(count)])
     obs = allocate_obs(vector.spaces.observation, (count,))
@@ -266,7 +297,7 @@ def _play(
     state = policy.actor.initial_state(count)
     is_first = torch.ones(count, dtype=torch.bool)
     returns, lengths = np.zeros(count), np.zeros(count, np.int64)
-    played: list[list[tuple[float, int]]] = [[] for _ in range(count)]
+    played: list[list[_Played]] = [[] for _ in range(count)]
     step = 0
     left = episodes
     if watch is not None:
@@ -293,8 +324,8 @@ def _play(
             watch(row.obs, float(returns[0]), int(lengths[0]), bool(over[0]))
         for i in np.nonzero(over)[0].tolist():
             if len(played[i]) < quota[i]:
-                played[i].append((float(returns[i]), int(lengths[i])))
+                won = bool(row.success[i])
+                played[i].append(_Played(float(returns[i]), int(lengths[i]), won))
                 left -= 1
             returns[i], lengths[i] = 0.0, 0
-    flat = [episode for mine in played for episode in mine]
-    return np.array([r for r, _ in flat]), np.array([n for _, n in flat], np.int64)
+    return [episode for mine in played for episode in mine]

@@ -62,6 +62,17 @@ def leaf_keys(space: Space) -> dict[str, tuple[tuple[str | int, ...], Space]]:
     return found
 
 
+def space_parts(space: Space) -> dict[str, Space]:
+    """The uppermost parts of an observation space by name: what a Dict of these and of further ones
+    is made of where the leaves are to keep their paths.
+    """
+    if isinstance(space, spaces.Dict):
+        return {str(key): child for key, child in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return {str(index): child for index, child in enumerate(space.spaces)}
+    return {"obs": space}
+
+
 def leaf_dtype(space: Space) -> np.dtype[Any]:
     """Dtype in which a leaf is stored: float64 as float32, Discrete as int64, others as is."""
     if isinstance(space, spaces.Discrete):

@@ -339,7 +339,7 @@ class Trainer:
     def after_iteration(self, metrics: dict[str, float], episodes: list[Episode]) -> bool:
         """Evaluates and reports when it is time; says whether to stop."""
         for episode in episodes:
-            self.episodes.add(episode.return_, episode.length)
+            self.episodes.add(episode.return_, episode.length, episode.success)
         if self.replay is not None:
             metrics = metrics | self.replay.metrics()
             if not self._replay_described:  # its size shows with the first rows
@@ -377,7 +377,9 @@ class Trainer:
         self._scores = {}
         self._reported_at, self._reported_steps = now, steps
         self.last_report = self.reporter.write(report, self.learner.histograms())
-        self.progress.update(self.last_report, self.episodes.recent_return)
+        self.progress.update(
+            self.last_report, self.episodes.recent_return, self.episodes.recent_success
+        )
         if self.on_report is not None:
             self._ask(self.on_report)
 
@@ -429,6 +431,8 @@ class Trainer:
                 "eval/length_mean": float(scores.lengths.mean()),
                 "eval/episodes": float(len(scores.returns)),
             }
+            if scores.success_rate is not None:
+                self._scores["eval/success_rate"] = scores.success_rate
             if self.config.checkpoint.save_best and (self.best is None or scores.mean > self.best):
                 self.best = scores.mean
                 policy.save(self.run_dir / "best")

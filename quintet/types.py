@@ -20,6 +20,10 @@ from torch import Tensor
 ACTION_MASK = "action_mask"
 """Reserved observation key: 1 where an action is allowed, given to heads and never to encoders."""
 
+LAST_ACTION, LAST_REWARD = "last_action", "last_reward"
+"""Reserved observation keys: what was done and paid before (``env.observe_last``).  Encoders get
+them as they are, normalisers leave them alone."""
+
 Obs = dict[str, Tensor]
 """Observation leaves by path; a plain Box space has the single leaf ``"obs"``."""
 

@@ -335,6 +335,28 @@ def test_train_eval_plot(quintet, folder):
     assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_success_rates(quintet, folder):
+    """Of Contextual's ten steps the last one pays 1 or 0."""
+    more = ("--eval.episodes", "2", "--env.success", "reward>0")
+    status, out, err = quintet(*train(*more, steps="300"))
+    assert (status, err) == (0, "")
+    assert re.search(
+        r" return [\d.]+ \([\d.]+% won\)  evaluation [\d.]+ \((0|50|100)% won\)$", out, re.M
+    )
+    scores = json.loads(quintet("eval", "r", "--episodes", "8", "--json")[1])
+    assert scores["success"] == "reward>0"
+    assert scores["success_rate"] == sum(scores["successes"]) / 8
+    out = quintet("eval", "r", "--episodes", "8")[1]
+    rate = f"{100 * scores['success_rate']:.3g}"
+    assert out.startswith(f"{TOY} (gymnasium): success {rate}% (reward>0), return ")
+    assert "(default: " in quintet("plot", "--help")[1]
+    given = ("--seeds", "1,2", "--eval.episodes", "2", "--report.progress", "false")
+    words = [word if word != "r" else "s" for word in train(*given, "--env.success", "reward>0")]
+    status, out, _ = quintet(*words)
+    assert out.splitlines()[-1].startswith("eval/success_rate: ")
+    assert out.splitlines()[-2].startswith("eval/return_mean: ")
+
+
 def test_the_same_command_again_says_finished_and_more_steps_go_on(quintet, folder):
     assert quintet(*train("--eval.episodes", "0"))[0] == 0
     before = tree(folder / "r/checkpoints")
@@ -411,6 +433,7 @@ def test_a_group_of_seeds_and_its_picture(quintet, folder):
         (train("--seeds", "1", "--jobs", "many"), "--jobs requires a number; got 'many'"),
         (train("--jobs", "2"), "--jobs 2 has no effect without --seeds"),
         (train("--seeds", "1,2", "--gamma", "2"), "gamma: .*got 2"),
+        (train("--env.success", "reward"), "env.success: .*must be 'reward>NUMBER'.*got 'reward'"),
         (train("--init-from", "absent"), "init_from requires a trained policy: .*absent"),
         (train("--init-from-keys", "a"), "init_from_keys has no effect without init_from"),
         (["config", "ppo", "--env", TOY, "--seeds", "1"], "--seeds belongs to quintet train"),

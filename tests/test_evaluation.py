@@ -215,6 +215,45 @@ def test_acting_does_not_change_the_policy(bandit):
     assert all(x.equal(before[name]) for name, x in bandit.publication.tensors.items())
 
 
+class Won(Numbered):
+    """Streams with an even number win; the last step pays 1 or 0 and says so, every step before it
+    pays 5 and says the contrary.
+    """
+
+    def step(self, action):
+        obs, _, terminated, truncated, _ = super().step(action)
+        wins = self.length % 2 == 1
+        over = terminated or truncated
+        said = wins if over else not wins
+        return obs, float(wins) if over else 5.0, terminated, truncated, {"won": said}
+
+
+@pytest.mark.parametrize("rule", ["info:won", "reward>0"])
+def test_success_is_that_of_each_episode(policy, rule):
+    won = replace_env(policy, success=rule)
+    scores = quintet.evaluate(won, Won, 7, seed=10_000)
+    if rule == "info:won":  # a key of info is the environment's that was trained on
+        assert (scores.success, scores.success_rate, scores.env.success) == (None, None, None)
+        won.env = won.env.model_copy(update={"id": "test_evaluation:Won"})
+        scores = quintet.evaluate(won, Won, 7, seed=10_000)
+        assert quintet.evaluate(won, None, 7, seed=10_000).success_rate == scores.success_rate
+    assert scores.env.success == rule
+    assert scores.success.dtype == np.bool_
+    assert scores.success.tolist() == [True, False, True, False, True, False, True]
+    assert scores.success_rate == 4 / 7
+    assert scores.lengths.tolist() == [1, 2, 3, 4, 5, 6, 7]
+    stopped = quintet.evaluate(won, Won, 7, seed=10_000, stop=lambda: True)
+    assert (stopped.success.tolist(), stopped.success_rate) == ([], None)
+    assert quintet.evaluate(policy, Won, 3).success is None
+
+
+def replace_env(policy, **options):
+    """The policy as if it had been trained with other options of its environment."""
+    env = policy.env.model_copy(update=options)
+    described = policy.description | {"env": env.model_dump(mode="json")}
+    return quintet.Policy(described, policy.publication)
+
+
 class Shown(Numbered):
     """Draws itself."""
 
@@ -235,6 +274,15 @@ def test_a_video_is_one_more_episode_and_changes_no_score(policy, tmp_path):
     # Away from the caption: the true final picture, not that of the next episode.
     assert np.frombuffer(frames[-1], np.uint8)[-300:].mean() == pytest.approx(80, abs=3)
     assert all(env.closed for env in Numbered.made)
+
+
+def test_a_film_needs_no_info(policy, tmp_path):
+    """What is filmed may be a twin with another info; its one episode isn't counted."""
+    asked = replace_env(policy, success="info:absent", id="test_evaluation:Shown")
+    with pytest.raises(ConfigError, match="'info:absent' requires"):
+        quintet.evaluate(asked, Shown, 2, seed=10_003, video=tmp_path / "v.mp4")
+    filmed = list(imageio_ffmpeg.read_frames(str(tmp_path / "v.mp4")))[1:]
+    assert len(filmed) == 1 + 4 + 30
 
 
 def test_what_can_not_be_filmed_is_refused_before_anything_is_played(policy, tmp_path):

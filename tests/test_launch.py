@@ -892,6 +892,25 @@ def _reward_clip(where: Where) -> None:
     assert clipped["episode/return_mean"] == plain["episode/return_mean"] == 63
 
 
+def _success(where: Where) -> None:
+    """Ten steps of 7 that end with 7."""
+    env = {"env": "test_launch:Trouble", "env__kwargs": {"kind": "seven", "after": 0}}
+    env |= {"report__interval_s": 1e9, "eval__episodes": 2, "report__sinks": ["jsonl", "csv"]}
+    for rule, rate in (("reward>6", 1.0), ("reward>7", 0.0)):
+        folder = where.folder / rule[-1]
+        result = run(folder, **env, env__success=rule)
+        for name in ("episode/success_rate", "eval/success_rate"):
+            assert result.metrics[name] == rate
+        assert "episode/success_rate" in (folder / "progress.csv").read_text()
+        assert quintet.load(folder).env.success == rule
+    assert not any("success" in name for name in run(where.folder / "n", **env).metrics)
+
+
+def _observe_last(where: Where) -> None:
+    space = run(where.folder, env__observe_last=True).policy.spaces.observation
+    assert list(space.spaces) == ["obs", "last_action", "last_reward"]
+
+
 def _num_threads(where: Where) -> None:
     pytest.importorskip("envpool")
     envs = groups_of(env="CartPole-v1", env__backend="envpool", env__num_threads=3)
@@ -945,6 +964,8 @@ EFFECTS: dict[str, Callable[[Where], None]] = {
     "env.streams_per_group": _streams_per_group,
     "env.frame_stack": _frame_stack,
     "env.reward_clip": _reward_clip,
+    "env.success": _success,
+    "env.observe_last": _observe_last,
     "env.num_threads": _num_threads,
     "env.mask_from_info": _mask_from_info,
 }

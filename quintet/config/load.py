@@ -160,6 +160,12 @@ def compose(algo: str, layers: Iterable[Layer], *, check_env: bool = True) -> Lo
     return Loaded(config, {name: sources.get(name, "default") for name in config.flat()})
 
 
+def _in_our_words(message: str) -> str:
+    """pydantic's own messages in small letters, and those of our validators as they are."""
+    own = message.removeprefix("Value error, ")
+    return own if own != message else message.lower()
+
+
 def absent(value: Any, info: FieldInfo) -> Any:
     """``none`` as the option means it: the word where that is one of its choices, else None."""
     words = [w for kind in kinds(info) for w in get_args(kind) if get_origin(kind) is Literal]
@@ -240,7 +246,7 @@ def _part(
         if not item["loc"]:
             faults.append(item["msg"].removeprefix("Value error, "))
         elif item["type"] != "missing":  # only the environment is, and that is told by itself
-            faults.append(f"{name}: {item['msg'].lower()}, got {item['input']!r}")
+            faults.append(f"{name}: {_in_our_words(item['msg'])}, got {item['input']!r}")
     wrong = {item["loc"][0] for item in items if item["loc"]}
     try:
         return model(**{name: value for name, value in mine.items() if name not in wrong})
@@ -264,7 +270,7 @@ def _validate(
         RunConfig(**top, learner=algorithm.config(), env={"id": "none"})
     except ValidationError as error:
         for item in error.errors():
-            said = item["msg"].removeprefix("Value error, ").lower()
+            said = _in_our_words(item["msg"])
             faults.append(f"{item['loc'][0]}: {said}, got {item['input']!r}")
             top.pop(str(item["loc"][0]))
     if top.get("init_from_keys") and top.get("init_from") is None:

@@ -38,6 +38,7 @@ from gymnasium.vector import VectorEnv as ForeignVectorEnv
 from numpy.typing import NDArray
 
 from quintet.envs.gymnasium import BadLeaf, Leaf, leaf_of, read_leaf, steps_per_s
+from quintet.envs.success import rule_of, write_success
 from quintet.envs.vector import (
     Array,
     EnvDescription,
@@ -65,6 +66,7 @@ class AdaptedVectorEnv:
         env_id: str,
         first_stream: int = 0,
         make: Callable[[], ForeignVectorEnv[Any, Any, Any]] | None = None,
+        success_key: str | None = None,
     ) -> None:
         """Takes `env` over.
 
@@ -73,12 +75,16 @@ class AdaptedVectorEnv:
             env_id: name for people.
             first_stream: number in the run of the first environment, for error messages.
             make: makes an equal environment; None where there is only this one.
+            success_key: of info (with SAME_STEP of ``infos["final_info"]``), true where an episode
+                was won; None: nothing is read.
 
         Raises:
             ConfigError: the environment doesn't say how it resets itself, or its spaces or mode
                 can't be used.
         """
         self._env, self._make, self._id = env, make, env_id
+        self._description = EnvDescription(env_id, "gymnasium", success=rule_of(success_key))
+        self._success_key = success_key
         self._first_stream = first_stream
         self._num_streams = int(env.num_envs)
         self._mode = _autoreset_mode(env, env_id)
@@ -118,7 +124,7 @@ class AdaptedVectorEnv:
 
     @property
     def description(self) -> EnvDescription:
-        return EnvDescription(self._id, "gymnasium")
+        return self._description
 
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
         """Resets with one seed per stream, in a new environment where one can be made."""
@@ -163,6 +169,16 @@ class AdaptedVectorEnv:
                 if self._ended.all():
                     self._write(obs, self._first_obs)
                 self._write_final(infos, out.obs)
+            if self._success_key is not None and self._ended.any():
+                # The infos that SAME_STEP gives are those of the next episode's reset.
+                same_step = self._mode == AutoresetMode.SAME_STEP
+                write_success(
+                    out.success,
+                    self._ended,
+                    infos.get("final_info") if same_step else infos,
+                    self._success_key,
+                    f"{self._id} (vector environment)",
+                )
             if self._mode != AutoresetMode.NEXT_STEP and resets.any():
                 self._write_first(resets, out.obs)
         out.reward[:] = np.where(resets, 0.0, reward)

@@ -22,6 +22,7 @@ from gymnasium import spaces
 
 from quintet.envs.atari import AtariConfig
 from quintet.envs.envpool import default_num_threads
+from quintet.envs.success import rule_of, write_success
 from quintet.envs.vector import (
     Array,
     CannotRender,
@@ -76,6 +77,7 @@ class AleVectorEnv:
         num_streams: int,
         config: AtariConfig,
         num_threads: int | None = None,
+        success_key: str | None = None,
     ) -> None:
         """Makes the environments.
 
@@ -83,6 +85,7 @@ class AleVectorEnv:
             env_id: ``"ALE/Pong-v5"`` or ``"Pong-v5"``.
             config: all of it but `stack_num` is done here.
             num_threads: None: the cores, at most one per stream.
+            success_key: of info, true where an episode was won; None: nothing is read.
 
         Raises:
             ConfigError: ale-py is missing, or has no such game.
@@ -120,7 +123,8 @@ class AleVectorEnv:
             spaces.Box(0, 255, (84, 84), np.uint8),
             action_space_of(self._env.single_action_space, env_id),
         )
-        self._description = EnvDescription(env_id, "ale", config.frame_skip)
+        self._description = EnvDescription(env_id, "ale", config.frame_skip, rule_of(success_key))
+        self._success_key = success_key
         self._in_flight = False
         self._ended = np.zeros(num_streams, np.bool_)
 
@@ -153,7 +157,7 @@ class AleVectorEnv:
     def recv(self, out: StepRow) -> None:
         assert self._in_flight, "send before recv"
         self._in_flight = False
-        obs, reward, terminated, truncated, _ = self._env.recv()
+        obs, reward, terminated, truncated, infos = self._env.recv()
         out.obs["obs"][:] = obs[:, 0]
         np.logical_not(self._ended, out=out.valid)
         # The step after a lost life may pay, or end the game; then one more row resets.
@@ -161,6 +165,9 @@ class AleVectorEnv:
         out.terminated[:] = terminated & out.valid
         out.truncated[:] = truncated & ~terminated & out.valid
         np.logical_or(terminated, truncated, out=self._ended)
+        if self._success_key is not None:
+            ended, who = self._ended & out.valid, f"{self._description.id} (ale)"
+            write_success(out.success, ended, infos, self._success_key, who)
 
     def render(self, stream: int) -> Rendered:  # noqa: ARG002
         raise CannotRender("ALE's vector environment draws nothing")

@@ -5,6 +5,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from quintet.envs.success import read_rule
+
 Backend = Literal["auto", "envpool", "ale", "gymnasium"]
 RewardClip = Literal["none", "abs_one", "soft_asymmetric"]
 
@@ -52,6 +54,18 @@ class EnvConfig(BaseModel):
         description="What learning sees of a reward r: 'none' r, 'abs_one' clamp(r, -1, 1), "
         "'soft_asymmetric' 5 tanh(r / 5), times 0.3 where r < 0. Reported returns stay raw.",
     )
+    success: str | None = Field(
+        default=None,
+        description="When an episode is won: 'reward>NUMBER' if its last raw reward is strictly "
+        "greater, 'info:KEY' if info[KEY], which must be there at every ending, is true. None: no "
+        "success rate is reported.",
+    )
+    observe_last: bool = Field(
+        default=False,
+        description="Adds the leaves last_action (as the environment received it; at the start of "
+        "an episode one value more for 'none yet' of what is discrete, else 0) and last_reward "
+        "(raw, clamped to -1 .. 1) to the observation.",
+    )
     mask_from_info: bool = Field(
         default=False,
         description="Takes action masks from info['action_mask'], as Taxi and other Gymnasium "
@@ -76,6 +90,13 @@ class EnvConfig(BaseModel):
                 f"kwargs must be what JSON can hold, so that the run can be gone on with: {error}; "
                 f"give the environment as a callable instead"
             ) from error
+        return value
+
+    @field_validator("success")
+    @classmethod
+    def _success_is_a_rule(cls, value: str | None) -> str | None:
+        if value is not None:
+            read_rule(value)
         return value
 
     @model_validator(mode="after")

@@ -35,6 +35,7 @@ from gymnasium import spaces
 
 from quintet.cores import usable_cores
 from quintet.envs.short_wait import SLEEPS_ARE_COUNTED, ShortWait
+from quintet.envs.success import rule_of, write_success
 from quintet.envs.vector import (
     Array,
     CannotRender,
@@ -203,11 +204,13 @@ class EnvPoolVectorEnv:
         kwargs: Mapping[str, Any] | None = None,
         num_threads: int | None = None,
         drawn: bool = False,
+        success_key: str | None = None,
     ) -> None:
         """Reads the spaces; the pool itself is built by `restart`.
 
         Args:
             drawn: it can `render`.
+            success_key: of info, true where an episode was won; None: nothing is read.
 
         Raises:
             ConfigError: EnvPool is missing or refuses the arguments, or the spaces can't be used.
@@ -237,7 +240,8 @@ class EnvPoolVectorEnv:
         self._own_action_shape = (num_streams, *(action.shape or ()))
         self._spaces = Spaces(stored_space(given), action_space_of(action, env_id))
         repeat = int(settings.get("frame_skip", 1)) if family in _FRAME_SKIP_FAMILIES else 1
-        self._description = EnvDescription(env_id, "envpool", repeat)
+        self._description = EnvDescription(env_id, "envpool", repeat, rule_of(success_key))
+        self._success_key = success_key
         self._stacked_frames = int(settings.get("stack_num", 1))
         self._pool: Any = None
         self._in_flight = False
@@ -323,6 +327,9 @@ class EnvPoolVectorEnv:
         np.logical_and(truncated, ~out.terminated, out=out.truncated)
         np.logical_not(self._ended, out=out.valid)
         np.logical_or(out.terminated, out.truncated, out=self._ended)
+        if self._success_key is not None and self._ended.any():
+            who = f"{self._id} (envpool)"
+            write_success(out.success, self._ended, info, self._success_key, who)
 
     def render(self, stream: int) -> Rendered:
         if not self._drawn:

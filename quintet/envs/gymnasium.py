@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from quintet.envs.success import rule_of, single_success
 from quintet.envs.vector import (
     Array,
     EnvDescription,
@@ -61,6 +62,7 @@ class GymnasiumVectorEnv:
         env_id: str,
         first_stream: int = 0,
         action_repeat: int = 1,
+        success_key: str | None = None,
     ) -> None:
         """Makes the environments.
 
@@ -69,12 +71,14 @@ class GymnasiumVectorEnv:
             env_id: name for people; nothing is looked up by it.
             first_stream: number in the run of the first environment, for error messages.
             action_repeat: frames of one step, for the record.
+            success_key: of info, true where an episode was won; None: nothing is read.
 
         Raises:
             ConfigError: `make_env` gives something else than fresh, equal environments.
         """
         self._id = env_id
-        self._action_repeat = action_repeat
+        self._description = EnvDescription(env_id, "gymnasium", action_repeat, rule_of(success_key))
+        self._success_key = success_key
         self._make_env = make_env
         self._used = False
         self._first_stream = first_stream
@@ -106,7 +110,7 @@ class GymnasiumVectorEnv:
 
     @property
     def description(self) -> EnvDescription:
-        return EnvDescription(self._id, "gymnasium", self._action_repeat)
+        return self._description
 
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
         """Resets every environment with its seed; later resets go on from it, without a seed.
@@ -136,7 +140,7 @@ class GymnasiumVectorEnv:
             valid = not self._ended[stream]
             reward, terminated, truncated = 0.0, False, False
             if valid:
-                reward, terminated, truncated = self._step(stream, _row(action, stream), out.obs)
+                reward, terminated, truncated = self._step(stream, _row(action, stream), out)
             else:
                 self._reset(stream, None, out.obs)
             out.reward[stream] = out.raw_reward[stream] = reward
@@ -164,14 +168,17 @@ class GymnasiumVectorEnv:
                     f"{self._id}: closing failed: {error!r}", RuntimeWarning, stacklevel=2
                 )
 
-    def _step(self, stream: int, action: Any, out: ObsArrays) -> tuple[float, bool, bool]:
+    def _step(self, stream: int, action: Any, out: StepRow) -> tuple[float, bool, bool]:
         self._episode_step[stream] += 1
         try:
-            obs, reward, terminated, truncated, _ = self._envs[stream].step(action)
+            obs, reward, terminated, truncated, info = self._envs[stream].step(action)
             result = float(reward), bool(terminated), bool(truncated)
         except Exception as error:
             self._raise_fault(stream, f"raised {type(error).__name__}: {error}", error)
-        self._write_obs(stream, obs, out)
+        self._write_obs(stream, obs, out.obs)
+        if self._success_key is not None and (result[1] or result[2]):
+            who = f"{self._id} (gymnasium)"
+            out.success[stream] = single_success(info, self._success_key, who)
         return result
 
     def _reset(self, stream: int, seed: int | None, out: ObsArrays) -> None:

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from quintet.errors import ConfigError
-from quintet.spaces import mask_sizes, observation_leaves
+from quintet.spaces import mask_sizes, observation_leaves, space_parts
 from quintet.types import ACTION_MASK
 
 
@@ -40,7 +40,8 @@ class MaskFromInfo(gymnasium.Wrapper[dict[str, Any], Any, Any, Any]):
             )
         self.observation_space = spaces.Dict(
             OrderedDict(
-                **_parts(env.observation_space), **{ACTION_MASK: spaces.MultiBinary(self._size)}
+                **space_parts(env.observation_space),
+                **{ACTION_MASK: spaces.MultiBinary(self._size)},
             )
         )
 
@@ -76,9 +77,7 @@ class MaskFromInfo(gymnasium.Wrapper[dict[str, Any], Any, Any, Any]):
 
 
 def _parts(observation: Any) -> dict[str, Any]:
-    """An observation's, or a space's, uppermost parts by name, so that leaves keep their paths."""
-    if isinstance(observation, spaces.Dict | spaces.Tuple):
-        observation = observation.spaces
+    """An observation's uppermost parts by the names that `space_parts` gives."""
     if isinstance(observation, Mapping):
         return dict(observation)
     if isinstance(observation, tuple):

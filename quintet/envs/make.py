@@ -18,8 +18,9 @@ from quintet.envs.given import EnvSource, GivenEnv, MakeEnv, is_plain_sync, make
 from quintet.envs.gymnasium import GymnasiumVectorEnv
 from quintet.envs.ids import atari_rom, envpool_id, resolve_backend
 from quintet.envs.info_mask import MaskFromInfo
+from quintet.envs.success import key_of, read_rule
 from quintet.envs.vector import VectorEnv
-from quintet.envs.wrappers import ClipReward, FrameStack
+from quintet.envs.wrappers import ClipReward, FrameStack, ObserveLast, SuccessByReward
 from quintet.errors import ConfigError
 from quintet.importing import import_module
 from quintet.spaces import observation_leaves
@@ -34,6 +35,8 @@ def make_vector_env(
     kwargs: Mapping[str, Any] | None = None,
     frame_stack: int = 1,
     reward_clip: RewardClip = "none",
+    success: str | None = None,
+    observe_last: bool = False,
     mask_from_info: bool = False,
     num_threads: int | None = None,
 ) -> VectorEnv:
@@ -64,6 +67,8 @@ def make_vector_env(
         "kwargs": {} if kwargs is None else kwargs,
         "frame_stack": frame_stack,
         "reward_clip": reward_clip,
+        "success": success,
+        "observe_last": observe_last,
         "mask_from_info": mask_from_info,
         "num_threads": num_threads,
     }
@@ -113,11 +118,25 @@ def make_group_env(
             "env.mask_from_info requires single Gymnasium environments, which have the mask in "
             f"info; {config.id} is of another kind ({kind}); leave it out, or {way_out}"
         )
+    above = None if config.success is None else read_rule(config.success).above
+    if above is not None:
+        assert config.success is not None
+        env = SuccessByReward(env, config.success, above)
     if config.frame_stack > 1:
         env = FrameStack(env, config.frame_stack)
+    if config.observe_last:
+        env = _observing_last(env)
     if config.reward_clip != "none":
         env = ClipReward(env, config.reward_clip)
     return env
+
+
+def _observing_last(env: VectorEnv) -> VectorEnv:
+    try:
+        return ObserveLast(env)
+    except ConfigError:
+        env.close()
+        raise
 
 
 def group_size(config: EnvConfig) -> int:
@@ -179,6 +198,7 @@ def _make_base(
         num_streams,
         env_id=config.id,
         first_stream=first_stream,
+        success_key=key_of(config.success),
     )
 
 
@@ -191,6 +211,7 @@ def _make_pool(config: EnvConfig, num_streams: int, drawn: bool) -> VectorEnv:
     pool = EnvPoolVectorEnv(
         name, num_streams, kwargs=config.kwargs,
         num_threads=_threads(config, envpool.family_of(name), num_streams), drawn=drawn,
+        success_key=key_of(config.success),
     )  # fmt: skip
     if config.frame_stack > 1 and pool.stacked_frames > 1:
         raise _stacked_already(config, pool.stacked_frames)
@@ -213,7 +234,9 @@ def _make_atari(
     frames: VectorEnv
     if resolve_backend(config.id, config.backend) == "ale":
         threads = _threads(config, "atari", num_streams)
-        frames = ale.AleVectorEnv(config.id, num_streams, game, threads)
+        frames = ale.AleVectorEnv(
+            config.id, num_streams, game, threads, success_key=key_of(config.success)
+        )
     else:
         options = {"rom": rom, "config": game, "render_mode": "rgb_array" if drawn else None}
         frames = GymnasiumVectorEnv(
@@ -222,6 +245,7 @@ def _make_atari(
             env_id=config.id,
             first_stream=first_stream,
             action_repeat=game.frame_skip,
+            success_key=key_of(config.success),
         )
     return FrameStack(frames, game.stack_num)
 
@@ -252,8 +276,12 @@ def _adapt(
             env.num_envs,
             env_id=config.id,
             first_stream=first_stream,
+            success_key=key_of(config.success),
         )
-    return AdaptedVectorEnv(env, env_id=config.id, first_stream=first_stream, make=make)
+    return AdaptedVectorEnv(
+        env, env_id=config.id, first_stream=first_stream, make=make,
+        success_key=key_of(config.success),
+    )  # fmt: skip
 
 
 def _call_next(makers: Iterable[Callable[[], gymnasium.Env[Any, Any]]]) -> Any:

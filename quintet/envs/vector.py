@@ -35,6 +35,8 @@ class StepRow:
     reward: float32, after clipping; raw_reward: float32, as the environment gave it.
     terminated, truncated: bool; never both True, termination wins.
     valid: bool; False where the step was spent on resetting.
+    success: bool; whether the episode that ended was won: of no meaning in other rows, and nowhere
+        where `EnvDescription.success` is None.
     """
 
     obs: ObsArrays
@@ -43,15 +45,20 @@ class StepRow:
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
     valid: NDArray[np.bool_]
+    success: NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class EnvDescription:
-    """What stands beside every published number: which task this really was."""
+    """What stands beside every published number: which task this really was.
+
+    success: the rule by which an episode is won, as in ``env.success``; None: there is none.
+    """
 
     id: str
     backend: str
     action_repeat: int = 1
+    success: str | None = None
 
 
 class Rendered(NamedTuple):
@@ -125,6 +132,7 @@ def allocate_row(space: Space, num_streams: int) -> StepRow:
         terminated=np.zeros(num_streams, np.bool_),
         truncated=np.zeros(num_streams, np.bool_),
         valid=np.zeros(num_streams, np.bool_),
+        success=np.zeros(num_streams, np.bool_),
     )
 
 

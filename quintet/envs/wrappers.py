@@ -1,8 +1,12 @@
-"""What can be laid around any vector environment: frame stacks and clipped rewards."""
+"""What can be laid around any vector environment: frame stacks, clipped rewards, success by the
+last reward, the last action and reward as observations.
+"""
 
+import math
+from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import final
+from dataclasses import dataclass, replace
+from typing import Any, final
 
 import numpy as np
 from gymnasium import spaces
@@ -18,8 +22,15 @@ from quintet.envs.vector import (
     VectorEnv,
     allocate_obs,
 )
-from quintet.spaces import Space, map_leaves, observation_leaves
-from quintet.types import ACTION_MASK, Spaces
+from quintet.errors import ConfigError
+from quintet.spaces import (
+    Space,
+    action_leaves,
+    map_leaves,
+    observation_leaves,
+    space_parts,
+)
+from quintet.types import ACTION_MASK, LAST_ACTION, LAST_REWARD, Spaces
 
 
 @final
@@ -128,6 +139,164 @@ class ClipReward:
 
     def close(self) -> None:
         self._env.close()
+
+
+@final
+class SuccessByReward:
+    """An episode is won where its last raw reward is greater than `above`."""
+
+    def __init__(self, env: VectorEnv, rule: str, above: float) -> None:
+        self._env = env
+        # In the rewards' own precision: 0.8 that was paid is not greater than 0.8.
+        self._above = np.float32(above)
+        self._description = replace(env.description, success=rule)
+
+    @property
+    def num_streams(self) -> int:
+        return self._env.num_streams
+
+    @property
+    def spaces(self) -> Spaces:
+        return self._env.spaces
+
+    @property
+    def description(self) -> EnvDescription:
+        return self._description
+
+    def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
+        self._env.restart(seeds, out)
+
+    def send(self, action: Array) -> None:
+        self._env.send(action)
+
+    def recv(self, out: StepRow) -> None:
+        self._env.recv(out)
+        np.greater(out.raw_reward, self._above, out=out.success)
+
+    def render(self, stream: int) -> Rendered:
+        return self._env.render(stream)
+
+    def close(self) -> None:
+        self._env.close()
+
+
+@dataclass(frozen=True)
+class _LastLeaf:
+    """One leaf of the last action: which places of a packed action it has, and its value, ``[]`` or
+    ``[*shape]``, where there was no action.
+    """
+
+    path: str
+    places: slice
+    none: Array
+
+
+@final
+class ObserveLast:
+    """Adds what was done and paid before to the observation, which becomes a Dict.
+
+    A plain observation is the leaf ``obs`` of it, the uppermost parts of a Dict or Tuple stay what
+    they are. Beside them stand
+
+    - ``last_action``: the action as the environment received it, in the form of its space. A
+      Discrete(n) has one value more, n, for "there was none yet", and so has every component of a
+      MultiDiscrete; a MultiBinary and a Box, which is float32 in its own units, are then 0.
+    - ``last_reward``: the raw reward clamped to -1 .. 1, float32 of shape (). Raw, so that it is
+      the same in an evaluation, where rewards aren't clipped; 0 where there was none.
+
+    The true final observation comes with the action and reward that led to it, the first one of an
+    episode with none.
+    """
+
+    def __init__(self, env: VectorEnv) -> None:
+        """Raises ConfigError where the observation has leaves of these names already."""
+        inner, action = env.spaces
+        parts = space_parts(inner)
+        taken = {LAST_ACTION, LAST_REWARD} & parts.keys()
+        if taken:
+            raise ConfigError(
+                f"env.observe_last requires an observation without {sorted(taken)}, "
+                f"{env.description.id} has {sorted(parts)}; leave the option out, or rename them"
+            )
+        seen = OrderedDict(parts)  # in order: gymnasium sorts plain dicts
+        seen[LAST_ACTION] = map_leaves(action, lambda _, leaf: _seen_action(leaf))
+        seen[LAST_REWARD] = spaces.Box(-1.0, 1.0, (), np.float32)
+        self._env = env
+        self._spaces = Spaces(spaces.Dict(seen), action)
+        self._leaves = _last_leaves(self._spaces)
+        self._action: Array | None = None
+
+    @property
+    def num_streams(self) -> int:
+        return self._env.num_streams
+
+    @property
+    def spaces(self) -> Spaces:
+        return self._spaces
+
+    @property
+    def description(self) -> EnvDescription:
+        return self._env.description
+
+    def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
+        self._env.restart(seeds, out)
+        for leaf in self._leaves:
+            out[leaf.path][:] = leaf.none
+        out[LAST_REWARD][:] = 0.0
+
+    def send(self, action: Array) -> None:
+        self._env.send(action)
+        self._action = action  # which stays as it is until `recv`
+
+    def recv(self, out: StepRow) -> None:
+        self._env.recv(out)
+        action, first = self._action, ~out.valid  # a reset led there
+        assert action is not None, "send before recv"
+        resets = bool(first.any())
+        flat = action.reshape(len(action), -1)
+        for leaf in self._leaves:
+            into = out.obs[leaf.path]
+            np.copyto(into, flat[:, leaf.places].reshape(into.shape), casting="unsafe")
+            if resets:
+                into[first] = leaf.none
+        np.clip(out.raw_reward, -1.0, 1.0, out=out.obs[LAST_REWARD])
+        if resets:
+            out.obs[LAST_REWARD][first] = 0.0
+
+    def render(self, stream: int) -> Rendered:
+        return self._env.render(stream)
+
+    def close(self) -> None:
+        self._env.close()
+
+
+def _seen_action(leaf: Space) -> Space:
+    """What a leaf of the action space, counted from 0, is as an observation."""
+    if isinstance(leaf, spaces.Discrete):
+        return spaces.Discrete(int(leaf.n) + 1)
+    if isinstance(leaf, spaces.MultiDiscrete):
+        return spaces.MultiDiscrete(leaf.nvec + 1, dtype=leaf.dtype.type)
+    if isinstance(leaf, spaces.Box):
+        low, high = np.minimum(leaf.low, 0), np.maximum(leaf.high, 0)  # 0 stands for none
+        return spaces.Box(low.astype(np.float32), high.astype(np.float32), dtype=np.float32)
+    return leaf
+
+
+def _last_leaves(of: Spaces) -> list[_LastLeaf]:
+    """The leaves of the last action in the order in which actions are packed."""
+    seen = observation_leaves(of.observation)
+    paths = [path for path in seen if path.split("/")[0] == LAST_ACTION]
+    found, begin = [], 0
+    for path, leaf in zip(paths, action_leaves(of.action), strict=True):
+        end = begin + math.prod(leaf.shape or ())
+        none: Any = 0
+        if isinstance(leaf, spaces.Discrete):
+            none = leaf.n
+        elif isinstance(leaf, spaces.MultiDiscrete):
+            none = leaf.nvec
+        found.append(_LastLeaf(path, slice(begin, end), np.asarray(none)))
+        begin = end
+    return found
 
 
 def clip_reward(reward: NDArray[np.floating], kind: RewardClip) -> None:

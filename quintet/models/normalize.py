@@ -7,7 +7,7 @@ from gymnasium import spaces as gym_spaces
 from torch import Tensor, nn
 
 from quintet.spaces import observation_leaves
-from quintet.types import ACTION_MASK, Obs, Rollout
+from quintet.types import ACTION_MASK, LAST_ACTION, LAST_REWARD, Obs, Rollout
 
 
 @final
@@ -59,11 +59,17 @@ def scale_of(moments: RunningMoments, epsilon: float) -> Tensor:
 
 
 def normalized_leaves(space: gym_spaces.Space) -> dict[str, tuple[int, ...]]:  # type: ignore[type-arg]
-    """Shapes of the leaves that are normalised: floats.  Integers, booleans and masks never are."""
+    """Shapes of the leaves that are normalised: floats.  Integers, booleans and masks never are;
+    nor are the last action and reward, where 0 is to stay 0, and a rare reward over its small
+    standard deviation would drown all else.
+    """
     return {
         name: tuple(leaf.shape or ())
         for name, leaf in observation_leaves(space).items()
-        if name != ACTION_MASK and leaf.dtype is not None and leaf.dtype.kind == "f"
+        if name != ACTION_MASK
+        and name.split("/")[0] not in (LAST_ACTION, LAST_REWARD)
+        and leaf.dtype is not None
+        and leaf.dtype.kind == "f"
     }
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from quintet.observe.health import findings
 from quintet.observe.limits import Setting, TimeShares, limit
-from quintet.observe.progress import Pace, QuietStream, clock, is_terminal
+from quintet.observe.progress import Pace, QuietStream, clock, is_terminal, percent
 from quintet.observe.text_curve import TextCurve, label
 from quintet.observe.timing import Phase
 
@@ -67,16 +67,22 @@ class View:
     shares: TimeShares = field(default_factory=TimeShares)
     curve: TextCurve = field(default_factory=TextCurve)
     recent_return: float | None = None
+    recent_success: float | None = None
     evaluation: float | None = None
     best: float | None = None
 
-    def add(self, report: Mapping[str, float], recent_return: float | None) -> None:
+    def add(
+        self,
+        report: Mapping[str, float],
+        recent_return: float | None,
+        recent_success: float | None = None,
+    ) -> None:
         """Takes a report; what it lacks keeps its last value, as an evaluation's score does."""
         self.pace.advance(int(report.get("env_steps", self.pace.done)))
         self.report |= report
         self.shares.add(report)
         self.stage = ""
-        self.recent_return = recent_return
+        self.recent_return, self.recent_success = recent_return, recent_success
         if recent_return is not None:
             self.curve.add(self.pace.done, recent_return)
         if "eval/return_mean" in report:
@@ -98,8 +104,13 @@ class TerminalProgress:
         self._live = self._begin()
         self._draw()
 
-    def update(self, report: Mapping[str, float], recent_return: float | None = None) -> None:
-        self._view.add(report, recent_return)
+    def update(
+        self,
+        report: Mapping[str, float],
+        recent_return: float | None = None,
+        recent_success: float | None = None,
+    ) -> None:
+        self._view.add(report, recent_return, recent_success)
         self._draw_when_due()
 
     def stage(self, text: str) -> None:
@@ -171,6 +182,7 @@ def layout(view: View, width: int, height: int, ascii_only: bool) -> list[Text]:
         _Block(0, [_bar(view, width, ascii_only)]),
         _Block(1, [_named("env steps", _steps(view), width)]),
         _Block(3, [_named("return", _returns(view), width)]),
+        *_successes(view, width),
         _Block(5, _curve(view, narrow, ascii_only)),
         *_time(view, width, ascii_only),
         *_health(view, width),
@@ -231,6 +243,16 @@ def _returns(view: View) -> list[Text]:
     if view.best is not None:
         parts.append(f"{label(view.best)} best")
     return [*map(Text, parts or ["no episode has ended yet"])]
+
+
+def _successes(view: View, width: int) -> list[_Block]:
+    """Success rates, where a success is defined."""
+    parts = []
+    if view.recent_success is not None:
+        parts.append(f"{percent(view.recent_success)} training, last 100 episodes")
+    if "eval/success_rate" in view.report:
+        parts.append(f"{percent(view.report['eval/success_rate'])} evaluation")
+    return [_Block(3, [_named("success", [*map(Text, parts)], width)])] if parts else []
 
 
 def _curve(view: View, width: int, ascii_only: bool) -> list[Text]:

@@ -226,11 +226,12 @@ class EpisodeStats:
     """Gathers finished episodes between reports."""
 
     def __init__(self, window: int = 100) -> None:
-        """window: how many of the last episodes `recent_return` averages."""
+        """window: how many of the last episodes the recent values average."""
         self._returns: list[float] = []
         self._lengths: list[int] = []
         self._successes: list[bool] = []
         self._recent: deque[float] = deque(maxlen=window)
+        self._recent_successes: deque[bool] = deque(maxlen=window)
         self._total = 0
 
     def add(self, episode_return: float, length: int, success: bool | None = None) -> None:
@@ -239,6 +240,7 @@ class EpisodeStats:
         self._lengths.append(length)
         if success is not None:
             self._successes.append(success)
+            self._recent_successes.append(success)
         self._recent.append(episode_return)
         self._total += 1
 
@@ -251,6 +253,12 @@ class EpisodeStats:
     def recent_return(self) -> float | None:
         """Mean return of the last `window` episodes, or None before the first."""
         return math.fsum(self._recent) / len(self._recent) if self._recent else None
+
+    @property
+    def recent_success(self) -> float | None:
+        """Share of the last `window` episodes that succeeded, or None where that isn't defined."""
+        recent = self._recent_successes
+        return sum(recent) / len(recent) if recent else None
 
     def report(self) -> dict[str, float]:
         """The ``episode/*`` values of the episodes since the last call, if there were any."""

@@ -25,7 +25,14 @@ _NOT_PART_OF_GROUP = ("seed", "run_dir", "resume", "report")  # same experiment 
 _RESAMPLES = 2000
 _BAND = (2.5, 97.5)
 _MAX_LABEL_PARTS = 4
-_RETURNS = ("episode/return_mean", "eval/return_mean")
+_SCORES = ("success_rate", "return_mean")  # what is drawn where nothing is said, best first
+_EVALUATED = {
+    "episode/return_mean": "eval/return_mean",
+    "episode/return_min": "eval/return_mean",
+    "episode/return_max": "eval/return_mean",
+    "episode/success_rate": "eval/success_rate",
+}
+"""Metrics of training, and those of evaluations that stand as markers beside them."""
 _FINAL_PART = 0.1  # of a run's env_steps, over which a noisy metric's final score is taken
 
 # readable without colour: every group has a line style of its own, from the eighth on together with
@@ -68,13 +75,14 @@ def plot_runs(
 
     curve: the metric over env_steps or wall time: of each group the mean over seeds with a 95%
         bootstrap band of that mean, over the part of the axis that all of them have reached, and a
-        thin line for each seed.  Evaluations stand as markers when the metric is a training return.
+        thin line for each seed.  Evaluations stand as markers when the metric is a return or the
+        success rate of training.
     bars: final scores: of each group the interquartile mean over runs with its 95% bootstrap
         interval, and a mark for each run.  The final score of a run is its last evaluation;
         of other metrics the mean over the last tenth of its env_steps.
 
-    metric: None: the training return as a curve, evaluations as bars; the other one where some run
-        lacks it.
+    metric: None: the success rate where every run has one, else the mean return; that of training
+        as a curve, of evaluations as bars, or the other one where some run lacks it.
     may_lack: of `run_dirs`, those that are left out, said aloud, where they have nothing to draw.
 
     Raises:
@@ -131,14 +139,15 @@ def _leaving_out(allowed: bool) -> Iterator[None]:
 
 
 def _default_metric(kind: Kind, runs: Sequence[Sequence[Mapping[str, float]]]) -> str:
-    preferred = _RETURNS if kind == "curve" else _RETURNS[::-1]
+    sources = ("episode", "eval") if kind == "curve" else ("eval", "episode")
+    names = [f"{source}/{score}" for score in _SCORES for source in sources]
     return next(
         (
             name
-            for name in preferred
+            for name in names
             if all(any(name in report for report in reports) for reports in runs)
         ),
-        preferred[0],
+        f"{sources[0]}/return_mean",
     )
 
 
@@ -197,7 +206,7 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _load(folder: Path, reports: Sequence[Mapping[str, float]], x: Axis, metric: str) -> Run:
     curve = _extract(reports, x, metric)
-    evaluations = _extract(reports, x, "eval/return_mean")
+    evaluations = _extract(reports, x, _EVALUATED.get(metric, ""))
     if len(curve.x) == 0:
         have = sorted({name for report in reports for name in report} - {"env_steps", "wall_s"})
         near = difflib.get_close_matches(metric, have, n=1)
@@ -312,6 +321,8 @@ def _bars(metric: str, groups: list[tuple[str, list[Run]]]) -> Any:
     axes.axvline(0, color="0.5", lw=0.8)
     _decorate(axes, {env_name(members[0].config) for _, members in groups}, "x")
     axes.set_xlabel(f"final {_title_of(metric)}{_unit(metric)}")
+    if metric.endswith("success_rate"):
+        axes.set_xlim(-0.02, 1.02)
     meaning = "bar: interquartile mean; line: its 95% bootstrap interval; circles: runs"
     figure.supxlabel(meaning, x=0.01, ha="left", fontsize=8)
     return figure
@@ -319,9 +330,7 @@ def _bars(metric: str, groups: list[tuple[str, list[Run]]]) -> Any:
 
 def _curves(x: Axis, metric: str, groups: list[tuple[str, list[Run]]]) -> Any:
     figure_class, formatter_class = _matplotlib()
-    evaluated = metric.startswith("episode/return") and any(
-        len(run.evaluations.x) for _, members in groups for run in members
-    )
+    evaluated = any(len(run.evaluations.x) for _, members in groups for run in members)
     entries = len(groups) + evaluated
     rows = entries if len(groups) > 1 else 1
     legend_in = 0.12 + 0.22 * rows
@@ -342,6 +351,8 @@ def _curves(x: Axis, metric: str, groups: list[tuple[str, list[Run]]]) -> Any:
     _decorate(axes, {env_name(members[0].config) for _, members in groups}, "both")
     axes.set_xlabel("env steps" if x == "env_steps" else "wall time [s]")
     axes.set_ylabel(f"{_title_of(metric)}{_unit(metric)}")
+    if metric.endswith("success_rate"):
+        axes.set_ylim(-0.02, 1.02)
     axes.set_xlim(left=0)
     figure.legend(
         loc="lower left",
@@ -426,7 +437,9 @@ def _title_of(metric: str) -> str:
     readable = {
         "episode/return_mean": "mean episode return",
         "episode/length_mean": "mean episode length",
+        "episode/success_rate": "success rate",
         "eval/return_mean": "mean evaluation return",
+        "eval/success_rate": "success rate in evaluations",
     }
     return readable.get(metric, metric)
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol, TextIO, final
+from typing import NamedTuple, Protocol, TextIO, final
 
 from quintet.observe.limits import Setting, TimeShares, crowded, limit
 
@@ -21,8 +21,13 @@ _RATE_WINDOW_S = 30.0
 class Progress(Protocol):
     """Shows how far a run is."""
 
-    def update(self, report: Mapping[str, float], recent_return: float | None = None) -> None:
-        """Shows a report; `recent_return` is the mean return of the last episodes."""
+    def update(
+        self,
+        report: Mapping[str, float],
+        recent_return: float | None = None,
+        recent_success: float | None = None,
+    ) -> None:
+        """Shows a report, and mean return and success rate of the last episodes."""
         ...
 
     def stage(self, text: str) -> None:
@@ -125,16 +130,22 @@ class LineProgress:
         self._shares = TimeShares()
         self._told: str | None = None
         self._shown_at = float("-inf")
-        self._evaluation: float | None = None
+        self._evaluation = _Scores()
         self._pending: str | None = None
         self.say(title)
 
-    def update(self, report: Mapping[str, float], recent_return: float | None = None) -> None:
+    def update(
+        self,
+        report: Mapping[str, float],
+        recent_return: float | None = None,
+        recent_success: float | None = None,
+    ) -> None:
         self._pace.advance(int(report.get("env_steps", self._pace.done)))
         self._shares.add(report)
-        self._evaluation = report.get("eval/return_mean", self._evaluation)
+        if "eval/return_mean" in report:
+            self._evaluation = _Scores(report["eval/return_mean"], report.get("eval/success_rate"))
         self._pending = f"{self._pace.percent:3d}%  " + _summary(
-            self._pace, recent_return, self._evaluation
+            self._pace, _Scores(recent_return, recent_success), self._evaluation
         )
         now = time.monotonic()
         if now - self._shown_at >= _LINE_INTERVAL_S:
@@ -232,17 +243,30 @@ def is_terminal(stream: TextIO) -> bool:
         return False
 
 
-def _summary(pace: Pace, recent_return: float | None, evaluation: float | None) -> str:
+class _Scores(NamedTuple):
+    """Mean return and success rate, where there are any."""
+
+    return_: float | None = None
+    success: float | None = None
+
+
+def _summary(pace: Pace, recent: _Scores, evaluation: _Scores) -> str:
     parts = [f"{pace.done:,}/{pace.total:,} env steps"]
     if pace.steps_per_s is not None:
         parts.append(f"{pace.steps_per_s:,.0f} steps/s")
     if pace.left_s is not None and pace.done < pace.total:
         parts.append(f"{clock(pace.left_s)} left")
-    if recent_return is not None:
-        parts.append(f"return {recent_return:,.1f}")
-    if evaluation is not None:
-        parts.append(f"evaluation {evaluation:,.1f}")
+    for name, scores in (("return", recent), ("evaluation", evaluation)):
+        if scores.return_ is not None:
+            parts.append(f"{name} {scores.return_:,.1f}")
+            if scores.success is not None:
+                parts[-1] += f" ({percent(scores.success)} won)"
     return "  ".join(parts)
+
+
+def percent(share: float) -> str:
+    """7.5%  62%  100%"""
+    return f"{100 * share:.3g}%"
 
 
 def clock(seconds: float) -> str:

@@ -35,7 +35,14 @@ TENSORBOARD_FOLDER = "tensorboard"
 HISTOGRAM_BINS = 30
 """What TensorBoard's own histograms have by default."""
 
-_FIRST_COLUMNS = ("env_steps", "wall_s", "updates", "episode/return_mean", "episode/length_mean")
+_FIRST_COLUMNS = (
+    "env_steps",
+    "wall_s",
+    "updates",
+    "episode/return_mean",
+    "episode/success_rate",
+    "episode/length_mean",
+)
 
 
 @final

@@ -18,12 +18,16 @@ _COLUMN_DIM = dict.fromkeys(_WITHOUT_TIME, 0)
 
 @dataclass(frozen=True)
 class Episode:
-    """One whole episode, in raw reward units, that ended at `row` of `column` of a batch."""
+    """One whole episode, in raw reward units, that ended at `row` of `column` of a batch.
+
+    success: None where the environment doesn't say what that is.
+    """
 
     row: int
     column: int
     return_: float
     length: int
+    success: bool | None = None
 
 
 def join(parts: Sequence[Rollout]) -> Rollout:

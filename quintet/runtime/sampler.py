@@ -11,7 +11,7 @@ from quintet.errors import EnvironmentFault
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor, DataPlan
 from quintet.runtime.policies import PolicyMix
-from quintet.runtime.slots import WHO_ACTED, Slot
+from quintet.runtime.slots import UNDEFINED, WHO_ACTED, Slot
 from quintet.spaces import mask_sizes
 from quintet.types import ACTION_MASK, Publication
 
@@ -134,15 +134,18 @@ class GroupSampler:
             carry *= going_on[row]
 
     def _measure_episodes(self) -> None:
-        """Writes return and length of every episode into the row in which it ended."""
+        """Writes return, length and success of every episode into the row in which it ended."""
         slot = self.slot
         returns = np.cumsum(slot.raw_reward, 0, dtype=np.float64)
         lengths = np.cumsum(slot.valid, 0, dtype=np.int64)
         # What to add to the running sums so that they count from the start of the episode.
         before_return, before_length = self.episode_return, self.episode_length
+        defined = self.env.description.success is not None
         for row, column in np.argwhere(slot.terminated | slot.truncated).tolist():
             slot.episode_return[row, column] = returns[row, column] + before_return[column]
             slot.episode_length[row, column] = lengths[row, column] + before_length[column]
+            success = slot.success[row, column] if defined else UNDEFINED
+            slot.episode_success[row, column] = success
             before_return[column] = -returns[row, column]
             before_length[column] = -lengths[row, column]
         before_return += returns[-1]

@@ -25,9 +25,17 @@ _OF_ROW = {
     "terminated": TensorSpec((), torch.bool),
     "truncated": TensorSpec((), torch.bool),
     "valid": TensorSpec((), torch.bool),
+    "success": TensorSpec((), torch.bool),
     "episode_return": TensorSpec((), torch.float64),
     "episode_length": TensorSpec((), torch.int64),
+    "episode_success": TensorSpec((), torch.int8),
 }
+
+
+UNDEFINED = -1
+"""Success of an episode where the environment doesn't say what that is."""
+
+_SUCCESS = {UNDEFINED: None, 0: False, 1: True}
 
 
 @final
@@ -108,10 +116,12 @@ class Slot:
         self.terminated = memory["terminated"].numpy()
         self.truncated = memory["truncated"].numpy()
         self.valid = memory["valid"].numpy()
+        self.success = memory["success"].numpy()
         self.is_first = memory["is_first"].numpy()
         self.episode_id = memory["episode_id"].numpy()
         self.episode_return = memory["episode_return"].numpy()
         self.episode_length = memory["episode_length"].numpy()
+        self.episode_success = memory["episode_success"].numpy()
         carry = memory.get("return_carry")
         self.return_carry = None if carry is None else carry.numpy()
 
@@ -134,6 +144,7 @@ class Slot:
                 terminated=self.terminated[row],
                 truncated=self.truncated[row],
                 valid=self.valid[row],
+                success=self.success[row],
             )
             for row in range(t)
         ]
@@ -197,6 +208,7 @@ class Slot:
                 column,
                 float(self.episode_return[row, column]),
                 int(self.episode_length[row, column]),
+                _SUCCESS[int(self.episode_success[row, column])],
             )
             for row, column in np.argwhere(self.terminated | self.truncated).tolist()
         ]

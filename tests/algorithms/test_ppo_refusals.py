@@ -29,8 +29,8 @@ def literals(annotation: Any) -> tuple[Any, ...]:
 PREFIX = {PPOConfig: "", ModelConfig: "model."}
 # Rules that no annotation shows: of the rows, (value, words of the error).
 OTHER_RULES = {
-    "encoder": ("no identifier", "value error, must be auto, mlp, nature_cnn, impala_cnn or an"),
-    "encoder_kwargs": ({"a": float("inf")}, "value error, must be of what json can hold"),
+    "encoder": ("no identifier", "must be auto, mlp, nature_cnn, impala_cnn or an"),
+    "encoder_kwargs": ({"a": float("inf")}, "must be of what JSON can hold"),
 }
 
 

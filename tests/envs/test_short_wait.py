@@ -118,7 +118,7 @@ def test_every_step_of_a_pool_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
     env = EnvPoolVectorEnv("CartPole-v1", 2)
     obs = {"obs": np.zeros((2, 4), np.float32)}
     env.restart([1, 2], obs)
-    flags = [np.zeros(2, np.bool_) for _ in range(3)]
+    flags = [np.zeros(2, np.bool_) for _ in range(4)]
     env.send(np.zeros(2, np.int64))
     assert calls == ["begin"]
     env.recv(StepRow(obs, np.zeros(2, np.float32), np.zeros(2, np.float32), *flags))

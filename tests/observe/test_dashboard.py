@@ -81,6 +81,16 @@ def test_everything_is_there() -> None:
     assert sum("\u2800" <= letter <= "\u28ff" for letter in text) > 200, "there is a curve"
 
 
+def test_success_rates_have_a_line_where_there_are_any() -> None:
+    view = a_view()
+    assert not any(line.startswith("success") for line in lines_of(view))
+    view.add({}, 0.5, 0.62)
+    assert "success    62% training, last 100 episodes" in lines_of(view)
+    view.add({"eval/return_mean": 0.9, "eval/success_rate": 0.95}, 0.5, 0.62)
+    view.add({}, 0.5, 0.625)
+    assert "success    62.5% training, last 100 episodes  95% evaluation" in lines_of(view)
+
+
 def test_any_learners_numbers_are_shown() -> None:
     view = View("title", "folder", Pace(100, 0), None)
     names = [name for name in METRICS if name.split("/")[0] in dashboard._LINES]

@@ -50,6 +50,7 @@ def test_episode_stats_are_per_report_and_recent_ones_run_on() -> None:
         "episode/count": 2,
     }
     assert stats.report() == {}
+    assert stats.recent_success is None
     stats.add(7.0, 5, success=True)
     stats.add(10.0, 5, success=False)
     report = stats.report()
@@ -57,7 +58,11 @@ def test_episode_stats_are_per_report_and_recent_ones_run_on() -> None:
     assert report["episode/success_rate"] == 0.5
     assert report["episode/return_mean"] == 8.5
     assert stats.recent_return == pytest.approx((4 + 7 + 10) / 3)
+    assert stats.recent_success == 0.5
     assert stats.total == 4
+    for _ in range(3):
+        stats.add(1.0, 1, success=True)
+    assert stats.recent_success == 1.0
 
 
 @final

@@ -28,9 +28,13 @@ def make_run(
     seed: int,
     reports: int = 40,
     level: float = 100.0,
+    success: bool = False,
     **options: object,
 ) -> Path:
-    """A run whose return rises to `level`; options overwrite the configuration's."""
+    """A run whose return rises to `level`; options overwrite the configuration's.
+
+    success: its episodes are won ever more often, from 0 to 1.
+    """
     folder.mkdir(parents=True)
     config = {"algo": "ppo", "seed": seed, "run_dir": str(folder), "env": {"id": "CartPole-v1"}}
     (folder / "config.yaml").write_text(
@@ -44,6 +48,10 @@ def make_run(
             report = {"env_steps": steps, "wall_s": number / 2, "episode/return_mean": value}
             if number % 5 == 0:
                 report["eval/return_mean"] = value + 5
+            if success:
+                report["episode/success_rate"] = number / reports
+            if success and number % 5 == 0:
+                report["eval/success_rate"] = 0.9 * number / reports
             file.write(json.dumps(report) + "\n")
     return folder
 
@@ -113,6 +121,26 @@ def test_one_run_has_no_band_and_shows_evaluations(tmp_path: Path, drawn: dict[s
     assert list(line.get_xdata()) == [number / 2 for number in range(1, 41)]
     assert list(markers.get_xdata()) == [number / 2 for number in range(5, 41, 5)]
     assert markers.get_marker() == "o"
+
+
+def test_success_is_drawn_where_all_runs_have_it(tmp_path: Path, drawn: dict[str, Any]) -> None:
+    runs = [make_run(tmp_path / str(seed), seed, success=True) for seed in (1, 2)]
+    other = make_run(tmp_path / "other", 3)
+    plot_runs(runs[:1], tmp_path / "x.png")
+    axes = drawn["figure"].axes[0]
+    assert (axes.get_ylabel(), axes.get_ylim()) == ("success rate", (-0.02, 1.02))
+    line, markers, _legend = axes.lines
+    assert line.get_ydata() == pytest.approx([number / 40 for number in range(1, 41)])
+    assert markers.get_ydata() == pytest.approx([0.9 * n / 40 for n in range(5, 41, 5)])
+    plot_runs(runs, tmp_path / "x.png", kind="bars")
+    axes = drawn["figure"].axes[0]
+    assert axes.get_xlabel() == "final success rate in evaluations"
+    assert [bar.get_width() for bar in axes.patches] == pytest.approx([0.9])
+    assert axes.get_xlim() == (-0.02, 1.02)
+    plot_runs([*runs, other], tmp_path / "x.png")
+    assert drawn["figure"].axes[0].get_ylabel() == "mean episode return [reward units]"
+    plot_runs(runs, tmp_path / "x.png", metric="episode/return_mean")
+    assert drawn["figure"].axes[0].get_ylabel() == "mean episode return [reward units]"
 
 
 def test_other_metrics_show_no_evaluations(tmp_path: Path, drawn: dict[str, Any]) -> None:

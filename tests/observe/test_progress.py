@@ -54,6 +54,17 @@ def test_pipe_gets_a_line_every_ten_seconds_and_the_last(monkeypatch: pytest.Mon
     ]
 
 
+def test_success_rates_are_shown_where_there_are_any() -> None:
+    stream = io.StringIO()
+    shown = make_progress(1000, "title", stream)
+    shown.update({"env_steps": 10}, 0.5, 0.075)
+    shown.update({"env_steps": 20, "eval/return_mean": 0.7, "eval/success_rate": 1.0}, 0.5, 0.62)
+    shown.close()
+    first, last = stream.getvalue().splitlines()[1:]
+    assert first.endswith("  return 0.5 (7.5% won)")
+    assert last.endswith("  return 0.5 (62% won)  evaluation 0.7 (100% won)")
+
+
 def test_pipe_hears_once_what_limits_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)

@@ -168,7 +168,7 @@ def pong(steps: int, kwargs: dict) -> tuple[np.ndarray, Spaces]:
         rows, random = [first["obs"]], np.random.default_rng(0)
         for _ in range(steps):
             env.send(random.integers(0, 6, 2))
-            flags = (np.zeros(2, np.bool_) for _ in range(3))
+            flags = (np.zeros(2, np.bool_) for _ in range(4))
             reward = (np.zeros(2, np.float32) for _ in range(2))
             out = StepRow(allocate_obs(env.spaces.observation, (2,)), *reward, *flags)
             env.recv(out)

@@ -162,6 +162,25 @@ def test_episodes_are_whole_raw_and_counted_once() -> None:
     assert found == sorted(expected)
 
 
+def test_episodes_are_won_by_the_rule_of_their_environment() -> None:
+    assert {episode.success for batch in unrolls(2) for episode in batch.episodes} == {None}
+    envs = [
+        make_vector_env(lambda: Scripted(LENGTHS, ENDINGS), SIZE, success="reward>101.5")
+        for _ in range(GROUPS)
+    ]
+    sampler = SerialSampling(envs, CountingActor, DataPlan(STEPS, STREAMS), SEED, PhaseTimer())
+    sampler.publish(Publication(0, {}))
+    sampler.restart(0)
+    found = [
+        (e.column, e.length, e.success) for _ in range(6) for e in sampler.collect(10**9).episodes
+    ]
+    for column in range(STREAMS):
+        mine = [(length, success) for at, length, success in found if at == column]
+        assert len(mine) > 6
+        # Rewards are 1, 2, 3; 101, 102; 201, ...
+        assert mine == [(LENGTHS[e % 3], e >= 1) for e in range(len(mine))]
+
+
 def test_the_budget_is_exact_in_order_of_row_and_column() -> None:
     whole = unrolls(1)[0]
     count = int(whole.rollout.valid.sum())

@@ -1,0 +1,123 @@
+"""Which episodes count as won: the rule of ``env.success``, and what an environment's info says.
+
+Two rules there are, both about the step that ends an episode:
+
+- ``"reward>0.5"``: the last reward, as the environment gave it, is strictly greater;
+- ``"info:KEY"``: ``info[KEY]`` is true. It must be there at every ending.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quintet.errors import ConfigError
+
+_REWARD, _INFO = "reward>", "info:"
+
+
+class SuccessRule(NamedTuple):
+    """One of the two is set.
+
+    above: the last raw reward must be greater, in reward units.
+    key: of the ending step's info.
+    """
+
+    above: float | None
+    key: str | None
+
+
+def read_rule(text: str) -> SuccessRule:
+    """The rule that `text` spells.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if text.startswith(_INFO) and text != _INFO:
+        return SuccessRule(None, text.removeprefix(_INFO))
+    try:
+        above = float(text.removeprefix(_REWARD))
+    except ValueError:
+        above = math.nan
+    if not text.startswith(_REWARD) or not math.isfinite(above):
+        raise ValueError(
+            "must be 'reward>NUMBER' (the last reward of an episode is greater) or 'info:KEY' (its "
+            "last info says so), in a shell within quotes because of the >"
+        )
+    return SuccessRule(above, None)
+
+
+def key_of(rule: str | None) -> str | None:
+    """The key of info that a rule names; None where it names none."""
+    return None if rule is None else read_rule(rule).key
+
+
+def rule_of(key: str | None) -> str | None:
+    """The rule that names a key of info."""
+    return None if key is None else f"{_INFO}{key}"
+
+
+def single_success(info: Mapping[str, Any], key: str, who: str) -> bool:
+    """What the info of one environment says at an ending.
+
+    Args:
+        who: the environment, for people.
+
+    Raises:
+        ConfigError: it says nothing, or no truth value.
+    """
+    if key not in info:
+        _refuse_key(key, info, who)
+    return _truth(info[key], key, who)
+
+
+def write_success(
+    out: NDArray[np.bool_], ended: NDArray[np.bool_], infos: Any, key: str, who: str
+) -> None:
+    """Writes what the infos of a vector environment say into `out` ``[B]`` where `ended` ``[B]``.
+
+    Args:
+        infos: arrays ``[B]`` by key, with a mask at ``"_" + key`` of who gave it or without; or a
+            dict, or None, for each stream.
+
+    Raises:
+        ConfigError: a stream's says nothing, or no truth value.
+    """
+    streams = np.flatnonzero(ended).tolist()
+    if not isinstance(infos, Mapping):
+        each: Sequence[Any] = [{}] * len(ended) if infos is None else infos
+        for stream in streams:
+            out[stream] = single_success(each[stream] or {}, key, who)
+        return
+    values, given = infos.get(key), infos.get(f"_{key}")
+    for stream in streams:
+        if values is None or (given is not None and not given[stream]):
+            _refuse_key(key, [name for name in infos if not _is_mask(name, infos)], who)
+        # Of what is no array per stream the whole is shown, and refused.
+        many = isinstance(values, np.ndarray | list | tuple) and len(values) == len(ended)
+        out[stream] = _truth(values[stream] if many else values, key, who)
+
+
+def _is_mask(name: str, infos: Mapping[str, Any]) -> bool:
+    return name.startswith("_") and name[1:] in infos
+
+
+def _truth(value: Any, key: str, who: str) -> bool:
+    array = np.asarray(value)
+    if array.size != 1 or array.dtype.kind not in "biuf" or np.isnan(array).any():
+        raise ConfigError(
+            f"env.success 'info:{key}' requires one number or truth value in info[{key!r}] at every"
+            f" ending; {who} gave {value!r:.80}; name another key, or leave env.success out"
+        )
+    return bool(array.item())
+
+
+def _refuse_key(key: str, known: Iterable[str], who: str) -> NoReturn:
+    names = sorted(str(name) for name in known)
+    raise ConfigError(
+        f"env.success 'info:{key}' requires info[{key!r}] at every ending; {who} has "
+        f"{names or 'nothing'} there; name what is there, give 'reward>NUMBER', or leave "
+        "env.success out"
+    )
