@@ -13,6 +13,7 @@ from quintet.algorithms.setup import Compute, Setup
 from quintet.envs.make import MakeEnv, make_vector_env
 from quintet.models.build import ModelConfig, resolve_model
 from quintet.observe.timing import PhaseTimer
+from quintet.runtime.batch import select
 from quintet.runtime.serial import SerialSampling
 from quintet.types import Rollout, Spaces
 
@@ -74,9 +75,7 @@ def train(
     streams: int = 4,
     groups: int = 1,
 ) -> tuple[ImpalaLearner, list[dict[str, float]], list[Rollout]]:
-    """Collects and learns on real environments; returns the metrics and the batch of each update,
-    the learner's `before` weights of it in the batch's place of ``record["theta"]``.
-    """
+    """Collects and learns on real environments; returns metrics and batch of each update."""
     envs = [
         make_vector_env(env, streams // groups, backend="gymnasium", kwargs=kwargs)
         for _ in range(groups)
@@ -95,6 +94,8 @@ def train(
     metrics, batches = [], []
     for _ in range(updates):
         rollout = sampling.collect(10**9).rollout
+        # A copy: its memory is written anew by the next unroll.
+        rollout = select(rollout, torch.arange(config.batch_unrolls))
         metrics.append(learner.update(rollout, 0))
         sampling.publish(learner.publication())
         batches.append(rollout)
