@@ -29,7 +29,7 @@ commands:
   envs [PATTERN]        environments that can be trained on
   config ALGO --env ID  the resolved configuration and where each value comes from
 
-`quintet COMMAND --help` lists the options of a command.  Algorithms: ppo.
+`quintet COMMAND --help` lists the options of a command.  Algorithms: ppo, impala.
 """
 
 BENCH_HELP = """usage: quintet bench [WORKLOAD] [--json] [--runtime.OPTION ...] [--env.OPTION ...]

@@ -135,6 +135,15 @@ def require_finite(tensors: Mapping[str, Tensor], update: int) -> None:
             )
 
 
+def non_finite(name: str, value: float, update: int) -> str:
+    """What is said of a loss or norm that became NaN or infinite."""
+    return (
+        f"finite losses are required, {name} became {value} at update {update}; begin anew "
+        "(another --run-dir) with a lower --learning-rate or --env.reward-clip abs_one, or find "
+        "the tensor with --check-numerics true"
+    )
+
+
 def step_means(stats: Tensor, last_epoch: int, updates: int) -> dict[str, float]:
     """Means of STEP_METRICS ``[steps, metrics]`` over an iteration's optimizer steps, those of the
     losses also over the steps from `last_epoch` on.
@@ -149,10 +158,7 @@ def step_means(stats: Tensor, last_epoch: int, updates: int) -> dict[str, float]
         row, column = (~finite).nonzero()[0].tolist()
         value = stats[row, column].item()
         raise NonFiniteError(
-            f"finite losses are required, {STEP_METRICS[column]} became {value} at update "
-            f"{updates - len(stats) + row + 1}; begin anew (another --run-dir) with a lower "
-            "--learning-rate or --env.reward-clip abs_one, or find the tensor with "
-            "--check-numerics true"
+            non_finite(STEP_METRICS[column], value, updates - len(stats) + row + 1)
         )
     metrics = dict(zip(STEP_METRICS, stats.double().mean(0).tolist(), strict=True))
     first = stats[0, STEP_METRICS.index("policy/ratio_max_error")]
@@ -176,23 +182,29 @@ def observation_metrics(normalizer: ObservationNormalizer) -> dict[str, float]:
     }
 
 
-def clip_metrics(
-    normalizer: ObservationNormalizer, obs: Obs, rewards: RewardNormalizer, r_t: Tensor, use: Tensor
+def observation_clip_metrics(
+    normalizer: ObservationNormalizer, obs: Obs, use: Tensor
 ) -> dict[str, float]:
-    """Shares of what lies at its clip over the rows to `use` ``[T, B]``: of the elements of
-    normalised leaves ``[T * B, ...]`` and of normalised rewards ``[T, B]``; 0 before there are
-    statistics.
+    """Share of the elements of normalised leaves that lie at the clip, over the rows to `use`
+    ``[T, B]``; 0 before there are statistics.
+
+    obs: leaves ``[T * B, ...]``, normalised; rows behind these are not read.
     """
-    metrics = {}
-    if normalizer.names:
-        values = torch.cat([obs[name][use.flatten()].flatten() for name in normalizer.names])
-        begun = normalizer.leaf_moments(normalizer.names[0]).count > 0
-        outside = (values.abs() >= normalizer.clip) & begun
-        metrics["normalizer/observation_clip_frac"] = outside.float().mean().item()
-    if rewards.clip is not None:
-        outside = (r_t[use].abs() >= rewards.clip) & (rewards.moments.count > 0)
-        metrics["normalizer/reward_clip_frac"] = outside.float().mean().item()
-    return metrics
+    if not normalizer.names:
+        return {}
+    rows = use.flatten()
+    values = torch.cat([obs[name][: len(rows)][rows].flatten() for name in normalizer.names])
+    begun = normalizer.leaf_moments(normalizer.names[0]).count > 0
+    outside = (values.abs() >= normalizer.clip) & begun
+    return {"normalizer/observation_clip_frac": outside.float().mean().item()}
+
+
+def reward_clip_metrics(rewards: RewardNormalizer, r_t: Tensor, use: Tensor) -> dict[str, float]:
+    """The same of normalised rewards ``[T, B]``, where they are clipped."""
+    if rewards.clip is None:
+        return {}
+    outside = (r_t[use].abs() >= rewards.clip) & (rewards.moments.count > 0)
+    return {"normalizer/reward_clip_frac": outside.float().mean().item()}
 
 
 def policy_metrics(head: PolicyHead) -> dict[str, float]:

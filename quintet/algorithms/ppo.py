@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from quintet.algorithms import diagnostics, minibatches
+from quintet.algorithms.acting import Recorded, SamplingActor, make_family, masked
 from quintet.algorithms.diagnostics import LOSS_METRICS, Estimates, Terms
 from quintet.algorithms.minibatches import Chunks, Rows
 from quintet.algorithms.ppo_config import PPOConfig
@@ -34,122 +35,31 @@ from quintet.errors import ConfigError
 from quintet.models.build import ActorCritic, ModelConfig
 from quintet.models.compiled import one_graph
 from quintet.models.flat import flatten_in_place, strip_prefix, views_of
-from quintet.models.heads import action_family
 from quintet.models.normalize import (
     ObservationNormalizer,
     RewardNormalizer,
-    normalized_leaves,
+    observation_normalizer,
 )
 from quintet.ops import adam, policy_losses, reduce, returns, schedules, value_losses
-from quintet.ops.distributions import Family
 from quintet.protocols import DataPlan
-from quintet.types import (
-    ACTION_MASK,
-    ActOutput,
-    LearnerState,
-    Obs,
-    Publication,
-    Rollout,
-    Spaces,
-    State,
-    TensorSpec,
-)
-
-
-def make_family(model: ModelConfig, spaces: Spaces) -> Family:
-    """The distribution that PPO acts by in this action space."""
-    return action_family(spaces.action, model.action_bounds)
-
-
-def _masked(family: Family, params: Tensor, obs: Obs) -> Tensor:
-    """Distribution parameters under the observation's action mask, if it has one.
-
-    Acting, the loss and the KL must agree on it, or the first ratio is not 1.
-    """
-    return family.apply_mask(params, obs[ACTION_MASK]) if ACTION_MASK in obs else params
+from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces
 
 
 def _normalizer(config: PPOConfig, spaces: Spaces) -> ObservationNormalizer:
-    leaves = normalized_leaves(spaces.observation) if config.normalize_observations else {}
-    return ObservationNormalizer(
-        leaves, config.observation_clip, config.normalizer_variance_epsilon
+    return observation_normalizer(
+        spaces.observation,
+        on=config.normalize_observations,
+        clip=config.observation_clip,
+        epsilon=config.normalizer_variance_epsilon,
     )
 
 
-@final
-class PPOActor:
-    """Samples actions and records their log-probability, the distribution and the value."""
-
-    def __init__(
-        self, config: PPOConfig, model: ModelConfig, spaces: Spaces, compute: Compute = PLAIN
-    ):
-        self.family = make_family(model, spaces)
-        # The weights come with the first publication, so none are drawn here.
-        self.network = ActorCritic(spaces, self.family, model, None, compute.precision)
-        self.network.freeze_precision()
-        self.normalizer = _normalizer(config, spaces)
-        parameters = dict(sorted(self.network.named_parameters()))
-        self.shapes = {name: p.shape for name, p in parameters.items()}
-        self.theta: Tensor | None = None
-        if compute.compile and compute.precision == "fp32":  # in bf16 weights are of two types
-            self.theta = flatten_in_place([*parameters.values()])
-        self.sample = one_graph(self._sample) if compute.compile else self._sample
-
-    @property
-    def record_specs(self) -> dict[str, TensorSpec]:
-        return {
-            "logp_mu": TensorSpec((), torch.float32),
-            "params_mu": TensorSpec((self.family.param_size,), torch.float32),
-            "value": TensorSpec((), torch.float32),
-        }
-
-    @property
-    def action_spec(self) -> TensorSpec:
-        return TensorSpec(self.family.action_shape, self.family.action_dtype)
-
-    def load(self, publication: Publication) -> None:
-        for prefix, module in (("network", self.network), ("normalizer", self.normalizer)):
-            module.load_state_dict(strip_prefix(publication.tensors, prefix))
-        self.normalizer.refresh()
-
-    @property
-    def state_specs(self) -> dict[str, TensorSpec]:
-        return self.network.state_specs
-
-    def initial_state(self, num_streams: int) -> State:
-        return self.network.initial_state(num_streams)
-
-    def draw_noise(self, steps: int, num_streams: int, generator: torch.Generator) -> Tensor:
-        return self.family.draw_noise((steps, num_streams), generator)
-
-    @torch.inference_mode()
-    def act(self, obs: Obs, state: State, is_first: Tensor, noise: Tensor | None) -> ActOutput:
-        if noise is not None:
-            return ActOutput(*self.sample(obs, state, is_first, noise))
-        params, value, state = self._forward(obs, state, is_first)
-        return ActOutput(*self._chosen(self.family.mode(params), params, value), state)
-
-    def _sample(
-        self, obs: Obs, state: State, is_first: Tensor, noise: Tensor
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor], State]:
-        params, value, state = self._forward(obs, state, is_first)
-        return *self._chosen(self.family.sample(params, noise), params, value), state
-
-    def _forward(self, obs: Obs, state: State, is_first: Tensor) -> tuple[Tensor, Tensor, State]:
-        inputs = (self.normalizer(obs), state, is_first)
-        if self.theta is None:
-            params, value, state = self.network(*inputs)
-        else:  # a graph checks and converts its inputs one by one: all weights are one of them
-            weights = views_of(self.theta, self.shapes)
-            params, value, state = functional_call(self.network, weights, inputs)
-        return _masked(self.family, params, obs), value, state
-
-    def _chosen(
-        self, action: Tensor, params: Tensor, value: Tensor
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        logp = self.family.log_prob(params, action)
-        record = {"logp_mu": logp, "params_mu": params, "value": value}
-        return action, self.family.to_env(action), record
+def make_actor(
+    config: PPOConfig, model: ModelConfig, spaces: Spaces, compute: Compute = PLAIN
+) -> SamplingActor:
+    """What collects PPO's batches: of each action its log-probability, distribution and value."""
+    records: tuple[Recorded, ...] = ("logp_mu", "params_mu", "value")
+    return SamplingActor(model, spaces, _normalizer(config, spaces), records, compute)
 
 
 @final
@@ -162,6 +72,12 @@ class PPOLearner:
         generator = torch.Generator().manual_seed(setup.seeds[0])
         network = ActorCritic(spaces, self.family, model, generator, setup.compute.precision)
         self.network = network.to(setup.device)
+        if network.loss_names:
+            raise ConfigError(
+                "ppo requires an encoder without auxiliary losses, model.encoder="
+                f"{model.encoder} gives {', '.join(network.loss_names)}; return the features "
+                "alone, or train with impala"
+            )
         self.normalizer = _normalizer(config, spaces).to(setup.device)
         self.normalizer.refresh()
         self.reward_normalizer = RewardNormalizer(
@@ -233,9 +149,8 @@ class PPOLearner:
                 if approx_kl.mean() > 1.5 * config.target_kl:
                     break
         metrics = diagnostics.batch_metrics(batch, use, estimates)
-        metrics |= diagnostics.clip_metrics(
-            self.normalizer, rows.obs, self.reward_normalizer, estimates.reward, use
-        )
+        metrics |= diagnostics.observation_clip_metrics(self.normalizer, rows.obs, use)
+        metrics |= diagnostics.reward_clip_metrics(self.reward_normalizer, estimates.reward, use)
         metrics["optim/epochs"] = epoch + 1.0
         metrics |= diagnostics.step_means(torch.stack(stats).cpu(), begin, self.updates)
         metrics |= {"optim/learning_rate": self.learning_rate, "policy/kl_beta": self.beta}
@@ -426,7 +341,7 @@ class PPOLearner:
         params, value, _ = functional_call(
             self.network, parameters, (rows.obs, rows.state, rows.is_first)
         )
-        params = _masked(family, params, rows.obs)
+        params = masked(family, params, rows.obs)
         logp_pi, logp_mu = family.log_prob(params, rows.action), rows.logp_mu
         if config.log_prob_clip is not None:
             bound = config.log_prob_clip
@@ -477,7 +392,7 @@ class PPOLearner:
         config, before = self.config, self.beta
         rows, use = self._whole(rows, chunks, use)
         params, _, _ = self.network(rows.obs, rows.state, rows.is_first)
-        params = _masked(self.family, params, rows.obs)
+        params = masked(self.family, params, rows.obs)
         mean_kl = self.family.kl(rows.params_mu, params)[use].mean().item()
         metrics = {"policy/kl": mean_kl}
         if config.kl_beta_init > 0:

@@ -8,8 +8,8 @@ from typing import Literal, final
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from quintet.algorithms import minibatches
-from quintet.errors import IdleOptions
-from quintet.models.build import ModelConfig
+from quintet.algorithms.options import refuse_idle
+from quintet.models.build import ModelConfig, torso_faults
 
 
 @final
@@ -137,13 +137,7 @@ class PPOConfig(BaseModel):
 
     @model_validator(mode="after")
     def _no_option_without_effect(self) -> "PPOConfig":
-        idle = {
-            name: f"{name}={getattr(self, name)} has no effect without {what}"
-            for name, (effective, what) in self.requirements.items()
-            if not effective and getattr(self, name) != type(self).model_fields[name].default
-        }
-        if idle:
-            raise IdleOptions(idle)
+        refuse_idle(self, self.requirements)
         return self
 
 
@@ -166,8 +160,7 @@ def check(
         faults += minibatches.chunk_faults(chunk, config.unroll_steps, size)
     elif chunk != PPOConfig.model_fields["bptt_steps"].default:
         faults.append(f"bptt_steps={chunk} has no effect without model.core; leave it out")
-    if model.shared_torso and model.value_hidden is not None:
-        faults.append("model.value_hidden has no effect with model.shared_torso; leave one out")
+    faults += torso_faults(model)
     if not model.shared_torso and config.shared_l2_coef > 0:
         faults.append("shared_l2_coef has no effect without model.shared_torso; leave it out")
     return faults

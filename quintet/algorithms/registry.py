@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from quintet.algorithms import ppo, ppo_config
+from quintet.algorithms import impala, impala_config, ppo, ppo_config
 from quintet.algorithms.setup import Compute, Setup
 from quintet.errors import ConfigError
 from quintet.models.build import ModelConfig
@@ -38,7 +38,14 @@ ALGORITHMS: dict[str, Algorithm] = {
         ppo_config.check,
         ppo_config.planned_updates,
         ppo.PPOLearner,
-        ppo.PPOActor,
+        ppo.make_actor,
+    ),
+    "impala": Algorithm(
+        impala_config.ImpalaConfig,
+        impala_config.check,
+        impala_config.planned_updates,
+        impala.ImpalaLearner,
+        impala.make_actor,
     ),
 }
 

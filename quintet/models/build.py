@@ -113,6 +113,13 @@ class ModelConfig(BaseModel):
         return ":" in self.encoder
 
 
+def torso_faults(model: ModelConfig) -> list[str]:
+    """Options of layers that a network with one torso does not have, a sentence each."""
+    if model.shared_torso and model.value_hidden is not None:
+        return ["model.value_hidden has no effect with model.shared_torso; leave one out"]
+    return []
+
+
 def encoded_leaves(spaces: Spaces) -> Leaves:
     """What an encoder reads: the leaves of the observation without the action mask."""
     leaves = observation_leaves(spaces.observation)
@@ -287,21 +294,42 @@ class ActorCritic(nn.Module):
             initialize(self, config.init, generator)
 
     def forward(
-        self, obs: Obs, state: State | None = None, is_first: Tensor | None = None
+        self,
+        obs: Obs,
+        state: State | None = None,
+        is_first: Tensor | None = None,
+        losses: dict[str, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, State]:
         """Distribution parameters ``[N, P]``, values ``[N]``, both float32, and the state after the
         last step, from leaves ``[N, ...]``.
 
         Only a feed-forward network can do without `state` and `is_first`.
+
+        losses: takes the auxiliary losses of an encoder of the user's own, those of `loss_names`,
+            scalars or ``[N]``; where policy and value have an encoder each, their sums.
         """
         name = "core" if self.value_encoder is None else "policy"
-        features, after = _recur(self.core, name, self._encode(self.encoder, obs), state, is_first)
+        encoded = self._encode(self.encoder, obs, losses)
+        features, after = _recur(self.core, name, encoded, state, is_first)
         value_features = features
         if self.value_encoder is not None:
-            encoded = self._encode(self.value_encoder, obs)
+            encoded = self._encode(self.value_encoder, obs, losses)
             value_features, value_after = _recur(self.value_core, "value", encoded, state, is_first)
             after |= value_after
         return self.policy_head(features), self.value_head(value_features).squeeze(-1), after
+
+    def policy(
+        self, obs: Obs, state: State | None = None, is_first: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """Distribution parameters ``[N, P]`` and the state after the last step, without the value's
+        work, unless a recurrent value function must go on too.
+        """
+        if self.value_core is not None:
+            params, _, after = self(obs, state, is_first)
+            return params, after
+        name = "core" if self.value_encoder is None else "policy"
+        features, after = _recur(self.core, name, self._encode(self.encoder, obs), state, is_first)
+        return self.policy_head(features), after
 
     def value(self, obs: Obs, state: State | None = None, is_first: Tensor | None = None) -> Tensor:
         """Values ``[N]`` alone, without the policy's work."""
@@ -314,11 +342,27 @@ class ActorCritic(nn.Module):
         value: Tensor = self.value_head(features).squeeze(-1)
         return value
 
-    def _encode(self, encoder: nn.Module, obs: Obs) -> Tensor:
-        """Features in float32, computed in the network's precision."""
+    def _encode(
+        self, encoder: nn.Module, obs: Obs, losses: dict[str, Tensor] | None = None
+    ) -> Tensor:
+        """Features in float32, computed in the network's precision; `losses` takes the auxiliary
+        ones on top of those that it has.
+        """
+        found: dict[str, Tensor] = {}
         with autocast(self.precision, self.value_head.weight.device):
-            features: Tensor = encoder(obs)
+            if isinstance(encoder, CustomEncoder):
+                features, found = encoder.with_losses(obs)
+            else:
+                features = encoder(obs)
+        if losses is not None:
+            for name, loss in found.items():
+                losses[name] = loss.float() + losses[name] if name in losses else loss.float()
         return features.float()
+
+    @property
+    def loss_names(self) -> tuple[str, ...]:
+        """Names of the auxiliary losses, sorted; none but of an encoder of the user's own."""
+        return self.encoder.loss_names if isinstance(self.encoder, CustomEncoder) else ()
 
     def freeze_precision(self) -> None:
         """Readies a network that only acts: encoders of ours hold weights as they use them."""

@@ -16,11 +16,17 @@ The contract of such a class:
 - `forward` draws no random numbers (dropout): the learner would see other outputs than the actor
   had, greedy acting would not be greedy, and no run would have the same bytes twice.
 
+Instead of the features alone ``forward`` may return ``(features, losses)``, with `losses` a dict of
+auxiliary losses by name, float32, each a scalar or one number per row ``[N]``, which depend on
+parameters.  A learner that takes them (IMPALA) reduces those per row like its own terms, over valid
+rows, and adds a scalar as it stands; others refuse the module.  Acting ignores them: they may be
+left out while ``torch.is_grad_enabled()`` is false.
+
 A module keeps the weights that it draws itself from PyTorch's default generator, which is seeded
 for it from the run's seed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, final
 
 import torch
@@ -120,16 +126,26 @@ class CustomEncoder(nn.Module):
                 f"leaves {list(leaves)} and encoder_kwargs {dict(kwargs)}; it raised "
                 f"{type(error).__name__}: {error}; correct the class or model.encoder_kwargs"
             ) from error
-        self.feature_size = _check(self.module, name, leaves)
+        self.feature_size, self.loss_names = _check(self.module, name, leaves)
 
     def forward(self, obs: Obs) -> Tensor:
         """``[N, features]`` from leaves ``[N, ...]``."""
-        features: Tensor = self.module({name: obs[name] for name in self.names})
-        return features
+        return self.with_losses(obs)[0]
+
+    def with_losses(self, obs: Obs) -> tuple[Tensor, dict[str, Tensor]]:
+        """The features, and the auxiliary losses by name, scalars or ``[N]``."""
+        return _parts(self.module({name: obs[name] for name in self.names}))
 
 
-def _check(module: nn.Module, name: str, leaves: Leaves) -> int:
-    """Tries the module on zeros; its `feature_size`.
+def _parts(given: Any) -> tuple[Any, dict[str, Any]]:
+    """What a module returned as features and auxiliary losses."""
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], dict):
+        return given
+    return given, {}
+
+
+def _check(module: nn.Module, name: str, leaves: Leaves) -> tuple[int, tuple[str, ...]]:
+    """Tries the module on zeros; its `feature_size` and the sorted names of its losses.
 
     Raises:
         ConfigError: it breaks the contract.
@@ -149,7 +165,7 @@ def _check(module: nn.Module, name: str, leaves: Leaves) -> int:
     random_before = torch.default_generator.get_state()
     try:
         with torch.enable_grad():
-            features = module(zeros)
+            features, losses = _parts(module(zeros))
     except Exception as error:
         given = {path: f"{x.dtype} {tuple(x.shape)}" for path, x in zeros.items()}
         raise ConfigError(
@@ -163,6 +179,7 @@ def _check(module: nn.Module, name: str, leaves: Leaves) -> int:
         )
     if features.dtype != torch.float32:
         refuse("features of torch.float32", f"it gave {features.dtype}")
+    _check_losses(losses, refuse)
     if not torch.equal(torch.default_generator.get_state(), random_before):
         refuse("a forward without random numbers", "it draws some (Dropout does)")
     for path, buffer in module.named_buffers():
@@ -180,11 +197,28 @@ def _check(module: nn.Module, name: str, leaves: Leaves) -> int:
                 f"{path!r} is {parameter.dtype} and {state}",
             )
     gradients: Sequence[Tensor | None] = [None] * len(parameters)
-    if parameters and features.requires_grad:
+    used = [x.sum() for x in (features, *losses.values()) if x.requires_grad]
+    if parameters and used:
         gradients = torch.autograd.grad(
-            features.sum(), list(parameters.values()), allow_unused=True
+            torch.stack(used).sum(), list(parameters.values()), allow_unused=True
         )
     unused = [path for path, g in zip(parameters, gradients, strict=True) if g is None]
     if unused:
         refuse("that every parameter takes part in forward", f"unused are {unused}")
-    return size
+    return size, tuple(sorted(losses))
+
+
+def _check_losses(losses: Mapping[Any, Any], refuse: Callable[[str, str], NoReturn]) -> None:
+    """The same of the auxiliary losses of the trial."""
+    for name, loss in losses.items():
+        if not isinstance(name, str) or not name:
+            refuse("auxiliary losses by name", f"one is called {name!r}")
+        if not isinstance(loss, Tensor) or loss.shape not in ((), (TRIAL_ROWS,)):
+            what = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            refuse(f"auxiliary losses () or [N], ({TRIAL_ROWS},) here", f"{name!r} is {what}")
+        if loss.dtype != torch.float32 or not loss.requires_grad:
+            state = "depends on parameters" if loss.requires_grad else "depends on no parameter"
+            refuse(
+                "auxiliary losses of torch.float32 that depend on parameters",
+                f"{name!r} is {loss.dtype} and {state}",
+            )

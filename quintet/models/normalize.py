@@ -121,6 +121,17 @@ class ObservationNormalizer(nn.Module):
             self.leaf_moments(name).merge(obs[name][valid])
 
 
+def observation_normalizer(
+    space: gym_spaces.Space,  # type: ignore[type-arg]
+    *,
+    on: bool,
+    clip: float,
+    epsilon: float,
+) -> ObservationNormalizer:
+    """For the float leaves of a space; off, it leaves every observation as it is."""
+    return ObservationNormalizer(normalized_leaves(space) if on else {}, clip, epsilon)
+
+
 @final
 class RewardNormalizer(nn.Module):
     """``clamp(r / sqrt(var + epsilon), -clip, clip)``; the mean is never subtracted, as that would

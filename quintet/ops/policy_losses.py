@@ -1,4 +1,4 @@
-"""Policy terms of the proximal losses: per step, unreduced, unweighted, to be minimised.
+"""Policy terms: per step, unreduced, unweighted, to be minimised.
 
 ``rho = exp(logp_pi - logp_mu)`` of the action taken; the advantage is used as it is given.
 """
@@ -6,6 +6,17 @@
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+
+def log_prob(logp_pi: Float[Tensor, "*n"], advantage: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+    """Policy-gradient term ``-logp_pi * advantage``.
+
+    Returns: loss per step, in nats times units of the advantage.
+
+    Source: Williams (1992), negated; with V-trace's advantage, which holds the clipped ratio
+    already, Espeholt et al., arXiv 1802.01561, section 4.2.
+    """
+    return -logp_pi * advantage
 
 
 def ratio(rho: Float[Tensor, "*n"], advantage: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:

@@ -1,4 +1,4 @@
-"""Masked means.  `valid` is a bool mask or a weight >= 0; entries of weight 0 are never read.
+"""Masked sums and means.  `valid` is a bool mask or a weight >= 0; what has weight 0 is never read.
 
 They are deselected rather than multiplied by 0, so that a NaN or an infinity in them reaches
 neither the result nor the gradient at `x`.  Behind `x` the chain rule goes on: an operation with an
@@ -15,6 +15,28 @@ def _weighted_sum(
     x: Float[Tensor, "*n"], valid: Bool[Tensor, "*n"] | Float[Tensor, "*n"]
 ) -> Float[Tensor, ""]:
     return (valid.to(x.dtype) * torch.where(valid != 0, x, 0.0)).sum()
+
+
+def sum_valid(
+    x: Float[Tensor, "*n"], valid: Bool[Tensor, "*n"] | Float[Tensor, "*n"]
+) -> Float[Tensor, ""]:
+    """Weighted sum ``sum(valid * x)``.
+
+    Returns: scalar in units of x; 0, with zero gradient, when nothing is valid.
+    """
+    return _weighted_sum(x, valid)
+
+
+def sum_time_mean_batch(
+    x: Float[Tensor, "T B"], valid: Bool[Tensor, "T B"] | Float[Tensor, "T B"]
+) -> Float[Tensor, ""]:
+    """Weighted sum over time, mean over all B columns: ``sum(valid * x) / B``.
+
+    Columns with nothing valid count in B, so a column has the same say whatever the others are.
+
+    Returns: scalar in units of x; 0, with zero gradient, when nothing is valid.
+    """
+    return _weighted_sum(x, valid) / x.shape[1]
 
 
 def mean_valid(

@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces as gym
 from torch import Tensor
 
-from quintet.algorithms.ppo import PPOActor, PPOLearner, Rows
+from quintet.algorithms.ppo import PPOLearner, Rows, make_actor
 from quintet.algorithms.ppo_config import PPOConfig
 from quintet.algorithms.setup import Compute, Setup
 from quintet.envs.make import MakeEnv, make_vector_env
@@ -166,7 +166,7 @@ def train(
     learner = make_learner(config, spaces, model, streams)
     sampling = SerialSampling(
         envs,
-        lambda: PPOActor(config, resolve_model(model, spaces), spaces),
+        lambda: make_actor(config, resolve_model(model, spaces), spaces),
         learner.plan,
         3,
         PhaseTimer(),

@@ -45,7 +45,7 @@ for options in ({}, {"clip_epsilon": 0.01, "max_grad_norm": 0.05, "entropy_coef"
 assert (apart[0] - apart[1]).abs().max() > 1e-3
 
 # Acts: before and after the normaliser has statistics, with other weights, in every space.
-from quintet.algorithms.ppo import PPOActor
+from quintet.algorithms.ppo import make_actor
 from quintet.algorithms.setup import Compute
 from quintet.models.build import ModelConfig, resolve_model
 
@@ -53,7 +53,7 @@ for spaces in (CONTINUOUS, MASKED, HYBRID):
     model = resolve_model(ModelConfig(policy_hidden=(8,)), spaces)
     config = PPOConfig(minibatch_steps=16, num_epochs=1)
     learner = make_learner(config, spaces, model)
-    actors = [PPOActor(config, model, spaces, Compute(compile=on)) for on in (False, True)]
+    actors = [make_actor(config, model, spaces, Compute(compile=on)) for on in (False, True)]
     noise = actors[0].draw_noise(1, 4, torch.Generator().manual_seed(0))[0]
     seen = []
     for iteration in range(3):
@@ -88,7 +88,7 @@ for compiled in (False, True):
     compute = Compute("bf16", compiled)
     setup = Setup(4, 2000, (1, 2), torch.device("cpu"), compute)
     learners.append(PPOLearner(config, model, pictures, setup))
-    actors.append(PPOActor(config, model, pictures, compute))
+    actors.append(make_actor(config, model, pictures, compute))
 start = learners[0].theta.clone()
 noise = actors[0].draw_noise(1, 4, torch.Generator().manual_seed(0))[0]
 for iteration in range(2):

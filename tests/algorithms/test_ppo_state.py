@@ -7,7 +7,7 @@ import pytest
 import torch
 from ppo_helpers import CONTINUOUS, SMALL, everything, make_learner, make_rollout
 
-from quintet.algorithms.ppo import PPOActor, PPOLearner
+from quintet.algorithms.ppo import PPOLearner, make_actor
 from quintet.algorithms.ppo_config import PPOConfig
 from quintet.errors import NonFiniteError
 from quintet.models.build import resolve_model
@@ -79,7 +79,7 @@ def test_a_publication_is_what_the_actor_needs():
     go_on(learner, 0, 2)
     publication = learner.publication()
     assert publication.version == learner.version == 2
-    actor = PPOActor(config, resolve_model(SMALL, CONTINUOUS), CONTINUOUS)
+    actor = make_actor(config, resolve_model(SMALL, CONTINUOUS), CONTINUOUS)
     actor.load(publication)
     obs = {"obs": 3.0 * torch.randn(5, 3)}
     noise = actor.draw_noise(1, 5, torch.Generator().manual_seed(0))[0]

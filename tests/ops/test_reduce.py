@@ -1,4 +1,4 @@
-"""Masked means: plain sums, junk in invalid entries, weights, gradients."""
+"""Masked sums and means: plain sums, junk in invalid entries, weights, gradients."""
 
 import math
 
@@ -7,7 +7,13 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from quintet.ops.reduce import mean_over_all, mean_valid, normalize_valid
+from quintet.ops.reduce import (
+    mean_over_all,
+    mean_valid,
+    normalize_valid,
+    sum_time_mean_batch,
+    sum_valid,
+)
 
 
 def data(seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -23,6 +29,8 @@ def test_means_by_loop():
     for mask in (valid, valid.double()):
         assert mean_valid(x, mask).item() == pytest.approx(math.fsum(kept) / len(kept))
         assert mean_over_all(x, mask).item() == pytest.approx(math.fsum(kept) / x.numel())
+        assert sum_valid(x, mask).item() == pytest.approx(math.fsum(kept))
+        assert sum_time_mean_batch(x, mask).item() == pytest.approx(math.fsum(kept) / 4)
 
 
 def test_weights():
@@ -30,6 +38,7 @@ def test_weights():
     weight = torch.tensor([0.5, 0.0, 1.5])
     assert mean_valid(x, weight).item() == pytest.approx((0.5 * 1 + 1.5 * 4) / 2.0)
     assert mean_over_all(x, weight).item() == pytest.approx((0.5 * 1 + 1.5 * 4) / 3.0)
+    assert sum_valid(x, weight).item() == pytest.approx(0.5 * 1 + 1.5 * 4)
     z = normalize_valid(x, weight)
     mean, var = 3.25, (0.5 * 2.25**2 + 1.5 * 0.75**2) / 2.0
     expected = [(1 - mean) / math.sqrt(var), 0.0, (4 - mean) / math.sqrt(var)]
@@ -37,7 +46,7 @@ def test_weights():
 
 
 @pytest.mark.parametrize("junk", [float("nan"), float("inf"), -float("inf"), 1e300])
-@pytest.mark.parametrize("reduce", [mean_valid, mean_over_all])
+@pytest.mark.parametrize("reduce", [mean_valid, mean_over_all, sum_valid, sum_time_mean_batch])
 @pytest.mark.parametrize("as_float", [False, True])
 def test_invalid_entries_are_never_read(reduce, junk: float, as_float: bool):
     x, valid = data(1)
@@ -64,7 +73,7 @@ def test_normalize_ignores_junk_and_returns_zero_there(junk: float):
     assert spoilt[valid].var(correction=0).item() == pytest.approx(1.0, abs=1e-6)
 
 
-@pytest.mark.parametrize("reduce", [mean_valid, mean_over_all])
+@pytest.mark.parametrize("reduce", [mean_valid, mean_over_all, sum_valid, sum_time_mean_batch])
 def test_nothing_valid_gives_zero_and_no_gradient(reduce):
     x = torch.full((3, 2), float("nan"), requires_grad=True)
     result = reduce(x, torch.zeros(3, 2, dtype=torch.bool))

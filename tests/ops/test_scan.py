@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from quintet.ops.scan import continues, next_row, require_same_shape, scan_back
+from quintet.ops.scan import (
+    continues,
+    next_row,
+    require_same_shape,
+    scan_back,
+    scan_back_doubling,
+)
 
 
 @pytest.mark.parametrize(
@@ -24,10 +30,45 @@ def test_nothing_continues_behind_a_cut_or_the_last_row():
     assert not_cut.flatten().tolist() == [1.0, 0.0, 1.0, 1.0]
 
 
-def test_scan_by_hand():
+@pytest.mark.parametrize("scan", [scan_back, scan_back_doubling])
+def test_scan_by_hand(scan):
     x = torch.tensor([[1.0], [2.0], [3.0], [float("nan")]])
     weight = torch.tensor([[10.0], [100.0], [7.0], [7.0]])
     goes_on = torch.tensor([[True], [True], [False], [False]])
-    y = scan_back(x, weight, goes_on).flatten().tolist()
+    y = scan(x, weight, goes_on).flatten().tolist()
     assert y[:3] == [1.0 + 10.0 * (2.0 + 100.0 * 3.0), 302.0, 3.0]
     assert next_row(x)[:2].flatten().tolist() == [2.0, 3.0]
+
+
+@pytest.mark.parametrize("T", [1, 2, 3, 4, 5, 7, 8, 9, 31, 32, 33, 80])
+@pytest.mark.parametrize("cuts", [0.0, 0.1, 0.5, 1.0])
+def test_doubling_is_the_plain_loop(T: int, cuts: float):
+    """With weights of 0 and above 1, and with NaN in whatever lies behind a cut alone."""
+    g = torch.Generator().manual_seed(T)
+    x = torch.randn((T, 4), generator=g, dtype=torch.float64)
+    weight = 1.5 * torch.rand((T, 4), generator=g, dtype=torch.float64)
+    weight[torch.rand((T, 4), generator=g) < 0.1] = 0.0
+    goes_on = torch.rand((T, 4), generator=g) >= cuts
+    goes_on[-1] = False
+    weight[~goes_on] = float("nan")  # never read
+    after_cut = torch.zeros_like(goes_on)
+    after_cut[1:] = ~goes_on[:-1]
+    for spoilt in (False, True):
+        if spoilt:
+            x[after_cut & ~goes_on] = float("nan")
+        y, expected = scan_back_doubling(x, weight, goes_on), torch.empty_like(x)
+        for b in range(4):
+            after = 0.0
+            for i in reversed(range(T)):
+                here = x[i, b].item()
+                after = here + weight[i, b].item() * after if goes_on[i, b] else here
+                expected[i, b] = after
+        torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12, equal_nan=True)
+        assert torch.equal(y.isnan(), x.isnan())
+
+
+def test_doubling_hands_a_nan_on_to_the_rows_that_read_it():
+    x = torch.tensor([[1.0], [2.0], [float("nan")], [4.0]])
+    goes_on = torch.tensor([[True], [True], [True], [False]])
+    y = scan_back_doubling(x, torch.ones(4, 1), goes_on).flatten()
+    assert y.isnan().tolist() == [True, True, True, False]

@@ -1,0 +1,57 @@
+"""RMSProp on one flat vector, so that an optimizer step is a handful of operations."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def initial_mean_sq(
+    theta: Float[Tensor, " P"], *, epsilon_inside_sqrt: bool
+) -> Float[Tensor, " P"]:
+    """What the running mean of squares begins with: 1 in TensorFlow's form, 0 in PyTorch's.
+
+    From 1 the first steps are as small as plain gradient descent's, from 0 they are
+    ``1 / sqrt(1 - decay)`` times the rate, whatever the gradient's size.
+    """
+    return torch.ones_like(theta) if epsilon_inside_sqrt else torch.zeros_like(theta)
+
+
+def rmsprop_(
+    theta: Float[Tensor, " P"],
+    grad: Float[Tensor, " P"],
+    mean_sq: Float[Tensor, " P"],
+    velocity: Float[Tensor, " P"] | None,
+    *,
+    rate: Float[Tensor, ""],
+    decay: float,
+    momentum: float,
+    epsilon: float,
+    epsilon_inside_sqrt: bool,
+) -> None:
+    """One step in place on `theta`, `mean_sq` and `velocity`.
+
+    ``mean_sq = decay * mean_sq + (1 - decay) * g^2``, then in PyTorch's form::
+
+        velocity = momentum * velocity + g / (sqrt(mean_sq) + epsilon)
+        theta   -= rate * velocity
+
+    and with `epsilon_inside_sqrt` in TensorFlow's, in which the velocity remembers the rates of its
+    steps::
+
+        velocity = momentum * velocity + rate * g / sqrt(mean_sq + epsilon)
+        theta   -= velocity
+
+    Args:
+        velocity: None without momentum.
+
+    Source: Tieleman and Hinton (2012), lecture 6.5; the forms of torch.optim.RMSprop and of
+    TensorFlow 1's RMSPropOptimizer, neither centred.
+    """
+    mean_sq.mul_(decay).addcmul_(grad, grad, value=1.0 - decay)
+    root = (mean_sq + epsilon).sqrt() if epsilon_inside_sqrt else mean_sq.sqrt() + epsilon
+    if velocity is None:
+        theta.sub_(rate * grad / root)
+    elif epsilon_inside_sqrt:
+        theta.sub_(velocity.mul_(momentum).add_(rate * grad / root))
+    else:
+        theta.sub_(rate * velocity.mul_(momentum).add_(grad / root))

@@ -1,0 +1,192 @@
+"""IMPALA on what a runtime collects: on-policy ratios are 1 in every space and core, older columns
+have others, and toys reach their known optimum.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from impala_helpers import everything, make_learner, train
+from ppo_helpers import columns
+from test_ppo_recurrent import CORES, Walk, model
+from test_spaces_matrix import ACTIONS, OBSERVATIONS, Case, Noise, choices, floats, learner_spaces
+
+from quintet.algorithms.impala_config import ImpalaConfig
+from quintet.envs.toy import Contextual, EndlessPay, FinitePay, Target
+from quintet.models.build import ModelConfig
+from quintet.types import Spaces
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
+# All streams of Walk are in step: the second unroll begins and ends within an episode.
+CONFIG = ImpalaConfig(unroll_steps=10, batch_unrolls=4, entropy_coef=0.01)
+
+
+WALK = Spaces(Walk.observation_space, Walk.action_space)
+
+
+def on_policy(metrics: dict[str, float], tolerance: float = 1e-5) -> bool:
+    extremes = (metrics["policy/ratio_min"], metrics["policy/ratio_max"])
+    return all(abs(x - 1.0) <= tolerance for x in extremes)
+
+
+# Recurrent cores
+
+
+@pytest.mark.parametrize(("core", "options"), CORES)
+def test_the_state_of_row_0_gives_the_actor_s_probabilities(core: str, options: dict[str, Any]):
+    """Through episodes that begin within the unroll; without the state they would differ."""
+    learner, metrics, batches = train(CONFIG, Walk, 2, model=model(core, **options), groups=2)
+    assert all(on_policy(each) for each in metrics)
+    batch = batches[-1]
+    assert not batch.is_first[0].all()
+    assert batch.is_first[1:-1].any()
+    lost = replace(batch, state={name: torch.zeros_like(x) for name, x in batch.state.items()})
+    again = make_learner(CONFIG, WALK, model(core, **options))
+    again.network.load_state_dict(learner.network.state_dict())
+    found = []
+    for each in (batch, lost):
+        terms = again._terms(again.parameters, again._unrolls(each))
+        found.append(terms.log_rho.detach())
+    assert (found[0] - found[1]).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("core", ["lstm", "gru"])
+def test_values_of_rows_0_to_T_are_those_of_one_act_after_another(core: str):
+    learner, _, batches = train(CONFIG, Walk, 2, model=model(core))
+    batch = batches[-1]
+    state = {name: x[0] for name, x in batch.state.items()}
+    values = []
+    for t in range(CONFIG.unroll_steps + 1):
+        obs = {name: x[t] for name, x in batch.obs.items()}
+        _, v, state = learner.network(obs, state, batch.is_first[t])
+        values.append(v.detach())
+    v = torch.stack(values)
+    terms = learner._terms(learner.parameters, learner._unrolls(batch))
+    torch.testing.assert_close(terms.v_tm1, v[:-1], atol=1e-5, rtol=0)
+    ends = (batch.not_cut_t[-1] > 0) & batch.valid[-1]
+    assert ends.any()
+    bootstrap = terms.rho[-1].clamp(max=1.0) * (batch.reward[-1] + 0.99 * v[-1] - v[-2])
+    found = terms.target_tm1[-1] - terms.v_tm1[-1]
+    torch.testing.assert_close(found[ends], bootstrap[ends], atol=1e-5, rtol=0)
+
+
+# Columns of several ages
+
+
+def test_columns_of_older_weights_have_other_ratios():
+    """6 streams and batches of 4: some columns wait, and are a version older by then."""
+    config = CONFIG.model_copy(update={"learning_rate": 3e-3})
+    learner, _, batches = train(config, Walk, 6, streams=6)
+    again = make_learner(config, WALK)
+    seen = set()
+    for update, batch in enumerate(batches):
+        terms = again._terms(again.parameters, again._unrolls(batch))
+        off = (terms.rho - 1.0).abs().amax(0)
+        lag = update - batch.version[0]
+        seen |= set(lag.tolist())
+        assert ((off > 1e-4) == (lag > 0)).all(), (update, off, lag)
+        again.update(batch, 0)
+    assert seen >= {0, 1}
+    assert everything(again) == everything(learner)
+
+
+# Every kind of observation and action
+
+
+def check(case: Case) -> None:
+    config = ImpalaConfig(unroll_steps=8, batch_unrolls=4, entropy_coef=0.01)
+
+    def make() -> Noise:
+        return Noise(case.observation, case.action, case.masked)
+
+    learner, metrics, batches = train(config, make, 2, model=case.model, groups=2)
+    for each in metrics:  # the environments refuse what is outside or masked
+        assert on_policy(each)
+        assert floats(case.action) or each["policy/entropy"] >= 0.0
+    again, _, _ = train(config, make, 2, model=case.model, groups=2)
+    assert everything(again) == everything(learner)
+    batch = batches[-1]
+    assert (~batch.valid).any()
+    spoilt = replace(
+        batch,
+        action=batch.action.clone(),
+        reward=batch.reward.clone(),
+        record={"logp_mu": batch.record["logp_mu"].clone()},
+    )
+    for x in (spoilt.action, spoilt.reward, spoilt.record["logp_mu"]):
+        x[~batch.valid] = float("nan") if x.is_floating_point() else 99
+    found = []
+    for given in (batch, spoilt, columns(batch, [2, 0, 3, 1])):
+        one = make_learner(config, learner_spaces(case), case.model)
+        found.append((one.update(given, 0), everything(one)))
+    assert found[0] == found[1]
+    for name, value in found[0][0].items():
+        if name.startswith("loss/"):
+            assert found[2][0][name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+
+
+@pytest.mark.parametrize("name", OBSERVATIONS)
+def test_every_kind_of_observation(name: str):
+    check(Case(OBSERVATIONS[name], ACTIONS["discrete"], masked=True))
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_every_kind_of_action(name: str):
+    check(Case(OBSERVATIONS["box"], ACTIONS[name]))
+
+
+@pytest.mark.parametrize("core", ["none", "lstm", "gru"])
+@pytest.mark.parametrize("name", [name for name in ACTIONS if list(choices(ACTIONS[name]))])
+def test_every_kind_of_masked_action(name: str, core: str):
+    check(Case(OBSERVATIONS["tuple"], ACTIONS[name], True, core))
+
+
+@pytest.mark.parametrize("std", ["softplus", "state_dependent"])
+@pytest.mark.parametrize("bounds", ["squash", "mean_tanh"])
+def test_every_kind_of_gaussian_beside_other_actions(std: str, bounds: str):
+    check(Case(OBSERVATIONS["box"], ACTIONS["hybrid"], True, "none", std, bounds))
+
+
+# Toys with a known optimum
+
+FAST: dict[str, Any] = {
+    "unroll_steps": 16,
+    "batch_unrolls": 8,
+    "reduction": "mean",
+    "max_grad_norm": 0.5,
+    "learning_rate": 1e-2,
+    "rmsprop_epsilon": 1e-5,
+}
+WIDE = ModelConfig(policy_hidden=(32,))
+
+
+def late(metrics: list[dict[str, float]], name: str) -> float:
+    return sum(each[name] for each in metrics[-20:]) / 20
+
+
+def test_the_optimum_of_a_toy():
+    """The best mean reward is 1, a random policy's is 1/3; sampled, so with entropy left."""
+    _, metrics, _ = train(ImpalaConfig(**FAST, gamma=0.0), Contextual, 150, model=WIDE, streams=8)
+    assert late(metrics, "reward/mean") > 0.95
+
+
+def test_the_optimum_of_a_continuous_toy():
+    """The best reward is 0, -(a - o/2)^2; that of always 0 is -1/12."""
+    model = ModelConfig(policy_hidden=(32,), action_std_init=0.3)
+    _, metrics, _ = train(ImpalaConfig(**FAST, gamma=0.0), Target, 150, model=model, streams=8)
+    assert late(metrics, "reward/mean") > -0.03
+
+
+@pytest.mark.parametrize(
+    ("toy", "as_end", "low", "high"),
+    [(EndlessPay, False, 9.5, 10.5), (EndlessPay, True, 3.5, 6.0), (FinitePay, False, 3.9, 4.4)],
+    ids=["endless", "endless taken for an end", "finite"],
+)
+def test_values_at_the_ends_of_episodes(toy: Any, as_end: bool, low: float, high: float):
+    """A task without an end that pays 1 and is cut off after 10 steps is worth 1 / (1 - gamma), 10;
+    one that ends then, (1 - gamma^n) / (1 - gamma) with n steps left, 4.14 in the mean.
+    """
+    config = ImpalaConfig(**FAST, gamma=0.9, truncation_as_termination=as_end)
+    _, metrics, _ = train(config, toy, 150, model=WIDE, streams=8)
+    assert low < late(metrics, "value/prediction_mean") < high

@@ -1,0 +1,208 @@
+"""No option of IMPALA without effect, and what can't be is refused: the lists are those of the
+class, so a new option fails here until it has an entry.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from impala_helpers import make_batch, make_learner
+from ppo_helpers import TOTAL
+from pydantic import ValidationError
+from test_impala_aux import OWN
+
+from quintet.algorithms.impala_config import ImpalaConfig, check, planned_updates
+from quintet.config.load import Layer, compose, preset_layers
+from quintet.errors import ConfigError, NonFiniteError
+from quintet.models.build import ModelConfig
+
+BASE: dict[str, Any] = {"entropy_coef": 0.01}
+ADAM: dict[str, Any] = {"optimizer": "adam"}
+NORMALIZES: dict[str, Any] = {"normalize_observations": True}
+
+# What an option is changed to, and what it needs beside it to matter at all.
+CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "unroll_steps": (12, {}),
+    "batch_unrolls": (12, {}),
+    "gamma": (0.9, {}),
+    "rho_bar": (1.5, {}),
+    "pg_rho_bar": (0.5, {}),
+    "c_bar": (0.5, {}),
+    "lambda_": (0.9, {}),
+    "truncation_as_termination": (True, {}),
+    "reduction": ("mean", {}),
+    "value_coef": (0.1, {}),
+    "entropy_coef": (0.1, {}),
+    "entropy_schedule": ("linear", {"entropy_coef": 0.1}),
+    "aux_loss_weights": ({"per_row": 0.1}, {}),
+    "normalize_observations": (True, {}),
+    "observation_clip": (0.5, NORMALIZES),
+    "normalizer_variance_epsilon": (1.0, NORMALIZES),
+    "update_normalizers": (False, NORMALIZES),
+    "optimizer": ("adam", {}),
+    "learning_rate": (1e-3, {}),
+    "lr_schedule": ("constant", {}),
+    "rmsprop_decay": (0.9, {}),
+    "rmsprop_momentum": (0.9, {}),
+    "rmsprop_epsilon": (0.1, {}),
+    "rmsprop_epsilon_inside_sqrt": (True, {}),
+    "adam_epsilon": (1e-2, ADAM),
+    "max_grad_norm": (0.1, {"max_grad_norm": 1.0}),
+}
+OFF = ("rho_bar", "pg_rho_bar", "max_grad_norm")
+SEEN_ELSEWHERE = {"unroll_steps", "batch_unrolls", "check_numerics"}
+
+
+def after_three_updates(config: ImpalaConfig, model: ModelConfig) -> torch.Tensor:
+    learner = make_learner(config, model=model)
+    for update in range(3):
+        learner.update(make_batch(learner, seed=update), update * TOTAL // 4)
+    return learner.theta
+
+
+def test_every_option_has_an_entry():
+    assert set(CHANGES) | SEEN_ELSEWHERE == set(ImpalaConfig.model_fields)
+
+
+@pytest.mark.parametrize("name", sorted(set(CHANGES) - SEEN_ELSEWHERE))
+def test_the_option_has_an_effect(name: str):
+    value, companions = CHANGES[name]
+    model = OWN if name == "aux_loss_weights" else ModelConfig(policy_hidden=(8,))
+    before = ImpalaConfig(**(BASE | companions))
+    assert getattr(before, name) != value
+    thetas = [after_three_updates(before, model)]
+    for each in (value, None) if name in OFF else (value,):
+        after = ImpalaConfig(**(BASE | companions | {name: each}))
+        thetas.append(after_three_updates(after, model))
+    for i, one in enumerate(thetas):
+        for other in thetas[:i]:
+            assert (one - other).abs().max() > 1e-6
+    assert torch.equal(thetas[0], after_three_updates(before, model))
+
+
+def test_no_cap_on_the_trace_is_an_option():
+    model = ModelConfig(policy_hidden=(8,))
+    configs = [ImpalaConfig(rho_bar=None), ImpalaConfig(rho_bar=None, c_bar=None)]
+    one, other = (after_three_updates(config, model) for config in configs)
+    assert (one - other).abs().max() > 1e-6
+
+
+def test_the_plan():
+    plan = make_learner(ImpalaConfig(unroll_steps=12, batch_unrolls=5)).plan
+    assert (plan.unroll_steps, plan.columns_per_batch, plan.state_every) == (12, 5, 12)
+    assert plan.replay is None
+    assert plan.return_discount is None
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_numbers_that_are_not_finite_end_the_run(checked: bool):
+    learner = make_learner(ImpalaConfig(check_numerics=checked))
+    batch = make_batch(learner)
+    learner.update(batch, 0)
+    batch.record["logp_mu"][0, 0] = float("nan")
+    batch.valid[0, 0] = True
+    said = "target holds nan at update 2" if checked else "loss/policy became nan at update 2"
+    with pytest.raises(NonFiniteError, match=said):
+        learner.update(batch, 0)
+
+
+def test_check_numerics_refuses_to_be_compiled():
+    with pytest.raises(ConfigError, match="check_numerics"):
+        make_learner(ImpalaConfig(check_numerics=True), compiled=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, -0.1) for name in ("gamma", "c_bar", "lambda_", "value_coef", "entropy_coef")),
+        *((name, 1.1) for name in ("gamma", "lambda_")),
+        *((name, 1.0) for name in ("rmsprop_decay", "rmsprop_momentum")),
+        *((name, 0.0) for name in ("rho_bar", "pg_rho_bar", "learning_rate", "max_grad_norm")),
+        *((name, 0.0) for name in ("rmsprop_epsilon", "adam_epsilon", "observation_clip")),
+        *((name, 0) for name in ("unroll_steps", "batch_unrolls")),
+        *((name, "most") for name in ("optimizer", "reduction", "lr_schedule", "entropy_schedule")),
+        ("rho_bar", float("inf")),
+        ("aux_loss_weights", {"a": -1.0}),
+    ],
+)
+def test_a_wrong_value_is_refused(name: str, value: Any):
+    layers = [Layer("command line", {"env.id": "CartPole-v1", name: value})]
+    with pytest.raises(ConfigError, match=name):
+        compose("impala", layers, check_env=False)
+
+
+IDLE: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
+    "lambda_": (0.9, {"c_bar": 0.0}, {"c_bar": 0.5}),
+    "entropy_schedule": ("linear", {"entropy_coef": 0.0}, {"entropy_coef": 0.1}),
+    "observation_clip": (9.0, {}, NORMALIZES),
+    "normalizer_variance_epsilon": (1e-2, {}, NORMALIZES),
+    "update_normalizers": (False, {}, NORMALIZES),
+    "rmsprop_decay": (0.9, ADAM, {"optimizer": "rmsprop"}),
+    "rmsprop_momentum": (0.9, ADAM, {"optimizer": "rmsprop"}),
+    "rmsprop_epsilon": (0.1, ADAM, {"optimizer": "rmsprop"}),
+    "rmsprop_epsilon_inside_sqrt": (True, ADAM, {"optimizer": "rmsprop"}),
+    "adam_epsilon": (0.1, {}, ADAM),
+}
+
+
+@pytest.mark.parametrize("name", list(ImpalaConfig().requirements))
+def test_an_option_without_effect_is_refused(name: str):
+    value, idle, effective = IDLE[name]
+    with pytest.raises(ValidationError, match=f"{name}={value} has no effect without"):
+        ImpalaConfig(**idle, **{name: value})
+    ImpalaConfig(**(idle | effective), **{name: value})
+
+
+@pytest.mark.parametrize(("rho_bar", "c_bar"), [(0.5, 1.0), (2.0, None), (1.0, 1.5)])
+def test_traces_may_not_be_cut_later_than_errors(rho_bar: float, c_bar: float | None):
+    with pytest.raises(ValidationError, match=f"rho_bar must be at least c_bar, got .*{c_bar}"):
+        ImpalaConfig(rho_bar=rho_bar, c_bar=c_bar)
+    ImpalaConfig(rho_bar=None, c_bar=c_bar)
+
+
+def test_check_lists_all_faults():
+    model = ModelConfig(shared_torso=True, value_hidden=(3,))
+    config = ImpalaConfig(aux_loss_weights={"a": 2.0})
+    faults = check(config, model, 8, 24 * 80 - 1)
+    for words in (["1920", "1919"], ["model.value_hidden"], ["aux_loss_weights"]):
+        assert sum(all(word in fault for word in words) for fault in faults) == 1
+    assert len(faults) == 3
+    assert check(ImpalaConfig(), ModelConfig(), 7, 24 * 80) == []
+
+
+def test_planned_updates():
+    assert planned_updates(ImpalaConfig(), 8, 10 * 24 * 80) == 10
+    assert planned_updates(ImpalaConfig(check_numerics=True), 8, 10**9) == 0
+
+
+def test_a_coefficient_of_0_takes_its_layers_out_of_the_gradient():
+    learner = make_learner(ImpalaConfig(value_coef=0.0))
+    before = {name: x.clone() for name, x in learner.parameters.items()}
+    learner.update(make_batch(learner), 0)
+    moved = {name for name, x in learner.parameters.items() if not torch.equal(x, before[name])}
+    assert moved == {name for name in before if not name.startswith("value")}
+
+
+@pytest.mark.parametrize("kind", ["vector_discrete", "vector_continuous", "pixels", "atari"])
+def test_presets_of_kinds_are_whole(kind: str):
+    layers = preset_layers("impala", None, kind)
+    loaded = compose("impala", [*layers, Layer("call", {"env.id": "CartPole-v1"})])
+    config = loaded.config.learner
+    assert isinstance(config, ImpalaConfig)
+    if kind == "atari":  # the paper's recipe
+        recipe = {
+            "unroll_steps": 20,
+            "batch_unrolls": 32,
+            "entropy_coef": 0.01,
+            "learning_rate": 6e-4,
+            "lr_schedule": "linear",
+            "optimizer": "rmsprop",
+            "rmsprop_epsilon": 0.01,
+            "rmsprop_epsilon_inside_sqrt": True,
+            "rmsprop_momentum": 0.0,
+            "max_grad_norm": 40.0,
+            "reduction": "sum",
+        }
+        assert {name: getattr(config, name) for name in recipe} == recipe
+        assert loaded.config.env.reward_clip == "abs_one"
+        assert loaded.config.model.shared_torso
