@@ -23,7 +23,6 @@ from quintet.runtime.asynchronous import AsyncOptions, AsyncSampling
 from quintet.runtime.lockstep import LockstepSampling
 from quintet.runtime.messages import Place
 from quintet.runtime.serial import SerialSampling
-from quintet.runtime.slots import RowSpecs
 from quintet.runtime.workers import Crew, Workers
 from quintet.signals import interrupts_for_us_alone
 from quintet.types import Spaces
@@ -157,7 +156,7 @@ def make_sampling(
     crew = Crew(
         make_env=partial(_make_place, config.env, source.make_env),
         make_actor=make_actor,
-        rows=RowSpecs.of(source.spaces, make_actor()),
+        spaces=source.spaces,
         plan=plan,
         seed=config.seed,
         places=places,

@@ -8,7 +8,7 @@ from typing import final
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.batch import Lease, Part, pinned
 from quintet.runtime.delivery import Batch, Delivery
-from quintet.runtime.workers import Died, Workers
+from quintet.runtime.workers import SERVER, Died, Lost, Workers
 from quintet.types import Publication
 
 _LOOK_AGAIN_S = 0.5
@@ -71,9 +71,8 @@ class AsyncSampling:
         assert not self.assembler.is_alive(), "the streams run on"
         self.iteration = iteration
         self.workers.start()
-        for process in self.workers.processes:
-            self.workers.restart(process.index, iteration)
-            self._grant(process.index)
+        for sampler in self.workers.samplers:
+            self._begin(sampler.index)
         self.assembler.start()
 
     def collect(self, env_steps_left: int, more: bool = True) -> Batch:  # noqa: ARG002
@@ -137,9 +136,14 @@ class AsyncSampling:
             f"{died.error} (replaced, {self.num_restarts} of at most {most} times)"
         )
         self.workers.replace(died.worker)
-        self.workers.restart(died.worker, self.iteration + self.num_restarts)
-        self._grant(died.worker)
+        if died.worker != SERVER:
+            self._begin(died.worker)
         self.replaced.set()
+
+    def _begin(self, worker: int) -> None:
+        """A worker's streams begin, by seeds that no stream of it has had."""
+        self.workers.restart(worker, self.iteration + self.num_restarts)
+        self._grant(worker)
 
     def _assemble(self) -> None:
         """Unrolls in, batches out, until the end."""
@@ -150,6 +154,9 @@ class AsyncSampling:
                         self.replaced.clear()
                         self._hand_out(event)
                         self.replaced.wait()
+                        continue
+                    if isinstance(event, Lost):
+                        self._begin(event.worker)
                         continue
                     with self.handling:
                         for part in event.parts:

@@ -5,7 +5,7 @@ from typing import final
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.batch import Lease, Part
 from quintet.runtime.delivery import Batch, Delivery
-from quintet.runtime.workers import Died, Workers
+from quintet.runtime.workers import Died, Lost, Workers
 from quintet.types import Publication
 
 _LOOK_AGAIN_S = 1.0
@@ -46,8 +46,8 @@ class LockstepSampling:
             for part in self._end_round():
                 part.release()
         self.delivery.restart(iteration)
-        for process in self.workers.processes:
-            self.workers.restart(process.index, iteration)
+        for sampler in self.workers.samplers:
+            self.workers.restart(sampler.index, iteration)
 
     def collect(self, env_steps_left: int, more: bool = True) -> Batch:
         """The next batch; rows past the budget are masked.
@@ -81,9 +81,9 @@ class LockstepSampling:
     def _begin_round(self) -> None:
         self.delivery.keep()
         versions = tuple(self.delivery.versions)
-        for process in self.workers.processes:
-            granted = self.workers.grant(process.index, versions)
-            assert granted, f"{process.name} has no free slot"
+        for sampler in self.workers.samplers:
+            granted = self.workers.grant(sampler.index, versions)
+            assert granted, f"{sampler.process.name} has no free slot"
         self.flying = True
 
     def _end_round(self) -> list[Part]:
@@ -94,10 +94,12 @@ class LockstepSampling:
         """
         self.timer.switch("waiting")
         parts: dict[int, list[Part]] = {}
-        while len(parts) < len(self.workers.processes):
+        while len(parts) < len(self.workers.samplers):
             for event in self.workers.events(_LOOK_AGAIN_S):
                 if isinstance(event, Died):
                     raise event.error
+                if isinstance(event, Lost):
+                    continue  # the server died, which is told next
                 parts[event.worker] = event.parts
         self.flying = False
         return [part for _, mine in sorted(parts.items()) for part in mine]

@@ -48,6 +48,10 @@ class Full(NamedTuple):
     slots: tuple[int, ...]
 
 
+class Discarded(NamedTuple):
+    """The inference server ended in the middle of the unroll, which is given up."""
+
+
 class Failed(NamedTuple):
     """The last message of a worker that can't go on: what kind of error, and its words."""
 
@@ -57,6 +61,13 @@ class Failed(NamedTuple):
 
 class Stop(NamedTuple):
     """Close the environments and end."""
+
+
+class Line(NamedTuple):
+    """How a worker finds the inference server, and what it says first."""
+
+    address: str
+    token: bytes
 
 
 @final
@@ -74,6 +85,25 @@ class Work:
     seed: int
     num_slots: int
     threads: int
+    timeout_s: float
+    line: Line | None
+
+
+@final
+@dataclass(frozen=True)
+class ServerWork:
+    """What the inference server is given; see `quintet.runtime.workers.ServerOptions`."""
+
+    places: tuple[Place, ...]
+    make_actor: Callable[[], Actor]
+    num_policies: int
+    token: bytes
+    device: str
+    threads: int
+    exact: bool
+    batch_min: int
+    batch_max: int
+    batch_timeout_s: float
 
 
 def header_name(group: int, slot: int) -> str:
@@ -86,13 +116,13 @@ def slot_prefix(group: int, slot: int) -> str:
     return f"slot/{group}/{slot}/rows/"
 
 
-def progress_specs(index: int) -> dict[str, TensorSpec]:
-    """What a worker tells of itself: (time of its last row in ns, that row), seconds by phase; and,
-    as third of the first, whether it is told to stop in the middle of an unroll.
+def progress_specs(name: str) -> dict[str, TensorSpec]:
+    """What a process tells of itself: (time of its last sign of life in ns, row of the unroll) and
+    seconds by phase; and, as third of the first, whether it is told to stop in the middle.
     """
     return {
-        f"worker/{index}/row": TensorSpec((3,), torch.int64),
-        f"worker/{index}/seconds": TensorSpec((len(PHASES),), torch.float64),
+        f"{name}/row": TensorSpec((3,), torch.int64),
+        f"{name}/seconds": TensorSpec((len(PHASES),), torch.float64),
     }
 
 

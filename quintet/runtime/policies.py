@@ -100,6 +100,15 @@ def make_group_actor(make_actor: Callable[[], Actor], num_policies: int) -> Acto
     return PolicyMix([make_actor() for _ in range(num_policies)])
 
 
+def load_all(actor: Actor, publications: Sequence[Publication]) -> None:
+    """Gives a group's actor the weights of every policy."""
+    if isinstance(actor, PolicyMix):
+        for policy, publication in enumerate(publications):
+            actor.load_policy(policy, publication)
+    else:
+        actor.load(publications[0])
+
+
 def _own(state: State, policy: int) -> State:
     start = f"{policy}/"
     return {name[len(start) :]: x for name, x in state.items() if name.startswith(start)}

@@ -11,6 +11,7 @@ from quintet.errors import EnvironmentFault
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor, DataPlan
 from quintet.runtime.policies import PolicyMix
+from quintet.runtime.remote import RemoteActor
 from quintet.runtime.slots import UNDEFINED, WHO_ACTED, Slot
 from quintet.spaces import mask_sizes
 from quintet.types import ACTION_MASK, Publication
@@ -51,7 +52,7 @@ class GroupSampler:
 
     def publish(self, publication: Publication, policy: int = 0) -> None:
         """Takes the weights that `policy` acts by; they change at unroll starts only."""
-        if isinstance(self.actor, PolicyMix):
+        if isinstance(self.actor, PolicyMix | RemoteActor):
             self.actor.load_policy(policy, publication)
             return
         self.actor.load(publication)

@@ -23,7 +23,9 @@ from quintet import child
 from quintet.errors import QuintetError
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.arena import Arena
+from quintet.runtime.mailbox import Mailbox
 from quintet.runtime.messages import (
+    Discarded,
     Failed,
     Fill,
     Full,
@@ -36,6 +38,7 @@ from quintet.runtime.messages import (
 )
 from quintet.runtime.params import Board
 from quintet.runtime.policies import make_group_actor
+from quintet.runtime.remote import RemoteActor, ServerGone, ServerLine
 from quintet.runtime.sampler import GroupSampler, unroll
 from quintet.runtime.seeds import group_seeds
 from quintet.runtime.slots import Slot
@@ -65,8 +68,15 @@ class Worker:
         self.boards = [Board(arena, policy) for policy in range(work.num_policies)]
         self.loaded = [[-1] * work.num_policies for _ in work.places]
         self.restart_at: int | None = None
+        # The server's end has broken the streams; grants from before a restart count no more.
+        self.lost = False
+        line = None
+        if work.line is not None:
+            line = ServerLine(*work.line, work.timeout_s, lambda: self.beat(int(self.row[1])))
         for place in work.places:
             actor = make_group_actor(work.make_actor, work.num_policies)
+            if line is not None:
+                actor = RemoteActor(actor, Mailbox(arena, place.group), line, place.group)
             env = work.make_env(place)
             self.groups.append(GroupSampler(env, actor, work.plan, place.first_stream))
             self.slots.append(
@@ -82,9 +92,13 @@ class Worker:
             if isinstance(message, Stop):
                 return
             if isinstance(message, Restart):
-                self.restart_at = message.iteration
-            elif isinstance(message, Fill):
-                self.fill(message)
+                self.restart_at, self.lost = message.iteration, False
+            elif isinstance(message, Fill) and not self.lost:
+                try:
+                    self.fill(message)
+                except ServerGone:
+                    self.lost = True
+                    self.channel.send(Discarded())
 
     def fill(self, grant: Fill) -> None:
         """One unroll of every group into the granted slots."""

@@ -1,9 +1,9 @@
-"""The sampler processes as their parent sees them: begun, granted slots, watched, replaced."""
+"""The sampler processes, and their inference server: granted slots, watched, replaced."""
 
+import os
 import pickle
-import signal
-import subprocess
-import sys
+import secrets
+import tempfile
 import threading
 import time
 from collections import deque
@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from multiprocessing.connection import Connection, wait
-from socket import socketpair
+from multiprocessing.connection import wait
+from socket import AF_UNIX, socket
 from typing import Any, NamedTuple, final
 
 import cloudpickle
@@ -21,21 +21,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quintet import errors
-from quintet.child import Child
 from quintet.envs.vector import VectorEnv
 from quintet.errors import ConfigError, QuintetError, WorkerFault
 from quintet.observe.timing import PHASES
 from quintet.protocols import Actor, DataPlan
 from quintet.runtime.arena import Arena, prefixed
 from quintet.runtime.batch import Lease, Part
+from quintet.runtime.mailbox import mailbox_specs
 from quintet.runtime.messages import (
-    Failed,
+    Discarded,
     Fill,
     Full,
+    Line,
     Place,
-    Ready,
     Restart,
+    ServerWork,
     Stop,
     Work,
     header_name,
@@ -44,14 +44,36 @@ from quintet.runtime.messages import (
     slot_prefix,
 )
 from quintet.runtime.params import Board, board_specs
+from quintet.runtime.policies import load_all, make_group_actor
+from quintet.runtime.process import STOP_GRACE_S, Kind, Process
+from quintet.runtime.remote import record_specs_of_remote
 from quintet.runtime.slots import RowSpecs, Slot, slot_specs
-from quintet.types import Publication, TensorSpec
+from quintet.types import Publication, Spaces, TensorSpec
 
 _LOOK_EVERY_S = 0.5
-"""How often workers are looked at that say nothing."""
+"""How often processes are looked at that say nothing."""
 
-STOP_GRACE_S = 5.0
-"""Seconds that a worker has for closing its environments."""
+SERVER = -1
+"""In place of a worker's number."""
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """How the inference server serves.
+
+    make_actor: on the device where it computes.
+    exact: one forward for each group, by the weights that it asks for; else groups that wait are
+        served together, up to `batch_max` streams, once there are `batch_min` or the first has
+        waited for `batch_timeout_s`.
+    """
+
+    make_actor: Callable[[], Actor]
+    device: str = "cpu"
+    threads: int = 1
+    exact: bool = False
+    batch_min: int = 1
+    batch_max: int = 512
+    batch_timeout_s: float = 0.1
 
 
 @dataclass(frozen=True)
@@ -62,12 +84,13 @@ class Crew:
     num_slots: of each group.
     timeout_s: how long a worker may take for one row, and beyond 60 s for its start.
     threads: of PyTorch in each worker.
+    server: where actions are computed; None: in the workers.
     say: gets what workers print, and what became of them.
     """
 
     make_env: Callable[[Place], VectorEnv]
     make_actor: Callable[[], Actor]
-    rows: RowSpecs
+    spaces: Spaces
     plan: DataPlan
     seed: int
     places: tuple[Place, ...]
@@ -76,6 +99,7 @@ class Crew:
     timeout_s: float = 60.0
     threads: int = 1
     say: Callable[[str], None] = print
+    server: ServerOptions | None = None
 
 
 class Filled(NamedTuple):
@@ -85,8 +109,14 @@ class Filled(NamedTuple):
     parts: list[Part]
 
 
+class Lost(NamedTuple):
+    """A worker gave up its unroll, as the server ended; its streams must begin anew."""
+
+    worker: int
+
+
 class Died(NamedTuple):
-    """A worker is gone, or as good as; `error` says how."""
+    """A worker, or the SERVER, is gone or as good as; `error` says how."""
 
     worker: int
     error: QuintetError
@@ -100,29 +130,19 @@ class Grant(NamedTuple):
 
 
 @final
-class _Process:
-    """One sampler process."""
+class _Sampler:
+    """One sampler process and what it was granted."""
 
     def __init__(self, index: int, places: tuple[Place, ...]):
         self.index, self.places = index, places
-        self.child: Child | None = None
-        self.channel: Connection
-        self.ready = False
         self.granted: deque[Grant] = deque()
         self.busy_since_s = 0.0
-        self.restarts = 0
-        self.sending = threading.Lock()
+        self.process: Process
 
     @property
-    def name(self) -> str:
+    def what(self) -> str:
         first, last = self.places[0], self.places[-1]
-        streams = f"{first.first_stream} to {last.first_stream + last.num_streams - 1}"
-        pid = "" if self.child is None else f", pid {self.child.pid}"
-        return f"worker {self.index} (streams {streams}{pid})"
-
-    def send(self, message: tuple[Any, ...]) -> None:
-        with self.sending, suppress(OSError):  # it is gone: whoever waits for it will hear
-            self.channel.send(message)
+        return f"streams {first.first_stream} to {last.first_stream + last.num_streams - 1}"
 
 
 @final
@@ -137,7 +157,7 @@ class Workers:
         self,
         crew: Crew,
         publications: Sequence[Publication],
-        on_free: Callable[[int], object] = lambda _: None,
+        on_free: Callable[[int], object] | None = None,
     ):
         """publications: one of each policy, of the shapes that all will have.
 
@@ -147,13 +167,23 @@ class Workers:
         Raises:
             ConfigError: what workers are made of can't be sent, or there is too little memory.
         """
-        self.crew, self.on_free = crew, on_free
+        self.crew = crew
+        self.on_free: Callable[[int], object] = on_free or _ignore
         self.num_policies = len(publications)
-        self.processes = [
-            _Process(index, places)
+        actor = make_group_actor(crew.make_actor, self.num_policies)
+        self.rows = RowSpecs.of(crew.spaces, actor)
+        if crew.server is not None:
+            specs = record_specs_of_remote(actor)
+            self.rows = RowSpecs(crew.spaces, actor.action_spec, specs, actor.state_specs)
+        self.samplers = [
+            _Sampler(index, places)
             for index, places in enumerate(shares(crew.places, crew.num_workers))
         ]
-        self._payloads = [self._payload(process) for process in self.processes]
+        self._listener: socket | None = None
+        line: Line | None = None
+        if crew.server is not None:
+            self._listener, line = _listen(crew)
+        work = [self._work_of(sampler, line) for sampler in self.samplers]
         self._arena = arena = Arena.create(self._specs(publications))
         self.boards = [Board(arena, policy) for policy in range(self.num_policies)]
         self._slots: dict[tuple[int, int], Slot] = {}
@@ -162,55 +192,103 @@ class Workers:
         for place in crew.places:
             self._free[place.group] = deque(range(crew.num_slots))
             for k in range(crew.num_slots):
-                self._slots[place.group, k] = open_slot(arena, crew.rows, crew.plan, place, k)
+                self._slots[place.group, k] = open_slot(arena, self.rows, crew.plan, place, k)
                 self._headers[place.group, k] = arena.tensor(header_name(place.group, k)).numpy()
-        self._rows = [arena.tensor(f"worker/{p.index}/row").numpy() for p in self.processes]
-        self._seconds = [arena.tensor(f"worker/{p.index}/seconds").numpy() for p in self.processes]
-        self._reported = [np.zeros(len(PHASES)) for _ in self.processes]
+        for sampler, pickled in zip(self.samplers, work, strict=True):
+            name = f"worker/{sampler.index}"
+            kind = Kind(
+                f"worker {sampler.index}", sampler.what, "quintet.runtime.worker", pickled,
+                crew.threads,
+            )  # fmt: skip
+            sampler.process = self._process(kind, name)
+        self.server = self._server(line) if line is not None else None
+        self._seconds = {
+            name: arena.tensor(f"{name}/seconds").numpy() for name in self._process_names()
+        }
+        self._reported = {name: np.zeros(len(PHASES)) for name in self._seconds}
         self._generation = 0
         self._started = False
         self._looked_at_s = 0.0
         self._lock = threading.RLock()
 
+    def _process_names(self) -> list[str]:
+        names = [f"worker/{sampler.index}" for sampler in self.samplers]
+        return names if self.crew.server is None else [*names, "server"]
+
+    def _process(self, kind: Kind, name: str) -> Process:
+        row = self._arena.tensor(f"{name}/row").numpy()
+        return Process(kind, self._arena, row, self.crew.say, self.crew.timeout_s)
+
     def _specs(self, publications: Sequence[Publication]) -> dict[str, TensorSpec]:
         crew = self.crew
         specs: dict[str, TensorSpec] = {}
         for place in crew.places:
-            of_slot = slot_specs(crew.rows, crew.plan, place.num_streams)
+            of_slot = slot_specs(self.rows, crew.plan, place.num_streams)
             for k in range(crew.num_slots):
                 specs[header_name(place.group, k)] = TensorSpec((2,), torch.int64)
                 specs |= prefixed(slot_prefix(place.group, k), of_slot)
         for policy, publication in enumerate(publications):
             specs |= board_specs(policy, publication)
-        for process in self.processes:
-            specs |= progress_specs(process.index)
+        for name in self._process_names():
+            specs |= progress_specs(name)
+        if crew.server is not None:
+            specs["server/served"] = TensorSpec((2,), torch.float64)
+            actor = make_group_actor(crew.make_actor, self.num_policies)
+            load_all(actor, publications)
+            for place in crew.places:
+                specs |= mailbox_specs(self.rows, actor, place)
         return specs
 
-    def _payload(self, process: _Process) -> bytes:
+    def _work_of(self, sampler: _Sampler, line: Line | None) -> bytes:
         crew = self.crew
-        work = Work(
-            index=process.index,
-            places=process.places,
-            make_env=crew.make_env,
-            make_actor=crew.make_actor,
-            num_policies=self.num_policies,
-            rows=crew.rows,
-            plan=crew.plan,
-            seed=crew.seed,
-            num_slots=crew.num_slots,
-            threads=crew.threads,
+        return _pickled(
+            Work(
+                index=sampler.index,
+                places=sampler.places,
+                make_env=crew.make_env,
+                make_actor=crew.make_actor,
+                num_policies=self.num_policies,
+                rows=self.rows,
+                plan=crew.plan,
+                seed=crew.seed,
+                num_slots=crew.num_slots,
+                threads=crew.threads,
+                timeout_s=crew.timeout_s,
+                line=line,
+            )
         )
-        try:
-            return bytes(cloudpickle.dumps(work))
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
-            raise ConfigError(
-                "worker processes require an environment that can be sent to them, this one can't "
-                f"be ({error}); give its id or a function that makes it, or use --runtime.kind "
-                "serial"
-            ) from error
+
+    def _server(self, line: Line) -> Process:
+        crew, listener = self.crew, self._listener
+        options = crew.server
+        assert options is not None
+        assert listener is not None
+        work = ServerWork(
+            places=crew.places,
+            make_actor=options.make_actor,
+            num_policies=self.num_policies,
+            token=line.token,
+            device=options.device,
+            threads=options.threads,
+            exact=options.exact,
+            batch_min=options.batch_min,
+            batch_max=options.batch_max,
+            batch_timeout_s=options.batch_timeout_s,
+        )
+        module = "quintet.runtime.server"
+        kind = Kind(
+            "inference server", options.device, module, _pickled(work), options.threads,
+            [listener.fileno()],
+        )  # fmt: skip
+        return self._process(kind, "server")
+
+    @property
+    def _processes(self) -> list[Process]:
+        found = [sampler.process for sampler in self.samplers]
+        return found if self.server is None else [*found, self.server]
 
     def start(self) -> None:
-        """Starts all processes, if there are none, and waits until their environments are made.
+        """Starts all processes, if there are none, and waits until they are ready.
 
         Raises:
             QuintetError: one of them failed, or took too long.
@@ -218,58 +296,21 @@ class Workers:
         if self._started:
             return
         self._started = True
-        for process in self.processes:
-            self._launch(process)
-        for process in self.processes:
-            self._await_ready(process)
+        for process in self._processes:
+            process.launch()
+        for process in self._processes:
+            process.await_ready()
 
     def replace(self, index: int) -> None:
-        """A new process in place of one that died; the slots that it was granted are free again.
+        """A new process in place of a worker, or the SERVER, that died.
 
         Raises:
             QuintetError: it failed, or took too long.
         """
-        process = self.processes[index]
-        process.restarts += 1
-        self._launch(process)
-        self._await_ready(process)
-
-    def _launch(self, process: _Process) -> None:
-        ours, theirs = socketpair()
-        process.channel = Connection(ours.detach())
-        process.ready = False
-        say, name = self.crew.say, f"worker {process.index}"
-        try:
-            process.child = Child(
-                "quintet.runtime.worker",
-                lambda line: say(f"[{name}] {line}"),
-                [self._arena.file, theirs.fileno()],
-                # Threads that wait for each other must not burn the cores that others want.
-                {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(self.crew.threads)},
-            )
-        finally:
-            theirs.close()
-        given = {
-            "path": sys.path,
-            "specs": self._arena.specs,
-            "work": self._payloads[process.index],
-        }
-        process.child.give(pickle.dumps(given))
-
-    def _await_ready(self, process: _Process) -> None:
-        allowed_s = 60.0 + self.crew.timeout_s
-        deadline = time.monotonic() + allowed_s
-        while not process.ready:
-            left = deadline - time.monotonic()
-            if left <= 0 or not process.channel.poll(left):
-                self._end(process)
-                raise WorkerFault(
-                    f"{process.name} must make its environments within {allowed_s:.0f} s, it has "
-                    "not; raise runtime.worker_timeout_s if they take so long"
-                )
-            event = self._hear(process)
-            if isinstance(event, Died):
-                raise event.error
+        process = self.server if index == SERVER else self.samplers[index].process
+        assert process is not None
+        process.launch()
+        process.await_ready()
 
     def publish(self, publication: Publication, policy: int) -> None:
         """Puts weights where every worker finds them."""
@@ -277,166 +318,199 @@ class Workers:
 
     def restart(self, index: int, iteration: int) -> None:
         """The next grant of a worker begins its streams anew."""
-        self.processes[index].send(Restart(iteration))
+        self.samplers[index].process.send(Restart(iteration))
 
     def grant(self, index: int, versions: tuple[int, ...] | None) -> bool:
         """Has a worker fill one free slot of each of its groups; False if there are none.
 
         versions: of the weights to act by, by policy; None: the newest when it begins.
         """
-        process = self.processes[index]
+        sampler = self.samplers[index]
         with self._lock:
-            free = [self._free[place.group] for place in process.places]
-            if not all(free) or not process.ready:
+            free = [self._free[place.group] for place in sampler.places]
+            if not all(free) or not sampler.process.ready:
                 return False
             slots = tuple(mine.popleft() for mine in free)
             self._generation += 1
-            for place, k in zip(process.places, slots, strict=True):
+            for place, k in zip(sampler.places, slots, strict=True):
                 self._headers[place.group, k][:] = self._generation, 0
-            if not process.granted:
-                process.busy_since_s = time.monotonic()
-            process.granted.append(Grant(slots, self._generation))
-            process.send(Fill(slots, self._generation, versions))
+            if not sampler.granted:
+                sampler.busy_since_s = time.monotonic()
+            sampler.granted.append(Grant(slots, self._generation))
+            sampler.process.send(Fill(slots, self._generation, versions))
         return True
 
-    def events(self, timeout_s: float) -> list[Filled | Died]:
+    def events(self, timeout_s: float) -> list[Filled | Lost | Died]:
         """What has happened, oldest first; waits for something as long as `timeout_s`.
 
-        Whoever is told that a worker died must `replace` it or `close` all.
+        Whoever is told that a process died must `replace` it or `close` all.
         """
-        channels: dict[Any, _Process] = {p.channel: p for p in self.processes if p.ready}
+        channels: dict[Any, int] = {
+            sampler.process.channel: sampler.index
+            for sampler in self.samplers
+            if sampler.process.ready
+        }
+        if self.server is not None and self.server.ready:
+            channels[self.server.channel] = SERVER
         heard = [self._hear(channels[channel]) for channel in wait(list(channels), timeout_s)]
-        return [*(event for event in heard if event is not None), *self._silent()]
+        return [*heard, *self._silent()]
 
-    def _hear(self, process: _Process) -> Filled | Died | None:
-        try:
-            message = process.channel.recv()
-        except (EOFError, OSError):
-            return self._died(process, WorkerFault(self._obituary(process)))
-        if isinstance(message, Ready):
-            process.ready = True
-            return None
-        if isinstance(message, Failed):
-            return self._died(process, _error_of(message, process.name))
+    def _hear(self, index: int) -> Filled | Lost | Died:
+        if index == SERVER:
+            assert self.server is not None
+            error = self.server.hear()
+            assert isinstance(error, QuintetError)  # it says nothing else
+            return Died(SERVER, error)
+        sampler = self.samplers[index]
+        message = sampler.process.hear()
+        if isinstance(message, QuintetError):
+            self._take_back(sampler)
+            return Died(index, message)
+        if isinstance(message, Discarded):
+            self._take_back(sampler)
+            return Lost(index)
         assert isinstance(message, Full)
-        return self._filled(process, message.slots)
+        return self._filled(sampler, message.slots)
 
-    def _filled(self, process: _Process, slots: tuple[int, ...]) -> Filled | Died:
-        grant = process.granted.popleft()
-        process.busy_since_s = time.monotonic()
+    def _filled(self, sampler: _Sampler, slots: tuple[int, ...]) -> Filled | Died:
+        grant = sampler.granted[0]
         steps = self.crew.plan.unroll_steps
         parts = []
-        for place, k in zip(process.places, slots, strict=True):
+        for place, k in zip(sampler.places, slots, strict=True):
             generation, rows = self._headers[place.group, k].tolist()
             if (slots, generation, rows) != (grant.slots, grant.generation, steps):
-                process.granted.appendleft(grant)
                 fault = (
-                    f"{process.name} must give slots {grant.slots} of grant {grant.generation} "
-                    f"with {steps} rows, it gave {slots} of grant {generation} with {rows}"
+                    f"{sampler.process.name} must give slots {grant.slots} of grant "
+                    f"{grant.generation} with {steps} rows, it gave {slots} of grant {generation} "
+                    f"with {rows}"
                 )
-                return self._died(process, WorkerFault(fault))
+                self._take_back(sampler)
+                return Died(sampler.index, sampler.process.failed(WorkerFault(fault)))
             slot = self._slots[place.group, k]
-            lease = Lease(partial(self._freed, process.index, place.group, k))
+            lease = Lease(partial(self._freed, sampler.index, place.group, k))
             parts.append(Part(slot.rollout(), slot.episodes(), lease))
-        return Filled(process.index, parts)
+        with self._lock:
+            sampler.granted.popleft()
+            sampler.busy_since_s = time.monotonic()
+        return Filled(sampler.index, parts)
 
     def _freed(self, index: int, group: int, slot: int) -> None:
         with self._lock:
             self._free[group].append(slot)
         self.on_free(index)
 
-    def _silent(self) -> list[Filled | Died]:
-        """Workers that have a grant and have done no row for too long."""
-        found: list[Filled | Died] = []
-        now = time.monotonic()
-        if now - self._looked_at_s < min(_LOOK_EVERY_S, self.crew.timeout_s / 4):
+    def _take_back(self, sampler: _Sampler) -> None:
+        """What a worker was granted and has not filled is free again."""
+        with self._lock:
+            while sampler.granted:
+                grant = sampler.granted.popleft()
+                for place, k in zip(sampler.places, grant.slots, strict=True):
+                    self._free[place.group].append(k)
+
+    def _silent(self) -> list[Died]:
+        """Processes that have something to do and have shown no sign of life for too long."""
+        found: list[Died] = []
+        now, allowed_s = time.monotonic(), self.crew.timeout_s
+        if now - self._looked_at_s < min(_LOOK_EVERY_S, allowed_s / 4):
             return found
         self._looked_at_s = now
-        for process in self.processes:
-            # What waits to be heard may be old, where this process was stopped itself.
-            if not process.ready or not process.granted or process.channel.poll():
-                continue
-            at_ns, row, _ = self._rows[process.index].tolist()
-            silent_s = now - max(at_ns / 1e9, process.busy_since_s)
-            if silent_s > self.crew.timeout_s:
+        for sampler in self.samplers:
+            process = sampler.process
+            silent_s = process.silent_s(sampler.busy_since_s) if sampler.granted else 0.0
+            if silent_s > allowed_s:
                 slots = ", ".join(
                     f"{k} of group {place.group}"
-                    for place, k in zip(process.places, process.granted[0].slots, strict=True)
+                    for place, k in zip(sampler.places, sampler.granted[0].slots, strict=True)
                 )
                 fault = (
-                    f"{process.name} must do a row within {self.crew.timeout_s:g} s, it has been "
-                    f"silent for {silent_s:.0f} s at row {row} of slot {slots}: an environment "
-                    "hangs, or the process was stopped; raise runtime.worker_timeout_s if a step "
-                    "may take so long"
+                    f"{process.name} must do a row within {allowed_s:g} s, it has been silent "
+                    f"for {silent_s:.0f} s at row {int(process.row[1])} of slot {slots}: an "
+                    "environment hangs, or the process was stopped; raise "
+                    "runtime.worker_timeout_s if a step may take so long"
                 )
-                found.append(self._died(process, WorkerFault(fault)))
+                self._take_back(sampler)
+                found.append(Died(sampler.index, process.failed(WorkerFault(fault))))
+        if self.server is not None:
+            silent_s = self.server.silent_s(0.0)
+            if silent_s > allowed_s:
+                fault = (
+                    f"{self.server.name} must serve within {allowed_s:g} s, it has been silent "
+                    f"for {silent_s:.0f} s; raise runtime.worker_timeout_s if a forward may take "
+                    "so long"
+                )
+                found.append(Died(SERVER, self.server.failed(WorkerFault(fault))))
         return found
 
-    def _died(self, process: _Process, error: QuintetError) -> Died:
-        """Ends what is left of a process; its slots are free again."""
-        self._end(process)
-        with self._lock:
-            while process.granted:
-                grant = process.granted.popleft()
-                for place, k in zip(process.places, grant.slots, strict=True):
-                    self._free[place.group].append(k)
-        return Died(process.index, error)
-
-    def _obituary(self, process: _Process) -> str:
-        """How a process ended that left no message."""
-        assert process.child is not None
-        with suppress(subprocess.TimeoutExpired):
-            process.child.wait(STOP_GRACE_S)
-        status = process.child.status
-        if status is not None and status < 0:
-            how = f"was ended by {signal.Signals(-status).name}"
-            how += " (was there enough memory?)" if -status == signal.SIGKILL else ""
-        else:
-            how = f"ended with status {status}"
-        row = int(self._rows[process.index][1])
-        return f"{process.name} {how} at row {row} of an unroll; what it printed stands above"
-
-    def _end(self, process: _Process) -> None:
-        """Kills a process, if it is there, and closes its channel."""
-        process.ready = False
-        if process.child is not None:
-            process.child.kill()
-            process.child.wait()
-            process.channel.close()
-            process.child = None
-
     def report(self) -> dict[str, float]:
-        """Shares of every worker's time since the last report, ``worker/INDEX/PHASE_frac``."""
+        """Shares of every process's time since the last report, ``worker/INDEX/PHASE_frac`` and
+        ``server/PHASE_frac``, and how many streams the server acts on at once.
+        """
         found: dict[str, float] = {}
-        for process, now, before in zip(self.processes, self._seconds, self._reported, strict=True):
-            passed = now - before
+        for name, now in self._seconds.items():
+            passed = now - self._reported[name]
             if (passed < 0).any():  # it was replaced
                 passed = now.copy()
+            self._reported[name] = now.copy()
             whole = passed.sum()
-            before[:] = now
             if whole > 0:
                 by_phase = zip(PHASES, (passed / whole).tolist(), strict=True)
-                name = f"worker/{process.index}"
                 found |= {f"{name}/{phase}_frac": share for phase, share in by_phase if share > 0}
+        if self.server is not None:
+            forwards, streams = self._arena.tensor("server/served").tolist()
+            if forwards:
+                found["server/batch_mean"] = streams / forwards
         return found
 
     def close(self) -> None:
         """Ends all processes; those that do not close their environments soon are killed."""
-        living = [process for process in self.processes if process.child is not None]
-        for process in living:
-            self._rows[process.index][2] = 1  # in the middle of an unroll, which nobody waits for
-            process.send(Stop())
+        self.on_free = _ignore
+        for process in self._processes:
+            if process.child is not None:
+                process.row[2] = 1  # in the middle of an unroll, which nobody waits for
+                process.send(Stop())
         deadline = time.monotonic() + STOP_GRACE_S
-        for process in living:
-            assert process.child is not None
-            with suppress(subprocess.TimeoutExpired):
-                process.child.wait(max(0.0, deadline - time.monotonic()))
-            self._end(process)
+        for process in self._processes:
+            process.end(max(0.01, deadline - time.monotonic()))
+        if self._listener is not None:
+            place = self._listener.getsockname()
+            self._listener.close()
+            if isinstance(place, str) and place:  # on Linux it has no name in the file system
+                with suppress(OSError):
+                    os.unlink(place)
         self._arena.close()
         # Its memory goes with the last view of it.
-        for views in (self._slots, self._headers, self.boards, self._rows, self._seconds):
-            views.clear()
-        del self._arena
+        self._slots.clear()
+        self._headers.clear()
+        self.boards.clear()
+        self._seconds.clear()
+        self.samplers.clear()
+        del self.server, self._arena
+
+
+def _ignore(worker: int) -> None:
+    """What there is to do when a slot is free again, for who grants them when he likes."""
+
+
+def _pickled(work: Work | ServerWork) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(work))
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            "worker processes require an environment that can be sent to them, this one can't "
+            f"be ({error}); give its id or a function that makes it, or use --runtime.kind serial"
+        ) from error
+
+
+def _listen(crew: Crew) -> tuple[socket, Line]:
+    """Where workers find the server, whichever process that is at the time."""
+    name = f"quintet-{secrets.token_hex(8)}"
+    listener = socket(AF_UNIX)
+    # A name that begins with 0 is in no file system (Linux).
+    abstract = hasattr(os, "memfd_create")
+    address = f"\0{name}" if abstract else os.path.join(tempfile.gettempdir(), name)
+    listener.bind(address)
+    listener.listen(crew.num_workers)
+    return listener, Line(address, secrets.token_bytes(16))
 
 
 def shares(places: Sequence[Place], num_workers: int) -> list[tuple[Place, ...]]:
@@ -444,11 +518,3 @@ def shares(places: Sequence[Place], num_workers: int) -> list[tuple[Place, ...]]
     count = len(places)
     ends = [count * k // num_workers for k in range(num_workers + 1)]
     return [tuple(places[a:b]) for a, b in pairwise(ends)]
-
-
-def _error_of(message: Failed, name: str) -> QuintetError:
-    """What a worker could not go on for, as the same kind of error where it is one of ours."""
-    kind = getattr(errors, message.kind, None)
-    if isinstance(kind, type) and issubclass(kind, QuintetError):
-        return kind(message.text)
-    return WorkerFault(f"{name} failed: {message.text}")

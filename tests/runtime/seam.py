@@ -30,7 +30,7 @@ from quintet.runtime.replay import Replay
 from quintet.runtime.seeds import environment_seeds
 from quintet.runtime.serial import SerialSampling
 from quintet.runtime.slots import RowSpecs
-from quintet.runtime.workers import Crew, Workers
+from quintet.runtime.workers import Crew, ServerOptions, Workers
 from quintet.types import (
     ACTION_MASK,
     ActOutput,
@@ -313,10 +313,16 @@ def make_sampling(
     if kind == "serial":
         envs = [make_group(place) for place in places]
         return SerialSampling(envs, SeamActor, plan, SEED, PhaseTimer(), len(learners))
-    kind, lag, num_workers = re.fullmatch(r"(lockstep|async)(\d?)x(\d)", kind).groups()
+    kind, lag, num_workers, served = re.fullmatch(
+        r"(lockstep|async)(\d?)x(\d)(server)?", kind
+    ).groups()
     streams = world.groups * world.group_size
     slots = 1 + int(lag) if lag else 2 + plan.columns_per_batch // streams
-    crew = Crew(make_group, SeamActor, rows, plan, SEED, places, int(num_workers), slots)
+    options = ServerOptions(SeamActor, exact=bool(lag)) if served else None
+    crew = Crew(
+        make_group, SeamActor, rows.spaces, plan, SEED, places, int(num_workers), slots,
+        server=options,
+    )  # fmt: skip
     workers = Workers(crew, [learner.publication() for learner in learners])
     if kind == "lockstep":
         return LockstepSampling(workers, PhaseTimer(), int(lag))

@@ -1,0 +1,167 @@
+"""One process of the runtime as its parent sees it: begun, heard, watched, ended."""
+
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from socket import socketpair
+from typing import Any, final
+
+from numpy.typing import NDArray
+
+from quintet import errors
+from quintet.child import Child
+from quintet.errors import QuintetError, WorkerFault
+from quintet.runtime.arena import Arena
+from quintet.runtime.messages import Failed, Ready
+
+STOP_GRACE_S = 5.0
+"""Seconds that a process has for closing its environments."""
+
+_START_S = 60.0
+"""Seconds that a process has for importing what it needs, beyond what it may take for a row."""
+
+
+@final
+@dataclass(frozen=True)
+class Kind:
+    """What a process is and what it is given.
+
+    name: for messages: worker 0; what: of the run it has, for messages.
+    files: descriptors that it finds behind the arena's and the channel's.
+    """
+
+    name: str
+    what: str
+    module: str
+    work: bytes
+    threads: int
+    files: Sequence[int] = ()
+
+
+@final
+class Process:
+    """A process that talks to us through a channel and shares our arena."""
+
+    def __init__(
+        self, kind: Kind, arena: Arena, row: NDArray[Any], say: Callable[[str], None],
+        timeout_s: float,
+    ):  # fmt: skip
+        """row: (time of its last sign of life in ns, row of the unroll, told to stop).
+
+        say: gets what it prints.
+        """
+        self.kind, self.arena, self.row, self.say = kind, arena, row, say
+        self.timeout_s = timeout_s
+        self.child: Child | None = None
+        self.channel: Connection
+        self.ready = False
+        self._sending = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        pid = "" if self.child is None else f", pid {self.child.pid}"
+        return f"{self.kind.name} ({self.kind.what}{pid})"
+
+    def launch(self) -> None:
+        """Begins the process; `await_ready` waits until it can be used."""
+        ours, theirs = socketpair()
+        self.channel, self.ready = Connection(ours.detach()), False
+        say, name, kind = self.say, self.kind.name, self.kind
+        try:
+            self.child = Child(
+                kind.module,
+                lambda line: say(f"[{name}] {line}"),
+                [self.arena.file, theirs.fileno(), *kind.files],
+                # Threads that wait for each other must not burn the cores that others want.
+                {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(kind.threads)},
+            )
+        finally:
+            theirs.close()
+        given = {"path": sys.path, "specs": self.arena.specs, "work": kind.work}
+        self.child.give(pickle.dumps(given))
+
+    def await_ready(self) -> None:
+        """Waits for the first message.
+
+        Raises:
+            QuintetError: it failed, or took too long; it is ended then.
+        """
+        allowed_s = _START_S + self.timeout_s
+        if not self.channel.poll(allowed_s):
+            self.end()
+            raise WorkerFault(
+                f"{self.name} must be ready within {allowed_s:.0f} s, it is not; raise "
+                "runtime.worker_timeout_s if environments take so long to make"
+            )
+        message = self.hear()
+        if isinstance(message, QuintetError):
+            raise message
+        assert isinstance(message, Ready)
+        self.ready = True
+
+    def send(self, message: tuple[Any, ...]) -> None:
+        with self._sending, suppress(OSError):  # it is gone: whoever waits for it will hear
+            self.channel.send(message)
+
+    def hear(self) -> Any:
+        """The next message; an error where there can be no other, after which it is ended."""
+        try:
+            message = self.channel.recv()
+        except (EOFError, OSError):
+            return self.failed(WorkerFault(self._obituary()))
+        if isinstance(message, Failed):
+            return self.failed(_error_of(message, self.name))
+        return message
+
+    def failed(self, error: QuintetError) -> QuintetError:
+        """Ends what is left of it; gives the error."""
+        self.end()
+        return error
+
+    def silent_s(self, since_s: float) -> float:
+        """Seconds since its last sign of life, or since then; 0 while it has something to say."""
+        # What waits to be heard may be old, where this process was stopped itself.
+        if not self.ready or self.channel.poll():
+            return 0.0
+        return time.monotonic() - max(int(self.row[0]) / 1e9, since_s)
+
+    def _obituary(self) -> str:
+        """How it ended, leaving no message."""
+        assert self.child is not None
+        with suppress(subprocess.TimeoutExpired):
+            self.child.wait(STOP_GRACE_S)
+        status = self.child.status
+        if status is not None and status < 0:
+            how = f"was ended by {signal.Signals(-status).name}"
+            how += " (was there enough memory?)" if -status == signal.SIGKILL else ""
+        else:
+            how = f"ended with status {status}"
+        return f"{self.name} {how} at row {int(self.row[1])} of an unroll; what it printed is above"
+
+    def end(self, grace_s: float = 0.0) -> None:
+        """Kills it, unless it ends by itself in time, and closes its channel."""
+        self.ready = False
+        if self.child is None:
+            return
+        with suppress(subprocess.TimeoutExpired):
+            if grace_s > 0:
+                self.child.wait(grace_s)
+        self.child.kill()
+        self.child.wait()
+        self.channel.close()
+        self.child = None
+
+
+def _error_of(message: Failed, name: str) -> QuintetError:
+    """What a process could not go on for, as the same kind of error where it is one of ours."""
+    kind = getattr(errors, message.kind, None)
+    if isinstance(kind, type) and issubclass(kind, QuintetError):
+        return kind(message.text)
+    return WorkerFault(f"{name} failed: {message.text}")
