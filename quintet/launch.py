@@ -25,7 +25,7 @@ from quintet.envs.make import group_size, make_group_env
 from quintet.envs.vector import VectorEnv
 from quintet.errors import ConfigError
 from quintet.lock import RunLock
-from quintet.models.build import resolve_model, uses_pictures
+from quintet.models.config import resolve_model, uses_pictures
 from quintet.models.precision import fast_bf16
 from quintet.observe.progress import QuietStream
 from quintet.policy import Policy

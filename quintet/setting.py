@@ -16,7 +16,7 @@ from quintet.envs.given import EnvSource
 from quintet.envs.ids import envpool_id
 from quintet.envs.make import group_size, source_kind
 from quintet.envs.vector import EnvDescription
-from quintet.models.build import ModelConfig, uses_pictures
+from quintet.models.config import ModelConfig, uses_pictures
 from quintet.observe.limits import Setting
 from quintet.protocols import DataPlan
 from quintet.types import Spaces

@@ -20,7 +20,7 @@ from quintet.envs.given import GivenEnv, settle
 from quintet.envs.make import group_size, make_group_env
 from quintet.envs.toy import EndlessPay
 from quintet.launch import resolve
-from quintet.models.build import resolve_model
+from quintet.models.config import resolve_model
 from quintet.observe.limits import Setting
 from quintet.protocols import DataPlan
 from quintet.types import Spaces

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from quintet.algorithms import minibatches
 from quintet.errors import IdleOptions
-from quintet.models.build import ModelConfig
+from quintet.models.config import ModelConfig
 
 
 @final

@@ -12,7 +12,7 @@ from quintet.algorithms.ppo import PPOActor, PPOLearner, Rows
 from quintet.algorithms.ppo_config import PPOConfig
 from quintet.algorithms.setup import Compute, Setup
 from quintet.envs.make import MakeEnv, make_vector_env
-from quintet.models.build import ModelConfig, resolve_model
+from quintet.models.config import ModelConfig, resolve_model
 from quintet.models.heads import action_family
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.batch import select

@@ -14,7 +14,8 @@ import quintet
 from quintet.algorithms import registry
 from quintet.algorithms.setup import Compute, Setup
 from quintet.errors import NonFiniteError
-from quintet.models.build import ActorCritic, ModelConfig
+from quintet.models.build import ActorCritic
+from quintet.models.config import ModelConfig
 from quintet.models.flat import flatten_in_place, strip_prefix
 from quintet.models.heads import action_family
 from quintet.ops import adam, reduce, returns, value_losses

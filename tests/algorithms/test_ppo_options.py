@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from quintet.algorithms.ppo_config import PPOConfig
 from quintet.errors import NonFiniteError
-from quintet.models.build import ModelConfig
+from quintet.models.config import ModelConfig
 from quintet.types import Spaces
 
 BASE: dict[str, Any] = {"unroll_steps": 16, "minibatch_steps": 16, "num_epochs": 2}

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from quintet.algorithms.ppo_config import PPOConfig, check, planned_updates
 from quintet.config.load import Layer, compose
 from quintet.errors import ConfigError
-from quintet.models.build import ModelConfig
+from quintet.models.config import ModelConfig
 
 RULES = {
     annotated_types.Ge: ("greater than or equal to", "ge", -1),
