@@ -10,6 +10,7 @@ from quintet.models.config import ModelConfig, encoded_leaves
 from quintet.models.cores import Core, draw_weights
 from quintet.models.custom import CustomEncoder
 from quintet.models.encoders import SMALLEST, Cnn, Mlp
+from quintet.models.film_grid import FilmGrid
 from quintet.models.flat import strip_prefix
 from quintet.models.heads import PolicyHead
 from quintet.models.precision import Precision, autocast, cast_weights
@@ -49,7 +50,7 @@ def _encoder(
     config: ModelConfig,
     hidden: tuple[int, ...] | None,
     generator: torch.Generator | None,
-) -> Mlp | Cnn | CustomEncoder:
+) -> Mlp | Cnn | FilmGrid | CustomEncoder:
     leaves = encoded_leaves(spaces)
     if config.custom:
         return CustomEncoder(config.encoder, config.encoder_kwargs, leaves, generator)
@@ -57,6 +58,8 @@ def _encoder(
     assert config.activation is not None
     if config.encoder in SMALLEST:
         return Cnn(config.encoder, leaves, hidden, config.layer_norm)
+    if config.encoder == "film_grid":
+        return FilmGrid(leaves, hidden, config)
     return Mlp(leaves, hidden, config.activation, config.layer_norm)
 
 
@@ -146,7 +149,7 @@ class ActorCritic(nn.Module):
     def freeze_precision(self) -> None:
         """Readies a network that only acts: encoders of ours hold weights as they use them."""
         for encoder in (self.encoder, self.value_encoder):
-            if isinstance(encoder, Mlp | Cnn):
+            if isinstance(encoder, Mlp | Cnn | FilmGrid):
                 cast_weights(encoder, self.precision)
 
     @property
@@ -209,8 +212,9 @@ def initialize(network: ActorCritic, kind: str, generator: torch.Generator) -> N
 
     orthogonal: gain sqrt 2, 0.01 for the policy head, 1 for the value head (Andrychowicz et al.,
     arXiv 2006.05990).  truncated_normal: variance 2 over fan-in, cut at two standard deviations,
-    0.1 over fan-in for the policy head (TF-Agents).  Cores are drawn last, see
-    `cores.draw_weights`; an encoder of the user's own has drawn its weights already.
+    0.1 over fan-in for the policy head (TF-Agents).  Some weights of `FilmGrid` are set otherwise,
+    see there.  Cores are drawn last, see `cores.draw_weights`; an encoder of the user's own has
+    drawn its weights already.
     """
     for name, parameter in sorted(network.named_parameters()):
         module = name.split(".")[0]
@@ -227,6 +231,9 @@ def initialize(network: ActorCritic, kind: str, generator: torch.Generator) -> N
             # 0.8796 is the standard deviation of a unit normal cut at +-2.
             std = (scale / fan_in) ** 0.5 / 0.87962566103423978
             nn.init.trunc_normal_(parameter, 0.0, std, -2 * std, 2 * std, generator=generator)
+    for encoder in (network.encoder, network.value_encoder):
+        if isinstance(encoder, FilmGrid):
+            encoder.draw_weights(generator)
     for core in (network.core, network.value_core):
         if core is not None:
             draw_weights(core, generator)
