@@ -100,7 +100,7 @@ class FilmBlock(nn.Module):
             film = functional.embedding(which, film)
         scale, shift, *read = film.to(seen.dtype)[:, :, None, None].split(seen.shape[1], 1)
         # In place where autograd keeps no value: memory is what this costs.
-        y = x + (seen * (1 + scale)).add_(shift).relu_()
+        y: Tensor = x + (seen * (1 + scale)).add_(shift).relu_()
         if self.gain is not None and self.offset is not None:
             y = y + (self.offset(x) + (1 + self.gain(x)) * read[0]).relu_()
         return y

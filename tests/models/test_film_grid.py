@@ -434,12 +434,16 @@ def test_in_bfloat16_acting_and_learning_agree_to_the_bit():
         learns.precision = acts.precision = "bf16"
         acts.freeze_precision()
         acts.load_state_dict(learns.state_dict())
+        assert acts.encoder.blocks[0].conv.weight.dtype == torch.bfloat16
+        given: list[torch.dtype] = []
+        learns.encoder.blocks[1].register_forward_pre_hook(lambda _, x: given.append(x[0].dtype))
         obs = observe()
         with torch.inference_mode():
             ours, theirs = outputs(learns, obs), outputs(acts, obs)
         assert ours.dtype == torch.float32
         # The actor holds bfloat16, so its weights are the learner's, rounded once.
         assert torch.equal(ours, theirs)
+        assert given == [torch.bfloat16]
         exact = stirred(options)
         assert not torch.equal(ours, outputs(exact, obs))
         torch.testing.assert_close(ours, outputs(exact, obs), rtol=0.1, atol=0.2)
