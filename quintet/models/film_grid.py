@@ -153,12 +153,11 @@ class FilmGrid(nn.Module):
             EnvironmentFault: an id is not MiniGrid's.
         """
         check_ids(obs["image"], obs["direction"])
-        cells = self._embed(obs["image"])
+        x = self._embed(obs["image"]).permute(0, 3, 1, 2)
         text = which = None
         if self.text is not None:
-            text, which = self.text(obs["mission"], cells.flatten(1, 2))
-        # Where convolutions are in bfloat16, so is all between them.
-        x = cells.permute(0, 3, 1, 2).to(_conv_dtype(cells.device))
+            text, which = self.text(obs["mission"], _over_grid(x))
+        x = x.to(_conv_dtype(x.device))  # where convolutions are in bfloat16, so is all between
         for block in self.blocks:
             x = block(x, text, which)
         parts = [_over_grid(x), self.directions(obs["direction"].int())]
@@ -204,7 +203,8 @@ def _conv_dtype(device: torch.device) -> torch.dtype:
 
 
 def _over_grid(x: Tensor) -> Tensor:
-    """Maximum of each channel ``[N, C]``, float32.  Of equal cells the first has the gradient,
-    which takes half the time of dividing it.
+    """Maximum of each channel ``[N, C]``, float32, from ``[N, C, H, W]``.
+
+    Of equal cells one has the gradient.  A fifth of the time that `amax` or `max` take.
     """
-    return x.permute(0, 2, 3, 1).flatten(1, 2).max(1).values.float()
+    return functional.adaptive_max_pool2d(x, 1).flatten(1).float()

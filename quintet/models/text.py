@@ -132,8 +132,8 @@ class TextEncoder(nn.Module):
 
     weights: Tensor
 
-    def __init__(self, length: int, config: ModelConfig, cell_size: int):
-        """length: bytes of a text; cell_size: numbers of a cell."""
+    def __init__(self, length: int, config: ModelConfig, query_size: int):
+        """length: bytes of a text; query_size: numbers of what makes a query."""
         super().__init__()
         size = config.text_hidden
         self.tokens: ByteTokens | WordTokens = (
@@ -143,16 +143,16 @@ class TextEncoder(nn.Module):
         )
         self.embedding = nn.Embedding(self.tokens.size, config.text_embedding, padding_idx=0)
         self.gru = Core("gru", config.text_embedding, size, 1)
-        self.query = nn.Linear(cell_size, size) if config.text_pooling == "attention" else None
+        self.query = nn.Linear(query_size, size) if config.text_pooling == "attention" else None
         self.deduplicate, self.feature_size = config.deduplicate_text, size
         odd = torch.randint(2**62, (-(-length // 8),), generator=torch.Generator().manual_seed(0))
         self.register_buffer("weights", 2 * odd + 1, persistent=False)
 
-    def forward(self, texts: Tensor, cells: Tensor) -> tuple[Tensor, Tensor | None]:
+    def forward(self, texts: Tensor, view: Tensor) -> tuple[Tensor, Tensor | None]:
         """Vectors ``[K, H]``, and which of them is that of each row ``[N]``, or None: its own.
 
         texts: ``[N, L]``, uint8.
-        cells: of the image ``[N, P, C]``; the query is made of their maximum.
+        view: ``[N, query_size]``; only attention reads it.
         """
         texts, which = trimmed(texts), None
         if self.deduplicate:
@@ -163,7 +163,7 @@ class TextEncoder(nn.Module):
         if self.query is None:
             last = states[lengths.clamp_min(1) - 1, torch.arange(len(tokens), device=tokens.device)]
             return last * (lengths > 0)[:, None], which
-        return _attend(self.query(cells.amax(1)), states, lengths, which), None
+        return _attend(self.query(view), states, lengths, which), None
 
     def _read(self, tokens: Tensor) -> Tensor:
         """States of the GRU after each token ``[M, U, H]``, from ``[U, M]``."""

@@ -435,8 +435,9 @@ def test_in_bfloat16_acting_and_learning_agree_to_the_bit():
         acts.freeze_precision()
         acts.load_state_dict(learns.state_dict())
         assert acts.encoder.blocks[0].conv.weight.dtype == torch.bfloat16
-        given: list[torch.dtype] = []
-        learns.encoder.blocks[1].register_forward_pre_hook(lambda _, x: given.append(x[0].dtype))
+        given: list[Any] = []
+        keep = given.append
+        learns.encoder.blocks[1].register_forward_pre_hook(lambda _, x, keep=keep: keep(x[0].dtype))
         obs = observe()
         with torch.inference_mode():
             ours, theirs = outputs(learns, obs), outputs(acts, obs)
