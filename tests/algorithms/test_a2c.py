@@ -1,6 +1,5 @@
 """A sixth learner, plain A2C, in one file: evidence that the seam is enough; its walk-through is
-docs/adding-a-learner.md.  Mnih et al., arXiv 1602.01783: one gradient step per unroll.
-"""
+docs/adding-a-learner.md.  Mnih et al., arXiv 1602.01783: one gradient step per unroll."""
 
 import shutil
 from pathlib import Path
