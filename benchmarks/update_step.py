@@ -17,7 +17,7 @@ from quintet.algorithms.minibatches import Rows
 from quintet.algorithms.ppo import PPOLearner
 from quintet.algorithms.ppo_config import PPOConfig
 from quintet.algorithms.setup import Compute, Setup
-from quintet.models.build import ModelConfig, resolve_model
+from quintet.models.config import ModelConfig, resolve_model
 from quintet.types import Spaces
 
 BATCH = 2048

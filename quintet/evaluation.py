@@ -28,7 +28,7 @@ from quintet.envs.vector import (
     check_finite,
 )
 from quintet.errors import ConfigError
-from quintet.models.build import ModelConfig, uses_pictures
+from quintet.models.config import ModelConfig, uses_pictures
 from quintet.observe.video import VideoWriter, check_video
 from quintet.policy import Policy
 

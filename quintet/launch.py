@@ -25,7 +25,7 @@ from quintet.envs.given import EnvSource
 from quintet.envs.make import make_group_env
 from quintet.errors import ConfigError, WorkerFault
 from quintet.lock import RunLock
-from quintet.models.build import resolve_model, uses_pictures
+from quintet.models.config import resolve_model, uses_pictures
 from quintet.models.precision import fast_bf16
 from quintet.observe.progress import QuietStream
 from quintet.policy import Policy
@@ -95,6 +95,11 @@ def resolve(config: RunConfig, spaces: Spaces, backend: str) -> RunConfig:
             "runtime.compile=on requires a C++ compiler, g++ is not on the PATH and CXX names "
             "none; install one, or begin a run of its own with --runtime.compile off (a run that "
             "began compiled goes on so)"
+        )
+    if compile_ == "on" and not model.compilable:
+        raise ConfigError(
+            f"runtime.compile=on requires an encoder that is one graph, {model.encoder} does other "
+            "work in every batch (it reads each mission once); use --runtime.compile off"
         )
     precision = config.runtime.precision
     if precision == "auto":

@@ -18,7 +18,7 @@ from quintet.algorithms.setup import PLAIN
 from quintet.envs.config import EnvConfig
 from quintet.envs.gymnasium import Leaf, leaf_of
 from quintet.errors import CheckpointError, QuintetError
-from quintet.models.build import ModelConfig
+from quintet.models.config import ModelConfig
 from quintet.protocols import Actor
 from quintet.types import ACTION_MASK, Obs, Publication, Spaces, State
 

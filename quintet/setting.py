@@ -16,7 +16,7 @@ from quintet.envs.given import EnvSource
 from quintet.envs.ids import envpool_id
 from quintet.envs.make import group_size, source_kind
 from quintet.envs.vector import EnvDescription
-from quintet.models.build import ModelConfig, uses_pictures
+from quintet.models.config import ModelConfig, uses_pictures
 from quintet.observe.limits import Setting
 from quintet.protocols import DataPlan
 from quintet.types import Spaces
@@ -42,6 +42,7 @@ def worth_compiling(config: RunConfig, model: ModelConfig, spaces: Spaces, devic
     # A loop over steps takes minutes to compile, a user's module may not compile at all, and what
     # is gained was measured on CPUs only.
     plain = device == "cpu" and model.core == "none" and not model.custom
+    plain = plain and model.compilable
     return plain and planned >= enough
 
 

@@ -8,12 +8,13 @@ from typing import Any
 from torch import Tensor
 
 from quintet.errors import CheckpointError, ConfigError
+from quintet.models.config import ModelConfig
 from quintet.policy import find_policy
 from quintet.spaces import without_bounds
 from quintet.types import Publication
 
-_NOT_COMPARED = ("init", "action_std_init")
-"""Options of the network that only say how its weights are drawn."""
+_NOT_COMPARED = ("init", "action_std_init", "deduplicate_text")
+"""Options of the network that only say how its weights are drawn, or how fast it computes."""
 
 
 def find_donor(path: Path) -> tuple[dict[str, Any], Publication]:
@@ -78,8 +79,11 @@ def _other_policy(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[st
         ),
         "action_space": (mine["action_space"], theirs["action_space"]),
     }
-    for name in sorted({*mine["model"], *theirs["model"]} - set(_NOT_COMPARED)):
-        pairs[f"model.{name}"] = (mine["model"].get(name), theirs["model"].get(name))
+    # A policy of before there was an option has what is its default now.
+    default = ModelConfig().model_dump(mode="json")
+    ours, other = (default | each["model"] for each in (mine, theirs))
+    for name in sorted({*ours, *other} - set(_NOT_COMPARED)):
+        pairs[f"model.{name}"] = (ours.get(name), other.get(name))
     for name, (a, b) in pairs.items():
         if a != b:
             faults.append(f"{name}: the run has {a}, init_from {b}")

@@ -20,7 +20,7 @@ from quintet.envs.given import GivenEnv, settle
 from quintet.envs.make import group_size, make_group_env
 from quintet.envs.toy import EndlessPay
 from quintet.launch import resolve
-from quintet.models.build import resolve_model
+from quintet.models.config import resolve_model
 from quintet.observe.limits import Setting
 from quintet.protocols import DataPlan
 from quintet.types import Spaces
@@ -28,6 +28,16 @@ from quintet.types import Spaces
 TOY = "quintet.envs.toy:EndlessPay"
 NUMBERS = Spaces(spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Discrete(2))
 PICTURES = Spaces(spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(2))
+GRIDS = Spaces(
+    spaces.Dict(
+        {
+            "direction": spaces.Discrete(4),
+            "image": spaces.Box(0, 255, (7, 7, 3), np.uint8),
+            "mission": spaces.Box(0, 255, (512,), np.uint8),
+        }
+    ),
+    spaces.Discrete(7),
+)
 SMALL = {
     "preset": "none",
     "env.num_streams": 4,
@@ -53,6 +63,8 @@ CORES = 4
         (NUMBERS, 10**6, {"model.core": "gru"}, False),
         (NUMBERS, 10**6, {"model.encoder": "my.models:Net"}, False),
         (PICTURES, 10**6, {"model.encoder": "my.models:Net"}, False),
+        (GRIDS, 10**6, {"model.encoder": "mlp"}, True),
+        (GRIDS, 10**6, {}, False),
         (NUMBERS, 10**6, {"check_numerics": True}, False),
     ],
 )

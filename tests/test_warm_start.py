@@ -9,7 +9,7 @@ import torch
 import yaml
 
 import quintet
-from quintet import checkpoint
+from quintet import checkpoint, warm_start
 from quintet.errors import ConfigError
 from quintet.launch import Result
 from quintet.observe.sinks import read_metrics
@@ -193,6 +193,13 @@ def test_what_does_not_fit_is_told_before_anything_is_written(donor, tmp_path, g
     with pytest.raises(ConfigError, match=f"(?s){says}"):
         run(tmp_path / "new", **{"init_from": str(donor.run_dir)} | given)
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(("known", "fits"), [({}, True), ({"tokenizer": "words"}, False)])
+def test_a_donor_of_before_there_was_an_option(donor, known: dict[str, str], fits: bool):
+    mine = donor.policy.description
+    model = {k: x for k, x in mine["model"].items() if k != "tokenizer"} | known
+    assert (warm_start._other_policy(mine, mine | {"model": model}) == []) == fits
 
 
 def test_a_damaged_donor_keeps_its_checkpoints(donor, tmp_path):

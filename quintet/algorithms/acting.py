@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.func import functional_call
 
 from quintet.algorithms.setup import PLAIN, Compute
-from quintet.models.build import ActorCritic, ModelConfig
+from quintet.models.build import ActorCritic
+from quintet.models.config import ModelConfig
 from quintet.models.compiled import one_graph
 from quintet.models.flat import flatten_in_place, strip_prefix, views_of
 from quintet.models.heads import action_family

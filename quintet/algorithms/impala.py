@@ -29,7 +29,8 @@ from quintet.algorithms.impala_config import ImpalaConfig
 from quintet.algorithms.setup import PLAIN, Compute, Setup
 from quintet.algorithms.vtrace_diagnostics import Terms, vtrace_metrics, vtrace_stats
 from quintet.errors import ConfigError
-from quintet.models.build import ActorCritic, ModelConfig
+from quintet.models.build import ActorCritic
+from quintet.models.config import ModelConfig
 from quintet.models.compiled import one_graph
 from quintet.models.flat import flatten_in_place, strip_prefix, views_of
 from quintet.models.normalize import ObservationNormalizer, observation_normalizer

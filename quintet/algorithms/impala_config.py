@@ -10,7 +10,7 @@ from typing import Annotated, Literal, final
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from quintet.algorithms.options import refuse_idle
-from quintet.models.build import ModelConfig, torso_faults
+from quintet.models.config import ModelConfig, torso_faults
 
 Weight = Annotated[float, Field(ge=0)]
 """Coefficient of a loss."""

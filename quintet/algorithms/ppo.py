@@ -32,8 +32,9 @@ from quintet.algorithms.minibatches import Chunks, Rows
 from quintet.algorithms.ppo_config import PPOConfig
 from quintet.algorithms.setup import PLAIN, Compute, Setup
 from quintet.errors import ConfigError
-from quintet.models.build import ActorCritic, ModelConfig
+from quintet.models.build import ActorCritic
 from quintet.models.compiled import one_graph
+from quintet.models.config import ModelConfig
 from quintet.models.flat import flatten_in_place, strip_prefix, views_of
 from quintet.models.normalize import (
     ObservationNormalizer,

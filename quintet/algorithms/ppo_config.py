@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from quintet.algorithms import minibatches
 from quintet.algorithms.options import refuse_idle
-from quintet.models.build import ModelConfig, torso_faults
+from quintet.models.config import ModelConfig, torso_faults
 
 
 @final

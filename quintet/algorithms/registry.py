@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from quintet.algorithms import impala, impala_config, ppo, ppo_config
 from quintet.algorithms.setup import Compute, Setup
 from quintet.errors import ConfigError
-from quintet.models.build import ModelConfig
+from quintet.models.config import ModelConfig
 from quintet.protocols import Actor, Learner
 from quintet.types import Spaces
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, field_validat
 from quintet.checkpoint import CheckpointConfig
 from quintet.config.runtime import RuntimeConfig
 from quintet.envs.config import EnvConfig
-from quintet.models.build import ModelConfig
+from quintet.models.config import ModelConfig
 from quintet.observe.sinks import ReportConfig
 
 

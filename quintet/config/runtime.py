@@ -62,13 +62,14 @@ class RuntimeConfig(BaseModel):
         "auto",
         pattern=r"^(auto|cpu|cuda(:\d+)?)$",
         description="where the learner computes: auto, cpu, cuda, cuda:1; auto takes a GPU for "
-        "picture networks when there is one, and the CPU for small ones, which are faster there",
+        "picture and grid networks when there is one, and the CPU for small ones, which are "
+        "faster there",
     )
     threads: int | None = Field(
         None,
         ge=1,
         description="threads of PyTorch's CPU kernels; none: all cores (8 at most) for picture "
-        "networks, 1 for small ones. Part of the result's bytes",
+        "and grid networks, 1 for small ones. Part of the result's bytes",
     )
     actor_threads: int | None = Field(
         None,
@@ -78,16 +79,16 @@ class RuntimeConfig(BaseModel):
     )
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto",
-        description="what encoders compute in; auto: bf16 for picture networks where the device "
-        "multiplies bfloat16 by itself (AMX, AVX512-BF16, GPUs), else fp32. Weights, heads and "
-        "losses are fp32 always. Part of the result's bytes",
+        description="what encoders compute in; auto: bf16 for picture and grid networks where the "
+        "device multiplies bfloat16 by itself (AMX, AVX512-BF16, GPUs), else fp32. Weights, heads "
+        "and losses are fp32 always. Part of the result's bytes",
     )
     compile: Literal["auto", "on", "off"] = Field(
         "auto",
         description="an act, and the whole update (gradient, clipping, optimizer), as one compiled "
         "graph each; auto: for feed-forward networks on the CPU, at 30,000 planned optimizer steps "
         "or more (3,000 on pictures), where there is a C++ compiler; on: also for recurrent ones, "
-        "which takes minutes. Part of the result's bytes",
+        "which takes minutes; never film_grid. Part of the result's bytes",
     )
 
     @property

@@ -1,205 +1,22 @@
 """Puts encoder and heads together into the network that a configuration describes."""
 
-import json
-from typing import Annotated, Any, Literal, final
+from typing import final
 
 import torch
-from gymnasium.spaces import Box
-from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor, nn
 
 from quintet.errors import ConfigError
+from quintet.models.config import ModelConfig, encoded_leaves
 from quintet.models.cores import Core, draw_weights
 from quintet.models.custom import CustomEncoder
-from quintet.models.encoders import SMALLEST, Cnn, Leaves, Mlp, is_image
+from quintet.models.encoders import SMALLEST, Cnn, Mlp
+from quintet.models.film_grid import FilmGrid
 from quintet.models.flat import strip_prefix
-from quintet.models.heads import ActionBounds, ActionStd, PolicyHead
+from quintet.models.heads import PolicyHead
 from quintet.models.precision import Precision, autocast, cast_weights
 from quintet.ops.distributions import Family
-from quintet.spaces import action_leaves, observation_leaves
+from quintet.spaces import observation_leaves
 from quintet.types import ACTION_MASK, Obs, Spaces, State, TensorSpec
-
-Width = Annotated[int, Field(ge=1)]
-"""Units of a hidden layer."""
-
-HIDDEN: dict[str, tuple[int, ...]] = {"mlp": (64, 64), "nature_cnn": (512,), "impala_cnn": (256,)}
-"""Encoders of ours, and the hidden layers that they have when nothing is said."""
-
-
-@final
-class ModelConfig(BaseModel):
-    """Network of policy and value function."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    encoder: str = Field(
-        "auto",
-        description="network body: mlp, nature_cnn, impala_cnn, or an import string of a module of "
-        "your own ('pkg.module:Class'); auto: nature_cnn where there is a uint8 picture, else mlp",
-    )
-    encoder_kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="keyword arguments for an encoder of your own"
-    )
-    policy_hidden: tuple[Width, ...] | None = Field(
-        None,
-        description="widths of the policy's (or the shared) hidden layers; none: 64 64 for mlp, "
-        "512 for nature_cnn, 256 for impala_cnn",
-    )
-    value_hidden: tuple[Width, ...] | None = Field(
-        None, description="widths of the value function's hidden layers; none: as the policy's"
-    )
-    shared_torso: bool = Field(False, description="policy and value share all but the heads")
-    activation: Literal["tanh", "relu"] | None = Field(
-        None, description="after each hidden layer; none: tanh for mlp, relu for the others"
-    )
-    layer_norm: bool = Field(
-        False,
-        description="LayerNorm between each hidden layer and its activation (not in convolutions)",
-    )
-    core: Literal["none", "lstm", "gru"] = Field(
-        "none",
-        description="recurrent layers between the hidden ones and the heads; policy and value have "
-        "one each, without shared_torso",
-    )
-    core_size: int = Field(128, ge=1, description="units of each recurrent layer")
-    core_layers: int = Field(1, ge=1, description="recurrent layers")
-    init: Literal["orthogonal", "truncated_normal"] = Field(
-        "orthogonal",
-        description="orthogonal: gain sqrt 2, heads 0.01 and 1; truncated_normal: scale 2 over "
-        "fan-in, policy head 0.1 (TF-Agents); cores are orthogonal per gate in both, an encoder of "
-        "your own draws its own",
-    )
-    action_std: ActionStd = Field(
-        "state_independent",
-        description="how a Gaussian policy's standard deviation is parametrised",
-    )
-    action_std_init: float = Field(
-        1.0,
-        gt=0,
-        description="standard deviation at the start, as a share of half the action range",
-    )
-    action_bounds: ActionBounds = Field(
-        "clip",
-        description="how Box actions stay in bounds; clip: the sample is clipped; squash: tanh "
-        "with exact log-probability; mean_tanh: the mean through tanh, then the sample is "
-        "clipped",
-    )
-
-    @field_validator("encoder")
-    @classmethod
-    def _encoder_is_known(cls, value: str) -> str:
-        module, _, name = value.partition(":")
-        parts = [*module.split("."), *name.split(".")]
-        if value in ("auto", *HIDDEN) or all(part.isidentifier() for part in parts):
-            return value
-        raise ValueError(
-            f"must be auto, {', '.join(HIDDEN)} or an import string 'pkg.module:Class'"
-        )
-
-    @field_validator("encoder_kwargs")
-    @classmethod
-    def _kwargs_can_be_stored(cls, value: dict[str, Any]) -> dict[str, Any]:
-        try:
-            json.dumps(value, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"must be of what JSON can hold, since it is stored ({error})"
-            ) from error
-        return value
-
-    @property
-    def custom(self) -> bool:
-        """Whether the encoder is a module of the user's own."""
-        return ":" in self.encoder
-
-
-def torso_faults(model: ModelConfig) -> list[str]:
-    """Options of layers that a network with one torso does not have, a sentence each."""
-    if model.shared_torso and model.value_hidden is not None:
-        return ["model.value_hidden has no effect with model.shared_torso; leave one out"]
-    return []
-
-
-def encoded_leaves(spaces: Spaces) -> Leaves:
-    """What an encoder reads: the leaves of the observation without the action mask."""
-    leaves = observation_leaves(spaces.observation)
-    leaves.pop(ACTION_MASK, None)
-    return leaves
-
-
-def uses_pictures(model: ModelConfig, spaces: Spaces) -> bool:
-    """Whether a resolved network is a picture network: large kernels, which are worth threads and a
-    GPU.  An encoder of the user's own counts as one where it is given a picture.
-    """
-    if not model.custom:
-        return model.encoder in SMALLEST
-    return any(is_image(space) for space in encoded_leaves(spaces).values())
-
-
-def resolve_model(config: ModelConfig, spaces: Spaces) -> ModelConfig:
-    """The configuration with everything automatic replaced by what it means for these spaces.
-
-    Raises:
-        ConfigError: an option would have no effect.
-    """
-    leaves = encoded_leaves(spaces)
-    encoder = config.encoder
-    if encoder == "auto":
-        encoder = "nature_cnn" if any(is_image(space) for space in leaves.values()) else "mlp"
-    _refuse_idle(config, encoder, spaces)
-    if config.custom:  # has no layers of ours
-        return config
-    hidden = config.policy_hidden
-    if hidden is None:
-        hidden = HIDDEN[encoder]
-    value_hidden = config.value_hidden
-    if value_hidden is None and not config.shared_torso:
-        value_hidden = hidden
-    activation = config.activation or ("tanh" if encoder == "mlp" else "relu")
-    return config.model_copy(
-        update={
-            "encoder": encoder,
-            "policy_hidden": hidden,
-            "value_hidden": value_hidden,
-            "activation": activation,
-        }
-    )
-
-
-def _refuse_idle(config: ModelConfig, encoder: str, spaces: Spaces) -> None:
-    """Options that would have no effect on this network.
-
-    Raises:
-        ConfigError: lists them.
-    """
-    faults = []
-    fields = type(config).model_fields
-
-    def refuse(names: tuple[str, ...], required: str) -> None:
-        for name in names:
-            value = getattr(config, name)
-            if value != fields[name].get_default(call_default_factory=True):
-                faults.append(f"model.{name}={value} requires {required}")
-
-    if encoder in SMALLEST and config.activation == "tanh":
-        faults.append(f"model.activation=tanh requires an mlp, {encoder} has relu throughout")
-    if config.custom:
-        ours = ("policy_hidden", "value_hidden", "activation", "layer_norm")
-        refuse(ours, f"an encoder with layers of ours, {encoder} has its own")
-    else:
-        refuse(("encoder_kwargs",), f"an encoder of your own, model.encoder is {encoder}")
-        value_hidden = () if config.shared_torso else config.value_hidden
-        if config.policy_hidden == () and value_hidden in ((), None):
-            refuse(("layer_norm",), "a hidden layer, there is none")
-    if config.core == "none":
-        refuse(("core_size", "core_layers"), "a recurrent core, model.core is none")
-    if not any(isinstance(leaf, Box) for leaf in action_leaves(spaces.action)):
-        refuse(
-            ("action_std", "action_std_init", "action_bounds"),
-            f"continuous actions, the action space is {spaces.action}",
-        )
-    if faults:
-        raise ConfigError("; ".join(faults) + "; leave it out")
 
 
 def check_observation(spaces: Spaces, family: Family) -> None:
@@ -233,7 +50,7 @@ def _encoder(
     config: ModelConfig,
     hidden: tuple[int, ...] | None,
     generator: torch.Generator | None,
-) -> Mlp | Cnn | CustomEncoder:
+) -> Mlp | Cnn | FilmGrid | CustomEncoder:
     leaves = encoded_leaves(spaces)
     if config.custom:
         return CustomEncoder(config.encoder, config.encoder_kwargs, leaves, generator)
@@ -241,6 +58,8 @@ def _encoder(
     assert config.activation is not None
     if config.encoder in SMALLEST:
         return Cnn(config.encoder, leaves, hidden, config.layer_norm)
+    if config.encoder == "film_grid":
+        return FilmGrid(leaves, hidden, config)
     return Mlp(leaves, hidden, config.activation, config.layer_norm)
 
 
@@ -367,7 +186,7 @@ class ActorCritic(nn.Module):
     def freeze_precision(self) -> None:
         """Readies a network that only acts: encoders of ours hold weights as they use them."""
         for encoder in (self.encoder, self.value_encoder):
-            if isinstance(encoder, Mlp | Cnn):
+            if isinstance(encoder, Mlp | Cnn | FilmGrid):
                 cast_weights(encoder, self.precision)
 
     @property
@@ -430,8 +249,9 @@ def initialize(network: ActorCritic, kind: str, generator: torch.Generator) -> N
 
     orthogonal: gain sqrt 2, 0.01 for the policy head, 1 for the value head (Andrychowicz et al.,
     arXiv 2006.05990).  truncated_normal: variance 2 over fan-in, cut at two standard deviations,
-    0.1 over fan-in for the policy head (TF-Agents).  Cores are drawn last, see
-    `cores.draw_weights`; an encoder of the user's own has drawn its weights already.
+    0.1 over fan-in for the policy head (TF-Agents).  Some weights of `FilmGrid` are set otherwise,
+    see there.  Cores are drawn last, see `cores.draw_weights`; an encoder of the user's own has
+    drawn its weights already.
     """
     for name, parameter in sorted(network.named_parameters()):
         module = name.split(".")[0]
@@ -448,6 +268,9 @@ def initialize(network: ActorCritic, kind: str, generator: torch.Generator) -> N
             # 0.8796 is the standard deviation of a unit normal cut at +-2.
             std = (scale / fan_in) ** 0.5 / 0.87962566103423978
             nn.init.trunc_normal_(parameter, 0.0, std, -2 * std, 2 * std, generator=generator)
+    for encoder in (network.encoder, network.value_encoder):
+        if isinstance(encoder, FilmGrid):
+            encoder.draw_weights(generator)
     for core in (network.core, network.value_core):
         if core is not None:
             draw_weights(core, generator)

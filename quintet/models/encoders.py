@@ -62,6 +62,35 @@ def channels_first(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     return x.reshape(x.shape[0], *image_shape(shape))
 
 
+DIRECTIONS = 4
+"""Where one can look in a grid."""
+
+
+def is_grid_with_mission(leaves: Leaves) -> bool:
+    """Whether an observation has the form of MiniGrid's and BabyAI's, as EnvPool gives them:
+    `direction` (one integer), `image` (uint8 ``[H, W, 3]``, ids of the object, colour and state in
+    each cell) and `mission` (uint8 ``[L]``, a text in bytes).  There may be other leaves.
+    """
+    direction, image, mission = (leaves.get(name) for name in ("direction", "image", "mission"))
+    if isinstance(direction, gym_spaces.Discrete):
+        looks = int(direction.n) == DIRECTIONS
+    else:
+        looks = (
+            isinstance(direction, gym_spaces.Box)
+            and direction.dtype.kind in "iu"
+            and direction.shape == ()
+        )
+    return (
+        looks
+        and isinstance(image, gym_spaces.Box)
+        and isinstance(mission, gym_spaces.Box)
+        and image.dtype == mission.dtype == np.uint8
+        and len(image.shape) == 3
+        and image.shape[2] == 3
+        and len(mission.shape) == 1
+    )
+
+
 def layers(sizes: tuple[int, ...], activation: str, layer_norm: bool) -> nn.Sequential:
     """Linear layers with the activation after each, between them LayerNorm if asked for."""
     parts: list[nn.Module] = []

@@ -11,7 +11,7 @@ from quintet.algorithms.impala import ImpalaLearner, Unrolls, make_actor
 from quintet.algorithms.impala_config import ImpalaConfig
 from quintet.algorithms.setup import Compute, Setup
 from quintet.envs.make import MakeEnv, make_vector_env
-from quintet.models.build import ModelConfig, resolve_model
+from quintet.models.config import ModelConfig, resolve_model
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.batch import select
 from quintet.runtime.serial import SerialSampling

@@ -12,7 +12,7 @@ from quintet.algorithms.ppo import PPOLearner, Rows, make_actor
 from quintet.algorithms.ppo_config import PPOConfig
 from quintet.algorithms.setup import Compute, Setup
 from quintet.envs.make import MakeEnv, make_vector_env
-from quintet.models.build import ModelConfig, resolve_model
+from quintet.models.config import ModelConfig, resolve_model
 from quintet.models.heads import action_family
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.batch import select
@@ -31,6 +31,16 @@ HYBRID = Spaces(
     gym.Tuple([gym.Discrete(3), gym.Box(-1.0, 1.0, (2,)), gym.MultiDiscrete([2])]),
 )
 PICTURE = Spaces(gym.Box(0, 255, (36, 36, 3), np.uint8), gym.Discrete(3))
+GRID = Spaces(
+    gym.Dict(
+        {
+            "direction": gym.Discrete(4),
+            "image": gym.Box(0, 3, (3, 3, 3), np.uint8),
+            "mission": gym.Box(0, 255, (12,), np.uint8),
+        }
+    ),
+    gym.Discrete(3),
+)
 SMALL = ModelConfig(policy_hidden=(8, 8))
 TOTAL = 10_000
 
@@ -57,8 +67,11 @@ def make_obs(spaces: Spaces, shape: tuple[int, ...], g: torch.Generator) -> dict
             mask = torch.rand(size, generator=g) < 0.6
             mask[..., 0] = True
             obs[name] = mask.to(torch.int8)
+        elif isinstance(leaf, gym.Discrete):
+            obs[name] = torch.randint(0, int(leaf.n), size, generator=g)
         else:
-            obs[name] = torch.randint(0, 256, size, generator=g).to(torch.uint8)
+            high = int(leaf.high.max()) + 1
+            obs[name] = torch.randint(0, high, size, generator=g).to(torch.uint8)
     return obs
 
 

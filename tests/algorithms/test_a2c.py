@@ -1,6 +1,5 @@
 """A sixth learner, plain A2C, in one file: evidence that the seam is enough; its walk-through is
-docs/adding-a-learner.md.  Mnih et al., arXiv 1602.01783: one gradient step per unroll.
-"""
+docs/adding-a-learner.md.  Mnih et al., arXiv 1602.01783: one gradient step per unroll."""
 
 import shutil
 from pathlib import Path
@@ -14,7 +13,8 @@ import quintet
 from quintet.algorithms import registry
 from quintet.algorithms.setup import Compute, Setup
 from quintet.errors import NonFiniteError
-from quintet.models.build import ActorCritic, ModelConfig
+from quintet.models.build import ActorCritic
+from quintet.models.config import ModelConfig
 from quintet.models.flat import flatten_in_place, strip_prefix
 from quintet.models.heads import action_family
 from quintet.ops import adam, reduce, returns, value_losses

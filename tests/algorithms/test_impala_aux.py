@@ -13,7 +13,7 @@ from quintet.algorithms.impala import make_actor
 from quintet.algorithms.impala_config import ImpalaConfig
 from quintet.algorithms.ppo_config import PPOConfig
 from quintet.errors import ConfigError
-from quintet.models.build import ModelConfig, resolve_model
+from quintet.models.config import ModelConfig, resolve_model
 
 
 class Own(nn.Module):

@@ -14,7 +14,7 @@ from test_spaces_matrix import ACTIONS, OBSERVATIONS, Case, Noise, choices, floa
 
 from quintet.algorithms.impala_config import ImpalaConfig
 from quintet.envs.toy import Contextual, EndlessPay, FinitePay, Target
-from quintet.models.build import ModelConfig
+from quintet.models.config import ModelConfig
 from quintet.types import Spaces
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")

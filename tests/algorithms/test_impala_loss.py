@@ -20,7 +20,7 @@ from ppo_helpers import CONTINUOUS, DISCRETE, HYBRID, MASKED, columns, make_roll
 from torch import Tensor, nn
 
 from quintet.algorithms.impala_config import ImpalaConfig
-from quintet.models.build import ModelConfig
+from quintet.models.config import ModelConfig
 from quintet.types import Rollout
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "returns.json").read_text())["cases"]

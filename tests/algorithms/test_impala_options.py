@@ -14,7 +14,7 @@ from test_impala_aux import OWN
 from quintet.algorithms.impala_config import ImpalaConfig, check, planned_updates
 from quintet.config.load import Layer, compose, preset_layers
 from quintet.errors import ConfigError, NonFiniteError
-from quintet.models.build import ModelConfig
+from quintet.models.config import ModelConfig
 
 BASE: dict[str, Any] = {"entropy_coef": 0.01}
 ADAM: dict[str, Any] = {"optimizer": "adam"}

@@ -11,7 +11,7 @@ from ppo_helpers import CONTINUOUS, SMALL
 
 from quintet.algorithms.impala import ImpalaLearner, make_actor
 from quintet.algorithms.impala_config import ImpalaConfig
-from quintet.models.build import resolve_model
+from quintet.models.config import resolve_model
 from quintet.types import LearnerState
 
 CONFIGS = {

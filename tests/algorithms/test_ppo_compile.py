@@ -47,7 +47,7 @@ assert (apart[0] - apart[1]).abs().max() > 1e-3
 # Acts: before and after the normaliser has statistics, with other weights, in every space.
 from quintet.algorithms.ppo import make_actor
 from quintet.algorithms.setup import Compute
-from quintet.models.build import ModelConfig, resolve_model
+from quintet.models.config import ModelConfig, resolve_model
 
 for spaces in (CONTINUOUS, MASKED, HYBRID):
     model = resolve_model(ModelConfig(policy_hidden=(8,)), spaces)

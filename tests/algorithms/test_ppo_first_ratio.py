@@ -11,7 +11,7 @@ from ppo_helpers import SMALL, make_learner, train
 
 from quintet.algorithms.ppo_config import PPOConfig
 from quintet.envs.make import make_vector_env
-from quintet.models.build import ModelConfig
+from quintet.models.config import ModelConfig
 from quintet.types import ACTION_MASK, Spaces
 
 

@@ -17,7 +17,7 @@ from quintet.algorithms.diagnostics import LOSS_METRICS
 from quintet.algorithms.minibatches import Rows
 from quintet.algorithms.ppo import PPOLearner
 from quintet.algorithms.ppo_config import PPOConfig
-from quintet.models.build import ModelConfig
+from quintet.models.config import ModelConfig
 from quintet.ops import value_losses
 from quintet.types import ACTION_MASK, Spaces, State
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from quintet.algorithms.minibatches import Chunks, Rows, ended_rows
 from quintet.algorithms.ppo import PPOLearner
 from quintet.algorithms.ppo_config import PPOConfig
-from quintet.models.build import ModelConfig
+from quintet.models.config import ModelConfig
 from quintet.runtime.batch import within_budget
 from quintet.types import Rollout, Spaces
 

@@ -12,7 +12,7 @@ from ppo_helpers import everything, knobs, train
 from quintet.algorithms.minibatches import Chunks
 from quintet.algorithms.ppo import PPOLearner
 from quintet.algorithms.ppo_config import PPOConfig
-from quintet.models.build import ModelConfig
+from quintet.models.config import ModelConfig
 from quintet.types import Rollout
 
 CHUNK = 4

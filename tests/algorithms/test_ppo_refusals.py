@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from quintet.algorithms.ppo_config import PPOConfig, check, planned_updates
 from quintet.config.load import Layer, compose
 from quintet.errors import ConfigError
-from quintet.models.build import ModelConfig
+from quintet.models.config import ModelConfig
 
 RULES = {
     annotated_types.Ge: ("greater than or equal to", "ge", -1),
@@ -29,7 +29,11 @@ def literals(annotation: Any) -> tuple[Any, ...]:
 PREFIX = {PPOConfig: "", ModelConfig: "model."}
 # Rules that no annotation shows: of the rows, (value, words of the error).
 OTHER_RULES = {
-    "encoder": ("no identifier", "must be auto, mlp, nature_cnn, impala_cnn or an"),
+    "encoder": (
+        "no identifier",
+        "must be auto, mlp, nature_cnn, impala_cnn, film_grid or an",
+    ),
+    "vocabulary": (["red", "Ball"], "must be of words as the tokenizer finds them"),
     "encoder_kwargs": ({"a": float("inf")}, "must be of what JSON can hold"),
 }
 
@@ -98,6 +102,8 @@ RANGES = {
 
 MODEL_RANGES = {
     **{key: {"ge": 1} for key in ("policy_hidden", "value_hidden", "core_size", "core_layers")},
+    **{key: {"ge": 1} for key in ("hash_buckets", "text_embedding", "text_hidden")},
+    **{key: {"ge": 1} for key in ("image_channels", "film_blocks")},
     "action_std_init": {"gt": 0},
 }
 

@@ -17,7 +17,7 @@ from ppo_helpers import (
 import quintet
 from quintet.algorithms import diagnostics
 from quintet.algorithms.ppo_config import PPOConfig
-from quintet.models.build import ModelConfig
+from quintet.models.config import ModelConfig
 from quintet.observe import metrics as declared
 from quintet.observe.sinks import read_metrics
 from quintet.types import Spaces

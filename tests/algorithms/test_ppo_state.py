@@ -10,7 +10,7 @@ from ppo_helpers import CONTINUOUS, SMALL, everything, make_learner, make_rollou
 from quintet.algorithms.ppo import PPOLearner, make_actor
 from quintet.algorithms.ppo_config import PPOConfig
 from quintet.errors import NonFiniteError
-from quintet.models.build import resolve_model
+from quintet.models.config import resolve_model
 from quintet.types import LearnerState
 
 CONFIGS = {

@@ -5,7 +5,7 @@ import torch
 from ppo_helpers import train
 
 from quintet.algorithms.ppo_config import PPOConfig
-from quintet.models.build import ModelConfig
+from quintet.models.config import ModelConfig
 
 GAMMA, N = 0.9, 10
 ENDLESS = 1.0 / (1.0 - GAMMA)

@@ -21,7 +21,7 @@ from quintet.algorithms.ppo import PPOLearner
 from quintet.algorithms.ppo_config import PPOConfig
 from quintet.envs.make import make_vector_env
 from quintet.errors import EnvironmentFault
-from quintet.models.build import ModelConfig
+from quintet.models.config import ModelConfig
 from quintet.types import ACTION_MASK, Rollout, Spaces
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")

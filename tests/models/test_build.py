@@ -10,7 +10,8 @@ from pydantic import ValidationError
 from torch import nn
 
 from quintet.errors import ConfigError
-from quintet.models.build import ActorCritic, ModelConfig, resolve_model, uses_pictures
+from quintet.models.build import ActorCritic
+from quintet.models.config import ModelConfig, resolve_model, uses_pictures
 from quintet.models.cores import GruCell, LstmCell
 from quintet.models.heads import PolicyHead, action_family
 from quintet.ops.distributions import (

@@ -10,7 +10,8 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from quintet.errors import ConfigError
-from quintet.models.build import ActorCritic, ModelConfig, resolve_model
+from quintet.models.build import ActorCritic
+from quintet.models.config import ModelConfig, resolve_model
 from quintet.models.custom import CustomEncoder, encoder_import_string, find_encoder
 from quintet.models.heads import action_family
 from quintet.types import ACTION_MASK, Spaces

@@ -8,7 +8,8 @@ import torch
 from gymnasium import spaces
 
 from quintet.errors import ConfigError
-from quintet.models.build import ActorCritic, ModelConfig, resolve_model
+from quintet.models.build import ActorCritic
+from quintet.models.config import ModelConfig, resolve_model
 from quintet.models.heads import PolicyHead, action_family
 from quintet.ops.distributions import (
     LARGEST_EXACT,

@@ -5,7 +5,8 @@ import pytest
 import torch
 from gymnasium import spaces as gym_spaces
 
-from quintet.models.build import ActorCritic, ModelConfig, resolve_model
+from quintet.models.build import ActorCritic
+from quintet.models.config import ModelConfig, resolve_model
 from quintet.models.heads import action_family
 from quintet.models.precision import Precision, fast_bf16
 from quintet.types import Spaces

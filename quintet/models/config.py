@@ -1,0 +1,278 @@
+"""Which network is asked for: its options, and what is automatic in them resolved."""
+
+import json
+from typing import Annotated, Any, Literal, final
+
+from gymnasium.spaces import Box
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from quintet.errors import ConfigError
+from quintet.models.encoders import SMALLEST, Leaves, is_grid_with_mission, is_image
+from quintet.models.heads import ActionBounds, ActionStd
+from quintet.models.words import is_word, word_hash
+from quintet.spaces import action_leaves, observation_leaves
+from quintet.types import ACTION_MASK, Spaces
+
+Width = Annotated[int, Field(ge=1)]
+"""Units of a hidden layer."""
+
+HIDDEN: dict[str, tuple[int, ...]] = {
+    "mlp": (64, 64),
+    "nature_cnn": (512,),
+    "impala_cnn": (256,),
+    "film_grid": (256,),
+}
+"""Encoders of ours, and the hidden layers that they have when nothing is said."""
+
+OF_TEXTS = (
+    *("vocabulary", "hash_buckets", "text_embedding", "text_hidden", "text_pooling"),
+    *("deduplicate_text", "bidirectional_film"),
+)
+"""Options of film_grid that matter where missions are read."""
+
+OF_GRIDS = ("tokenizer", *OF_TEXTS, "image_channels", "film_blocks")
+"""All options of film_grid."""
+
+
+@final
+class ModelConfig(BaseModel):
+    """Network of policy and value function."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    encoder: str = Field(
+        "auto",
+        description="network body: mlp, nature_cnn, impala_cnn, film_grid (for MiniGrid and "
+        "BabyAI), or an import string of a module of your own ('pkg.module:Class'); auto: "
+        "film_grid where the leaves are direction, image and mission of a grid, nature_cnn where "
+        "there is a uint8 picture, else mlp",
+    )
+    encoder_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="keyword arguments for an encoder of your own"
+    )
+    policy_hidden: tuple[Width, ...] | None = Field(
+        None,
+        description="widths of the policy's (or the shared) hidden layers; none: 64 64 for mlp, "
+        "512 for nature_cnn, 256 for impala_cnn and film_grid",
+    )
+    value_hidden: tuple[Width, ...] | None = Field(
+        None, description="widths of the value function's hidden layers; none: as the policy's"
+    )
+    shared_torso: bool = Field(False, description="policy and value share all but the heads")
+    activation: Literal["tanh", "relu"] | None = Field(
+        None, description="after each hidden layer; none: tanh for mlp, relu for the others"
+    )
+    layer_norm: bool = Field(
+        False,
+        description="LayerNorm between each hidden layer and its activation (not in convolutions)",
+    )
+    tokenizer: Literal["bytes", "words", "none"] = Field(
+        "bytes",
+        description="what film_grid reads missions by: bytes, or words in lower case; none: it "
+        "does not read them",
+    )
+    vocabulary: tuple[str, ...] = Field(
+        (), description="words that tokenizer words knows; none given: they are hashed"
+    )
+    hash_buckets: int = Field(
+        1024, ge=1, description="tokens that words are hashed to; several may share one"
+    )
+    text_embedding: int = Field(32, ge=1, description="numbers that stand for a token")
+    text_hidden: int = Field(128, ge=1, description="units of the GRU that reads missions")
+    text_pooling: Literal["last", "attention"] = Field(
+        "last",
+        description="a mission's vector; last: the GRU's last state; attention: the mean of its "
+        "states, weighted by a query of what is in view",
+    )
+    deduplicate_text: bool = Field(
+        True,
+        description="missions that are alike are read once per batch; changes results by rounding",
+    )
+    image_channels: int = Field(64, ge=1, description="channels of film_grid's cells")
+    film_blocks: int = Field(
+        2, ge=1, description="convolutions of film_grid, each scaled and shifted by the mission"
+    )
+    bidirectional_film: bool = Field(
+        False, description="in each of them the image also scales and shifts the mission"
+    )
+    core: Literal["none", "lstm", "gru"] = Field(
+        "none",
+        description="recurrent layers between the hidden ones and the heads; policy and value have "
+        "one each, without shared_torso",
+    )
+    core_size: int = Field(128, ge=1, description="units of each recurrent layer")
+    core_layers: int = Field(1, ge=1, description="recurrent layers")
+    init: Literal["orthogonal", "truncated_normal"] = Field(
+        "orthogonal",
+        description="orthogonal: gain sqrt 2, heads 0.01 and 1; truncated_normal: scale 2 over "
+        "fan-in, policy head 0.1 (TF-Agents); cores are orthogonal per gate in both, an encoder of "
+        "your own draws its own",
+    )
+    action_std: ActionStd = Field(
+        "state_independent",
+        description="how a Gaussian policy's standard deviation is parametrised",
+    )
+    action_std_init: float = Field(
+        1.0,
+        gt=0,
+        description="standard deviation at the start, as a share of half the action range",
+    )
+    action_bounds: ActionBounds = Field(
+        "clip",
+        description="how Box actions stay in bounds; clip: the sample is clipped; squash: tanh "
+        "with exact log-probability; mean_tanh: the mean through tanh, then the sample is "
+        "clipped",
+    )
+
+    @field_validator("encoder")
+    @classmethod
+    def _encoder_is_known(cls, value: str) -> str:
+        module, _, name = value.partition(":")
+        parts = [*module.split("."), *name.split(".")]
+        if value in ("auto", *HIDDEN) or all(part.isidentifier() for part in parts):
+            return value
+        raise ValueError(
+            f"must be auto, {', '.join(HIDDEN)} or an import string 'pkg.module:Class'"
+        )
+
+    @field_validator("vocabulary")
+    @classmethod
+    def _vocabulary_is_of_words(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        wrong = [word for word in value if not is_word(word)]
+        if wrong:
+            raise ValueError(
+                f"must be of words as the tokenizer finds them, letters and digits in lower case, "
+                f"not {wrong}"
+            )
+        if len({word_hash(word) for word in value}) < len(value):
+            raise ValueError("must be of words that differ")
+        return value
+
+    @field_validator("encoder_kwargs")
+    @classmethod
+    def _kwargs_can_be_stored(cls, value: dict[str, Any]) -> dict[str, Any]:
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"must be of what JSON can hold, since it is stored ({error})"
+            ) from error
+        return value
+
+    @property
+    def compilable(self) -> bool:
+        """Whether a resolved network can be one compiled graph.  The work of film_grid depends on
+        what it is given: on the missions' length, and on how many of them differ.
+        """
+        return self.encoder != "film_grid"
+
+    @property
+    def custom(self) -> bool:
+        """Whether the encoder is a module of the user's own."""
+        return ":" in self.encoder
+
+
+def torso_faults(model: ModelConfig) -> list[str]:
+    """Options of layers that a network with one torso does not have, a sentence each."""
+    if model.shared_torso and model.value_hidden is not None:
+        return ["model.value_hidden has no effect with model.shared_torso; leave one out"]
+    return []
+
+
+def encoded_leaves(spaces: Spaces) -> Leaves:
+    """What an encoder reads: the leaves of the observation without the action mask."""
+    leaves = observation_leaves(spaces.observation)
+    leaves.pop(ACTION_MASK, None)
+    return leaves
+
+
+def uses_pictures(model: ModelConfig, spaces: Spaces) -> bool:
+    """Whether a resolved network is a picture network: large kernels, which are worth threads, a
+    GPU and bfloat16.  So are those of film_grid (measured: docs/performance.md).  An encoder of
+    the user's own counts as one where it is given a picture.
+    """
+    if not model.custom:
+        return model.encoder in (*SMALLEST, "film_grid")
+    return any(is_image(space) for space in encoded_leaves(spaces).values())
+
+
+def resolve_model(config: ModelConfig, spaces: Spaces) -> ModelConfig:
+    """The configuration with everything automatic replaced by what it means for these spaces.
+
+    Raises:
+        ConfigError: an option would have no effect.
+    """
+    leaves = encoded_leaves(spaces)
+    encoder = config.encoder
+    if encoder == "auto":
+        encoder = _suited(leaves)
+    _refuse_idle(config, encoder, spaces)
+    if config.custom:  # has no layers of ours
+        return config
+    hidden = config.policy_hidden
+    if hidden is None:
+        hidden = HIDDEN[encoder]
+    value_hidden = config.value_hidden
+    if value_hidden is None and not config.shared_torso:
+        value_hidden = hidden
+    activation = config.activation or ("tanh" if encoder == "mlp" else "relu")
+    return config.model_copy(
+        update={
+            "encoder": encoder,
+            "policy_hidden": hidden,
+            "value_hidden": value_hidden,
+            "activation": activation,
+        }
+    )
+
+
+def _suited(leaves: Leaves) -> str:
+    """The encoder that these leaves are for."""
+    if any(is_image(space) for space in leaves.values()):
+        return "nature_cnn"
+    # Of a grid with other leaves it is not known whether its image holds ids.
+    return "film_grid" if len(leaves) == 3 and is_grid_with_mission(leaves) else "mlp"
+
+
+def _refuse_idle(config: ModelConfig, encoder: str, spaces: Spaces) -> None:
+    """Options that would have no effect on this network.
+
+    Raises:
+        ConfigError: lists them.
+    """
+    faults = []
+    fields = type(config).model_fields
+
+    def refuse(names: tuple[str, ...], required: str) -> None:
+        for name in names:
+            value = getattr(config, name)
+            if value != fields[name].get_default(call_default_factory=True):
+                faults.append(f"model.{name}={value} requires {required}")
+
+    if not config.custom and encoder != "mlp" and config.activation == "tanh":
+        faults.append(f"model.activation=tanh requires an mlp, {encoder} has relu throughout")
+    if config.custom:
+        ours = ("policy_hidden", "value_hidden", "activation", "layer_norm")
+        refuse(ours, f"an encoder with layers of ours, {encoder} has its own")
+    else:
+        refuse(("encoder_kwargs",), f"an encoder of your own, model.encoder is {encoder}")
+        value_hidden = () if config.shared_torso else config.value_hidden
+        if config.policy_hidden == () and value_hidden in ((), None):
+            refuse(("layer_norm",), "a hidden layer, there is none")
+    if encoder != "film_grid":
+        refuse(OF_GRIDS, f"the encoder film_grid, model.encoder is {encoder}")
+    elif config.tokenizer == "none":
+        refuse(OF_TEXTS, "that missions are read, model.tokenizer is none")
+    elif config.tokenizer == "bytes":
+        refuse(("vocabulary", "hash_buckets"), "model.tokenizer words, it is bytes")
+    elif config.vocabulary:
+        refuse(("hash_buckets",), "words that are hashed, there is a model.vocabulary")
+    if config.core == "none":
+        refuse(("core_size", "core_layers"), "a recurrent core, model.core is none")
+    if not any(isinstance(leaf, Box) for leaf in action_leaves(spaces.action)):
+        refuse(
+            ("action_std", "action_std_init", "action_bounds"),
+            f"continuous actions, the action space is {spaces.action}",
+        )
+    if faults:
+        raise ConfigError("; ".join(faults) + "; leave it out")

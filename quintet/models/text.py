@@ -1,0 +1,195 @@
+"""Texts in observations: from rows of bytes to vectors.
+
+A text is UTF-8, ended by the first zero byte; what stands behind it is not read.  It is split into
+tokens, bytes or words, which are embedded and read by a GRU.  Token 0 stands for no token.
+
+Texts stay the same over an episode, so a batch holds few different ones: with `deduplicate_text`
+each is read once (`distinct_rows`).  All is done in tensors; nothing depends on Python's `hash`.
+"""
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from quintet.models.config import ModelConfig
+from quintet.models.cores import Core, draw_weights
+from quintet.models.words import BASE, PRIME, is_word_byte, lower_byte, word_hash
+
+
+def trimmed(texts: Tensor) -> Tensor:
+    """The leading columns of `texts` ``[N, L]`` up to the last one in which any byte is not 0, at
+    least one.
+    """
+    used = texts.amax(0).nonzero()
+    return texts[:, : int(used[-1]) + 1 if len(used) else 1]
+
+
+def distinct_rows(rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows ``[U, M]`` that differ, of ``[N, M]`` bytes, and which of them each row is ``[N]``.
+
+    Rows are told apart by a hash, one number each, and then compared, so the result is exact;
+    sorting whole rows takes 30 times as long.
+
+    weights: int64, at least ``M / 8`` of them, odd: of the hash's terms, eight bytes each.
+    """
+    size = rows.shape[1]
+    padded = rows.new_zeros(len(rows), size + -size % 8)  # of its own memory, so aligned
+    padded[:, :size] = rows
+    words = padded.view(torch.int64)
+    hashes = (words * weights[: words.shape[1]]).sum(1)  # modulo 2^64
+    different, which = torch.unique(hashes, return_inverse=True)
+    # Any row of a hash will do, all of them are alike or else it is not used.
+    number = torch.arange(len(which), device=which.device)
+    example = torch.empty_like(different).scatter_(0, which, number)
+    if not torch.equal(words[example][which], words):
+        different, which = torch.unique(words, dim=0, return_inverse=True)
+        return different.view(torch.uint8)[:, :size], which
+    return rows[example], which
+
+
+@final
+class ByteTokens(nn.Module):
+    """Every byte is a token."""
+
+    size = 256
+
+    def forward(self, texts: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens ``[U, M]``, 0 behind the end, and their numbers ``[U]``, of texts ``[U, M]``."""
+        inside = (texts != 0).cumprod(1)
+        return texts * inside, inside.sum(1)
+
+
+@final
+class WordTokens(nn.Module):
+    """Every word, in lower case, is a token; what words are is said in
+    `models.words`.
+
+    With a vocabulary its words are tokens 2, 3, ... in order, and all others token 1; without one
+    a word is token ``1 + word_hash(word) % buckets``.  Words are looked up by their hash: a word of
+    another text is taken for one of a vocabulary of V words with a chance of ``V / 2^31``.
+    """
+
+    word: Tensor
+    lower: Tensor
+    powers: Tensor
+    known: Tensor
+    tokens: Tensor
+
+    def __init__(self, vocabulary: Sequence[str], buckets: int, longest: int):
+        """longest: bytes of a text."""
+        super().__init__()
+        self.buckets = 0 if vocabulary else buckets
+        self.size = len(vocabulary) + 2 if vocabulary else buckets + 1
+        by_hash = sorted((word_hash(word), 2 + i) for i, word in enumerate(vocabulary))
+        tables = {
+            "word": torch.tensor([is_word_byte(byte) for byte in range(256)]),
+            "lower": torch.tensor([lower_byte(byte) for byte in range(256)]),
+            "powers": torch.tensor([pow(BASE, i, PRIME) for i in range(longest)]),
+            "known": torch.tensor([number for number, _ in by_hash], dtype=torch.int64),
+            "tokens": torch.tensor([token for _, token in by_hash], dtype=torch.int64),
+        }
+        for name, table in tables.items():
+            self.register_buffer(name, table, persistent=False)
+
+    def forward(self, texts: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens ``[U, W]``, 0 behind the last word, and their numbers ``[U]``, of ``[U, M]``."""
+        hashes, lengths = self.hashes(texts)
+        if self.buckets:
+            tokens = 1 + hashes % self.buckets
+        else:
+            nearest = torch.searchsorted(self.known, hashes).clamp_max(len(self.known) - 1)
+            tokens = torch.where(self.known[nearest] == hashes, self.tokens[nearest], 1)
+        exists = torch.arange(tokens.shape[1], device=texts.device) < lengths[:, None]
+        return tokens * exists, lengths
+
+    def hashes(self, texts: Tensor) -> tuple[Tensor, Tensor]:
+        """`word_hash` of each word ``[U, W]`` and the numbers of words ``[U]``."""
+        codes = texts.long()
+        inside = self.word[codes] & (codes != 0).cumprod(1).bool()
+        begins = inside & ~functional.pad(inside, (1, 0))[:, :-1]
+        number = begins.cumsum(1)  # of the word, from 1
+        lengths = number[:, -1]
+        place = torch.arange(texts.shape[1], device=texts.device)
+        since = place - (place * begins).cummax(1).values  # the word began
+        terms = self.lower[codes] * self.powers[since] % PRIME
+        # Place 0 takes what is in no word.
+        sums = terms.new_zeros(len(texts), max(int(lengths.max()), 1) + 1)
+        sums.scatter_add_(1, number * inside, terms)
+        return sums[:, 1:] % PRIME, lengths
+
+
+@final
+class TextEncoder(nn.Module):
+    """A text as a vector: the GRU's last state, or the mean of its states, weighted by how they
+    answer a query (scaled dot products, Vaswani et al. 2017).  A text without tokens is 0.
+
+    With `deduplicate_text` every different text of a batch is read once, which changes no result
+    but by rounding.
+    """
+
+    weights: Tensor
+
+    def __init__(self, length: int, config: ModelConfig, query_size: int):
+        """length: bytes of a text; query_size: numbers of what makes a query."""
+        super().__init__()
+        size = config.text_hidden
+        self.tokens: ByteTokens | WordTokens = (
+            WordTokens(config.vocabulary, config.hash_buckets, length)
+            if config.tokenizer == "words"
+            else ByteTokens()
+        )
+        self.embedding = nn.Embedding(self.tokens.size, config.text_embedding, padding_idx=0)
+        self.gru = Core("gru", config.text_embedding, size, 1)
+        self.query = nn.Linear(query_size, size) if config.text_pooling == "attention" else None
+        self.deduplicate, self.feature_size = config.deduplicate_text, size
+        odd = torch.randint(2**62, (-(-length // 8),), generator=torch.Generator().manual_seed(0))
+        self.register_buffer("weights", 2 * odd + 1, persistent=False)
+
+    def forward(self, texts: Tensor, view: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Vectors ``[K, H]``, and which of them is that of each row ``[N]``, or None: its own.
+
+        texts: ``[N, L]``, uint8.
+        view: ``[N, query_size]``; only attention reads it.
+        """
+        texts, which = trimmed(texts), None
+        if self.deduplicate:
+            texts, which = distinct_rows(texts, self.weights)
+        tokens, lengths = self.tokens(texts)
+        tokens = tokens[:, : max(int(lengths.max()), 1)]
+        states = self._read(tokens)
+        if self.query is None:
+            last = states[lengths.clamp_min(1) - 1, torch.arange(len(tokens), device=tokens.device)]
+            return last * (lengths > 0)[:, None], which
+        return _attend(self.query(view), states, lengths, which), None
+
+    def _read(self, tokens: Tensor) -> Tensor:
+        """States of the GRU after each token ``[M, U, H]``, from ``[U, M]``."""
+        steps = self.embedding(tokens.t().int())
+        state = {"h0": steps.new_zeros(len(tokens), self.feature_size)}
+        is_first = torch.zeros(steps.shape[:2], dtype=torch.bool, device=tokens.device)
+        states: Tensor = self.gru(steps, state, is_first)[0]
+        return states
+
+    @torch.no_grad()
+    def draw_weights(self, generator: torch.Generator) -> None:
+        """Embeddings standard normal, that of no token 0; the GRU's as those of cores."""
+        self.embedding.weight.normal_(generator=generator)[0] = 0.0
+        draw_weights(self.gru, generator)
+
+
+def _attend(query: Tensor, states: Tensor, lengths: Tensor, which: Tensor | None) -> Tensor:
+    """Means ``[N, H]`` of the states ``[M, U, H]`` within the lengths ``[U]``, by queries
+    ``[N, H]``.
+    """
+    steps, _, size = states.shape
+    read = states.transpose(0, 1)
+    if which is not None:
+        read = functional.embedding(which, read.flatten(1)).view(-1, steps, size)
+        lengths = lengths[which]
+    inside = torch.arange(steps, device=states.device) < lengths[:, None]
+    score = torch.bmm(read, query.float().unsqueeze(2)).squeeze(2).float() / size**0.5
+    weight = score.masked_fill(~inside, -1e30).softmax(1) * inside  # without tokens: all 0
+    return torch.bmm(weight.unsqueeze(1), read).squeeze(1).float()
