@@ -12,7 +12,7 @@ Departures from the paper, each with the switch that turns it off:
  3. Losses are divided by the number of unrolls in the batch (``reduction=sum``).
  4. RMSProp is PyTorch's, with epsilon outside of the root (``rmsprop_epsilon_inside_sqrt``).
  5. Observations may be normalised by running statistics (``normalize_observations=false``, the
-    default).
+    default, is the paper's).
 """
 
 from collections.abc import Iterable, Mapping
