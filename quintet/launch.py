@@ -84,7 +84,8 @@ def resolve(config: RunConfig, spaces: Spaces, backend: str) -> RunConfig:
         # A fixed rule: measured on small networks, a second thread costs more than it gives.
         threads = min(usable_cores(), 8) if pictures else 1
     serial = config.runtime.kind == "serial"
-    actor_threads = config.runtime.actor_threads or (threads if serial else 1)
+    beside = not serial and config.runtime.inference == "local"
+    actor_threads = config.runtime.actor_threads or (1 if beside else threads)
     compiler = has_compiler()
     compile_ = config.runtime.compile
     if compile_ == "auto":

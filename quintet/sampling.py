@@ -23,7 +23,7 @@ from quintet.runtime.asynchronous import AsyncOptions, AsyncSampling
 from quintet.runtime.lockstep import LockstepSampling
 from quintet.runtime.messages import Place
 from quintet.runtime.serial import SerialSampling
-from quintet.runtime.workers import Crew, Workers
+from quintet.runtime.workers import Crew, ServerOptions, Workers
 from quintet.signals import interrupts_for_us_alone
 from quintet.types import Spaces
 
@@ -80,11 +80,15 @@ def _make_groups(config: RunConfig, make_env: EnvSource | None) -> list[VectorEn
 
 
 def streams_per_group(config: RunConfig) -> int:
-    """As configured; else what `group_size` says, or, with workers, so that each has one group."""
+    """As configured; else what `group_size` says, or, with workers, so that each has a group, or two where a
+    server acts.
+    """
     if config.runtime.kind == "serial" or config.env.streams_per_group is not None:
         return group_size(config.env)
     streams = config.env.num_streams
     wanted = config.runtime.num_workers or usable_cores()
+    if config.runtime.inference == "server":
+        wanted *= 2  # one group steps while the other waits for its actions
     # The fewest groups that give each worker one; the streams must be divided evenly.
     groups = next((n for n in range(wanted, streams) if streams % n == 0), streams)
     return streams // groups
@@ -151,6 +155,7 @@ def make_sampling(
         return SerialSampling(
             source.envs, make_actor, plan, config.seed, timer, threads=runtime.actor_threads
         )
+    server = _server(config, source.spaces) if runtime.inference == "server" else None
     size, streams = streams_per_group(config), config.env.num_streams
     places = tuple(Place(g, g * size, size) for g in range(streams // size))
     crew = Crew(
@@ -163,8 +168,9 @@ def make_sampling(
         num_workers=num_workers(config),
         num_slots=slots_per_group(runtime, plan, streams),
         timeout_s=runtime.worker_timeout_s,
-        threads=runtime.actor_threads,
+        threads=1 if server else runtime.actor_threads,
         say=say,
+        server=server,
     )
     workers = Workers(crew, [learner.publication()])
     if runtime.kind == "lockstep":
@@ -173,6 +179,27 @@ def make_sampling(
         runtime.prefetch_batches, runtime.max_restarts, pin=runtime.device.startswith("cuda")
     )
     return AsyncSampling(workers, timer, options)
+
+
+def _server(config: RunConfig, spaces: Spaces) -> ServerOptions:
+    """How actions are computed for all workers."""
+    runtime = config.runtime
+    assert runtime.actor_threads is not None
+    exact = runtime.kind == "lockstep"
+    # A graph is compiled for one size of batch, and the free server's differ.
+    compute = replace(
+        runtime.compute, compile=runtime.compute.compile and exact, act_on=runtime.device
+    )
+    make_actor = registry.find(config.algo).make_actor
+    return ServerOptions(
+        make_actor=partial(make_actor, config.learner, config.model, spaces, compute),
+        device=runtime.device,
+        threads=runtime.actor_threads,
+        exact=exact,
+        batch_min=runtime.inference_batch_min,
+        batch_max=runtime.inference_batch_max,
+        batch_timeout_s=runtime.inference_timeout_ms / 1_000,
+    )
 
 
 def _make_place(config: EnvConfig, source: EnvSource | None, place: Place) -> VectorEnv:

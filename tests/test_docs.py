@@ -15,7 +15,7 @@ import torch
 import yaml
 
 import quintet
-from quintet.algorithms import ppo, ppo_config
+from quintet.algorithms import impala, impala_config, ppo, ppo_config
 from quintet.bench import workloads
 from quintet.cli import COMMANDS, main
 from quintet.config.command import parse
@@ -152,10 +152,15 @@ def test_every_block_is_of_a_known_language():
         assert {found[1] for found in FENCE.finditer(path.read_text())} <= known, path.name
 
 
+LEARNERS = {"ppo": (ppo, ppo_config.PPOConfig), "impala": (impala, impala_config.ImpalaConfig)}
+
+
 def test_options_named_in_prose_exist():
-    known = set(options("ppo")) | {f"env.kwargs.{name}" for name in AtariConfig.model_fields}
+    documents = dict.fromkeys(("quick-start", "environments"), "ppo") | {x: x for x in LEARNERS}
     parts = "env|runtime|model|checkpoint|eval|report"
-    for path in (DOCS / "quick-start.md", DOCS / "environments.md", DOCS / "ppo.md"):
+    for name, algo in documents.items():
+        known = set(options(algo)) | {f"env.kwargs.{x}" for x in AtariConfig.model_fields}
+        path = DOCS / f"{name}.md"
         text = path.read_text()
         named = set(re.findall(rf"`((?:{parts})\.[a-z_]+)[ =`]", text))
         assert named <= known, path.name
@@ -174,22 +179,30 @@ def same(written: Any, default: Any) -> bool:
     return (float(written) if isinstance(default, float) else written) == default
 
 
-def test_every_option_of_ppo_is_documented_with_its_default():
-    written = defaults_of((DOCS / "ppo.md").read_text())
-    fields = ppo_config.PPOConfig.model_fields
+@pytest.mark.parametrize("algo", LEARNERS)
+def test_every_option_of_a_learner_is_documented_with_its_default(algo: str):
+    written = defaults_of((DOCS / f"{algo}.md").read_text())
+    fields = LEARNERS[algo][1].model_fields
     assert written.keys() == fields.keys()
     for name, info in fields.items():
-        assert same(written[name], info.default), name
+        assert same(written[name], info.get_default(call_default_factory=True)), name
 
 
-def test_every_departure_of_ppo_is_documented():
-    text = (DOCS / "ppo.md").read_text()
-    listed = re.findall(r"^ (\d)\. (\w+ \w+)", ppo.__doc__ or "", re.M)
+PRESETS = {
+    "ppo": (8, ("clip", "kl_penalty", "tf_agents_base", "vector_discrete", "pixels", "atari")),
+    "impala": (5, ("vector_discrete", "vector_continuous", "pixels", "atari")),
+}
+
+
+@pytest.mark.parametrize("algo", LEARNERS)
+def test_every_departure_and_preset_of_a_learner_is_documented(algo: str):
+    text, (departures, presets) = (DOCS / f"{algo}.md").read_text(), PRESETS[algo]
+    listed = re.findall(r"^ (\d)\. (\w+ \w+)", LEARNERS[algo][0].__doc__ or "", re.M)
     headings = re.findall(r"^### (\d)\. (\w+ \w+)", text, re.M)
-    assert len(listed) == 8
+    assert len(listed) == departures
     assert [number for number, _ in headings] == [number for number, _ in listed]
-    for preset in ("clip", "kl_penalty", "tf_agents_base", "vector_discrete", "pixels", "atari"):
-        assert preset_layers("ppo", None, preset)
+    for preset in presets:
+        assert preset_layers(algo, None, preset)
         assert f"`{preset}`" in text
 
 

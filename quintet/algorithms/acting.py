@@ -8,8 +8,8 @@ from torch.func import functional_call
 
 from quintet.algorithms.setup import PLAIN, Compute
 from quintet.models.build import ActorCritic
-from quintet.models.config import ModelConfig
 from quintet.models.compiled import one_graph
+from quintet.models.config import ModelConfig
 from quintet.models.flat import flatten_in_place, strip_prefix, views_of
 from quintet.models.heads import action_family
 from quintet.models.normalize import ObservationNormalizer
@@ -47,9 +47,10 @@ class SamplingActor:
     ):
         self.family = make_family(model, spaces)
         # The weights come with the first publication, so none are drawn here.
-        self.network = ActorCritic(spaces, self.family, model, None, compute.precision)
+        network = ActorCritic(spaces, self.family, model, None, compute.precision)
+        self.network = network.to(compute.act_on)
         self.network.freeze_precision()
-        self.normalizer, self.records = normalizer, records
+        self.normalizer, self.records = normalizer.to(compute.act_on), records
         parameters = dict(sorted(self.network.named_parameters()))
         self.shapes = {name: p.shape for name, p in parameters.items()}
         self.theta: Tensor | None = None

@@ -12,7 +12,7 @@ Departures from the paper, each with the switch that turns it off:
  3. Losses are divided by the number of unrolls in the batch (``reduction=sum``).
  4. RMSProp is PyTorch's, with epsilon outside of the root (``rmsprop_epsilon_inside_sqrt``).
  5. Observations may be normalised by running statistics (``normalize_observations=false``, the
-    default).
+    default, is the paper's).
 """
 
 from collections.abc import Iterable, Mapping
@@ -30,8 +30,8 @@ from quintet.algorithms.setup import PLAIN, Compute, Setup
 from quintet.algorithms.vtrace_diagnostics import Terms, vtrace_metrics, vtrace_stats
 from quintet.errors import ConfigError
 from quintet.models.build import ActorCritic
-from quintet.models.config import ModelConfig
 from quintet.models.compiled import one_graph
+from quintet.models.config import ModelConfig
 from quintet.models.flat import flatten_in_place, strip_prefix, views_of
 from quintet.models.normalize import ObservationNormalizer, observation_normalizer
 from quintet.ops import adam, policy_losses, reduce, rmsprop, schedules, value_losses

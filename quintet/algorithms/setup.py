@@ -13,10 +13,12 @@ class Compute:
 
     precision: of encoders.
     compile: whether an act, and the whole update, is one compiled graph.
+    act_on: where actors are.
     """
 
     precision: Precision = "fp32"
     compile: bool = False
+    act_on: str = "cpu"
 
 
 PLAIN = Compute()

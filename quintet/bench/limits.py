@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, final
 
+import gymnasium
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -36,31 +37,45 @@ SECONDS = 1.5
 @final
 @dataclass(frozen=True)
 class Limits:
-    """Microseconds per env_step of each part, at its best."""
+    """Microseconds per env_step of each part, at its best; core-microseconds where `cores` of them
+    do everything at once.
+    """
 
     env_us: float
     act_us: float
     update_us: float
+    cores: int = 1
 
     @property
     def env_steps_per_s(self) -> float:
-        """One part after the other, with no overhead of its own."""
-        return 1e6 / (self.env_us + self.act_us + self.update_us)
+        """One part after the other, or all at once on all cores, with no overhead of its own."""
+        return self.cores * 1e6 / (self.env_us + self.act_us + self.update_us)
 
 
-def measure(work: Workload, spaces: Spaces, precision: Precision, compiled: bool) -> Limits:
+def measure(
+    work: Workload, spaces: Spaces, precision: Precision, compiled: bool, overlapped: bool = False
+) -> Limits:
     """Measures the parts; takes about ten seconds, and half a minute more where it compiles.
 
-    precision: the one that training runs at; compiled: whether a C++ compiler is there.
+    precision: the one that training runs at; compiled: whether a C++ compiler is there; overlapped:
+    the parts run side by side, in processes, so what counts is the time that cores are taken.
     """
     threads = sorted({1, usable_cores()})
     updates = [False, True] if compiled else [False]
+
+    def cost(seconds: Callable[[int], float]) -> float:
+        return 1e6 * min(seconds(n) * (n if overlapped else 1) for n in threads)
+
+    env_s = _python_env_s if work.env_backend == "gymnasium" else _env_s
     with _threads_restored():
         return Limits(
-            env_us=min(_in_child(_env_s, work, n) for n in threads) * 1e6,
-            act_us=min(_act_s(work, spaces, precision, n) for n in threads) * 1e6,
-            update_us=1e6
-            * min(_update_s(work, spaces, precision, n, c) for n in threads for c in updates),
+            env_us=cost(lambda n: _in_child(env_s, work, n)),
+            act_us=cost(lambda n: _act_s(work, spaces, precision, n)),
+            update_us=min(
+                cost(lambda n, c=c: _update_s(work, spaces, precision, n, c))  # type: ignore[misc]
+                for c in updates
+            ),
+            cores=usable_cores() if overlapped else 1,
         )
 
 
@@ -107,6 +122,21 @@ def _env_s(work: Workload, cores: int) -> float:
         actions = actions.astype(np.int32)
     pool.reset()
     return _seconds_per_call(lambda: pool.step(actions)) / work.num_envs
+
+
+def _python_env_s(work: Workload, _: int) -> float:
+    """Seconds per env_step of one bare environment in a plain loop, which can only use one core."""
+    env: Any = gymnasium.make(work.env_id)
+    env.reset(seed=0)
+    actions = [env.action_space.sample() for _ in range(64)]
+
+    def step() -> None:
+        for action in actions:
+            _, _, terminated, truncated, _ = env.step(action)
+            if terminated or truncated:
+                env.reset()
+
+    return _seconds_per_call(step) / len(actions)
 
 
 def _act_s(work: Workload, spaces: Spaces, precision: Precision, threads: int) -> float:

@@ -24,7 +24,7 @@ from quintet.types import Rollout, Spaces
 
 _NEVER = 10**9
 
-SHOWN: tuple[Phase, ...] = ("stepping", "acting", "learning", "other")
+SHOWN: tuple[Phase, ...] = ("stepping", "acting", "learning", "waiting", "other")
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,9 @@ class Stopwatch:
         return True
 
     def _mark(self, now: float) -> Mark:
-        # A pool's reset rows count here, as they do for the libraries we compare with.
-        rows = self.counters.iteration * self.work.num_envs * self.work.rollout
+        # Rows spent on resets count here, as they do for the libraries we compare with.
+        plan = self.learner.plan
+        rows = self.counters.iteration * plan.columns_per_batch * plan.unroll_steps
         return Mark(now, rows, self.learner.updates, self.timer.seconds())
 
 
@@ -79,7 +80,13 @@ def run(work: Workload, options: Layer) -> dict[str, Any]:
     options: how the work is scheduled.
     """
     config, spaces, record = train(work, options)
-    bare = limits.measure(work, spaces, config.runtime.compute.precision, compiled=has_compiler())
+    bare = limits.measure(
+        work,
+        spaces,
+        config.runtime.compute.precision,
+        compiled=has_compiler(),
+        overlapped=config.runtime.kind != "serial",
+    )
     return record | {
         "limit_env_steps_per_s": bare.env_steps_per_s,
         "limit_us_per_env_step": {
@@ -96,7 +103,7 @@ def train(work: Workload, options: Layer) -> tuple[RunConfig, Spaces, dict[str, 
     """Trains for the workload's time: the resolved configuration, the spaces, and the record
     without its limit.
     """
-    config = compose(work.algo, [work.layer(), options]).config
+    config = compose(work.learner, [work.layer(), options]).config
     source = open_source(config, None)
     try:
         config = resolve(config, source.spaces, source.envs[0].description.backend)
@@ -137,7 +144,9 @@ def _record(work: Workload, config: RunConfig, watch: Stopwatch) -> dict[str, An
     updates = end.updates - begin.updates
     us = {phase: (end.phases[phase] - begin.phases[phase]) / env_steps * 1e6 for phase in SHOWN}
     # What the first iteration took beyond a later one.
-    usual_s = (us["acting"] + us["learning"]) * work.num_envs * work.rollout / 1e6
+    plan = watch.learner.plan
+    rows = plan.columns_per_batch * plan.unroll_steps
+    usual_s = (us["acting"] + us["learning"]) * rows / 1e6
     first_s = watch.first["acting"] + watch.first["learning"]
     weights = watch.learner.publication().tensors
     return {
@@ -153,6 +162,8 @@ def _record(work: Workload, config: RunConfig, watch: Stopwatch) -> dict[str, An
         "us_per_env_step": us,
         "threads": config.runtime.threads,
         "streams_per_group": config.env.streams_per_group,
+        "kind": config.runtime.kind,
+        "num_workers": config.runtime.num_workers,
     }
 
 

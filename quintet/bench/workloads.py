@@ -19,6 +19,13 @@ FREE = (
     "runtime.threads",
     "runtime.precision",
     "runtime.compile",
+    "runtime.kind",
+    "runtime.lag",
+    "runtime.num_workers",
+    "runtime.actor_threads",
+    "runtime.inference",
+    "runtime.slots",
+    "runtime.prefetch_batches",
     "env.num_threads",
     "env.streams_per_group",
 )
@@ -41,8 +48,8 @@ class Workload(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     name: str
-    algo: Literal["ppo"]
-    env_backend: Literal["envpool"]
+    algo: Literal["ppo", "appo"]
+    env_backend: Literal["envpool", "gymnasium"]
     env_id: str
     num_envs: Count
     obs: Literal["vector", "image"]
@@ -65,40 +72,58 @@ class Workload(BaseModel):
     warmup_seconds: float = Field(gt=0)
     seconds: float = Field(gt=0)
 
+    @property
+    def learner(self) -> str:
+        """Ours that does it: asynchronous work in one pass is IMPALA's."""
+        return "ppo" if self.algo == "ppo" else "impala"
+
     def layer(self) -> Layer:
         """The options that do this work, and nothing beside it: no normalisers, no decay of the
         learning rate, no evaluation.
         """
-        return Layer(
-            f"workload {self.name}",
-            {
-                "preset": "none",
-                # Never reached; `seconds` ends the run.
-                "total_env_steps": 10**12,
-                "env.id": self.env_id,
-                "env.backend": self.env_backend,
-                "env.num_streams": self.num_envs,
-                "model.encoder": "nature_cnn" if self.obs == "image" else "mlp",
-                "model.policy_hidden": self.hidden,
-                "model.activation": self.activation,
-                "model.shared_torso": self.shared_torso,
-                "unroll_steps": self.rollout,
-                "minibatch_steps": self.minibatch,
-                "num_epochs": self.epochs,
-                "normalize_advantage": "minibatch",
-                "normalize_observations": False,
-                "reward_normalizer": "none",
-                "gamma": self.gamma,
-                "gae_lambda": self.gae_lambda,
-                "clip_epsilon": self.clip,
-                "value_coef": 2.0 * self.value_coef,
-                "entropy_coef": self.entropy_coef,
-                "learning_rate": self.learning_rate,
-                "lr_schedule": "constant",
-                "adam_epsilon": self.adam_eps,
-                "max_grad_norm": self.max_grad_norm,
-            },
-        )
+        common = {
+            "preset": "none",
+            # Never reached; `seconds` ends the run.
+            "total_env_steps": 10**12,
+            "env.id": self.env_id,
+            "env.backend": self.env_backend,
+            "env.num_streams": self.num_envs,
+            "model.encoder": "nature_cnn" if self.obs == "image" else "mlp",
+            "model.policy_hidden": self.hidden,
+            "model.activation": self.activation,
+            "model.shared_torso": self.shared_torso,
+            "unroll_steps": self.rollout,
+            "normalize_observations": False,
+            "gamma": self.gamma,
+            "entropy_coef": self.entropy_coef,
+            "learning_rate": self.learning_rate,
+            "lr_schedule": "constant",
+            "adam_epsilon": self.adam_eps,
+            "max_grad_norm": self.max_grad_norm,
+        }
+        own = self._ppo() if self.algo == "ppo" else self._impala()
+        return Layer(f"workload {self.name}", common | own)
+
+    def _ppo(self) -> dict[str, Any]:
+        return {
+            "minibatch_steps": self.minibatch,
+            "num_epochs": self.epochs,
+            "normalize_advantage": "minibatch",
+            "reward_normalizer": "none",
+            "gae_lambda": self.gae_lambda,
+            "clip_epsilon": self.clip,
+            "value_coef": 2.0 * self.value_coef,
+        }
+
+    def _impala(self) -> dict[str, Any]:
+        return {
+            "runtime.kind": "async",
+            "batch_unrolls": self.minibatch // self.rollout,
+            "lambda_": self.gae_lambda,
+            "optimizer": "adam",
+            "reduction": "mean",
+            "value_coef": 2.0 * self.value_coef,
+        }
 
 
 def read(name: str) -> Workload:
@@ -120,6 +145,11 @@ def read(name: str) -> Workload:
     nature = [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
     if work.obs == "image" and work.conv != nature:
         raise ConfigError(f"workload {name} can't be run: conv must be {nature}, got {work.conv}")
+    if work.algo == "appo" and (work.epochs > 1 or work.minibatch % work.rollout):
+        raise ConfigError(
+            f"workload {name} can't be run: one pass over minibatches of whole rollouts of "
+            f"{work.rollout} is required, got {work.epochs} passes over {work.minibatch}"
+        )
     return work
 
 
@@ -141,7 +171,7 @@ def scheduling(arguments: list[str]) -> Layer:
 
 def names() -> list[str]:
     """The workloads that quintet can run."""
-    return [name for name, table in _tables().items() if table.get("algo") == "ppo"]
+    return [name for name, table in _tables().items() if table.get("algo") in ("ppo", "appo")]
 
 
 def _tables() -> dict[str, Any]:

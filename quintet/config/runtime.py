@@ -31,6 +31,20 @@ class RuntimeConfig(BaseModel):
         description="sampler processes, at most one for each group of streams; none: as many as "
         "there are cores. Never part of the result's bytes",
     )
+    inference: Literal["local", "server"] = Field(
+        "local",
+        description="local: every worker computes its actions; server: one process does for all "
+        "of them, on runtime.device, which is worth it with a GPU",
+    )
+    inference_batch_min: int = Field(
+        1, ge=1, description="server of async: streams that it waits for before it acts"
+    )
+    inference_batch_max: int = Field(
+        512, ge=1, description="server of async: most streams that it acts on at once"
+    )
+    inference_timeout_ms: float = Field(
+        100.0, gt=0, description="server of async: milliseconds after which it waits no longer"
+    )
     max_policy_lag: int | None = Field(
         None,
         ge=0,
@@ -101,7 +115,16 @@ class RuntimeConfig(BaseModel):
     def requirements(self) -> dict[str, tuple[bool, str]]:
         """By option: whether it has an effect beside the others, and what it needs for that."""
         lockstep, free = self.kind == "lockstep", self.kind == "async"
+        serves = self.inference == "server"
+        batches = (serves and free, "runtime.inference=server and runtime.kind=async")
         return {
+            "inference": (lockstep or free, "runtime.kind=lockstep or async"),
+            "inference_batch_min": batches,
+            "inference_batch_max": batches,
+            "inference_timeout_ms": (
+                batches[0] and self.inference_batch_min > 1,
+                "runtime.inference_batch_min > 1",
+            ),
             "lag": (lockstep, "runtime.kind=lockstep"),
             "num_workers": (lockstep or free, "runtime.kind=lockstep or async"),
             "max_policy_lag": (free, "runtime.kind=async"),

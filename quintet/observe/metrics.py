@@ -191,6 +191,9 @@ PREFIXES: Mapping[str, Metric] = {
     "param_norm/": Metric("1", "norm of one parameter"),
     HISTOGRAM: Metric("1", "distribution of a value over rows or parameters, never a number"),
     "loss/aux/": Metric("1", "an auxiliary loss term"),
+    "server/": Metric(
+        "1", "share of the inference server's time by phase; and streams that it acts on at once"
+    ),
     "worker/": Metric("1", "share of a sampler process's time, by its number and by phase"),
     "population/": Metric("1", "a tuned value of one member of a population"),
 }

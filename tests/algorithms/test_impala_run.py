@@ -1,0 +1,95 @@
+"""Whole runs of IMPALA by the public names: exact over a resume, with columns that wait; options;
+what is refused.
+"""
+
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_impala_aux import Own
+
+import quintet
+from quintet.config.command import parse
+from quintet.config.load import compose
+from quintet.errors import ConfigError
+
+SMALL: dict[str, Any] = {
+    "preset": "none",
+    "env.num_streams": 6,
+    "env.backend": "gymnasium",
+    "unroll_steps": 16,
+    "batch_unrolls": 4,
+    "eval.episodes": 0,
+    "report.progress": False,
+    "checkpoint.interval_updates": 7,
+}
+STEPS = 28 * 64 + 10
+
+
+def train(folder: Path, **config: Any) -> Any:
+    return quintet.train("impala", "CartPole-v1", STEPS, 1, folder, SMALL | config)
+
+
+@pytest.mark.parametrize("options", [{}, {"model.core": "gru", "optimizer": "adam"}])
+def test_a_resumed_run_has_the_bytes_of_one_that_was_not_interrupted(
+    options: dict[str, Any], tmp_path: Path
+):
+    whole = train(tmp_path / "run", **options)
+    assert whole.metrics["env_steps"] == STEPS
+    assert whole.metrics["policy_lag/max"] >= 0
+    checkpoints = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    for newer in checkpoints[1:]:
+        shutil.rmtree(newer)
+    shutil.rmtree(tmp_path / "run" / "policy")
+    resumed = train(tmp_path / "run", **options)
+    a, b = (r.policy.publication.tensors for r in (whole, resumed))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    scores = quintet.evaluate(quintet.load(tmp_path / "run"), episodes=2)
+    assert len(scores.returns) == 2
+
+
+def test_an_encoder_with_losses_trains_and_acts(tmp_path: Path):
+    config = SMALL | {"aux_loss_weights": {"scalar": 0.1}, "checkpoint.interval_updates": "auto"}
+    result = quintet.train("impala", "CartPole-v1", 640, 1, tmp_path / "run", config, model=Own)
+    assert result.metrics["loss/aux/per_row"] > 0
+    assert quintet.evaluate(result.policy, episodes=1).mean > 0
+    with pytest.raises(ConfigError, match="ppo requires an encoder without auxiliary losses"):
+        quintet.train("ppo", "CartPole-v1", 4096, 1, tmp_path / "other", model=Own)
+    assert not (tmp_path / "other").exists()
+
+
+def asked(line: str) -> Any:
+    """The configuration that a command line asks for."""
+    layer = parse("train", shlex.split(line)).options
+    return compose("impala", [layer], check_env=False).config
+
+
+def test_options_on_the_command_line():
+    config = asked(
+        "impala --env CartPole-v1 --lambda_ 0.9 --rho-bar none --c-bar none "
+        "--model.encoder test_impala_aux:Own --aux-loss-weights '{\"a\": 0.5}'"
+    )
+    learner = config.learner.model_dump()
+    assert learner["lambda_"] == 0.9
+    assert learner["rho_bar"] is learner["c_bar"] is None
+    assert learner["aux_loss_weights"] == {"a": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--c-bar 2", ["rho_bar must be at least c_bar, got rho_bar=1.0 and c_bar=2.0"]),
+        ("--lambda 0.9", ["did you mean 'lambda_'"]),
+        (
+            "--total-steps 100 --unroll-step 3",
+            ["total_env_steps must be at least one batch of 24 unrolls x 80", "'unroll_steps'"],
+        ),
+    ],
+)
+def test_faults_are_told(options: str, said: list[str]):
+    with pytest.raises(ConfigError) as error:
+        asked(f"impala --env CartPole-v1 {options}")
+    assert all(words in str(error.value) for words in said)
