@@ -80,8 +80,8 @@ def _make_groups(config: RunConfig, make_env: EnvSource | None) -> list[VectorEn
 
 
 def streams_per_group(config: RunConfig) -> int:
-    """As configured; else what `group_size` says, or, with workers, so that each has a group, or two where a
-    server acts.
+    """As configured; else what `group_size` says, or, with workers, so that each has a group, or
+    two where a server acts.
     """
     if config.runtime.kind == "serial" or config.env.streams_per_group is not None:
         return group_size(config.env)
