@@ -44,12 +44,9 @@ def make_batch(
     return replace(batch, record={"logp_mu": batch.record["logp_mu"]}, state=state)
 
 
-def loss_and_gradient(
-    learner: ImpalaLearner, batch: Rollout, entropy_coef: float | None = None
-) -> tuple[Tensor, Tensor]:
+def loss_and_gradient(learner: ImpalaLearner, batch: Rollout) -> tuple[Tensor, Tensor]:
     """Of the weights that the learner has."""
-    coef = learner.config.entropy_coef if entropy_coef is None else entropy_coef
-    knobs = learner._knobs(1.0, coef)
+    knobs = torch.tensor([1.0, 1.0, learner.config.entropy_coef])
     loss, _ = learner._loss(learner.parameters, learner._unrolls(batch), knobs)
     gradients = torch.autograd.grad(loss, [*learner.parameters.values()], materialize_grads=True)
     return loss.detach(), torch.cat([g.flatten() for g in gradients])

@@ -228,6 +228,20 @@ def test_two_updates_by_hand(reduction: str, inside: bool):
     assert metrics["optim/grad_clip_frac"] == float(norm > 1.0)
 
 
+def test_adam_is_pytorch_s():
+    """Three updates, with the gradients that the learner itself has at each."""
+    config = ImpalaConfig(optimizer="adam", max_grad_norm=None, lr_schedule="constant")
+    learner = make_learner(config)
+    theirs = learner.theta.clone().requires_grad_()
+    optimizer = torch.optim.Adam([theirs], lr=config.learning_rate, eps=config.adam_epsilon)
+    for seed in range(3):
+        batch = make_batch(learner, seed=seed)
+        _, theirs.grad = loss_and_gradient(learner, batch)
+        optimizer.step()
+        learner.update(batch, 0)
+        torch.testing.assert_close(learner.theta, theirs.detach(), rtol=1e-5, atol=1e-6)
+
+
 def test_metrics_by_loop():
     learner = make_learner(ImpalaConfig(entropy_coef=0.01))
     batch = make_batch(learner)
