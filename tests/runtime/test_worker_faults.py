@@ -108,6 +108,30 @@ def test_lockstep_goes_back_once_and_ends_with_the_bytes_of_serial(tmp_path: Pat
     assert "resumed at update" in said
 
 
+def server_of(_worker: psutil.Process) -> psutil.Process:
+    return next(p for p in workers_of() if "quintet.runtime.server" in " ".join(p.cmdline()))
+
+
+@pytest.mark.parametrize("what", ["kill", "suspend"])
+def test_async_replaces_the_server_and_gives_open_unrolls_up(what: str, tmp_path: Path) -> None:
+    hit = Once(lambda worker: getattr(server_of(worker), what)(), pause_s=0.03)
+    timeout = 60.0 if what == "kill" else 2.0
+    result = train(
+        tmp_path, on_report=hit, steps=8_000, inference="server", worker_timeout_s=timeout
+    )
+    assert result.metrics["env_steps"] == 8_000
+    assert result.metrics["data/worker_restarts"] == 1
+    assert result.metrics["server/batch_mean"] >= 1
+    assert "inference server (cpu, pid" in (tmp_path / "log.txt").read_text()
+
+
+def test_lockstep_goes_back_when_the_server_dies(tmp_path: Path) -> None:
+    hit = Once(lambda worker: server_of(worker).kill())
+    result = train(tmp_path, on_report=hit, kind="lockstep", inference="server", num_workers=1)
+    assert result.status == "finished"
+    assert "inference server (cpu, pid" in (tmp_path / "log.txt").read_text()
+
+
 def hashes(folder: Path) -> dict[str, str]:
     found = checkpoint.latest(folder / "checkpoints", warn=print)
     assert found is not None

@@ -1,0 +1,132 @@
+"""Shared memory: what is written by one process is read by another, and nothing is left behind."""
+
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from quintet.errors import ConfigError
+from quintet.runtime.arena import Arena
+from quintet.runtime.params import Board, board_specs
+from quintet.types import Publication, TensorSpec
+
+SPECS = {
+    "a/flags": TensorSpec((3,), torch.bool),
+    "a/rows": TensorSpec((2, 5), torch.float32),
+    "b": TensorSpec((), torch.int64),
+    "none": TensorSpec((0, 4), torch.float64),
+    "half": TensorSpec((7,), torch.bfloat16),
+}
+
+
+def test_tensors_are_apart_aligned_and_zero() -> None:
+    arena = Arena.create(SPECS)
+    for name, spec in SPECS.items():
+        x = arena.tensor(name)
+        assert (x.shape, x.dtype) == (torch.Size(spec.shape), spec.dtype)
+        assert x.data_ptr() % 64 == 0
+        assert not x.any()
+    arena.tensor("a/rows").fill_(-1.0)
+    assert arena.tensor("a/rows").sum() == -10
+    for name in ("a/flags", "b", "half"):
+        assert not arena.tensor(name).any()
+    assert set(arena.below("a/")) == {"flags", "rows"}
+    arena.close()
+
+
+def test_another_process_sees_the_same_memory() -> None:
+    arena = Arena.create(SPECS)
+    script = (
+        "import sys, pickle; from quintet.runtime.arena import Arena\n"
+        "arena = Arena(pickle.load(sys.stdin.buffer), int(sys.argv[1]))\n"
+        "assert arena.tensor('b').item() == 41\n"
+        "arena.tensor('b').add_(1)"
+    )
+    import pickle
+
+    arena.tensor("b").fill_(41)
+    subprocess.run(
+        [sys.executable, "-c", script, str(arena.file)],
+        input=pickle.dumps(SPECS),
+        pass_fds=[arena.file],
+        check=True,
+    )
+    assert arena.tensor("b").item() == 42
+    arena.close()
+
+
+def test_no_file_is_left_where_there_is_no_memfd(tmp_path: Path) -> None:
+    arena = Arena.create(SPECS, tmp_path)
+    arena.tensor("b").fill_(1)
+    assert list(tmp_path.iterdir()) == []
+    arena.close()
+
+
+def test_too_little_memory_names_the_size_that_is_needed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    large = {"rows": TensorSpec((1000, 1000), torch.float32)}
+    memory = namedtuple("memory", "available")
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory(3_999_999))
+    with pytest.raises(ConfigError, match=r"memory of 4,000,000 bytes .*3,999,999 bytes are free"):
+        Arena.create(large)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory(10**12))
+    # A mount that is full: as one that is too small refuses it.
+    script = (
+        "import resource, sys, signal, torch\n"
+        "from pathlib import Path\n"
+        "from quintet.runtime.arena import Arena\n"
+        "from quintet.types import TensorSpec\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))\n"
+        "specs = {'rows': TensorSpec((1000, 1000), torch.float32)}\n"
+        "Arena.create(specs, Path(sys.argv[1]) if len(sys.argv) > 1 else None)\n"
+    )
+    for where in ([], [str(tmp_path)]):
+        ended = subprocess.run(
+            [sys.executable, "-c", script, *where], capture_output=True, text=True
+        )
+        assert "shared memory of 4,000,000 bytes is required" in ended.stderr
+        assert "runtime.slots" in ended.stderr
+        assert list(tmp_path.iterdir()) == []
+
+
+def publication(version: int) -> Publication:
+    tensors = {"w": torch.full((300, 10), float(version)), "n": torch.tensor(version)}
+    return Publication(version, tensors)
+
+
+def test_a_reader_that_is_overtaken_reads_again() -> None:
+    arena = Arena.create(board_specs(0, publication(0)))
+    board, theirs = Board(arena, 0), Board(arena, 0)
+    assert board.version == -1
+    board.write(publication(5))
+    seen: list[tuple[int, float, float]] = []
+
+    def load(given: Publication) -> None:
+        first = given.tensors["w"][0, 0].item()
+        if not seen:  # in the middle of copying, the writer comes round three times
+            for version in (6, 7, 8):
+                board.write(publication(version))
+        seen.append((given.version, first, given.tensors["w"][-1, -1].item()))
+
+    assert theirs.read(load) == 8
+    assert seen[0] == (5, 5.0, 8.0)  # half of it; so it was read again
+    assert seen[1:] == [(8, 8.0, 8.0)]
+
+
+def test_the_last_two_versions_can_be_asked_for() -> None:
+    arena = Arena.create(board_specs(0, publication(0)))
+    board = Board(arena, 0)
+    for version in range(1, 5):
+        board.write(publication(version))
+    loaded: list[float] = []
+    for version in (3, 4):
+        board.read(lambda given: loaded.append(given.tensors["w"].mean().item()), version)
+    assert loaded == [3.0, 4.0]
+    with pytest.raises(AssertionError, match="version 1 is not on the board"):
+        board.read(lambda _: None, 1)
