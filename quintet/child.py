@@ -39,8 +39,9 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             pass_fds=pass_fds,
-            # Ctrl-C in a terminal reaches the parent alone, which passes it on, once.
-            start_new_session=True,
+            # Ctrl-C in a terminal reaches the parent alone, which passes it on, once.  A session of
+            # its own would do that too, but Linux shares the cores out evenly among sessions.
+            process_group=0,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **(environ or {})},
         )
         self._speaker = threading.Thread(target=self._speak, args=(say,), daemon=True)

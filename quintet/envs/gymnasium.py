@@ -43,6 +43,7 @@ class Leaf:
     dtype: np.dtype
     start: Any
     size: Any  # discrete values, from 0, are below it: a number, or one for each place; or None
+    is_plain: bool  # the whole observation, and any number may be in it
 
 
 @final
@@ -136,18 +137,22 @@ class GymnasiumVectorEnv:
     def recv(self, out: StepRow) -> None:
         assert self._action is not None, "send before recv"
         action, self._action = unpack_action(self._action_space, self._action), None
-        for stream in range(self.num_streams):
-            valid = not self._ended[stream]
-            reward, terminated, truncated = 0.0, False, False
-            if valid:
-                reward, terminated, truncated = self._step(stream, _row(action, stream), out)
-            else:
-                self._reset(stream, None, out.obs)
-            out.reward[stream] = out.raw_reward[stream] = reward
-            out.terminated[stream] = terminated
-            out.truncated[stream] = truncated and not terminated
-            out.valid[stream] = valid
-            self._ended[stream] = terminated or truncated
+        ended = self._ended
+        # Written all at once: an array's elements are slow to set one by one.
+        out.valid[:] = [not over for over in ended]
+        told = [
+            self._reset(stream, None, out.obs)
+            if ended[stream]
+            else self._step(stream, _row(action, stream), out)
+            for stream in range(self.num_streams)
+        ]
+        reward, terminated, truncated = zip(*told, strict=True)
+        out.reward[:] = reward
+        out.raw_reward[:] = out.reward
+        out.terminated[:] = terminated
+        out.truncated[:] = truncated
+        np.logical_and(out.truncated, ~out.terminated, out=out.truncated)
+        self._ended = (out.terminated | out.truncated).tolist()
 
     def render(self, stream: int) -> Rendered:
         env = self._envs[stream]
@@ -181,7 +186,8 @@ class GymnasiumVectorEnv:
             out.success[stream] = single_success(info, self._success_key, who)
         return result
 
-    def _reset(self, stream: int, seed: int | None, out: ObsArrays) -> None:
+    def _reset(self, stream: int, seed: int | None, out: ObsArrays) -> tuple[float, bool, bool]:
+        """Gives what a row holds that is spent on it."""
         self._episode_step[stream] = 0
         self._ended[stream] = False
         try:
@@ -189,6 +195,7 @@ class GymnasiumVectorEnv:
         except Exception as error:
             self._raise_fault(stream, f"raised {type(error).__name__}: {error}", error)
         self._write_obs(stream, obs, out)
+        return 0.0, False, False
 
     def _write_obs(self, stream: int, obs: Any, out: ObsArrays) -> None:
         for leaf in self._leaves:
@@ -262,6 +269,10 @@ def read_leaf(obs: Any, leaf: Leaf, leading: tuple[int, ...] = ()) -> Array:
         BadLeaf: it isn't there, or not as declared.
     """
     value = obs
+    plain = leaf.is_plain and type(obs) is np.ndarray and not leading
+    if plain and obs.dtype == leaf.dtype and obs.shape == leaf.shape:
+        plain_obs: Array = obs
+        return plain_obs  # as nearly all of them are
     try:
         for key in leaf.keys:
             value = value[key]
@@ -301,4 +312,5 @@ def leaf_of(path: str, keys: tuple[str | int, ...], space: Space) -> Leaf:
         dtype=leaf_dtype(space),
         start=space.start if discrete and np.any(space.start) else None,  # type: ignore[attr-defined]
         size=size,
+        is_plain=keys == () and isinstance(space, spaces.Box),
     )

@@ -6,6 +6,7 @@ grants round by round and one that grants whatever is free.
 """
 
 import ctypes
+import gc
 import os
 import pickle
 import signal
@@ -85,6 +86,9 @@ class Worker:
 
     def run(self) -> None:
         """Answers messages until it is told to stop."""
+        # What is there now stays; looking through it for garbage would be in vain.
+        gc.collect()
+        gc.freeze()
         self.channel.send(Ready())
         while True:
             self.timer.switch("waiting")
