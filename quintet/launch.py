@@ -81,8 +81,10 @@ def resolve(config: RunConfig, spaces: Spaces, backend: str) -> RunConfig:
         )
     threads = config.runtime.threads
     if threads is None:
-        # A fixed rule: measured on small networks, a second thread costs more than it gives.
-        threads = min(usable_cores(), 8) if pictures else 1
+        # A fixed rule: measured on small networks, a second thread costs more than it gives; beside
+        # workers that want all cores, threads that wait for each other lose more than they share.
+        most = usable_cores() if config.runtime.kind == "serial" else usable_cores() // 2
+        threads = max(1, min(most, 8)) if pictures else 1
     serial = config.runtime.kind == "serial"
     beside = not serial and config.runtime.inference == "local"
     actor_threads = config.runtime.actor_threads or (1 if beside else threads)

@@ -11,13 +11,14 @@ from quintet.envs.config import EnvConfig
 from quintet.envs.given import EnvSource
 from quintet.envs.ids import is_atari
 from quintet.envs.make import make_group_env
-from quintet.models.encoders import is_image
+from quintet.models.encoders import is_grid_with_mission, is_image
 from quintet.spaces import action_leaves, action_space_of, observation_leaves
 from quintet.types import Spaces
 
-Kind = Literal["atari", "pixels", "vector_discrete", "vector_continuous"]
-"""atari: a game with our preprocessing. pixels: a picture among the observations. Of the others,
-vector_continuous has at least one continuous action.
+Kind = Literal["atari", "pixels", "grid", "vector_discrete", "vector_continuous"]
+"""atari: a game with our preprocessing. pixels: a picture among the observations. grid: ids of
+cells with a mission, as MiniGrid and BabyAI have them. Of the others, vector_continuous has at
+least one continuous action.
 """
 
 
@@ -56,8 +57,11 @@ def kind_asked_for(asked: Mapping[str, Any], source: EnvSource | None = None) ->
 
 
 def _kind_by_spaces(spaces: Spaces) -> Kind:
-    if any(is_image(leaf) for leaf in observation_leaves(spaces.observation).values()):
+    leaves = observation_leaves(spaces.observation)
+    if any(is_image(leaf) for leaf in leaves.values()):
         return "pixels"
+    if is_grid_with_mission(leaves):
+        return "grid"
     if any(isinstance(leaf, Box) for leaf in action_leaves(spaces.action)):
         return "vector_continuous"
     return "vector_discrete"

@@ -43,7 +43,7 @@ class RunConfig(BaseModel):
     preset: str = Field(
         "auto",
         description="auto: the preset of this environment, else of its kind (vector_discrete, "
-        "vector_continuous, pixels, atari); a name; none",
+        "vector_continuous, pixels, atari, grid); a name; none",
     )
     run_dir: Path | None = Field(
         None, description="folder of the run; none: runs/ALGO-ENV-sSEED. The same again = resume"

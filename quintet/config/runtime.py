@@ -83,7 +83,8 @@ class RuntimeConfig(BaseModel):
         None,
         ge=1,
         description="threads of PyTorch's CPU kernels; none: all cores (8 at most) for picture "
-        "and grid networks, 1 for small ones. Part of the result's bytes",
+        "and grid networks, half of them beside workers, 1 for small ones. Part of the result's "
+        "bytes",
     )
     actor_threads: int | None = Field(
         None,
