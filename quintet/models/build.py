@@ -99,18 +99,23 @@ class ActorCritic(nn.Module):
         with torch.random.fork_rng(devices=[]):
             self.encoder = _encoder(spaces, config, config.policy_hidden, generator)
             self.core = _core(config, self.encoder.feature_size)
-            size = self.encoder.feature_size if self.core is None else self.core.size
+            self.core_skip = config.core_skip
+            size = self._head_size(self.encoder, self.core)
             self.policy_head = PolicyHead(family, size, config.action_std, config.action_std_init)
             self.value_encoder = self.value_core = None
             if not config.shared_torso:
                 self.value_encoder = _encoder(spaces, config, config.value_hidden, generator)
                 self.value_core = _core(config, self.value_encoder.feature_size)
-                size = self.value_encoder.feature_size
-            if self.core is not None:
-                size = self.core.size
+                size = self._head_size(self.value_encoder, self.value_core)
             self.value_head = nn.Linear(size, 1)
         if generator is not None:
             initialize(self, config.init, generator)
+
+    def _head_size(self, encoder: Mlp | Cnn | FilmGrid | CustomEncoder, core: Core | None) -> int:
+        """Features that a head reads."""
+        if core is None:
+            return encoder.feature_size
+        return core.size + (encoder.feature_size if self.core_skip else 0)
 
     def forward(
         self,
@@ -129,11 +134,13 @@ class ActorCritic(nn.Module):
         """
         name = "core" if self.value_encoder is None else "policy"
         encoded = self._encode(self.encoder, obs, losses)
-        features, after = _recur(self.core, name, encoded, state, is_first)
+        features, after = self._recur(self.core, name, encoded, state, is_first)
         value_features = features
         if self.value_encoder is not None:
             encoded = self._encode(self.value_encoder, obs, losses)
-            value_features, value_after = _recur(self.value_core, "value", encoded, state, is_first)
+            value_features, value_after = self._recur(
+                self.value_core, "value", encoded, state, is_first
+            )
             after |= value_after
         return self.policy_head(features), self.value_head(value_features).squeeze(-1), after
 
@@ -147,17 +154,18 @@ class ActorCritic(nn.Module):
             params, _, after = self(obs, state, is_first)
             return params, after
         name = "core" if self.value_encoder is None else "policy"
-        features, after = _recur(self.core, name, self._encode(self.encoder, obs), state, is_first)
+        encoded = self._encode(self.encoder, obs)
+        features, after = self._recur(self.core, name, encoded, state, is_first)
         return self.policy_head(features), after
 
     def value(self, obs: Obs, state: State | None = None, is_first: Tensor | None = None) -> Tensor:
         """Values ``[N]`` alone, without the policy's work."""
         if self.value_encoder is None:
             encoded = self._encode(self.encoder, obs)
-            features, _ = _recur(self.core, "core", encoded, state, is_first)
+            features, _ = self._recur(self.core, "core", encoded, state, is_first)
         else:
             encoded = self._encode(self.value_encoder, obs)
-            features, _ = _recur(self.value_core, "value", encoded, state, is_first)
+            features, _ = self._recur(self.value_core, "value", encoded, state, is_first)
         value: Tensor = self.value_head(features).squeeze(-1)
         return value
 
@@ -182,6 +190,28 @@ class ActorCritic(nn.Module):
     def loss_names(self) -> tuple[str, ...]:
         """Names of the auxiliary losses, sorted; none but of an encoder of the user's own."""
         return self.encoder.loss_names if isinstance(self.encoder, CustomEncoder) else ()
+
+    def _recur(
+        self,
+        core: Core | None,
+        name: str,
+        features: Tensor,
+        state: State | None,
+        is_first: Tensor | None,
+    ) -> tuple[Tensor, State]:
+        """Features ``[T * B, F]`` through the core, if any, and its state after the last step."""
+        if core is None:
+            return features, {}
+        if state is None or is_first is None:
+            raise AssertionError("a recurrent network requires state and is_first")
+        before = strip_prefix(state, name)
+        streams = before["h0"].shape[0]
+        steps = features.view(-1, streams, features.shape[-1])
+        y, after = core(steps, before, is_first.view(-1, streams))
+        y = y.flatten(0, 1)
+        if self.core_skip:
+            y = torch.cat((features, y), -1)
+        return y, {f"{name}/{leaf}": x for leaf, x in after.items()}
 
     def freeze_precision(self) -> None:
         """Readies a network that only acts: encoders of ours hold weights as they use them."""
@@ -226,21 +256,6 @@ class ActorCritic(nn.Module):
             else:
                 groups["policy"].append(name)
         return groups
-
-
-def _recur(
-    core: Core | None, name: str, features: Tensor, state: State | None, is_first: Tensor | None
-) -> tuple[Tensor, State]:
-    """Features ``[T * B, F]`` through the core, if any, and its state after the last step."""
-    if core is None:
-        return features, {}
-    if state is None or is_first is None:
-        raise AssertionError("a recurrent network requires state and is_first")
-    before = strip_prefix(state, name)
-    streams = before["h0"].shape[0]
-    steps = features.view(-1, streams, features.shape[-1])
-    y, after = core(steps, before, is_first.view(-1, streams))
-    return y.flatten(0, 1), {f"{name}/{leaf}": x for leaf, x in after.items()}
 
 
 @torch.no_grad()

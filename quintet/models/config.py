@@ -102,6 +102,11 @@ class ModelConfig(BaseModel):
     )
     core_size: int = Field(128, ge=1, description="units of each recurrent layer")
     core_layers: int = Field(1, ge=1, description="recurrent layers")
+    core_skip: bool = Field(
+        False,
+        description="heads read what goes into the core beside what comes out: what can be done "
+        "without memory is learned as fast as without a core",
+    )
     init: Literal["orthogonal", "truncated_normal"] = Field(
         "orthogonal",
         description="orthogonal: gain sqrt 2, heads 0.01 and 1; truncated_normal: scale 2 over "
@@ -268,7 +273,7 @@ def _refuse_idle(config: ModelConfig, encoder: str, spaces: Spaces) -> None:
     elif config.vocabulary:
         refuse(("hash_buckets",), "words that are hashed, there is a model.vocabulary")
     if config.core == "none":
-        refuse(("core_size", "core_layers"), "a recurrent core, model.core is none")
+        refuse(("core_size", "core_layers", "core_skip"), "a recurrent core, model.core is none")
     if not any(isinstance(leaf, Box) for leaf in action_leaves(spaces.action)):
         refuse(
             ("action_std", "action_std_init", "action_bounds"),
