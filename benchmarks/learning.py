@@ -59,6 +59,7 @@ def train_one(
         "seed": seed,
         "return_mean": round(scores.mean, 3),
         "return_std": round(scores.std, 3),
+        **({} if scores.success_rate is None else {"success_rate": scores.success_rate}),
         "length_mean": round(float(scores.lengths.mean()), 1),
         "train_s": round(train_s, 1),
         "config": {k: v for k, v in resolved.items() if not k.startswith(LEAVE_OUT)},
@@ -68,15 +69,18 @@ def train_one(
 
 
 def curve_of(reports: list[dict[str, float]]) -> list[dict[str, float]]:
-    """Mean return of the training episodes of every 1/100 of the run, by its last report."""
+    """Mean return, and success rate where it is defined, of the training episodes of every 1/100 of
+    the run, by its last report.
+    """
     curve = []
     size = max(1, len(reports) // POINTS)
     for part in (reports[i : i + size] for i in range(0, len(reports), size)):
         row = {name: round(part[-1][name], 3) for name in ("env_steps", "wall_s")}
         ended = [r for r in part if "episode/count" in r]
-        if ended:
-            total = sum(r["episode/return_mean"] * r["episode/count"] for r in ended)
-            row["episode/return_mean"] = round(total / sum(r["episode/count"] for r in ended), 3)
+        for name in ("episode/return_mean", "episode/success_rate"):
+            if ended and name in ended[-1]:
+                total = sum(r[name] * r["episode/count"] for r in ended)
+                row[name] = round(total / sum(r["episode/count"] for r in ended), 3)
         curve.append(row)
     return curve
 

@@ -116,6 +116,7 @@ MODEL_CHANGES: dict[str, tuple[Any, dict[str, Any], Spaces]] = {
     "core": ("gru", RECURRENT, DISCRETE),
     "core_size": (5, RECURRENT, DISCRETE),
     "core_layers": (2, RECURRENT, DISCRETE),
+    "core_skip": (True, RECURRENT, DISCRETE),
     "init": ("truncated_normal", FEED_FORWARD, DISCRETE),
     "action_std": ("softplus", FEED_FORWARD, CONTINUOUS),
     "action_std_init": (0.5, FEED_FORWARD, CONTINUOUS),

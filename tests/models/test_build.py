@@ -336,6 +336,28 @@ def recurrent(core: str, shared: bool) -> ActorCritic:
 
 
 @pytest.mark.parametrize("shared", [False, True])
+def test_heads_read_past_a_core(shared: bool):
+    """With weights of 0 for what comes out of the core, it is a feed-forward network."""
+    layers: dict[str, Any] = {"policy_hidden": (6,), "shared_torso": shared}
+    plain = build(ModelConfig(**layers))
+    network = build(ModelConfig(**layers, core="gru", core_size=5, core_skip=True))
+    taken = {
+        name: torch.cat((x, torch.zeros(x.shape[0], 5)), -1)
+        if "head" in name and x.ndim == 2
+        else x
+        for name, x in plain.state_dict().items()
+    }
+    network.load_state_dict(network.state_dict() | taken)
+    obs = {"obs": torch.randn(8, 3)}
+    first = torch.zeros(8, dtype=torch.bool)
+    params, value, _ = network(obs, network.initial_state(2), first)
+    expected, expected_value, _ = plain(obs)
+    torch.testing.assert_close(params, expected)
+    torch.testing.assert_close(value, expected_value)
+    torch.testing.assert_close(network.value(obs, network.initial_state(2), first), value)
+
+
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("core", ["lstm", "gru"])
 def test_state_of_a_recurrent_network(core: str, shared: bool):
     network = recurrent(core, shared)
