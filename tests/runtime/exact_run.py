@@ -38,6 +38,20 @@ KINDS = {
         | {"model.shared_torso": True, "runtime.threads": 2}
         | {"runtime.compile": "on", "runtime.precision": "bf16"},
     ),
+    # whatever the workers do meanwhile, and whichever of them is killed
+    "lockstep": (
+        None,
+        12_801,
+        SMALL | {"env.num_streams": 8, "runtime.kind": "lockstep", "runtime.num_workers": 2},
+    ),
+    "lockstep_pool": (
+        "HalfCheetah-v4",
+        12_801,
+        SMALL
+        | {"env.num_streams": 8, "runtime.kind": "lockstep", "runtime.num_workers": 2}
+        | {"runtime.inference": "server", "model.core": "gru", "model.core_size": 8}
+        | {"bptt_steps": 8},
+    ),
     "compiled": ("CartPole-v1", 12_801, SMALL | {"env.num_streams": 8, "runtime.compile": "on"}),
 }
 

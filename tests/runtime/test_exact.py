@@ -9,12 +9,16 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from quintet import checkpoint
 
 SCRIPT = Path(__file__).with_name("exact_run.py")
-KINDS = ("atari", "mujoco", "python", "recurrent", "compiled", "compiled_atari")
+KINDS = (
+    "atari", "mujoco", "python", "recurrent", "compiled", "compiled_atari", "lockstep",
+    "lockstep_pool",
+)  # fmt: skip
 slow = pytest.mark.slow
 
 
@@ -86,6 +90,10 @@ def check_killed(kind: str, folder: Path, kills: int, seed: int) -> None:
                 time.sleep(0.01)
             time.sleep(draw.uniform(0.0, 0.6))
             assert process.poll() is None, "the run ended before it was killed"
+            workers = psutil.Process(process.pid).children()
+            if workers and kill % 2:  # the run goes back by itself, and is killed on that way
+                draw.choice(workers).kill()
+                time.sleep(draw.uniform(0.0, 4.0))
             process.kill()
             process.wait()
         assert process.returncode == -signal.SIGKILL
@@ -107,7 +115,7 @@ def test_the_same_bytes_beside_a_busy_neighbour(tmp_path: Path) -> None:
 
 
 @slow
-@pytest.mark.parametrize("kind", ["atari", "mujoco", "recurrent", "compiled"])
+@pytest.mark.parametrize("kind", ["atari", "mujoco", "recurrent", "compiled", "lockstep_pool"])
 def test_the_same_bytes_beside_a_busy_neighbour_in_envpool(kind: str, tmp_path: Path) -> None:
     check_twice(kind, tmp_path)
 
@@ -120,6 +128,37 @@ def test_the_same_bytes_after_a_kill_inside_a_checkpoint_write(tmp_path: Path) -
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_bytes_after_five_kills(kind: str, tmp_path: Path) -> None:
     check_killed(kind, tmp_path, kills=5, seed=KINDS.index(kind))
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_lockstep_gives_the_same_bytes_whatever_the_number_of_workers(
+    lag: int, tmp_path: Path
+) -> None:
+    """And with lag 0 those of serial, an inference server's included."""
+    import quintet
+
+    def run(name: str, **runtime: object) -> dict[str, str]:
+        config = {
+            "env.num_streams": 4,
+            "env.streams_per_group": 1,
+            "unroll_steps": 16,
+            "minibatch_steps": 32,
+            "eval.episodes": 0,
+            "report.sinks": ["jsonl"],
+            "checkpoint.interval_updates": 2,
+        }
+        config |= {f"runtime.{key}": value for key, value in runtime.items()}
+        quintet.train("ppo", "CartPole-v1", 320, 3, tmp_path / name, config)
+        return final_hashes(tmp_path / name)
+
+    lockstep = {"kind": "lockstep", "lag": lag}
+    one = run("one", **lockstep, num_workers=1)
+    assert run("two", **lockstep, num_workers=2) == one
+    if lag == 0:
+        assert run("serial") == one
+        assert run("served", **lockstep, num_workers=1, inference="server") == one
+    else:
+        assert run("serial") != one
 
 
 def test_another_seed_gives_other_bytes(tmp_path: Path) -> None:
