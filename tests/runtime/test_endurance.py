@@ -1,0 +1,37 @@
+"""What only shows after a long while: things that are not given back."""
+
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+from troubles import SMALL, Drifting
+
+import quintet
+
+
+@pytest.mark.slow
+def test_starting_and_stopping_200_times_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Processes, descriptors, memory: none of them grows."""
+    process = psutil.Process()
+    config = SMALL | {
+        "report.sinks": [],
+        "runtime.kind": "async",
+        "runtime.num_workers": 1,
+        "checkpoint.keep": 1,
+    }
+    seen = []
+    for cycle in range(200):
+        quintet.train("ppo", Drifting, 64, cycle, tmp_path / str(cycle), config)
+        memory = process.memory_info().rss - _shared(process)
+        seen.append((len(process.children(recursive=True)), process.num_fds(), memory))
+    processes, files, memory = (list(each) for each in zip(*seen, strict=True))
+    assert max(processes) == 0
+    assert files[-1] <= files[20]
+    # The first cycles import and compile; then 1 MiB in ten cycles would be 18 in all.
+    assert memory[-1] - memory[20] < 18 * 2**20
+    assert not any(name.startswith("quintet") for name in os.listdir("/dev/shm"))
+
+
+def _shared(process: psutil.Process) -> int:
+    return int(getattr(process.memory_info(), "shared", 0))
