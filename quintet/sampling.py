@@ -153,7 +153,13 @@ def make_sampling(
         plan = replace(plan, max_policy_lag=runtime.max_policy_lag)
     if runtime.kind == "serial":
         return SerialSampling(
-            source.envs, make_actor, plan, config.seed, timer, threads=runtime.actor_threads
+            source.envs,
+            make_actor,
+            plan,
+            config.seed,
+            timer,
+            threads=runtime.actor_threads,
+            may_lag=runtime.publish_interval_updates > 1,
         )
     server = _server(config, source.spaces) if runtime.inference == "server" else None
     size, streams = streams_per_group(config), config.env.num_streams
@@ -174,7 +180,8 @@ def make_sampling(
     )
     workers = Workers(crew, [learner.publication()])
     if runtime.kind == "lockstep":
-        return LockstepSampling(workers, timer, runtime.lag)
+        may_lag = runtime.publish_interval_updates > 1
+        return LockstepSampling(workers, timer, runtime.lag, may_lag)
     options = AsyncOptions(
         runtime.prefetch_batches, runtime.max_restarts, pin=runtime.device.startswith("cuda")
     )

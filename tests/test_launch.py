@@ -629,6 +629,8 @@ def _publish_interval(where: Where) -> None:
         run(where.folder / str(k), 512, runtime__publish_interval_updates=k) for k in (1, 3)
     )
     assert weights(every) != weights(third)
+    assert "policy_lag/max" not in every.metrics
+    assert third.metrics["policy_lag/max"] in (0.0, 1.0, 2.0)
     # the policy that is saved is the newest, whatever the actors had
     assert third.policy.publication.version == every.policy.publication.version
 

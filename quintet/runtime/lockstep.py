@@ -25,11 +25,12 @@ class LockstepSampling:
     restarts = True
     """Whether streams begin anew at scheduled checkpoints."""
 
-    def __init__(self, workers: Workers, timer: PhaseTimer, lag: int):
+    def __init__(self, workers: Workers, timer: PhaseTimer, lag: int, may_lag: bool = False):
+        """may_lag: weights may be older than `lag` says, as not every version is published."""
         crew = workers.crew
         streams = sum(place.num_streams for place in crew.places)
         self.workers, self.timer, self.lag = workers, timer, lag
-        self.delivery = Delivery(crew.plan, streams, workers.num_policies, may_lag=lag > 0)
+        self.delivery = Delivery(crew.plan, streams, workers.num_policies, may_lag or lag > 0)
         self.flying = False
         self.lease: Lease | None = None
 

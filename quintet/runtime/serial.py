@@ -33,8 +33,12 @@ class SerialSampling:
         timer: PhaseTimer,
         num_policies: int = 1,
         threads: int | None = None,
+        may_lag: bool = False,
     ):
-        """threads: of PyTorch while actions are computed; None: as many as at other times."""
+        """threads: of PyTorch while actions are computed; None: as many as at other times.
+
+        may_lag: not every version is published.
+        """
         self.groups: list[GroupSampler] = []
         self.slots: list[Slot] = []
         first_stream = 0
@@ -47,7 +51,7 @@ class SerialSampling:
             self.groups.append(GroupSampler(env, actor, plan, first_stream))
             first_stream += env.num_streams
         self.seed, self.timer, self.threads = seed, timer, threads
-        self.delivery = Delivery(plan, first_stream, num_policies, may_lag=False)
+        self.delivery = Delivery(plan, first_stream, num_policies, may_lag)
 
     def publish(self, publication: Publication, policy: int = 0) -> None:
         """Gives every group the weights that `policy` acts by from the group's next unroll on."""
