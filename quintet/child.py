@@ -54,7 +54,7 @@ class Child:
     def give(self, payload: bytes) -> None:
         """What the child waits for when it begins; once."""
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it is gone already; its status will tell
+        with suppress(BrokenPipeError, ValueError):  # it is gone already; its status will tell
             self._process.stdin.write(_LENGTH.pack(len(payload)) + payload)
             self._process.stdin.flush()
 
@@ -91,7 +91,7 @@ class Child:
         # A grandchild may hold standard output open; what it says is not waited for.
         self._speaker.join(timeout=1.0)
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):
+        with suppress(BrokenPipeError, RuntimeError):  # a thread may be writing to it still
             self._process.stdin.close()
         if not self._speaker.is_alive() and self._process.stdout is not None:
             self._process.stdout.close()

@@ -188,25 +188,27 @@ def run(
     All that can be refused is refused before the folder is touched.
     """
     threads_before = torch.get_num_threads()
-    exact = loaded.config.runtime.kind != "async"
     try:
         try:
-            return _run(loaded, make_env, on_report, may_go_back=exact)
-        except WorkerFault:
-            if not exact:
-                raise  # it has had its replacements
-        # Once: what always fails would fail again.
-        exactly = loaded.config.model_copy(update={"resume": "exact"})
-        return _run(replace(loaded, config=exactly), make_env, on_report)
+            return _run(loaded, make_env, on_report, may_go_back=True)
+        except _GoesBack as back:
+            # Once: what always fails would fail again.
+            again = loaded.config.model_copy(update={"resume": back.resume})
+            return _run(replace(loaded, config=again), make_env, on_report, may_go_back=False)
     finally:
         torch.set_num_threads(threads_before)
 
 
+class _GoesBack(Exception):
+    """A process of an exact run died; `resume` says from which checkpoint it goes on."""
+
+    def __init__(self, resume: Literal["exact", "latest"]):
+        super().__init__(resume)
+        self.resume = resume
+
+
 def _run(
-    loaded: Loaded,
-    make_env: EnvSource | None,
-    on_report: OnReport | None,
-    may_go_back: bool = False,
+    loaded: Loaded, make_env: EnvSource | None, on_report: OnReport | None, *, may_go_back: bool
 ) -> Result:
     source = open_source(loaded.config, make_env)
     try:
@@ -237,7 +239,7 @@ def run_seeds(
     Runs that are finished say so, others go on from where they are.  One that fails stops no other.
     Ctrl-C and SIGTERM stop all of them with a checkpoint.
 
-    jobs: how many at once; None: cores divided by ``runtime.threads``, at least 1.
+    jobs: how many at once; None: cores divided by ``runtime.threads`` and workers, at least 1.
 
     Raises:
         ConfigError: what all of them would be refused for, `jobs` is no number of runs, or the
@@ -246,9 +248,10 @@ def run_seeds(
     if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
         raise ConfigError(f"jobs requires a whole number of at least 1, got {jobs!r}")
     sound = [each for each in loaded if isinstance(each, Loaded)]
-    threads = resolved(sound[0], make_env)[0]["runtime.threads"]
+    values = resolved(sound[0], make_env)[0]
     if jobs is None:
-        jobs = max(1, usable_cores() // threads)
+        busy = values["runtime.threads"] + (values["runtime.num_workers"] or 0)
+        jobs = max(1, usable_cores() // busy)
     members = [group.Member(f"s{each.config.seed}", _payload(each, make_env)) for each in sound]
     out = QuietStream(sys.stdout)
 
@@ -317,9 +320,13 @@ def _train(trainer: Trainer, sampling: Sampling, spaces: Spaces, may_go_back: bo
         else:
             status = trainer.train(sampling)
     except WorkerFault as error:
-        if may_go_back:
-            trainer.say(f"{error}; going back to the last scheduled checkpoint")
-        raise
+        # An async run has had its replacements; who was asked to stop starts nothing.
+        if not may_go_back or config.runtime.kind == "async" or trainer.stop_requested:
+            raise
+        trainer.say(f"{error}; going back to the last scheduled checkpoint")
+        # Off the uninterrupted run's path there is nothing to be exact about, but much to lose.
+        raise _GoesBack("exact" if trainer.exact else "latest") from error
     finally:
+        sampling.close()  # what its processes say last is said to the trainer
         trainer.close()
     return Result(trainer.run_dir, trainer.policy(), trainer.last_report, status)

@@ -20,10 +20,11 @@ from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor, DataPlan, Learner
 from quintet.runtime import loop
 from quintet.runtime.asynchronous import AsyncOptions, AsyncSampling
+from quintet.runtime.crew import Crew, ServerOptions
 from quintet.runtime.lockstep import LockstepSampling
 from quintet.runtime.messages import Place
-from quintet.runtime.serial import SerialSampling
-from quintet.runtime.workers import Crew, ServerOptions, Workers
+from quintet.runtime.serial import SerialOptions, SerialSampling
+from quintet.runtime.workers import Workers
 from quintet.signals import interrupts_for_us_alone
 from quintet.types import Spaces
 
@@ -158,8 +159,10 @@ def make_sampling(
             plan,
             config.seed,
             timer,
-            threads=runtime.actor_threads,
-            may_lag=runtime.publish_interval_updates > 1,
+            SerialOptions(
+                threads=runtime.actor_threads,
+                may_lag=runtime.publish_interval_updates > 1,
+            ),
         )
     server = _server(config, source.spaces) if runtime.inference == "server" else None
     size, streams = streams_per_group(config), config.env.num_streams
@@ -198,8 +201,17 @@ def _server(config: RunConfig, spaces: Spaces) -> ServerOptions:
         runtime.compute, compile=runtime.compute.compile and exact, act_on=runtime.device
     )
     make_actor = registry.find(config.algo).make_actor
+    least = max(runtime.inference_batch_min, streams_per_group(config))
+    if runtime.inference_batch_max < least and not exact:
+        raise ConfigError(
+            f"runtime.inference_batch_max must be at least {least}, the larger of "
+            "inference_batch_min and the streams of a group, got "
+            f"{runtime.inference_batch_max}; raise it, or lower env.streams_per_group"
+        )
+    probe = replace(compute, compile=False, act_on="cpu")
     return ServerOptions(
         make_actor=partial(make_actor, config.learner, config.model, spaces, compute),
+        make_probe=partial(make_actor, config.learner, config.model, spaces, probe),
         device=runtime.device,
         threads=runtime.actor_threads,
         exact=exact,

@@ -467,7 +467,8 @@ class Trainer:
     def say(self, message: str) -> None:
         """One line for the person and for log.txt."""
         self.progress.say(message)
-        with suppress(OSError):  # a full disk must not hide the message that says so
+        # A full disk must not hide the message that says so, nor a closed file what comes late.
+        with suppress(OSError, ValueError):
             self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")
             self._log.flush()
 

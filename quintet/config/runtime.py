@@ -29,7 +29,7 @@ class RuntimeConfig(BaseModel):
         None,
         ge=1,
         description="sampler processes, at most one for each group of streams; none: as many as "
-        "there are cores. Never part of the result's bytes",
+        "there are cores. Not part of the result's bytes once env.streams_per_group is given",
     )
     inference: Literal["local", "server"] = Field(
         "local",
@@ -65,7 +65,7 @@ class RuntimeConfig(BaseModel):
     )
     worker_timeout_s: float = Field(
         60.0,
-        gt=0,
+        ge=1,
         description="seconds that a worker may take for one step of its environments, before it is "
         "taken for hung",
     )

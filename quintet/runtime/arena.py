@@ -1,8 +1,10 @@
 """Shared memory: one block of named tensors that no crash leaves behind."""
 
 import errno
+import math
 import mmap
 import os
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +17,7 @@ from torch import Tensor
 from quintet.errors import ConfigError
 from quintet.types import TensorSpec
 
+_CGROUP = Path("/sys/fs/cgroup")
 _ALIGNMENT = 64  # bytes, a cache line: neighbours are written by different processes
 
 
@@ -48,7 +51,7 @@ class Arena:
         file = _open_unnamed(folder)
         try:
             os.ftruncate(file, size)
-            if hasattr(os, "posix_fallocate"):  # not on macOS
+            if sys.platform == "linux":
                 # Else the first write to a page that can't be had would kill the process.
                 os.posix_fallocate(file, 0, size)
             return cls(specs, file)
@@ -96,7 +99,7 @@ def _places(specs: Mapping[str, TensorSpec]) -> tuple[dict[str, int], int]:
 
 
 def _open_unnamed(folder: Path | None) -> int:
-    if folder is None and hasattr(os, "memfd_create"):
+    if folder is None and sys.platform == "linux":
         return os.memfd_create("quintet", os.MFD_CLOEXEC)
     file, name = tempfile.mkstemp(prefix="quintet-", dir=folder)
     os.unlink(name)
@@ -105,9 +108,20 @@ def _open_unnamed(folder: Path | None) -> int:
 
 def _require_free(size: int) -> None:
     """Refuses what would have the system kill processes for want of memory."""
-    free = psutil.virtual_memory().available
+    free = min(psutil.virtual_memory().available, _left_to_container())
     if size > free:
-        raise ConfigError(_too_large(size, f"{free:,} bytes are free"))
+        raise ConfigError(_too_large(size, f"{free:,.0f} bytes are free"))
+
+
+def _left_to_container() -> float:
+    """Bytes that its control group (version 2) leaves to this process; infinite without a limit."""
+    try:
+        most, used = (
+            float((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current")
+        )
+    except (OSError, ValueError):  # ValueError: "max", no limit
+        return math.inf
+    return max(0.0, most - used)
 
 
 def _too_large(size: int, why: str) -> str:

@@ -5,6 +5,7 @@ import threading
 from dataclasses import dataclass, replace
 from typing import final
 
+from quintet.errors import QuintetError
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.batch import Lease, Part, pinned
 from quintet.runtime.delivery import Batch, Delivery
@@ -58,7 +59,7 @@ class AsyncSampling:
         self.handling = threading.Lock()  # of the queues of columns
         self.assembler = threading.Thread(target=self._assemble, daemon=True)
         self.lease: Lease | None = None
-        self.iteration = self.num_restarts = 0
+        self.iteration = self.num_restarts = self.begun = 0
         workers.on_free = self._grant
 
     def publish(self, publication: Publication, policy: int = 0) -> None:
@@ -72,7 +73,8 @@ class AsyncSampling:
         self.iteration = iteration
         self.workers.start()
         for sampler in self.workers.samplers:
-            self._begin(sampler.index)
+            self.workers.restart(sampler.index, iteration)
+            self._grant(sampler.index)
         self.assembler.start()
 
     def collect(self, env_steps_left: int, more: bool = True) -> Batch:  # noqa: ARG002
@@ -127,22 +129,29 @@ class AsyncSampling:
         """Puts a new process in a dead one's place; in the learner's thread, whose end would take a
         process with it that it has begun.
         """
-        self.num_restarts += 1
         most = self.options.max_restarts
-        if self.num_restarts > most:
-            died.error.add_note(f"Workers were replaced {most} times (runtime.max_restarts).")
-            raise died.error
-        self.workers.crew.say(
-            f"{died.error} (replaced, {self.num_restarts} of at most {most} times)"
-        )
-        self.workers.replace(died.worker)
+        error: QuintetError | None = died.error
+        while error is not None:
+            self.num_restarts += 1
+            if self.num_restarts > most:
+                error.add_note(f"Workers were replaced {most} times (runtime.max_restarts).")
+                raise error
+            self.workers.crew.say(
+                f"{error} (replaced, {self.num_restarts} of at most {most} times)"
+            )
+            try:
+                self.workers.replace(died.worker)
+                error = None
+            except QuintetError as again:
+                error = again
         if died.worker != SERVER:
-            self._begin(died.worker)
+            self._begin_again(died.worker)
         self.replaced.set()
 
-    def _begin(self, worker: int) -> None:
-        """A worker's streams begin, by seeds that no stream of it has had."""
-        self.workers.restart(worker, self.iteration + self.num_restarts)
+    def _begin_again(self, worker: int) -> None:
+        """A worker's streams begin anew, by other seeds each time."""
+        self.begun += 1
+        self.workers.restart(worker, self.iteration + self.begun)
         self._grant(worker)
 
     def _assemble(self) -> None:
@@ -150,13 +159,16 @@ class AsyncSampling:
         try:
             while not self.ending.is_set():
                 for event in self.workers.events(_LOOK_AGAIN_S):
+                    if self.ending.is_set():
+                        return
                     if isinstance(event, Died):
                         self.replaced.clear()
                         self._hand_out(event)
-                        self.replaced.wait()
+                        while not self.ending.is_set() and not self.replaced.wait(_LOOK_AGAIN_S):
+                            pass
                         continue
                     if isinstance(event, Lost):
-                        self._begin(event.worker)
+                        self._begin_again(event.worker)
                         continue
                     with self.handling:
                         for part in event.parts:

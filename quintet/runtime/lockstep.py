@@ -1,7 +1,9 @@
 """The lockstep runtime: sampler processes that work on a rollout while the learner updates."""
 
+import time
 from typing import final
 
+from quintet.errors import WorkerFault
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.batch import Lease, Part
 from quintet.runtime.delivery import Batch, Delivery
@@ -10,6 +12,9 @@ from quintet.types import Publication
 
 _LOOK_AGAIN_S = 1.0
 """How long nothing may come before the workers are looked at."""
+
+_SERVER_IS_TOLD_S = 10.0
+"""How long after a worker has lost it the server's end is known, at the latest."""
 
 
 @final
@@ -95,12 +100,16 @@ class LockstepSampling:
         """
         self.timer.switch("waiting")
         parts: dict[int, list[Part]] = {}
+        lost_at_s: float | None = None
         while len(parts) < len(self.workers.samplers):
             for event in self.workers.events(_LOOK_AGAIN_S):
                 if isinstance(event, Died):
                     raise event.error
                 if isinstance(event, Lost):
-                    continue  # the server died, which is told next
+                    lost_at_s = time.monotonic()  # the server died, which is told next
+                    continue
                 parts[event.worker] = event.parts
+            if lost_at_s is not None and time.monotonic() - lost_at_s > _SERVER_IS_TOLD_S:
+                raise WorkerFault("a worker has lost its line to the inference server, which lives")
         self.flying = False
         return [part for _, mine in sorted(parts.items()) for part in mine]

@@ -33,7 +33,7 @@ def mailbox_specs(rows: RowSpecs, actor: Actor, place: Place) -> dict[str, Tenso
     given = _named("obs", obs) | _named("state", state) | {"is_first": is_first, "noise": noise}
     given |= _named("record", out.record)
     given |= {"action": out.action, "env_action": out.env_action}
-    given["version"] = torch.zeros(1, dtype=torch.int64)
+    given |= {name: torch.zeros(1, dtype=torch.int64) for name in ("version", "ticket")}
     specs = {name: TensorSpec(tuple(x.shape), x.dtype) for name, x in given.items()}
     return prefixed(_prefix(place.group), specs)
 
@@ -65,15 +65,17 @@ class Mailbox:
         self.action = arena.tensor(prefix + "action")
         self.env_action = arena.tensor(prefix + "env_action")
         self.version = arena.tensor(prefix + "version")
+        self.ticket = arena.tensor(prefix + "ticket")
 
-    def ask(self, obs: Obs, state: State, is_first: Tensor, noise: Tensor) -> None:
-        """Leaves what is to be acted on."""
+    def ask(self, obs: Obs, state: State, is_first: Tensor, noise: Tensor, ticket: int) -> None:
+        """Leaves what is to be acted on; a request with another ticket is not about it."""
         for name, x in self.obs.items():
             x.copy_(obs[name])
         for name, x in self.state.items():
             x.copy_(state[name])
         self.is_first.copy_(is_first)
         self.noise.copy_(noise)
+        self.ticket.fill_(ticket)
 
     def answer(self, out: ActOutput, rows: slice, version: int) -> None:
         """Leaves these rows of what a forward gave."""

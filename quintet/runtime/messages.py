@@ -92,7 +92,10 @@ class Work:
 @final
 @dataclass(frozen=True)
 class ServerWork:
-    """What the inference server is given; see `quintet.runtime.workers.ServerOptions`."""
+    """What the inference server is given; see `quintet.runtime.crew.ServerOptions`.
+
+    most_waiting: streams that can wait at once, as a worker asks for one group at a time.
+    """
 
     places: tuple[Place, ...]
     make_actor: Callable[[], Actor]
@@ -101,6 +104,7 @@ class ServerWork:
     device: str
     threads: int
     exact: bool
+    most_waiting: int
     batch_min: int
     batch_max: int
     batch_timeout_s: float

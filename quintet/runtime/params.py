@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from threading import Lock
 from typing import final
 
 import torch
@@ -26,6 +27,15 @@ def board_specs(policy: int, publication: Publication) -> dict[str, TensorSpec]:
     return prefixed(f"board/{policy}/", specs)
 
 
+def _fence() -> None:
+    """What was written or read before is done before what comes after, on every processor."""
+    with _LOCK:
+        pass
+
+
+_LOCK = Lock()
+
+
 @final
 class Board:
     """The last publications of one policy; one process writes, any number read.
@@ -47,9 +57,12 @@ class Board:
         buffer = (int(self.newest[0]) + 1) % _BUFFERS
         self.whole[buffer] = 0
         self.begun[buffer] = publication.version + 1
+        _fence()
         for name, x in self.buffers[buffer].items():
             x.copy_(publication.tensors[name])
+        _fence()
         self.whole[buffer] = publication.version + 1
+        _fence()
         self.newest[0] = buffer
 
     @property
@@ -67,7 +80,9 @@ class Board:
                 buffer = int((self.begun == version + 1).argmax())
             found = int(self.whole[buffer])
             if found and (version is None or found == version + 1):
+                _fence()
                 load(Publication(found - 1, self.buffers[buffer]))
+                _fence()
                 if self.begun[buffer] == found:
                     return found - 1
             elif version is not None:

@@ -85,7 +85,9 @@ class Process:
         finally:
             theirs.close()
         given = {"path": sys.path, "specs": self.arena.specs, "work": kind.work}
-        self.child.give(pickle.dumps(given))
+        # In a thread: the child reads it only once it has imported what it needs.
+        payload = pickle.dumps(given)
+        threading.Thread(target=self.child.give, args=(payload,), daemon=True).start()
 
     def await_ready(self) -> None:
         """Waits for the first message.
@@ -104,6 +106,7 @@ class Process:
         if isinstance(message, QuintetError):
             raise message
         assert isinstance(message, Ready)
+        self.row[0] = time.monotonic_ns()
         self.ready = True
 
     def send(self, message: tuple[Any, ...]) -> None:
@@ -115,7 +118,7 @@ class Process:
         try:
             message = self.channel.recv()
         except (EOFError, OSError):
-            return self.failed(WorkerFault(self._obituary()))
+            return self.failed(WorkerFault(self.obituary()))
         if isinstance(message, Failed):
             return self.failed(_error_of(message, self.name))
         return message
@@ -125,6 +128,13 @@ class Process:
         self.end()
         return error
 
+    @property
+    def gone(self) -> bool:
+        """Whether it has ended though its channel is open, held by a process of its own."""
+        return (
+            self.ready and self.child is not None and self.child.ended and not self.channel.poll()
+        )
+
     def silent_s(self, since_s: float) -> float:
         """Seconds since its last sign of life, or since then; 0 while it has something to say."""
         # What waits to be heard may be old, where this process was stopped itself.
@@ -132,7 +142,7 @@ class Process:
             return 0.0
         return time.monotonic() - max(int(self.row[0]) / 1e9, since_s)
 
-    def _obituary(self) -> str:
+    def obituary(self) -> str:
         """How it ended, leaving no message."""
         assert self.child is not None
         with suppress(subprocess.TimeoutExpired):

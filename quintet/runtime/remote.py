@@ -1,5 +1,6 @@
 """An actor whose network is in another process."""
 
+import secrets
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,15 +25,15 @@ class ServerGone(Exception):
     """The inference server ended in the middle of an unroll, which can't be gone on with."""
 
 
-def packed(group: int, versions: Sequence[int]) -> bytes:
+def packed(group: int, ticket: int, versions: Sequence[int]) -> bytes:
     """A request."""
-    return struct.pack(f"<{1 + len(versions)}q", group, *versions)
+    return struct.pack(f"<{2 + len(versions)}q", group, ticket, *versions)
 
 
-def unpacked(request: bytes) -> tuple[int, tuple[int, ...]]:
-    """Group and versions of a request."""
-    group, *versions = struct.unpack(f"<{len(request) // 8}q", request)
-    return group, tuple(versions)
+def unpacked(request: bytes) -> tuple[int, int, tuple[int, ...]]:
+    """Group, ticket and versions of a request."""
+    group, ticket, *versions = struct.unpack(f"<{len(request) // 8}q", request)
+    return group, ticket, tuple(versions)
 
 
 @final
@@ -45,9 +46,9 @@ class ServerLine:
         self._timeout_s, self._alive = timeout_s, alive
         self._line: Connection | None = None
 
-    def ask(self, group: int, versions: Sequence[int]) -> None:
-        """Has the server act on the group's mailbox; `versions` of the weights, by policy, are
-        what the group's unroll began with.
+    def ask(self, group: int, ticket: int, versions: Sequence[int]) -> None:
+        """Has the server act on the group's mailbox, where `ticket` stands; `versions` of the
+        weights, by policy, are what the group's unroll began with.
         """
         try:
             if self._line is None:
@@ -55,7 +56,7 @@ class ServerLine:
                 plug.connect(self._address)
                 self._line = Connection(plug.detach())
                 self._line.send_bytes(self._token)
-            self._line.send_bytes(packed(group, versions))
+            self._line.send_bytes(packed(group, ticket, versions))
         except OSError as error:
             self._lost(error)
 
@@ -67,13 +68,15 @@ class ServerLine:
             WorkerFault: it takes too long.
         """
         assert self._line is not None
-        deadline = time.monotonic() + self._timeout_s
+        # The parent watches the server, and ends it long before: then the line is closed.
+        allowed_s = 60.0 + 2 * self._timeout_s
+        deadline = time.monotonic() + allowed_s
         try:
             while not self._line.poll(_LOOK_EVERY_S):
                 self._alive()
                 if time.monotonic() > deadline:
                     raise WorkerFault(
-                        f"the inference server must answer within {self._timeout_s:g} s, it has "
+                        f"the inference server must answer within {allowed_s:g} s, it has "
                         f"not, for group {group}; raise runtime.worker_timeout_s if a forward may "
                         "take so long"
                     )
@@ -99,6 +102,8 @@ class RemoteActor:
         """local: of the same making as the server's; its weights are never used."""
         self.local, self.mailbox, self.line, self.group = local, mailbox, line, group
         self.versions = [-1] * (len(local.actors) if isinstance(local, PolicyMix) else 1)
+        # Tells this actor's requests from those of one that is dead and has left some.
+        self.ticket = secrets.randbits(62)
         record = dict(local.record_specs)
         self._says_version = VERSION in record
         self.record_specs: Mapping[str, TensorSpec] = record_specs_of_remote(local)
@@ -127,8 +132,9 @@ class RemoteActor:
     def act(self, obs: Obs, state: State, is_first: Tensor, noise: Tensor | None) -> ActOutput:
         if noise is None:
             raise AssertionError("groups only sample")
-        self.mailbox.ask(obs, state, is_first, noise)
-        self.line.ask(self.group, self.versions)
+        self.ticket += 1
+        self.mailbox.ask(obs, state, is_first, noise, self.ticket)
+        self.line.ask(self.group, self.ticket, self.versions)
         self.line.wait(self.group)
         out = self.mailbox.answered()
         if not self._says_version:

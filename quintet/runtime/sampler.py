@@ -165,6 +165,8 @@ def unroll(
     """
     timer.switch("acting")
     for group, slot in zip(groups, slots, strict=True):
+        if on_row is not None:
+            on_row(0)
         group.begin(slot)
         group.act(0)
     steps = groups[0].plan.unroll_steps

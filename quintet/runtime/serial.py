@@ -1,6 +1,7 @@
 """The serial runtime: one process samples and learns in turn."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -17,6 +18,22 @@ from quintet.runtime.slots import RowSpecs, Slot, slot_specs, zeros
 from quintet.types import Publication
 
 
+@dataclass(frozen=True)
+class SerialOptions:
+    """How one process samples.
+
+    threads: of PyTorch while actions are computed; None: as many as at other times.
+    may_lag: not every version is published.
+    """
+
+    num_policies: int = 1
+    threads: int | None = None
+    may_lag: bool = False
+
+
+_DEFAULT = SerialOptions()
+
+
 @final
 class SerialSampling:
     """All groups in this process; one steps while the others' actions are computed."""
@@ -31,27 +48,21 @@ class SerialSampling:
         plan: DataPlan,
         seed: int,
         timer: PhaseTimer,
-        num_policies: int = 1,
-        threads: int | None = None,
-        may_lag: bool = False,
+        options: SerialOptions = _DEFAULT,
     ):
-        """threads: of PyTorch while actions are computed; None: as many as at other times.
-
-        may_lag: not every version is published.
-        """
         self.groups: list[GroupSampler] = []
         self.slots: list[Slot] = []
         first_stream = 0
         for index, env in enumerate(envs):
-            actor = make_group_actor(make_actor, num_policies)
+            actor = make_group_actor(make_actor, options.num_policies)
             rows = RowSpecs.of(env.spaces, actor)
             slot = Slot(zeros(slot_specs(rows, plan, env.num_streams)), rows, plan)
             slot.belongs_to(index, first_stream)
             self.slots.append(slot)
             self.groups.append(GroupSampler(env, actor, plan, first_stream))
             first_stream += env.num_streams
-        self.seed, self.timer, self.threads = seed, timer, threads
-        self.delivery = Delivery(plan, first_stream, num_policies, may_lag)
+        self.seed, self.timer, self.threads = seed, timer, options.threads
+        self.delivery = Delivery(plan, first_stream, options.num_policies, options.may_lag)
 
     def publish(self, publication: Publication, policy: int = 0) -> None:
         """Gives every group the weights that `policy` acts by from the group's next unroll on."""

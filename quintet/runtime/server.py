@@ -27,7 +27,8 @@ from quintet.runtime.remote import unpacked
 from quintet.runtime.worker import begin, report_failure
 from quintet.types import ActOutput, Publication
 
-_LOOK_EVERY_S = 0.5
+_LOOK_EVERY_S = 0.25
+_LONGEST_REQUEST = 65_536  # bytes
 
 
 @final
@@ -47,6 +48,7 @@ class Server:
         self.device = torch.device(work.device)
         self.loaded = [-1] * work.num_policies
         self.lines: list[Connection] = []
+        self.strangers: set[Connection] = set()
         self.waiting: list[tuple[Place, tuple[int, ...], Connection]] = []
         self.waiting_since_s = 0.0
 
@@ -77,26 +79,32 @@ class Server:
 
     def _enough(self) -> bool:
         streams = sum(place.num_streams for place, _, _ in self.waiting)
-        least = min(self.work.batch_min, sum(p.num_streams for p in self.places.values()))
+        least = min(self.work.batch_min, self.work.most_waiting)
         late = time.monotonic() - self.waiting_since_s >= self.work.batch_timeout_s
         return self.work.exact or streams >= least or late
 
     def _accept(self) -> None:
         line = Connection(self.listener.accept()[0].detach())
-        if line.poll(_LOOK_EVERY_S) and line.recv_bytes() == self.work.token:
-            self.lines.append(line)
-        else:
-            line.close()
+        self.lines.append(line)
+        self.strangers.add(line)  # until it has said the token
 
     def _hear(self, line: Connection) -> None:
         try:
-            said = line.recv_bytes()
+            said = line.recv_bytes(_LONGEST_REQUEST)
+            if line in self.strangers and said != self.work.token:
+                raise EOFError
         except (EOFError, OSError):  # the worker is gone, or gave its unroll up
             self.lines.remove(line)
+            self.strangers.discard(line)
             self.waiting = [entry for entry in self.waiting if entry[2] is not line]
             line.close()
             return
-        group, versions = unpacked(said)
+        if line in self.strangers:
+            self.strangers.remove(line)
+            return
+        group, ticket, versions = unpacked(said)
+        if int(self.mail[group].ticket) != ticket:
+            return  # of a worker that is dead
         if not self.waiting:
             self.waiting_since_s = time.monotonic()
         self.waiting.append((self.places[group], versions, line))
@@ -162,6 +170,9 @@ def main() -> int:
     try:
         work: ServerWork = pickle.loads(pickled)
         torch.set_num_threads(work.threads)
+        if work.device.startswith("cuda"):  # as where the learner computes
+            torch.backends.cudnn.deterministic = True
+            torch.backends.cudnn.allow_tf32 = False
         Server(work, arena, channel, socket(fileno=int(sys.argv[3]))).run()
     except Exception as error:  # a model's own code may raise anything
         report_failure(channel, error)

@@ -154,6 +154,9 @@ def die_with_parent() -> None:
 
 def begin() -> tuple[Any, Arena, Connection]:
     """What a process of the runtime does first: its work, its memory, its channel."""
+    # Whoever asks all processes of a run to stop means the parent, which stops in good order.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     files: Sequence[str] = sys.argv[1:]
     payload = pickle.loads(child.receive(lambda: os._exit(130)))
     die_with_parent()

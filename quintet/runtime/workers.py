@@ -1,32 +1,25 @@
 """The sampler processes, and their inference server: granted slots, watched, replaced."""
 
 import os
-import pickle
-import secrets
-import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from multiprocessing.connection import wait
-from socket import AF_UNIX, socket
+from socket import socket
 from typing import Any, NamedTuple, final
 
-import cloudpickle
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quintet.envs.vector import VectorEnv
-from quintet.errors import ConfigError, QuintetError, WorkerFault
+from quintet.errors import QuintetError, WorkerFault
 from quintet.observe.timing import PHASES
-from quintet.protocols import Actor, DataPlan
 from quintet.runtime.arena import Arena, prefixed
 from quintet.runtime.batch import Lease, Part
+from quintet.runtime.crew import Crew, listen, pickled, shares
 from quintet.runtime.mailbox import mailbox_specs
 from quintet.runtime.messages import (
     Discarded,
@@ -48,58 +41,13 @@ from quintet.runtime.policies import load_all, make_group_actor
 from quintet.runtime.process import STOP_GRACE_S, Kind, Process
 from quintet.runtime.remote import record_specs_of_remote
 from quintet.runtime.slots import RowSpecs, Slot, slot_specs
-from quintet.types import Publication, Spaces, TensorSpec
+from quintet.types import Publication, TensorSpec
 
 _LOOK_EVERY_S = 0.5
 """How often processes are looked at that say nothing."""
 
 SERVER = -1
 """In place of a worker's number."""
-
-
-@dataclass(frozen=True)
-class ServerOptions:
-    """How the inference server serves.
-
-    make_actor: on the device where it computes.
-    exact: one forward for each group, by the weights that it asks for; else groups that wait are
-        served together, up to `batch_max` streams, once there are `batch_min` or the first has
-        waited for `batch_timeout_s`.
-    """
-
-    make_actor: Callable[[], Actor]
-    device: str = "cpu"
-    threads: int = 1
-    exact: bool = False
-    batch_min: int = 1
-    batch_max: int = 512
-    batch_timeout_s: float = 0.1
-
-
-@dataclass(frozen=True)
-class Crew:
-    """What the sampler processes of a run are made of.
-
-    make_env: of one group; with `make_actor` it must be something that cloudpickle can send.
-    num_slots: of each group.
-    timeout_s: how long a worker may take for one row, and beyond 60 s for its start.
-    threads: of PyTorch in each worker.
-    server: where actions are computed; None: in the workers.
-    say: gets what workers print, and what became of them.
-    """
-
-    make_env: Callable[[Place], VectorEnv]
-    make_actor: Callable[[], Actor]
-    spaces: Spaces
-    plan: DataPlan
-    seed: int
-    places: tuple[Place, ...]
-    num_workers: int
-    num_slots: int
-    timeout_s: float = 60.0
-    threads: int = 1
-    say: Callable[[str], None] = print
-    server: ServerOptions | None = None
 
 
 class Filled(NamedTuple):
@@ -137,6 +85,7 @@ class _Sampler:
         self.index, self.places = index, places
         self.granted: deque[Grant] = deque()
         self.busy_since_s = 0.0
+        self.lost = False  # its streams must begin anew before it fills anything
         self.process: Process
 
     @property
@@ -149,8 +98,8 @@ class _Sampler:
 class Workers:
     """Starts the crew's processes, grants them slots and tells what becomes of them.
 
-    One thread at a time may call its methods; leases of the parts that it gives can be released in
-    any.
+    One thread at a time may call `start`, `replace`, `events` and `close`; the others, and leases
+    of the parts that it gives, are for any.
     """
 
     def __init__(
@@ -182,7 +131,7 @@ class Workers:
         self._listener: socket | None = None
         line: Line | None = None
         if crew.server is not None:
-            self._listener, line = _listen(crew)
+            self._listener, line = listen(crew)
         work = [self._work_of(sampler, line) for sampler in self.samplers]
         self._arena = arena = Arena.create(self._specs(publications))
         self.boards = [Board(arena, policy) for policy in range(self.num_policies)]
@@ -194,10 +143,10 @@ class Workers:
             for k in range(crew.num_slots):
                 self._slots[place.group, k] = open_slot(arena, self.rows, crew.plan, place, k)
                 self._headers[place.group, k] = arena.tensor(header_name(place.group, k)).numpy()
-        for sampler, pickled in zip(self.samplers, work, strict=True):
+        for sampler, given in zip(self.samplers, work, strict=True):
             name = f"worker/{sampler.index}"
             kind = Kind(
-                f"worker {sampler.index}", sampler.what, "quintet.runtime.worker", pickled,
+                f"worker {sampler.index}", sampler.what, "quintet.runtime.worker", given,
                 crew.threads,
             )  # fmt: skip
             sampler.process = self._process(kind, name)
@@ -207,7 +156,7 @@ class Workers:
         }
         self._reported = {name: np.zeros(len(PHASES)) for name in self._seconds}
         self._generation = 0
-        self._started = False
+        self._started = self._closed = False
         self._looked_at_s = 0.0
         self._lock = threading.RLock()
 
@@ -233,7 +182,7 @@ class Workers:
             specs |= progress_specs(name)
         if crew.server is not None:
             specs["server/served"] = TensorSpec((2,), torch.float64)
-            actor = make_group_actor(crew.make_actor, self.num_policies)
+            actor = make_group_actor(crew.server.make_probe, self.num_policies)
             load_all(actor, publications)
             for place in crew.places:
                 specs |= mailbox_specs(self.rows, actor, place)
@@ -241,7 +190,7 @@ class Workers:
 
     def _work_of(self, sampler: _Sampler, line: Line | None) -> bytes:
         crew = self.crew
-        return _pickled(
+        return pickled(
             Work(
                 index=sampler.index,
                 places=sampler.places,
@@ -271,13 +220,14 @@ class Workers:
             device=options.device,
             threads=options.threads,
             exact=options.exact,
+            most_waiting=sum(max(p.num_streams for p in s.places) for s in self.samplers),
             batch_min=options.batch_min,
             batch_max=options.batch_max,
             batch_timeout_s=options.batch_timeout_s,
         )
         module = "quintet.runtime.server"
         kind = Kind(
-            "inference server", options.device, module, _pickled(work), options.threads,
+            "inference server", options.device, module, pickled(work), options.threads,
             [listener.fileno()],
         )  # fmt: skip
         return self._process(kind, "server")
@@ -318,7 +268,10 @@ class Workers:
 
     def restart(self, index: int, iteration: int) -> None:
         """The next grant of a worker begins its streams anew."""
-        self.samplers[index].process.send(Restart(iteration))
+        sampler = self.samplers[index]
+        with self._lock:
+            sampler.lost = False
+            sampler.process.send(Restart(iteration))
 
     def grant(self, index: int, versions: tuple[int, ...] | None) -> bool:
         """Has a worker fill one free slot of each of its groups; False if there are none.
@@ -328,7 +281,7 @@ class Workers:
         sampler = self.samplers[index]
         with self._lock:
             free = [self._free[place.group] for place in sampler.places]
-            if not all(free) or not sampler.process.ready:
+            if not all(free) or not sampler.process.ready or sampler.lost:
                 return False
             slots = tuple(mine.popleft() for mine in free)
             self._generation += 1
@@ -367,7 +320,9 @@ class Workers:
             self._take_back(sampler)
             return Died(index, message)
         if isinstance(message, Discarded):
-            self._take_back(sampler)
+            with self._lock:
+                sampler.lost = True
+                self._take_back(sampler)
             return Lost(index)
         assert isinstance(message, Full)
         return self._filled(sampler, message.slots)
@@ -384,8 +339,9 @@ class Workers:
                     f"{grant.generation} with {steps} rows, it gave {slots} of grant {generation} "
                     f"with {rows}"
                 )
+                error = sampler.process.failed(WorkerFault(fault))
                 self._take_back(sampler)
-                return Died(sampler.index, sampler.process.failed(WorkerFault(fault)))
+                return Died(sampler.index, error)
             slot = self._slots[place.group, k]
             lease = Lease(partial(self._freed, sampler.index, place.group, k))
             parts.append(Part(slot.rollout(), slot.episodes(), lease))
@@ -416,6 +372,11 @@ class Workers:
         self._looked_at_s = now
         for sampler in self.samplers:
             process = sampler.process
+            if process.gone:
+                error = process.failed(WorkerFault(process.obituary()))
+                self._take_back(sampler)
+                found.append(Died(sampler.index, error))
+                continue
             silent_s = process.silent_s(sampler.busy_since_s) if sampler.granted else 0.0
             if silent_s > allowed_s:
                 slots = ", ".join(
@@ -428,8 +389,9 @@ class Workers:
                     "environment hangs, or the process was stopped; raise "
                     "runtime.worker_timeout_s if a step may take so long"
                 )
+                error = process.failed(WorkerFault(fault))
                 self._take_back(sampler)
-                found.append(Died(sampler.index, process.failed(WorkerFault(fault))))
+                found.append(Died(sampler.index, error))
         if self.server is not None:
             silent_s = self.server.silent_s(0.0)
             if silent_s > allowed_s:
@@ -462,8 +424,22 @@ class Workers:
         return found
 
     def close(self) -> None:
-        """Ends all processes; those that do not close their environments soon are killed."""
+        """Ends all processes; those that do not close their environments soon, or all of them if
+        this is interrupted, are killed.  Once more does nothing.
+        """
+        if self._closed:
+            return
+        self._closed = True
         self.on_free = _ignore
+        try:
+            self._stop()
+        finally:
+            for process in self._processes:
+                process.end()
+            self._let_go()
+
+    def _stop(self) -> None:
+        """Asks all processes to end, and waits a while."""
         for process in self._processes:
             if process.child is not None:
                 process.row[2] = 1  # in the middle of an unroll, which nobody waits for
@@ -471,6 +447,9 @@ class Workers:
         deadline = time.monotonic() + STOP_GRACE_S
         for process in self._processes:
             process.end(max(0.01, deadline - time.monotonic()))
+
+    def _let_go(self) -> None:
+        """Gives memory and socket back."""
         if self._listener is not None:
             place = self._listener.getsockname()
             self._listener.close()
@@ -484,37 +463,9 @@ class Workers:
         self.boards.clear()
         self._seconds.clear()
         self.samplers.clear()
-        del self.server, self._arena
+        self.server = None
+        del self._arena
 
 
 def _ignore(worker: int) -> None:
     """What there is to do when a slot is free again, for who grants them when he likes."""
-
-
-def _pickled(work: Work | ServerWork) -> bytes:
-    try:
-        return bytes(cloudpickle.dumps(work))
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            "worker processes require an environment that can be sent to them, this one can't "
-            f"be ({error}); give its id or a function that makes it, or use --runtime.kind serial"
-        ) from error
-
-
-def _listen(crew: Crew) -> tuple[socket, Line]:
-    """Where workers find the server, whichever process that is at the time."""
-    name = f"quintet-{secrets.token_hex(8)}"
-    listener = socket(AF_UNIX)
-    # A name that begins with 0 is in no file system (Linux).
-    abstract = hasattr(os, "memfd_create")
-    address = f"\0{name}" if abstract else os.path.join(tempfile.gettempdir(), name)
-    listener.bind(address)
-    listener.listen(crew.num_workers)
-    return listener, Line(address, secrets.token_bytes(16))
-
-
-def shares(places: Sequence[Place], num_workers: int) -> list[tuple[Place, ...]]:
-    """Which groups each worker has: as even as can be, neighbours together."""
-    count = len(places)
-    ends = [count * k // num_workers for k in range(num_workers + 1)]
-    return [tuple(places[a:b]) for a, b in pairwise(ends)]

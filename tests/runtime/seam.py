@@ -23,14 +23,15 @@ from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan
 from quintet.runtime import loop
 from quintet.runtime.asynchronous import AsyncOptions, AsyncSampling
+from quintet.runtime.crew import Crew, ServerOptions
 from quintet.runtime.lockstep import LockstepSampling
 from quintet.runtime.messages import Place
 from quintet.runtime.policies import make_group_actor
 from quintet.runtime.replay import Replay
 from quintet.runtime.seeds import environment_seeds
-from quintet.runtime.serial import SerialSampling
+from quintet.runtime.serial import SerialOptions, SerialSampling
 from quintet.runtime.slots import RowSpecs
-from quintet.runtime.workers import Crew, ServerOptions, Workers
+from quintet.runtime.workers import Workers
 from quintet.types import (
     ACTION_MASK,
     ActOutput,
@@ -312,13 +313,14 @@ def make_sampling(
     )
     if kind == "serial":
         envs = [make_group(place) for place in places]
-        return SerialSampling(envs, SeamActor, plan, SEED, PhaseTimer(), len(learners))
+        options = SerialOptions(num_policies=len(learners))
+        return SerialSampling(envs, SeamActor, plan, SEED, PhaseTimer(), options)
     kind, lag, num_workers, served = re.fullmatch(
         r"(lockstep|async)(\d?)x(\d)(server)?", kind
     ).groups()
     streams = world.groups * world.group_size
     slots = 1 + int(lag) if lag else 2 + plan.columns_per_batch // streams
-    options = ServerOptions(SeamActor, exact=bool(lag)) if served else None
+    options = ServerOptions(SeamActor, SeamActor, exact=bool(lag)) if served else None
     crew = Crew(
         make_group, SeamActor, rows.spaces, plan, SEED, places, int(num_workers), slots,
         server=options,
