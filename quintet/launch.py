@@ -2,6 +2,7 @@
 result.
 """
 
+import gc
 import pickle
 import signal
 import sys
@@ -192,9 +193,11 @@ def run(
         try:
             return _run(loaded, make_env, on_report, may_go_back=True)
         except _GoesBack as back:
-            # Once: what always fails would fail again.
-            again = loaded.config.model_copy(update={"resume": back.resume})
-            return _run(replace(loaded, config=again), make_env, on_report, may_go_back=False)
+            resume = back.resume
+        gc.collect()  # what the traceback held: slots in shared memory
+        # Once: what always fails would fail again.
+        again = replace(loaded, config=loaded.config.model_copy(update={"resume": resume}))
+        return _run(again, make_env, on_report, may_go_back=False)
     finally:
         torch.set_num_threads(threads_before)
 
