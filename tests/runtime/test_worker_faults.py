@@ -1,5 +1,6 @@
 """What goes wrong with sampler processes, and what the run makes of it."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -38,6 +39,7 @@ def workers_of(pid: int | None = None) -> list[psutil.Process]:
 def nothing_left():
     files = psutil.Process().num_fds()
     yield
+    gc.collect()  # an error's traceback holds what its frames held
     assert workers_of() == []
     assert psutil.Process().num_fds() <= files
 
