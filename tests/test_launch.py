@@ -574,9 +574,19 @@ def sampling_of(**options: Any) -> Any:
     config = launch.resolve(config, source.spaces, "gymnasium")
     learner = launch.make_learner(config, source.spaces)
     made = sampling.make_sampling(config, source, learner, PhaseTimer(), print)
-    made.close()
     source.close()
+    OPEN.append(made)
     return made
+
+
+OPEN: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    while OPEN:
+        OPEN.pop().close()
 
 
 def _kind(where: Where) -> None:
@@ -633,6 +643,27 @@ def _publish_interval(where: Where) -> None:
     assert third.metrics["policy_lag/max"] in (0.0, 1.0, 2.0)
     # the policy that is saved is the newest, whatever the actors had
     assert third.policy.publication.version == every.policy.publication.version
+
+
+def _inference(where: Where) -> None:
+    assert sampling_of(runtime__kind="async").workers.server is None
+    made = sampling_of(runtime__kind="async", runtime__inference="server")
+    assert made.workers.server.kind.module == "quintet.runtime.server"
+
+
+def _inference_batches(where: Where) -> None:
+    given = {"batch_min": 3, "batch_max": 9, "timeout_ms": 7.0}
+    options = {f"runtime__inference_{name}": value for name, value in given.items()}
+    made = sampling_of(runtime__kind="async", runtime__inference="server", **options)
+    server = made.workers.crew.server
+    assert (server.batch_min, server.batch_max, server.batch_timeout_s) == (3, 9, 0.007)
+    with pytest.raises(ConfigError, match="inference_batch_max must be at least 3"):
+        sampling_of(
+            runtime__kind="async",
+            runtime__inference="server",
+            runtime__inference_batch_min=3,
+            runtime__inference_batch_max=2,
+        )
 
 
 def _worker_timeout_s(where: Where) -> None:
@@ -937,6 +968,10 @@ EFFECTS: dict[str, Callable[[Where], None]] = {
     "init_from_keys": _init_from_keys,
     "runtime.kind": _kind,
     "runtime.lag": _lag,
+    "runtime.inference": _inference,
+    "runtime.inference_batch_min": _inference_batches,
+    "runtime.inference_batch_max": _inference_batches,
+    "runtime.inference_timeout_ms": _inference_batches,
     "runtime.num_workers": _num_workers,
     "runtime.max_policy_lag": _max_policy_lag,
     "runtime.slots": _slots,

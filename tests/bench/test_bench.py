@@ -16,8 +16,9 @@ from quintet.config.load import compose
 from quintet.envs.make import make_vector_env
 from quintet.errors import ConfigError
 from quintet.launch import make_learner, resolve
+from quintet.protocols import DataPlan
 
-SHIPPED = ("cartpole-ppo", "pong-ppo", "halfcheetah-ppo")
+SHIPPED = ("cartpole-ppo", "pong-ppo", "halfcheetah-ppo", "cartpole-appo", "pong-appo")
 
 SMALL = """
 [small]
@@ -48,7 +49,7 @@ seconds = 0.3
 threads = 2
 
 [later]
-algo = "appo"
+algo = "ddpg"
 """
 
 
@@ -70,7 +71,7 @@ def without_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def options_of(name: str) -> dict[str, Any]:
     work = workloads.read(name)
-    return compose(work.algo, [work.layer()]).config.flat()
+    return compose(work.learner, [work.layer()]).config.flat()
 
 
 def test_every_field_of_a_workload_is_in_the_configuration(small: Path):
@@ -137,7 +138,7 @@ def test_the_bare_network_is_the_trained_one(without_variable: None, name: str):
     env = make_vector_env(work.env_id, 2, backend=work.env_backend)
     spaces, backend = env.spaces, env.description.backend
     env.close()
-    config = resolve(compose(work.algo, [work.layer()]).config, spaces, backend)
+    config = resolve(compose(work.learner, [work.layer()]).config, spaces, backend)
     eager = config.runtime.model_copy(update={"compile": "off"})
     learner = make_learner(config.model_copy(update={"runtime": eager}), spaces)
     bare = limits.BareActorCritic(work, spaces)
@@ -160,7 +161,7 @@ def test_the_bare_loss_is_the_trained_one(without_variable: None, name: str):
     env = make_vector_env(work.env_id, 2, backend=work.env_backend)
     spaces = env.spaces
     env.close()
-    config = compose(work.algo, [work.layer()]).config
+    config = compose(work.learner, [work.layer()]).config
     config = resolve(config, spaces, work.env_backend)
     eager = config.runtime.model_copy(update={"compile": "off"})
     learner = make_learner(config.model_copy(update={"runtime": eager}), spaces)
@@ -227,9 +228,9 @@ def test_shipped_workloads_are_those_that_are_listed(
     for name in SHIPPED:
         work = workloads.read(name)
         assert (
-            find(work.algo).check(
-                compose(work.algo, [work.layer()]).config.learner,
-                compose(work.algo, [work.layer()]).config.model,
+            find(work.learner).check(
+                compose(work.learner, [work.layer()]).config.learner,
+                compose(work.learner, [work.layer()]).config.model,
                 work.num_envs,
                 10**6,
             )
@@ -263,6 +264,7 @@ def test_the_region_is_whole_iterations(small: Path):
 
     class Counted:
         iteration = updates = 0
+        plan = DataPlan(unroll_steps=8, columns_per_batch=4)
 
     watch.timer, watch.counters, watch.learner = Timer(), Counted(), Counted()
     patch = pytest.MonkeyPatch()

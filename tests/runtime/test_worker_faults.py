@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,12 @@ def train(folder: Path, env: Any = Drifting, steps: int = 4_000, on_report=None,
 
 
 def workers_of(pid: int | None = None) -> list[psutil.Process]:
-    return [
-        child
-        for child in psutil.Process(pid).children()
-        if any("quintet.runtime" in word for word in child.cmdline())
-    ]
+    found = []
+    for child in psutil.Process(pid).children():
+        with suppress(psutil.Error):  # some other test's, which has ended
+            if any("quintet.runtime" in word for word in child.cmdline()):
+                found.append(child)
+    return found
 
 
 @pytest.fixture(autouse=True)
