@@ -85,8 +85,13 @@ class AsyncSampling:
             self.lease.release()
             self.lease = None
         self.timer.switch("waiting")
+        patience = self.workers.patience()
         while True:
-            taken = self.ready.get()
+            try:
+                taken = self.ready.get(timeout=_LOOK_AGAIN_S)
+            except queue.Empty:
+                patience.look()
+                continue
             if isinstance(taken, Died):
                 self._replace(taken)
             elif isinstance(taken, BaseException):
@@ -152,6 +157,8 @@ class AsyncSampling:
                 for event in self.workers.events(_LOOK_AGAIN_S):
                     if isinstance(event, Died):
                         self.replaced.clear()
+                        if self.ending.is_set():  # nobody will replace a second one
+                            return
                         self._hand_out(event)
                         self.replaced.wait()
                         continue
