@@ -222,7 +222,9 @@ def _run(
         learner = make_learner(config, source.spaces)
         trainer = Trainer(config, learner, source.spaces, env, on_report, make_env)
         trainer.warm_start()
-        sampling = make_sampling(config, source, learner, trainer.timer, trainer.say)
+        sampling = make_sampling(
+            config, source, learner, trainer.timer, trainer.say, trainer.waiting
+        )
         try:
             with RunLock(config.run_dir), stop_on_signals(trainer):
                 return _train(trainer, sampling, source.spaces, may_go_back)

@@ -136,10 +136,12 @@ def make_sampling(
     learner: Learner,
     timer: PhaseTimer,
     say: Callable[[str], None],
+    notice: Callable[[str], None],
 ) -> loop.Sampling:
     """What samples by a resolved configuration; processes begin at the first restart.
 
     say: gets what worker processes print, and what became of them.
+    notice: gets what of them is waited for, when that takes long.
 
     Raises:
         ConfigError: workers can't be sent what they are to do, or there is too little memory.
@@ -179,6 +181,7 @@ def make_sampling(
         timeout_s=runtime.worker_timeout_s,
         threads=1 if server else runtime.actor_threads,
         say=say,
+        notice=notice,
         server=server,
     )
     workers = Workers(crew, [learner.publication()])

@@ -17,7 +17,7 @@ from quintet.envs.ids import envpool_id
 from quintet.envs.make import group_size, source_kind
 from quintet.envs.vector import EnvDescription
 from quintet.models.config import ModelConfig, uses_pictures
-from quintet.observe.limits import Setting
+from quintet.observe.advice import Setting
 from quintet.protocols import DataPlan
 from quintet.types import Spaces
 
@@ -58,7 +58,7 @@ def setting_of(
 
     source: where environments come from if not from an id; callback: reports go to the user's code.
     """
-    options = config.flat()
+    options, runtime = config.flat(), config.runtime
     pictures = uses_pictures(config.model, spaces)
     known: Literal["has it", "lacks it", "absent"] = "absent"
     if envpool.is_installed():
@@ -82,17 +82,25 @@ def setting_of(
         env_threads=threads,
         auto_env_threads=auto,
         large_network=pictures,
-        device=config.runtime.device,
-        threads=config.runtime.threads or torch.get_num_threads(),
+        device=runtime.device,
+        threads=runtime.threads or torch.get_num_threads(),
         cores=usable_cores(),
         gpu=torch.cuda.is_available(),
-        compiles=config.runtime.compile == "on",
-        may_compile=worth_compiling(config, config.model, spaces, config.runtime.device),
+        compiles=runtime.compile == "on",
+        may_compile=worth_compiling(config, config.model, spaces, runtime.device),
         compiler=has_compiler(),
         batch_steps=plan.unroll_steps * plan.columns_per_batch,
         passes=options.get("num_epochs"),
         minibatch_steps=options.get("minibatch_steps"),
         chunk_steps=1 if config.model.core == "none" else options.get("bptt_steps", 1),
+        batch_unrolls=options.get("batch_unrolls"),
+        kind=runtime.kind,
+        num_workers=runtime.num_workers or 0,
+        lag=runtime.lag,
+        inference=runtime.inference,
+        inference_batch_min=runtime.inference_batch_min,
+        inference_batch_max=runtime.inference_batch_max,
+        actor_threads=runtime.actor_threads or 1,
         eval_episodes=config.eval.episodes,
         report_interval_s=config.report.interval_s,
         sinks=bool(config.report.sinks),

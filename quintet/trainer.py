@@ -22,6 +22,7 @@ from quintet.envs.given import EnvSource
 from quintet.envs.vector import EnvDescription
 from quintet.errors import CheckpointError, ConfigError, QuintetError
 from quintet.evaluation import evaluate
+from quintet.observe.advice import count
 from quintet.observe.machine import MachineUse
 from quintet.observe.metrics import EpisodeStats
 from quintet.observe.progress import Begin, make_progress
@@ -264,7 +265,7 @@ class Trainer:
     def train(self, sampling: loop.Sampling) -> Literal["finished", "stopped"]:
         """Runs the loop to its end or to a stop."""
         self.sampling = sampling
-        self.progress.stage(f"collecting the first {self.setting.batch_steps:,}")
+        self.progress.stage(self._starting() or self._collecting())
         status = loop.run(
             loop.Parts(
                 [self.learner], sampling, self.replay, torch.device(self.config.runtime.device)
@@ -292,11 +293,24 @@ class Trainer:
 
     def _phase_begins(self, phase: Phase) -> None:
         """Says why it takes long; graphs are compiled when they are first called."""
-        if phase == "acting" and self.setting.compiles:
+        if phase in ("acting", "waiting") and self.setting.compiles:
             self.progress.stage("compiling acts (up to a minute), then collecting")
+        elif phase == "waiting":
+            self.progress.stage(self._collecting())
         if phase == "learning":
             compiles = ", which compiles it: up to a minute" if self.setting.compiles else ""
             self.progress.stage(f"first update{compiles}")
+
+    def _starting(self) -> str:
+        """Of the processes that a run begins; "" where there are none."""
+        setting = self.setting
+        if not setting.num_workers:
+            return ""
+        server = " and the inference server" if setting.inference == "server" else ""
+        return f"starting {count(setting.num_workers, 'worker')}{server}"
+
+    def _collecting(self) -> str:
+        return f"collecting the first {self.setting.batch_steps:,}"
 
     def save_policy(self) -> None:
         """Writes the final policy to ``policy/``, unless it stands there."""
@@ -471,6 +485,10 @@ class Trainer:
         with suppress(OSError, ValueError):
             self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")
             self._log.flush()
+
+    def waiting(self, text: str) -> None:
+        """Tells the person what has been waited for, for seconds."""
+        self.progress.waiting(text)
 
     def request_stop(self) -> None:
         """Asks for a stop at the end of the iteration; called by signal handlers."""

@@ -21,7 +21,7 @@ from quintet.envs.make import group_size, make_group_env
 from quintet.envs.toy import EndlessPay
 from quintet.launch import resolve
 from quintet.models.config import resolve_model
-from quintet.observe.limits import Setting
+from quintet.observe.advice import Setting
 from quintet.protocols import DataPlan
 from quintet.types import Spaces
 
@@ -247,3 +247,38 @@ def test_compiling_is_told_as_it_was_resolved(
     monkeypatch.setenv("CXX", sys.executable)  # which is never called
     found = setting_for(TOY, runtime__compile=option, total_env_steps=32 * 30_000)
     assert facts(found, "compiles", "may_compile", "compiler") == (compiles, True, True)
+
+
+def test_one_process() -> None:
+    assert facts(setting_for(TOY), "kind", "num_workers", "batch_unrolls") == ("serial", 0, None)
+
+
+def test_workers() -> None:
+    found = setting_for(
+        TOY,
+        env__streams_per_group=2,
+        runtime__kind="lockstep",
+        runtime__lag=0,
+        runtime__num_workers=2,
+        runtime__actor_threads=3,
+        runtime__threads=2,
+    )
+    assert facts(found, "kind", "lag", "num_workers", "inference") == ("lockstep", 0, 2, "local")
+    assert facts(found, "threads", "actor_threads", "num_streams") == (2, 3, 4)
+    assert facts(found, "num_groups", "env_threads") == (2, 1)
+    found = setting_for(
+        TOY,
+        env__streams_per_group=1,
+        runtime__kind="async",
+        runtime__num_workers=2,
+        runtime__inference="server",
+        runtime__inference_batch_min=2,
+        runtime__inference_batch_max=3,
+    )
+    assert facts(found, "kind", "num_workers", "inference", "num_groups") == (
+        "async",
+        2,
+        "server",
+        4,
+    )
+    assert facts(found, "inference_batch_min", "inference_batch_max") == (2, 3)

@@ -116,7 +116,7 @@ def train(work: Workload, options: Layer) -> tuple[RunConfig, Spaces, dict[str, 
 def _train(work: Workload, config: RunConfig, source: Source) -> Stopwatch:
     timer, counters = PhaseTimer(), loop.Counters()
     learner = make_learner(config, source.spaces)
-    sampling = make_sampling(config, source, learner, timer, print)
+    sampling = make_sampling(config, source, learner, timer, print, print)
 
     def nowhere(_: Rollout) -> str:
         return "The batch is not kept"

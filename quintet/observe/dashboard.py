@@ -11,9 +11,11 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from quintet.observe.advice import Setting
 from quintet.observe.health import findings
-from quintet.observe.limits import Setting, TimeShares, limit
+from quintet.observe.limits import limit
 from quintet.observe.progress import Pace, QuietStream, clock, is_terminal, percent
+from quintet.observe.shares import SERVER, Load, Shares, TimeShares, mean
 from quintet.observe.text_curve import TextCurve, label
 from quintet.observe.timing import Phase
 
@@ -23,6 +25,9 @@ _SHORTEST_S = 0.1  # between two drawings: the eye sees no more
 _NAMES_WIDTH = 11
 _NARROW = 50  # columns below which names are not set in a column of their own
 _CURVE_HEIGHT = 3
+_PROCESS_WIDTH = 11
+_SHORTEST_BAR = 12
+_MOST_WORKERS = 4  # that have a line each
 
 # Sign in a terminal that knows more than ASCII, sign in others, colour: told apart without colour.
 _SIGNS: dict[Phase, tuple[str, str, str]] = {
@@ -49,6 +54,14 @@ _LINES: dict[str, tuple[str, ...]] = {
     "data": (),
 }
 _SKIPPED = ("_last_epoch",)
+
+# Told with workers, in a line of their own, of one and of several.
+_COUNTS = {
+    "data/discarded_columns": ("{} column dropped", "{} columns dropped"),
+    "data/waiting_batches": ("{} batch waits", "{} batches wait"),
+    "data/worker_restarts": ("{} process replaced", "{} processes replaced"),
+}
+_OF_WORKERS = (*_COUNTS, "data/discarded_env_steps", "policy_lag/")
 
 
 @dataclass
@@ -117,6 +130,9 @@ class TerminalProgress:
         self._view.stage = text
         self._draw()
 
+    def waiting(self, text: str) -> None:
+        self.stage(text)
+
     def say(self, message: str) -> None:
         self._console.print(message, markup=False, highlight=False, soft_wrap=True)
 
@@ -180,11 +196,12 @@ def layout(view: View, width: int, height: int, ascii_only: bool) -> list[Text]:
     blocks = [
         _Block(0, [_title(view, width)]),
         _Block(0, [_bar(view, width, ascii_only)]),
-        _Block(1, [_named("env steps", _steps(view), width)]),
+        _Block(1, [_steps(view, width)]),
         _Block(3, [_named("return", _returns(view), width)]),
         *_successes(view, width),
         _Block(5, _curve(view, narrow, ascii_only)),
         *_time(view, width, ascii_only),
+        *_samples(view, width),
         *_health(view, width),
         *_numbers(view, width),
     ]
@@ -223,15 +240,18 @@ def _bar(view: View, width: int, ascii_only: bool) -> Text:
     return Text.assemble((done * full, "cyan"), (rest * (cells - full), "dim"), figures)
 
 
-def _steps(view: View) -> list[Text]:
+def _steps(view: View, width: int) -> Text:
     pace = view.pace
     parts = [f"{pace.done:,} of {pace.total:,}"]
     if pace.steps_per_s is not None:
         parts.append(f"{pace.steps_per_s:,.0f} per second")
     if view.stage:
-        return [*map(Text, parts), Text(view.stage, style="yellow")]
+        # What goes on is worth more than how far and how fast.
+        while parts and _NAMES_WIDTH + len("  ".join([*parts, view.stage])) > width:
+            parts.pop()
+        return _named("env steps", [*map(Text, parts), Text(view.stage, style="yellow")], width)
     parts += [f"{int(view.report[n]):,} {n}" for n in ("iterations", "updates") if n in view.report]
-    return [*map(Text, parts)]
+    return _named("env steps", [*map(Text, parts)], width)
 
 
 def _returns(view: View) -> list[Text]:
@@ -261,31 +281,112 @@ def _curve(view: View, width: int, ascii_only: bool) -> list[Text]:
 
 
 def _time(view: View, width: int, ascii_only: bool) -> list[_Block]:
-    """The shares of the time, as numbers and as a bar, and the sentence about them."""
-    shares = view.shares.recent()
-    if not shares:
+    """The shares of the time, as numbers and as bars, and the sentence about them."""
+    load = view.shares.recent()
+    if not load.learner:
         return []
-    signs = {phase: _SIGNS[phase][1 if ascii_only else 0] for phase in shares}
-    legend = [
-        Text.assemble((signs[phase], _SIGNS[phase][2]), f" {phase} {100 * share:.0f}%")
-        for phase, share in sorted(shares.items(), key=lambda item: -item[1])
+    if load.beside:
+        rows = _processes(load, width, ascii_only)
+        blocks = [_Block(3, rows[:1]), _Block(4, rows[1:], divisible=True)]
+    else:
+        legend = _legend(load.learner, load.learner, ascii_only)
+        bar = Text(" " * _NAMES_WIDTH)
+        bar.append_text(_share_bar(load.learner, max(0, width - _NAMES_WIDTH), ascii_only))
+        blocks = [_Block(3, [_named("time", legend, width)]), _Block(4, [bar])]
+    if view.setting is not None:
+        sentence = limit(load, view.setting, starting=view.shares.starting)
+        blocks.append(_Block(2, _paragraph("limit", sentence, width), divisible=True))
+    return blocks
+
+
+def _processes(load: Load, width: int, ascii_only: bool) -> list[Text]:
+    """A line for each process: its name, a bar and its shares; where there are more than a few
+    workers, their mean, and below it how far they lie apart.
+    """
+    workers = mean(load.workers) if load.workers else {}
+    named: list[tuple[str, Shares, Shares]] = [("learner", load.learner, load.learner)]
+    several = len(load.workers) > _MOST_WORKERS
+    if several:
+        named.append((f"{len(load.workers)} workers", workers, workers))
+    else:
+        every = (name for name in load.beside if name != SERVER)
+        named += [(name.replace("/", " "), load.beside[name], workers) for name in every]
+    if load.server:
+        named.append((SERVER, load.server, load.server))
+    cells = (width - _NAMES_WIDTH - _PROCESS_WIDTH) // 4
+    cells = cells if cells >= _SHORTEST_BAR else 0  # the numbers tell more
+    lines = []
+    for number, (name, shares, order) in enumerate(named):
+        bar = _share_bar(shares, cells, ascii_only)
+        bar.append("  " if cells else "")
+        lines.append(_of_process(number == 0, name, bar, _legend(shares, order, ascii_only), width))
+        if several and number == 1:
+            ends = [Text(each, style="dim") for each in _ranges(load.workers, workers)]
+            lines.append(_of_process(False, "", Text(" " * len(bar)), ends, width))
+    return lines
+
+
+def _of_process(first: bool, name: str, bar: Text, parts: Sequence[Text], width: int) -> Text:
+    """A line of the block "time", as long as there is room for whole parts."""
+    if width < _NARROW:
+        return _filled(Text.assemble(f"{name} ", bar), parts, width)
+    head = (f"{'time' if first else '':{_NAMES_WIDTH}}", "bold")
+    return _filled(Text.assemble(head, f"{name:{_PROCESS_WIDTH}}", bar), parts, width)
+
+
+def _ranges(workers: Sequence[Shares], order: Shares) -> list[str]:
+    """Of each phase the least and the most that a worker spends in it."""
+    found = []
+    for phase in sorted(order, key=lambda phase: -order[phase]):
+        shares = [100 * worker.get(phase, 0.0) for worker in workers]
+        if max(shares) >= 0.5:
+            found.append(f"{phase} {min(shares):.0f} to {max(shares):.0f}%")
+    return found
+
+
+def _legend(shares: Shares, order: Shares, ascii_only: bool) -> list[Text]:
+    """Every phase with its sign and share, the largest of `order` first."""
+    return [
+        Text.assemble((_sign(phase, ascii_only), _SIGNS[phase][2]), f" {phase} {100 * share:.0f}%")
+        for phase, share in sorted(shares.items(), key=lambda item: -order.get(item[0], 0.0))
         if share >= 0.005
     ]
-    cells = max(0, width - _NAMES_WIDTH)
-    bar = Text(" " * _NAMES_WIDTH)
+
+
+def _share_bar(shares: Shares, cells: int, ascii_only: bool) -> Text:
+    bar = Text()
     end = 0.0
     for phase, share in shares.items():
         begin, end = end, end + share
-        bar.append(
-            signs[phase] * (round(end * cells) - round(begin * cells)), style=_SIGNS[phase][2]
-        )
-    blocks = [_Block(3, [_named("time", legend, width)]), _Block(4, [bar])]
-    if view.setting is not None:
-        sentence = limit(
-            shares, view.setting, starting=view.shares.starting, cores=view.shares.cores()
-        )
-        blocks.append(_Block(2, _paragraph("limit", sentence, width), divisible=True))
-    return blocks
+        signs = _sign(phase, ascii_only) * (round(end * cells) - round(begin * cells))
+        bar.append(signs, style=_SIGNS[phase][2])
+    return bar
+
+
+def _sign(phase: Phase, ascii_only: bool) -> str:
+    return _SIGNS[phase][1 if ascii_only else 0]
+
+
+def _samples(view: View, width: int) -> list[_Block]:
+    """How old what the workers give is, what of it is lost, and what of it waits."""
+    if not _has_workers(view):
+        return []
+    report = view.report
+    parts = []
+    for name in ("mean", "max"):
+        if f"policy_lag/{name}" in report:
+            parts.append(Text(f"{label(report[f'policy_lag/{name}'])} {name}"))
+    for name, text in _COUNTS.items():
+        if name in report:
+            count = int(report[name])
+            style = "yellow" if name == "data/worker_restarts" else ""
+            if count or not style:
+                parts.append(Text(text[count != 1].format(f"{count:,}"), style=style))
+    return [_Block(4, [_named("policy lag", parts, width)])] if parts else []
+
+
+def _has_workers(view: View) -> bool:
+    return view.setting is not None and view.setting.num_workers > 0
 
 
 def _health(view: View, width: int) -> list[_Block]:
@@ -302,12 +403,15 @@ def _health(view: View, width: int) -> list[_Block]:
 
 
 def _numbers(view: View, width: int) -> list[_Block]:
+    told = _OF_WORKERS if _has_workers(view) else ()
     blocks = []
     for rank, (name, first) in enumerate(_LINES.items()):
         values = {
             key.removeprefix(f"{name}/"): value
             for key, value in view.report.items()
-            if key.startswith(f"{name}/") and not key.endswith(_SKIPPED)
+            if key.startswith(f"{name}/")
+            and not key.endswith(_SKIPPED)
+            and not key.startswith(told)
         }
         ordered = [key for key in first if key in values]
         # what is exactly 0 is switched off
@@ -321,6 +425,11 @@ def _numbers(view: View, width: int) -> list[_Block]:
 def _named(name: str, parts: Sequence[Text], width: int) -> Text:
     """The parts behind their name, as many whole ones as fit."""
     line = Text.assemble((f"{name:{_NAMES_WIDTH if width >= _NARROW else len(name) + 1}}", "bold"))
+    return _filled(line, parts, width)
+
+
+def _filled(line: Text, parts: Sequence[Text], width: int) -> Text:
+    """The parts behind what stands there, as many whole ones as fit."""
     for number, part in enumerate(parts):
         if number and len(line) + 2 + len(part) > width:
             break

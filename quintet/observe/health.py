@@ -55,7 +55,8 @@ class _Bound(NamedTuple):
 _INF = float("inf")
 _SLOWER = "a lower learning rate or fewer passes slows it down"
 # V-trace's share of clipped weights tells nothing here: with a cap of 1 half of them are above it
-# after the smallest step.  How far the policy is from the one that acted, approx_kl tells.
+# after the smallest step.  How far the policy is from the one that acted, approx_kl tells, whatever
+# its age: a lag of many small steps is no worse than one of a single large one, so it has no bound.
 _POLICY = (
     _Bound("policy/kl", -_INF, MAX_KL, f"moves too fast: KL {{}} above {MAX_KL}; {_SLOWER}"),
     _Bound(

@@ -19,8 +19,9 @@ class MachineUse:
     def __init__(self) -> None:
         self._process = psutil.Process()
         self._children: dict[psutil.Process, psutil.Process] = {}
-        self._looked_at = float("-inf")
+        self._looked_at = self._look_at = float("-inf")
         self.report()  # shares of cores count from here on
+        self._look_at = float("-inf")  # what a run begins, it begins before its first report
 
     def report(self) -> dict[str, float]:
         """``process/resident_bytes`` of this process, and ``machine/cores_used`` by it and the
@@ -33,8 +34,11 @@ class MachineUse:
         usable = set(range(len(by_core)))
         if hasattr(os, "sched_getaffinity"):  # Linux only
             usable = os.sched_getaffinity(0)
-        self._look_for_children()
-        used = sum(map(_percent, (self._process, *self._children.values()))) / 100
+        looked_at = self._looked_at
+        begun = self._look_for_children()
+        known = [process for child, process in self._children.items() if child not in begun]
+        used = sum(map(_percent, (self._process, *known))) / 100
+        used += sum(_first_share(child, self._looked_at - looked_at) for child in begun)
         report = {
             "process/resident_bytes": float(self._process.memory_info().rss),
             "machine/cores_used": used,
@@ -45,16 +49,31 @@ class MachineUse:
             report["machine/cores_used_by_others"] = max(0.0, in_use - used)
         return report
 
-    def _look_for_children(self) -> None:
-        if time.monotonic() - self._looked_at >= _LOOK_AGAIN_S:
-            self._looked_at = time.monotonic()
-            found = self._process.children(recursive=True)
-            # The old object of a process knows when it was asked last.
-            self._children = {child: self._children.get(child, child) for child in found}
+    def _look_for_children(self) -> set[psutil.Process]:
+        """Those that were not known yet."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return set()
+        self._looked_at, self._look_at = now, now + _LOOK_AGAIN_S
+        found = self._process.children(recursive=True)
+        before = self._children
+        # The old object of a process knows when it was asked last.
+        self._children = {child: before.get(child, child) for child in found}
+        return self._children.keys() - before.keys()
 
 
 def _percent(process: psutil.Process) -> float:
     try:
         return float(process.cpu_percent())
+    except psutil.Error:  # it has ended
+        return 0.0
+
+
+def _first_share(process: psutil.Process, passed_s: float) -> float:
+    """Cores that a process has kept busy that was not there `passed_s` seconds ago."""
+    try:
+        process.cpu_percent()  # it counts from here on
+        times = process.cpu_times()
+        return float(times.user + times.system) / passed_s
     except psutil.Error:  # it has ended
         return 0.0

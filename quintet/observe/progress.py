@@ -12,9 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TextIO, final
 
-from quintet.observe.limits import Setting, TimeShares, crowded, limit
+from quintet.observe.advice import Setting
+from quintet.observe.limits import Cause, cause, crowded, limit
+from quintet.observe.shares import TimeShares
 
 _LINE_INTERVAL_S = 10.0
+_MOST_SILENCE_S = 600.0  # about what is waited for
 _RATE_WINDOW_S = 30.0
 
 
@@ -32,6 +35,10 @@ class Progress(Protocol):
 
     def stage(self, text: str) -> None:
         """Shows what is going on until the next report, "" for nothing worth telling."""
+        ...
+
+    def waiting(self, text: str) -> None:
+        """Shows what training has been waiting for, for seconds."""
         ...
 
     def say(self, message: str) -> None:
@@ -128,8 +135,9 @@ class LineProgress:
         self._pace = pace
         self._setting = setting
         self._shares = TimeShares()
-        self._told: str | None = None
-        self._shown_at = float("-inf")
+        self._told: Cause | None = None
+        self._shown_at = self._silent_until = float("-inf")
+        self._silence_s = _LINE_INTERVAL_S
         self._evaluation = _Scores()
         self._pending: str | None = None
         self.say(title)
@@ -158,6 +166,15 @@ class LineProgress:
     def stage(self, text: str) -> None:
         """Says nothing: lines stay where they are, and a stage passes."""
 
+    def waiting(self, text: str) -> None:
+        """Says so ever more rarely, since a slow run waits in every iteration."""
+        now = time.monotonic()
+        if now >= self._silent_until:
+            self._silent_until = now + self._silence_s
+            self._silence_s = min(2 * self._silence_s, _MOST_SILENCE_S)
+            self._flush()
+            self.say(text)
+
     def say(self, message: str) -> None:
         self._out.write(f"{message}\n")
         self._out.flush()
@@ -174,19 +191,17 @@ class LineProgress:
 
     def _tell(self) -> None:
         """What limits the speed, unless the same was said last."""
-        shares = self._shares.recent()
-        if self._setting is None or not shares:
+        load = self._shares.recent()
+        if self._setting is None or not load.learner:
             return
-        largest = max(shares, key=lambda phase: shares[phase])
-        told = "others" if self._crowded else largest
+        told = cause(load, self._setting)
         if told != self._told:
             self._told = told
-            starting, cores = self._shares.starting, self._shares.cores()
-            self.say(limit(shares, self._setting, starting=starting, cores=cores))
+            self.say(limit(load, self._setting, starting=self._shares.starting))
 
     @property
     def _crowded(self) -> bool:
-        return self._setting is not None and crowded(self._shares.cores(), self._setting)
+        return self._setting is not None and crowded(self._shares.recent(), self._setting)
 
 
 @final

@@ -87,8 +87,13 @@ class AsyncSampling:
             self.lease.release()
             self.lease = None
         self.timer.switch("waiting")
+        patience = self.workers.patience()
         while True:
-            taken = self.ready.get()
+            try:
+                taken = self.ready.get(timeout=_LOOK_AGAIN_S)
+            except queue.Empty:
+                patience.look()
+                continue
             if isinstance(taken, Died):
                 self._replace(taken)
             elif isinstance(taken, BaseException):
@@ -163,6 +168,8 @@ class AsyncSampling:
                         return
                     if isinstance(event, Died):
                         self.replaced.clear()
+                        if self.ending.is_set():  # nobody will replace a second one
+                            return
                         self._hand_out(event)
                         while not self.ending.is_set() and not self.replaced.wait(_LOOK_AGAIN_S):
                             pass

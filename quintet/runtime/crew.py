@@ -49,6 +49,7 @@ class Crew:
     threads: of PyTorch in each worker.
     server: where actions are computed; None: in the workers.
     say: gets what workers print, and what became of them.
+    notice: gets what is waited for, when that takes long.
     """
 
     make_env: Callable[[Place], VectorEnv]
@@ -62,6 +63,7 @@ class Crew:
     timeout_s: float = 60.0
     threads: int = 1
     say: Callable[[str], None] = print
+    notice: Callable[[str], None] = lambda _: None
     server: ServerOptions | None = None
 
 

@@ -7,6 +7,7 @@ from quintet.errors import WorkerFault
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.batch import Lease, Part
 from quintet.runtime.delivery import Batch, Delivery
+from quintet.runtime.patience import Patience
 from quintet.runtime.workers import Died, Lost, Workers
 from quintet.types import Publication
 
@@ -49,7 +50,7 @@ class LockstepSampling:
         self.workers.start()
         self._done_with_batch()
         if self.flying:  # nobody wants it any more
-            for part in self._end_round():
+            for part in self._end_round(self.workers.patience()):
                 part.release()
         self.delivery.restart(iteration)
         for sampler in self.workers.samplers:
@@ -61,10 +62,11 @@ class LockstepSampling:
         more: whether another batch will be asked for before the streams begin anew.
         """
         self._done_with_batch()
+        patience = self.workers.patience()
         while (taken := self.delivery.take()) is None:
             if not self.flying:
                 self._begin_round()
-            self.delivery.put_round(self._end_round())
+            self.delivery.put_round(self._end_round(patience))
         batch = self.delivery.batch(*taken, env_steps_left)
         self.lease = batch.lease
         if self.lag and more and batch.env_steps < env_steps_left and not self.delivery.full:
@@ -92,7 +94,7 @@ class LockstepSampling:
             assert granted, f"{sampler.process.name} has no free slot"
         self.flying = True
 
-    def _end_round(self) -> list[Part]:
+    def _end_round(self, patience: Patience) -> list[Part]:
         """Waits for all groups' unrolls and gives them in the order of their streams.
 
         Raises:
@@ -102,6 +104,7 @@ class LockstepSampling:
         parts: dict[int, list[Part]] = {}
         lost_at_s: float | None = None
         while len(parts) < len(self.workers.samplers):
+            patience.look()
             for event in self.workers.events(_LOOK_AGAIN_S):
                 if isinstance(event, Died):
                     raise event.error

@@ -20,9 +20,12 @@ from quintet.child import Child
 from quintet.errors import QuintetError, WorkerFault
 from quintet.runtime.arena import Arena
 from quintet.runtime.messages import Failed, Ready
+from quintet.runtime.patience import Patience
 
 STOP_GRACE_S = 5.0
 """Seconds that a process has for closing its environments."""
+
+_LOOK_EVERY_S = 1.0
 
 _START_S = 60.0
 """Seconds that a process has for importing what it needs, beyond what it may take for a row."""
@@ -89,14 +92,18 @@ class Process:
         payload = pickle.dumps(given)
         threading.Thread(target=self.child.give, args=(payload,), daemon=True).start()
 
-    def await_ready(self) -> None:
+    def await_ready(self, patience: Patience) -> None:
         """Waits for the first message.
 
         Raises:
             QuintetError: it failed, or took too long; it is ended then.
         """
         allowed_s = _START_S + self.timeout_s
-        if not self.channel.poll(allowed_s):
+        deadline = time.monotonic() + allowed_s
+        while not self.channel.poll(min(_LOOK_EVERY_S, max(0.0, deadline - time.monotonic()))):
+            patience.look()
+            if time.monotonic() < deadline:
+                continue
             self.end()
             raise WorkerFault(
                 f"{self.name} must be ready within {allowed_s:.0f} s, it is not; raise "

@@ -37,6 +37,7 @@ from quintet.runtime.messages import (
     slot_prefix,
 )
 from quintet.runtime.params import Board, board_specs
+from quintet.runtime.patience import Patience, whereabouts
 from quintet.runtime.policies import load_all, make_group_actor
 from quintet.runtime.process import STOP_GRACE_S, Kind, Process
 from quintet.runtime.remote import record_specs_of_remote
@@ -248,8 +249,7 @@ class Workers:
         self._started = True
         for process in self._processes:
             process.launch()
-        for process in self._processes:
-            process.await_ready()
+        self._await_ready(self._processes)
 
     def replace(self, index: int) -> None:
         """A new process in place of a worker, or the SERVER, that died.
@@ -260,7 +260,15 @@ class Workers:
         process = self.server if index == SERVER else self.samplers[index].process
         assert process is not None
         process.launch()
-        process.await_ready()
+        self._await_ready([process])
+
+    def _await_ready(self, processes: Sequence[Process]) -> None:
+        def what() -> str:
+            return f"{next(each.kind.name for each in processes if not each.ready)} is starting"
+
+        patience = Patience(self.crew.notice, what)
+        for process in processes:
+            process.await_ready(patience)
 
     def publish(self, publication: Publication, policy: int) -> None:
         """Puts weights where every worker finds them."""
@@ -402,6 +410,16 @@ class Workers:
                 )
                 found.append(Died(SERVER, self.server.failed(WorkerFault(fault))))
         return found
+
+    def patience(self) -> Patience:
+        """For a wait for samples that begins now."""
+
+        def what() -> str:
+            busy = [sampler.process for sampler in self.samplers if sampler.granted]
+            rows = {process.kind.name: int(process.row[1]) for process in busy}
+            return whereabouts(rows, self.crew.plan.unroll_steps)
+
+        return Patience(self.crew.notice, what)
 
     def report(self) -> dict[str, float]:
         """Shares of every process's time since the last report, ``worker/INDEX/PHASE_frac`` and

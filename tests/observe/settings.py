@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from quintet.observe.limits import Setting
+from quintet.observe.advice import Setting
 
 SETTING = Setting(
     env="CartPole-v1",

@@ -11,6 +11,7 @@ import termios
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from rich.text import Text
@@ -180,6 +181,101 @@ def test_stage_stands_until_the_next_report() -> None:
     assert "evaluating" not in " ".join(lines_of(view))
 
 
+def a_view_of_workers(number: int, server: bool = False, **changes: float) -> View:
+    """Worker k steps for 40 + k percent of its time."""
+    setting = replace(SETTING, kind="async", num_workers=number, num_groups=number)
+    view = View("impala on CartPole-v1", "runs/a", Pace(100_000, 0), setting)
+    report = {name: value for name, value in REPORT.items() if not name.startswith("time/")}
+    report |= {"time/waiting_frac": 0.62, "time/learning_frac": 0.38, "data/valid_frac": 0.75}
+    for k in range(number):
+        report |= {f"worker/{k}/stepping_frac": 0.4 + k / 100, f"worker/{k}/acting_frac": 0.3}
+        report |= {f"worker/{k}/waiting_frac": 0.3 - k / 100}
+    if server:
+        report |= {"server/acting_frac": 0.25, "server/waiting_frac": 0.75}
+    report |= {"policy_lag/min": 9.0, "policy_lag/mean": 1.8, "policy_lag/max": 4.0}
+    report |= {"data/discarded_columns": 1300.0, "data/discarded_env_steps": 77.0}
+    report |= {"data/waiting_batches": 1.0, "data/worker_restarts": 0.0}
+    for k in (1, 2):
+        view.add(report | changes | {"env_steps": 15_000.0 * k, "wall_s": 28.0 * k}, 100.0 * k)
+    return view
+
+
+def test_each_process_has_a_line() -> None:
+    lines = lines_of(a_view_of_workers(2, server=True))
+    begin = next(k for k, line in enumerate(lines) if line.startswith("time"))
+    #           26 columns of names, a quarter of the rest for bars
+    learner, worker, other, server = lines[begin : begin + 4]
+    assert (
+        learner == "time       learner    " + "▒" * 7 + "░" * 12 + "  ░ waiting 62%  ▒ learning 38%"
+    )
+    assert worker == (
+        "           worker 0   ████████▓▓▓▓▓░░░░░░  █ stepping 40%  ▓ acting 30%  ░ waiting 30%"
+    )
+    assert other.startswith("           worker 1   ")
+    assert other.endswith("█ stepping 41%  ▓ acting 30%  ░ waiting 29%")
+    assert server.startswith("           server     ")
+    assert server.endswith("░ waiting 75%  ▓ acting 25%")
+    assert lines[begin + 4].startswith("limit      Environments limit the speed: 62% of the time")
+
+
+def test_many_workers_are_told_together() -> None:
+    four, five = (lines_of(a_view_of_workers(number)) for number in (4, 5))
+    assert sum("worker " in line for line in four) == 4
+    assert not any("worker 0" in line for line in five)
+    begin = next(k for k, line in enumerate(five) if "5 workers" in line)
+    assert five[begin].endswith("█ stepping 42%  ▓ acting 30%  ░ waiting 28%")
+    assert five[begin + 1].strip() == "stepping 40 to 44%  acting 30 to 30%  waiting 26 to 30%"
+    assert five[begin + 2].startswith("limit")
+
+
+def test_how_old_and_how_many_batches_are() -> None:
+    def line(**changes: float) -> str:
+        view = a_view_of_workers(2, **{k.replace("__", "/"): v for k, v in changes.items()})
+        shown = lines_of(view)
+        assert "data       valid_frac 0.75" in shown, "the rest is told once"
+        assert "env_steps" not in " ".join(shown)
+        return next(each for each in shown if each.startswith("policy lag"))
+
+    assert line() == "policy lag 1.8 mean  4 max  1,300 columns dropped  1 batch waits"
+    assert line(data__discarded_columns=1, data__waiting_batches=0, data__worker_restarts=1) == (
+        "policy lag 1.8 mean  4 max  1 column dropped  0 batches wait  1 process replaced"
+    )
+    assert line(data__worker_restarts=2).endswith("  2 processes replaced")
+
+
+def test_one_process_is_shown_as_ever() -> None:
+    view = a_view()
+    view.report |= {"policy_lag/max": 2.0, "data/discarded_columns": 3.0}
+    shown = lines_of(view)
+    assert "policy_lag max 2" in shown
+    assert "data       discarded_columns 3" in shown
+    bar = shown[next(k for k, line in enumerate(shown) if line.startswith("time")) + 1]
+    assert bar == " " * 11 + "█" * 63 + "▓" * 18 + "▒" * 8
+
+
+@pytest.mark.parametrize("number", [1, 4, 5, 64])
+def test_processes_fit_every_terminal(number: int) -> None:
+    view = a_view_of_workers(number, server=True)
+    for width in (1, 10, 33, 49, 50, 60, 69, 70, 80, 120, 200):
+        for height in (1, 5, 8, 12, 23, 60):
+            for ascii_only in (True, False):
+                shown = lines_of(view, width, height, ascii_only)
+                assert len(shown) <= height
+                assert max(map(len, shown), default=0) <= width
+                assert not ascii_only or "".join(shown).isascii()
+    low = " ".join(lines_of(view, 80, 10))
+    assert "Environments limit the speed" in low
+    assert "learner" in low
+
+
+def test_what_is_waited_for_is_shown_whole() -> None:
+    view = a_view_of_workers(2)
+    view.stage = "waiting for 20 s: worker 1 is at row 3 of 80, the slowest of 12"
+    for width in (74, 80, 100):
+        assert view.stage in " ".join(lines_of(view, width))
+    assert "30,000 of 100,000" in " ".join(lines_of(view, 100))
+
+
 def in_terminal(
     size: tuple[int, int],
     action: Callable[[Progress], None],
@@ -218,6 +314,7 @@ def in_terminal(
 
 def three_reports(shown: Progress) -> None:
     shown.stage("collecting the first 2,048")
+    shown.waiting("waiting for 10 s: worker 1 is starting")
     shown.update(REPORT | {"env_steps": 20_000}, None)
     shown.say("a [bold]message[/bold]")
     shown.update({"env_steps": 50_000, "eval/return_mean": 321.5}, 123.25)
@@ -235,6 +332,7 @@ def test_terminal_shows_the_first_and_the_last_state() -> None:
     raw = in_terminal((24, 100), three_reports)
     text = ESCAPES.sub("", raw)
     assert "collecting the first 2,048" in text
+    assert "waiting for 10 s: worker 1 is starting" in text
     assert "a [bold]message[/bold]" in text
     assert "100%" not in text, "100% means done"
     last = text[text.rindex("ppo on CartPole-v1") :]

@@ -7,7 +7,8 @@ import pytest
 from settings import PICTURES, SETTING
 
 from quintet.algorithms import minibatches
-from quintet.observe.limits import Cores, TimeShares, limit
+from quintet.observe.limits import limit
+from quintet.observe.shares import Cores, Load
 from quintet.observe.timing import PHASES
 
 
@@ -15,7 +16,7 @@ def told(phase: str, share: float = 0.71, **changes: object) -> str:
     setting = replace(changes.pop("setting", SETTING), **changes)  # type: ignore[arg-type]
     rest = (1 - share) / 2
     others = [each for each in ("stepping", "acting", "learning") if each != phase][:2]
-    return limit({phase: share, others[0]: rest, others[1]: rest}, setting)  # type: ignore[dict-item]
+    return limit(Load({phase: share, others[0]: rest, others[1]: rest}), setting)  # type: ignore[dict-item]
 
 
 def test_environments() -> None:
@@ -133,26 +134,26 @@ def test_others() -> None:
 
 def test_balance_is_said() -> None:
     shares = {"stepping": 0.3, "acting": 0.32, "learning": 0.38}
-    assert limit(shares, SETTING).startswith(  # type: ignore[arg-type]
+    assert limit(Load(shares), SETTING).startswith(  # type: ignore[arg-type]
         "Nothing alone limits the speed: 38% learning, 32% acting, 30% stepping. Compiling it "
     )
-    assert limit({}, SETTING) == ""
+    assert limit(Load({}), SETTING) == ""
 
 
 def test_start() -> None:
     compiled = replace(SETTING, compiles=True)
     for acting, learning in ((0.1, 0.8), (0.8, 0.1), (0.45, 0.45), (0.9, 0.0), (0.0, 0.9)):
         shares = {"acting": acting, "learning": learning, "stepping": 0.1}
-        assert limit(shares, compiled, starting=True) == (  # type: ignore[arg-type]
+        assert limit(Load(shares), compiled, starting=True) == (  # type: ignore[arg-type]
             "Compiling took most of the time so far (90% acting and learning): once at every "
             "start, so that all later acts and updates are faster."
         )
-        assert "Compiling took" not in limit(shares, compiled)  # type: ignore[arg-type]
-        assert "Compiling took" not in limit(shares, SETTING, starting=True)  # type: ignore[arg-type]
+        assert "Compiling took" not in limit(Load(shares), compiled)  # type: ignore[arg-type]
+        assert "Compiling took" not in limit(Load(shares), SETTING, starting=True)  # type: ignore[arg-type]
     slow = {"stepping": 0.6, "acting": 0.2, "learning": 0.2}
-    told_of = limit(slow, compiled, starting=True)  # type: ignore[arg-type]
+    told_of = limit(Load(slow), compiled, starting=True)  # type: ignore[arg-type]
     assert told_of.startswith("Environments limit")
-    assert limit({"other": 0.9}, SETTING, starting=True).startswith("Starting took")
+    assert limit(Load({"other": 0.9}), SETTING, starting=True).startswith("Starting took")
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -174,33 +175,11 @@ def test_every_setting_has_a_whole_sentence(phase: str) -> None:
             passes=passes,
         )
         for share in (0.2, 1.0):
-            text = limit({phase: share}, setting, starting=starting)  # type: ignore[dict-item]
+            text = limit(Load({phase: share}), setting, starting=starting)  # type: ignore[dict-item]
             assert text[0].isupper()
             assert text.endswith(".")
             assert ",," not in text
             assert "  " not in text
-
-
-def test_first_report_counts_until_there_is_another() -> None:
-    shares = TimeShares()
-    assert shares.recent() == {}
-    shares.add({"env_steps": 1.0})
-    assert shares.starting
-    shares.add({"wall_s": 50.0, "time/learning_frac": 1.0})
-    assert shares.starting
-    assert shares.recent() == {"learning": 1.0}
-    shares.add({"wall_s": 51.0, "time/acting_frac": 1.0})
-    assert not shares.starting
-    assert shares.recent() == {"acting": 1.0}
-
-
-def test_shares_are_weighed_by_time_and_forgotten() -> None:
-    shares = TimeShares()
-    for wall_s, phase in ((0, "other"), (1, "learning"), (4, "acting")):
-        shares.add({"wall_s": float(wall_s), f"time/{phase}_frac": 1.0})
-    assert shares.recent() == pytest.approx({"learning": 0.25, "acting": 0.75})
-    shares.add({"wall_s": 40.0, "time/stepping_frac": 0.5, "time/acting_frac": 0.5})
-    assert shares.recent() == pytest.approx({"stepping": 0.5, "acting": 0.5})
 
 
 @pytest.mark.parametrize(
@@ -211,7 +190,7 @@ def test_others_limit_the_speed_where_they_leave_too_few_cores(
     used: float, by_others: float, is_crowded: bool
 ) -> None:
     setting = replace(SETTING, cores=2, threads=2)
-    text = limit({"learning": 1.0}, setting, cores=Cores(used, by_others))
+    text = limit(Load({"learning": 1.0}, cores=Cores(used, by_others)), setting)
     assert text.startswith("Other processes limit the speed") == is_crowded
     assert text.startswith("The update") != is_crowded
 
@@ -222,7 +201,7 @@ ALONE = {"cores": 2, "threads": 1, "env_threads": 1, "num_groups": 1}
 def test_a_run_that_has_all_the_cores_it_wants_is_not_hindered() -> None:
     def hindered(used: float, **changes: int) -> bool:
         setting = replace(SETTING, **{**ALONE, **changes})
-        text = limit({"learning": 1.0}, setting, cores=Cores(used, 2 - used))
+        text = limit(Load({"learning": 1.0}, cores=Cores(used, 2 - used)), setting)
         return text.startswith("Other processes")
 
     assert not hindered(1.0)
@@ -236,7 +215,7 @@ def test_a_run_that_has_all_the_cores_it_wants_is_not_hindered() -> None:
 def test_fewer_threads_are_advised_only_where_there_are_more_than_cores_left() -> None:
     def said(threads: int, cores: int, by_others: float) -> str:
         setting = replace(SETTING, cores=cores, threads=threads)
-        return limit({"learning": 1.0}, setting, cores=Cores(cores - by_others, by_others))
+        return limit(Load({"learning": 1.0}, cores=Cores(cores - by_others, by_others)), setting)
 
     assert said(2, 2, 1.04) == (
         "Other processes limit the speed: they take 1.0 of 2 cores. Waiting until they end or "
@@ -245,15 +224,286 @@ def test_fewer_threads_are_advised_only_where_there_are_more_than_cores_left() -
     assert said(1, 1, 0.5).endswith("1 core. Waiting until they end would help.")
     assert "--runtime.threads 5" in said(8, 8, 3.0)
     setting = replace(SETTING, cores=8, threads=4)
-    text = limit({"learning": 1.0}, setting, cores=Cores(3.0, 4.5))
+    text = limit(Load({"learning": 1.0}, cores=Cores(3.0, 4.5)), setting)
     assert text.startswith("Other processes")
     assert "--runtime" not in text
 
 
-def test_cores_are_weighed_by_time_over_the_same_reports() -> None:
-    shares = TimeShares()
-    assert shares.cores() == Cores()
-    for wall_s, others in ((0, 2.0), (1, 1.0), (4, 0.0)):
-        report = {"wall_s": float(wall_s), "time/learning_frac": 1.0, "machine/cores_used": 0.5}
-        shares.add(report | {"machine/cores_used_by_others": others})
-    assert shares.cores() == pytest.approx((0.5, 0.25))
+def test_a_cpp_compiler_among_other_advice() -> None:
+    assert "which --runtime.compile needs, fewer passes" in told("learning", compiler=False)
+
+
+WORKERS = replace(
+    SETTING, kind="lockstep", lag=1, num_workers=2, num_streams=8, num_groups=4, may_compile=False
+)
+BUSY = Cores(15.6, 0.0)  # of 16
+HALF = Cores(8.0, 0.0)
+
+
+def load(
+    waits: float,
+    stepping: float,
+    acting: float,
+    serving: float | None = None,
+    cores: Cores = HALF,
+) -> Load:
+    """Of a learner that learns or waits, and two workers that wait for the rest of the time."""
+    idle = 1 - stepping - acting
+    worker = {"stepping": stepping, "acting": acting, "waiting": idle}
+    beside = {"worker/0": worker, "worker/1": worker}
+    if serving is not None:
+        beside["server"] = {"acting": serving, "waiting": 1 - serving}
+    return Load({"learning": 1 - waits, "waiting": waits}, beside, cores)  # type: ignore[arg-type]
+
+
+def with_workers(now: Load, **changes: object) -> str:
+    return limit(now, replace(WORKERS, **changes))  # type: ignore[arg-type]
+
+
+LEARNER = load(0.02, 0.3, 0.2)
+
+
+def test_workers_wait_for_the_update() -> None:
+    assert with_workers(LEARNER) == (
+        "The update limits the speed: 98% of the time goes into learning on cpu (10 passes in "
+        "minibatches of 64), while the workers wait 50% of theirs. Fewer passes than 10 "
+        "(--num-epochs) or larger minibatches (--minibatch-steps 128) would help."
+    )
+    one_pass = {"passes": None, "minibatch_steps": None}
+    assert "(--runtime.compile on)" in with_workers(LEARNER, may_compile=True)
+    assert "compile" not in with_workers(LEARNER, may_compile=True, compiles=True)
+    assert with_workers(LEARNER, **one_pass).endswith(" A faster machine would help.")
+    impala = with_workers(LEARNER, **one_pass, batch_unrolls=24)
+    assert impala.endswith(" Larger batches (--batch-unrolls 48) would help.")
+    large = {**one_pass, "batch_unrolls": 24, "large_network": True, "threads": 4}
+    assert with_workers(LEARNER, **large).endswith(
+        " A GPU or more threads (--runtime.threads 12) would help."
+    )
+    assert "The GPU (--runtime.device cuda)" in with_workers(LEARNER, **large, gpu=True)
+    busy = LEARNER._replace(cores=BUSY)
+    assert with_workers(busy, **large).endswith(" A GPU would help."), "no core is idle"
+    on_gpu = with_workers(LEARNER, **large, device="cuda")
+    assert on_gpu.endswith(" Larger batches (--batch-unrolls 48) would help.")
+
+
+STEPPING = load(0.6, 0.7, 0.25)
+
+
+def test_the_update_waits_for_environments() -> None:
+    assert with_workers(STEPPING, envpool="absent") == (
+        "Environments limit the speed: 60% of the time the update waits, while the workers step "
+        "CartPole-v1 (gymnasium) for 70% of theirs. EnvPool, if it has this id in C++ (see quintet "
+        "envs) or more workers (--runtime.num-workers 8 --env.streams-per-group 1) would help."
+    )
+    own = {"source": "maker", "envpool": "lacks it"}
+    assert "A faster step() of it, or a function that makes" in with_workers(STEPPING, **own)
+    pool = {"backend": "envpool"}
+    assert with_workers(STEPPING._replace(cores=BUSY), **pool).endswith(
+        " More CPU cores would help."
+    )
+    throttled = with_workers(STEPPING, **pool, env_threads=1, auto_env_threads=4)
+    assert " 4 threads a pool (leave --env.num-threads out) or more workers" in throttled
+
+
+@pytest.mark.parametrize(
+    ("workers", "streams", "groups", "used", "advice"),
+    [
+        (2, 8, 4, 14.0, "more workers (--runtime.num-workers 4)"),  # each a group that there is
+        (2, 8, 2, 14.0, "more workers (--runtime.num-workers 4 --env.streams-per-group 2)"),
+        (2, 8, 2, 15.0, "more workers (--runtime.num-workers 3 --env.num-streams 12)"),
+        (5, 10, 5, 13.0, "more workers (--runtime.num-workers 8 --env.num-streams 16)"),
+        (2, 12, 3, 15.0, "more workers (--runtime.num-workers 3)"),
+        (2, 2, 2, 8.0, "more workers (--runtime.num-workers 10 --env.num-streams 10)"),
+        (2, 8, 4, 15.8, "more CPU cores"),
+    ],
+)
+def test_more_workers_share_the_streams_out_evenly(
+    workers: int, streams: int, groups: int, used: float, advice: str
+) -> None:
+    told_of = with_workers(
+        STEPPING._replace(cores=Cores(used, 0.0)),
+        backend="envpool",
+        num_workers=workers,
+        num_streams=streams,
+        num_groups=groups,
+    )
+    assert told_of.endswith(f" {advice[0].upper()}{advice[1:]} would help.")
+
+
+def test_a_given_vector_environment_has_its_number_of_streams() -> None:
+    given = {"source": "vector environment", "num_streams": 5, "num_groups": 5, "num_workers": 5}
+    text = with_workers(STEPPING, **given)
+    assert "more streams (a vector environment of 10)" in text
+    assert "--env.num-streams" not in text
+
+
+ACTING = load(0.6, 0.25, 0.7)
+
+
+def test_the_update_waits_for_actions() -> None:
+    assert with_workers(ACTING) == (
+        "Choosing actions limits the speed: 60% of the time the update waits, while the workers "
+        "act for 70% of theirs, for 2 streams at a time. Larger groups (--env.streams-per-group 4) "
+        "or more workers (--runtime.num-workers 8 --env.streams-per-group 1) would help."
+    )
+    whole = with_workers(ACTING._replace(cores=BUSY), num_groups=2)
+    assert whole.endswith(" More streams (--env.num-streams 16) or more CPU cores would help.")
+    assert "compiling" in with_workers(ACTING, may_compile=True).lower()
+    large = {"large_network": True}
+    assert "a GPU or" in with_workers(ACTING, **large)
+    assert "--runtime.inference server --runtime.device cuda" in with_workers(
+        ACTING, **large, gpu=True
+    )
+    there = with_workers(ACTING, **large, gpu=True, device="cuda")
+    assert "the GPU (--runtime.inference server)" in there
+
+
+SERVED = {"kind": "async", "inference": "server"}
+
+
+def test_the_workers_wait_for_the_server() -> None:
+    busy = load(0.6, 0.2, 0.75, serving=0.9)
+    assert with_workers(busy, **SERVED) == (
+        "The inference server limits the speed: 60% of the time the update waits, while the server "
+        "acts for 90% of its own on cpu. Acting in the workers (--runtime.inference local) would "
+        "help."
+    )
+    gpu = {**SERVED, "device": "cuda", "large_network": True, "gpu": True}
+    assert with_workers(busy, **gpu).endswith(" A faster machine would help.")
+    few = with_workers(busy, **gpu, inference_batch_max=4)
+    assert few.endswith(" Larger batches (--runtime.inference-batch-max 8) would help.")
+    large = with_workers(busy, **SERVED, large_network=True)
+    assert "a GPU or more threads for it (--runtime.actor-threads 9)" in large
+    assert "--runtime.actor-threads" not in with_workers(
+        busy._replace(cores=BUSY), **SERVED, large_network=True
+    )
+    exact = with_workers(busy, kind="lockstep", inference="server", may_compile=True)
+    assert "Compiling it (--runtime.compile on), larger groups (--env.streams-p" in exact
+    assert "compil" not in with_workers(busy, **SERVED, may_compile=True).lower()
+
+
+def test_server_and_workers_wait_for_each_other() -> None:
+    slow = load(0.6, 0.2, 0.75, serving=0.2)
+    assert with_workers(slow, **SERVED, inference_batch_min=4) == (
+        "The way to the inference server limits the speed: 60% of the time the update waits, while "
+        "the workers wait for actions for 75% of theirs; the server acts for 20%. Waiting for "
+        "fewer streams (--runtime.inference-batch-min 1), acting in the workers "
+        "(--runtime.inference local) or larger groups (--env.streams-per-group 4) would help."
+    )
+    assert "batch-min" not in with_workers(slow, **SERVED)
+    large = {**SERVED, "device": "cuda", "large_network": True}
+    assert "--runtime.inference local" not in with_workers(slow, **large)
+    assert with_workers(load(0.6, 0.75, 0.2, 0.2), **SERVED).startswith("Environments")
+
+
+def test_taking_turns() -> None:
+    turns = load(0.55, 0.35, 0.2)
+    assert with_workers(turns, lag=0) == (
+        "Taking turns limits the speed: 55% of the time the update waits for the workers, which "
+        "wait 45% of theirs for the update. Sampling during updates (--runtime.lag 1) would "
+        "help."
+    )
+    for changes in ({}, {"kind": "async", "lag": 0}):
+        assert "--runtime.lag" not in with_workers(turns, **changes)
+    assert "--runtime.lag" not in with_workers(turns._replace(cores=BUSY), lag=0)
+    assert "--runtime.lag" not in with_workers(load(0.1, 0.07, 0.03), lag=0), "it would gain 10%"
+
+
+def test_none_waits_for_another() -> None:
+    even = load(0.05, 0.6, 0.34)
+    assert with_workers(even, backend="envpool") == (
+        "Nothing alone limits the speed: learner and workers hardly wait for each other. A faster "
+        "machine would help."
+    )
+    assert with_workers(even._replace(cores=BUSY), may_compile=True) == (
+        "All cores are busy: learner and workers hardly wait for each other. Compiling it "
+        "(--runtime.compile on), the same id in C++ (--env.backend envpool) or a faster machine "
+        "would help."
+    )
+
+
+def test_the_slowest_worker_is_the_one_that_is_waited_for() -> None:
+    slow, quick = {"stepping": 0.98, "waiting": 0.02}, {"stepping": 0.3, "waiting": 0.7}
+    beside = {"worker/0": slow, "worker/1": quick, "worker/2": quick}
+    text = limit(Load({"learning": 0.7, "waiting": 0.3}, beside), WORKERS)  # type: ignore[arg-type]
+    assert text.startswith("Environments limit the speed: 30% of the time the update waits")
+
+
+def test_what_else_takes_the_learners_time() -> None:
+    now = LEARNER._replace(learner={"evaluation": 0.7, "learning": 0.3})
+    assert with_workers(now).startswith("Evaluation limits the speed")
+    unknown = Load({"waiting": 0.9, "learning": 0.1})
+    assert with_workers(unknown).startswith("Sampling limits the speed: 90%")
+
+
+def test_start_of_workers() -> None:
+    compiled = replace(WORKERS, compiles=True)
+    assert limit(load(0.6, 0.2, 0.75), compiled, starting=True).startswith(
+        "Compiling took most of the time so far (100% waiting for acts and learning)"
+    )
+    assert limit(STEPPING, compiled, starting=True).startswith("Environments limit")
+    begun = STEPPING._replace(learner={"other": 0.8, "waiting": 0.2})
+    assert limit(begun, compiled, starting=True) == (
+        "Starting took most of the time so far (80%): processes are begun."
+    )
+
+
+@pytest.mark.parametrize(
+    ("used", "changes", "hindered"),
+    [
+        (1.85, {}, False),  # 1 of the learner, 0.5 of each worker
+        (1.75, {}, True),
+        (1.85, {"threads": 2}, True),
+        (1.85, {"threads": 2, "device": "cuda"}, False),
+        (1.85, {"actor_threads": 2}, True),
+        (1.85, {"backend": "envpool"}, True),  # two pools in each worker
+        (1.85, {"backend": "envpool", "num_groups": 2}, False),
+        (1.85, {"backend": "envpool", "num_groups": 2, "env_threads": 2}, True),
+    ],
+)
+def test_workers_want_cores_while_they_work(
+    used: float, changes: dict[str, object], hindered: bool
+) -> None:
+    now = load(0.0, 0.4, 0.1, cores=Cores(used, 4 - used))
+    assert with_workers(now, cores=4, **changes).startswith("Other processes") == hindered
+
+
+def test_workers_that_wait_for_a_server_want_none() -> None:
+    def hindered(used: float, **changes: object) -> bool:
+        now = load(0.5, 0.2, 0.8, serving=1.0, cores=Cores(used, 4 - used))
+        told_of = with_workers(now, cores=4, env_threads=1, num_groups=2, **SERVED, **changes)
+        return told_of.startswith("Other processes")
+
+    assert not hindered(1.75)  # 0.5 of the learner, 0.2 of each worker, 1 of the server
+    assert hindered(1.6)
+    assert hindered(1.75, actor_threads=2)
+    assert not hindered(1.75, actor_threads=2, device="cuda")
+
+
+@pytest.mark.parametrize("kind", ["lockstep", "async"])
+def test_every_setting_with_workers_has_a_whole_sentence(kind: str) -> None:
+    for waits, stepping, serving, backend, device, cores, compiler in itertools.product(
+        (0.01, 0.3, 0.9),
+        (0.02, 0.5, 0.97),
+        (None, 0.1, 0.9),
+        ("envpool", "gymnasium"),
+        ("cpu", "cuda"),
+        (Cores(), HALF, BUSY, Cores(1.0, 15.0)),
+        (True, False),
+    ):
+        now = load(waits, stepping, 0.97 - stepping, serving, cores)
+        text = with_workers(
+            now,
+            kind=kind,
+            backend=backend,
+            device=device,
+            large_network=device == "cuda",
+            inference="local" if serving is None else "server",
+            may_compile=True,
+            compiler=compiler,
+            envpool="lacks it",
+        )
+        assert text[0].isupper()
+        assert text.endswith("would help.")
+        assert ",," not in text
+        assert "  " not in text

@@ -71,6 +71,25 @@ def test_work_of_children_is_own_and_of_others_is_theirs(own: bool) -> None:
         assert report["machine/cores_used"] < 0.2
 
 
+def test_what_is_begun_after_it_is_own_in_the_first_report_and_later() -> None:
+    use = MachineUse()
+    code = "import time; e = time.perf_counter() + 20\nwhile time.perf_counter() < e: pass"
+    busy = psutil.Process(subprocess.Popen([sys.executable, "-c", code]).pid)
+    try:
+        begin, before = time.perf_counter(), 0.0
+        for _ in range(2):
+            time.sleep(0.7)
+            report = use.report()
+            now, passed_s = sum(busy.cpu_times()[:2]), time.perf_counter() - begin
+            share = (now - before) / passed_s
+            assert share > 0.2
+            assert report["machine/cores_used"] == pytest.approx(share, abs=0.15)
+            begin, before = time.perf_counter(), now
+    finally:
+        busy.kill()
+        busy.wait()
+
+
 def test_nothing_is_said_of_others_where_cores_are_everybody_s(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

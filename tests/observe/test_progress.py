@@ -5,6 +5,7 @@ import os
 import pty
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,39 @@ def test_pipe_hears_at_once_that_others_take_the_cores() -> None:
     shares = {"time/learning_frac": 1.0, "machine/cores_used_by_others": SETTING.cores}
     shown.update({"env_steps": 1, "wall_s": 1.0, **shares})
     assert "Other processes limit the speed" in stream.getvalue()
+
+
+def test_pipe_hears_ever_more_rarely_what_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    stream = io.StringIO()
+    shown = make_progress(1000, "title", stream)
+    shown.update({"env_steps": 1})
+    shown.update({"env_steps": 2})
+    for second in range(10, 3000, 10):
+        now = float(second)
+        shown.waiting(f"waiting for {second} s")
+    lines = stream.getvalue().splitlines()
+    assert lines[2].startswith("  0%  2/1,000 env steps"), "all that is known stands before it"
+    said = [int(line.split()[2]) for line in lines[3:]]
+    assert said == [10, 20, 40, 80, 160, 320, 640, 1240, 1840, 2440]
+
+
+def test_what_limits_the_speed_is_said_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    stream = io.StringIO()
+    setting = replace(SETTING, kind="async", num_workers=2)
+    shown = make_progress(1000, "title", stream, setting=setting)
+    for second in range(1, 200):
+        now = float(second)
+        phase = "stepping" if second < 60 else "acting"
+        shares = {"time/waiting_frac": 0.9, "time/learning_frac": 0.1}
+        shares |= {f"worker/{k}/{phase}_frac": 1.0 for k in range(2)}
+        shown.update({"env_steps": second, "wall_s": now, **shares})
+    shown.close()
+    told = [line for line in stream.getvalue().splitlines() if "the speed" in line]
+    assert [line.split(" limit")[0] for line in told] == ["Environments", "Choosing actions"]
 
 
 def test_speed_is_that_of_the_last_half_minute(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,10 +5,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -18,6 +20,12 @@ from troubles import SMALL, Drifting
 import quintet
 from quintet import checkpoint
 from quintet.errors import ConfigError, EnvironmentFault, QuintetError, WorkerFault
+from quintet.observe.timing import PhaseTimer
+from quintet.protocols import DataPlan
+from quintet.runtime.asynchronous import AsyncOptions, AsyncSampling
+from quintet.runtime.messages import Place
+from quintet.runtime.patience import Patience
+from quintet.runtime.workers import Died
 
 SCRIPT = Path(__file__).with_name("troubles.py")
 
@@ -187,6 +195,38 @@ def test_no_worker_outlives_its_parent(kind: str, number: int, tmp_path: Path) -
 def test_a_worker_that_can_not_begin_says_why(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="it raised ValueError: not here"):
         train(tmp_path, only_here)
+
+
+class TwoDieAtOnce:
+    """Workers of which two are found dead by one look."""
+
+    num_policies = 1
+    samplers = ()
+
+    def __init__(self) -> None:
+        plan = DataPlan(unroll_steps=4, columns_per_batch=2)
+        self.crew = SimpleNamespace(plan=plan, places=[Place(0, 0, 2)], say=print)
+
+    def start(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def patience(self) -> Patience:
+        return Patience(print, str)
+
+    def events(self, _timeout_s: float) -> list[Died]:
+        return [Died(index, WorkerFault(f"worker {index} is gone")) for index in range(2)]
+
+
+def test_async_ends_where_several_workers_die_at_once() -> None:
+    sampling = AsyncSampling(TwoDieAtOnce(), PhaseTimer(), AsyncOptions(max_restarts=0))  # type: ignore[arg-type]
+    sampling.restart(0)
+    with pytest.raises(WorkerFault, match="worker 0 is gone"):
+        sampling.collect(100)
+    closing = threading.Thread(target=sampling.close, daemon=True)
+    closing.start()
+    closing.join(timeout=5)
+    assert not closing.is_alive()
 
 
 def only_here() -> Drifting:

@@ -1,0 +1,149 @@
+"""Where the time of a run's processes went lately, and how many cores were busy."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple, final
+
+from quintet.observe.timing import PHASES, Phase
+
+WINDOW_S = 30.0
+"""Seconds over which shares are "now": some iterations even of a slow run."""
+
+LEARNER, SERVER = "time", "server"
+"""What the names of the learner's and the inference server's shares begin with; those of workers
+begin with worker/INDEX.
+"""
+
+Shares = Mapping[Phase, float]
+"""Of a process's time, by phase; they sum to 1."""
+
+
+class Cores(NamedTuple):
+    """How many cores were busy, with this process and those it has begun, and with others."""
+
+    used: float = 0.0
+    by_others: float = 0.0
+
+
+@final
+class Load(NamedTuple):
+    """What the processes of a run do with their time, and the machine's cores with theirs.
+
+    beside: the processes beside the learner, by name.
+    """
+
+    learner: Shares
+    beside: Mapping[str, Shares] = MappingProxyType({})
+    cores: Cores = Cores()
+
+    @property
+    def workers(self) -> list[Shares]:
+        return [shares for name, shares in self.beside.items() if name != SERVER]
+
+    @property
+    def server(self) -> Shares:
+        """Empty where there is none."""
+        return self.beside.get(SERVER, {})
+
+
+@final
+class TimeShares:
+    """Where the time goes, by process and phase, over the last half minute.
+
+    The first report of a process is left out as soon as there is another: it includes the start,
+    where networks compile and memory is taken.
+    """
+
+    def __init__(self) -> None:
+        self._windows: dict[str, _Window] = {LEARNER: _Window()}
+        self._cores = _Window()
+
+    def add(self, report: Mapping[str, float]) -> None:
+        """Takes ``time/PHASE_frac``, ``worker/INDEX/PHASE_frac`` and ``server/PHASE_frac`` of a
+        report, over the time since the one before.
+        """
+        found = _shares(report)
+        if LEARNER not in found:
+            return
+        wall_s = report.get("wall_s", 0.0)
+        # A process is absent where it has done nothing that it could tell of: it counts as before.
+        for name, shares in found.items():
+            self._windows.setdefault(name, _Window()).add(wall_s, shares)
+        self._cores.add(wall_s, {n: report.get(f"machine/cores_{n}", 0.0) for n in _CORES})
+
+    @property
+    def starting(self) -> bool:
+        """Whether there is no report yet but the first one."""
+        return self._windows[LEARNER].starting
+
+    def recent(self) -> Load:
+        """Means; the learner's shares are empty before the first report that has them."""
+        names = sorted(self._windows.keys() - {LEARNER, SERVER}, key=_number)
+        names += [SERVER] if SERVER in self._windows else []
+        cores = self._cores.mean()
+        return Load(
+            self._windows[LEARNER].shares(),
+            {name: self._windows[name].shares() for name in names},
+            Cores(*(cores.get(name, 0.0) for name in _CORES)),
+        )
+
+
+_CORES = ("used", "used_by_others")
+
+
+@final
+class _Window:
+    """Values of the last half minute, weighed by the time that they are of."""
+
+    def __init__(self) -> None:
+        self._entries: deque[tuple[float, float, Mapping[str, float]]] = deque()
+        self._wall_s: float | None = None
+        self.starting = True
+
+    def add(self, wall_s: float, values: Mapping[str, float]) -> None:
+        passed_s = 1.0 if self._wall_s is None else max(wall_s - self._wall_s, 1e-9)
+        if self.starting and self._entries:
+            self._entries.clear()
+            self.starting = False
+        self._wall_s = wall_s
+        self._entries.append((wall_s, passed_s, values))
+        while wall_s - self._entries[0][0] > WINDOW_S:
+            self._entries.popleft()
+
+    def mean(self) -> dict[str, float]:
+        """What is absent counts as 0."""
+        whole = sum(passed_s for _, passed_s, _ in self._entries)
+        sums: dict[str, float] = {}
+        for _, passed_s, values in self._entries:
+            for name, value in values.items():
+                sums[name] = sums.get(name, 0.0) + passed_s * value / whole
+        return sums
+
+    def shares(self) -> dict[Phase, float]:
+        """The same, such that they sum to 1; phases in their usual order."""
+        mean = self.mean()
+        whole = sum(mean.values())
+        return {phase: mean[phase] / whole for phase in PHASES if mean.get(phase, 0.0) > 0}
+
+
+def _shares(report: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """By process and phase."""
+    found: dict[str, dict[str, float]] = {}
+    for name, value in report.items():
+        process, _, last = name.rpartition("/")
+        phase = last.removesuffix("_frac")
+        ours = process in (LEARNER, SERVER) or process.startswith("worker/")
+        if ours and last != phase and phase in PHASES:
+            found.setdefault(process, {})[phase] = value
+    return found
+
+
+def _number(worker: str) -> int:
+    return int(worker.removeprefix("worker/"))
+
+
+def mean(shares: Sequence[Shares]) -> dict[Phase, float]:
+    """Of the shares of several processes."""
+    sums = {phase: sum(each.get(phase, 0.0) for each in shares) for phase in PHASES}
+    return {phase: value / len(shares) for phase, value in sums.items() if value > 0}

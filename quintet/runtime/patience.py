@@ -1,0 +1,33 @@
+"""Long waits for other processes, told while they last."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import final
+
+_TOLD_EVERY_S = 10.0
+
+
+@final
+class Patience:
+    """Tells every ten seconds of a wait what is waited for."""
+
+    def __init__(self, notice: Callable[[str], None], what: Callable[[], str]):
+        """The wait begins; `what` says in a few words who is waited for."""
+        self._notice, self._what = notice, what
+        self._begin_s = self._told_s = time.monotonic()
+
+    def look(self) -> None:
+        """Tells if it is time to; to be called every second or so."""
+        now = time.monotonic()
+        if now - self._told_s >= _TOLD_EVERY_S:
+            self._told_s = now
+            self._notice(f"waiting for {now - self._begin_s:.0f} s: {self._what()}")
+
+
+def whereabouts(rows: Mapping[str, int], steps: int) -> str:
+    """How far workers are, by name, in unrolls of so many steps: the slowest stands for all."""
+    if not rows:
+        return "no worker has anything to do"
+    name = min(rows, key=lambda name: rows[name])
+    others = f", the slowest of {len(rows)}" if len(rows) > 1 else ""
+    return f"{name} is at row {rows[name]} of {steps}{others}"
