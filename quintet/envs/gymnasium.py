@@ -1,7 +1,7 @@
 """Single Gymnasium environments in Python, stepped one after another in next-step layout."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, NoReturn, final
@@ -90,6 +90,7 @@ class GymnasiumVectorEnv:
             self._refuse_unequal()
             given = self._envs[0].observation_space
             self._leaves = [leaf_of(path, *found) for path, found in leaf_keys(given).items()]
+            self._plain = self._leaves[0] if self._leaves[0].is_plain else None
             self._action_space = self._envs[0].action_space
             self._spaces = Spaces(stored_space(given), action_space_of(self._action_space, env_id))
         except BaseException:
@@ -141,10 +142,8 @@ class GymnasiumVectorEnv:
         # Written all at once: an array's elements are slow to set one by one.
         out.valid[:] = [not over for over in ended]
         told = [
-            self._reset(stream, None, out.obs)
-            if ended[stream]
-            else self._step(stream, _row(action, stream), out)
-            for stream in range(self.num_streams)
+            self._reset(stream, None, out.obs) if ended[stream] else self._step(stream, row, out)
+            for stream, row in enumerate(_rows(action, self.num_streams))
         ]
         reward, terminated, truncated = zip(*told, strict=True)
         out.reward[:] = reward
@@ -180,7 +179,16 @@ class GymnasiumVectorEnv:
             result = float(reward), bool(terminated), bool(truncated)
         except Exception as error:
             self._raise_fault(stream, f"raised {type(error).__name__}: {error}", error)
-        self._write_obs(stream, obs, out.obs)
+        leaf = self._plain
+        if (
+            leaf is not None
+            and type(obs) is np.ndarray
+            and obs.dtype is leaf.dtype
+            and obs.shape == leaf.shape
+        ):
+            out.obs[leaf.path][stream] = obs
+        else:
+            self._write_obs(stream, obs, out.obs)
         if self._success_key is not None and (result[1] or result[2]):
             who = f"{self._id} (gymnasium)"
             out.success[stream] = single_success(info, self._success_key, who)
@@ -242,8 +250,14 @@ def _single(env: Any, env_id: str) -> gymnasium.Env:
     return env
 
 
+def _rows(action: Any, num_streams: int) -> Iterable[Any]:
+    """Every stream's part of unpacked actions, as `action_space.sample()` would give it."""
+    if isinstance(action, np.ndarray):
+        return action
+    return (_row(action, stream) for stream in range(num_streams))
+
+
 def _row(action: Any, stream: int) -> Any:
-    """One stream's part of unpacked actions, as `action_space.sample()` would give it."""
     if isinstance(action, dict):
         return {key: _row(child, stream) for key, child in action.items()}
     if isinstance(action, tuple):
