@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 from statistics import mean, median
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = (ROOT / "docs" / "benchmarks.md", ROOT / "README.md")
@@ -18,13 +18,15 @@ class Goal(NamedTuple):
     """What a record is held against; None: nothing is asked.
 
     beside: in whose panel it is drawn, where it has none of its own.
+    score: what of a record counts; a rate lies between 0 and 1.
     """
 
     must: float | None
     aim: float | None
-    reference: str
+    reference: str = ""
     title: str = ""
     beside: str = ""
+    score: Literal["return_mean", "success_rate"] = "return_mean"
 
 
 class Ratio(NamedTuple):
@@ -36,6 +38,7 @@ class Ratio(NamedTuple):
 
 
 TOY = "quintet.envs.toy.cartpole_without_velocities"
+RED_BALL, LOCAL = "BabyAI-GoToRedBall-v0, success", "BabyAI-GoToLocal-v0, success"
 PPO = {
     "CartPole-v1": Goal(495, 500, "SB3 zoo 500"),
     "Acrobot-v1": Goal(-86, -82, "CleanRL -86.4"),
@@ -51,6 +54,18 @@ PPO = {
     "Pong-v5": Goal(17, 19, "asked: 17 at 3M, 19 at 5M"),
     "Pong-v5-fp32": Goal(None, None, "", "the same in float32, ended early", beside="Pong-v5"),
     "Breakout-v5": Goal(None, None, ""),
+}
+IMPALA = {
+    "CartPole-v1": Goal(475, 495),
+    TOY: Goal(450, 490, title="CartPole-v1 without velocities, LSTM"),
+    "Pong-v5": Goal(18, 19.5),
+    "HalfCheetah-v4": Goal(None, None),
+    "BabyAI-GoToRedBall-v0-2M": Goal(0.85, None, title=RED_BALL, score="success_rate"),
+    "BabyAI-GoToRedBall-v0-6M": Goal(0.95, None, title=RED_BALL, score="success_rate"),
+    "BabyAI-GoToLocal-v0-10M": Goal(0.7, None, title=LOCAL, score="success_rate"),
+    "BabyAI-GoToLocal-v0-10M-blind": Goal(
+        None, None, title="the same, blind to the mission", score="success_rate"
+    ),
 }
 """By the name of the record."""
 
@@ -83,18 +98,28 @@ def learning_table(algo: str, goals: dict[str, Goal]) -> str:
         if record is None:
             lines.append(f"| {title} | | not yet recorded | | {asked} | | {goal.reference} |")
             continue
-        pairs = [(run["return_mean"], run["return_std"]) for run in record["runs"]]
-        scores = [score for score, _ in pairs]
-        each = ", ".join(f"{score:.1f} ± {std:.1f}" for score, std in pairs)
-        each += "" if len(pairs) > 1 else f" (seed {record['runs'][0]['seed']} only)"
+        runs = record["runs"]
+        scores = [run[goal.score] for run in runs]
+        each = ", ".join(told(run, goal.score) for run in runs)
+        each += "" if len(runs) > 1 else f" (seed {runs[0]['seed']} only)"
         met = met_by(mean(scores), goal.must, goal.aim)
         steps = record.get("until") or record["config"]["total_env_steps"]
         backend = record["config"]["env.backend"]
         lines.append(
-            f"| {title} ({backend}) | {steps:,} | {each} | **{mean(scores):.1f}** | {asked} "
-            f"| {met} | {goal.reference} |"
+            f"| {title} ({backend}) | {steps:,} | {each} | **{rounded(mean(scores), goal.score)}** "
+            f"| {asked} | {met} | {goal.reference} |"
         )
     return "\n".join(lines)
+
+
+def rounded(value: float, score: str) -> str:
+    return f"{value:.2f}" if score == "success_rate" else f"{value:.1f}"
+
+
+def told(run: dict[str, Any], score: str) -> str:
+    """One seed's; of returns with how far the episodes lie apart."""
+    value = rounded(run[score], score)
+    return value if score == "success_rate" else f"{value} ± {run['return_std']:.1f}"
 
 
 def asked_of(must: float | None, aim: float | None) -> str:
@@ -189,6 +214,8 @@ def cost_table(algo: str, goals: dict[str, Goal]) -> str:
 TABLES = {
     "ppo-learning": lambda: learning_table("ppo", PPO),
     "ppo-cost": lambda: cost_table("ppo", PPO),
+    "impala-learning": lambda: learning_table("impala", IMPALA),
+    "impala-cost": lambda: cost_table("impala", IMPALA),
     "ppo-speed": speed_table,
     "ppo-threshold": threshold_table,
 }
