@@ -106,22 +106,29 @@ def test_an_environment_that_misbehaves_ends_the_run_by_its_name(
         assert "farewell" in (tmp_path / "log.txt").read_text()
 
 
-def test_lockstep_goes_back_once_and_ends_with_the_bytes_of_serial(tmp_path: Path) -> None:
+def server_of(_worker: psutil.Process) -> psutil.Process:
+    return next(p for p in workers_of() if "quintet.runtime.server" in " ".join(p.cmdline()))
+
+
+@pytest.mark.parametrize("inference", ["local", "server"])
+def test_lockstep_goes_back_once_and_ends_with_the_bytes_of_serial(
+    inference: str, tmp_path: Path
+) -> None:
+    """Where a worker is killed, and where the inference server is."""
     streams = {"env.streams_per_group": 2}
     serial = SMALL | streams
     quintet.train("ppo", Drifting, 4_001, 7, tmp_path / "serial", serial)
     lockstep = serial | {"runtime.kind": "lockstep", "runtime.lag": 0}
-    hit = Once(lambda worker: worker.kill())
+    lockstep["runtime.inference"] = inference
+    served = inference == "server"
+    hit = Once(lambda worker: (server_of(worker) if served else worker).kill())
     hit.reports = -20  # there has been a checkpoint by then
     quintet.train("ppo", Drifting, 4_001, 7, tmp_path / "lockstep", lockstep, on_report=hit)
     assert hashes(tmp_path / "lockstep") == hashes(tmp_path / "serial")
     said = (tmp_path / "lockstep" / "log.txt").read_text()
+    assert ("inference server (cpu, pid" if served else "worker 0 (streams") in said
     assert "was ended by SIGKILL" in said
     assert "resumed at update" in said
-
-
-def server_of(_worker: psutil.Process) -> psutil.Process:
-    return next(p for p in workers_of() if "quintet.runtime.server" in " ".join(p.cmdline()))
 
 
 @pytest.mark.parametrize("what", ["kill", "suspend"])
@@ -134,13 +141,6 @@ def test_async_replaces_the_server_and_gives_open_unrolls_up(what: str, tmp_path
     assert result.metrics["env_steps"] == 8_000
     assert result.metrics["data/worker_restarts"] == 1
     assert result.metrics["server/batch_mean"] >= 1
-    assert "inference server (cpu, pid" in (tmp_path / "log.txt").read_text()
-
-
-def test_lockstep_goes_back_when_the_server_dies(tmp_path: Path) -> None:
-    hit = Once(lambda worker: server_of(worker).kill())
-    result = train(tmp_path, on_report=hit, kind="lockstep", inference="server", num_workers=1)
-    assert result.status == "finished"
     assert "inference server (cpu, pid" in (tmp_path / "log.txt").read_text()
 
 
@@ -181,8 +181,11 @@ def test_no_worker_outlives_its_parent(kind: str, number: int, tmp_path: Path) -
         assert process.poll() is None
     found = workers_of(process.pid)
     assert len(found) == 2
-    # To the whole group, as a terminal does it with Ctrl-C.
+    # To the whole group, as a terminal does it with Ctrl-C; to every process, as service managers do.
     os.killpg(process.pid, number)
+    if number == signal.SIGTERM:
+        for worker in found:
+            worker.terminate()
     process.communicate(timeout=60)
     if number != signal.SIGKILL:
         assert process.returncode == 0
