@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
-from tables import PPO, ROOT, Goal, load
+from tables import IMPALA, PPO, ROOT, Goal, load
 
 from quintet.observe.plots import Curve, Run, draw_group
 
@@ -18,18 +18,17 @@ COLUMNS = 3
 # those which end soon after are short ones, and more points would show that.
 POINTS = 21
 ONE_SEED_POINTS = 100
-METRIC = "episode/return_mean"
 
 
-def runs_of(record: dict[str, Any]) -> list[Run]:
-    """The seeds of a record; where there is a final score, it is the last point of evaluation."""
-    runs = []
+def runs_of(record: dict[str, Any], score: str) -> list[Run]:
+    """The seeds of a record; their final score is the last point of evaluation."""
+    runs, metric = [], f"episode/{score}"
     total = float(record.get("until") or record["config"]["total_env_steps"])
     for run in record["runs"]:
         points = np.array(
-            [(row["env_steps"], row[METRIC]) for row in run["curve"] if METRIC in row], np.float64
+            [(row["env_steps"], row[metric]) for row in run["curve"] if metric in row], np.float64
         )
-        final = Curve(np.array([total]), np.array([run["return_mean"]]))
+        final = Curve(np.array([total]), np.array([run[score]]))
         config = {"seed": run["seed"], **record["config"]}
         runs.append(Run(ROOT, config, Curve(points[:, 0], points[:, 1]), final))
     return runs
@@ -43,7 +42,7 @@ def panel(
     beside: other records to draw, by their titles.
     """
     for number, (label, each) in enumerate({"": record, **beside}.items()):
-        runs = runs_of(each)
+        runs = runs_of(each, goal.score)
         label = label or ("the preset" if beside else "")
         draw_group(axes, number, label, runs, POINTS if len(runs) > 1 else ONE_SEED_POINTS)
         for run in runs:
@@ -80,12 +79,13 @@ def draw(algo: str, goals: dict[str, Goal]) -> None:
         }
         panel(axes, goals[name].title or name, goals[name], records[name], beside)
     figure.supxlabel(
-        "env steps.  Thick line and band: mean training return and its 95% bootstrap interval over "
-        "seeds 1, 2, 3; thin lines: seeds.\nCircles: 100 greedy episodes of each final policy.  "
+        "env steps.  Thick line and band: mean of training episodes and its 95% bootstrap interval "
+        "over seeds 1, 2, 3; thin lines: seeds.\nCircles: 100 greedy episodes of each final policy.  "
         "Dotted: must, dashed: aim.",
         fontsize=8,
     )
-    figure.supylabel("episode return", fontsize=9)
+    rates = any(goals[name].score == "success_rate" for name in found)
+    figure.supylabel("episode return" + ", or success rate" * rates, fontsize=9)
     out = ROOT / "docs" / "images" / f"{algo}-learning.png"
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, pil_kwargs={"optimize": True})
@@ -94,3 +94,4 @@ def draw(algo: str, goals: dict[str, Goal]) -> None:
 
 if __name__ == "__main__":
     draw("ppo", PPO)
+    draw("impala", IMPALA)

@@ -39,6 +39,7 @@ class Ratio(NamedTuple):
 
 TOY = "quintet.envs.toy.cartpole_without_velocities"
 RED_BALL, LOCAL = "BabyAI-GoToRedBall-v0, success", "BabyAI-GoToLocal-v0, success"
+LOCAL_RECORD = "BabyAI-GoToLocal-v0-10M"
 PPO = {
     "CartPole-v1": Goal(495, 500, "SB3 zoo 500"),
     "Acrobot-v1": Goal(-86, -82, "CleanRL -86.4"),
@@ -62,20 +63,27 @@ IMPALA = {
     "HalfCheetah-v4": Goal(None, None),
     "BabyAI-GoToRedBall-v0-2M": Goal(0.85, None, title=RED_BALL, score="success_rate"),
     "BabyAI-GoToRedBall-v0-6M": Goal(0.95, None, title=RED_BALL, score="success_rate"),
-    "BabyAI-GoToLocal-v0-10M": Goal(0.7, None, title=LOCAL, score="success_rate"),
-    "BabyAI-GoToLocal-v0-10M-blind": Goal(
-        None, None, title="the same, blind to the mission", score="success_rate"
+    LOCAL_RECORD: Goal(0.7, None, title=LOCAL, score="success_rate"),
+    f"{LOCAL_RECORD}-blind": Goal(
+        None, None, "", "the same, blind to the mission", LOCAL_RECORD, "success_rate"
     ),
 }
 """By the name of the record."""
 
-SPEED = {
+SPEED_PPO = {
     "cartpole-ppo": Ratio(2.5, 3.5, 0.75),
     "halfcheetah-ppo": Ratio(2.3, 3.0, 0.75),
     "pong-ppo": Ratio(2.2, 2.6, 0.8),
     "pong-ppo-fp32": Ratio(1.5, None, 0.8),
 }
+SPEED_IMPALA = {
+    "cartpole-appo": Ratio(5.0, 7.0, 0.75),
+    "pong-appo": Ratio(2.3, 2.8, 0.75),
+    "pong-appo-fp32": Ratio(1.6, None, 0.75),
+}
 """By the name of the record of `compare`."""
+
+PEERS = {"sb3": "Stable-Baselines3", "sample_factory": "Sample Factory"}
 
 THRESHOLDS = ("CartPole", "LunarLander", "HalfCheetah", "Pong")
 """Tasks of time_to_threshold.py."""
@@ -134,20 +142,20 @@ def met_by(score: float, must: float | None, aim: float | None) -> str:
     return "must" if must is not None and score >= must else "no"
 
 
-def speed_table() -> str:
+def speed_table(peer: str, goals: dict[str, Ratio]) -> str:
     """Of what `compare --record` appended: the newest comparison of each workload."""
     lines = [
-        "| workload | quintet | Stable-Baselines3 | ratio | must / aim | met | of its limit "
+        f"| workload | quintet | {PEERS[peer]} | ratio | must / aim | met | of its limit "
         "| asked | precision | compiled in | commit |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for name, goal in SPEED.items():
+    for name, goal in goals.items():
         path = ROOT / "benchmarks" / "results" / f"speed-{name}.jsonl"
         if not path.exists():
             lines.append(f"| {name} | not yet recorded |" + " |" * 9)
             continue
         runs = json.loads(path.read_text().splitlines()[-1])["runs"]
-        ours, theirs = runs["quintet"], runs["sb3"]
+        ours, theirs = runs["quintet"], runs[peer]
         speeds = [[run["env_steps_per_s"] for run in side] for side in (ours, theirs)]
         ratios = [a / b for a, b in zip(*speeds, strict=True)]
         limit = median(run["env_steps_per_s"] / run["limit_env_steps_per_s"] for run in ours)
@@ -216,7 +224,8 @@ TABLES = {
     "ppo-cost": lambda: cost_table("ppo", PPO),
     "impala-learning": lambda: learning_table("impala", IMPALA),
     "impala-cost": lambda: cost_table("impala", IMPALA),
-    "ppo-speed": speed_table,
+    "ppo-speed": lambda: speed_table("sb3", SPEED_PPO),
+    "impala-speed": lambda: speed_table("sample_factory", SPEED_IMPALA),
     "ppo-threshold": threshold_table,
 }
 
