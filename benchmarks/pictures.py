@@ -80,8 +80,8 @@ def draw(algo: str, goals: dict[str, Goal]) -> None:
         panel(axes, goals[name].title or name, goals[name], records[name], beside)
     figure.supxlabel(
         "env steps.  Thick line and band: mean of training episodes and its 95% bootstrap interval "
-        "over seeds 1, 2, 3; thin lines: seeds.\nCircles: 100 greedy episodes of each final policy.  "
-        "Dotted: must, dashed: aim.",
+        "over seeds 1, 2, 3; thin lines: seeds.\nCircles: 100 greedy episodes of each final "
+        "policy.  Dotted: must, dashed: aim.",
         fontsize=8,
     )
     rates = any(goals[name].score == "success_rate" for name in found)
