@@ -101,7 +101,7 @@ def _told_of_others(load: Load, setting: Setting) -> str:
     advice = ["waiting until they end"]
     # Threads that wait for each other at every layer, with cores for some of them, lose more than
     # their share.
-    left = max(1, round(setting.cores - by_others))
+    left = max(1, round((setting.cores - by_others) / setting.num_learners))
     if setting.threads > left:
         advice.append(f"fewer threads (--runtime.threads {left})")
     return (
