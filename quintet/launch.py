@@ -77,16 +77,12 @@ def resolve(config: RunConfig, spaces: Spaces, backend: str) -> RunConfig:
     model = resolve_model(config.model, spaces)
     pictures = uses_pictures(model, spaces)
     device = _resolve_device(config.runtime, pictures)
-    threads = config.runtime.threads
-    if threads is None:
-        # A fixed rule: measured on small networks, a second thread costs more than it gives; beside
-        # workers that want all cores, threads that wait for each other lose more than they share.
-        most = usable_cores() if config.runtime.kind == "serial" else usable_cores() // 2
-        most //= config.runtime.num_learners
-        threads = max(1, min(most, 8)) if pictures else 1
+    threads = _threads(config.runtime, pictures, config.runtime.num_learners)
     serial = config.runtime.kind == "serial"
     beside = not serial and config.runtime.inference == "local"
-    actor_threads = config.runtime.actor_threads or (1 if beside else threads)
+    # Whoever acts where learners learn in turn, or on the other half of the cores, acts alone.
+    of_one = _threads(config.runtime, pictures, 1)
+    actor_threads = config.runtime.actor_threads or (1 if beside else of_one)
     compiler = has_compiler()
     compile_ = config.runtime.compile
     if compile_ == "auto":
@@ -126,6 +122,18 @@ def resolve(config: RunConfig, spaces: Spaces, backend: str) -> RunConfig:
             ),
         }
     )
+
+
+def _threads(runtime: RuntimeConfig, pictures: bool, learners: int) -> int:
+    """Of each of so many learners, as configured or by a fixed rule.
+
+    Measured on small networks, a second thread costs more than it gives; beside workers that want
+    all cores, threads that wait for each other lose more than they share.
+    """
+    if runtime.threads is not None:
+        return runtime.threads
+    most = usable_cores() if runtime.kind == "serial" else usable_cores() // 2
+    return max(1, min(most // learners, 8)) if pictures else 1
 
 
 def _resolve_device(runtime: RuntimeConfig, pictures: bool) -> str:

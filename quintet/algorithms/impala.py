@@ -124,10 +124,8 @@ class ImpalaLearner:
         if self.ranks.size == 1:
             return one_graph(self._compiled_step) if compiles else self._step
         if compiles:
-            gradient, descend = (
-                one_graph(self._compiled_gradient),
-                one_graph(self._compiled_descend),
-            )
+            gradient = one_graph(self._compiled_gradient)
+            descend = one_graph(self._compiled_descend)
 
         def step(unrolls: Unrolls, knobs: Tensor) -> Tensor:
             grad, stats = gradient(unrolls, knobs)

@@ -102,8 +102,9 @@ class RuntimeConfig(BaseModel):
     actor_threads: int | None = Field(
         None,
         ge=1,
-        description="of them where actions are computed; none: as many where one process does all, "
-        "else 1 for each worker and, for a server, as `threads`. Part of the result's bytes",
+        description="of them where actions are computed; none: as many as a single learner would "
+        "have where one process does all, and for a server, else 1 for each worker. Part of the "
+        "result's bytes",
     )
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto",

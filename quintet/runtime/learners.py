@@ -218,9 +218,8 @@ class Learners:
 
     def _await_ready(self) -> None:
         def what() -> str:
-            return (
-                f"{next(each.kind.name for each in self.processes if not each.ready)} is starting"
-            )
+            name = next(each.kind.name for each in self.processes if not each.ready)
+            return f"{name} is starting"
 
         patience = Patience(self._notice, what)
         for process in self.processes:
@@ -238,7 +237,7 @@ class Learners:
             except PeerGone as error:
                 failed.append(error)
 
-        # In a thread, as it waits for all of them and can't be asked to look who is there.
+        # In a thread, as it waits for all of them and can't be interrupted to look who is there.
         thread = threading.Thread(target=connect, daemon=True)
         thread.start()
         while thread.is_alive():

@@ -20,9 +20,12 @@ _POLL_EVERY_S = 1e-4
 
 _HERE = "127.0.0.1"
 
+_CONNECT = timedelta(seconds=300)
+"""How long ranks may take to find each other; all of them are ready by then."""
+
 _NEVER = timedelta(days=365)
-"""In place of torch's own timeouts: it can't tell a rank that hangs from one whose parent was
-stopped for a while, and on a GPU it would end this process.  Who waits watches for himself.
+"""In place of torch's own timeout of exchanges: it can't tell a rank that hangs from one whose
+parent was stopped for a while, and on a GPU it would end this process.  Who waits watches himself.
 """
 
 
@@ -56,7 +59,8 @@ class RankGroup:
     ):
         """watch: called while this rank waits for others, every LOOK_EVERY_S; may raise.
 
-        joined: gets the number of each exchange that this rank joins, from 1 on.
+        joined: gets the number of each exchange that this rank joins, from 1 on, which is to find
+            the others.
         """
         self.index, self.size, self.device = index, size, device
         self.exchanges = 0
@@ -69,6 +73,7 @@ class RankGroup:
         Raises:
             PeerGone: one of them is not.
         """
+        self._join()
         # Not by init_process_group: the one group of a process may be in use by the user's code.
         try:
             self._group = _make_group(store, self.index, self.size, self.device)
@@ -109,14 +114,17 @@ class RankGroup:
         if group is not None and self.device.type == "cuda":
             group.abort()  # what hangs on the GPU would be waited for
 
+    def _join(self) -> None:
+        self.exchanges += 1
+        self._joined(self.exchanges)
+
     def _exchange(self, begin: Callable[[Any], _Work]) -> None:
         """One exchange with all others, to its end.
 
         Raises:
             PeerGone: one of them is gone.
         """
-        self.exchanges += 1
-        self._joined(self.exchanges)
+        self._join()
         try:
             work = begin(self._group)
             while not self._ended_within(work, LOOK_EVERY_S):
@@ -159,8 +167,10 @@ def _make_group(store: Any, index: int, size: int, device: torch.device) -> Any:
         group = dist.ProcessGroupNCCL
         options = group.Options()
         torch.cuda.set_device(device)
-    options._timeout = _NEVER
-    return group(store, index, size, options)
+    options._timeout = _CONNECT
+    made = group(store, index, size, options)
+    made._set_default_timeout(_NEVER)
+    return made
 
 
 def host_store() -> tuple[Any, int]:
@@ -168,7 +178,7 @@ def host_store() -> tuple[Any, int]:
     listener = socket.create_server((_HERE, 0))  # the store's own would be open to other machines
     port = listener.getsockname()[1]
     made: Any = dist.TCPStore(  # type: ignore[attr-defined]
-        _HERE, port, is_master=True, timeout=_NEVER, wait_for_workers=False,
+        _HERE, port, is_master=True, timeout=_CONNECT, wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )  # fmt: skip
     return made, port
@@ -176,4 +186,4 @@ def host_store() -> tuple[Any, int]:
 
 def reach_store(port: int) -> Any:
     """What `host_store` has made in another process."""
-    return dist.TCPStore(_HERE, port, is_master=False, timeout=_NEVER)  # type: ignore[attr-defined]
+    return dist.TCPStore(_HERE, port, is_master=False, timeout=_CONNECT)  # type: ignore[attr-defined]

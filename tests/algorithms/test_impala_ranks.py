@@ -10,21 +10,13 @@ from ppo_helpers import CONTINUOUS, DISCRETE, MASKED, SMALL
 from rank_threads import RankThreads, states
 from test_impala_aux import OWN
 
-from quintet.algorithms.impala import ImpalaLearner
 from quintet.algorithms.impala_config import ImpalaConfig
-from quintet.algorithms.setup import ALONE, Compute, Setup
 from quintet.algorithms.vtrace_diagnostics import LOSSES, MEANS, OTHERS, SUMS, combined_stats
 from quintet.errors import NonFiniteError
-from quintet.models.config import ModelConfig, resolve_model
-from quintet.protocols import Ranks
+from quintet.models.config import ModelConfig
 from quintet.types import Rollout, Spaces
 
 LSTM = ModelConfig(policy_hidden=(8,), core="lstm", core_size=6)
-
-
-def learner_of(ranks: Ranks, config: ImpalaConfig, spaces: Spaces, model: ModelConfig):
-    setup = Setup(4, 10_000, (1, 2), torch.device("cpu"), Compute(), ranks)
-    return ImpalaLearner(config, resolve_model(model, spaces), spaces, setup)
 
 
 def batches(spaces: Spaces, model: ModelConfig) -> list[Rollout]:
@@ -45,14 +37,14 @@ def batches(spaces: Spaces, model: ModelConfig) -> list[Rollout]:
 def assert_same_as_one(
     config: ImpalaConfig, spaces: Spaces, model: ModelConfig, sizes: tuple[int, ...] = (2, 4)
 ) -> None:
-    one = learner_of(ALONE, config, spaces, model)
+    one = make_learner(config, spaces, model)
     start = one.theta.clone()
     given = batches(spaces, model)
     wanted = [one.update(batch, 1_000 * i) for i, batch in enumerate(given)]
     assert (one.theta - start).abs().max() > 1e-3
     (whole,) = states([one])
     for size in sizes:
-        threads = RankThreads(size, lambda ranks: learner_of(ranks, config, spaces, model))
+        threads = RankThreads(size, lambda ranks: make_learner(config, spaces, model, ranks=ranks))
         for i, (batch, expected) in enumerate(zip(given, wanted, strict=True)):
             found = threads.update(batch, 1_000 * i)
             assert found.keys() == expected.keys()
@@ -97,9 +89,9 @@ def test_the_norm_is_clipped_after_the_sum() -> None:
     """Shares that are clipped each by itself would add up to more than the bound."""
     config = ImpalaConfig(reduction="sum", max_grad_norm=0.01)
     (batch, *_) = batches(DISCRETE, SMALL)
-    threads = RankThreads(2, lambda ranks: learner_of(ranks, config, DISCRETE, SMALL))
+    threads = RankThreads(2, lambda ranks: make_learner(config, ranks=ranks))
     found = threads.update(batch, 0)
-    alone = learner_of(ALONE, config, DISCRETE, SMALL).update(batch, 0)
+    alone = make_learner(config).update(batch, 0)
     assert found["optim/grad_norm"] == pytest.approx(alone["optim/grad_norm"], rel=1e-5)
     assert found["optim/grad_clip_frac"] == 1.0
 
@@ -108,7 +100,7 @@ def test_a_nan_in_any_share_is_told_by_all() -> None:
     (batch, *_) = batches(DISCRETE, SMALL)
     row = int(batch.valid[:, COLUMNS - 1].nonzero()[0])
     batch.reward[row, COLUMNS - 1] = torch.nan
-    threads = RankThreads(4, lambda ranks: learner_of(ranks, ImpalaConfig(), DISCRETE, SMALL))
+    threads = RankThreads(4, lambda ranks: make_learner(ImpalaConfig(), ranks=ranks))
     with pytest.raises(NonFiniteError, match="loss/policy became nan at update 1"):
         threads.update(batch, 0)
 

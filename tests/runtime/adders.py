@@ -111,9 +111,7 @@ class Adder:
         return Publication(self.updates, {"weights": self.weights})
 
     def save(self) -> LearnerState:
-        return LearnerState(
-            {"weights": self.weights, "half": self.half}, {"updates": self.updates}
-        )
+        return LearnerState({"weights": self.weights, "half": self.half}, {"updates": self.updates})
 
     def load(self, state: LearnerState) -> None:
         self.weights.copy_(state.tensors["weights"])

@@ -1,7 +1,6 @@
 """Several learners as one: what each is given, what goes wrong with them, and whole runs."""
 
 import gc
-import json
 import os
 import signal
 import subprocess
@@ -61,6 +60,11 @@ def update(learners: Learners, seed: int, cut: bool = False) -> dict[str, float]
     return learners.update(make_batch(seed, cut), 10 * seed)
 
 
+def update_twice(learners: Learners) -> None:
+    for seed in (1, 2):
+        update(learners, seed)
+
+
 def test_every_rank_gets_its_columns_of_the_batch_and_the_state_of_the_first() -> None:
     learners = adders(4)
     try:
@@ -106,8 +110,7 @@ def test_one_that_fails_is_named(trouble: str, error: type[QuintetError], words:
     try:
         learners.start(said.append, said.append)
         with pytest.raises(error, match=words):
-            update(learners, 1)
-            update(learners, 2)
+            update_twice(learners)
     finally:
         begin = time.monotonic()
         learners.close()
@@ -122,7 +125,7 @@ def test_other_weights_are_found_when_they_are_saved() -> None:
         update(learners, 1)
         learners.save()
         update(learners, 2)
-        with pytest.raises(LearnerFault, match="learner 1 .* must have the same weights as"):
+        with pytest.raises(LearnerFault, match=r"learner 1 .* must have the same weights as"):
             learners.save()
     finally:
         learners.close()
@@ -135,7 +138,7 @@ def test_one_that_died_between_updates_does_not_keep_the_first_from_being_saved(
         (process,) = learners_of()
         process.kill()
         assert learners.save().scalars == {"updates": 1}
-        with pytest.raises(LearnerFault, match="learner 1 .* was ended by SIGKILL"):
+        with pytest.raises(LearnerFault, match=r"learner 1 .* was ended by SIGKILL"):
             update(learners, 2)
     finally:
         learners.close()
@@ -161,14 +164,18 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
     return found.tensors["learner"] | found.tensors["policy"]
 
 
+def assert_alike(folder: Path, other: Path) -> None:
+    """But for rounding."""
+    found, wanted = tensors(folder), tensors(other)
+    assert found.keys() == wanted.keys()
+    for name, x in wanted.items():
+        torch.testing.assert_close(found[name], x, rtol=1e-4, atol=1e-5, msg=name)
+
+
 def hashes(folder: Path) -> dict[str, str]:
     found = checkpoint.latest(folder / "checkpoints", warn=print)
     assert found is not None
     return checkpoint.tensor_hashes(found)
-
-
-def last_report(folder: Path) -> dict[str, float]:
-    return json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
 
 
 class KillOnce:
@@ -191,8 +198,7 @@ def test_runs_of_one_and_two_learners_are_alike_and_a_killed_one_goes_back(tmp_p
     named = ("loss/", "policy/", "value/", "optim/", "advantage/", "reward/", "normalizer/")
     expected = {k: v for k, v in one.metrics.items() if k.startswith(named)}
     assert {k: two.metrics[k] for k in expected} == pytest.approx(expected, rel=1e-3, abs=1e-4)
-    for name, x in tensors(tmp_path / "one").items():
-        torch.testing.assert_close(tensors(tmp_path / "two")[name], x, rtol=1e-4, atol=1e-5)
+    assert_alike(tmp_path / "two", tmp_path / "one")
     # The same bytes twice, though one is killed on the way.
     killed = train(tmp_path / "killed", 2, on_report=KillOnce())
     assert killed.status == "finished"
@@ -204,11 +210,19 @@ def test_runs_of_one_and_two_learners_are_alike_and_a_killed_one_goes_back(tmp_p
 
 
 def test_a_run_goes_on_with_another_number_of_learners(tmp_path: Path) -> None:
-    for learners, steps in ((2, 640), (1, 1_280), (4, 1_920)):
-        result = train(tmp_path, learners, steps)
-        assert result.metrics["env_steps"] == steps
-    train(tmp_path.with_name("one"), 1, 1_920)
-    assert last_report(tmp_path)["updates"] == last_report(tmp_path.with_name("one"))["updates"]
+    """As if there had been one all along."""
+    train(tmp_path / "one", 1)
+    for learners, updates in ((2, 10), (4, 20), (1, 1_000)):
+        train(
+            tmp_path / "many",
+            learners,
+            on_report=lambda report, last=updates: report["updates"] == last,
+            resume="latest",
+        )
+    assert_alike(tmp_path / "many", tmp_path / "one")
+    said = (tmp_path / "many" / "log.txt").read_text()
+    assert said.count("resumed at update") == 2
+    assert "off the uninterrupted" not in said
 
 
 @pytest.mark.parametrize("kind", ["async", pytest.param("lockstep", marks=slow)])
@@ -224,7 +238,7 @@ def test_beside_workers_a_run_goes_back_when_a_learner_is_killed(kind: str, tmp_
 
 def test_a_nan_is_told_and_the_batch_is_kept(tmp_path: Path) -> None:
     options = {"check_numerics": True, "learning_rate": 1e30, "runtime.compile": "off"}
-    with pytest.raises(NonFiniteError, match="at update .* kept in"):
+    with pytest.raises(NonFiniteError, match=r"at update .* kept in"):
         train(tmp_path, 2, **options)
     assert (tmp_path / "failed_batch").is_dir()
 
@@ -299,4 +313,6 @@ def test_threads_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     for learners, expected in ((1, 8), (2, 4), (3, 2)):
         columns = {"runtime.num_learners": learners, "batch_unrolls": 6}
         loaded = compose("impala", [Layer("call", given | columns)])
-        assert launch.resolved(loaded)[0]["runtime.threads"] == expected
+        values = launch.resolved(loaded)[0]
+        # The others have nothing to do while the first one acts.
+        assert (values["runtime.threads"], values["runtime.actor_threads"]) == (expected, 8)
