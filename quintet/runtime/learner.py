@@ -60,8 +60,8 @@ class LearnerProcess:
             case Learn(env_steps, cut):
                 self.row[0], self.row[1] = time.monotonic_ns(), self.learner.updates + 1
                 self.learner.update(self.memory.read(cut), env_steps)
-            case Compare():
-                self.channel.send(Sum(self.learner.updates, checksum(self.learner)))
+            case Compare(number):
+                self.channel.send(Sum(number, checksum(self.learner)))
             case _:
                 assert isinstance(message, Stop)
                 return False

@@ -130,6 +130,7 @@ class Learners:
         self._notice: Callable[[str], None] = lambda _: None
         self._started = self._connected = self._alike = self._at_work = self._closed = False
         self._waited_s, self._waited_for = 0.0, 0
+        self._compared = 0
         self._fault: QuintetError | None = None
 
     def _process(self, rank: int, work: bytes) -> Process:
@@ -309,14 +310,15 @@ class Learners:
         """Requires all learners to have the same state."""
         if not self._alike:
             return
-        self._tell(Compare())
-        wanted = Sum(self.updates, checksum(self.learner))
+        self._compared += 1
+        self._tell(Compare(self._compared))
+        wanted = Sum(self._compared, checksum(self.learner))
         for process in self.processes:
             while process.ready and process.channel.poll(STOP_GRACE_S):
                 answer = process.hear()
                 if isinstance(answer, QuintetError):
                     self._fault = answer  # for the next update: what the first has is sound
-                elif answer.updates == wanted.updates:  # and not one that came late
+                elif answer.number == wanted.number:  # and not one that came late
                     if answer != wanted:
                         raise LearnerFault(
                             f"{process.name} must have the same weights as the first learner, it "

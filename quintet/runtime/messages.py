@@ -133,13 +133,15 @@ class Learn(NamedTuple):
 
 
 class Compare(NamedTuple):
-    """To a learner: say what your state is; answered by a `Sum`."""
+    """To a learner: say what your state is; answered by a `Sum` of the same number."""
+
+    number: int
 
 
 class Sum(NamedTuple):
-    """CRC-32 of a learner's state after so many updates."""
+    """CRC-32 of a learner's state."""
 
-    updates: int
+    number: int
     crc: int
 
 
