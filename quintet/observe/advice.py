@@ -155,6 +155,8 @@ def _learning(setting: Setting) -> list[str]:
 
 def _lighter_update(setting: Setting) -> list[str]:
     advice = _compiling(setting)
+    if setting.num_learners > 1 and not setting.large_network:  # an exchange takes longer
+        advice.append("one learner (--runtime.num-learners 1)")
     if setting.passes is not None and setting.passes > 1:
         advice.append(f"fewer passes than {setting.passes} (--num-epochs)")
     if setting.minibatch_steps is not None and setting.minibatch_steps < setting.batch_steps:

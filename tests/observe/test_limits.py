@@ -109,6 +109,12 @@ def test_large_networks_are_worth_a_gpu_and_threads() -> None:
     assert "--runtime.threads" not in told("learning", setting=PICTURES, num_learners=3, threads=5)
 
 
+def test_small_networks_are_faster_with_one_learner() -> None:
+    assert "num-learners" not in told("learning")
+    assert "one learner (--runtime.num-learners 1)" in told("learning", num_learners=2)
+    assert "num-learners" not in told("learning", setting=PICTURES, num_learners=2)
+
+
 def test_acting() -> None:
     assert told("acting") == (
         "Choosing actions limits the speed: 71% of the time goes into acting, for 2 groups of 4 "
