@@ -39,6 +39,10 @@ class WorkerFault(QuintetError):
     """A process of a run died, fell silent, or failed in code that is not an environment's."""
 
 
+class LearnerFault(WorkerFault):
+    """One of several learners died or fell silent."""
+
+
 class NonFiniteError(QuintetError):
     """A loss or gradient became NaN or infinite."""
 

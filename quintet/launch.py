@@ -7,7 +7,9 @@ import pickle
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -16,7 +18,7 @@ import torch
 
 from quintet import group
 from quintet.algorithms import registry
-from quintet.algorithms.setup import Setup
+from quintet.algorithms.setup import ALONE, Setup
 from quintet.config.load import Loaded, with_presets
 from quintet.config.run import RunConfig
 from quintet.config.runtime import RuntimeConfig
@@ -24,15 +26,17 @@ from quintet.config.saved import Unusable
 from quintet.cores import usable_cores
 from quintet.envs.given import EnvSource
 from quintet.envs.make import make_group_env
-from quintet.errors import ConfigError, WorkerFault
+from quintet.errors import ConfigError, LearnerFault, WorkerFault
 from quintet.lock import RunLock
 from quintet.models.config import resolve_model, uses_pictures
 from quintet.models.precision import fast_bf16
 from quintet.observe.progress import QuietStream
 from quintet.policy import Policy
-from quintet.protocols import Learner
+from quintet.protocols import Learner, Ranks
+from quintet.runtime.learners import LearnerCrew, Learners
 from quintet.runtime.loop import Sampling
 from quintet.runtime.seeds import Role, generator_seed
+from quintet.runtime.slots import RowSpecs
 from quintet.sampling import make_sampling, num_workers, open_source, streams_per_group
 from quintet.setting import has_compiler, worth_compiling
 from quintet.signals import stop_on_signals
@@ -72,23 +76,13 @@ def resolve(config: RunConfig, spaces: Spaces, backend: str) -> RunConfig:
     """Everything automatic replaced by what it means here."""
     model = resolve_model(config.model, spaces)
     pictures = uses_pictures(model, spaces)
-    device = config.runtime.device
-    if device == "auto":
-        device = "cuda" if pictures and torch.cuda.is_available() else "cpu"
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(
-            f"runtime.device={device} requires a CUDA GPU that PyTorch sees, there is none; use "
-            "--runtime.device cpu"
-        )
-    threads = config.runtime.threads
-    if threads is None:
-        # A fixed rule: measured on small networks, a second thread costs more than it gives; beside
-        # workers that want all cores, threads that wait for each other lose more than they share.
-        most = usable_cores() if config.runtime.kind == "serial" else usable_cores() // 2
-        threads = max(1, min(most, 8)) if pictures else 1
+    device = _resolve_device(config.runtime, pictures)
+    threads = _threads(config.runtime, pictures, config.runtime.num_learners)
     serial = config.runtime.kind == "serial"
     beside = not serial and config.runtime.inference == "local"
-    actor_threads = config.runtime.actor_threads or (1 if beside else threads)
+    # Whoever acts where learners learn in turn, or on the other half of the cores, acts alone.
+    of_one = _threads(config.runtime, pictures, 1)
+    actor_threads = config.runtime.actor_threads or (1 if beside else of_one)
     compiler = has_compiler()
     compile_ = config.runtime.compile
     if compile_ == "auto":
@@ -130,6 +124,42 @@ def resolve(config: RunConfig, spaces: Spaces, backend: str) -> RunConfig:
     )
 
 
+def _threads(runtime: RuntimeConfig, pictures: bool, learners: int) -> int:
+    """Of each of so many learners, as configured or by a fixed rule.
+
+    Measured on small networks, a second thread costs more than it gives; beside workers that want
+    all cores, threads that wait for each other lose more than they share.
+    """
+    if runtime.threads is not None:
+        return runtime.threads
+    most = usable_cores() if runtime.kind == "serial" else usable_cores() // 2
+    return max(1, min(most // learners, 8)) if pictures else 1
+
+
+def _resolve_device(runtime: RuntimeConfig, pictures: bool) -> str:
+    device, learners = runtime.device, runtime.num_learners
+    if device == "auto":
+        device = "cuda" if pictures and torch.cuda.is_available() else "cpu"
+    if not device.startswith("cuda"):
+        return device
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f"runtime.device={device} requires a CUDA GPU that PyTorch sees, there is none; use "
+            "--runtime.device cpu"
+        )
+    if learners > 1 and device != "cuda":
+        raise ConfigError(
+            f"runtime.num_learners={learners} requires runtime.device=cuda, which is a GPU for "
+            f"each from cuda:0 on, got {device}; choose GPUs by CUDA_VISIBLE_DEVICES"
+        )
+    if learners > torch.cuda.device_count():
+        raise ConfigError(
+            f"runtime.num_learners={learners} requires a GPU for each learner, PyTorch sees "
+            f"{torch.cuda.device_count()}; lower it or use --runtime.device cpu"
+        )
+    return device
+
+
 def _resolve_loaded(loaded: Loaded, spaces: Spaces, backend: str) -> RunConfig:
     """`resolve`, with the preset named that has set what is refused."""
     try:
@@ -159,17 +189,41 @@ def resolved(
     return values, sources
 
 
-def make_learner(config: RunConfig, spaces: Spaces) -> Learner:
-    """The learner of a resolved configuration."""
+def make_learner(config: RunConfig, spaces: Spaces, ranks: Ranks = ALONE) -> Learner:
+    """The learner of a resolved configuration; of several the one that `ranks` is of."""
     seeds = tuple(generator_seed(config.seed, Role.LEARNER, index) for index in range(2))
     setup = Setup(
         config.env.num_streams,
         config.total_env_steps,
         (seeds[0], seeds[1]),
-        torch.device(config.runtime.device),
+        torch.device(_devices(config.runtime)[ranks.index]),
         config.runtime.compute,
+        ranks,
     )
     return registry.find(config.algo).make_learner(config.learner, config.model, spaces, setup)
+
+
+def _devices(runtime: RuntimeConfig) -> tuple[str, ...]:
+    """Where each learner computes."""
+    if runtime.num_learners == 1 or runtime.device == "cpu":
+        return (runtime.device,) * runtime.num_learners
+    return tuple(f"{runtime.device}:{index}" for index in range(runtime.num_learners))
+
+
+def make_learners(config: RunConfig, spaces: Spaces) -> Learners:
+    """The learners of a resolved configuration that share every batch."""
+    runtime = config.runtime
+    assert runtime.threads is not None
+    compute = replace(runtime.compute, compile=False)  # only to see what it records
+    actor = registry.find(config.algo).make_actor(config.learner, config.model, spaces, compute)
+    crew = LearnerCrew(
+        make_learner=partial(make_learner, config, spaces),
+        devices=_devices(runtime),
+        rows=RowSpecs.of(spaces, actor),
+        threads=runtime.threads,
+        timeout_s=runtime.learner_timeout_s,
+    )
+    return Learners(crew)
 
 
 def configure_torch(runtime: RuntimeConfig) -> None:
@@ -213,25 +267,27 @@ class _GoesBack(Exception):
 def _run(
     loaded: Loaded, make_env: EnvSource | None, on_report: OnReport | None, *, may_go_back: bool
 ) -> Result:
-    source = open_source(loaded.config, make_env)
-    try:
+    with ExitStack() as ends:
+        source = open_source(loaded.config, make_env)
+        ends.callback(source.close)
         env = source.envs[0].description
         config = _resolve_loaded(loaded, source.spaces, env.backend)
         assert config.run_dir is not None
         configure_torch(config.runtime)
-        learner = make_learner(config, source.spaces)
+        learner: Learner
+        if config.runtime.num_learners == 1:
+            learner = make_learner(config, source.spaces)
+        else:
+            learner = make_learners(config, source.spaces)
+            ends.callback(learner.close)
         trainer = Trainer(config, learner, source.spaces, env, on_report, make_env)
         trainer.warm_start()
         sampling = make_sampling(
             config, source, learner, trainer.timer, trainer.say, trainer.waiting
         )
-        try:
-            with RunLock(config.run_dir), stop_on_signals(trainer):
-                return _train(trainer, sampling, source.spaces, may_go_back)
-        finally:
-            sampling.close()
-    finally:
-        source.close()
+        ends.callback(sampling.close)
+        with RunLock(config.run_dir), stop_on_signals(trainer):
+            return _train(trainer, sampling, source.spaces, may_go_back)
 
 
 def run_seeds(
@@ -255,7 +311,8 @@ def run_seeds(
     sound = [each for each in loaded if isinstance(each, Loaded)]
     values = resolved(sound[0], make_env)[0]
     if jobs is None:
-        busy = values["runtime.threads"] + (values["runtime.num_workers"] or 0)
+        busy = values["runtime.threads"] * values["runtime.num_learners"]
+        busy += values["runtime.num_workers"] or 0
         jobs = max(1, usable_cores() // busy)
     members = [group.Member(f"s{each.config.seed}", _payload(each, make_env)) for each in sound]
     out = QuietStream(sys.stdout)
@@ -323,15 +380,22 @@ def _train(trainer: Trainer, sampling: Sampling, spaces: Spaces, may_go_back: bo
             )
             trainer.save_policy()  # a kill may have come between the last checkpoint and it
         else:
+            if isinstance(trainer.learner, Learners):
+                trainer.learner.start(trainer.say, trainer.waiting)
             status = trainer.train(sampling)
     except WorkerFault as error:
-        # An async run has had its replacements; who was asked to stop starts nothing.
-        if not may_go_back or config.runtime.kind == "async" or trainer.stop_requested:
+        # An async run has had its replacements of workers; who was asked to stop starts nothing.
+        replaced = config.runtime.kind == "async" and not isinstance(error, LearnerFault)
+        if not may_go_back or replaced or trainer.stop_requested:
             raise
-        trainer.say(f"{error}; going back to the last scheduled checkpoint")
         # Off the uninterrupted run's path there is nothing to be exact about, but much to lose.
-        raise _GoesBack("exact" if trainer.exact else "latest") from error
+        exact = trainer.exact and config.runtime.kind != "async"
+        which = "scheduled checkpoint" if exact else "checkpoint"
+        trainer.say(f"{error}; going back to the last {which}")
+        raise _GoesBack("exact" if exact else "latest") from error
     finally:
-        sampling.close()  # what its processes say last is said to the trainer
+        sampling.close()  # what processes say last is said to the trainer
+        if isinstance(trainer.learner, Learners):
+            trainer.learner.close()
         trainer.close()
     return Result(trainer.run_dir, trainer.policy(), trainer.last_report, status)

@@ -1,6 +1,6 @@
 """All that the runtime may know of a learner: what it needs, what it gives, how it acts."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -146,4 +146,38 @@ class Learner(Protocol):
         """Begins with another learner's weights and statistics, complete and of the same names and
         shapes as its own publication; all else is as if it were new.
         """
+        ...
+
+
+class Ranks(Protocol):
+    """Learners in processes of their own that share every batch, as one of them sees them.
+
+    All of them are given the whole batch and make the same calls in the same order; what a call
+    gives has the same bits on every rank.  So they take the same steps and stay alike.
+    """
+
+    @property
+    def size(self) -> int:
+        """How many there are; 1: this learner is alone, and every call costs nothing."""
+        ...
+
+    @property
+    def index(self) -> int:
+        """Which of them this is; 0 is the one that publishes, reports and is saved."""
+        ...
+
+    def shard(self, batch: Rollout) -> Rollout:
+        """This rank's columns, ``B / size`` of them, on the device where it computes."""
+        ...
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum of every rank's `x`, whose memory may be taken for it."""
+        ...
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Every rank's `x`, ``[size, ...]``."""
+        ...
+
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """Copies rank 0's values into the tensors of the others."""
         ...

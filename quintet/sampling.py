@@ -188,9 +188,9 @@ def make_sampling(
     if runtime.kind == "lockstep":
         may_lag = runtime.publish_interval_updates > 1
         return LockstepSampling(workers, timer, runtime.lag, may_lag)
-    options = AsyncOptions(
-        runtime.prefetch_batches, runtime.max_restarts, pin=runtime.device.startswith("cuda")
-    )
+    # Several learners take batches from shared memory, which is not page-locked.
+    pin = runtime.device.startswith("cuda") and runtime.num_learners == 1
+    options = AsyncOptions(runtime.prefetch_batches, runtime.max_restarts, pin)
     return AsyncSampling(workers, timer, options)
 
 

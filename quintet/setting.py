@@ -85,7 +85,8 @@ def setting_of(
         device=runtime.device,
         threads=runtime.threads or torch.get_num_threads(),
         cores=usable_cores(),
-        gpu=torch.cuda.is_available(),
+        gpu=torch.cuda.is_available()
+        and (runtime.num_learners == 1 or torch.cuda.device_count() >= runtime.num_learners),
         compiles=runtime.compile == "on",
         may_compile=worth_compiling(config, config.model, spaces, runtime.device),
         compiler=has_compiler(),
@@ -96,6 +97,7 @@ def setting_of(
         batch_unrolls=options.get("batch_unrolls"),
         kind=runtime.kind,
         num_workers=runtime.num_workers or 0,
+        num_learners=runtime.num_learners,
         lag=runtime.lag,
         inference=runtime.inference,
         inference_batch_min=runtime.inference_batch_min,

@@ -266,15 +266,16 @@ class Trainer:
         """Runs the loop to its end or to a stop."""
         self.sampling = sampling
         self.progress.stage(self._starting() or self._collecting())
+        runtime = self.config.runtime
+        # Several learners take their columns from where they were collected, each to its device.
+        device = runtime.device if runtime.num_learners == 1 else "cpu"
         status = loop.run(
-            loop.Parts(
-                [self.learner], sampling, self.replay, torch.device(self.config.runtime.device)
-            ),
+            loop.Parts([self.learner], sampling, self.replay, torch.device(device)),
             self.counters,
             loop.Budget(
                 self.config.total_env_steps,
                 self.interval,
-                self.config.runtime.publish_interval_updates,
+                runtime.publish_interval_updates,
             ),
             loop.Hooks(self.save, self.after_iteration, self.keep_batch),
             self.timer,

@@ -38,6 +38,7 @@ from quintet.lock import RunLock
 from quintet.observe.sinks import read_metrics
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.asynchronous import AsyncSampling
+from quintet.runtime.learners import Learners
 from quintet.runtime.lockstep import LockstepSampling
 from quintet.runtime.serial import SerialSampling
 
@@ -573,7 +574,7 @@ def sampling_of(**options: Any) -> Any:
     source = sampling.open_source(config, None)
     config = launch.resolve(config, source.spaces, "gymnasium")
     learner = launch.make_learner(config, source.spaces)
-    made = sampling.make_sampling(config, source, learner, PhaseTimer(), print)
+    made = sampling.make_sampling(config, source, learner, PhaseTimer(), print, print)
     source.close()
     OPEN.append(made)
     return made
@@ -673,6 +674,31 @@ def _worker_timeout_s(where: Where) -> None:
 
 def _max_restarts(where: Where) -> None:
     assert sampling_of(runtime__kind="async", runtime__max_restarts=0).options.max_restarts == 0
+
+
+def learners_of(**options: Any) -> Learners:
+    """What would learn; no process has begun."""
+    given = {k.replace("__", "."): v for k, v in options.items()}
+    given |= {"env.id": TOY, "preset": "none", "total_env_steps": 10_000}
+    config = load_config("impala", [], Layer("call", given)).config
+    source = sampling.open_source(config, None)
+    made = launch.make_learners(launch.resolve(config, source.spaces, "gymnasium"), source.spaces)
+    source.close()
+    OPEN.append(made)
+    return made
+
+
+def _num_learners(where: Where) -> None:
+    """More in test_learners."""
+    made = learners_of(runtime__num_learners=3)
+    assert [process.kind.name for process in made.processes] == ["learner 1", "learner 2"]
+    with pytest.raises(ConfigError, match=r"learners can share their batches \(impala\), got ppo"):
+        run(where.folder, runtime__num_learners=3)
+
+
+def _learner_timeout_s(where: Where) -> None:
+    made = learners_of(runtime__num_learners=2, runtime__learner_timeout_s=1.5)
+    assert made.crew.timeout_s == 1.5
 
 
 class Threads(Contextual):
@@ -979,6 +1005,8 @@ EFFECTS: dict[str, Callable[[Where], None]] = {
     "runtime.publish_interval_updates": _publish_interval,
     "runtime.worker_timeout_s": _worker_timeout_s,
     "runtime.max_restarts": _max_restarts,
+    "runtime.num_learners": _num_learners,
+    "runtime.learner_timeout_s": _learner_timeout_s,
     "runtime.actor_threads": _actor_threads,
     "runtime.device": _device,
     "runtime.threads": _threads,

@@ -46,6 +46,7 @@ SMALL = {
     "num_epochs": 1,
     "total_env_steps": 1024,
 }
+OF_PPO = ("minibatch_steps", "num_epochs")
 CORES = 4
 
 
@@ -98,12 +99,15 @@ def test_the_compiler_is_what_cxx_names(monkeypatch: pytest.MonkeyPatch) -> None
     assert not setting.has_compiler()
 
 
-def setting_for(env: GivenEnv, callback: bool = False, **options: Any) -> Setting:
+def setting_for(
+    env: GivenEnv, callback: bool = False, algo: str = "ppo", **options: Any
+) -> Setting:
     """Of a run on these environments, which are made to see what they are."""
     says, source = settle(env)
     given = {name.replace("__", "."): value for name, value in options.items()}
-    values = SMALL | {f"env.{name}": value for name, value in says.items()} | given
-    config = compose("ppo", [Layer("call", values)], check_env=source is None).config
+    small = SMALL if algo == "ppo" else {k: v for k, v in SMALL.items() if k not in OF_PPO}
+    values = small | {f"env.{name}": value for name, value in says.items()} | given
+    config = compose(algo, [Layer("call", values)], check_env=source is None).config
     made = make_group_env(config.env, group_size(config.env), source)
     try:
         config = resolve(config, made.spaces, made.description.backend)
@@ -251,6 +255,15 @@ def test_compiling_is_told_as_it_was_resolved(
 
 def test_one_process() -> None:
     assert facts(setting_for(TOY), "kind", "num_workers", "batch_unrolls") == ("serial", 0, None)
+    assert facts(setting_for(TOY), "num_learners") == (1,)
+
+
+@pytest.mark.parametrize(("gpus", "enough"), [(0, False), (1, False), (2, True)])
+def test_several_learners(gpus: int, enough: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setting.torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(setting.torch.cuda, "device_count", lambda: gpus)
+    found = setting_for(TOY, algo="impala", batch_unrolls=8, runtime__num_learners=2)
+    assert facts(found, "num_learners", "gpu") == (2, enough)
 
 
 def test_workers() -> None:

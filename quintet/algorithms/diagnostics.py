@@ -186,7 +186,7 @@ def observation_clip_metrics(
     normalizer: ObservationNormalizer, obs: Obs, use: Tensor
 ) -> dict[str, float]:
     """Share of the elements of normalised leaves that lie at the clip, over the rows to `use`
-    ``[T, B]``; 0 before there are statistics.
+    ``[T, B]``; 0 before there are statistics, absent where there is no row to use.
 
     obs: leaves ``[T * B, ...]``, normalised; rows behind these are not read.
     """
@@ -194,6 +194,8 @@ def observation_clip_metrics(
         return {}
     rows = use.flatten()
     values = torch.cat([obs[name][: len(rows)][rows].flatten() for name in normalizer.names])
+    if not values.numel():
+        return {}
     begun = normalizer.leaf_moments(normalizer.names[0]).count > 0
     outside = (values.abs() >= normalizer.clip) & begun
     return {"normalizer/observation_clip_frac": outside.float().mean().item()}

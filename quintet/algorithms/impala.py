@@ -3,6 +3,8 @@
 Espeholt et al., arXiv 1802.01561.  Read `ImpalaLearner._loss` first, then `ImpalaLearner._terms`.
 A batch is `batch_unrolls` columns of any streams and of any age; what the runtime does with queues
 and versions of weights shows here only in ``rho``, the new policy's ratio to the one that acted.
+Where several learners share the batch, each is one of `Ranks`: it takes the gradient of its share
+of the whole batch's loss, and all make one step with the sum.
 
 Departures from the paper, each with the switch that turns it off:
 
@@ -15,7 +17,7 @@ Departures from the paper, each with the switch that turns it off:
     default, is the paper's).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -27,7 +29,12 @@ from quintet.algorithms import diagnostics
 from quintet.algorithms.acting import SamplingActor, make_family, masked
 from quintet.algorithms.impala_config import ImpalaConfig
 from quintet.algorithms.setup import PLAIN, Compute, Setup
-from quintet.algorithms.vtrace_diagnostics import Terms, vtrace_metrics, vtrace_stats
+from quintet.algorithms.vtrace_diagnostics import (
+    Terms,
+    combined_stats,
+    vtrace_metrics,
+    vtrace_stats,
+)
 from quintet.errors import ConfigError
 from quintet.models.build import ActorCritic
 from quintet.models.compiled import one_graph
@@ -90,7 +97,7 @@ class ImpalaLearner:
     """Makes one optimizer step from every batch of unrolls."""
 
     def __init__(self, config: ImpalaConfig, model: ModelConfig, spaces: Spaces, setup: Setup):
-        self.config, self.setup = config, setup
+        self.config, self.setup, self.ranks = config, setup, setup.ranks
         self.family = make_family(model, spaces)
         generator = torch.Generator().manual_seed(setup.seeds[0])
         network = ActorCritic(spaces, self.family, model, generator, setup.compute.precision)
@@ -102,12 +109,30 @@ class ImpalaLearner:
         self.theta = flatten_in_place([p for _, p in sorted(self.network.named_parameters())])
         self.shapes = {name: p.shape for name, p in self.parameters.items()}
         self.moments = _moments(config, self.theta)
-        self.optimizer_step = self._step
-        if setup.compute.compile:
-            if config.check_numerics:
-                raise ConfigError("check_numerics requires --runtime.compile off, it is on")
-            self.optimizer_step = one_graph(self._compiled_step)
+        if setup.compute.compile and config.check_numerics:
+            raise ConfigError("check_numerics requires --runtime.compile off, it is on")
+        self.optimizer_step = self._optimizer_step()
         self.updates = self.version = 0
+
+    def _optimizer_step(self) -> Callable[[Unrolls, Tensor], Tensor]:
+        """What makes a step and returns what `_metrics` reads.
+
+        Compiled it is one graph, or two where learners exchange their gradients in between.
+        """
+        gradient, descend = self._gradient, self._descend
+        compiles = self.setup.compute.compile
+        if self.ranks.size == 1:
+            return one_graph(self._compiled_step) if compiles else self._step
+        if compiles:
+            gradient = one_graph(self._compiled_gradient)
+            descend = one_graph(self._compiled_descend)
+
+        def step(unrolls: Unrolls, knobs: Tensor) -> Tensor:
+            grad, stats = gradient(unrolls, knobs)
+            norm = descend(self.ranks.sum(grad), knobs)
+            return torch.cat((norm.unsqueeze(0), self.ranks.gather(stats).flatten()))
+
+        return step
 
     @property
     def plan(self) -> DataPlan:
@@ -126,17 +151,38 @@ class ImpalaLearner:
         rate = config.learning_rate * (left if config.lr_schedule == "linear" else 1.0)
         entropy_coef = config.entropy_coef * (left if config.entropy_schedule == "linear" else 1.0)
         self.updates += 1
-        unrolls = self._unrolls(batch)
-        stats = self.optimizer_step(unrolls, self._knobs(rate, entropy_coef))
-        metrics = vtrace_metrics(stats, tuple(self.aux_weights), config.max_grad_norm, self.updates)
+        shard = self.ranks.shard(batch)
+        unrolls = self._unrolls(shard)
+        knobs = self._knobs(rate, entropy_coef, self._shares(shard, batch))
+        metrics = self._metrics(self.optimizer_step(unrolls, knobs))
         metrics["optim/learning_rate"] = rate
-        metrics |= diagnostics.observation_clip_metrics(self.normalizer, unrolls.obs, batch.valid)
-        if config.update_normalizers:
-            self.normalizer.merge({name: x[:-1] for name, x in batch.obs.items()}, batch.valid)
-            self.normalizer.refresh()
+        metrics |= self._observe(batch, unrolls)
         self.version += 1
-        metrics |= diagnostics.observation_metrics(self.normalizer)
         return metrics | diagnostics.policy_metrics(self.network.policy_head)
+
+    def _metrics(self, stats: Tensor) -> dict[str, float]:
+        """Of the whole batch, from what an optimizer step returns."""
+        names, size = tuple(self.aux_weights), self.ranks.size
+        if size > 1:
+            stats = stats.cpu()
+            stats = torch.cat((stats[:1], combined_stats(stats[1:].view(size, -1), len(names))))
+        return vtrace_metrics(stats, names, self.config.max_grad_norm, self.updates)
+
+    def _observe(self, batch: Rollout, unrolls: Unrolls) -> dict[str, float]:
+        """The normaliser takes in the whole batch, on the first rank alone, for all of them."""
+        normalizer, device = self.normalizer, self.setup.device
+        valid = batch.valid.to(device)
+        raw = {name: batch.obs[name].to(device) for name in normalizer.names}
+        obs = unrolls.obs
+        if self.ranks.size > 1:
+            obs = normalizer({name: x.flatten(0, 1) for name, x in raw.items()})
+        metrics = diagnostics.observation_clip_metrics(normalizer, obs, valid)
+        if self.config.update_normalizers:
+            if self.ranks.index == 0:
+                normalizer.merge({name: x[:-1] for name, x in raw.items()}, valid)
+            self.ranks.broadcast(normalizer.buffers())
+            normalizer.refresh()
+        return metrics | diagnostics.observation_metrics(normalizer)
 
     def _unrolls(self, batch: Rollout) -> Unrolls:
         """The batch as the loss reads it.  Columns may be parts of larger tensors, and a graph is
@@ -156,31 +202,57 @@ class ImpalaLearner:
             logp_mu=batch.record["logp_mu"].contiguous(),
         )
 
-    def _knobs(self, rate: float, entropy_coef: float) -> Tensor:
+    def _shares(self, shard: Rollout, batch: Rollout) -> tuple[float, ...]:
+        """By what this rank's terms of the loss are multiplied to be its share of the whole
+        batch's: those reduced over rows, and auxiliary scalars; none where it has the batch alone.
+        """
+        size = self.ranks.size
+        if size == 1:
+            return ()
+        of_rows = {"sum": 1.0, "sum_time_mean_batch": 1 / size}.get(self.config.reduction)
+        if of_rows is None:
+            of_rows = int(shard.valid.sum()) / max(int(batch.valid.sum()), 1)
+        return of_rows, 1 / size
+
+    def _knobs(self, rate: float, entropy_coef: float, shares: tuple[float, ...]) -> Tensor:
         """Numbers of an optimizer step that change from step to step, as one tensor."""
         correction = root_correction = 1.0
         if self.config.optimizer == "adam":
             correction, root_correction = adam.corrections(self.updates)
-        knobs = [rate / correction, root_correction, entropy_coef]
+        knobs = [rate / correction, root_correction, entropy_coef, *shares]
         return torch.tensor(knobs, device=self.theta.device)
 
     def _step(self, unrolls: Unrolls, knobs: Tensor) -> Tensor:
         """One optimizer step; returns what `vtrace_metrics` reads."""
-        loss, stats = self._loss(self.parameters, unrolls, knobs)
-        # A coefficient of 0 takes its term, and so whole layers, out of the graph.
-        gradients = torch.autograd.grad(loss, [*self.parameters.values()], materialize_grads=True)
-        return self._descend(gradients, stats, knobs)
+        grad, stats = self._gradient(unrolls, knobs)
+        return torch.cat((self._descend(grad, knobs).unsqueeze(0), stats))
 
     def _compiled_step(self, unrolls: Unrolls, knobs: Tensor) -> Tensor:
         """`_step` in the form that compiles to one graph, whose only weights are theta."""
+        grad, stats = self._compiled_gradient(unrolls, knobs)
+        return torch.cat((self._descend(grad, knobs).unsqueeze(0), stats))
+
+    def _gradient(self, unrolls: Unrolls, knobs: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss's gradient ``[P]`` and `vtrace_stats`."""
+        loss, stats = self._loss(self.parameters, unrolls, knobs)
+        # A coefficient of 0 takes its term, and so whole layers, out of the graph.
+        gradients = torch.autograd.grad(loss, [*self.parameters.values()], materialize_grads=True)
+        return _flat(gradients), stats
+
+    def _compiled_gradient(self, unrolls: Unrolls, knobs: Tensor) -> tuple[Tensor, Tensor]:
+        """`_gradient` in the form that compiles."""
         parameters = views_of(self.theta, self.shapes)
         gradients, stats = torch.func.grad(self._loss, has_aux=True)(parameters, unrolls, knobs)
-        return self._descend(gradients.values(), stats, knobs)
+        return _flat(gradients.values()), stats
+
+    def _compiled_descend(self, grad: Tensor, knobs: Tensor) -> Tensor:
+        """`_descend` in the form that compiles by itself, without a wrapper."""
+        return self._descend(grad, knobs)
 
     @torch.no_grad()
-    def _descend(self, gradients: Iterable[Tensor], stats: Tensor, knobs: Tensor) -> Tensor:
+    def _descend(self, grad: Tensor, knobs: Tensor) -> Tensor:
+        """Takes a step against the whole batch's gradient ``[P]``; returns its norm."""
         config, moments = self.config, self.moments
-        grad = torch.cat([g.flatten() for g in gradients])
         grad, norm = adam.clip_norm(grad, config.max_grad_norm)
         if config.optimizer == "adam":
             adam.adam_(
@@ -204,7 +276,7 @@ class ImpalaLearner:
                 epsilon=config.rmsprop_epsilon,
                 epsilon_inside_sqrt=config.rmsprop_epsilon_inside_sqrt,
             )
-        return torch.cat((norm.unsqueeze(0), stats))
+        return norm
 
     def _loss(
         self, parameters: dict[str, Tensor], unrolls: Unrolls, knobs: Tensor
@@ -212,22 +284,22 @@ class ImpalaLearner:
         """The loss of a batch, and what `vtrace_metrics` reads but for the norm.
 
         ``total = policy + value_coef * value - entropy_coef * H + sum of weight * aux``, each
-        reduced over the valid rows; an auxiliary loss that is a scalar stands as it is.
+        reduced over the valid rows; an auxiliary loss that is a scalar stands as it is.  Of several
+        ranks, each gives its share of that: their sum is the whole batch's loss.
         """
         config, entropy_coef = self.config, knobs[2]
         terms = self._terms(parameters, unrolls)
 
         def reduced(x: Tensor) -> Tensor:
-            return REDUCTIONS[config.reduction](x, unrolls.valid)
+            whole = REDUCTIONS[config.reduction](x, unrolls.valid) if x.ndim else x
+            return whole if self.ranks.size == 1 else whole * knobs[3 if x.ndim else 4]
 
         policy_loss = reduced(terms.policy)
         zero = torch.zeros_like(policy_loss)
         value_loss = config.value_coef * reduced(terms.error) if config.value_coef > 0 else zero
         entropy_loss = -entropy_coef * reduced(terms.entropy) if config.entropy_coef > 0 else zero
         aux_losses = [
-            weight * (reduced(terms.aux[name]) if terms.aux[name].ndim else terms.aux[name])
-            if weight > 0
-            else zero
+            weight * reduced(terms.aux[name]) if weight > 0 else zero
             for name, weight in self.aux_weights.items()
         ]
         losses = torch.stack((policy_loss, value_loss, entropy_loss, *aux_losses))
@@ -327,6 +399,10 @@ def _aux_weights(
             f"({', '.join(names) or 'it gives none'}), got {', '.join(unknown)}; correct the name"
         )
     return {name: config.aux_loss_weights.get(name, 1.0) for name in names}
+
+
+def _flat(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.cat([x.flatten() for x in tensors])
 
 
 def _moments(config: ImpalaConfig, theta: Tensor) -> dict[str, Tensor]:

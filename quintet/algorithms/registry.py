@@ -23,6 +23,8 @@ class Algorithm:
     check: faults of (options, model, streams, budget) that no single field shows, a sentence each.
     planned_updates: optimizer steps that (options, streams, budget) amount to, 0 where none can be
         compiled.
+    shared: the option that says how many columns of a batch several learners may share; None: it
+        knows nothing of `Ranks`, so there can be only one.
     """
 
     config: type[BaseModel]
@@ -30,6 +32,7 @@ class Algorithm:
     planned_updates: Callable[[Any, int, int], int]
     make_learner: Callable[[Any, ModelConfig, Spaces, Setup], Learner]
     make_actor: Callable[[Any, ModelConfig, Spaces, Compute], Actor]
+    shared: str | None = None
 
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -46,6 +49,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         impala_config.planned_updates,
         impala.ImpalaLearner,
         impala.make_actor,
+        shared="batch_unrolls",
     ),
 }
 

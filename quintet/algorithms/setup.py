@@ -1,10 +1,15 @@
 """What every learner must know of the run that it is part of."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import final
 
 import torch
+from torch import Tensor
 
 from quintet.models.precision import Precision
+from quintet.protocols import Ranks
+from quintet.types import Rollout
 
 
 @dataclass(frozen=True)
@@ -25,11 +30,34 @@ PLAIN = Compute()
 """In float32 and eagerly."""
 
 
+@final
+class Alone:
+    """The `Ranks` of a learner that has every batch to itself."""
+
+    size, index = 1, 0
+
+    def shard(self, batch: Rollout) -> Rollout:
+        return batch
+
+    def sum(self, x: Tensor) -> Tensor:
+        return x
+
+    def gather(self, x: Tensor) -> Tensor:
+        return x.unsqueeze(0)
+
+    def broadcast(self, tensors: Iterable[Tensor]) -> None: ...
+
+
+ALONE = Alone()
+
+
 @dataclass(frozen=True)
 class Setup:
     """Facts of a run that are no options of a learner.
 
     seeds: two independent 63-bit numbers, for the weights and for the order of minibatches.
+    device: where it computes; of several learners, where this one does.
+    ranks: the learners that share every batch, of which this is one.
     """
 
     num_streams: int
@@ -37,3 +65,4 @@ class Setup:
     seeds: tuple[int, int]
     device: torch.device
     compute: Compute = PLAIN
+    ranks: Ranks = ALONE

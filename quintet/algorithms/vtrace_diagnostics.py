@@ -114,6 +114,31 @@ def vtrace_stats(
     return torch.cat((losses, sums, means, others, mean(*centred.square().unbind())))
 
 
+def combined_stats(stats: Tensor, num_aux: int) -> Tensor:
+    """`vtrace_stats` of a batch from those of its parts ``[N, S]``, which have equally many columns
+    and whose losses are their shares of the batch's.
+
+    A variance over all rows is the parts' own, plus that of their means around the whole mean.
+    """
+    sizes = [len(LOSSES) + num_aux, len(SUMS), len(MEANS), len(OTHERS)]
+    losses, _, means, others = torch.split(stats.double(), sizes, 1)
+    losses = losses.sum(0)
+    frac, least, most, *variances = others.unbind(1)
+    used = (frac > 0)[:, None]  # a part without a valid row has no say, whatever it holds
+    weight = torch.where(used, frac[:, None] / frac.sum(), 0.0)
+
+    def mean(x: Tensor) -> Tensor:
+        return (weight * torch.where(used, x, 0.0)).sum(0)
+
+    by_name = dict(zip(MEANS, means.unbind(1), strict=True))
+    target, value = by_name["value/target_mean"], by_name["value/prediction_mean"]
+    centres = torch.stack((target, target - value, by_name["advantage/mean"]), 1)
+    spread = torch.stack(variances, 1) + (centres - mean(centres)).square()
+    sums = torch.stack((losses.sum(), losses.abs().sum()))
+    bounds = torch.stack((frac.mean(), least.min(), most.max()))
+    return torch.cat((losses, sums, mean(means), bounds, mean(spread)))
+
+
 def vtrace_metrics(
     stats: Tensor, aux: tuple[str, ...], max_grad_norm: float | None, update: int
 ) -> dict[str, float]:

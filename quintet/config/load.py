@@ -278,8 +278,30 @@ def _validate(
     if learner is None or None in parts.values():
         return None
     config = RunConfig(**top, learner=learner, **parts)
+    faults += _sharing_faults(config)
     faults += algorithm.check(learner, config.model, config.env.num_streams, config.total_env_steps)
     return config
+
+
+def _sharing_faults(config: RunConfig) -> list[str]:
+    """Batches that several learners can't share out evenly."""
+    learners, shared = config.runtime.num_learners, registry.find(config.algo).shared
+    if learners == 1:
+        return []
+    if shared is None:
+        able = ", ".join(name for name, one in registry.ALGORITHMS.items() if one.shared)
+        return [
+            f"runtime.num_learners={learners} requires an algorithm whose learners can share their "
+            f"batches ({able}), got {config.algo}; leave it out"
+        ]
+    columns = getattr(config.learner, shared)
+    if columns % learners == 0:
+        return []
+    return [
+        f"runtime.num_learners={learners} requires {shared} that so many can share evenly, got "
+        f"{columns}; use {shared} {-(-columns // learners) * learners}, or another number of "
+        "learners"
+    ]
 
 
 def _env_faults(values: dict[str, Any]) -> list[str]:

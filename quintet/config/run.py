@@ -147,5 +147,7 @@ MAY_CHANGE_ON_RESUME = (
     "runtime.num_workers",
     "runtime.worker_timeout_s",
     "runtime.max_restarts",
+    "runtime.num_learners",
+    "runtime.learner_timeout_s",
 )
 """Options that a run may be resumed with at another value, beside those of eval and report."""

@@ -72,6 +72,19 @@ class RuntimeConfig(BaseModel):
     max_restarts: int = Field(
         3, ge=0, description="async: workers that are replaced before the run ends with an error"
     )
+    num_learners: int = Field(
+        1,
+        ge=1,
+        description="processes that share every batch and make one update together, what one "
+        "learner makes of the whole batch but for rounding; each on a GPU of its own, from cuda:0 "
+        "on, or with `threads` of the CPU. impala only",
+    )
+    learner_timeout_s: float = Field(
+        300.0,
+        ge=1,
+        description="several learners: seconds that one may take longer for an update than "
+        "another, before it is taken for hung",
+    )
     device: str = Field(
         "auto",
         pattern=r"^(auto|cpu|cuda(:\d+)?)$",
@@ -83,14 +96,15 @@ class RuntimeConfig(BaseModel):
         None,
         ge=1,
         description="threads of PyTorch's CPU kernels; none: all cores (8 at most) for picture "
-        "and grid networks, half of them beside workers, 1 for small ones. Part of the result's "
-        "bytes",
+        "and grid networks, half of them beside workers, 1 for small ones; of several learners "
+        "each has its part of them. Part of the result's bytes",
     )
     actor_threads: int | None = Field(
         None,
         ge=1,
-        description="of them where actions are computed; none: as many where one process does all, "
-        "else 1 for each worker and, for a server, as `threads`. Part of the result's bytes",
+        description="of them where actions are computed; none: as many as a single learner would "
+        "have where one process does all, and for a server, else 1 for each worker. Part of the "
+        "result's bytes",
     )
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto",
@@ -101,9 +115,10 @@ class RuntimeConfig(BaseModel):
     compile: Literal["auto", "on", "off"] = Field(
         "auto",
         description="an act, and the whole update (gradient, clipping, optimizer), as one compiled "
-        "graph each; auto: for feed-forward networks on the CPU, at 30,000 planned optimizer steps "
-        "or more (3,000 on pictures), where there is a C++ compiler; on: also for recurrent ones, "
-        "which takes minutes; never film_grid. Part of the result's bytes",
+        "graph each (of several learners: the gradient, and the step); auto: for feed-forward "
+        "networks on the CPU, at 30,000 planned optimizer steps or more (3,000 on pictures), where "
+        "there is a C++ compiler; on: also for recurrent ones, which takes minutes; never "
+        "film_grid. Part of the result's bytes",
     )
 
     @property
@@ -133,6 +148,7 @@ class RuntimeConfig(BaseModel):
             "prefetch_batches": (free, "runtime.kind=async"),
             "worker_timeout_s": (lockstep or free, "runtime.kind=lockstep or async"),
             "max_restarts": (free, "runtime.kind=async"),
+            "learner_timeout_s": (self.num_learners > 1, "runtime.num_learners > 1"),
         }
 
     @model_validator(mode="after")

@@ -25,13 +25,14 @@ class Setting:
     large_network: large enough to be worth threads and a GPU (pictures).
     compiles: acts and updates are compiled; may_compile: it would be worth it; compiler: there is
         one.
-    gpu: PyTorch sees one.
+    gpu: PyTorch sees one, or one for each learner.
     passes, minibatch_steps: over and of a batch of `batch_steps` env_steps, where the learner makes
         several; None: it has no such option, or the minibatch is the batch.
     chunk_steps: steps that a minibatch keeps together, so its size is a multiple of them.
     batch_unrolls: that the learner is told to take; None: as many as there are streams.
     kind, num_workers, lag, inference, inference_batch_min, inference_batch_max: of the runtime, as
         configured; no workers in the serial one.
+    num_learners: processes that share every batch; each has `threads`.
     actor_threads: where actions are computed, beside those of the learner, `threads`.
     sinks: reports are written anywhere; callback: they go to the user's code.
     """
@@ -61,6 +62,7 @@ class Setting:
     batch_unrolls: int | None = None
     kind: Literal["serial", "lockstep", "async"] = "serial"
     num_workers: int = 0
+    num_learners: int = 1
     lag: int = 0
     inference: Literal["local", "server"] = "local"
     inference_batch_min: int = 1
@@ -80,12 +82,13 @@ def wanted_cores(load: Load, setting: Setting) -> float:
     """Cores that the run's threads would keep busy; a process that waits for another wants none."""
     if not setting.num_workers:
         threads = max(setting.threads, setting.env_threads * setting.num_groups)
-        return min(threads, setting.cores)
+        return min(threads + _of_other_learners(load, setting), setting.cores)
     serves, on_cpu = setting.inference == "server", setting.device == "cpu"
     pools = 1 if setting.backend == "gymnasium" else -(-setting.num_groups // setting.num_workers)
     of_pools = setting.env_threads * pools
     of_worker = max(1 if serves else setting.actor_threads, of_pools)
     wanted: float = (1 - load.learner.get("waiting", 0.0)) * (setting.threads if on_cpu else 1)
+    wanted += _of_other_learners(load, setting)
     for worker in load.workers or [{}] * setting.num_workers:
         away = worker.get("waiting", 0.0) + (worker.get("acting", 0.0) if serves else 0.0)
         wanted += (1 - away) * of_worker
@@ -93,6 +96,12 @@ def wanted_cores(load: Load, setting: Setting) -> float:
         acts = 1 - load.server.get("waiting", 0.0)
         wanted += acts * (setting.actor_threads if on_cpu else 1)
     return min(wanted, setting.cores)
+
+
+def _of_other_learners(load: Load, setting: Setting) -> float:
+    """Cores of those that have nothing to do but to learn with the first."""
+    threads = setting.threads if setting.device == "cpu" else 1
+    return (setting.num_learners - 1) * load.learner.get("learning", 0.0) * threads
 
 
 def idle_cores(load: Load, setting: Setting) -> int:
@@ -146,6 +155,8 @@ def _learning(setting: Setting) -> list[str]:
 
 def _lighter_update(setting: Setting) -> list[str]:
     advice = _compiling(setting)
+    if setting.num_learners > 1 and not setting.large_network:  # an exchange takes longer
+        advice.append("one learner (--runtime.num-learners 1)")
     if setting.passes is not None and setting.passes > 1:
         advice.append(f"fewer passes than {setting.passes} (--num-epochs)")
     if setting.minibatch_steps is not None and setting.minibatch_steps < setting.batch_steps:
@@ -184,7 +195,8 @@ ADVICE: Mapping[Phase, Callable[[Setting], list[str]]] = {
 def _learning_beside_workers(load: Load, setting: Setting) -> list[str]:
     advice = _lighter_update(setting)
     at_length = setting.device == "cpu" and setting.large_network
-    more = min(setting.cores, setting.threads + idle_cores(load, setting))
+    learners = setting.num_learners
+    more = min(setting.cores // learners, setting.threads + idle_cores(load, setting) // learners)
     if at_length and more > setting.threads:
         advice.append(f"more threads (--runtime.threads {more})")
     if setting.batch_unrolls is not None and not at_length:  # else its rows are what takes time
@@ -261,8 +273,9 @@ def _compiling(setting: Setting) -> list[str]:
 def _threads(setting: Setting, learning: bool = False) -> list[str]:
     """More of PyTorch's threads; small networks are slower with a second one."""
     on_cpu = setting.device == "cpu" or not learning  # acting is always on the CPU
-    if on_cpu and setting.large_network and setting.threads < setting.cores:
-        return [f"more threads (--runtime.threads {setting.cores})"]
+    most = setting.cores // setting.num_learners
+    if on_cpu and setting.large_network and setting.threads < most:
+        return [f"more threads (--runtime.threads {most})"]
     return []
 
 

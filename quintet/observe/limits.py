@@ -50,7 +50,8 @@ def limit(load: Load, setting: Setting, *, starting: bool = False) -> str:
                 "learning): once at every start, so that all later acts and updates are faster."
             )
     if starting and first == "other":
-        begun = "processes are begun" if setting.num_workers else "files and libraries are opened"
+        several = setting.num_workers or setting.num_learners > 1
+        begun = "processes are begun" if several else "files and libraries are opened"
         return f"Starting took most of the time so far ({_percent(shares[first])}): {begun}."
     if load.workers and first in ("learning", "waiting"):
         return _told_beside_workers(why, load, setting)
@@ -101,7 +102,7 @@ def _told_of_others(load: Load, setting: Setting) -> str:
     advice = ["waiting until they end"]
     # Threads that wait for each other at every layer, with cores for some of them, lose more than
     # their share.
-    left = max(1, round(setting.cores - by_others))
+    left = max(1, round((setting.cores - by_others) / setting.num_learners))
     if setting.threads > left:
         advice.append(f"fewer threads (--runtime.threads {left})")
     return (

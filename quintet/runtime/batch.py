@@ -42,7 +42,7 @@ def select(rollout: Rollout, columns: Tensor) -> Rollout:
     return _combine([rollout], lambda tensors, dim: tensors[0].index_select(dim, columns))
 
 
-def _narrow(rollout: Rollout, start: int, count: int) -> Rollout:
+def narrow(rollout: Rollout, start: int, count: int) -> Rollout:
     """`count` columns from `start` on, as views."""
     return _combine([rollout], lambda tensors, dim: tensors[0].narrow(dim, start, count))
 
@@ -153,8 +153,8 @@ class Part:
         rest = self.columns - first
         shared = None if self.lease is None else self.lease.share()
         return (
-            Part(_narrow(self.rollout, 0, first), head, self.lease),
-            Part(_narrow(self.rollout, first, rest), tail, shared),
+            Part(narrow(self.rollout, 0, first), head, self.lease),
+            Part(narrow(self.rollout, first, rest), tail, shared),
         )
 
 

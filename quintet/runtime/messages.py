@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 
 from quintet.envs.vector import VectorEnv
 from quintet.observe.timing import PHASES
-from quintet.protocols import Actor, DataPlan
+from quintet.protocols import Actor, DataPlan, Learner, Ranks
 from quintet.runtime.arena import Arena
 from quintet.runtime.slots import RowSpecs, Slot
 from quintet.types import TensorSpec
@@ -108,6 +108,55 @@ class ServerWork:
     batch_min: int
     batch_max: int
     batch_timeout_s: float
+
+
+class Connect(NamedTuple):
+    """To a learner: find the others by the store at this port of this machine."""
+
+    port: int
+
+
+class Begin(NamedTuple):
+    """To a learner: take the first one's state, whose tensors are broadcast; its scalars."""
+
+    scalars: dict[str, Any]
+
+
+class Learn(NamedTuple):
+    """To a learner: make an update with the batch in shared memory.
+
+    cut: the batch has a `Rollout.budget_cut`.
+    """
+
+    env_steps: int
+    cut: bool
+
+
+class Compare(NamedTuple):
+    """To a learner: say what your state is; answered by a `Sum` of the same number."""
+
+    number: int
+
+
+class Sum(NamedTuple):
+    """CRC-32 of a learner's state."""
+
+    number: int
+    crc: int
+
+
+@final
+@dataclass(frozen=True)
+class LearnerWork:
+    """What a learner's process is given; see `quintet.runtime.learners.LearnerCrew`."""
+
+    index: int
+    size: int
+    device: str
+    make_learner: Callable[[Ranks], Learner]
+    rows: RowSpecs
+    plan: DataPlan
+    threads: int
 
 
 def header_name(group: int, slot: int) -> str:

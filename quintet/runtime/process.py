@@ -38,6 +38,8 @@ class Kind:
 
     name: for messages: worker 0; what: of the run it has, for messages.
     files: descriptors that it finds behind the arena's and the channel's.
+    place: where it is, with its row in place of {}; slow_start: what to do if that takes long.
+    fault: what its end is.
     """
 
     name: str
@@ -46,6 +48,9 @@ class Kind:
     work: bytes
     threads: int
     files: Sequence[int] = ()
+    place: str = "at row {} of an unroll"
+    slow_start: str = "raise runtime.worker_timeout_s if environments take so long to make"
+    fault: type[WorkerFault] = WorkerFault
 
 
 @final
@@ -56,7 +61,8 @@ class Process:
         self, kind: Kind, arena: Arena, row: NDArray[Any], say: Callable[[str], None],
         timeout_s: float,
     ):  # fmt: skip
-        """row: (time of its last sign of life in ns, row of the unroll, told to stop).
+        """row: (time of its last sign of life in ns, row of the unroll or whatever the kind's place
+        says, a third that is no matter here).
 
         say: gets what it prints.
         """
@@ -105,9 +111,9 @@ class Process:
             if time.monotonic() < deadline:
                 continue
             self.end()
-            raise WorkerFault(
-                f"{self.name} must be ready within {allowed_s:.0f} s, it is not; raise "
-                "runtime.worker_timeout_s if environments take so long to make"
+            raise self.kind.fault(
+                f"{self.name} must be ready within {allowed_s:.0f} s, it is not; "
+                f"{self.kind.slow_start}"
             )
         message = self.hear()
         if isinstance(message, QuintetError):
@@ -125,10 +131,17 @@ class Process:
         try:
             message = self.channel.recv()
         except (EOFError, OSError):
-            return self.failed(WorkerFault(self.obituary()))
+            return self.failed(self.kind.fault(self.obituary()))
         if isinstance(message, Failed):
-            return self.failed(_error_of(message, self.name))
+            return self.failed(self._error_of(message))
         return message
+
+    def _error_of(self, message: Failed) -> QuintetError:
+        """What it could not go on for, as the same kind of error where it is one of ours."""
+        kind = getattr(errors, message.kind, None)
+        if isinstance(kind, type) and issubclass(kind, QuintetError):
+            return kind(message.text)
+        return self.kind.fault(f"{self.name} failed: {message.text}")
 
     def failed(self, error: QuintetError) -> QuintetError:
         """Ends what is left of it; gives the error."""
@@ -160,7 +173,8 @@ class Process:
             how += " (was there enough memory?)" if -status == signal.SIGKILL else ""
         else:
             how = f"ended with status {status}"
-        return f"{self.name} {how} at row {int(self.row[1])} of an unroll; what it printed is above"
+        place = self.kind.place.format(int(self.row[1]))
+        return f"{self.name} {how} {place}; what it printed is above"
 
     def end(self, grace_s: float = 0.0) -> None:
         """Kills it, unless it ends by itself in time, and closes its channel."""
@@ -174,11 +188,3 @@ class Process:
         self.child.wait()
         self.channel.close()
         self.child = None
-
-
-def _error_of(message: Failed, name: str) -> QuintetError:
-    """What a process could not go on for, as the same kind of error where it is one of ours."""
-    kind = getattr(errors, message.kind, None)
-    if isinstance(kind, type) and issubclass(kind, QuintetError):
-        return kind(message.text)
-    return WorkerFault(f"{name} failed: {message.text}")

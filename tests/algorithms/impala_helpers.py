@@ -9,10 +9,11 @@ from torch import Tensor
 
 from quintet.algorithms.impala import ImpalaLearner, Unrolls, make_actor
 from quintet.algorithms.impala_config import ImpalaConfig
-from quintet.algorithms.setup import Compute, Setup
+from quintet.algorithms.setup import ALONE, Compute, Setup
 from quintet.envs.make import MakeEnv, make_vector_env
 from quintet.models.config import ModelConfig, resolve_model
 from quintet.observe.timing import PhaseTimer
+from quintet.protocols import Ranks
 from quintet.runtime.batch import select
 from quintet.runtime.serial import SerialSampling
 from quintet.types import Rollout, Spaces
@@ -26,8 +27,9 @@ def make_learner(
     model: ModelConfig = SMALL,
     total: int = TOTAL,
     compiled: bool = False,
+    ranks: Ranks = ALONE,
 ) -> ImpalaLearner:
-    setup = Setup(4, total, (1, 2), torch.device("cpu"), Compute(compile=compiled))
+    setup = Setup(4, total, (1, 2), torch.device("cpu"), Compute(compile=compiled), ranks)
     return ImpalaLearner(config, resolve_model(model, spaces), spaces, setup)
 
 

@@ -17,16 +17,33 @@ from ppo_helpers import DISCRETE, HYBRID, MASKED, columns
 
 from quintet.algorithms.impala import ImpalaLearner, make_actor
 from quintet.algorithms.impala_config import ImpalaConfig
-from quintet.algorithms.setup import Compute, Setup
-from quintet.models.build import ModelConfig, resolve_model
+from quintet.algorithms.setup import ALONE, Compute, Setup
+from quintet.models.config import ModelConfig, resolve_model
 from quintet.types import Spaces
 from test_impala_aux import OWN
 
 torch.set_num_threads(1)
 
-def compare(config, spaces, model, updates=3):
+class Twins:
+    # The first of two learners, where the other finds what it finds.
+    size, index = 2, 0
+
+    def shard(self, batch):
+        return columns(batch, [0, 1])
+
+    def sum(self, x):
+        return 2 * x
+
+    def gather(self, x):
+        return torch.stack((x, x))
+
+    def broadcast(self, tensors):
+        pass
+
+def compare(config, spaces, model, updates=3, ranks=ALONE):
     learners = [
-        make_learner(config, spaces, model, compiled=compiled) for compiled in (False, True)
+        make_learner(config, spaces, model, compiled=compiled, ranks=ranks)
+        for compiled in (False, True)
     ]
     start = learners[0].theta.clone()
     for update in range(updates):
@@ -67,6 +84,12 @@ compare(
 compare(ImpalaConfig(aux_loss_weights={"per_row": 0.3}), DISCRETE, OWN)
 gru = ModelConfig(policy_hidden=(8,), core="gru", core_size=6, shared_torso=True)
 compare(ImpalaConfig(), MASKED, gru, updates=2)
+
+# Of several learners: a graph before the exchange of gradients and one behind it.
+compare(
+    ImpalaConfig(reduction="mean", rmsprop_momentum=0.9, normalize_observations=True),
+    HYBRID, small, ranks=Twins(),
+)
 
 # Acts, with other weights and statistics.
 config = ImpalaConfig(normalize_observations=True)

@@ -105,6 +105,14 @@ def test_large_networks_are_worth_a_gpu_and_threads() -> None:
     assert "--runtime.threads 16" in told("learning", setting=PICTURES)
     assert "--runtime.threads" not in told("learning", setting=PICTURES, threads=16)
     assert "--runtime.threads" not in told("learning", setting=PICTURES, device="cuda")
+    assert "--runtime.threads 5" in told("learning", setting=PICTURES, num_learners=3, threads=4)
+    assert "--runtime.threads" not in told("learning", setting=PICTURES, num_learners=3, threads=5)
+
+
+def test_small_networks_are_faster_with_one_learner() -> None:
+    assert "num-learners" not in told("learning")
+    assert "one learner (--runtime.num-learners 1)" in told("learning", num_learners=2)
+    assert "num-learners" not in told("learning", setting=PICTURES, num_learners=2)
 
 
 def test_acting() -> None:
@@ -209,7 +217,15 @@ def test_a_run_that_has_all_the_cores_it_wants_is_not_hindered() -> None:
     assert hindered(1.0, threads=2)
     assert hindered(1.0, env_threads=2)
     assert hindered(1.0, num_groups=2)
+    assert hindered(1.0, num_learners=2)
     assert not hindered(1.9, threads=2), "others take next to nothing"
+
+
+def test_other_learners_want_cores_only_while_the_first_learns() -> None:
+    for share, hindered in ((0.0, False), (0.5, True)):
+        setting = replace(SETTING, **{**ALONE, "num_learners": 2})
+        now = Load({"acting": 1 - share, "learning": share}, cores=Cores(1.0, 1.0))
+        assert limit(now, setting).startswith("Other processes") == hindered
 
 
 def test_fewer_threads_are_advised_only_where_there_are_more_than_cores_left() -> None:
@@ -223,6 +239,9 @@ def test_fewer_threads_are_advised_only_where_there_are_more_than_cores_left() -
     )
     assert said(1, 1, 0.5).endswith("1 core. Waiting until they end would help.")
     assert "--runtime.threads 5" in said(8, 8, 3.0)
+    of_two = replace(SETTING, cores=8, threads=4, num_learners=2)
+    text = limit(Load({"learning": 1.0}, cores=Cores(5.0, 3.0)), of_two)
+    assert "--runtime.threads 2" in text
     setting = replace(SETTING, cores=8, threads=4)
     text = limit(Load({"learning": 1.0}, cores=Cores(3.0, 4.5)), setting)
     assert text.startswith("Other processes")
@@ -279,6 +298,10 @@ def test_workers_wait_for_the_update() -> None:
     assert with_workers(LEARNER, **large).endswith(
         " A GPU or more threads (--runtime.threads 12) would help."
     )
+    # Each of the two may have 4 of the 8 idle cores, and half of all 16.
+    assert "(--runtime.threads 8)" in with_workers(LEARNER, **large, num_learners=2)
+    shared = {**large, "threads": 8, "num_learners": 2}
+    assert with_workers(LEARNER, **shared).endswith(" A GPU would help.")
     assert "The GPU (--runtime.device cuda)" in with_workers(LEARNER, **large, gpu=True)
     busy = LEARNER._replace(cores=BUSY)
     assert with_workers(busy, **large).endswith(" A GPU would help."), "no core is idle"
@@ -455,6 +478,7 @@ def test_start_of_workers() -> None:
         (1.75, {}, True),
         (1.85, {"threads": 2}, True),
         (1.85, {"threads": 2, "device": "cuda"}, False),
+        (1.85, {"num_learners": 2}, True),
         (1.85, {"actor_threads": 2}, True),
         (1.85, {"backend": "envpool"}, True),  # two pools in each worker
         (1.85, {"backend": "envpool", "num_groups": 2}, False),

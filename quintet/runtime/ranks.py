@@ -1,0 +1,189 @@
+"""Several learners that share every batch, as one of them sees them: over torch.distributed."""
+
+import socket
+import time
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any, Protocol, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from quintet.runtime.batch import narrow, to_device
+from quintet.types import Rollout
+
+LOOK_EVERY_S = 0.5
+"""How often who waits for the others looks whether they are still there."""
+
+_POLL_EVERY_S = 1e-4
+
+_HERE = "127.0.0.1"
+
+_CONNECT = timedelta(seconds=300)
+"""How long ranks may take to find each other; all of them are ready by then."""
+
+_NEVER = timedelta(days=365)
+"""In place of torch's own timeout of exchanges: it can't tell a rank that hangs from one whose
+parent was stopped for a while, and on a GPU it would end this process.  Who waits watches himself.
+"""
+
+
+class PeerGone(Exception):
+    """Another learner is gone, or the connection to it."""
+
+
+class _Work(Protocol):
+    """What torch gives for an exchange that has begun."""
+
+    def wait(self, timeout: timedelta = ...) -> bool: ...
+
+    def is_completed(self) -> bool: ...
+
+
+@final
+class RankGroup:
+    """One of several learners: `quintet.protocols.Ranks` over gloo, or NCCL on GPUs.
+
+    Gloo's sum goes round a ring and NCCL's along fixed paths: each part of it is added up in one
+    order and in one place, so all ranks get the same bits, and the same ones twice.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        size: int,
+        device: torch.device,
+        watch: Callable[[], None] = lambda: None,
+        joined: Callable[[int], None] = lambda _: None,
+    ):
+        """watch: called while this rank waits for others, every LOOK_EVERY_S; may raise.
+
+        joined: gets the number of each exchange that this rank joins, from 1 on, which is to find
+            the others.
+        """
+        self.index, self.size, self.device = index, size, device
+        self.exchanges = 0
+        self._watch, self._joined = watch, joined
+        self._group: Any = None
+
+    def connect(self, store: Any) -> None:
+        """Finds the other ranks; returns when all of them are here.
+
+        Raises:
+            PeerGone: one of them is not.
+        """
+        self._join()
+        # Not by init_process_group: the one group of a process may be in use by the user's code.
+        try:
+            self._group = _make_group(store, self.index, self.size, self.device)
+        except RuntimeError as error:
+            raise PeerGone(str(error)) from error
+
+    def shard(self, batch: Rollout) -> Rollout:
+        columns = batch.stream_id.numel() // self.size
+        return to_device(narrow(batch, self.index * columns, columns), self.device)
+
+    def sum(self, x: Tensor) -> Tensor:
+        self._exchange(lambda group: group.allreduce([x]))
+        return x
+
+    def gather(self, x: Tensor) -> Tensor:
+        parts = [torch.empty_like(x) for _ in range(self.size)]
+        self._exchange(lambda group: group.allgather([parts], [x]))
+        return torch.stack(parts)
+
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """All in one exchange, as bytes."""
+        tensors = list(tensors)
+        if not tensors:
+            return
+        parts = [x.detach().contiguous().flatten().view(torch.uint8) for x in tensors]
+        whole = torch.cat([part.to(self.device) for part in parts])
+        self._exchange(lambda group: group.broadcast([whole], dist.BroadcastOptions()))
+        if self.index == 0:
+            return
+        with torch.no_grad():
+            received = torch.split(whole, [part.numel() for part in parts])
+            for x, part in zip(tensors, received, strict=True):
+                x.copy_(part.clone().view(x.dtype).view(x.shape))  # a clone is aligned
+
+    def close(self) -> None:
+        """Leaves the others; who waits for this rank hears of it."""
+        group, self._group = self._group, None
+        if group is not None and self.device.type == "cuda":
+            group.abort()  # what hangs on the GPU would be waited for
+
+    def _join(self) -> None:
+        self.exchanges += 1
+        self._joined(self.exchanges)
+
+    def _exchange(self, begin: Callable[[Any], _Work]) -> None:
+        """One exchange with all others, to its end.
+
+        Raises:
+            PeerGone: one of them is gone.
+        """
+        self._join()
+        try:
+            work = begin(self._group)
+            while not self._ended_within(work, LOOK_EVERY_S):
+                self._watch()
+        except RuntimeError as error:
+            raise PeerGone(str(error)) from error
+
+    def _ended_within(self, work: _Work, seconds: float) -> bool:
+        """Whether an exchange is over, after waiting for it no longer than that; raises
+        RuntimeError if it has failed.
+        """
+        if self.device.type == "cpu":
+            try:
+                work.wait(timedelta(seconds=seconds))
+            except RuntimeError:
+                if work.is_completed():
+                    raise
+                return False
+            return True
+        # With a timeout NCCL's own wait would give the exchange up.
+        deadline = time.monotonic() + seconds
+        while not work.is_completed():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL_EVERY_S)
+        work.wait()
+        return True
+
+
+def _make_group(store: Any, index: int, size: int, device: torch.device) -> Any:
+    """A process group of torch's, apart from the process's default one."""
+    group: Any
+    options: Any
+    if device.type == "cpu":
+        group = dist.ProcessGroupGloo
+        options = group._Options()
+        # All ranks are on this machine, whatever its name resolves to.
+        options._devices = [group.create_device(hostname=_HERE)]
+    else:
+        group = dist.ProcessGroupNCCL
+        options = group.Options()
+        torch.cuda.set_device(device)
+    options._timeout = _CONNECT
+    made = group(store, index, size, options)
+    made._set_default_timeout(_NEVER)
+    return made
+
+
+def host_store() -> tuple[Any, int]:
+    """Where ranks find each other's addresses, and the port by which others reach it."""
+    listener = socket.create_server((_HERE, 0))  # the store's own would be open to other machines
+    port = listener.getsockname()[1]
+    made: Any = dist.TCPStore(  # type: ignore[attr-defined]
+        _HERE, port, is_master=True, timeout=_CONNECT, wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )  # fmt: skip
+    return made, port
+
+
+def reach_store(port: int) -> Any:
+    """What `host_store` has made in another process."""
+    return dist.TCPStore(_HERE, port, is_master=False, timeout=_CONNECT)  # type: ignore[attr-defined]

@@ -1,0 +1,39 @@
+"""Several learners in threads of one process, with the exchanges of real ones."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from quintet.protocols import Learner, Ranks
+from quintet.runtime.ranks import RankGroup
+from quintet.types import Rollout
+
+T = TypeVar("T")
+
+
+class RankThreads:
+    """Learners that share batches; what any of them raises is raised here."""
+
+    def __init__(self, size: int, make: Callable[[Ranks], Any]):
+        self.ranks = [RankGroup(i, size, torch.device("cpu")) for i in range(size)]
+        self.learners = [make(ranks) for ranks in self.ranks]
+        store = dist.HashStore()
+        self._each(lambda i: self.ranks[i].connect(store))
+
+    def _each(self, work: Callable[[int], T]) -> list[T]:
+        with ThreadPoolExecutor(len(self.ranks)) as pool:
+            return list(pool.map(work, range(len(self.ranks))))
+
+    def update(self, batch: Rollout, env_steps: int) -> dict[str, float]:
+        """One update of all of them; every one reports the same."""
+        first, *others = self._each(lambda i: self.learners[i].update(batch, env_steps))
+        assert all(each == first for each in others)
+        return first
+
+
+def states(learners: Sequence[Learner]) -> list[dict[str, torch.Tensor]]:
+    """All that they would save."""
+    return [{name: x.clone() for name, x in one.save().tensors.items()} for one in learners]

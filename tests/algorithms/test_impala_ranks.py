@@ -1,0 +1,143 @@
+"""Several learners of IMPALA make together the step that one makes with the whole batch."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from impala_helpers import COLUMNS, make_batch, make_learner
+from ppo_helpers import CONTINUOUS, DISCRETE, MASKED, SMALL
+from rank_threads import RankThreads, states
+from test_impala_aux import OWN
+
+from quintet.algorithms.impala_config import ImpalaConfig
+from quintet.algorithms.vtrace_diagnostics import LOSSES, MEANS, OTHERS, SUMS, combined_stats
+from quintet.errors import NonFiniteError
+from quintet.models.config import ModelConfig
+from quintet.types import Rollout, Spaces
+
+LSTM = ModelConfig(policy_hidden=(8,), core="lstm", core_size=6)
+
+
+def batches(spaces: Spaces, model: ModelConfig) -> list[Rollout]:
+    """Rows that are not valid in all; the second is cut by the budget, in the third the first two
+    columns have no valid row, in the fourth none has.
+    """
+    probe = make_learner(ImpalaConfig(), spaces, model)
+    plain, cut, half, none, last = (make_batch(probe, spaces, seed=seed) for seed in range(5))
+    end = torch.zeros_like(cut.valid)
+    end[4, 1:], end[5, 0] = True, True
+    cut = replace(cut, budget_cut=end)
+    cut.valid[5:, 1:] = cut.valid[6:, 0] = False
+    half.valid[:, :2] = False
+    none.valid[:] = False
+    return [plain, cut, half, none, last]
+
+
+def assert_same_as_one(
+    config: ImpalaConfig, spaces: Spaces, model: ModelConfig, sizes: tuple[int, ...] = (2, 4)
+) -> None:
+    one = make_learner(config, spaces, model)
+    start = one.theta.clone()
+    given = batches(spaces, model)
+    wanted = [one.update(batch, 1_000 * i) for i, batch in enumerate(given)]
+    assert (one.theta - start).abs().max() > 1e-3
+    (whole,) = states([one])
+    for size in sizes:
+        threads = RankThreads(size, lambda ranks: make_learner(config, spaces, model, ranks=ranks))
+        for i, (batch, expected) in enumerate(zip(given, wanted, strict=True)):
+            found = threads.update(batch, 1_000 * i)
+            assert found.keys() == expected.keys()
+            assert found == pytest.approx(expected, rel=2e-4, abs=1e-5), i
+        first, *others = states(threads.learners)
+        for name, x in first.items():
+            assert all(torch.equal(x, other[name]) for other in others), name
+            torch.testing.assert_close(x, whole[name], rtol=1e-5, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "sum_time_mean_batch", "mean"])
+@pytest.mark.parametrize(
+    ("options", "spaces", "model"),
+    [
+        ({"max_grad_norm": 0.2}, DISCRETE, SMALL),
+        (
+            {"rmsprop_epsilon_inside_sqrt": True, "rmsprop_momentum": 0.5, "learning_rate": 0.02},
+            MASKED,
+            SMALL,
+        ),
+        ({"optimizer": "adam", "learning_rate": 2e-3}, CONTINUOUS, LSTM),
+        ({"aux_loss_weights": {"scalar": 0.3}, "entropy_schedule": "linear"}, DISCRETE, OWN),
+    ],
+    ids=["clipped", "tensorflow", "adam-lstm", "auxiliary"],
+)
+def test_two_and_four_learners_give_the_parameters_of_one(
+    reduction: str, options: dict[str, Any], spaces: Spaces, model: ModelConfig
+) -> None:
+    config = ImpalaConfig(reduction=reduction, entropy_coef=0.01, **options)
+    assert_same_as_one(config, spaces, model, (2, 4) if reduction == "mean" else (4,))
+
+
+@pytest.mark.parametrize("update", [True, False])
+def test_the_normaliser_takes_the_whole_batch_in_once(update: bool) -> None:
+    config = ImpalaConfig(
+        normalize_observations=True, observation_clip=1.0, update_normalizers=update
+    )
+    assert_same_as_one(config, CONTINUOUS, SMALL)
+
+
+def test_the_norm_is_clipped_after_the_sum() -> None:
+    """Shares that are clipped each by itself would add up to more than the bound."""
+    config = ImpalaConfig(reduction="sum", max_grad_norm=0.01)
+    (batch, *_) = batches(DISCRETE, SMALL)
+    threads = RankThreads(2, lambda ranks: make_learner(config, ranks=ranks))
+    found = threads.update(batch, 0)
+    alone = make_learner(config).update(batch, 0)
+    assert found["optim/grad_norm"] == pytest.approx(alone["optim/grad_norm"], rel=1e-5)
+    assert found["optim/grad_clip_frac"] == 1.0
+
+
+def test_a_nan_in_any_share_is_told_by_all() -> None:
+    (batch, *_) = batches(DISCRETE, SMALL)
+    row = int(batch.valid[:, COLUMNS - 1].nonzero()[0])
+    batch.reward[row, COLUMNS - 1] = torch.nan
+    threads = RankThreads(4, lambda ranks: make_learner(ImpalaConfig(), ranks=ranks))
+    with pytest.raises(NonFiniteError, match="loss/policy became nan at update 1"):
+        threads.update(batch, 0)
+
+
+def test_statistics_of_parts_are_those_of_the_whole() -> None:
+    """Against plain means and variances over all rows; parts of 5, 0 and 3 rows of 8."""
+    g = torch.Generator().manual_seed(0)
+    counts, rows_of_part = [5, 0, 3], 8
+    parts, rows = [], []
+    for count in counts:
+        target, value, advantage = 3 + torch.randn((3, count), generator=g, dtype=torch.float64)
+        rows.append(torch.stack((target, value, advantage), 1))
+        means = dict.fromkeys(MEANS, 0.0)
+        others = dict.fromkeys(OTHERS, 0.0)
+        others["data/valid_frac"] = count / rows_of_part
+        others["policy/ratio_min"], others["policy/ratio_max"] = torch.inf, 0.0
+        if count:
+            means["value/target_mean"] = target.mean().item()
+            means["value/prediction_mean"] = value.mean().item()
+            means["advantage/mean"] = advantage.mean().item()
+            others["value/target_variance"] = target.var(correction=0).item()
+            others["value/error_variance"] = (target - value).var(correction=0).item()
+            others["advantage/variance"] = advantage.var(correction=0).item()
+            others["policy/ratio_min"], others["policy/ratio_max"] = 0.1 * count, float(count)
+        else:
+            means["value/target_mean"] = torch.nan  # has no say
+        losses = [1.0 * count, -2.0 * count, 0.5]
+        parts.append([*losses, 0.0, 0.0, *means.values(), *others.values()])
+    found = combined_stats(torch.tensor(parts, dtype=torch.float64), 0).tolist()
+    named = dict(zip((*LOSSES, *SUMS, *MEANS, *OTHERS), found, strict=True))
+    target, value, advantage = torch.cat(rows).unbind(1)
+    assert named["loss/policy"] == pytest.approx(8.0)
+    assert named["loss/total"] == pytest.approx(8.0 - 16.0 + 1.5)
+    assert named["loss/total_abs"] == pytest.approx(8.0 + 16.0 + 1.5)
+    assert named["value/target_mean"] == pytest.approx(target.mean().item())
+    assert named["value/target_variance"] == pytest.approx(target.var(correction=0).item())
+    assert named["value/error_variance"] == pytest.approx((target - value).var(correction=0).item())
+    assert named["advantage/variance"] == pytest.approx(advantage.var(correction=0).item())
+    assert named["data/valid_frac"] == pytest.approx(1 / 3)
+    assert (named["policy/ratio_min"], named["policy/ratio_max"]) == pytest.approx((0.3, 5.0))

@@ -1,0 +1,127 @@
+"""A learner that only adds up what it is given, alone or as one of several; and its batches."""
+
+import ctypes
+import os
+import time
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from quintet.errors import NonFiniteError
+from quintet.protocols import DataPlan, Ranks
+from quintet.runtime.learners import LearnerCrew, Learners
+from quintet.runtime.slots import RowSpecs, Slot, slot_specs, zeros
+from quintet.types import LearnerState, Publication, Rollout, Spaces, TensorSpec
+
+SPACES = Spaces(
+    spaces.Dict(
+        {
+            "x": spaces.Box(-1.0, 1.0, (3,), np.float32),
+            "picture": spaces.Box(0, 255, (2, 2, 1), np.uint8),
+        }
+    ),
+    spaces.Discrete(3),
+)
+ROWS = RowSpecs(
+    SPACES,
+    TensorSpec((), torch.int64),
+    {"logp_mu": TensorSpec((), torch.float32)},
+    {"core/h0": TensorSpec((5,), torch.float32)},
+)
+PLAN = DataPlan(unroll_steps=6, columns_per_batch=12, return_discount=0.9, state_every=3)
+
+
+def make_batch(seed: int, cut: bool) -> Rollout:
+    """Something else in every tensor that a batch has."""
+    batch = Slot(zeros(slot_specs(ROWS, PLAN, 12)), ROWS, PLAN).rollout()
+    if cut:
+        batch = replace(batch, budget_cut=torch.zeros((6, 12), dtype=torch.bool))
+    g = torch.Generator().manual_seed(seed)
+    for x in tensors_of(batch):
+        x.copy_(torch.randint(0, 2 if x.dtype == torch.bool else 100, x.shape, generator=g))
+    return batch
+
+
+def tensors_of(batch: Rollout) -> list[Tensor]:
+    found: list[Tensor] = []
+    for field in fields(batch):
+        value = getattr(batch, field.name)
+        if isinstance(value, dict):
+            found += [value[name] for name in sorted(value)]
+        elif isinstance(value, Tensor):
+            found.append(value)
+    return found
+
+
+def digest(batch: Rollout) -> Tensor:
+    """The sum of every tensor of a batch, one behind the other; those of parts add up."""
+    return torch.stack([x.double().sum() for x in tensors_of(batch)])
+
+
+class Adder:
+    """Its weights are the sum of all that any rank was given, from its rank's number on."""
+
+    def __init__(self, ranks: Ranks, trouble: str = ""):
+        self.ranks, self.trouble = ranks, trouble
+        self.weights = torch.full((20,), float(ranks.index), dtype=torch.float64)
+        self.half = torch.tensor(0.5)  # of another dtype, without dimensions
+        self.updates = 0
+        if trouble == "unready" and ranks.index == 1:
+            raise ValueError("not made for this")
+
+    @property
+    def plan(self) -> DataPlan:
+        return PLAN
+
+    def update(self, batch: Rollout, env_steps: int) -> dict[str, float]:
+        self.updates += 1
+        if self.ranks.index == 1 and self.updates == 2:
+            self.make_trouble()
+        seen = self.ranks.sum(digest(self.ranks.shard(batch)))
+        self.weights[: len(seen)] += seen
+        self.weights[-1] += env_steps
+        who = self.ranks.gather(torch.tensor([float(self.ranks.index)]))
+        return {"ranks": float(len(who)), "last": who[-1].item()}
+
+    def make_trouble(self) -> None:
+        match self.trouble:
+            case "raise":
+                raise ValueError("out of paint")
+            case "nan":
+                raise NonFiniteError("loss became nan")
+            case "die":
+                print("farewell", flush=True)
+                os._exit(3)
+            case "hang":
+                time.sleep(1_000)
+            case "crash":
+                ctypes.string_at(0)
+            case "drift":
+                self.weights += 1e-9
+
+    def histograms(self) -> dict[str, Tensor]:
+        return {}
+
+    def publication(self) -> Publication:
+        return Publication(self.updates, {"weights": self.weights})
+
+    def save(self) -> LearnerState:
+        return LearnerState({"weights": self.weights, "half": self.half}, {"updates": self.updates})
+
+    def load(self, state: LearnerState) -> None:
+        self.weights.copy_(state.tensors["weights"])
+        self.half.copy_(state.tensors["half"])
+        self.updates: Any = state.scalars["updates"]
+
+    def warm_start(self, publication: Publication) -> None:
+        self.weights.copy_(publication.tensors["weights"])
+
+
+def adders(size: int, trouble: str = "", timeout_s: float = 60.0) -> Learners:
+    make = partial(Adder, trouble=trouble)
+    return Learners(LearnerCrew(make, ("cpu",) * size, ROWS, 1, timeout_s))

@@ -1,0 +1,318 @@
+"""Several learners as one: what each is given, what goes wrong with them, and whole runs."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from adders import adders, digest, make_batch
+from learner_run import SMALL, Drifting
+
+import quintet
+from quintet import checkpoint, launch
+from quintet.config.load import Layer, compose
+from quintet.errors import ConfigError, LearnerFault, NonFiniteError, QuintetError
+from quintet.runtime.learners import Learners
+from quintet.runtime.ranks import host_store
+from quintet.types import LearnerState, Publication
+
+SCRIPT = Path(__file__).with_name("learner_run.py")
+slow = pytest.mark.slow
+
+
+def learners_of(pid: int | None = None) -> list[psutil.Process]:
+    found = []
+    for child in psutil.Process(pid).children():
+        with suppress(psutil.Error):  # some other test's, which has ended
+            if any("quintet.runtime" in word for word in child.cmdline()):
+                found.append(child)
+    return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kept() -> None:
+    """A pipe that a process keeps once it has had a store."""
+    host_store()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    files = psutil.Process().num_fds()
+    yield
+    gc.collect()  # an error's traceback holds what its frames held
+    assert learners_of() == []
+    deadline = time.monotonic() + 2
+    while psutil.Process().num_fds() > files and time.monotonic() < deadline:
+        time.sleep(0.05)  # gloo's threads close their sockets
+    assert psutil.Process().num_fds() <= files
+
+
+def update(learners: Learners, seed: int, cut: bool = False) -> dict[str, float]:
+    return learners.update(make_batch(seed, cut), 10 * seed)
+
+
+def update_twice(learners: Learners) -> None:
+    for seed in (1, 2):
+        update(learners, seed)
+
+
+def test_every_rank_gets_its_columns_of_the_batch_and_the_state_of_the_first() -> None:
+    learners = adders(4)
+    try:
+        expected = torch.zeros(20, dtype=torch.float64)
+        for seed, cut in ((1, False), (2, True), (3, False)):
+            assert update(learners, seed, cut) == {"ranks": 4.0, "last": 3.0}
+            seen = digest(make_batch(seed, cut))
+            expected[: len(seen)] += seen
+            expected[-1] += 10 * seed
+        assert torch.equal(learners.save().tensors["weights"], expected)
+        # What is loaded or donated reaches them before the next update; saving compares.
+        state = LearnerState(
+            {"weights": torch.arange(20.0).double(), "half": torch.tensor(7.0)}, {"updates": 70}
+        )
+        learners.load(state)
+        update(learners, 4)
+        assert learners.save().scalars == {"updates": 71}
+        learners.warm_start(Publication(0, {"weights": torch.ones(20, dtype=torch.float64)}))
+        update(learners, 5)
+        saved = learners.save()
+        assert saved.scalars == {"updates": 72}
+        assert saved.tensors["weights"][-1] == 51.0
+        assert learners.publication().version == 72
+    finally:
+        learners.close()
+    learners.close()
+
+
+@pytest.mark.parametrize(
+    ("trouble", "error", "words"),
+    [
+        ("raise", LearnerFault, r"learner 1 \(cpu, pid \d+\) failed: Traceback(.|\n)*out of paint"),
+        ("nan", NonFiniteError, "^loss became nan$"),
+        ("die", LearnerFault, r"learner 1 \(cpu, pid \d+\) ended with status 3 in update 2"),
+        ("crash", LearnerFault, "was ended by SIGSEGV in update 2"),
+        ("hang", LearnerFault, r"^learner 1 \(cpu, pid \d+\) must go on with update 2 within 2 s"),
+        ("unready", LearnerFault, r"learner 1 .* failed: Traceback(.|\n)*not made for this"),
+    ],
+)
+def test_one_that_fails_is_named(trouble: str, error: type[QuintetError], words: str) -> None:
+    said: list[str] = []
+    learners = adders(3, trouble, timeout_s=2.0)
+    try:
+        learners.start(said.append, said.append)
+        with pytest.raises(error, match=words):
+            update_twice(learners)
+    finally:
+        begin = time.monotonic()
+        learners.close()
+    assert time.monotonic() - begin < 3  # nobody is waited for
+    if trouble == "die":
+        assert "[learner 1] farewell" in said
+
+
+def test_other_weights_are_found_when_they_are_saved() -> None:
+    learners = adders(2, "drift")
+    try:
+        update(learners, 1)
+        learners.save()
+        update(learners, 2)
+        with pytest.raises(LearnerFault, match=r"learner 1 .* must have the same weights as"):
+            learners.save()
+    finally:
+        learners.close()
+
+
+def test_one_that_died_between_updates_does_not_keep_the_first_from_being_saved() -> None:
+    learners = adders(2)
+    try:
+        update(learners, 1)
+        (process,) = learners_of()
+        process.kill()
+        assert learners.save().scalars == {"updates": 1}
+        with pytest.raises(LearnerFault, match=r"learner 1 .* was ended by SIGKILL"):
+            update(learners, 2)
+    finally:
+        learners.close()
+
+
+def test_close_before_the_first_update() -> None:
+    learners = adders(2)
+    learners.start(print, print)
+    learners.close()
+
+
+# Whole runs
+
+
+def train(folder: Path, learners: int, steps: int = 2_000, on_report: Any = None, **options: Any):
+    config = SMALL | {"runtime.num_learners": learners} | options
+    return quintet.train("impala", Drifting, steps, 7, folder, config, on_report=on_report)
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    found = checkpoint.latest(folder / "checkpoints", warn=print)
+    assert found is not None
+    return found.tensors["learner"] | found.tensors["policy"]
+
+
+def assert_alike(folder: Path, other: Path) -> None:
+    """But for rounding."""
+    found, wanted = tensors(folder), tensors(other)
+    assert found.keys() == wanted.keys()
+    for name, x in wanted.items():
+        torch.testing.assert_close(found[name], x, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    found = checkpoint.latest(folder / "checkpoints", warn=print)
+    assert found is not None
+    return checkpoint.tensor_hashes(found)
+
+
+class KillOnce:
+    """Kills a learner at the report `at`."""
+
+    def __init__(self, at: int = 12) -> None:
+        self.at, self.reports = at, 0
+
+    def __call__(self, _report: object) -> None:
+        self.reports += 1
+        if self.reports == self.at:
+            learner = [p for p in learners_of() if "quintet.runtime.learner" in p.cmdline()]
+            learner[0].kill()
+
+
+def test_runs_of_one_and_two_learners_are_alike_and_a_killed_one_goes_back(tmp_path: Path) -> None:
+    one = train(tmp_path / "one", 1)
+    two = train(tmp_path / "two", 2)
+    assert one.metrics["env_steps"] == two.metrics["env_steps"] == 2_000
+    named = ("loss/", "policy/", "value/", "optim/", "advantage/", "reward/", "normalizer/")
+    expected = {k: v for k, v in one.metrics.items() if k.startswith(named)}
+    assert {k: two.metrics[k] for k in expected} == pytest.approx(expected, rel=1e-3, abs=1e-4)
+    assert_alike(tmp_path / "two", tmp_path / "one")
+    # The same bytes twice, though one is killed on the way.
+    killed = train(tmp_path / "killed", 2, on_report=KillOnce())
+    assert killed.status == "finished"
+    assert hashes(tmp_path / "killed") == hashes(tmp_path / "two")
+    said = (tmp_path / "killed" / "log.txt").read_text()
+    assert "learner 1 (cpu, pid " in said
+    assert "was ended by SIGKILL" in said
+    assert "resumed at update" in said
+
+
+def test_a_run_goes_on_with_another_number_of_learners(tmp_path: Path) -> None:
+    """As if there had been one all along."""
+    train(tmp_path / "one", 1)
+    for learners, updates in ((2, 10), (4, 20), (1, 1_000)):
+        train(
+            tmp_path / "many",
+            learners,
+            on_report=lambda report, last=updates: report["updates"] == last,
+            resume="latest",
+        )
+    assert_alike(tmp_path / "many", tmp_path / "one")
+    said = (tmp_path / "many" / "log.txt").read_text()
+    assert said.count("resumed at update") == 2
+    assert "off the uninterrupted" not in said
+
+
+@pytest.mark.parametrize("kind", ["async", pytest.param("lockstep", marks=slow)])
+def test_beside_workers_a_run_goes_back_when_a_learner_is_killed(kind: str, tmp_path: Path) -> None:
+    options = {"runtime.kind": kind, "runtime.num_workers": 1, "model.core": "lstm"}
+    result = train(tmp_path, 2, 3_200, KillOnce(), **options, **{"model.core_size": 8})
+    assert result.status == "finished"
+    assert result.metrics["env_steps"] == 3_200
+    said = (tmp_path / "log.txt").read_text()
+    assert "was ended by SIGKILL" in said
+    assert "going back to the last" in said
+
+
+def test_a_nan_is_told_and_the_batch_is_kept(tmp_path: Path) -> None:
+    options = {"check_numerics": True, "learning_rate": 1e30, "runtime.compile": "off"}
+    with pytest.raises(NonFiniteError, match=r"at update .* kept in"):
+        train(tmp_path, 2, **options)
+    assert (tmp_path / "failed_batch").is_dir()
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGINT, pytest.param(signal.SIGTERM, marks=slow)]
+)
+def test_no_learner_outlives_the_first(number: int, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, SCRIPT, tmp_path], stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    while "report" not in process.stdout.readline():
+        assert process.poll() is None
+    found = learners_of(process.pid)
+    assert len(found) == 1
+    # To the whole group, as a terminal does it with Ctrl-C.
+    os.killpg(process.pid, number)
+    process.communicate(timeout=60)
+    if number != signal.SIGKILL:
+        assert process.returncode == 0
+        assert "stopped at" in (tmp_path / "log.txt").read_text()
+        assert any((tmp_path / "checkpoints").iterdir())
+    _, alive = psutil.wait_procs(found, timeout=5)
+    assert not alive
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("algo", "options", "words"),
+    [
+        ("ppo", {"runtime.num_learners": 2}, r"share their batches \(impala\), got ppo; leave it"),
+        (
+            "impala",
+            {"runtime.num_learners": 3, "batch_unrolls": 32},
+            "batch_unrolls that so many can share evenly, got 32; use batch_unrolls 33",
+        ),
+        ("impala", {"runtime.learner_timeout_s": 5.0}, "no effect without runtime.num_learners"),
+    ],
+)
+def test_refused(algo: str, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        compose(algo, [Layer("call", {"env.id": "CartPole-v1"} | options)])
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "words"),
+    [
+        ("cuda", 1, "num_learners=2 requires a GPU for each learner, PyTorch sees 1; lower it"),
+        ("cuda:1", 2, "requires runtime.device=cuda, .*got cuda:1"),
+        ("cuda", 0, "requires a CUDA GPU that PyTorch sees, there is none"),
+    ],
+)
+def test_a_gpu_for_each(
+    device: str, gpus: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    given = {"env.id": "CartPole-v1", "runtime.num_learners": 2, "runtime.device": device}
+    loaded = compose("impala", [Layer("call", given)])
+    with pytest.raises(ConfigError, match=words):
+        launch.resolved(loaded)
+
+
+def test_threads_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "usable_cores", lambda: 8)
+    monkeypatch.setattr(launch, "uses_pictures", lambda *_: True)
+    given = {"env.id": "CartPole-v1", "runtime.kind": "serial"}
+    for learners, expected in ((1, 8), (2, 4), (3, 2)):
+        columns = {"runtime.num_learners": learners, "batch_unrolls": 6}
+        loaded = compose("impala", [Layer("call", given | columns)])
+        values = launch.resolved(loaded)[0]
+        # The others have nothing to do while the first one acts.
+        assert (values["runtime.threads"], values["runtime.actor_threads"]) == (expected, 8)

@@ -1,0 +1,157 @@
+"""Exchanges between learners: what each gets, and what it hears when another is gone."""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+from adders import digest, make_batch
+from torch import Tensor
+from torch.distributed import HashStore
+
+from quintet.runtime import ranks as ranks_module
+from quintet.runtime.ranks import PeerGone, RankGroup
+
+CPU = torch.device("cpu")
+
+
+def each(groups: list[RankGroup], work: Callable[[RankGroup], Any]) -> list[Any]:
+    with ThreadPoolExecutor(len(groups)) as pool:
+        return list(pool.map(work, groups))
+
+
+def connected(size: int, **options: Any) -> list[RankGroup]:
+    groups, store = [RankGroup(i, size, CPU, **options) for i in range(size)], HashStore()
+    each(groups, lambda one: one.connect(store))
+    return groups
+
+
+@pytest.mark.parametrize("numbers", [1, 7, 100_003])
+def test_a_sum_has_the_same_bits_on_every_rank_and_twice(numbers: int) -> None:
+    g = torch.Generator().manual_seed(numbers)
+    given = [10.0 ** (i - 2) * torch.randn(numbers, generator=g) for i in range(5)]
+    exact = torch.stack(given).double().sum(0)
+    found: list[Tensor] = []
+    for _ in range(2):
+        found += each(connected(5), lambda one: one.sum(given[one.index].clone()))
+    assert all(torch.equal(x, found[0]) for x in found)
+    torch.testing.assert_close(found[0].double(), exact, rtol=1e-5, atol=1e-4)
+
+
+def test_gather_keeps_the_order_and_what_is_not_finite() -> None:
+    rows = torch.tensor([[1.0, torch.inf], [torch.nan, 2.0], [3.0, -torch.inf]])
+    for found in each(connected(3), lambda one: one.gather(rows[one.index])):
+        torch.testing.assert_close(found, rows, equal_nan=True, rtol=0, atol=0)
+
+
+def test_broadcast_gives_the_tensors_of_the_first() -> None:
+    def tensors(index: int) -> list[Tensor]:
+        x = torch.arange(6.0).view(2, 3) + index
+        return [
+            torch.tensor(0.1 + index),  # without dimensions; what follows is not aligned
+            x.double() / 3,
+            x.t(),  # not contiguous
+            torch.tensor([index == 0, True, False]),
+            torch.tensor([2**40 + index]),
+            torch.empty(0),
+            x.to(torch.bfloat16),
+        ]
+
+    given = [tensors(index) for index in range(3)]
+    each(connected(3), lambda one: one.broadcast(given[one.index]))
+    for mine in given:
+        for x, expected in zip(mine, tensors(0), strict=True):
+            assert torch.equal(x, expected)
+    each(connected(2), lambda one: one.broadcast([]))
+
+
+def test_shards_are_the_batch() -> None:
+    batch = make_batch(1, cut=True)
+    shards = [RankGroup(i, 3, CPU).shard(batch) for i in range(3)]
+    assert torch.equal(torch.cat([one.reward for one in shards], 1), batch.reward)
+    assert torch.equal(torch.cat([one.stream_id for one in shards]), batch.stream_id)
+    assert torch.equal(torch.stack([digest(one) for one in shards]).sum(0), digest(batch))
+
+
+def test_who_waits_looks_and_hears_of_the_end() -> None:
+    """The first waits for the second, which joins only once it was looked for."""
+    looked = threading.Event()
+    first, second = connected(2, watch=looked.set)
+    joined: list[int] = []
+    second._joined = joined.append
+
+    def late(one: RankGroup) -> Tensor:
+        if one is second:
+            assert looked.wait(10)
+        return one.sum(torch.ones(3))
+
+    assert all(torch.equal(x, torch.full((3,), 2.0)) for x in each([first, second], late))
+    assert (first.exchanges, joined) == (2, [2])
+
+    def leaves(one: RankGroup) -> None:
+        if one is second:
+            one.close()
+            return
+        with pytest.raises(PeerGone):
+            one.sum(torch.ones(3))
+
+    each([first, second], leaves)
+
+
+def test_an_exchange_may_take_longer_than_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks_module, "_CONNECT", timedelta(seconds=0.6))
+    first, second = connected(2)
+
+    def late(one: RankGroup) -> Tensor:
+        time.sleep(1.5 * one.index)
+        return one.sum(torch.ones(3))
+
+    each([first, second], late)
+
+
+def test_ranks_that_do_not_come_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks_module, "_CONNECT", timedelta(seconds=0.3))
+    store = HashStore()
+    store.set_timeout(timedelta(seconds=0.3))
+    with pytest.raises(PeerGone):
+        RankGroup(0, 2, CPU).connect(store)
+
+
+def test_what_the_watch_raises_ends_the_wait() -> None:
+    def watch() -> None:
+        raise KeyError("nobody is there")
+
+    first, second = connected(2, watch=watch)
+    with pytest.raises(KeyError):
+        first.sum(torch.ones(3))
+    second.close()
+
+
+class Slow:
+    """An exchange on a GPU: its own `wait` waits for nothing, and must not be given a timeout."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks, self.waited = looks, False
+
+    def is_completed(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0
+
+    def wait(self) -> bool:
+        assert self.is_completed()
+        self.waited = True
+        return True
+
+
+def test_on_a_gpu_an_exchange_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks_module, "LOOK_EVERY_S", 0.002)
+    looks: list[None] = []
+    one = RankGroup(0, 2, torch.device("cuda:0"), watch=lambda: looks.append(None))
+    work = Slow(100)
+    one._exchange(lambda _: work)
+    assert work.waited
+    assert len(looks) >= 3
