@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, final
@@ -175,6 +176,15 @@ def report_failure(channel: Connection, error: BaseException) -> None:
         channel.send(Failed(type(error).__name__, text[-20_000:]))
 
 
+def _let_others_finish() -> None:
+    """Tells Linux that this process, with the threads that it begins, wants its share of the cores
+    but none the moment it wakes: where cores are few the learner is pushed off less (2 to 3%).
+    """
+    if sys.platform == "linux":
+        with suppress(PermissionError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
 def main() -> int:
     """Serves until told to stop."""
     pickled, arena, channel = begin()
@@ -182,6 +192,7 @@ def main() -> int:
     try:
         work: Work = pickle.loads(pickled)
         torch.set_num_threads(work.threads)
+        _let_others_finish()
         worker = Worker(work, arena, channel)
         worker.run()
     except Stopped:

@@ -181,6 +181,7 @@ def test_no_worker_outlives_its_parent(kind: str, number: int, tmp_path: Path) -
         assert process.poll() is None
     found = workers_of(process.pid)
     assert len(found) == 2
+    assert [os.sched_getscheduler(worker.pid) for worker in found] == [os.SCHED_BATCH] * 2
     # To the whole group, as a terminal does with Ctrl-C; to all, as service managers do.
     os.killpg(process.pid, number)
     if number == signal.SIGTERM:
