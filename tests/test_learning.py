@@ -12,15 +12,17 @@ import quintet
 pytestmark = pytest.mark.slow
 
 # fmt: off
-FLOORS: dict[str, tuple[str, int, float, dict[str, Any]]] = {
-    "cartpole": ("CartPole-v1", 100_000, 475.0, {}),
-    "cartpole-kl-penalty": ("CartPole-v1", 200_000, 450.0, {"preset": "kl_penalty"}),
-    "acrobot": ("Acrobot-v1", 500_000, -100.0, {}),
-    "pendulum": ("Pendulum-v1", 300_000, -250.0, {"gamma": 0.9}),
-    "cartpole-memory": (
-        "quintet.envs.toy:cartpole_without_velocities", 200_000, 450.0, {"model.core": "gru"},
-    ),
-    "lunar-lander": ("LunarLander-v3", 1_000_000, 200.0, {}),
+MEMORY = "quintet.envs.toy:cartpole_without_velocities"
+FLOORS: dict[str, tuple[str, str, int, float, dict[str, Any]]] = {
+    "cartpole": ("ppo", "CartPole-v1", 100_000, 475.0, {}),
+    "cartpole-kl-penalty": ("ppo", "CartPole-v1", 200_000, 450.0, {"preset": "kl_penalty"}),
+    "acrobot": ("ppo", "Acrobot-v1", 500_000, -100.0, {}),
+    "pendulum": ("ppo", "Pendulum-v1", 300_000, -250.0, {"gamma": 0.9}),
+    "cartpole-memory": ("ppo", MEMORY, 200_000, 450.0, {"model.core": "gru"}),
+    "lunar-lander": ("ppo", "LunarLander-v3", 1_000_000, 200.0, {}),
+    "impala-cartpole": ("impala", "CartPole-v1", 300_000, 450.0, {}),
+    "impala-cartpole-serial": ("impala", "CartPole-v1", 300_000, 450.0, {"runtime.kind": "serial"}),
+    "impala-cartpole-memory": ("impala", MEMORY, 500_000, 400.0, {}),
 }
 # fmt: on
 
@@ -28,8 +30,8 @@ FLOORS: dict[str, tuple[str, int, float, dict[str, Any]]] = {
 @pytest.mark.parametrize("task", FLOORS)
 def test_the_mean_over_three_seeds_reaches_the_floor(task: str, tmp_path: Path) -> None:
     """In processes of their own, as the checks of shapes in here keep graphs from compiling."""
-    env, steps, floor, options = FLOORS[task]
-    command = [sys.executable, "-m", "quintet", "train", "ppo", "--env", env]
+    algo, env, steps, floor, options = FLOORS[task]
+    command = [sys.executable, "-m", "quintet", "train", algo, "--env", env]
     command += ["--total-steps", str(steps), "--report.sinks", "jsonl", "--eval.episodes", "0"]
     command += [word for name, value in options.items() for word in (f"--{name}", str(value))]
     means = []

@@ -183,26 +183,38 @@ def test_a_coefficient_of_0_takes_its_layers_out_of_the_gradient():
     assert moved == {name for name in before if not name.startswith("value")}
 
 
-@pytest.mark.parametrize("kind", ["vector_discrete", "vector_continuous", "pixels", "atari"])
+@pytest.mark.parametrize(
+    "kind", ["vector_discrete", "vector_continuous", "pixels", "atari", "grid"]
+)
 def test_presets_of_kinds_are_whole(kind: str):
     layers = preset_layers("impala", None, kind)
     loaded = compose("impala", [*layers, Layer("call", {"env.id": "CartPole-v1"})])
+    assert isinstance(loaded.config.learner, ImpalaConfig)
+    assert loaded.config.runtime.kind == "async"
+    assert loaded.config.env.reward_clip == ("abs_one" if kind == "atari" else "none")
+
+
+def test_the_papers_recipe_for_atari_is_a_preset():
+    """Also on top of the preset that the environment has by default."""
+    layers = preset_layers("impala", "Pong-v5", "paper_atari")
+    loaded = compose("impala", [*layers, Layer("call", {"env.id": "Pong-v5"})])
     config = loaded.config.learner
     assert isinstance(config, ImpalaConfig)
-    if kind == "atari":  # the paper's recipe
-        recipe = {
-            "unroll_steps": 20,
-            "batch_unrolls": 32,
-            "entropy_coef": 0.01,
-            "learning_rate": 6e-4,
-            "lr_schedule": "linear",
-            "optimizer": "rmsprop",
-            "rmsprop_epsilon": 0.01,
-            "rmsprop_epsilon_inside_sqrt": True,
-            "rmsprop_momentum": 0.0,
-            "max_grad_norm": 40.0,
-            "reduction": "sum",
-        }
-        assert {name: getattr(config, name) for name in recipe} == recipe
-        assert loaded.config.env.reward_clip == "abs_one"
-        assert loaded.config.model.shared_torso
+    recipe = {
+        "unroll_steps": 20,
+        "batch_unrolls": 32,
+        "lambda_": 1.0,
+        "entropy_coef": 0.01,
+        "learning_rate": 6e-4,
+        "lr_schedule": "linear",
+        "optimizer": "rmsprop",
+        "rmsprop_epsilon": 0.01,
+        "rmsprop_epsilon_inside_sqrt": True,
+        "rmsprop_momentum": 0.0,
+        "max_grad_norm": 40.0,
+        "reduction": "sum",
+        "normalize_observations": False,
+    }
+    assert {name: getattr(config, name) for name in recipe} == recipe
+    assert loaded.config.env.reward_clip == "abs_one"
+    assert loaded.config.model.shared_torso
