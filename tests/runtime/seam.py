@@ -160,6 +160,7 @@ class Ledger:
     restarts: dict[int, tuple[int, int]] = field(default_factory=dict)
     fresh: Counter[tuple[int, int, int]] = field(default_factory=Counter)
     replayed: Counter[tuple[int, int, int]] = field(default_factory=Counter)
+    past_budget: set[tuple[int, int, int]] = field(default_factory=set)
     endings: int = 0
     discount: float | None = None
 
@@ -184,6 +185,10 @@ class Ledger:
                 if r.valid[t, b]:
                     seed, episode, step = r.obs["where"][t, b].tolist()
                     counts[seed, episode, step] += 1
+                elif r.budget_cut is not None and not r.replayed:
+                    seed, episode, step = r.obs["where"][t, b].tolist()
+                    if step < length_of(episode):
+                        self.past_budget.add((seed, episode, step))
             self.column(r, b)
 
     def row(self, r: Rollout, t: int, b: int, learner: int) -> None:
