@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, final
 
-import cloudpickle
 import torch
 
 from quintet import group
@@ -35,8 +34,10 @@ from quintet.policy import Policy
 from quintet.protocols import Learner, Ranks
 from quintet.runtime.learners import LearnerCrew, Learners
 from quintet.runtime.loop import Sampling
+from quintet.runtime.process import pickled
 from quintet.runtime.seeds import Role, generator_seed
 from quintet.runtime.slots import RowSpecs
+from quintet.runtime.torch_settings import configure_torch
 from quintet.sampling import make_sampling, num_workers, open_source, streams_per_group
 from quintet.setting import has_compiler, worth_compiling
 from quintet.signals import stop_on_signals
@@ -226,15 +227,6 @@ def make_learners(config: RunConfig, spaces: Spaces) -> Learners:
     return Learners(crew)
 
 
-def configure_torch(runtime: RuntimeConfig) -> None:
-    """What a resolved configuration says of the whole process."""
-    assert runtime.threads is not None
-    torch.set_num_threads(runtime.threads)
-    if runtime.device.startswith("cuda"):
-        torch.backends.cudnn.deterministic = True
-        torch.backends.cudnn.allow_tf32 = False
-
-
 def run(
     loaded: Loaded, make_env: EnvSource | None = None, on_report: OnReport | None = None
 ) -> Result:
@@ -273,7 +265,8 @@ def _run(
         env = source.envs[0].description
         config = _resolve_loaded(loaded, source.spaces, env.backend)
         assert config.run_dir is not None
-        configure_torch(config.runtime)
+        assert config.runtime.threads is not None
+        configure_torch(config.runtime.threads, config.runtime.device)
         learner: Learner
         if config.runtime.num_learners == 1:
             learner = make_learner(config, source.spaces)
@@ -331,20 +324,19 @@ def run_seeds(
 
 
 def _payload(loaded: Loaded, make_env: EnvSource | None) -> bytes:
-    """What `quintet.member` trains by; callables travel by value where no module holds them."""
+    """What `quintet.member` trains by."""
     own = loaded.config.model.encoder.startswith("__main__:")
     if own or (make_env is None and loaded.config.env.id.startswith("__main__:")):
         raise ConfigError(
             "seeds requires environments and models that other processes can import, got one of "
             "__main__; move it to a module of its own"
         )
-    try:
-        work = cloudpickle.dumps((loaded, make_env))
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"seeds requires an environment that can be sent to other processes, got "
-            f"{loaded.config.env.id} ({error}); give a function that makes it"
-        ) from error
+    work = pickled(
+        (loaded, make_env),
+        "seeds requires an environment that can be sent to other processes, got "
+        + loaded.config.env.id,
+        "give a function that makes it",
+    )
     return pickle.dumps({"path": sys.path, "run": work})
 
 

@@ -22,10 +22,9 @@ from quintet.envs.given import EnvSource
 from quintet.envs.vector import EnvDescription
 from quintet.errors import CheckpointError, ConfigError, QuintetError
 from quintet.evaluation import evaluate
-from quintet.observe.advice import count
 from quintet.observe.machine import MachineUse
 from quintet.observe.metrics import EpisodeStats
-from quintet.observe.progress import Begin, make_progress
+from quintet.observe.progress import Begin, first_stage, make_progress, stage_of
 from quintet.observe.sinks import Reporter, open_sinks, read_metrics
 from quintet.observe.timing import Phase, PhaseTimer
 from quintet.policy import POLICY, Policy, describe, misfit
@@ -265,7 +264,7 @@ class Trainer:
     def train(self, sampling: loop.Sampling) -> Literal["finished", "stopped"]:
         """Runs the loop to its end or to a stop."""
         self.sampling = sampling
-        self.progress.stage(self._starting() or self._collecting())
+        self.progress.stage(first_stage(self.setting))
         runtime = self.config.runtime
         # Several learners take their columns from where they were collected, each to its device.
         device = runtime.device if runtime.num_learners == 1 else "cpu"
@@ -293,25 +292,9 @@ class Trainer:
         return status
 
     def _phase_begins(self, phase: Phase) -> None:
-        """Says why it takes long; graphs are compiled when they are first called."""
-        if phase in ("acting", "waiting") and self.setting.compiles:
-            self.progress.stage("compiling acts (up to a minute), then collecting")
-        elif phase == "waiting":
-            self.progress.stage(self._collecting())
-        if phase == "learning":
-            compiles = ", which compiles it: up to a minute" if self.setting.compiles else ""
-            self.progress.stage(f"first update{compiles}")
-
-    def _starting(self) -> str:
-        """Of the processes that a run begins; "" where there are none."""
-        setting = self.setting
-        if not setting.num_workers:
-            return ""
-        server = " and the inference server" if setting.inference == "server" else ""
-        return f"starting {count(setting.num_workers, 'worker')}{server}"
-
-    def _collecting(self) -> str:
-        return f"collecting the first {self.setting.batch_steps:,}"
+        stage = stage_of(phase, self.setting)
+        if stage is not None:
+            self.progress.stage(stage)
 
     def save_policy(self) -> None:
         """Writes the final policy to ``policy/``, unless it stands there."""

@@ -14,10 +14,11 @@ from quintet.bench import limits
 from quintet.bench.workloads import Workload
 from quintet.config.load import Layer, compose
 from quintet.config.run import RunConfig
-from quintet.launch import configure_torch, make_learner, resolve
+from quintet.launch import make_learner, resolve
 from quintet.observe.timing import Phase, PhaseTimer
 from quintet.protocols import Learner
 from quintet.runtime import loop
+from quintet.runtime.torch_settings import configure_torch
 from quintet.sampling import Source, make_sampling, open_source
 from quintet.setting import has_compiler
 from quintet.types import Rollout, Spaces
@@ -107,7 +108,8 @@ def train(work: Workload, options: Layer) -> tuple[RunConfig, Spaces, dict[str, 
     source = open_source(config, None)
     try:
         config = resolve(config, source.spaces, source.envs[0].description.backend)
-        configure_torch(config.runtime)
+        assert config.runtime.threads is not None
+        configure_torch(config.runtime.threads, config.runtime.device)
         return config, source.spaces, _record(work, config, _train(work, config, source))
     finally:
         source.close()

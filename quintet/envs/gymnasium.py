@@ -180,7 +180,7 @@ class GymnasiumVectorEnv:
         except Exception as error:
             self._raise_fault(stream, f"raised {type(error).__name__}: {error}", error)
         leaf = self._plain
-        if (
+        if (  # as nearly all of them are
             leaf is not None
             and type(obs) is np.ndarray
             and obs.dtype is leaf.dtype
@@ -283,10 +283,6 @@ def read_leaf(obs: Any, leaf: Leaf, leading: tuple[int, ...] = ()) -> Array:
         BadLeaf: it isn't there, or not as declared.
     """
     value = obs
-    plain = leaf.is_plain and type(obs) is np.ndarray and not leading
-    if plain and obs.dtype == leaf.dtype and obs.shape == leaf.shape:
-        plain_obs: Array = obs
-        return plain_obs  # as nearly all of them are
     try:
         for key in leaf.keys:
             value = value[key]

@@ -12,9 +12,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TextIO, final
 
-from quintet.observe.advice import Setting
+from quintet.observe.advice import Setting, count
 from quintet.observe.limits import Cause, cause, crowded, limit
 from quintet.observe.shares import TimeShares
+from quintet.observe.timing import Phase
 
 _LINE_INTERVAL_S = 10.0
 _MOST_SILENCE_S = 600.0  # about what is waited for
@@ -85,6 +86,31 @@ def make_progress(
     from quintet.observe.dashboard import TerminalProgress, View
 
     return TerminalProgress(View(title, folder, pace, setting, best=begin.best), out)
+
+
+def first_stage(setting: Setting) -> str:
+    """What a run does before its timer runs: it starts its processes, or collects."""
+    if not setting.num_workers:
+        return _collecting(setting)
+    server = " and the inference server" if setting.inference == "server" else ""
+    return f"starting {count(setting.num_workers, 'worker')}{server}"
+
+
+def stage_of(phase: Phase, setting: Setting) -> str | None:
+    """What the first of a phase is, and why it takes long: graphs are compiled when they are first
+    called; None: nothing worth telling.
+    """
+    if phase in ("acting", "waiting") and setting.compiles:
+        return "compiling acts (up to a minute), then collecting"
+    if phase == "waiting":
+        return _collecting(setting)
+    if phase == "learning":
+        return "first update" + (", which compiles it: up to a minute" if setting.compiles else "")
+    return None
+
+
+def _collecting(setting: Setting) -> str:
+    return f"collecting the first {setting.batch_steps:,}"
 
 
 @final

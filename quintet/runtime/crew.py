@@ -1,7 +1,6 @@
 """What the sampler processes of a run are made of, and what each is given."""
 
 import os
-import pickle
 import secrets
 import sys
 import tempfile
@@ -10,12 +9,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from socket import AF_UNIX, socket
 
-import cloudpickle
-
 from quintet.envs.vector import VectorEnv
-from quintet.errors import ConfigError
 from quintet.protocols import Actor, DataPlan
 from quintet.runtime.messages import Line, Place, ServerWork, Work
+from quintet.runtime.process import pickled
 from quintet.types import Spaces
 
 
@@ -67,14 +64,12 @@ class Crew:
     server: ServerOptions | None = None
 
 
-def pickled(work: Work | ServerWork) -> bytes:
-    try:
-        return bytes(cloudpickle.dumps(work))
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            "worker processes require an environment that can be sent to them, this one can't "
-            f"be ({error}); give its id or a function that makes it, or use --runtime.kind serial"
-        ) from error
+def sendable(work: Work | ServerWork) -> bytes:
+    return pickled(
+        work,
+        "worker processes require an environment that can be sent to them, this one can't be",
+        "give its id or a function that makes it, or use --runtime.kind serial",
+    )
 
 
 def listen(crew: Crew) -> tuple[socket, Line]:

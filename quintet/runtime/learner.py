@@ -17,6 +17,7 @@ from quintet.runtime.arena import Arena
 from quintet.runtime.learners import BatchMemory, checksum, progress_name, shared_state
 from quintet.runtime.messages import Begin, Compare, Connect, Learn, LearnerWork, Ready, Stop, Sum
 from quintet.runtime.ranks import PeerGone, RankGroup, reach_store
+from quintet.runtime.torch_settings import configure_torch
 from quintet.runtime.worker import begin, report_failure
 from quintet.types import LearnerState
 
@@ -73,10 +74,7 @@ def main() -> int:
     pickled, arena, channel = begin()
     try:
         work: LearnerWork = pickle.loads(pickled)
-        torch.set_num_threads(work.threads)
-        if work.device.startswith("cuda"):  # as where the first one computes
-            torch.backends.cudnn.deterministic = True
-            torch.backends.cudnn.allow_tf32 = False
+        configure_torch(work.threads, work.device)
         LearnerProcess(work, arena, channel).run()
     except EOFError:  # the parent has ended without a word
         return 130

@@ -2,7 +2,6 @@
 own.
 """
 
-import pickle
 import threading
 import time
 import zlib
@@ -10,16 +9,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, final
 
-import cloudpickle
 import torch
 from torch import Tensor
 
-from quintet.errors import ConfigError, LearnerFault, QuintetError
+from quintet.errors import LearnerFault, QuintetError
 from quintet.protocols import DataPlan, Learner, Ranks
 from quintet.runtime.arena import Arena, prefixed
 from quintet.runtime.messages import Begin, Compare, Connect, Learn, LearnerWork, Stop, Sum
 from quintet.runtime.patience import Patience
-from quintet.runtime.process import STOP_GRACE_S, Kind, Process
+from quintet.runtime.process import STOP_GRACE_S, Kind, Process, pickled
 from quintet.runtime.ranks import LOOK_EVERY_S, PeerGone, RankGroup, host_store
 from quintet.runtime.slots import RowSpecs, Slot, slot_specs
 from quintet.types import LearnerState, Publication, Rollout, TensorSpec
@@ -357,10 +355,9 @@ def _work(crew: LearnerCrew, plan: DataPlan, rank: int) -> bytes:
         plan=plan,
         threads=crew.threads,
     )
-    try:
-        return bytes(cloudpickle.dumps(work))
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            "runtime.num_learners requires spaces and a model that can be sent to other processes, "
-            f"these can't be ({error}); leave it out"
-        ) from error
+    return pickled(
+        work,
+        "runtime.num_learners requires spaces and a model that can be sent to other processes, "
+        "these can't be",
+        "leave it out",
+    )

@@ -13,11 +13,12 @@ from multiprocessing.connection import Connection
 from socket import socketpair
 from typing import Any, final
 
+import cloudpickle
 from numpy.typing import NDArray
 
 from quintet import errors
 from quintet.child import Child
-from quintet.errors import QuintetError, WorkerFault
+from quintet.errors import ConfigError, QuintetError, WorkerFault
 from quintet.runtime.arena import Arena
 from quintet.runtime.messages import Failed, Ready
 from quintet.runtime.patience import Patience
@@ -29,6 +30,20 @@ _LOOK_EVERY_S = 1.0
 
 _START_S = 60.0
 """Seconds that a process has for importing what it needs, beyond what it may take for a row."""
+
+
+def pickled(work: object, refusal: str, instead: str) -> bytes:
+    """What another process is given; callables travel by value where no module holds them.
+
+    refusal, instead: what is said of an object that can't be sent, and what to do then.
+
+    Raises:
+        ConfigError: it can't be sent.
+    """
+    try:
+        return bytes(cloudpickle.dumps(work))
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{refusal} ({error}); {instead}") from error
 
 
 @final

@@ -24,6 +24,7 @@ from quintet.runtime.messages import Place, Ready, ServerWork, Stop
 from quintet.runtime.params import Board
 from quintet.runtime.policies import PolicyMix, make_group_actor
 from quintet.runtime.remote import unpacked
+from quintet.runtime.torch_settings import configure_torch
 from quintet.runtime.worker import begin, report_failure
 from quintet.types import ActOutput, Publication
 
@@ -169,10 +170,7 @@ def main() -> int:
     pickled, arena, channel = begin()
     try:
         work: ServerWork = pickle.loads(pickled)
-        torch.set_num_threads(work.threads)
-        if work.device.startswith("cuda"):  # as where the learner computes
-            torch.backends.cudnn.deterministic = True
-            torch.backends.cudnn.allow_tf32 = False
+        configure_torch(work.threads, work.device)
         Server(work, arena, channel, socket(fileno=int(sys.argv[3]))).run()
     except Exception as error:  # a model's own code may raise anything
         report_failure(channel, error)

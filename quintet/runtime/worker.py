@@ -19,8 +19,6 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, final
 
-import torch
-
 from quintet import child
 from quintet.errors import QuintetError
 from quintet.observe.timing import PhaseTimer
@@ -44,6 +42,7 @@ from quintet.runtime.remote import RemoteActor, ServerGone, ServerLine
 from quintet.runtime.sampler import GroupSampler, unroll
 from quintet.runtime.seeds import group_seeds
 from quintet.runtime.slots import Slot
+from quintet.runtime.torch_settings import configure_torch
 
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
@@ -191,7 +190,7 @@ def main() -> int:
     worker = None
     try:
         work: Work = pickle.loads(pickled)
-        torch.set_num_threads(work.threads)
+        configure_torch(work.threads, "cpu")
         _let_others_finish()
         worker = Worker(work, arena, channel)
         worker.run()

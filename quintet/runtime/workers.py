@@ -19,7 +19,7 @@ from quintet.errors import QuintetError, WorkerFault
 from quintet.observe.timing import PHASES
 from quintet.runtime.arena import Arena, prefixed
 from quintet.runtime.batch import Lease, Part
-from quintet.runtime.crew import Crew, listen, pickled, shares
+from quintet.runtime.crew import Crew, listen, sendable, shares
 from quintet.runtime.mailbox import mailbox_specs
 from quintet.runtime.messages import (
     Discarded,
@@ -191,7 +191,7 @@ class Workers:
 
     def _work_of(self, sampler: _Sampler, line: Line | None) -> bytes:
         crew = self.crew
-        return pickled(
+        return sendable(
             Work(
                 index=sampler.index,
                 places=sampler.places,
@@ -228,7 +228,7 @@ class Workers:
         )
         module = "quintet.runtime.server"
         kind = Kind(
-            "inference server", options.device, module, pickled(work), options.threads,
+            "inference server", options.device, module, sendable(work), options.threads,
             [listener.fileno()],
         )  # fmt: skip
         return self._process(kind, "server")

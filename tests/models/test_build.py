@@ -1,6 +1,7 @@
 """Networks as configured: automatic choices, heads, weights at the start, groups of kernels."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 import torch
 from adders import adders, digest, make_batch
 from learner_run import SMALL, Drifting
+from processes import processes_of
 
 import quintet
 from quintet import checkpoint, launch
@@ -29,15 +29,6 @@ SCRIPT = Path(__file__).with_name("learner_run.py")
 slow = pytest.mark.slow
 
 
-def learners_of(pid: int | None = None) -> list[psutil.Process]:
-    found = []
-    for child in psutil.Process(pid).children():
-        with suppress(psutil.Error):  # some other test's, which has ended
-            if any("quintet.runtime" in word for word in child.cmdline()):
-                found.append(child)
-    return found
-
-
 @pytest.fixture(scope="module", autouse=True)
 def kept() -> None:
     """A pipe that a process keeps once it has had a store."""
@@ -49,7 +40,7 @@ def nothing_left() -> Iterator[None]:
     files = psutil.Process().num_fds()
     yield
     gc.collect()  # an error's traceback holds what its frames held
-    assert learners_of() == []
+    assert processes_of() == []
     deadline = time.monotonic() + 2
     while psutil.Process().num_fds() > files and time.monotonic() < deadline:
         time.sleep(0.05)  # gloo's threads close their sockets
@@ -135,7 +126,7 @@ def test_one_that_died_between_updates_does_not_keep_the_first_from_being_saved(
     learners = adders(2)
     try:
         update(learners, 1)
-        (process,) = learners_of()
+        (process,) = processes_of()
         process.kill()
         assert learners.save().scalars == {"updates": 1}
         with pytest.raises(LearnerFault, match=r"learner 1 .* was ended by SIGKILL"):
@@ -187,7 +178,7 @@ class KillOnce:
     def __call__(self, _report: object) -> None:
         self.reports += 1
         if self.reports == self.at:
-            learner = [p for p in learners_of() if "quintet.runtime.learner" in p.cmdline()]
+            learner = [p for p in processes_of() if "quintet.runtime.learner" in p.cmdline()]
             learner[0].kill()
 
 
@@ -254,7 +245,7 @@ def test_no_learner_outlives_the_first(number: int, tmp_path: Path) -> None:
     assert process.stdout is not None
     while "report" not in process.stdout.readline():
         assert process.poll() is None
-    found = learners_of(process.pid)
+    found = processes_of(process.pid)
     assert len(found) == 1
     # To the whole group, as a terminal does it with Ctrl-C.
     os.killpg(process.pid, number)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from processes import processes_of
 from troubles import SMALL, Drifting
 
 import quintet
@@ -36,21 +36,12 @@ def train(folder: Path, env: Any = Drifting, steps: int = 4_000, on_report=None,
     return quintet.train("ppo", env, steps, 7, folder, config, on_report=on_report)
 
 
-def workers_of(pid: int | None = None) -> list[psutil.Process]:
-    found = []
-    for child in psutil.Process(pid).children():
-        with suppress(psutil.Error):  # some other test's, which has ended
-            if any("quintet.runtime" in word for word in child.cmdline()):
-                found.append(child)
-    return found
-
-
 @pytest.fixture(autouse=True)
 def nothing_left():
     files = psutil.Process().num_fds()
     yield
     gc.collect()  # an error's traceback holds what its frames held
-    assert workers_of() == []
+    assert processes_of() == []
     assert psutil.Process().num_fds() <= files
 
 
@@ -64,7 +55,7 @@ class Once:
         time.sleep(self.pause_s)
         self.reports += 1
         if self.reports == 2:
-            self.what(workers_of()[0])
+            self.what(processes_of()[0])
 
 
 @pytest.mark.parametrize("what", ["kill", "suspend"])
@@ -107,7 +98,7 @@ def test_an_environment_that_misbehaves_ends_the_run_by_its_name(
 
 
 def server_of(_worker: psutil.Process) -> psutil.Process:
-    return next(p for p in workers_of() if "quintet.runtime.server" in " ".join(p.cmdline()))
+    return next(p for p in processes_of() if "quintet.runtime.server" in " ".join(p.cmdline()))
 
 
 @pytest.mark.parametrize("inference", ["local", "server"])
@@ -179,7 +170,7 @@ def test_no_worker_outlives_its_parent(kind: str, number: int, tmp_path: Path) -
     assert process.stdout is not None
     while "report" not in process.stdout.readline():
         assert process.poll() is None
-    found = workers_of(process.pid)
+    found = processes_of(process.pid)
     assert len(found) == 2
     assert [os.sched_getscheduler(worker.pid) for worker in found] == [os.SCHED_BATCH] * 2
     # To the whole group, as a terminal does with Ctrl-C; to all, as service managers do.
