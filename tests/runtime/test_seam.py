@@ -146,8 +146,6 @@ def test_appo_drops_what_is_too_old(kind: str) -> None:
     learner = SeamLearner(plan, ledger)
     _, counters, reports = drive(kind, World(2, 4, 1000), [learner])
     assert counters.env_steps == 1000
-    if kind == "lockstep1x1":
-        return  # every round begins with the one before still waiting
     if kind not in LAG:
         assert reports[-1]["data/discarded_columns"] > 0
         return
