@@ -1,24 +1,33 @@
 """A long run of a benchmark's workload: does it keep its speed, and does memory grow?
 
-    python benchmarks/soak.py pong-appo --minutes 30 [--record FILE]
+    python benchmarks/soak.py pong-appo [--minutes 30] [--record FILE]
 
-Prints, minute by minute, the speed and the memory of each process that is its own (without what it
-shares), and at the end the speed of the last half as a share of the first minute after the start,
-and each process's slope of memory in MB per minute from minute 5 on.
+First the workload as `quintet bench` runs it, for its speed; then for so long.  Prints, minute by
+minute, the speed and the memory of each process that is its own (without what it shares), and at
+the end the speed of all the minutes, and of their last half, as shares of the bench's, and each
+process's slope of memory in MB per minute from minute 5 on.  Ends with status 1 where the speed was
+not above 90% of the bench's, or a slope not under 1 MB per minute.
 """
 
 import argparse
 import json
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy as np
 import psutil
 
 from quintet.bench import measure, workloads
+from quintet.bench.workloads import Workload
+from quintet.config.load import Layer
 
 WARM_UP_MINUTES = 5
+LEAST_OF_BENCH = 0.9
+MOST_MB_PER_MINUTE = 1.0
 
 
 def own_bytes(process: psutil.Process) -> int:
@@ -26,34 +35,38 @@ def own_bytes(process: psutil.Process) -> int:
     return int(memory.rss - getattr(memory, "shared", 0))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("workload")
-    parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--record", type=Path)
-    args, rest = parser.parse_known_args()
-    work = workloads.read(args.workload)
-    work = work.model_copy(update={"seconds": 60.0 * args.minutes})
+def memory_now() -> dict[str, int]:
+    """Of this process and those that it began, by what they are."""
+    me = psutil.Process()
+    found = {"learner": own_bytes(me)}
+    for child in me.children():
+        words = child.cmdline()
+        if any("quintet.runtime" in word for word in words):  # and not a helper that comes and goes
+            found[f"pid {child.pid}"] = own_bytes(child)
+    return found
+
+
+def minutes_of(work: Workload, options: Layer) -> list[dict[str, Any]]:
+    """Trains for the workload's time; what there was to see in each minute."""
     rows: list[dict[str, Any]] = []
-    since = time.monotonic()
-    steps_before = 0
+    since, steps_before = 0.0, 0
 
     def watched(self: measure.Stopwatch, *_: object) -> bool:
         nonlocal since, steps_before
+        begun = self.begin is not None
         over = after_iteration(self)
-        now = time.monotonic()
-        if self.begin is not None and now - since >= 60.0:
-            me = psutil.Process()
-            plan = self.learner.plan
-            steps = self.counters.iteration * plan.columns_per_batch * plan.unroll_steps
-            memory = {"learner": own_bytes(me)}
-            for number, child in enumerate(me.children()):
-                memory[f"process {number}"] = own_bytes(child)
+        now, plan = time.perf_counter(), self.learner.plan
+        steps = self.counters.iteration * plan.columns_per_batch * plan.unroll_steps
+        if not begun:
+            since, steps_before = now, steps
+        elif now - since >= 60.0:
+            assert self.begin is not None
+            speed = (steps - steps_before) / (now - since)
             rows.append(
                 {
                     "minute": round((now - self.begin.seconds) / 60, 2),
-                    "env_steps_per_s": round((steps - steps_before) / (now - since)),
-                    "own_bytes": memory,
+                    "env_steps_per_s": round(speed),
+                    "own_bytes": memory_now(),
                 }
             )
             print(rows[-1], flush=True)
@@ -62,26 +75,52 @@ def main() -> None:
 
     after_iteration = measure.Stopwatch.after_iteration
     measure.Stopwatch.after_iteration = watched  # type: ignore[method-assign]
-    _, _, record = measure.train(work, workloads.scheduling(rest))
-    speeds = [row["env_steps_per_s"] for row in rows[1:]]
+    try:
+        measure.train(work, options)
+    finally:
+        measure.Stopwatch.after_iteration = after_iteration  # type: ignore[method-assign]
+    return rows
+
+
+def judged(rows: Sequence[dict[str, Any]], bench: float) -> dict[str, Any]:
+    """What the minutes come to beside the bench's env_steps/s."""
+    speeds = [row["env_steps_per_s"] for row in rows]
     late = [row for row in rows if row["minute"] >= WARM_UP_MINUTES]
-    slopes = {}
-    if len(late) > 1:
-        minutes = [row["minute"] for row in late]
-        slopes = {
-            name: float(np.polyfit(minutes, [row["own_bytes"][name] / 1e6 for row in late], 1)[0])
-            for name in late[0]["own_bytes"]
-        }
-    half = speeds[len(speeds) // 2 :]
-    told = {
-        "env_steps_per_s": record["env_steps_per_s"],
-        "last_half_of_first_minute": round(float(np.mean(half)) / speeds[0], 3) if speeds else None,
-        "mb_per_minute": {name: round(slope, 3) for name, slope in slopes.items()},
+    names = set.intersection(*(set(row["own_bytes"]) for row in late)) if len(late) > 1 else set()
+    minutes = [row["minute"] for row in late]
+    slopes = {
+        name: float(np.polyfit(minutes, [row["own_bytes"][name] / 1e6 for row in late], 1)[0])
+        for name in sorted(names)
     }
+    of_bench = mean(speeds) / bench
+    return {
+        "bench_env_steps_per_s": round(bench),
+        "env_steps_per_s": round(mean(speeds)),
+        "of_bench": round(of_bench, 3),
+        "last_half_of_bench": round(mean(speeds[len(speeds) // 2 :]) / bench, 3),
+        "mb_per_minute": {name: round(slope, 3) for name, slope in slopes.items()},
+        "met": of_bench > LEAST_OF_BENCH
+        and len(slopes) > 1
+        and max(slopes.values()) < MOST_MB_PER_MINUTE,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("workload")
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--record", type=Path)
+    args, rest = parser.parse_known_args()
+    work, options = workloads.read(args.workload), workloads.scheduling(rest)
+    bench = measure.train(work, options)[2]["env_steps_per_s"]
+    print(f"bench: {bench:,.0f} env_steps/s", flush=True)
+    rows = minutes_of(work.model_copy(update={"seconds": 60.0 * args.minutes}), options)
+    told = judged(rows, bench)
     print(json.dumps(told))
     if args.record:
         args.record.write_text(json.dumps(told | {"minutes": rows}, indent=1) + "\n")
+    return 0 if told["met"] else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -290,7 +290,8 @@ def _play(
     obs = allocate_obs(vector.spaces.observation, (count,))
     row = allocate_row(vector.spaces.observation, count)
     leaves: dict[str, Any] = {name: torch.from_numpy(x) for name, x in row.obs.items()}
-    vector.restart([how.seed + i for i in range(count)], obs)
+    seeds = [how.seed + i for i in range(count)]
+    vector.restart(seeds, obs)
     for name, x in obs.items():
         row.obs[name][...] = x
     generator = torch.Generator().manual_seed(how.seed)
@@ -313,7 +314,7 @@ def _play(
         # NaN would compare false and go unseen for ever.
         check_finite(
             {name: x[None] for name, x in row.obs.items()},
-            row.raw_reward[None], 0, vector.description, step,
+            row.raw_reward[None], 0, seeds, vector.description, step,
         )  # fmt: skip
         step += 1
         is_first = torch.from_numpy(~row.valid)

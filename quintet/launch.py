@@ -75,6 +75,7 @@ class SeedOutcome:
 
 def resolve(config: RunConfig, spaces: Spaces, backend: str) -> RunConfig:
     """Everything automatic replaced by what it means here."""
+    config = config.model_copy(update={"env": config.env.model_copy(update={"backend": backend})})
     model = resolve_model(config.model, spaces)
     pictures = uses_pictures(model, spaces)
     device = _resolve_device(config.runtime, pictures)
@@ -108,9 +109,7 @@ def resolve(config: RunConfig, spaces: Spaces, backend: str) -> RunConfig:
     return config.model_copy(
         update={
             "model": model,
-            "env": config.env.model_copy(
-                update={"backend": backend, "streams_per_group": streams_per_group(config)}
-            ),
+            "env": config.env.model_copy(update={"streams_per_group": streams_per_group(config)}),
             "runtime": config.runtime.model_copy(
                 update={
                     "num_workers": None if serial else num_workers(config),

@@ -61,8 +61,8 @@ def open_source(config: RunConfig, make_env: EnvSource | None) -> Source:
         if isinstance(make_env, ForeignVectorEnv) and not is_plain_sync(make_env):
             raise ConfigError(
                 f"runtime.kind={config.runtime.kind} requires environments that worker processes "
-                f"can make, got {make_env}; give an id or a function that makes it, or leave "
-                "runtime.kind out"
+                f"can make, got {make_env}; give an id or a function that makes it, or use "
+                "--runtime.kind serial"
             )
         return Source([make_group_env(config.env, 1, make_env)], make_env)
 
@@ -82,13 +82,13 @@ def _make_groups(config: RunConfig, make_env: EnvSource | None) -> list[VectorEn
 
 def streams_per_group(config: RunConfig) -> int:
     """As configured; else what `group_size` says, or, with workers, so that each has a group, or
-    two where a server acts.
+    two where a server acts and environments step in threads of their own.
     """
     if config.runtime.kind == "serial" or config.env.streams_per_group is not None:
         return group_size(config.env)
     streams = config.env.num_streams
     wanted = config.runtime.num_workers or usable_cores()
-    if config.runtime.inference == "server":
+    if config.runtime.inference == "server" and config.env.backend != "gymnasium":
         wanted *= 2  # one group steps while the other waits for its actions
     # The fewest groups that give each worker one; the streams must be divided evenly.
     groups = next((n for n in range(wanted, streams) if streams % n == 0), streams)

@@ -78,7 +78,8 @@ class Trainer:
         self.iterations = -(-config.total_env_steps // batch)
         self.interval = config.checkpoint.interval(self.iterations, batch / config.env.num_streams)
         self.milestones = config.checkpoint.milestone_iterations(self.iterations, self.interval)
-        # Whether the run lies on the path of the one that was never interrupted.
+        # Whether the run lies on the path of the one that was never interrupted; runs of which no
+        # two are the same have no such path, and can't leave it.
         self.exact = True
         self._scores: dict[str, float] = {}
         self._wall_before_s = 0.0
@@ -188,7 +189,9 @@ class Trainer:
             )
         self._started = time.perf_counter()
         self._reported_at = self._started
-        self._reported_steps = self.counters.env_steps
+        self._reported_steps, self._reported_updates = (
+            self.counters.env_steps, self.learner.updates
+        )  # fmt: skip
         self._evaluated_steps = self.counters.env_steps
 
     def _restore(self, found: Checkpoint, notes: list[str]) -> None:
@@ -203,7 +206,8 @@ class Trainer:
         self._wall_before_s = found.meta["wall_s"]
         total = found.meta["total_env_steps"]
         same_total = total == self.config.total_env_steps
-        self.exact = found.meta["scheduled"] and same_total
+        free = self.config.runtime.kind == "async"
+        self.exact = free or (found.meta["scheduled"] and same_total)
         path = "" if self.exact else ", which is off the uninterrupted run's path"
         notes.append(
             f"resumed at update {self.learner.updates:,}, {self.counters.env_steps:,} env_steps, "
@@ -356,15 +360,19 @@ class Trainer:
         return self.stop_requested
 
     def _report(self, metrics: dict[str, float]) -> None:
-        now, steps = time.perf_counter(), self.counters.env_steps
+        now = time.perf_counter()
+        steps, updates, passed_s = (
+            self.counters.env_steps, self.learner.updates, now - self._reported_at
+        )  # fmt: skip
         report = {
             "env_steps": float(steps),
             "env_frames": float(steps * self.env.action_repeat),
             "wall_s": self._wall_s(),
-            "updates": float(self.learner.updates),
+            "updates": float(updates),
             "iterations": float(self.counters.iteration),
-            "throughput/env_steps_per_s": (steps - self._reported_steps)
-            / (now - self._reported_at),
+            "version": float(self.learner.publication().version),
+            "throughput/env_steps_per_s": (steps - self._reported_steps) / passed_s,
+            "throughput/updates_per_s": (updates - self._reported_updates) / passed_s,
             **self.episodes.report(),
             **metrics,
             **self.timer.report(),
@@ -373,7 +381,7 @@ class Trainer:
             **self._scores,
         }
         self._scores = {}
-        self._reported_at, self._reported_steps = now, steps
+        self._reported_at, self._reported_steps, self._reported_updates = now, steps, updates
         self.last_report = self.reporter.write(report, self.learner.histograms())
         self.progress.update(
             self.last_report, self.episodes.recent_return, self.episodes.recent_success
@@ -426,6 +434,8 @@ class Trainer:
             self._scores = {
                 "eval/return_mean": scores.mean,
                 "eval/return_std": scores.std,
+                "eval/return_min": float(scores.returns.min()),
+                "eval/return_max": float(scores.returns.max()),
                 "eval/length_mean": float(scores.lengths.mean()),
                 "eval/episodes": float(len(scores.returns)),
             }

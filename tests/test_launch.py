@@ -650,6 +650,12 @@ def _inference(where: Where) -> None:
     assert sampling_of(runtime__kind="async").workers.server is None
     made = sampling_of(runtime__kind="async", runtime__inference="server")
     assert made.workers.server.kind.module == "quintet.runtime.server"
+    # Two groups of a worker take turns only where one steps by itself meanwhile.
+    given = {"runtime.kind": "async", "runtime.inference": "server", "runtime.num_workers": 2}
+    for backend, size in (("envpool", 2), ("gymnasium", 4)):
+        asked = {**SMALL, "env.id": "CartPole-v1", "env.num_streams": 8, "env.backend": backend}
+        config = load_config("ppo", [], Layer("call", asked | given)).config
+        assert sampling.streams_per_group(config) == size
 
 
 def _inference_batches(where: Where) -> None:

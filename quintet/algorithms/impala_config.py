@@ -97,6 +97,10 @@ class ImpalaConfig(BaseModel):
         traces = self.c_bar != 0 and self.unroll_steps > 1
         return {
             "lambda_": (traces, "c_bar > 0 and unroll_steps > 1"),
+            "c_bar": (
+                self.lambda_ > 0 and self.unroll_steps > 1,
+                "lambda_ > 0 and unroll_steps > 1",
+            ),
             "entropy_schedule": (self.entropy_coef > 0, "entropy_coef > 0"),
             "observation_clip": normalizes,
             "normalizer_variance_epsilon": normalizes,

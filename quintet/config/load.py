@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from quintet.algorithms import registry
-from quintet.config.run import ALIASES, PARTS, TOP, RunConfig
+from quintet.config.run import ALIASES, MAY_CHANGE_ON_RESUME, PARTS, TOP, RunConfig
 from quintet.errors import ConfigError, IdleOptions
 
 
@@ -182,8 +182,8 @@ def kinds(info: FieldInfo) -> tuple[Any, ...]:
 
 
 def _drop_idle_presets(algo: str, values: dict[str, Any], sources: dict[str, str]) -> None:
-    """Takes out what a preset set and the other options have left without effect: the user never
-    gave it, so can't leave it out.
+    """Takes out what a preset set, or a saved run for other options than it goes on with, and the
+    other options have left without effect: who gives no such option can't leave it out.
     """
     for model, prefix in ((registry.find(algo).config, ""), (PARTS["runtime"], "runtime.")):
         while idle := _idle_presets(model, prefix, values, sources):
@@ -195,7 +195,7 @@ def _drop_idle_presets(algo: str, values: dict[str, Any], sources: dict[str, str
 def _idle_presets(
     model: type[BaseModel], prefix: str, values: dict[str, Any], sources: dict[str, str]
 ) -> list[str]:
-    """Options of a part that a preset set and that have no effect."""
+    """Options of a part that nobody gave to this run and that have no effect."""
     try:
         given = {name: prefix + name for name in model.model_fields}
         model(**{name: values[whole] for name, whole in given.items() if whole in values})
@@ -209,6 +209,7 @@ def _idle_presets(
         if isinstance(cause, IdleOptions)
         for name in cause.said
         if sources.get(prefix + name, "").startswith("preset")
+        or (sources.get(prefix + name) == "saved run" and prefix + name in MAY_CHANGE_ON_RESUME)
     ]
 
 
@@ -275,6 +276,11 @@ def _validate(
             top.pop(str(item["loc"][0]))
     if top.get("init_from_keys") and top.get("init_from") is None:
         faults.append("init_from_keys has no effect without init_from; leave it out")
+    if values.get("resume") == "exact" and values.get("runtime.kind") == "async":
+        faults.append(
+            "resume=exact requires a run that gives the same bytes twice, no two of "
+            "runtime.kind=async do; use --resume latest"
+        )
     if learner is None or None in parts.values():
         return None
     config = RunConfig(**top, learner=learner, **parts)

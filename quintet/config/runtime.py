@@ -1,11 +1,11 @@
 """What runs where: processes, threads, devices, precision."""
 
-from typing import Any, Literal, final
+from typing import Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from quintet.algorithms.options import refuse_idle
 from quintet.algorithms.setup import Compute
-from quintet.errors import IdleOptions
 
 
 @final
@@ -67,7 +67,7 @@ class RuntimeConfig(BaseModel):
         60.0,
         ge=1,
         description="seconds that a worker may take for one step of its environments, before it is "
-        "taken for hung",
+        "taken for hung; a minute more where it makes them or compiles its first act",
     )
     max_restarts: int = Field(
         3, ge=0, description="async: workers that are replaced before the run ends with an error"
@@ -153,12 +153,5 @@ class RuntimeConfig(BaseModel):
 
     @model_validator(mode="after")
     def _no_option_without_effect(self) -> "RuntimeConfig":
-        fields: dict[str, Any] = type(self).model_fields
-        idle = {
-            name: f"runtime.{name}={getattr(self, name)} has no effect without {what}"
-            for name, (effective, what) in self.requirements.items()
-            if not effective and getattr(self, name) != fields[name].default
-        }
-        if idle:
-            raise IdleOptions(idle)
+        refuse_idle(self, self.requirements, "runtime.")
         return self

@@ -41,7 +41,7 @@ class EnvConfig(BaseModel):
         ge=1,
         description="Environments that step and act together; must divide num_streams. None: half "
         "of them for simulators in C++ (and pixels, from 4 cores on), so that one half steps while "
-        "the other acts, else all.",
+        "the other acts, else all; with worker processes so that each has a group.",
     )
     frame_stack: int = Field(
         default=1,

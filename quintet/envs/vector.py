@@ -155,6 +155,7 @@ def check_finite(
     obs_leaves: ObsArrays,
     reward: NDArray[np.floating],
     first_stream: int,
+    seeds: Sequence[int],
     description: EnvDescription,
     first_step: int,
 ) -> None:
@@ -165,6 +166,7 @@ def check_finite(
             aren't floating-point are passed over.
         reward: ``[T, B]``, raw: clipping would hide infinity.
         first_stream: number in the run of column 0.
+        seeds: of the streams' last restart.
         first_step: step of row 0, counted over episodes from the stream's last restart.
 
     Raises:
@@ -182,6 +184,7 @@ def check_finite(
         row, column, what = worst
         raise EnvironmentFault(
             f"observations and rewards must be finite; {description.id} ({description.backend}), "
-            f"stream {first_stream + column}, step {first_step + row}: {what}; mend the "
-            f"environment, or replace the value in a wrapper of your own"
+            f"stream {first_stream + column}, step {first_step + row} after its reset with seed "
+            f"{seeds[column]}: {what}; mend the environment, or replace the value in a wrapper of "
+            f"your own"
         )

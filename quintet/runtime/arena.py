@@ -61,10 +61,6 @@ class Arena:
                 raise ConfigError(_too_large(size, error.strerror or "")) from error
             raise
 
-    @property
-    def size_bytes(self) -> int:
-        return self._bytes.numel()
-
     def tensor(self, name: str) -> Tensor:
         """A view of that tensor's memory."""
         spec, offset = self.specs[name], self._offsets[name]
@@ -114,14 +110,22 @@ def _require_free(size: int) -> None:
 
 
 def _left_to_container() -> float:
-    """Bytes that its control group (version 2) leaves to this process; infinite without a limit."""
+    """Bytes that its control group (of version 2 or 1) leaves to this process, with what it keeps
+    of files only until somebody wants the memory; infinite without a limit.
+    """
+    old = _CGROUP / "memory"
+    limit, usage, folder, prefix = "memory.max", "memory.current", _CGROUP, ""
+    if not (folder / limit).exists():
+        limit, usage = "memory.limit_in_bytes", "memory.usage_in_bytes"
+        folder, prefix = old, "total_"
     try:
-        most, used = (
-            float((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current")
-        )
+        most, used = (float((folder / name).read_text()) for name in (limit, usage))
+        lines = (folder / "memory.stat").read_text().splitlines()
     except (OSError, ValueError):  # ValueError: "max", no limit
         return math.inf
-    return max(0.0, most - used)
+    kept = dict(line.split() for line in lines)
+    files = sum(int(kept.get(f"{prefix}{which}_file", 0)) for which in ("active", "inactive"))
+    return max(0.0, most - used + files)
 
 
 def _too_large(size: int, why: str) -> str:

@@ -16,8 +16,7 @@ from quintet.errors import LearnerFault, QuintetError
 from quintet.protocols import DataPlan, Learner, Ranks
 from quintet.runtime.arena import Arena, prefixed
 from quintet.runtime.messages import Begin, Compare, Connect, Learn, LearnerWork, Stop, Sum
-from quintet.runtime.patience import Patience
-from quintet.runtime.process import STOP_GRACE_S, Kind, Process, pickled
+from quintet.runtime.process import STOP_GRACE_S, Kind, Process, await_all, pickled
 from quintet.runtime.ranks import LOOK_EVERY_S, PeerGone, RankGroup, host_store
 from quintet.runtime.slots import RowSpecs, Slot, slot_specs
 from quintet.types import LearnerState, Publication, Rollout, TensorSpec
@@ -187,7 +186,7 @@ class Learners:
         assert not batch.replayed
         self.start(self._say, self._notice)
         if not self._connected:
-            self._await_ready()
+            await_all(self.processes, self._notice)
         self._at_work = True
         try:
             if not self._connected:
@@ -214,15 +213,6 @@ class Learners:
         self._say, self._notice = say, notice
         for process in self.processes:
             process.launch()
-
-    def _await_ready(self) -> None:
-        def what() -> str:
-            name = next(each.kind.name for each in self.processes if not each.ready)
-            return f"{name} is starting"
-
-        patience = Patience(self._notice, what)
-        for process in self.processes:
-            process.await_ready(patience)
 
     def _connect(self) -> None:
         """Has all of them find each other."""
@@ -323,6 +313,12 @@ class Learners:
                             f"has others after update {self.updates}; is this machine in order?"
                         )
                     break
+            else:
+                if process.ready:
+                    self._say(
+                        f"{process.name} has not said within {STOP_GRACE_S:g} s what weights it "
+                        "has, so they were not compared with the first learner's"
+                    )
 
     def close(self) -> None:
         """Ends all processes and gives memory and sockets back.  Once more does nothing."""

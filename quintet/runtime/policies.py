@@ -100,13 +100,12 @@ def make_group_actor(make_actor: Callable[[], Actor], num_policies: int) -> Acto
     return PolicyMix([make_actor() for _ in range(num_policies)])
 
 
-def load_all(actor: Actor, publications: Sequence[Publication]) -> None:
-    """Gives a group's actor the weights of every policy."""
+def load_policy(actor: Actor, publication: Publication, policy: int) -> None:
+    """Gives a group's actor the weights of one policy, which without a mix is the only one."""
     if isinstance(actor, PolicyMix):
-        for policy, publication in enumerate(publications):
-            actor.load_policy(policy, publication)
+        actor.load_policy(policy, publication)
     else:
-        actor.load(publications[0])
+        actor.load(publication)
 
 
 def _own(state: State, policy: int) -> State:

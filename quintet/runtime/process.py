@@ -28,8 +28,13 @@ STOP_GRACE_S = 5.0
 
 _LOOK_EVERY_S = 1.0
 
-_START_S = 60.0
-"""Seconds that a process has for importing what it needs, beyond what it may take for a row."""
+START_S = 60.0
+"""Seconds that a process has for what comes before its first row, beyond what it may take for a
+row: importing, making environments, compiling.
+"""
+
+BEGINNING = -1
+"""A process's row as long as it is not done with that."""
 
 
 def pickled(work: object, refusal: str, instead: str) -> bytes:
@@ -77,7 +82,7 @@ class Process:
         timeout_s: float,
     ):  # fmt: skip
         """row: (time of its last sign of life in ns, row of the unroll or whatever the kind's place
-        says, a third that is no matter here).
+        says, or BEGINNING, a third that is no matter here).
 
         say: gets what it prints.
         """
@@ -119,7 +124,7 @@ class Process:
         Raises:
             QuintetError: it failed, or took too long; it is ended then.
         """
-        allowed_s = _START_S + self.timeout_s
+        allowed_s = START_S + self.timeout_s
         deadline = time.monotonic() + allowed_s
         while not self.channel.poll(min(_LOOK_EVERY_S, max(0.0, deadline - time.monotonic()))):
             patience.look()
@@ -170,6 +175,11 @@ class Process:
             self.ready and self.child is not None and self.child.ended and not self.channel.poll()
         )
 
+    @property
+    def allowed_s(self) -> float:
+        """How long it may be silent now."""
+        return self.timeout_s + (START_S if self.row[1] == BEGINNING else 0.0)
+
     def silent_s(self, since_s: float) -> float:
         """Seconds since its last sign of life, or since then; 0 while it has something to say."""
         # What waits to be heard may be old, where this process was stopped itself.
@@ -188,7 +198,8 @@ class Process:
             how += " (was there enough memory?)" if -status == signal.SIGKILL else ""
         else:
             how = f"ended with status {status}"
-        place = self.kind.place.format(int(self.row[1]))
+        row = int(self.row[1])
+        place = "as it began anew" if row == BEGINNING else self.kind.place.format(row)
         return f"{self.name} {how} {place}; what it printed is above"
 
     def end(self, grace_s: float = 0.0) -> None:
@@ -203,3 +214,18 @@ class Process:
         self.child.wait()
         self.channel.close()
         self.child = None
+
+
+def await_all(processes: Sequence[Process], notice: Callable[[str], None]) -> None:
+    """Waits until all are ready; `notice` gets who is waited for, when that takes long.
+
+    Raises:
+        QuintetError: one of them failed, or took too long.
+    """
+
+    def what() -> str:
+        return f"{next(each.kind.name for each in processes if not each.ready)} is starting"
+
+    patience = Patience(notice, what)
+    for process in processes:
+        process.await_ready(patience)

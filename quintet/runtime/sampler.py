@@ -39,7 +39,7 @@ class GroupSampler:
         """Begins new episodes, whose first rows go to `slot`; all that the group does from here on
         follows from the two seeds.
         """
-        self.slot = slot
+        self.slot, self.env_seeds = slot, env_seeds
         self.env.restart(env_seeds, slot.first_obs_arrays)
         slot.begin_anew()
         self.generator.manual_seed(noise_seed)
@@ -98,6 +98,7 @@ class GroupSampler:
             {name: x.numpy() for name, x in slot.obs.items()},
             slot.raw_reward,  # clipping would hide an infinity
             self.first_stream,
+            self.env_seeds,
             self.env.description,
             self.steps_before,
         )

@@ -4,14 +4,16 @@ Workers ask it to act on their groups' mailboxes.  In exact kinds each forward i
 the weights that it asks for; else the groups that wait are one batch, by the newest weights.
 """
 
+import os
 import pickle
+import struct
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection, wait
-from socket import socket
+from socket import SO_PEERCRED, SOL_SOCKET, socket
 from typing import final
 
 import torch
@@ -22,7 +24,8 @@ from quintet.runtime.arena import Arena
 from quintet.runtime.mailbox import Mailbox
 from quintet.runtime.messages import Place, Ready, ServerWork, Stop
 from quintet.runtime.params import Board
-from quintet.runtime.policies import PolicyMix, make_group_actor
+from quintet.runtime.policies import load_policy, make_group_actor
+from quintet.runtime.process import BEGINNING
 from quintet.runtime.remote import unpacked
 from quintet.runtime.torch_settings import configure_torch
 from quintet.runtime.worker import begin, report_failure
@@ -52,6 +55,7 @@ class Server:
         self.strangers: set[Connection] = set()
         self.waiting: list[tuple[Place, tuple[int, ...], Connection]] = []
         self.waiting_since_s = 0.0
+        self.row[1] = BEGINNING  # until the first forward, which may be compiled
 
     def run(self) -> None:
         """Serves until told to stop."""
@@ -85,7 +89,11 @@ class Server:
         return self.work.exact or streams >= least or late
 
     def _accept(self) -> None:
-        line = Connection(self.listener.accept()[0].detach())
+        caller = self.listener.accept()[0]
+        if _another_users(caller):  # who could have us wait for the rest of what he says
+            caller.close()
+            return
+        line = Connection(caller.detach())
         self.lines.append(line)
         self.strangers.add(line)  # until it has said the token
 
@@ -130,6 +138,7 @@ class Server:
             with suppress(OSError):  # it has ended meanwhile, which `_hear` finds
                 line.send_bytes(b"\1")
         self.served[:] += 1, streams
+        self.row[1] = 0
 
     def _load(self, versions: tuple[int, ...]) -> None:
         """The newest weights, or in exact kinds those that are asked for."""
@@ -140,10 +149,7 @@ class Server:
                 self.loaded[policy] = board.read(partial(self._take, policy), exactly)
 
     def _take(self, policy: int, publication: Publication) -> None:
-        if isinstance(self.actor, PolicyMix):
-            self.actor.load_policy(policy, publication)
-        else:
-            self.actor.load(publication)
+        load_policy(self.actor, publication, policy)
 
     @torch.inference_mode()
     def _act(self, mail: Sequence[Mailbox]) -> ActOutput:
@@ -163,6 +169,14 @@ class Server:
             joined([box.is_first for box in mail]),
             joined([box.noise for box in mail]),
         )
+
+
+def _another_users(caller: socket) -> bool:
+    """Whether it belongs to somebody else on this machine; False where the system doesn't say."""
+    if sys.platform != "linux":
+        return False
+    _, uid, _ = struct.unpack("3i", caller.getsockopt(SOL_SOCKET, SO_PEERCRED, 12))
+    return bool(uid != os.getuid())
 
 
 def main() -> int:

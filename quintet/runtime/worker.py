@@ -38,6 +38,7 @@ from quintet.runtime.messages import (
 )
 from quintet.runtime.params import Board
 from quintet.runtime.policies import make_group_actor
+from quintet.runtime.process import BEGINNING
 from quintet.runtime.remote import RemoteActor, ServerGone, ServerLine
 from quintet.runtime.sampler import GroupSampler, unroll
 from quintet.runtime.seeds import group_seeds
@@ -106,7 +107,9 @@ class Worker:
 
     def fill(self, grant: Fill) -> None:
         """One unroll of every group into the granted slots."""
-        self.beat(0)
+        # Row 0 after a restart: environments are made, and the first act is compiled.
+        begins = self.restart_at is not None
+        self.beat(BEGINNING if begins else 0)
         self.timer.switch("acting")
         self.load(grant.versions)
         slots = [mine[k] for mine, k in zip(self.slots, grant.slots, strict=True)]
@@ -115,9 +118,10 @@ class Worker:
             for place, group, slot in zip(self.work.places, self.groups, slots, strict=True):
                 keys = (self.work.seed, place.group, self.restart_at, place.num_streams)
                 group.restart(*group_seeds(*keys), slot)
-                self.beat(0)
+                self.beat(BEGINNING)
             self.restart_at = None
-        unroll(self.groups, slots, self.timer, self.beat)
+        first = BEGINNING if begins else 0
+        unroll(self.groups, slots, self.timer, lambda row: self.beat(row or first))
         for mine, k in zip(self.headers, grant.slots, strict=True):
             mine[k][:] = grant.generation, self.work.plan.unroll_steps
         self.seconds[:] = list(self.timer.seconds().values())

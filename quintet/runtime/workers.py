@@ -38,14 +38,17 @@ from quintet.runtime.messages import (
 )
 from quintet.runtime.params import Board, board_specs
 from quintet.runtime.patience import Patience, whereabouts
-from quintet.runtime.policies import load_all, make_group_actor
-from quintet.runtime.process import STOP_GRACE_S, Kind, Process
+from quintet.runtime.policies import load_policy, make_group_actor
+from quintet.runtime.process import STOP_GRACE_S, Kind, Process, await_all
 from quintet.runtime.remote import record_specs_of_remote
 from quintet.runtime.slots import RowSpecs, Slot, slot_specs
 from quintet.types import Publication, TensorSpec
 
 _LOOK_EVERY_S = 0.5
 """How often processes are looked at that say nothing."""
+
+_LATE_S = 2.0
+"""How much later that may be before nobody is judged by the time that has passed."""
 
 SERVER = -1
 """In place of a worker's number."""
@@ -158,7 +161,7 @@ class Workers:
         self._reported = {name: np.zeros(len(PHASES)) for name in self._seconds}
         self._generation = 0
         self._started = self._closed = False
-        self._looked_at_s = 0.0
+        self._looked_at_s = self._awake_since_s = 0.0
         self._lock = threading.RLock()
 
     def _process_names(self) -> list[str]:
@@ -184,7 +187,8 @@ class Workers:
         if crew.server is not None:
             specs["server/served"] = TensorSpec((2,), torch.float64)
             actor = make_group_actor(crew.server.make_probe, self.num_policies)
-            load_all(actor, publications)
+            for policy, publication in enumerate(publications):
+                load_policy(actor, publication, policy)
             for place in crew.places:
                 specs |= mailbox_specs(self.rows, actor, place)
         return specs
@@ -249,7 +253,7 @@ class Workers:
         self._started = True
         for process in self._processes:
             process.launch()
-        self._await_ready(self._processes)
+        await_all(self._processes, self.crew.notice)
 
     def replace(self, index: int) -> None:
         """A new process in place of a worker, or the SERVER, that died.
@@ -260,15 +264,7 @@ class Workers:
         process = self.server if index == SERVER else self.samplers[index].process
         assert process is not None
         process.launch()
-        self._await_ready([process])
-
-    def _await_ready(self, processes: Sequence[Process]) -> None:
-        def what() -> str:
-            return f"{next(each.kind.name for each in processes if not each.ready)} is starting"
-
-        patience = Patience(self.crew.notice, what)
-        for process in processes:
-            process.await_ready(patience)
+        await_all([process], self.crew.notice)
 
     def publish(self, publication: Publication, policy: int) -> None:
         """Puts weights where every worker finds them."""
@@ -374,10 +370,13 @@ class Workers:
     def _silent(self) -> list[Died]:
         """Processes that have something to do and have shown no sign of life for too long."""
         found: list[Died] = []
-        now, allowed_s = time.monotonic(), self.crew.timeout_s
-        if now - self._looked_at_s < min(_LOOK_EVERY_S, allowed_s / 4):
+        now, passed_s = time.monotonic(), time.monotonic() - self._looked_at_s
+        if passed_s < min(_LOOK_EVERY_S, self.crew.timeout_s / 4):
             return found
         self._looked_at_s = now
+        if passed_s > _LOOK_EVERY_S + _LATE_S:
+            # This process was stopped itself, or busy; with it perhaps all, as containers are.
+            self._awake_since_s = now
         for sampler in self.samplers:
             process = sampler.process
             if process.gone:
@@ -385,28 +384,29 @@ class Workers:
                 self._take_back(sampler)
                 found.append(Died(sampler.index, error))
                 continue
-            silent_s = process.silent_s(sampler.busy_since_s) if sampler.granted else 0.0
-            if silent_s > allowed_s:
+            since_s = max(sampler.busy_since_s, self._awake_since_s)
+            silent_s = process.silent_s(since_s) if sampler.granted else 0.0
+            if silent_s > process.allowed_s:
                 slots = ", ".join(
                     f"{k} of group {place.group}"
                     for place, k in zip(sampler.places, sampler.granted[0].slots, strict=True)
                 )
                 fault = (
-                    f"{process.name} must do a row within {allowed_s:g} s, it has been silent "
-                    f"for {silent_s:.0f} s at row {int(process.row[1])} of slot {slots}: an "
-                    "environment hangs, or the process was stopped; raise "
+                    f"{process.name} must do a row within {process.allowed_s:g} s, it has been "
+                    f"silent for {silent_s:.0f} s at row {max(0, int(process.row[1]))} of slot "
+                    f"{slots}: an environment hangs, or the process was stopped; raise "
                     "runtime.worker_timeout_s if a step may take so long"
                 )
                 error = process.failed(WorkerFault(fault))
                 self._take_back(sampler)
                 found.append(Died(sampler.index, error))
         if self.server is not None:
-            silent_s = self.server.silent_s(0.0)
-            if silent_s > allowed_s:
+            silent_s = self.server.silent_s(self._awake_since_s)
+            if silent_s > self.server.allowed_s:
                 fault = (
-                    f"{self.server.name} must serve within {allowed_s:g} s, it has been silent "
-                    f"for {silent_s:.0f} s; raise runtime.worker_timeout_s if a forward may take "
-                    "so long"
+                    f"{self.server.name} must serve within {self.server.allowed_s:g} s, it has "
+                    f"been silent for {silent_s:.0f} s; raise runtime.worker_timeout_s if a "
+                    "forward may take so long"
                 )
                 found.append(Died(SERVER, self.server.failed(WorkerFault(fault))))
         return found
@@ -416,7 +416,7 @@ class Workers:
 
         def what() -> str:
             busy = [sampler.process for sampler in self.samplers if sampler.granted]
-            rows = {process.kind.name: int(process.row[1]) for process in busy}
+            rows = {process.kind.name: max(0, int(process.row[1])) for process in busy}
             return whereabouts(rows, self.crew.plan.unroll_steps)
 
         return Patience(self.crew.notice, what)

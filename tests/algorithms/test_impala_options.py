@@ -133,6 +133,7 @@ def test_a_wrong_value_is_refused(name: str, value: Any):
 
 IDLE: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "lambda_": (0.9, {"c_bar": 0.0}, {"c_bar": 0.5}),
+    "c_bar": (0.5, {"lambda_": 0.0}, {"lambda_": 0.9}),
     "entropy_schedule": ("linear", {"entropy_coef": 0.0}, {"entropy_coef": 0.1}),
     "observation_clip": (9.0, {}, NORMALIZES),
     "normalizer_variance_epsilon": (1e-2, {}, NORMALIZES),

@@ -311,6 +311,27 @@ def test_resume_never_refuses_a_run_but_not_an_empty_folder(tmp_path):
         load_config("ppo", [], Layer("command line", values))
 
 
+def test_no_run_of_async_is_resumed_exactly(tmp_path):
+    """There are no bytes to go back to, and newer checkpoints would be removed for nothing."""
+    values = {**CARTPOLE, "run_dir": str(tmp_path), "resume": "exact", "runtime.kind": "async"}
+    with pytest.raises(ConfigError, match=r"resume=exact requires .* use --resume latest"):
+        load_config("impala", [], Layer("command line", values))
+    load_config("impala", [], Layer("command line", {**values, "runtime.kind": "serial"}))
+
+
+def test_what_a_saved_run_needed_for_more_learners_is_dropped_with_them(tmp_path):
+    given = {"batch_unrolls": 4, "runtime.num_learners": 2, "runtime.learner_timeout_s": 600.0}
+    config = compose("impala", [Layer("test", {**CARTPOLE, **given})]).config
+    values = {name: value for name, value in config.flat().items() if name != "run_dir"}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+    command = {**CARTPOLE, "run_dir": str(tmp_path), "runtime.num_learners": 1}
+    loaded = load_config("impala", [], Layer("command line", command))
+    assert loaded.config.runtime.learner_timeout_s == 300.0
+    command["runtime.learner_timeout_s"] = 9.0
+    with pytest.raises(ConfigError, match=r"learner_timeout_s=9\.0 has no effect"):
+        load_config("impala", [], Layer("command line", command))
+
+
 def test_a_folder_that_holds_something_else(tmp_path):
     (tmp_path / ".lock").touch()  # what a run that never began leaves
     assert read_saved(tmp_path) is None

@@ -91,16 +91,23 @@ def test_check_finite_names_stream_and_step(value):
     description = EnvDescription("mine", "gymnasium")
     obs = {"a": np.zeros((6, 3, 2), np.float32), "b": np.zeros((6, 3), np.int64)}
     reward = np.zeros((5, 3), np.float32)
-    check_finite(obs, reward, 10, description, 1000)
+    check_finite(obs, reward, 10, [5, 6, 7], description, 1000)
     reward[4, 0] = value
-    with pytest.raises(EnvironmentFault, match=r"stream 10, step 1004: reward is"):
-        check_finite(obs, reward, 10, description, 1000)
+    with pytest.raises(
+        EnvironmentFault, match=r"stream 10, step 1004 after its reset with seed 5: reward is"
+    ):
+        check_finite(obs, reward, 10, [5, 6, 7], description, 1000)
     obs["a"][5, 2, 0] = value  # later than the reward: the earliest fault is told
-    with pytest.raises(EnvironmentFault, match=r"stream 10, step 1004: reward is"):
-        check_finite(obs, reward, 10, description, 1000)
+    with pytest.raises(
+        EnvironmentFault, match=r"stream 10, step 1004 after its reset with seed 5: reward is"
+    ):
+        check_finite(obs, reward, 10, [5, 6, 7], description, 1000)
     obs["a"][2, 1, 1] = value
-    with pytest.raises(EnvironmentFault, match=r"stream 11, step 1002: observation 'a'\[1\] is"):
-        check_finite(obs, reward, 10, description, 1000)
+    with pytest.raises(
+        EnvironmentFault,
+        match=r"stream 11, step 1002 after its reset with seed 6: observation 'a'\[1\] is",
+    ):
+        check_finite(obs, reward, 10, [5, 6, 7], description, 1000)
 
 
 def test_dict_and_tuple_observations_become_leaves():

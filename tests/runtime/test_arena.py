@@ -1,5 +1,7 @@
 """Shared memory: what is written by one process is read by another, and nothing is left behind."""
 
+import errno
+import os
 import subprocess
 import sys
 from collections import namedtuple
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 from quintet.errors import ConfigError
+from quintet.runtime import arena
 from quintet.runtime.arena import Arena
 from quintet.runtime.params import Board, board_specs
 from quintet.types import Publication, TensorSpec
@@ -93,6 +96,48 @@ def test_too_little_memory_names_the_size_that_is_needed(
         assert "shared memory of 4,000,000 bytes is required" in ended.stderr
         assert "runtime.slots" in ended.stderr
         assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_that_can_not_be_had_is_refused_and_not_died_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where it is promised: a write to it would kill the process."""
+
+    def full(_file: int, _offset: int, _size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    files = psutil.Process().num_fds()
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(ConfigError, match=r"memory of \d+ bytes is required .*No space left"):
+        Arena.create(SPECS)
+    assert psutil.Process().num_fds() == files
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_files_that_a_container_keeps_in_memory_leave_room(
+    version: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(arena, "_CGROUP", tmp_path)
+    folder = tmp_path if version == 2 else tmp_path / "memory"
+    limit, usage, prefix = (
+        ("memory.max", "memory.current", "")
+        if version == 2
+        else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+    )
+    folder.mkdir(exist_ok=True)
+    (folder / limit).write_text("10000000\n")
+    (folder / usage).write_text("9000000\n")
+    (folder / "memory.stat").write_text(f"anon 1\n{prefix}inactive_file 2000000\nother 7\n")
+    large = {"rows": TensorSpec((1000, 1000), torch.float32)}
+    with pytest.raises(ConfigError, match="3,000,000 bytes are free"):
+        Arena.create(large)
+    (folder / "memory.stat").write_text(
+        f"{prefix}inactive_file 2000000\n{prefix}active_file 1000000\n"
+    )
+    Arena.create(large).close()
+    (folder / limit).write_text("max\n")
+    (folder / usage).write_text("90000000\n")
+    Arena.create(large).close()
 
 
 def publication(version: int) -> Publication:

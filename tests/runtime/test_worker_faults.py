@@ -18,16 +18,21 @@ from processes import processes_of
 from troubles import SMALL, Drifting
 
 import quintet
-from quintet import checkpoint
+from quintet import checkpoint, launch
+from quintet.config.load import Layer, compose
+from quintet.config.runtime import RuntimeConfig
 from quintet.errors import ConfigError, EnvironmentFault, QuintetError, WorkerFault
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan
 from quintet.runtime.asynchronous import AsyncOptions, AsyncSampling
+from quintet.runtime.lockstep import LockstepSampling
 from quintet.runtime.messages import Place
 from quintet.runtime.patience import Patience
 from quintet.runtime.workers import Died
+from quintet.sampling import make_sampling, open_source
 
 SCRIPT = Path(__file__).with_name("troubles.py")
+slow = pytest.mark.slow
 
 
 def train(folder: Path, env: Any = Drifting, steps: int = 4_000, on_report=None, **runtime: Any):
@@ -77,22 +82,24 @@ def test_async_replaces_a_worker_that_is_killed_or_stopped(what: str, tmp_path: 
     ("trouble", "error", "words"),
     [
         ("raise", EnvironmentFault, r"step \d+ of its episode, seed \d+.* the floor gave way"),
-        ("nan", EnvironmentFault, r"must be finite; .*stream \d, step"),
+        (
+            "nan",
+            EnvironmentFault,
+            r"must be finite; .*stream \d, step \d+ after its reset with seed",
+        ),
         ("hang", WorkerFault, r"worker \d .*must do a row within 1 s, .*silent .*at row \d+ of sl"),
         ("die", WorkerFault, r"worker \d \(streams .* ended with status 3 at row \d+"),
     ],
 )
+@pytest.mark.parametrize("kind", ["async", pytest.param("lockstep", marks=slow)])
 def test_an_environment_that_misbehaves_ends_the_run_by_its_name(
-    trouble: str, error: type[QuintetError], words: str, tmp_path: Path
+    kind: str, trouble: str, error: type[QuintetError], words: str, tmp_path: Path
 ) -> None:
+    restarts = {"max_restarts": 0 if trouble == "hang" else 1} if kind == "async" else {}
     with pytest.raises(error, match=words) as caught:
-        train(
-            tmp_path,
-            partial(Drifting, trouble),
-            max_restarts=0 if trouble == "hang" else 1,
-            worker_timeout_s=1.0,
-        )
-    assert "runtime.max_restarts" in "".join(caught.value.__notes__)
+        train(tmp_path, partial(Drifting, trouble), kind=kind, worker_timeout_s=1.0, **restarts)
+    if kind == "async":
+        assert "runtime.max_restarts" in "".join(caught.value.__notes__)
     if trouble == "die":
         assert "farewell" in (tmp_path / "log.txt").read_text()
 
@@ -101,24 +108,33 @@ def server_of(_worker: psutil.Process) -> psutil.Process:
     return next(p for p in processes_of() if "quintet.runtime.server" in " ".join(p.cmdline()))
 
 
-@pytest.mark.parametrize("inference", ["local", "server"])
+@pytest.mark.parametrize(
+    ("inference", "what"),
+    [
+        ("local", "kill"),
+        ("server", "kill"),
+        pytest.param("local", "suspend", marks=slow),
+        pytest.param("server", "suspend", marks=slow),
+    ],
+)
 def test_lockstep_goes_back_once_and_ends_with_the_bytes_of_serial(
-    inference: str, tmp_path: Path
+    inference: str, what: str, tmp_path: Path
 ) -> None:
-    """Where a worker is killed, and where the inference server is."""
+    """Where a worker is killed or stopped, and where the inference server is."""
     streams = {"env.streams_per_group": 2}
     serial = SMALL | streams
     quintet.train("ppo", Drifting, 4_001, 7, tmp_path / "serial", serial)
     lockstep = serial | {"runtime.kind": "lockstep", "runtime.lag": 0}
     lockstep["runtime.inference"] = inference
+    lockstep["runtime.worker_timeout_s"] = 60.0 if what == "kill" else 2.0
     served = inference == "server"
-    hit = Once(lambda worker: (server_of(worker) if served else worker).kill())
+    hit = Once(lambda worker: getattr(server_of(worker) if served else worker, what)())
     hit.reports = -20  # there has been a checkpoint by then
     quintet.train("ppo", Drifting, 4_001, 7, tmp_path / "lockstep", lockstep, on_report=hit)
     assert hashes(tmp_path / "lockstep") == hashes(tmp_path / "serial")
     said = (tmp_path / "lockstep" / "log.txt").read_text()
     assert ("inference server (cpu, pid" if served else "worker 0 (streams") in said
-    assert "was ended by SIGKILL" in said
+    assert ("was ended by SIGKILL" if what == "kill" else "silent for") in said
     assert "resumed at update" in said
 
 
@@ -146,23 +162,66 @@ def test_lockstep_goes_back_no_second_time(tmp_path: Path) -> None:
         train(tmp_path, partial(Drifting, "die"), kind="lockstep", worker_timeout_s=60.0)
 
 
-slow = pytest.mark.slow
+class SlowToMake(Drifting):
+    def __init__(self) -> None:
+        time.sleep(0.6)
+        super().__init__()
+
+
+def test_environments_may_take_longer_to_make_than_to_step(tmp_path: Path) -> None:
+    """Two in each worker, which makes them anew after a checkpoint."""
+    result = train(tmp_path, SlowToMake, 1_300, kind="lockstep", worker_timeout_s=1.0)
+    assert result.status == "finished"
+    assert "going back" not in (tmp_path / "log.txt").read_text()
+
+
+def test_nobody_is_judged_by_time_in_which_this_process_was_stopped_too() -> None:
+    """As a container is that is paused: all are silent for long, and go on."""
+    config = compose("ppo", [Layer("test", {"env.id": "Drifting", **SMALL})], check_env=False)
+    config = config.config.model_copy(
+        update={"runtime": RuntimeConfig(kind="lockstep", num_workers=2, worker_timeout_s=1.0)}
+    )
+    source = open_source(config, Drifting)
+    config = launch.resolve(config, source.spaces, "gymnasium")
+    learner = launch.make_learner(config, source.spaces)
+    sampling = make_sampling(config, source, learner, PhaseTimer(), print, print)
+    try:
+        assert isinstance(sampling, LockstepSampling)
+        sampling.publish(learner.publication())
+        sampling.restart(0)
+        sampling.collect(10_000)
+        assert all(each.process.channel.poll(60) for each in sampling.workers.samplers)
+        for process in processes_of():
+            process.suspend()
+        sampling.collect(10_000)  # what is there; they are told to go on
+        time.sleep(4.0)
+        assert sampling.workers.events(0.0) == []
+        for process in processes_of():
+            process.resume()
+        sampling.collect(10_000)
+    finally:
+        sampling.close()
+        source.close()
 
 
 @pytest.mark.parametrize(
-    ("kind", "number"),
+    ("kind", "number", "inference"),
     [
-        ("async", signal.SIGKILL),
-        ("lockstep", signal.SIGINT),
-        pytest.param("async", signal.SIGINT, marks=slow),
-        pytest.param("async", signal.SIGTERM, marks=slow),
-        pytest.param("lockstep", signal.SIGKILL, marks=slow),
-        pytest.param("lockstep", signal.SIGTERM, marks=slow),
+        ("async", signal.SIGKILL, "local"),
+        ("lockstep", signal.SIGINT, "local"),
+        pytest.param("async", signal.SIGINT, "local", marks=slow),
+        pytest.param("async", signal.SIGTERM, "local", marks=slow),
+        pytest.param("lockstep", signal.SIGKILL, "local", marks=slow),
+        pytest.param("lockstep", signal.SIGTERM, "local", marks=slow),
+        pytest.param("async", signal.SIGKILL, "server", marks=slow),
+        pytest.param("lockstep", signal.SIGTERM, "server", marks=slow),
     ],
 )
-def test_no_worker_outlives_its_parent(kind: str, number: int, tmp_path: Path) -> None:
+def test_no_worker_outlives_its_parent(
+    kind: str, number: int, inference: str, tmp_path: Path
+) -> None:
     process = subprocess.Popen(
-        [sys.executable, SCRIPT, tmp_path, kind, "10000000"],
+        [sys.executable, SCRIPT, tmp_path, kind, "10000000", inference],
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
@@ -171,8 +230,9 @@ def test_no_worker_outlives_its_parent(kind: str, number: int, tmp_path: Path) -
     while "report" not in process.stdout.readline():
         assert process.poll() is None
     found = processes_of(process.pid)
-    assert len(found) == 2
-    assert [os.sched_getscheduler(worker.pid) for worker in found] == [os.SCHED_BATCH] * 2
+    assert len(found) == (2 if inference == "local" else 3)
+    policies = [os.sched_getscheduler(worker.pid) for worker in found]
+    assert policies.count(os.SCHED_BATCH) == 2
     # To the whole group, as a terminal does with Ctrl-C; to all, as service managers do.
     os.killpg(process.pid, number)
     if number == signal.SIGTERM:

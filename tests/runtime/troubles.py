@@ -1,4 +1,5 @@
-"""Environments that misbehave, and a run of them in a process of its own: `troubles.py RUN_DIR`."""
+"""Environments that misbehave, and a run of them in a process of its own: `troubles.py RUN_DIR KIND
+STEPS INFERENCE`."""
 
 import sys
 import time
@@ -61,14 +62,15 @@ class Drifting(gymnasium.Env):
             os._exit(3)
 
 
-def main(run_dir: str, kind: str, steps: str) -> None:
+def main(run_dir: str, kind: str, steps: str, inference: str) -> None:
     result = quintet.train(
         "ppo",
         Drifting,
         total_steps=int(steps),
         seed=7,
         run_dir=run_dir,
-        config=SMALL | {"runtime.kind": kind, "runtime.num_workers": 2},
+        config=SMALL
+        | {"runtime.kind": kind, "runtime.num_workers": 2, "runtime.inference": inference},
         on_report=lambda _: print("report", flush=True),
     )
     print("status", result.status, flush=True)
