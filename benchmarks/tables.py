@@ -83,15 +83,33 @@ SPEED_IMPALA = {
 }
 """By the name of the record of `compare`."""
 
+SAMPLING = {
+    "Pong-v5 of bare": ("Pong-v5, of EnvPool alone", 0.9),
+    "HalfCheetah-v4 of bare": ("HalfCheetah-v4, of EnvPool alone", 0.9),
+    "python CartPole of bare": ("CartPole-v1 in Python, of a bare loop", 0.7),
+    "gain of workers of that of bare processes": (
+        "what a second worker gains, of what a second bare process gains",
+        0.9,
+    ),
+}
+"""Ratios of sampling.py: what they are, and what is asked of them."""
+
+SOAKS = ("pong-appo",)
+"""Workloads of soak.py."""
+
 PEERS = {"sb3": "Stable-Baselines3", "sample_factory": "Sample Factory"}
 
 THRESHOLDS = ("CartPole", "LunarLander", "HalfCheetah", "Pong")
 """Tasks of time_to_threshold.py."""
 
 
-def load(algo: str, name: str) -> dict[str, Any] | None:
-    path = ROOT / "benchmarks" / "results" / f"{algo}-{name}.json"
+def result(name: str) -> dict[str, Any] | None:
+    path = ROOT / "benchmarks" / "results" / f"{name}.json"
     return json.loads(path.read_text()) if path.exists() else None
+
+
+def load(algo: str, name: str) -> dict[str, Any] | None:
+    return result(f"{algo}-{name}")
 
 
 def learning_table(algo: str, goals: dict[str, Goal]) -> str:
@@ -177,8 +195,7 @@ def threshold_table() -> str:
         "| ratio of medians | commit |",
         "|---|---|---|---|---|---|",
     ]
-    path = ROOT / "benchmarks" / "results" / "time-to-threshold.json"
-    records = json.loads(path.read_text()) if path.exists() else {}
+    records = result("time-to-threshold") or {}
     for name in THRESHOLDS:
         if name not in records:
             lines.append(f"| {name} | not yet recorded |" + " |" * 4)
@@ -219,6 +236,52 @@ def cost_table(algo: str, goals: dict[str, Goal]) -> str:
     return "\n".join(lines)
 
 
+def sampling_table() -> str:
+    """Of what `sampling.py` recorded."""
+    lines = ["| sampling alone | measured | asked | met |", "|---|---|---|---|"]
+    record = result("sampling")
+    for name, (title, asked) in SAMPLING.items():
+        if record is None:
+            lines.append(f"| {title} | not yet recorded | {asked} | |")
+            continue
+        ratio = record["ratios"][name]
+        met = "yes" if ratio >= asked else "no"
+        lines.append(f"| {title} | **{ratio:.2f}** | {asked} | {met} |")
+    return "\n".join(lines)
+
+
+def sampling_rates_table() -> str:
+    """Of what `sampling.py` recorded."""
+    record = result("sampling")
+    lines = ["| rows/s | median | all |", "|---|---|---|"]
+    for name, rates in (record or {"rates": {}})["rates"].items():
+        each = ", ".join(f"{rate:,.0f}" for rate in rates)
+        lines.append(f"| {name} | {median(rates):,.0f} | {each} |")
+    return "\n".join(lines)
+
+
+def soak_table() -> str:
+    """Of what `soak.py` recorded."""
+    lines = [
+        "| workload | minutes | env_steps/s of the bench | of the soak | share | of its last half "
+        "| most MB per minute of a process | asked | met |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name in SOAKS:
+        record = result(f"soak-{name}")
+        if record is None:
+            lines.append(f"| {name} | not yet recorded |" + " |" * 7)
+            continue
+        lines.append(
+            f"| {name} | {record['minutes'][-1]['minute']:.0f} | "
+            f"{record['bench_env_steps_per_s']:,} | {record['env_steps_per_s']:,} "
+            f"| **{record['of_bench']:.2f}** | {record['last_half_of_bench']:.2f} "
+            f"| **{max(record['mb_per_minute'].values()):.2f}** | 0.9, 1 MB "
+            f"| {'yes' if record['met'] else 'no'} |"
+        )
+    return "\n".join(lines)
+
+
 TABLES = {
     "ppo-learning": lambda: learning_table("ppo", PPO),
     "ppo-cost": lambda: cost_table("ppo", PPO),
@@ -227,6 +290,9 @@ TABLES = {
     "ppo-speed": lambda: speed_table("sb3", SPEED_PPO),
     "impala-speed": lambda: speed_table("sample_factory", SPEED_IMPALA),
     "ppo-threshold": threshold_table,
+    "sampling": sampling_table,
+    "sampling-rates": sampling_rates_table,
+    "soak": soak_table,
 }
 
 
