@@ -18,6 +18,7 @@ COLUMNS = 3
 # those which end soon after are short ones, and more points would show that.
 POINTS = 21
 ONE_SEED_POINTS = 100
+LONG_TITLE = 20  # letters, beside which a panel has no room for more
 
 
 def runs_of(record: dict[str, Any], score: str) -> list[Run]:
@@ -49,7 +50,8 @@ def panel(
             axes.plot(run.evaluations.x, run.evaluations.y, "o", ms=4, mfc="white", mec="0.1",
                       zorder=3, clip_on=False)  # fmt: skip
     if len(record["runs"]) == 1:
-        title += f" (seed {record['runs'][0]['seed']} only)"
+        title += "\n" if len(title) > LONG_TITLE else " "
+        title += f"(seed {record['runs'][0]['seed']} only)"
     if beside:
         axes.legend(fontsize=7, frameon=False)
     for value, line in ((goal.must, ":"), (goal.aim, "--")):
@@ -57,7 +59,10 @@ def panel(
             axes.axhline(value, color="0.4", ls=line, lw=1, zorder=1)
     axes.set_title(title, loc="left", fontsize=9, fontweight="bold")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+    if goal.score == "success_rate":
+        axes.set_ylim(0.0, 1.05)
+    else:
+        axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     axes.set_xlim(0, record["config"]["total_env_steps"])
     axes.tick_params(labelsize=8)
     axes.grid(True, color="0.92", linewidth=0.7)
