@@ -185,7 +185,7 @@ def test_numbers_out_of_range_are_refused(bandit, given):
 
 
 def test_nan_is_an_error_that_names_stream_and_step(policy):
-    says = r"stream 0, step [23]: observation 'obs'\[0\] is nan"
+    says = r"stream 0, step [23] after its reset with seed \d+: observation 'obs'\[0\] is nan"
     with pytest.raises(EnvironmentFault, match=says):
         quintet.evaluate(policy, lambda: Numbered("nan"), 1, seed=10_099)
     assert all(env.closed for env in Numbered.made)

@@ -379,8 +379,8 @@ def test_what_a_terminal_sends_to_all_processes_ends_in_a_checkpoint(tmp_path, n
 @pytest.mark.parametrize(
     ("kind", "error", "says"),
     [
-        ("nan", EnvironmentFault, r"stream \d, step \d+: observation 'obs'\[1\] is nan"),
-        ("nan_reward", EnvironmentFault, r"stream \d, step \d+: reward is nan"),
+        ("nan", EnvironmentFault, r"stream \d, step \d+ after .*: observation 'obs'\[1\] is nan"),
+        ("nan_reward", EnvironmentFault, r"stream \d, step \d+ after .*: reward is nan"),
         ("shape", EnvironmentFault, r"stream \d, step \d of its episode.*gave shape \(5,\)"),
         ("raise", EnvironmentFault, r"stream \d, step \d of .*ValueError: the floor gave way"),
         ("huge", NonFiniteError, r"became \w+ at update \d+; begin anew"),

@@ -110,13 +110,11 @@ def log(run_dir: Path, kill: int) -> str:
     return "resumed" if kill == 0 or text.count("resumed") >= kill else text
 
 
-def test_the_same_bytes_beside_a_busy_neighbour(tmp_path: Path) -> None:
-    check_twice("python", tmp_path)
-
-
 @slow
-@pytest.mark.parametrize("kind", ["atari", "mujoco", "recurrent", "compiled", "lockstep_pool"])
-def test_the_same_bytes_beside_a_busy_neighbour_in_envpool(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "kind", ["python", "atari", "mujoco", "recurrent", "compiled", "lockstep_pool"]
+)
+def test_the_same_bytes_beside_a_busy_neighbour(kind: str, tmp_path: Path) -> None:
     check_twice(kind, tmp_path)
 
 

@@ -216,7 +216,8 @@ def test_a_run_goes_on_with_another_number_of_learners(tmp_path: Path) -> None:
     assert "off the uninterrupted" not in said
 
 
-@pytest.mark.parametrize("kind", ["async", pytest.param("lockstep", marks=slow)])
+@slow
+@pytest.mark.parametrize("kind", ["async", "lockstep"])
 def test_beside_workers_a_run_goes_back_when_a_learner_is_killed(kind: str, tmp_path: Path) -> None:
     options = {"runtime.kind": kind, "runtime.num_workers": 1, "model.core": "lstm"}
     result = train(tmp_path, 2, 3_200, KillOnce(), **options, **{"model.core_size": 8})

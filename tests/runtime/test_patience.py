@@ -45,7 +45,7 @@ class Slow(Drifting):
     ("kind", "options", "starting"),
     [
         ("lockstep", {"num_workers": 2}, "starting 2 workers"),
-        ("async", {"num_workers": 1}, "starting 1 worker"),
+        pytest.param("async", {"num_workers": 1}, "starting 1 worker", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_says_what_it_waits_for(

@@ -13,7 +13,11 @@ from quintet.protocols import DataPlan, ReplayPlan
 from quintet.runtime.batch import ColumnQueue, Part
 from quintet.types import Rollout
 
-KINDS = ("serial", "lockstep0x2", "lockstep1x1", "lockstep0x1server", "asyncx2", "asyncx2server")
+SELDOM = ("lockstep1x1", "lockstep0x1server", "asyncx2")
+KINDS = (
+    "serial", "lockstep0x2", "asyncx2server",
+    *(pytest.param(kind, marks=pytest.mark.slow) for kind in SELDOM),
+)  # fmt: skip
 """Runtimes that must bring the same rows: kind, lag, x, number of workers."""
 
 LAG = {"serial": 0, "lockstep0x2": 0, "lockstep1x1": 1, "lockstep0x1server": 0}

@@ -63,7 +63,7 @@ class Once:
             self.what(processes_of()[0])
 
 
-@pytest.mark.parametrize("what", ["kill", "suspend"])
+@pytest.mark.parametrize("what", ["kill", pytest.param("suspend", marks=slow)])
 def test_async_replaces_a_worker_that_is_killed_or_stopped(what: str, tmp_path: Path) -> None:
     timeout = 60.0 if what == "kill" else 2.0
     hit = Once(lambda worker: getattr(worker, what)(), pause_s=0.03)  # the other one runs on
@@ -82,10 +82,11 @@ def test_async_replaces_a_worker_that_is_killed_or_stopped(what: str, tmp_path: 
     ("trouble", "error", "words"),
     [
         ("raise", EnvironmentFault, r"step \d+ of its episode, seed \d+.* the floor gave way"),
-        (
+        pytest.param(
             "nan",
             EnvironmentFault,
             r"must be finite; .*stream \d, step \d+ after its reset with seed",
+            marks=slow,
         ),
         ("hang", WorkerFault, r"worker \d .*must do a row within 1 s, .*silent .*at row \d+ of sl"),
         ("die", WorkerFault, r"worker \d \(streams .* ended with status 3 at row \d+"),
@@ -138,7 +139,7 @@ def test_lockstep_goes_back_once_and_ends_with_the_bytes_of_serial(
     assert "resumed at update" in said
 
 
-@pytest.mark.parametrize("what", ["kill", "suspend"])
+@pytest.mark.parametrize("what", ["kill", pytest.param("suspend", marks=slow)])
 def test_async_replaces_the_server_and_gives_open_unrolls_up(what: str, tmp_path: Path) -> None:
     hit = Once(lambda worker: getattr(server_of(worker), what)(), pause_s=0.03)
     timeout = 60.0 if what == "kill" else 2.0
