@@ -45,6 +45,10 @@ def pickled(work: object, refusal: str, instead: str) -> bytes:
     Raises:
         ConfigError: it can't be sent.
     """
+    # The script of a process that multiprocessing has begun, where nobody else can import it.
+    script = sys.modules.get("__mp_main__")
+    if script is not None:
+        cloudpickle.register_pickle_by_value(script)
     try:
         return bytes(cloudpickle.dumps(work))
     except (pickle.PicklingError, TypeError, AttributeError) as error:

@@ -253,6 +253,40 @@ def test_a_worker_that_can_not_begin_says_why(tmp_path: Path) -> None:
         train(tmp_path, only_here)
 
 
+SPAWNED = """
+import multiprocessing, sys
+import quintet
+from troubles import SMALL, Drifting
+
+class Mine(Drifting):
+    pass
+
+def run(folder):
+    options = {"runtime.kind": "lockstep", "runtime.num_workers": 1}
+    quintet.train("ppo", Mine, 64, 7, folder, SMALL | options)
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=run, args=(sys.argv[1],))
+    process.start()
+    process.join()
+    sys.exit(process.exitcode)
+"""
+
+
+@slow
+def test_an_environment_of_a_script_that_trains_in_a_process_of_multiprocessing(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SPAWNED)
+    path = os.pathsep.join([str(SCRIPT.parent), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, script, tmp_path / "run"]
+    ended = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
 class TwoDieAtOnce:
     """Workers of which two are found dead by one look."""
 
