@@ -246,7 +246,7 @@ def sampling_table() -> str:
             continue
         ratio = record["ratios"][name]
         met = "yes" if ratio >= asked else "no"
-        lines.append(f"| {title} | **{ratio:.2f}** | {asked} | {met} |")
+        lines.append(f"| {title} | **{ratio:.3f}** | {asked} | {met} |")
     return "\n".join(lines)
 
 
