@@ -200,6 +200,7 @@ def test_runs_of_one_and_two_learners_are_alike_and_a_killed_one_goes_back(tmp_p
     assert "resumed at update" in said
 
 
+@slow
 def test_a_run_goes_on_with_another_number_of_learners(tmp_path: Path) -> None:
     """As if there had been one all along."""
     train(tmp_path / "one", 1)
