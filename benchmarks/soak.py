@@ -111,6 +111,8 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--record", type=Path)
     args, rest = parser.parse_known_args()
+    if args.minutes < WARM_UP_MINUTES + 2:
+        parser.error(f"--minutes of at least {WARM_UP_MINUTES + 2} is required, for a slope")
     work, options = workloads.read(args.workload), workloads.scheduling(rest)
     bench = measure.train(work, options)[2]["env_steps_per_s"]
     print(f"bench: {bench:,.0f} env_steps/s", flush=True)

@@ -189,9 +189,8 @@ class Trainer:
             )
         self._started = time.perf_counter()
         self._reported_at = self._started
-        self._reported_steps, self._reported_updates = (
-            self.counters.env_steps, self.learner.updates
-        )  # fmt: skip
+        self._reported_steps = self.counters.env_steps
+        self._reported_updates = self.learner.updates
         self._evaluated_steps = self.counters.env_steps
 
     def _restore(self, found: Checkpoint, notes: list[str]) -> None:
@@ -360,10 +359,8 @@ class Trainer:
         return self.stop_requested
 
     def _report(self, metrics: dict[str, float]) -> None:
-        now = time.perf_counter()
-        steps, updates, passed_s = (
-            self.counters.env_steps, self.learner.updates, now - self._reported_at
-        )  # fmt: skip
+        now, steps, updates = time.perf_counter(), self.counters.env_steps, self.learner.updates
+        passed_s = now - self._reported_at
         report = {
             "env_steps": float(steps),
             "env_frames": float(steps * self.env.action_repeat),

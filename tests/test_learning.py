@@ -41,7 +41,7 @@ def test_the_mean_over_three_seeds_reaches_the_floor(task: str, tmp_path: Path) 
     [("BabyAI-GoToRedBall-v0", 1_000_000, 0.9), ("BabyAI-GoToLocal-v0", 3_000_000, 0.7)],
 )
 def test_missions_are_followed(env: str, steps: int, floor: float, tmp_path: Path) -> None:
-    """One seed, which takes minutes; a model that is blind to the mission stays far below."""
+    """One seed, which takes minutes."""
     scores = trained("impala", env, steps, 1, tmp_path, {})
     assert scores.success_rate is not None
     assert scores.success_rate >= floor

@@ -113,11 +113,10 @@ def _left_to_container() -> float:
     """Bytes that its control group (of version 2 or 1) leaves to this process, with what it keeps
     of files only until somebody wants the memory; infinite without a limit.
     """
-    old = _CGROUP / "memory"
     limit, usage, folder, prefix = "memory.max", "memory.current", _CGROUP, ""
     if not (folder / limit).exists():
         limit, usage = "memory.limit_in_bytes", "memory.usage_in_bytes"
-        folder, prefix = old, "total_"
+        folder, prefix = _CGROUP / "memory", "total_"
     try:
         most, used = (float((folder / name).read_text()) for name in (limit, usage))
         lines = (folder / "memory.stat").read_text().splitlines()

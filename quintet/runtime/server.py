@@ -6,6 +6,7 @@ the weights that it asks for; else the groups that wait are one batch, by the ne
 
 import os
 import pickle
+import socket as sockets
 import struct
 import sys
 import time
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection, wait
-from socket import SO_PEERCRED, SOL_SOCKET, socket
+from socket import socket
 from typing import final
 
 import torch
@@ -175,7 +176,7 @@ def _another_users(caller: socket) -> bool:
     """Whether it belongs to somebody else on this machine; False where the system doesn't say."""
     if sys.platform != "linux":
         return False
-    _, uid, _ = struct.unpack("3i", caller.getsockopt(SOL_SOCKET, SO_PEERCRED, 12))
+    _, uid, _ = struct.unpack("3i", caller.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, 12))
     return bool(uid != os.getuid())
 
 

@@ -370,7 +370,8 @@ class Workers:
     def _silent(self) -> list[Died]:
         """Processes that have something to do and have shown no sign of life for too long."""
         found: list[Died] = []
-        now, passed_s = time.monotonic(), time.monotonic() - self._looked_at_s
+        now = time.monotonic()
+        passed_s = now - self._looked_at_s
         if passed_s < min(_LOOK_EVERY_S, self.crew.timeout_s / 4):
             return found
         self._looked_at_s = now
