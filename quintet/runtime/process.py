@@ -28,7 +28,7 @@ STOP_GRACE_S = 5.0
 
 _LOOK_EVERY_S = 1.0
 
-START_S = 60.0
+_START_S = 60.0
 """Seconds that a process has for what comes before its first row, beyond what it may take for a
 row: importing, making environments, compiling.
 """
@@ -128,7 +128,7 @@ class Process:
         Raises:
             QuintetError: it failed, or took too long; it is ended then.
         """
-        allowed_s = START_S + self.timeout_s
+        allowed_s = _START_S + self.timeout_s
         deadline = time.monotonic() + allowed_s
         while not self.channel.poll(min(_LOOK_EVERY_S, max(0.0, deadline - time.monotonic()))):
             patience.look()
@@ -182,7 +182,7 @@ class Process:
     @property
     def allowed_s(self) -> float:
         """How long it may be silent now."""
-        return self.timeout_s + (START_S if self.row[1] == BEGINNING else 0.0)
+        return self.timeout_s + (_START_S if self.row[1] == BEGINNING else 0.0)
 
     def silent_s(self, since_s: float) -> float:
         """Seconds since its last sign of life, or since then; 0 while it has something to say."""
