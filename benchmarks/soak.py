@@ -12,7 +12,6 @@ not above 90% of the bench's, or a slope not under 1 MB per minute.
 import argparse
 import json
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
@@ -51,34 +50,22 @@ def minutes_of(work: Workload, options: Layer) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     since, steps_before = 0.0, 0
 
-    def watched(self: measure.Stopwatch, *_: object) -> bool:
+    def each_minute(seconds: float, env_steps: int) -> None:
         nonlocal since, steps_before
-        begun = self.begin is not None
-        over = after_iteration(self)
-        now, plan = time.perf_counter(), self.learner.plan
-        steps = self.counters.iteration * plan.columns_per_batch * plan.unroll_steps
-        if not begun:
-            since, steps_before = now, steps
-        elif now - since >= 60.0:
-            assert self.begin is not None
-            speed = (steps - steps_before) / (now - since)
-            rows.append(
-                {
-                    "minute": round((now - self.begin.seconds) / 60, 2),
-                    "env_steps_per_s": round(speed),
-                    "own_bytes": memory_now(),
-                }
-            )
-            print(rows[-1], flush=True)
-            since, steps_before = now, steps
-        return over
+        if seconds - since < 60.0:
+            return
+        speed = (env_steps - steps_before) / (seconds - since)
+        rows.append(
+            {
+                "minute": round(seconds / 60, 2),
+                "env_steps_per_s": round(speed),
+                "own_bytes": memory_now(),
+            }
+        )
+        print(rows[-1], flush=True)
+        since, steps_before = seconds, env_steps
 
-    after_iteration = measure.Stopwatch.after_iteration
-    measure.Stopwatch.after_iteration = watched  # type: ignore[method-assign]
-    try:
-        measure.train(work, options)
-    finally:
-        measure.Stopwatch.after_iteration = after_iteration  # type: ignore[method-assign]
+    measure.train(work, options, each_minute)
     return rows
 
 
@@ -98,7 +85,8 @@ def judged(rows: Sequence[dict[str, Any]], bench: float) -> dict[str, Any]:
         "env_steps_per_s": round(mean(speeds)),
         "of_bench": round(of_bench, 3),
         "last_half_of_bench": round(mean(speeds[len(speeds) // 2 :]) / bench, 3),
-        "mb_per_minute": {name: round(slope, 3) for name, slope in slopes.items()},
+        # Added, 0.0 makes a zero of minus zero.
+        "mb_per_minute": {name: round(slope, 3) + 0.0 for name, slope in slopes.items()},
         "met": of_bench > LEAST_OF_BENCH
         and len(slopes) > 1
         and max(slopes.values()) < MOST_MB_PER_MINUTE,

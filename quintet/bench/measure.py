@@ -3,7 +3,7 @@
 import os
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -49,6 +49,7 @@ class Stopwatch:
     learner: Learner
     counters: loop.Counters
     timer: PhaseTimer
+    on_iteration: Callable[[float, int], None] | None = None  # seconds, env_steps of the region
     created: float = field(default_factory=time.perf_counter)
     first: Mapping[Phase, float] | None = None
     begin: Mark | None = None
@@ -63,16 +64,21 @@ class Stopwatch:
             if now - self.created >= self.work.warmup_seconds:
                 self.begin = self._mark(now)
             return False
-        if now - self.begin.seconds < self.work.seconds:
+        seconds = now - self.begin.seconds
+        if self.on_iteration is not None:
+            self.on_iteration(seconds, self._env_steps() - self.begin.env_steps)
+        if seconds < self.work.seconds:
             return False
         self.end = self._mark(now)
         return True
 
-    def _mark(self, now: float) -> Mark:
+    def _env_steps(self) -> int:
         # Rows spent on resets count here, as they do for the libraries we compare with.
         plan = self.learner.plan
-        rows = self.counters.iteration * plan.columns_per_batch * plan.unroll_steps
-        return Mark(now, rows, self.learner.updates, self.timer.seconds())
+        return self.counters.iteration * plan.columns_per_batch * plan.unroll_steps
+
+    def _mark(self, now: float) -> Mark:
+        return Mark(now, self._env_steps(), self.learner.updates, self.timer.seconds())
 
 
 def run(work: Workload, options: Layer) -> dict[str, Any]:
@@ -100,9 +106,13 @@ def run(work: Workload, options: Layer) -> dict[str, Any]:
     }
 
 
-def train(work: Workload, options: Layer) -> tuple[RunConfig, Spaces, dict[str, Any]]:
+def train(
+    work: Workload, options: Layer, on_iteration: Callable[[float, int], None] | None = None
+) -> tuple[RunConfig, Spaces, dict[str, Any]]:
     """Trains for the workload's time: the resolved configuration, the spaces, and the record
     without its limit.
+
+    on_iteration: called with the seconds and env_steps since the warm-up, after each iteration.
     """
     config = compose(work.learner, [work.layer(), options]).config
     source = open_source(config, None)
@@ -110,12 +120,18 @@ def train(work: Workload, options: Layer) -> tuple[RunConfig, Spaces, dict[str, 
         config = resolve(config, source.spaces, source.envs[0].description.backend)
         assert config.runtime.threads is not None
         configure_torch(config.runtime.threads, config.runtime.device)
-        return config, source.spaces, _record(work, config, _train(work, config, source))
+        watch = _train(work, config, source, on_iteration)
+        return config, source.spaces, _record(work, config, watch)
     finally:
         source.close()
 
 
-def _train(work: Workload, config: RunConfig, source: Source) -> Stopwatch:
+def _train(
+    work: Workload,
+    config: RunConfig,
+    source: Source,
+    on_iteration: Callable[[float, int], None] | None,
+) -> Stopwatch:
     timer, counters = PhaseTimer(), loop.Counters()
     learner = make_learner(config, source.spaces)
     sampling = make_sampling(config, source, learner, timer, print, print)
@@ -123,7 +139,7 @@ def _train(work: Workload, config: RunConfig, source: Source) -> Stopwatch:
     def nowhere(_: Rollout) -> str:
         return "The batch is not kept"
 
-    watch = Stopwatch(work, learner, counters, timer)
+    watch = Stopwatch(work, learner, counters, timer, on_iteration)
     try:
         loop.run(
             loop.Parts([learner], sampling, None, torch.device(config.runtime.device)),
