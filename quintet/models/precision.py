@@ -27,8 +27,11 @@ def cast_weights(module: nn.Module, precision: Precision) -> None:
 
 
 def fast_bf16(device: torch.device) -> bool:
-    """Whether the device multiplies bfloat16 matrices by itself; others emulate it, slowly."""
+    """Whether bfloat16 matrices are multiplied faster than float32 ones.
+
+    Of processors it is those with AMX.  AVX512-BF16 alone gains less than the casts cost: pong-appo
+    and BabyAI are 13 to 30% slower with it than in float32 (docs/performance.md).
+    """
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    able = torch.cpu.get_capabilities()
-    return bool(able.get("amx_bf16") or able.get("avx512_bf16"))
+    return bool(torch.cpu.get_capabilities().get("amx_bf16"))
