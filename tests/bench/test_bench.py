@@ -12,7 +12,7 @@ from quintet import cli
 from quintet.algorithms.registry import find
 from quintet.bench import limits, measure, workloads
 from quintet.bench.workloads import ENVIRONMENT_VARIABLE
-from quintet.config.load import compose
+from quintet.config.load import Layer, compose
 from quintet.envs.make import make_vector_env
 from quintet.errors import ConfigError
 from quintet.launch import make_learner, resolve
@@ -123,13 +123,34 @@ def test_the_record_says_what_was_done(small: Path, capsys: pytest.CaptureFixtur
     assert spent == pytest.approx(record["wall_s"], rel=0.05)
 
 
-def test_a_person_reads_sentences(small: Path, capsys: pytest.CaptureFixture[str]):
-    assert cli.main(["bench", "small", "--runtime.compile", "off"]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("small: ")
-    assert "that its bare parts allow (fp32)" in said
-    for phase in ("stepping", "acting", "learning", "other"):
-        assert phase in said
+def test_a_person_reads_sentences(
+    small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    us = {"stepping": 2.0, "acting": 3.0, "learning": 4.0, "waiting": 0.0, "other": 1.0}
+    record = {
+        "workload": "small", "env_steps_per_s": 100_000.0, "us_per_env_step": us,
+        "limit_env_steps_per_s": 125_000.0,
+        "limit_us_per_env_step": {"env": 1.5, "act": 2.5, "update": 3.5},
+        "precision": "fp32", "compile_s": 2.0,
+    }  # fmt: skip
+    monkeypatch.setattr(measure, "run", lambda work, options: record)
+    assert cli.main(["bench", "small"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "small: 100,000 env_steps/s, 80% of the 125,000 that its bare parts allow (fp32, compiled "
+        "in 2.0 s)",
+        "  stepping      2.00 us per env_step, bare 1.50",
+        "  acting        3.00 us per env_step, bare 2.50",
+        "  learning      4.00 us per env_step, bare 3.50",
+        "  other         1.00 us per env_step",
+    ]
+
+
+def test_an_observer_is_told_of_every_iteration_in_the_region(small: Path):
+    seen: list[tuple[float, int]] = []
+    eager = Layer("test", {"runtime.compile": "off"})
+    record = measure.train(workloads.read("small"), eager, lambda *told: seen.append(told))[2]
+    assert [env_steps for _, env_steps in seen] == [32 * (k + 1) for k in range(len(seen))]
+    assert seen[-1] == (pytest.approx(record["wall_s"], abs=0.01), record["env_steps"])
 
 
 @pytest.mark.parametrize("name", SHIPPED)
