@@ -38,10 +38,10 @@ def test_the_mean_over_three_seeds_reaches_the_floor(task: str, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("env", "steps", "floor"),
-    [("BabyAI-GoToRedBall-v0", 1_000_000, 0.9), ("BabyAI-GoToLocal-v0", 3_000_000, 0.7)],
+    [("BabyAI-GoToRedBall-v0", 1_000_000, 0.9), ("BabyAI-GoToLocal-v0", 3_000_000, 0.9)],
 )
 def test_missions_are_followed(env: str, steps: int, floor: float, tmp_path: Path) -> None:
-    """One seed, which takes minutes."""
+    """One seed, which takes minutes.  Blind to the mission, success is 0.7 after GoToLocal's 3M."""
     scores = trained("impala", env, steps, 1, tmp_path, {})
     assert scores.success_rate is not None
     assert scores.success_rate >= floor
