@@ -30,7 +30,7 @@ def fast_bf16(device: torch.device) -> bool:
     """Whether bfloat16 matrices are multiplied faster than float32 ones.
 
     Of processors it is those with AMX.  AVX512-BF16 alone gains less than the casts cost: pong-appo
-    and BabyAI are 13 to 30% slower with it than in float32 (docs/performance.md).
+    and BabyAI are 11 to 19% slower with it than in float32 (docs/performance.md).
     """
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
