@@ -13,7 +13,6 @@ While a checkpoint of the same name is replaced, the one before stands for an in
 
 import hashlib
 import json
-import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -39,7 +38,6 @@ _SUFFIX = ".safetensors"
 _TEMPORARY = ".tmp-"
 _REPLACED = ".old-"
 _AUTO_PARTS = 20  # `interval_updates = "auto"`: how many checkpoints over a run
-_AUTO_STEPS = 2_000
 _READ_ATTEMPTS = 10  # a reader that meets a replacement starts again
 
 
@@ -51,42 +49,41 @@ class CheckpointConfig(BaseModel):
 
     interval_updates: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         default="auto",
-        description="Iterations (calls of the learner's update) between scheduled checkpoints, "
-        "at least 1; auto is 1/20 of the run and at least 2,000 steps of each stream. All "
-        "environments restart there, so fewer steps than an episode has would never let one end.",
+        description="Iterations (calls of the learner's update) between checkpoints, at least 1; "
+        "auto is 1/20 of the run, left out while checkpoints have taken more than 1% of the time.",
+    )
+    max_cut_frac: float = Field(
+        default=0.05,
+        ge=0,
+        le=1,
+        description="Most share of env_steps in episodes that exact checkpoints cut. All "
+        "environments restart at an exact checkpoint, so it waits until few steps lie in running "
+        "episodes; 1: every checkpoint is exact. Kinds serial and lockstep.",
     )
     keep: int = Field(default=3, ge=1, description="How many of the newest checkpoints are kept.")
     milestones: int = Field(
         default=0,
         ge=0,
-        description="How many scheduled checkpoints, evenly spaced over a run, are never deleted.",
+        description="How many checkpoints, evenly spaced over a run, are never deleted.",
     )
     save_best: bool = Field(
         default=True,
         description="Also keep the checkpoint with the best evaluation, under the name best.",
     )
 
-    def interval(self, total_iterations: int, steps_per_stream: float) -> int:
-        """Iterations between scheduled checkpoints of a run of `total_iterations`, in each of which
-        a stream makes `steps_per_stream` steps on average.
-
-        auto: 1/20 of the run, but at least 2,000 steps of every stream, because the environments
-        restart there: shorter stretches would cut long episodes before they end.
-        """
+    def interval(self, total_iterations: int) -> int:
+        """Iterations from one checkpoint to the next of a run of `total_iterations`."""
         if self.interval_updates == "auto":
-            return max(
-                1, total_iterations // _AUTO_PARTS, math.ceil(_AUTO_STEPS / steps_per_stream)
-            )
+            return max(1, total_iterations // _AUTO_PARTS)
         return self.interval_updates
 
-    def milestone_iterations(self, total_iterations: int, interval: int) -> frozenset[int]:
-        """Iterations whose scheduled checkpoints are never deleted.
+    def is_milestone(self, total_iterations: int, before: int, iteration: int) -> bool:
+        """Whether the checkpoint at `iteration`, the first one since `before`, is never deleted.
 
-        The k-th of n is the first scheduled one at or after ``total_iterations * k / n``; the last
-        is the end of the run.
+        The k-th of n is the first at or after ``total_iterations * k / n``.
         """
         due = [-(-total_iterations * k // self.milestones) for k in range(1, self.milestones + 1)]
-        return frozenset(min(-(-at // interval) * interval, total_iterations) for at in due)
+        return any(before < at <= iteration for at in due)
 
 
 @final
@@ -156,11 +153,11 @@ def any_of_run(root: Path) -> bool:
 
 
 def latest(
-    root: Path, *, scheduled_only: bool = False, warn: Callable[[str], None]
+    root: Path, *, exact_only: bool = False, warn: Callable[[str], None]
 ) -> Checkpoint | None:
     """The newest readable checkpoint of a run, or None when there is none yet.
 
-    scheduled_only: passes over those whose ``meta["scheduled"]`` is not true.
+    exact_only: passes over those whose ``meta["exact"]`` is not true.
     warn: receives a message for each damaged one that was passed over.
 
     Raises:
@@ -174,13 +171,13 @@ def latest(
         except CheckpointError as fault:
             faults.append(str(fault))
             continue
-        if scheduled_only and not found.meta.get("scheduled", False):
+        if exact_only and not found.meta.get("exact", False):
             continue
         for fault_text in faults:
             warn(f"skipped a damaged checkpoint: {fault_text}. Using {found.path} instead")
         return found
     if faults:
-        kind = "scheduled checkpoint" if scheduled_only else "checkpoint"
+        kind = "exact checkpoint" if exact_only else "checkpoint"
         raise CheckpointError(
             f"no {kind} in {root} can be read: {'; '.join(faults)}. Restore one from a copy"
         )
@@ -190,18 +187,18 @@ def latest(
 def prune(root: Path, keep: int, protect: Callable[[dict[str, Any]], bool]) -> list[str]:
     """Deletes old checkpoints and returns their names.
 
-    Kept are the newest `keep`, those whose meta `protect` accepts, and the newest scheduled one,
-    from which alone a run resumes exactly.  A damaged one may count as newest but is not protected.
+    Kept are the newest `keep`, those whose meta `protect` accepts, and the newest exact one, from
+    which alone a run resumes exactly.  A damaged one may count as newest but is not protected.
     """
     if keep < 1:
         raise CheckpointError(f"keep must be at least 1, not {keep}")
     deleted = []
-    scheduled_kept = False
+    exact_kept = False
     for age, name in enumerate(reversed(_numbered(root))):
         meta = _meta_or_none(root / name)
-        newest_scheduled = bool(meta and meta.get("scheduled", False)) and not scheduled_kept
-        scheduled_kept |= newest_scheduled
-        if age < keep or newest_scheduled or (meta is not None and protect(meta)):
+        newest_exact = bool(meta and meta.get("exact", False)) and not exact_kept
+        exact_kept |= newest_exact
+        if age < keep or newest_exact or (meta is not None and protect(meta)):
             continue
         # renamed first: a crash while deleting must not leave a torn checkpoint under its name
         doomed = root / f"{_TEMPORARY}{name}-deleted-{os.urandom(4).hex()}"

@@ -380,8 +380,8 @@ def _train(trainer: Trainer, sampling: Sampling, spaces: Spaces, may_go_back: bo
         if not may_go_back or replaced or trainer.stop_requested:
             raise
         # Off the uninterrupted run's path there is nothing to be exact about, but much to lose.
-        exact = trainer.exact and config.runtime.kind != "async"
-        which = "scheduled checkpoint" if exact else "checkpoint"
+        exact = trainer.goes_back_exactly()
+        which = "exact checkpoint" if exact else "checkpoint"
         trainer.say(f"{error}; going back to the last {which}")
         raise _GoesBack("exact" if exact else "latest") from error
     finally:

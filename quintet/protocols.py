@@ -54,8 +54,8 @@ class DataPlan:
     return_discount: discount of the running return ``Rollout.return_carry``, or None when nothing
         reads it.
     state_every: rows from one stored recurrent state to the next; must divide unroll_steps.
-    max_policy_lag: rows whose weights are more versions behind the learner's are masked, a column
-        of nothing else is dropped; None: no bound.
+    max_policy_lag: rows whose weights are more versions behind the learner's, whether those were
+        published or not, are masked, a column of nothing else is dropped; None: no bound.
     replay: what is kept of old data and how it is drawn; None: nothing is kept.
     """
 
@@ -115,6 +115,13 @@ class Learner(Protocol):
     @property
     def updates(self) -> int:
         """Optimizer steps made so far."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """Calls of `update` so far; a publication carries it, and the age of weights is counted in
+        it.
+        """
         ...
 
     def update(self, batch: Rollout, env_steps: int) -> dict[str, float]:

@@ -154,6 +154,7 @@ def make_sampling(
     plan = learner.plan
     if runtime.max_policy_lag is not None:
         plan = replace(plan, max_policy_lag=runtime.max_policy_lag)
+    _require_fresh_rows(runtime, plan)
     if runtime.kind == "serial":
         return SerialSampling(
             source.envs,
@@ -192,6 +193,20 @@ def make_sampling(
     pin = runtime.device.startswith("cuda") and runtime.num_learners == 1
     options = AsyncOptions(runtime.prefetch_batches, runtime.max_restarts, pin)
     return AsyncSampling(workers, timer, options)
+
+
+def _require_fresh_rows(runtime: RuntimeConfig, plan: DataPlan) -> None:
+    """Refuses a run that would come to wait for ever: every row too old, and no update without rows
+    before which newer weights are published.
+    """
+    most, interval = plan.max_policy_lag, runtime.publish_interval_updates
+    lag = runtime.lag if runtime.kind == "lockstep" else 0
+    if most is not None and interval + lag > most + 1:
+        raise ConfigError(
+            f"runtime.publish_interval_updates must be at most {most + 1 - lag} where rows of "
+            f"weights more than {most} updates old are dropped, got {interval}; lower it or raise "
+            "runtime.max_policy_lag"
+        )
 
 
 def _server(config: RunConfig, spaces: Spaces) -> ServerOptions:

@@ -22,6 +22,7 @@ from quintet.envs.given import EnvSource
 from quintet.envs.vector import EnvDescription
 from quintet.errors import CheckpointError, ConfigError, QuintetError
 from quintet.evaluation import evaluate
+from quintet.long_episodes import LongEpisodes
 from quintet.observe.machine import MachineUse
 from quintet.observe.metrics import EpisodeStats
 from quintet.observe.progress import Begin, first_stage, make_progress, stage_of
@@ -42,6 +43,9 @@ OnReport = Callable[[dict[str, float]], object]
 
 EVALUATION_SEED = 20_000
 """First environment seed of evaluations while training; reported results use others."""
+
+_CHECKPOINT_FRAC = 0.01
+"""Of a run's time; more is not spent on checkpoints that may be left out."""
 
 
 @final
@@ -76,14 +80,13 @@ class Trainer:
         )
         batch = learner.plan.unroll_steps * learner.plan.columns_per_batch
         self.iterations = -(-config.total_env_steps // batch)
-        self.interval = config.checkpoint.interval(self.iterations, batch / config.env.num_streams)
-        self.milestones = config.checkpoint.milestone_iterations(self.iterations, self.interval)
+        self.interval = config.checkpoint.interval(self.iterations)
         # Whether the run lies on the path of the one that was never interrupted; runs of which no
         # two are the same have no such path, and can't leave it.
         self.exact = True
         self._scores: dict[str, float] = {}
         self._wall_before_s = 0.0
-        self._evaluation_s = 0.0
+        self._evaluation_s = self._checkpoint_s = 0.0
         self.replay: Replay | None = None
         self._replay_described = False
         self._notes: list[str] = []
@@ -135,7 +138,7 @@ class Trainer:
         notes = self._notes
         exact = self.config.resume == "exact"
         try:
-            found = checkpoint.latest(self.checkpoints, scheduled_only=exact, warn=notes.append)
+            found = checkpoint.latest(self.checkpoints, exact_only=exact, warn=notes.append)
         except CheckpointError as error:
             raise CheckpointError(
                 f"{error}, or remove {self.checkpoints} to start the run anew"
@@ -152,9 +155,16 @@ class Trainer:
                 self._remove_newer(found, notes)
         elif exact and self.checkpoints.is_dir() and any(self.checkpoints.iterdir()):
             raise CheckpointError(
-                f"--resume exact requires a scheduled checkpoint, {self.checkpoints} has none "
-                "yet; use --resume latest, or begin anew in another --run-dir"
+                f"--resume exact requires an exact checkpoint, {self.checkpoints} has none yet; "
+                "use --resume latest, or begin anew in another --run-dir"
             )
+        restarts = self.config.runtime.kind != "async"
+        self.long_episodes = LongEpisodes(
+            self.config.total_env_steps,
+            self.interval,
+            self.config.checkpoint.max_cut_frac if restarts else None,
+            self._replay_reach(),
+        )
         trained, asked = self.counters.env_steps, self.config.total_env_steps
         if trained > asked:
             raise ConfigError(
@@ -199,14 +209,17 @@ class Trainer:
             self.learner.load(LearnerState(tensors, found.meta["learner"]))
         except RuntimeError as error:
             raise misfit(self.config.model.encoder, error) from error
-        self.counters = loop.Counters(found.meta["iteration"], found.meta["env_steps"])
-        self.best = found.meta["best"]
+        meta = found.meta
+        # Runs of before there were other counters have these two.
+        before = {name: meta[name] for name in ("iteration", "env_steps") if name in meta}
+        self.counters = loop.Counters(**meta.get("counters", before))
+        self.best = meta["best"]
         self._restore_replay(found, notes)
-        self._wall_before_s = found.meta["wall_s"]
-        total = found.meta["total_env_steps"]
+        self._wall_before_s = meta["wall_s"]
+        total = meta["total_env_steps"]
         same_total = total == self.config.total_env_steps
         free = self.config.runtime.kind == "async"
-        self.exact = free or (found.meta["scheduled"] and same_total)
+        self.exact = free or (meta.get("exact", False) and same_total)
         path = "" if self.exact else ", which is off the uninterrupted run's path"
         notes.append(
             f"resumed at update {self.learner.updates:,}, {self.counters.env_steps:,} env_steps, "
@@ -222,7 +235,7 @@ class Trainer:
         """Takes the checkpoint's rows; their rings keep their length, so an interval that is longer
         now is shortened to what they have slack for.
         """
-        replay, plan = self.replay, self.learner.plan
+        replay = self.replay
         if replay is None:
             return
         try:
@@ -234,14 +247,31 @@ class Trainer:
             ) from error
         if found.meta["replay"]["rows"] is None:
             return
-        most = replay.slack_unrolls * self.config.env.num_streams // plan.columns_per_batch
+        most = self._replay_reach()
+        assert most is not None
         if self.interval > most:
             notes.append(
                 f"checkpoints are written every {most:,} iterations, not every "
                 f"{self.interval:,}: the replay was made with room for no more between two"
             )
             self.interval = most
-            self.milestones = self.config.checkpoint.milestone_iterations(self.iterations, most)
+
+    def _replay_reach(self) -> int | None:
+        """Iterations for which replay keeps the rows that a checkpoint needs."""
+        if self.replay is None:
+            return None
+        columns = self.learner.plan.columns_per_batch
+        return self.replay.slack_unrolls * self.config.env.num_streams // columns
+
+    def goes_back_exactly(self) -> bool:
+        """Whether the run can go on, with the bytes of one that nothing happened to, from its last
+        exact checkpoint, or from its beginning where it has none of any kind.
+        """
+        if self.config.runtime.kind == "async" or not self.exact:
+            return False
+        if not checkpoint.any_of_run(self.checkpoints):
+            return True
+        return self.long_episodes.goes_back_exactly(self.counters)
 
     def _remove_newer(self, found: Checkpoint, notes: list[str]) -> None:
         """What was trained off the path after `found` must not be taken for the newest later on."""
@@ -277,6 +307,7 @@ class Trainer:
             loop.Budget(
                 self.config.total_env_steps,
                 self.interval,
+                self.config.checkpoint.max_cut_frac,
                 runtime.publish_interval_updates,
             ),
             loop.Hooks(self.save, self.after_iteration, self.keep_batch),
@@ -306,17 +337,27 @@ class Trainer:
         if not meta.exists() or json.loads(meta.read_text())["version"] != version:
             self.policy().save(self.run_dir / POLICY)
 
-    def save(self, scheduled: bool) -> None:
+    def save(self, exact: bool) -> None:
         """Writes a checkpoint and removes those that are not kept."""
+        counters = self.counters
+        milestone = self.config.checkpoint.is_milestone(
+            self.iterations, counters.checkpoint_iteration, counters.iteration
+        )
+        if not (exact or milestone or self.stop_requested) and self._may_leave_out():
+            return
+        counters.checkpoint_iteration = counters.iteration
         before = self.timer.switch("checkpoint")
+        begin = time.perf_counter()
         state, publication = self.learner.save(), self.learner.publication()
         rest = {k: v for k, v in state.tensors.items() if k not in publication.tensors}
         meta = {
             # Only these can be resumed from with the bytes of the uninterrupted run.
-            "scheduled": scheduled and self.exact,
+            "exact": exact and self.exact,
             "total_env_steps": self.config.total_env_steps,
-            "iteration": self.counters.iteration,
-            "env_steps": self.counters.env_steps,
+            "milestone": milestone,
+            "iteration": counters.iteration,
+            "env_steps": counters.env_steps,
+            "counters": dataclasses.asdict(counters),
             "version": publication.version,
             "wall_s": self._wall_s(),
             "best": self.best,
@@ -326,16 +367,24 @@ class Trainer:
         }
         checkpoint.write(
             self.checkpoints,
-            f"{self.counters.iteration:09d}",  # unlike updates it always grows
+            f"{counters.iteration:09d}",  # unlike updates it always grows
             {POLICY: publication.tensors, "learner": rest},
             meta,
         )
         checkpoint.prune(
             self.checkpoints,
             self.config.checkpoint.keep,
-            lambda kept: kept["scheduled"] and kept["iteration"] in self.milestones,
+            lambda kept: kept.get("milestone", False),
         )
+        self._checkpoint_s += time.perf_counter() - begin
         self.timer.switch(before)
+
+    def _may_leave_out(self) -> bool:
+        """Whether a checkpoint that is on no path would cost too much of a run's time."""
+        return (
+            self.config.checkpoint.interval_updates == "auto"
+            and self._checkpoint_s > _CHECKPOINT_FRAC * self._wall_s()
+        )
 
     def after_iteration(self, metrics: dict[str, float], episodes: list[Episode]) -> bool:
         """Evaluates and reports when it is time; says whether to stop."""
@@ -346,6 +395,8 @@ class Trainer:
             if not self._replay_described:  # its size shows with the first rows
                 self._replay_described = True
                 self.say(self.replay.describe())
+        for notice in self.long_episodes.notices(self.counters):
+            self.say(notice)
         finished = self.counters.env_steps >= self.config.total_env_steps
         evaluated = self._evaluation_due(finished) and self._evaluate()
         passed_s = time.perf_counter() - self._reported_at
@@ -367,6 +418,9 @@ class Trainer:
             "wall_s": self._wall_s(),
             "updates": float(updates),
             "iterations": float(self.counters.iteration),
+            "data/executed_env_steps": float(self.counters.executed_env_steps),
+            "data/discarded_env_steps": float(self.counters.discarded_env_steps),
+            "episode/cut_frac": self.counters.cut_env_steps / steps,
             "version": float(self.learner.publication().version),
             "throughput/env_steps_per_s": (steps - self._reported_steps) / passed_s,
             "throughput/updates_per_s": (updates - self._reported_updates) / passed_s,

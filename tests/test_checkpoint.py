@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ MANY_KINDS = {
 
 def write_number(root: Path, number: int, value: float | None = None, **meta: object) -> Path:
     tensors = {"learner": {"w": torch.full((50,), float(number if value is None else value))}}
-    return checkpoint.write(root, f"{number:09d}", tensors, {"scheduled": True, **meta})
+    return checkpoint.write(root, f"{number:09d}", tensors, {"exact": True, **meta})
 
 
 def value_of(found: Checkpoint | None) -> float:
@@ -58,7 +59,7 @@ def hidden(root: Path) -> list[str]:
 
 
 def test_round_trip_keeps_every_bit(tmp_path: Path) -> None:
-    meta = {"scheduled": True, "beta": 1 / 3, "note": "ü", "none": None, "list": [1, 2.5]}
+    meta = {"exact": True, "beta": 1 / 3, "note": "ü", "none": None, "list": [1, 2.5]}
     path = checkpoint.write(
         tmp_path / "new" / "folder", "000000001", {"a": MANY_KINDS, "b": {}}, meta
     )
@@ -216,10 +217,10 @@ def test_only_damaged_ones_do_not_mean_begin_anew(tmp_path: Path) -> None:
 def test_latest_is_by_number_and_may_ask_for_scheduled(tmp_path: Path) -> None:
     assert checkpoint.latest(tmp_path, warn=no_warning) is None
     for number in (9, 10, 100):
-        checkpoint.write(tmp_path, str(number), {}, {"scheduled": number < 100, "n": number})
-    checkpoint.write(tmp_path, "best", {}, {"scheduled": True, "n": 999})
+        checkpoint.write(tmp_path, str(number), {}, {"exact": number < 100, "n": number})
+    checkpoint.write(tmp_path, "best", {}, {"exact": True, "n": 999})
     newest = checkpoint.latest(tmp_path, warn=no_warning)
-    scheduled = checkpoint.latest(tmp_path, scheduled_only=True, warn=no_warning)
+    scheduled = checkpoint.latest(tmp_path, exact_only=True, warn=no_warning)
     assert newest is not None
     assert scheduled is not None
     assert (newest.meta["n"], scheduled.meta["n"]) == (100, 10)
@@ -403,9 +404,9 @@ def small_disk(folder: Path, kibibytes: int) -> Iterator[Path]:
 def test_really_full_disk(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 512) as disk:
         tensors = {"learner": {"w": torch.zeros(40_000)}}
-        checkpoint.write(disk, "1", tensors, {"scheduled": True})
-        checkpoint.write(disk, "2", tensors, {"scheduled": True})
-        checkpoint.write(disk, "3", tensors, {"scheduled": True})
+        checkpoint.write(disk, "1", tensors, {"exact": True})
+        checkpoint.write(disk, "2", tensors, {"exact": True})
+        checkpoint.write(disk, "3", tensors, {"exact": True})
         with pytest.raises(CheckpointError, match=r"No space left.*160,\d+ bytes needed.*disk/3"):
             checkpoint.write(disk, "4", tensors, {})
         assert hidden(disk) == []
@@ -426,7 +427,7 @@ def names(root: Path) -> list[int]:
 
 def test_pruning_keeps_newest_milestones_and_newest_scheduled(tmp_path: Path) -> None:
     for number in range(1, 9):
-        write_number(tmp_path, number, scheduled=number <= 5, milestone=number in (2, 8))
+        write_number(tmp_path, number, exact=number <= 5, milestone=number in (2, 8))
     deleted = checkpoint.prune(tmp_path, 2, protect=lambda meta: meta["milestone"])
     assert names(tmp_path) == [2, 5, 7, 8]
     assert sorted(int(name) for name in deleted) == [1, 3, 4, 6]
@@ -443,15 +444,19 @@ def test_pruning_does_not_touch_other_folders(tmp_path: Path) -> None:
 
 
 def test_config_intervals_and_milestones() -> None:
-    assert CheckpointConfig().interval(489, 256) == 24
-    assert CheckpointConfig().interval(3, 2_000) == 1
-    # not before every stream has made 2,000 steps: environments restart at a checkpoint
-    assert CheckpointConfig().interval(489, 64) == 32
-    assert CheckpointConfig(interval_updates=7).interval(489, 1) == 7
-    assert CheckpointConfig().milestone_iterations(100, 5) == frozenset()
-    every_ten = CheckpointConfig(interval_updates=10, milestones=3)
-    assert every_ten.milestone_iterations(100, 10) == {40, 70, 100}
-    assert every_ten.milestone_iterations(95, 10) == {40, 70, 95}
+    assert CheckpointConfig().interval(489) == 24
+    assert CheckpointConfig().interval(3) == 1
+    assert CheckpointConfig(interval_updates=7).interval(489) == 7
+
+    def milestones(config: CheckpointConfig, total: int, written: list[int]) -> list[int]:
+        pairs = pairwise([0, *written])
+        return [now for before, now in pairs if config.is_milestone(total, before, now)]
+
+    every_ten = [*range(10, 100, 10), 100]
+    assert milestones(CheckpointConfig(), 100, every_ten) == []
+    assert milestones(CheckpointConfig(milestones=3), 100, every_ten) == [40, 70, 100]
+    # whatever the distance from one to the next
+    assert milestones(CheckpointConfig(milestones=3), 95, [7, 31, 33, 64, 90, 95]) == [33, 64, 95]
     for bad in ({"interval_updates": 0}, {"keep": 0}, {"milestones": -1}, {"kep": 1}):
         with pytest.raises(ValidationError):
             CheckpointConfig(**bad)  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ from pydantic import BaseModel
 from torch import nn
 
 import quintet
-from quintet import checkpoint, cli, launch, sampling
+from quintet import checkpoint, cli, launch, sampling, trainer
 from quintet.algorithms.setup import PLAIN
 from quintet.checkpoint import tensor_hashes
 from quintet.config.load import Layer
@@ -292,24 +292,25 @@ def test_a_signal_stops_the_run_with_a_checkpoint_and_it_goes_on(tmp_path, numbe
             os.kill(os.getpid(), number)
 
     before = signal.getsignal(number)
-    result = run(tmp_path / "a", 1000, on_report=stop, checkpoint__interval_updates=4)
+    given = {"checkpoint__interval_updates": 4, "checkpoint__max_cut_frac": 1.0}
+    result = run(tmp_path / "a", 1000, on_report=stop, **given)
     assert result.status == "stopped"
     assert signal.getsignal(number) is before
     assert not (tmp_path / "a/policy").exists()
     assert "the same command goes on" in log(tmp_path / "a")
     newest = checkpoint.read(tmp_path / "a/checkpoints" / names(tmp_path / "a")[-1])
-    assert newest.meta["scheduled"] is False
+    assert newest.meta["exact"] is False
     assert newest.meta["iteration"] >= 6
     shutil.copytree(tmp_path / "a", tmp_path / "b")
 
-    assert run(tmp_path / "a", 1000, checkpoint__interval_updates=4).status == "finished"
+    assert run(tmp_path / "a", 1000, **given).status == "finished"
     assert "which is off the uninterrupted run's path" in log(tmp_path / "a")
-    # from the scheduled one before, it is as if nothing had happened
-    run(tmp_path / "b", 1000, checkpoint__interval_updates=4, resume="exact")
+    # from the exact one before, it is as if nothing had happened
+    run(tmp_path / "b", 1000, **given, resume="exact")
     resumed = next(line for line in log(tmp_path / "b").splitlines() if "resumed" in line)
     assert "off the uninterrupted" not in resumed
     assert f"removed {tmp_path / 'b/checkpoints' / newest.path.name}" in log(tmp_path / "b")
-    run(tmp_path / "c", 1000, checkpoint__interval_updates=4)
+    run(tmp_path / "c", 1000, **given)
     assert hashes(tmp_path / "b") == hashes(tmp_path / "c")
     assert hashes(tmp_path / "a") != hashes(tmp_path / "c")
 
@@ -813,11 +814,34 @@ def _precision(where: Where) -> None:
 
 def _interval_updates(where: Where) -> None:
     run(where.folder / "a", 1000, checkpoint__interval_updates=5, checkpoint__keep=100)
-    *scheduled, last = iterations(where.folder / "a")
-    assert scheduled == list(range(5, last, 5))
-    # auto: 1/20 of the run, but 2,000 steps of every stream at least
-    run(where.folder / "b", 3000, checkpoint__keep=100)
-    assert len(names(where.folder / "b")) == 1
+    *due, last = iterations(where.folder / "a")
+    assert due == list(range(5, last, 5))
+    # auto: 1/20 of the run; what only safety asks for is left out where it costs too much
+    with where.monkeypatch.context() as patched:
+        patched.setattr(trainer, "_CHECKPOINT_FRAC", 1.0)
+        run(where.folder / "b", 64 * 40, checkpoint__keep=100)
+    assert iterations(where.folder / "b")[:19] == list(range(2, 40, 2))
+    with where.monkeypatch.context() as patched:
+        patched.setattr(trainer, "_CHECKPOINT_FRAC", 0.0)
+        endless = {"env": "quintet.envs.toy:FinitePay", "env__kwargs": {"n": 10**6}}
+        run(where.folder / "c", 64 * 40, checkpoint__keep=100, **endless)
+    assert len(names(where.folder / "c")) == 2  # the first one, and the end
+
+
+def _max_cut_frac(where: Where) -> None:
+    exact = {}
+    for most in (0.0, 0.05, 1.0):
+        folder = where.folder / str(most)
+        run(folder, 2000, "quintet.envs.toy:FinitePay", env__kwargs={"n": 9},
+            checkpoint__interval_updates=2, checkpoint__max_cut_frac=most,
+            checkpoint__keep=100)  # fmt: skip
+        found = [checkpoint.read(folder / "checkpoints" / name).meta for name in names(folder)]
+        exact[most] = sum(meta["exact"] for meta in found)
+        for meta in found:
+            assert meta["counters"]["cut_env_steps"] <= most * meta["counters"]["env_steps"]
+        if most == 1.0:
+            assert all(meta["exact"] for meta in found)
+    assert exact[0.0] <= exact[0.05] < exact[1.0]
 
 
 def _keep(where: Where) -> None:
@@ -1021,6 +1045,7 @@ EFFECTS: dict[str, Callable[[Where], None]] = {
     "runtime.precision": _precision,
     "runtime.compile": _compile,
     "checkpoint.interval_updates": _interval_updates,
+    "checkpoint.max_cut_frac": _max_cut_frac,
     "checkpoint.keep": _keep,
     "checkpoint.milestones": _milestones,
     "checkpoint.save_best": _save_best,

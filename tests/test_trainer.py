@@ -34,6 +34,7 @@ SMALL = {
     "report.sinks": ["jsonl"],
     "report.progress": False,
     "checkpoint.interval_updates": 5,
+    "checkpoint.max_cut_frac": 1.0,
     "checkpoint.keep": 100,
 }
 # Its episodes never end here, so every iteration has 64 env_steps.
@@ -72,14 +73,14 @@ def test_after_a_stop_off_the_schedule_nothing_is_on_the_path_again(tmp_path, mo
     stopped(tmp_path / "a", 7, monkeypatch)
     stopped(tmp_path / "a", 13, monkeypatch)
     # Iteration 10 was due while the run was off the path: it can't be resumed from exactly.
-    assert newest(tmp_path / "a", scheduled_only=True).meta["iteration"] == 5
+    assert newest(tmp_path / "a", exact_only=True).meta["iteration"] == 5
     run(tmp_path / "a", resume="exact")
     assert checkpoint.tensor_hashes(newest(tmp_path / "a")) == checkpoint.tensor_hashes(
         newest(tmp_path / "whole")
     )
     left = [checkpoint.read(p).meta for p in (tmp_path / "a/checkpoints").iterdir()]
     assert sorted(meta["iteration"] for meta in left) == [5, 10, 15, 20]
-    assert all(meta["scheduled"] for meta in left)
+    assert all(meta["exact"] for meta in left)
 
 
 def test_the_last_exact_checkpoint_is_never_pruned(tmp_path, monkeypatch):
@@ -87,12 +88,12 @@ def test_the_last_exact_checkpoint_is_never_pruned(tmp_path, monkeypatch):
     stopped(tmp_path, 7, monkeypatch)
     stopped(tmp_path, 18, monkeypatch)
     assert newest(tmp_path).meta["iteration"] == 18
-    assert newest(tmp_path, scheduled_only=True).meta["iteration"] == 5
+    assert newest(tmp_path, exact_only=True).meta["iteration"] == 5
 
 
 def test_exact_needs_a_scheduled_checkpoint(tmp_path, monkeypatch):
     stopped(tmp_path, 3, monkeypatch)
-    with pytest.raises(CheckpointError, match="requires a scheduled checkpoint"):
+    with pytest.raises(CheckpointError, match="requires an exact checkpoint"):
         run(tmp_path, resume="exact")
     assert newest(tmp_path).meta["iteration"] == 3
 
@@ -105,9 +106,9 @@ def test_a_run_that_was_killed_at_its_very_start_begins_anew(tmp_path):
 
 def test_another_budget_is_another_path(tmp_path):
     run(tmp_path)
-    assert newest(tmp_path).meta["scheduled"] is True
+    assert newest(tmp_path).meta["exact"] is True
     run(tmp_path, total=2 * TOTAL)
-    assert newest(tmp_path).meta["scheduled"] is False
+    assert newest(tmp_path).meta["exact"] is False
 
 
 def test_a_finished_run_goes_on_with_a_larger_budget(tmp_path):
@@ -128,7 +129,7 @@ def test_a_finished_run_goes_on_with_a_larger_budget(tmp_path):
     assert checkpoint.read(tmp_path / "policy").meta["version"] == 40
     plot_runs([tmp_path], tmp_path / "curve.svg", metric="loss/total")
     # Going on and finishing at once are different runs, and say so; the same command is finished.
-    assert not newest(tmp_path).meta["scheduled"]
+    assert not newest(tmp_path).meta["exact"]
     run(tmp_path, 2 * TOTAL)
     assert "this run is finished: 2,560 env_steps" in (tmp_path / "log.txt").read_text()
 
@@ -390,15 +391,16 @@ def test_a_save_without_an_update_leaves_the_scheduled_checkpoint(tmp_path):
     config = {
         "unroll_steps": 16, "minibatch_steps": 16, "unfinished_episode": "drop",
         "env.num_streams": 2, "env.backend": "gymnasium", "eval.episodes": 0,
-        "checkpoint.interval_updates": 3, "report.interval_s": 0.0, "report.sinks": ["jsonl"],
+        "checkpoint.interval_updates": 3, "checkpoint.max_cut_frac": 1.0,
+        "report.interval_s": 0.0, "report.sinks": ["jsonl"],
     }  # fmt: skip
     calls = []
     quintet.train(
         "ppo", "Pendulum-v1", 5_000, 0, tmp_path, config,
         on_report=lambda report: calls.append(report) or len(calls) == 5,
     )  # fmt: skip
-    found = checkpoint.latest(tmp_path / "checkpoints", scheduled_only=True, warn=print)
+    found = checkpoint.latest(tmp_path / "checkpoints", exact_only=True, warn=print)
     assert found is not None
-    assert (found.meta["iteration"], found.meta["scheduled"]) == (3, True)
+    assert (found.meta["iteration"], found.meta["exact"]) == (3, True)
     newest = checkpoint.latest(tmp_path / "checkpoints", warn=print)
     assert newest.meta["iteration"] == 5

@@ -50,7 +50,7 @@ class RunConfig(BaseModel):
     )
     resume: Literal["latest", "exact", "never"] = Field(
         "latest",
-        description="latest: from the newest checkpoint; exact: from the newest scheduled one, "
+        description="latest: from the newest checkpoint; exact: from the newest exact one, "
         "which lies on the uninterrupted run's path; never: refuse a folder that holds a run",
     )
     init_from: Path | None = Field(

@@ -42,6 +42,9 @@ _EPISODES = {
     "episode/length_mean": Metric(_STEPS, "mean length of those episodes"),
     "episode/count": Metric("episodes", "number of those episodes"),
     "episode/success_rate": Metric("1", "share of those episodes that succeeded, where defined"),
+    "episode/cut_frac": Metric(
+        "1", "share of all env_steps that lie in episodes given up at restarts of their streams"
+    ),
     "eval/return_mean": Metric(_REWARD, "mean raw return over the last evaluation"),
     "eval/return_std": Metric(_REWARD, "standard deviation of returns in the last evaluation"),
     "eval/return_min": Metric(_REWARD, "lowest raw return in the last evaluation"),
@@ -67,16 +70,19 @@ _SPEED = {
     "time/checkpoint_frac": Metric("1", "share of time spent writing checkpoints"),
     "time/evaluation_frac": Metric("1", "share of time spent evaluating"),
     "time/other_frac": Metric("1", "share of time spent on everything else"),
-    "policy_lag/min": Metric("versions", "lowest age of the weights that acted in the batch"),
-    "policy_lag/mean": Metric("versions", "mean age of the weights that acted in the batch"),
-    "policy_lag/max": Metric("versions", "highest age of the weights that acted in the batch"),
+    "policy_lag/min": Metric("updates", "lowest age of the weights that acted in the batch"),
+    "policy_lag/mean": Metric("updates", "mean age of the weights that acted in the batch"),
+    "policy_lag/max": Metric("updates", "highest age of the weights that acted in the batch"),
     "data/valid_frac": Metric("1", "share of rows of the batch whose action was executed"),
     "data/discarded_columns": Metric(
         "columns",
         "columns dropped since the process began: too old, or waiting when streams began anew",
     ),
+    "data/executed_env_steps": Metric(
+        _STEPS, "all that environments made; env_steps counts those learned from"
+    ),
     "data/discarded_env_steps": Metric(
-        _STEPS, "executed but not learned from, for the same reasons, since the process began"
+        _STEPS, "executed and never learned from: too old, past the budget, waiting at a restart"
     ),
     "data/worker_restarts": Metric(
         "restarts", "sampler processes replaced since the process began"

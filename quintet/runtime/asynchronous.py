@@ -1,6 +1,7 @@
 """The asynchronous runtime: sampler processes run freely, the learner takes what is ready."""
 
 import queue
+import sys
 import threading
 from dataclasses import dataclass, replace
 from typing import final
@@ -8,8 +9,8 @@ from typing import final
 from quintet.errors import QuintetError
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.batch import Lease, Part, pinned
-from quintet.runtime.delivery import Batch, Delivery
-from quintet.runtime.workers import SERVER, Died, Lost, Workers
+from quintet.runtime.delivery import Batch, BeginsAnew, Delivery, never, rows_for
+from quintet.runtime.workers import SERVER, Died, Filled, Lost, Workers
 from quintet.types import Publication
 
 _LOOK_AGAIN_S = 0.5
@@ -36,11 +37,12 @@ class AsyncSampling:
 
     Batches are assembled in a thread beside the learner.  A slot is free again when its columns are
     copied or, where a batch is one unroll as it stands, when the learner asks for the next batch.
-    A worker that dies or falls silent is replaced, its streams begin anew.
+    A worker that dies or falls silent is replaced, its streams begin anew.  No more is granted than
+    is left of the budget: the last unrolls have fewer rows.
     """
 
     restarts = False
-    """Whether streams begin anew at scheduled checkpoints."""
+    """Whether streams begin anew at exact checkpoints."""
 
     def __init__(
         self,
@@ -56,7 +58,9 @@ class AsyncSampling:
             options.prefetch_batches
         )
         self.replaced, self.ending = threading.Event(), threading.Event()
-        self.handling = threading.Lock()  # of the queues of columns
+        self.handling = threading.RLock()  # of the queues of columns, and of what is granted
+        self.env_steps_wanted = 0  # in batches, those that were handed out included
+        self.granted = [0] * len(workers.samplers)  # env_steps that are at work, by worker
         self.assembler = threading.Thread(target=self._assemble, daemon=True)
         self.lease: Lease | None = None
         self.iteration = self.num_restarts = self.begun = 0
@@ -64,20 +68,25 @@ class AsyncSampling:
 
     def publish(self, publication: Publication, policy: int = 0) -> None:
         """What every unroll that begins from now on acts by."""
-        self.delivery.versions[policy] = publication.version
+        self.delivery.publish(publication.version, policy)
         self.workers.publish(publication, policy)
 
+    def learned(self, version: int, policy: int = 0) -> None:
+        """What the learner of `policy` has come to, from which the age of weights is counted."""
+        self.delivery.learned[policy] = version
+
     def restart(self, iteration: int) -> None:
-        """Begins every stream, keyed by (seed, group, iteration); only once."""
+        """Begins every stream, keyed by (seed, group, iteration); only once.  Unrolls are granted
+        from the first `collect` on, which says how many env_steps are wanted.
+        """
         assert not self.assembler.is_alive(), "the streams run on"
         self.iteration = iteration
         self.workers.start()
         for sampler in self.workers.samplers:
             self.workers.restart(sampler.index, iteration)
-            self._grant(sampler.index)
         self.assembler.start()
 
-    def collect(self, env_steps_left: int, more: bool = True) -> Batch:  # noqa: ARG002
+    def collect(self, env_steps_left: int, begins_anew: BeginsAnew = never) -> Batch:  # noqa: ARG002
         """The next batch, as soon as there is one; rows past the budget are masked.
 
         Raises:
@@ -88,7 +97,10 @@ class AsyncSampling:
             self.lease = None
         self.timer.switch("waiting")
         patience = self.workers.patience()
+        with self.handling:
+            self.env_steps_wanted = self.delivery.counted + env_steps_left
         while True:
+            self._grant_all()  # what was dropped meanwhile is wanted again
             try:
                 taken = self.ready.get(timeout=_LOOK_AGAIN_S)
             except queue.Empty:
@@ -102,11 +114,12 @@ class AsyncSampling:
                 part, policy = taken
                 with self.handling:  # it may have aged while it waited
                     waited = self.delivery.queues[policy]
-                    part = waited.mask_old(part, self.delivery.versions[policy])
+                    part = waited.mask_old(part, self.delivery.learned[policy])
                 if part is taken[0] or part.rollout.valid.any():
                     break
                 part.release()
-        batch = self.delivery.batch(part, policy, env_steps_left)
+        with self.handling:
+            batch = self.delivery.batch(part, policy, env_steps_left)
         self.lease = batch.lease
         self.iteration += 1
         waiting = {"data/waiting_batches": float(self.ready.qsize())}
@@ -126,9 +139,26 @@ class AsyncSampling:
         self.delivery.clear()
         self.ready = queue.Queue()
 
+    def _grant_all(self) -> None:
+        for sampler in self.workers.samplers:
+            self._grant(sampler.index)
+
     def _grant(self, worker: int) -> None:
-        while self.workers.grant(worker, None):
-            pass
+        """As many unrolls as there are free slots, and as many rows as are wanted."""
+        streams = self.workers.samplers[worker].num_streams
+        steps = self.workers.crew.plan.unroll_steps
+        while True:
+            with self.handling:
+                rows = min(rows_for(self._wanted, streams), steps)
+                if rows == 0 or not self.workers.grant(worker, None, rows):
+                    return
+                self.granted[worker] += rows * streams
+
+    @property
+    def _wanted(self) -> int:
+        """env_steps that are neither executed nor granted yet."""
+        kept = self.delivery.executed - self.delivery.discarded
+        return self.env_steps_wanted - kept - sum(self.granted)
 
     def _replace(self, died: Died) -> None:
         """Puts a new process in a dead one's place; in the learner's thread, whose end would take a
@@ -156,6 +186,10 @@ class AsyncSampling:
     def _begin_again(self, worker: int) -> None:
         """A worker's streams begin anew, by other seeds each time."""
         self.begun += 1
+        with self.handling:
+            self.granted[worker] = 0
+            for place in self.workers.samplers[worker].places:
+                self.delivery.cut_running(place.group)
         self.workers.restart(worker, self.iteration + self.begun)
         self._grant(worker)
 
@@ -177,18 +211,27 @@ class AsyncSampling:
                     if isinstance(event, Lost):
                         self._begin_again(event.worker)
                         continue
+                    assert isinstance(event, Filled)
                     with self.handling:
+                        self.granted[event.worker] -= event.granted
+                        for arrival in event.arrivals:
+                            self.delivery.arrived(*arrival)
                         for part in event.parts:
                             self.delivery.put(part)
                 while True:
-                    with self.handling:
-                        taken = self.delivery.take()
+                    taken = self._take()
                     if taken is None:
                         break
                     part, policy = taken
                     self._hand_out((pinned(part) if self.options.pin else part, policy))
         except BaseException as error:
             self._hand_out(error)
+
+    def _take(self) -> tuple[Part, int] | None:
+        """The columns of a batch; the last of the budget need not be enough for one."""
+        with self.handling:
+            last = self._wanted <= 0 and not any(self.granted)
+            return self.delivery.take(self.delivery.waiting if last else sys.maxsize)
 
     def _hand_out(self, what: tuple[Part, int] | Died | BaseException) -> None:
         while not self.ending.is_set():

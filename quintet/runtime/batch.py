@@ -18,7 +18,8 @@ _COLUMN_DIM = dict.fromkeys(_WITHOUT_TIME, 0)
 
 @dataclass(frozen=True)
 class Episode:
-    """One whole episode, in raw reward units, that ended at `row` of `column` of a batch.
+    """One whole episode, in raw reward units, that ended at `row` of `column` of a batch; both are
+    -1 where the row was dropped before it came into one.
 
     success: None where the environment doesn't say what that is.
     """
@@ -75,18 +76,23 @@ def within_budget(batch: Rollout, env_steps_left: int) -> tuple[Rollout, int]:
     """The batch with the rows past the budget masked, and how many valid rows remain.
 
     Steps count in order of (row, column), so which ones are past the budget does not depend on
-    timing.  As every invalid row those past the budget follow a cut, `Rollout.budget_cut`, so that
-    no estimate within it sees their rewards.
+    timing.
     """
     count = int(batch.valid.sum())
-    if count <= env_steps_left:
-        return batch, count
-    order = batch.valid.flatten().cumsum(0).view_as(batch.valid)
-    within = batch.valid & (order <= env_steps_left)
-    past = batch.valid & ~within
-    last = torch.zeros_like(within)
-    last[:-1] = within[:-1] & past[1:]
-    return replace(batch, valid=within, budget_cut=last), env_steps_left
+    if count > env_steps_left:
+        order = batch.valid.flatten().cumsum(0).view_as(batch.valid)
+        batch = replace(batch, valid=batch.valid & (order <= env_steps_left))
+    return with_cuts(batch), min(count, env_steps_left)
+
+
+def with_cuts(batch: Rollout) -> Rollout:
+    """The batch with `Rollout.budget_cut` wherever a row that is not valid follows on one whose
+    episode did not end: past the budget, of old weights, of another policy.  So every row that is
+    not valid follows a cut, and no estimate of a valid one sees its reward.
+    """
+    cut = torch.zeros_like(batch.valid)
+    cut[:-1] = ~(batch.valid[1:] | batch.terminated[:-1] | batch.truncated[:-1])
+    return replace(batch, budget_cut=cut) if cut.any() else batch
 
 
 @final
@@ -195,21 +201,25 @@ class ColumnQueue:
 
     A batch takes any columns, whatever the number of streams; what is left over waits for the
     next one.  Rows that another policy played are masked, columns in which it played all are left
-    out.  Rows of weights that are older than the plan's ``max_policy_lag`` are masked when a
-    batch is made, columns without any other are dropped.
+    out.  Rows of weights that are more than the plan's ``max_policy_lag`` updates old are masked
+    when a batch is made, columns without any other are dropped; episodes that ended in them are
+    kept, in `ended`.
     """
 
     def __init__(self, plan: DataPlan, policy: int, num_policies: int):
         self.plan, self.policy, self.shared = plan, policy, num_policies > 1
         self.waiting: list[Part] = []
+        self.ended: list[Episode] = []
         self.dropped_columns = 0
         self.dropped_steps = 0
 
     def put(self, part: Part) -> None:
         """Adds an unroll's columns; the part's memory is read until `keep` or the batch is used."""
         if self.shared:
-            own = part.rollout.valid & (part.rollout.policy_id == self.policy)
-            part = replace(part, rollout=replace(part.rollout, valid=own))
+            mine = part.rollout.policy_id == self.policy
+            own = part.rollout.valid & mine
+            episodes = [e for e in part.episodes if mine[e.row, e.column]]
+            part = replace(part, rollout=replace(part.rollout, valid=own), episodes=episodes)
             part = part.take(own.any(0).nonzero().squeeze(1))
         if part.columns:
             self.waiting.append(part)
@@ -226,6 +236,7 @@ class ColumnQueue:
         for part in self.waiting:
             self.dropped_columns += int(part.rollout.valid.any(0).sum())
             self.dropped_steps += int(part.rollout.valid.sum())
+            self._keep_episodes(part.episodes)
             part.release()
         self.waiting = []
 
@@ -233,6 +244,11 @@ class ColumnQueue:
     def columns(self) -> int:
         """How many wait."""
         return sum(part.columns for part in self.waiting)
+
+    @property
+    def env_steps(self) -> int:
+        """Valid rows that wait."""
+        return sum(int(part.rollout.valid.sum()) for part in self.waiting)
 
     def take(self, version: int) -> Part | None:
         """The columns of the next batch for weights of `version`, ordered by (group, stream), then
@@ -250,14 +266,25 @@ class ColumnQueue:
                 self.waiting.insert(0, rest)
             taken.append(part)
             missing -= part.columns
-        whole = _joined(_apart(taken))
-        order = whole.rollout.stream_id.argsort(stable=True)
-        if not torch.equal(order, torch.arange(order.numel())):
-            whole = whole.take(order)
-        return whole
+        return _in_order(_joined(_apart(taken)))
+
+    def take_rest(self, version: int) -> Part | None:
+        """What waits, which is less than a batch, made one by columns without any valid row; None
+        if there is nothing.
+        """
+        self._drop_old(version)
+        missing = self.plan.columns_per_batch - self.columns
+        if missing == self.plan.columns_per_batch:
+            return None
+        whole, self.waiting = _joined(_apart(self.waiting)), []
+        none = select(whole.rollout, torch.zeros(missing, dtype=torch.long))
+        none.valid.zero_()
+        return _in_order(_joined([whole, Part(none, [], None)]))
 
     def mask_old(self, part: Part, version: int) -> Part:
-        """The part for weights of `version`: rows that are too old are masked and counted."""
+        """The part for weights of `version`: rows that are too old are masked and counted, and the
+        episodes that ended in them are no longer the part's.
+        """
         if self.plan.max_policy_lag is None:
             return part
         valid = part.rollout.valid
@@ -267,7 +294,9 @@ class ColumnQueue:
             return part
         self.dropped_columns += int((lost.any(0) & ~fresh.any(0)).sum())
         self.dropped_steps += int(lost.sum())
-        return replace(part, rollout=replace(part.rollout, valid=fresh))
+        self._keep_episodes([e for e in part.episodes if lost[e.row, e.column]])
+        kept = [e for e in part.episodes if not lost[e.row, e.column]]
+        return replace(part, rollout=replace(part.rollout, valid=fresh), episodes=kept)
 
     def _drop_old(self, version: int) -> None:
         """Masks rows that are too old, and drops columns that have no other."""
@@ -279,3 +308,14 @@ class ColumnQueue:
             if masked.columns:
                 kept.append(masked)
         self.waiting = kept
+
+    def _keep_episodes(self, episodes: Sequence[Episode]) -> None:
+        self.ended += [replace(episode, row=-1, column=-1) for episode in episodes]
+
+
+def _in_order(part: Part) -> Part:
+    """The part's columns ordered by stream, then by age; as it is where they are."""
+    order = part.rollout.stream_id.argsort(stable=True)
+    if torch.equal(order, torch.arange(order.numel())):
+        return part
+    return part.take(order)

@@ -1,6 +1,6 @@
 """From unrolls to batches: the queues of all policies, and what a batch is told with."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -10,9 +10,28 @@ from quintet.types import Rollout
 
 
 @dataclass(frozen=True)
+class Steps:
+    """What became of env_steps beside those that batches count.
+
+    executed, discarded, cut: since the batch before: all that environments made; of them those that
+        no batch will hold (too old, or past the budget); those of running episodes that were given
+        up, as their worker died.
+    running: of episodes that have not ended, over all streams, when the batch was handed out.
+    waiting: executed, and in no batch yet.
+    """
+
+    executed: int
+    discarded: int
+    cut: int
+    running: int
+    waiting: int
+
+
+@dataclass(frozen=True)
 class Batch:
     """What one collection gives: the rollout, the policy whose learner it is for, the env_steps in
-    it, the episodes that ended in it, and what there is to report of its way here.
+    it, the episodes that ended in it or in rows dropped since the one before, what became of other
+    env_steps, and what there is to report of its way here.
 
     lease: of the slot that the rollout is a view of; None: its memory is its own.
     """
@@ -21,8 +40,25 @@ class Batch:
     policy: int
     env_steps: int
     episodes: list[Episode]
+    steps: Steps
     metrics: dict[str, float]
     lease: Lease | None = None
+
+
+BeginsAnew = Callable[[Batch], bool]
+"""Whether the streams begin anew after a batch, so that no other is sampled before."""
+
+
+def never(_: Batch) -> bool:
+    """Streams run on."""
+    return False
+
+
+def rows_for(env_steps: int, num_streams: int) -> int:
+    """The most rows of so many streams before which `env_steps` can't all have been executed: who
+    goes on by this until it is 0 executes less than a row too many.
+    """
+    return max(0, -(-env_steps // num_streams))
 
 
 @final
@@ -32,20 +68,53 @@ class Delivery:
     def __init__(self, plan: DataPlan, num_streams: int, num_policies: int, may_lag: bool):
         """may_lag: batches can be of older weights even where each is one round of all streams."""
         self.plan, self.num_streams = plan, num_streams
-        self.versions = [-1] * num_policies
+        # Of the weights that are acted by next, and of those that are learned with.
+        self.published, self.learned = [-1] * num_policies, [-1] * num_policies
         self.queues = [ColumnQueue(plan, k, num_policies) for k in range(num_policies)]
         self.may_lag = may_lag or num_policies > 1 or num_streams != plan.columns_per_batch
         self.first_stream = 0
+        self.running: dict[int, int] = {}  # env_steps in episodes that have not ended, by group
+        self.executed = self.counted = self.cut = self.past_budget = 0
+        self._told = (0, 0, 0)
 
     def restart(self, iteration: int) -> None:
-        """The streams begin anew: columns that wait for a batch are given up."""
+        """The streams begin anew: columns that wait for a batch are given up, of which the last
+        batch told.
+        """
         self.clear()
+        self.running.clear()
+        self._told = (self.executed, self.discarded, self.cut)
         self._turn_to(iteration * self.plan.columns_per_batch)
 
     def clear(self) -> None:
         """Gives up what waits."""
         for queue in self.queues:
             queue.clear()
+
+    def publish(self, version: int, policy: int) -> None:
+        """Weights of this version, the newest there are, are acted by from the next unroll on."""
+        self.published[policy] = self.learned[policy] = version
+
+    def arrived(self, group: int, executed: int, running: int) -> None:
+        """An unroll of a group came: how many env_steps were executed in it, and how many lie in
+        episodes that have not ended.
+        """
+        self.executed += executed
+        self.running[group] = running
+
+    def cut_running(self, group: int) -> None:
+        """A group's streams begin anew by themselves; its running episodes are given up."""
+        self.cut += self.running.pop(group, 0)
+
+    @property
+    def discarded(self) -> int:
+        """Executed env_steps that no batch has held or will hold."""
+        return self.past_budget + sum(queue.dropped_steps for queue in self.queues)
+
+    @property
+    def waiting(self) -> int:
+        """env_steps in columns that wait for a batch."""
+        return sum(queue.env_steps for queue in self.queues)
 
     def put_round(self, parts: Sequence[Part]) -> None:
         """Takes one unroll of every group, in the order of their streams.
@@ -81,10 +150,19 @@ class Delivery:
         for queue in self.queues:
             queue.keep()
 
-    def take(self) -> tuple[Part, int] | None:
-        """The columns of a batch and its policy; None as long as no policy has enough."""
+    def take(self, env_steps_left: int) -> tuple[Part, int] | None:
+        """The columns of a batch and its policy; None as long as no policy has enough, though what
+        waits is enough if it holds all that is left of the budget.
+        """
         for policy, queue in enumerate(self.queues):
-            part = queue.take(self.versions[policy])
+            part = queue.take(self.learned[policy])
+            if part is not None:
+                return part, policy
+        return self._take_rest() if self.waiting >= env_steps_left else None
+
+    def _take_rest(self) -> tuple[Part, int] | None:
+        for policy, queue in enumerate(self.queues):
+            part = queue.take_rest(self.learned[policy])
             if part is not None:
                 return part, policy
         return None
@@ -97,18 +175,26 @@ class Delivery:
     def batch(self, part: Part, policy: int, env_steps_left: int) -> Batch:
         """What `take` gave, as a batch; rows past the budget are masked."""
         rollout, env_steps = within_budget(part.rollout, env_steps_left)
+        if rollout.valid is not part.rollout.valid:
+            self.past_budget += int(part.rollout.valid.sum()) - env_steps
+        self.counted += env_steps
+        queue = self.queues[policy]
         episodes = sorted(part.episodes, key=lambda episode: (episode.row, episode.column))
         kept = [episode for episode in episodes if rollout.valid[episode.row, episode.column]]
+        kept, queue.ended = queue.ended + kept, []
         metrics = self._lag_metrics(rollout, policy) if self.may_lag else {}
-        return Batch(rollout, policy, env_steps, kept, metrics, part.lease)
+        return Batch(rollout, policy, env_steps, kept, self._steps(), metrics, part.lease)
+
+    def _steps(self) -> Steps:
+        now = (self.executed, self.discarded, self.cut)
+        executed, discarded, cut = (a - b for a, b in zip(now, self._told, strict=True))
+        self._told = now
+        waiting = self.executed - self.counted - self.discarded
+        return Steps(executed, discarded, cut, sum(self.running.values()), waiting)
 
     def _lag_metrics(self, rollout: Rollout, policy: int) -> dict[str, float]:
-        lag = (self.versions[policy] - rollout.version)[rollout.valid].double()
-        queue = self.queues[policy]
-        metrics = {
-            "data/discarded_columns": float(queue.dropped_columns),
-            "data/discarded_env_steps": float(queue.dropped_steps),
-        }
+        lag = (self.learned[policy] - rollout.version)[rollout.valid].double()
+        metrics = {"data/discarded_columns": float(self.queues[policy].dropped_columns)}
         if lag.numel():
             metrics |= {
                 "policy_lag/min": lag.min().item(),

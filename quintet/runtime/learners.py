@@ -154,6 +154,10 @@ class Learners:
     def updates(self) -> int:
         return self.learner.updates
 
+    @property
+    def version(self) -> int:
+        return self.learner.version
+
     def histograms(self) -> Mapping[str, Tensor]:
         return self.learner.histograms()
 

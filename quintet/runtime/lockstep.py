@@ -6,9 +6,9 @@ from typing import final
 from quintet.errors import WorkerFault
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.batch import Lease, Part
-from quintet.runtime.delivery import Batch, Delivery
+from quintet.runtime.delivery import Batch, BeginsAnew, Delivery, never, rows_for
 from quintet.runtime.patience import Patience
-from quintet.runtime.workers import Died, Lost, Workers
+from quintet.runtime.workers import Asking, Died, Lost, Workers
 from quintet.types import Publication
 
 _LOOK_AGAIN_S = 1.0
@@ -29,7 +29,7 @@ class LockstepSampling:
     """
 
     restarts = True
-    """Whether streams begin anew at scheduled checkpoints."""
+    """Whether streams begin anew at exact checkpoints."""
 
     def __init__(self, workers: Workers, timer: PhaseTimer, lag: int, may_lag: bool = False):
         """may_lag: weights may be older than `lag` says, as not every version is published."""
@@ -38,12 +38,17 @@ class LockstepSampling:
         self.workers, self.timer, self.lag = workers, timer, lag
         self.delivery = Delivery(crew.plan, streams, workers.num_policies, may_lag or lag > 0)
         self.flying = False
+        self.rows = 0  # of the round at work
         self.lease: Lease | None = None
 
     def publish(self, publication: Publication, policy: int = 0) -> None:
         """What the next round that begins will act by."""
-        self.delivery.versions[policy] = publication.version
+        self.delivery.publish(publication.version, policy)
         self.workers.publish(publication, policy)
+
+    def learned(self, version: int, policy: int = 0) -> None:
+        """What the learner of `policy` has come to, from which the age of weights is counted."""
+        self.delivery.learned[policy] = version
 
     def restart(self, iteration: int) -> None:
         """Re-keys every stream from (seed, group, iteration); what waits is given up."""
@@ -54,21 +59,20 @@ class LockstepSampling:
         for sampler in self.workers.samplers:
             self.workers.restart(sampler.index, iteration)
 
-    def collect(self, env_steps_left: int, more: bool = True) -> Batch:
-        """The next batch; rows past the budget are masked.
-
-        more: whether another batch will be asked for before the streams begin anew.
-        """
+    def collect(self, env_steps_left: int, begins_anew: BeginsAnew = never) -> Batch:
+        """The next batch; rows past the budget are masked."""
         self._done_with_batch()
         patience = self.workers.patience()
-        while (taken := self.delivery.take()) is None:
+        while (taken := self.delivery.take(env_steps_left)) is None:
+            wanted = env_steps_left - self.delivery.waiting
             if not self.flying:
-                self._begin_round()
-            self.delivery.put_round(self._end_round(patience))
+                self._begin_round(wanted)
+            self.delivery.put_round(self._end_round(wanted, patience))
         batch = self.delivery.batch(*taken, env_steps_left)
         self.lease = batch.lease
-        if self.lag and more and batch.env_steps < env_steps_left and not self.delivery.full:
-            self._begin_round()
+        wanted = env_steps_left - batch.env_steps - self.delivery.waiting
+        if self.lag and wanted > 0 and not self.delivery.full and not begins_anew(batch):
+            self._begin_round(wanted)
         return batch
 
     def report(self) -> dict[str, float]:
@@ -84,15 +88,17 @@ class LockstepSampling:
             self.lease.release()
             self.lease = None
 
-    def _begin_round(self) -> None:
+    def _begin_round(self, wanted: int) -> None:
+        """Of all rows, or of as many as it takes to execute so many env_steps."""
         self.delivery.keep()
-        versions = tuple(self.delivery.versions)
+        versions = tuple(self.delivery.published)
+        rows = min(rows_for(wanted, self.delivery.num_streams), self.workers.crew.plan.unroll_steps)
         for sampler in self.workers.samplers:
-            granted = self.workers.grant(sampler.index, versions)
+            granted = self.workers.grant(sampler.index, versions, rows, asks=True)
             assert granted, f"{sampler.process.name} has no free slot"
-        self.flying = True
+        self.flying, self.rows = True, rows
 
-    def _end_round(self, patience: Patience) -> list[Part]:
+    def _end_round(self, wanted: int, patience: Patience) -> list[Part]:
         """Waits for all groups' unrolls and gives them in the order of their streams.
 
         Raises:
@@ -100,6 +106,7 @@ class LockstepSampling:
         """
         self.timer.switch("waiting")
         parts: dict[int, list[Part]] = {}
+        asking: dict[int, int] = {}
         lost_at_s: float | None = None
         while len(parts) < len(self.workers.samplers):
             patience.look()
@@ -108,9 +115,24 @@ class LockstepSampling:
                     raise event.error
                 if isinstance(event, Lost):
                     lost_at_s = time.monotonic()  # the server died, which is told next
-                    continue
-                parts[event.worker] = event.parts
+                elif isinstance(event, Asking):
+                    asking[event.worker] = event.executed
+                else:
+                    parts[event.worker] = event.parts
+                    for arrival in event.arrivals:
+                        self.delivery.arrived(*arrival)
+            if len(asking) == len(self.workers.samplers):
+                self._extend_round(wanted - sum(asking.values()))
+                asking.clear()
             if lost_at_s is not None and time.monotonic() - lost_at_s > _SERVER_IS_TOLD_S:
                 raise WorkerFault("a worker has lost its line to the inference server, which lives")
         self.flying = False
         return [part for _, mine in sorted(parts.items()) for part in mine]
+
+    def _extend_round(self, wanted: int) -> None:
+        """All workers have done their rows, and so many env_steps are wanted still."""
+        steps = self.workers.crew.plan.unroll_steps
+        more = min(rows_for(wanted, self.delivery.num_streams), steps - self.rows)
+        self.rows += more
+        for sampler in self.workers.samplers:
+            self.workers.extend(sampler.index, more)

@@ -10,23 +10,25 @@ from quintet.errors import NonFiniteError
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Learner
 from quintet.runtime.batch import Episode, to_device
-from quintet.runtime.delivery import Batch
+from quintet.runtime.delivery import Batch, BeginsAnew
 from quintet.types import Publication, Rollout
 
 
 class Sampling(Protocol):
     """What the loop asks of a runtime kind.
 
-    restarts: whether streams begin anew at scheduled checkpoints.
+    restarts: whether streams begin anew at exact checkpoints.
     """
 
     restarts: bool
 
     def publish(self, publication: Publication, policy: int = 0) -> None: ...
 
+    def learned(self, version: int, policy: int = 0) -> None: ...
+
     def restart(self, iteration: int) -> None: ...
 
-    def collect(self, env_steps_left: int, more: bool) -> Batch: ...
+    def collect(self, env_steps_left: int, begins_anew: BeginsAnew) -> Batch: ...
 
     def report(self) -> dict[str, float]: ...
 
@@ -45,10 +47,52 @@ class Replay(Protocol):
 
 @dataclass
 class Counters:
-    """How far a run has come; stored in every checkpoint."""
+    """How far a run has come; stored in every checkpoint.
+
+    iteration: batches learned from.
+    env_steps: learned from; a budget counts these.
+    executed_env_steps: all that environments made.
+    discarded_env_steps: of them those that were not and will not be learned from.
+    cut_env_steps: in episodes that were given up before they ended.
+    running_env_steps: in episodes that have not ended.
+    waiting_env_steps: executed, and waiting for a batch.
+    ended_episodes: whole ones.
+    exact_iteration: of the last exact checkpoint.
+    checkpoint_iteration: of the last one of any kind.
+    """
 
     iteration: int = 0
     env_steps: int = 0
+    executed_env_steps: int = 0
+    discarded_env_steps: int = 0
+    cut_env_steps: int = 0
+    running_env_steps: int = 0
+    waiting_env_steps: int = 0
+    ended_episodes: int = 0
+    exact_iteration: int = 0
+    checkpoint_iteration: int = 0
+
+    def add(self, batch: Batch) -> None:
+        """Counts a batch that was learned from."""
+        steps = batch.steps
+        self.iteration += 1
+        self.env_steps += batch.env_steps
+        self.executed_env_steps += steps.executed
+        self.discarded_env_steps += steps.discarded
+        self.cut_env_steps += steps.cut
+        self.running_env_steps, self.waiting_env_steps = steps.running, steps.waiting
+        self.ended_episodes += len(batch.episodes)
+
+    def begin_anew(self) -> None:
+        """The streams do: what runs or waits is given up."""
+        self.cut_env_steps += self.running_env_steps
+        self.running_env_steps = 0
+        self.discard_waiting()
+
+    def discard_waiting(self) -> None:
+        """No batch will hold it."""
+        self.discarded_env_steps += self.waiting_env_steps
+        self.waiting_env_steps = 0
 
 
 @final
@@ -56,7 +100,7 @@ class Counters:
 class Hooks:
     """What happens around the loop; none of it has a say in the result's bytes.
 
-    save: writes a checkpoint; its argument says whether it is a scheduled one.
+    save: writes a checkpoint; its argument says whether it is an exact one.
     after_iteration: gets the metrics and the ended episodes; True asks for a stop.
     keep_batch: gets the batch on which an update became NaN, and says where it was kept.
     """
@@ -66,15 +110,33 @@ class Hooks:
     keep_batch: Callable[[Rollout], str]
 
 
+@final
 @dataclass(frozen=True)
 class Budget:
-    """When a run ends, when checkpoints are scheduled and when weights are published, in env_steps
-    and iterations.
+    """When a run ends, when checkpoints are due and when weights are published.
+
+    checkpoint_iterations: iterations from one checkpoint to the next.
+    max_cut_frac: most share of all env_steps that may lie in episodes which exact checkpoints cut.
+    publish_iterations: iterations from one publication of weights to the next.
     """
 
     total_env_steps: int
     checkpoint_iterations: int
+    max_cut_frac: float = 0.05
     publish_iterations: int = 1
+
+    def exact_after(self, counters: Counters, batch: Batch) -> bool:
+        """Whether the checkpoint after this batch is an exact one, at which all streams begin anew.
+
+        The first iteration is chosen that is far enough from the last exact checkpoint and at which
+        few enough env_steps lie in running episodes.  All that is read was collected, so every
+        run of the same configuration chooses alike.
+        """
+        passed = counters.iteration + 1 - counters.exact_iteration
+        cut = counters.cut_env_steps + batch.steps.cut + batch.steps.running
+        return passed >= self.checkpoint_iterations and (
+            cut <= self.max_cut_frac * (counters.env_steps + batch.env_steps)
+        )
 
 
 @final
@@ -101,38 +163,53 @@ def run(
 ) -> Literal["finished", "stopped"]:
     """Trains until the budget is spent or a hook asks for a stop.
 
-    At a scheduled checkpoint every stream is re-keyed from (seed, group, iteration), whether the
-    run was interrupted there or not; so what samplers hold need not be saved, and a resumed run has
-    the same bytes.  Where sampling promises no such thing, streams run on.
+    At an exact checkpoint every stream is re-keyed from (seed, group, iteration), whether the run
+    was interrupted there or not; so what samplers hold need not be saved, and a resumed run has
+    the same bytes.  Where sampling promises no such thing, streams run on, as they do at all other
+    checkpoints.
     """
     sampling = parts.sampling
-    for policy, learner in enumerate(parts.learners):
-        sampling.publish(learner.publication(), policy)
+    counters.begin_anew()
+    _publish(parts)
     _restart(parts, counters)
+
+    def begins_anew(batch: Batch) -> bool:
+        return sampling.restarts and budget.exact_after(counters, batch)
+
     while counters.env_steps < budget.total_env_steps:
-        due = (counters.iteration + 1) % budget.checkpoint_iterations == 0
-        more = not (due and sampling.restarts)
-        batch = sampling.collect(budget.total_env_steps - counters.env_steps, more)
+        batch = sampling.collect(budget.total_env_steps - counters.env_steps, begins_anew)
         timer.switch("learning")
         learner = parts.learners[batch.policy]
+        exact = begins_anew(batch)
         metrics = _learn(parts, batch, counters, hooks)
-        counters.iteration += 1
-        counters.env_steps += batch.env_steps
+        counters.add(batch)
         finished = counters.env_steps >= budget.total_env_steps
-        scheduled = finished or due
-        # A resumed run begins with the newest, so the uninterrupted one goes on with it.
-        if scheduled or counters.iteration % budget.publish_iterations == 0:
+        if counters.iteration % budget.publish_iterations == 0:
             sampling.publish(learner.publication(), batch.policy)
+        else:
+            sampling.learned(learner.version, batch.policy)
+        if exact:
+            _publish(parts)  # a run that is resumed there begins with the newest, too
+            counters.begin_anew()
+            counters.exact_iteration = counters.iteration
+        if finished:
+            counters.discard_waiting()
         timer.switch("other")
         # Before the checkpoint, which holds the best score that an evaluation found.
         stop = hooks.after_iteration(metrics, batch.episodes)
-        if scheduled or stop:
-            hooks.save(scheduled)
+        due = counters.iteration - counters.checkpoint_iteration >= budget.checkpoint_iterations
+        if exact or finished or due or stop:
+            hooks.save(exact or finished)  # it may leave out one that is only due
         if stop and not finished:
             return "stopped"
-        if scheduled and not finished and sampling.restarts:
+        if exact and not finished:
             _restart(parts, counters)
     return "finished"
+
+
+def _publish(parts: Parts) -> None:
+    for policy, learner in enumerate(parts.learners):
+        parts.sampling.publish(learner.publication(), policy)
 
 
 def _restart(parts: Parts, counters: Counters) -> None:

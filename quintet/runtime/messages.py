@@ -34,16 +34,33 @@ class Restart(NamedTuple):
 
 class Fill(NamedTuple):
     """A grant: number of the slot, by group, and its generation; versions of the weights by policy,
-    None for the newest.
+    None for the newest; rows of the unroll, all but at the end of a run, and whether to ask then
+    for more.
     """
 
     slots: tuple[int, ...]
     generation: int
     versions: tuple[int, ...] | None
+    rows: int
+    asks: bool
+
+
+class Paused(NamedTuple):
+    """The rows that were granted are done; how many env_steps were executed in the unroll so far.
+    The answer is a number of rows more, 0 to end it.
+    """
+
+    executed: int
+
+
+class More(NamedTuple):
+    """To a worker that has paused."""
+
+    rows: int
 
 
 class Full(NamedTuple):
-    """The slots of a grant hold whole unrolls."""
+    """The slots of a grant hold whole unrolls, or as many rows as were granted."""
 
     slots: tuple[int, ...]
 
@@ -160,7 +177,7 @@ class LearnerWork:
 
 
 def header_name(group: int, slot: int) -> str:
-    """Of the tensor (generation, rows written) of a slot."""
+    """Of the tensor (generation, rows executed) of a slot."""
     return f"slot/{group}/{slot}/header"
 
 

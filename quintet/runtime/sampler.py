@@ -20,7 +20,7 @@ from quintet.types import ACTION_MASK, Publication
 @final
 class GroupSampler:
     """B streams that step and act together; `begin`, then T times `act` and `receive`, then
-    `finish`.
+    `finish`.  The last unroll of a run may have fewer rows.
     """
 
     slot: Slot
@@ -34,6 +34,7 @@ class GroupSampler:
         self.generator = torch.Generator()
         self.version = -1
         self.fresh = True
+        self.rows = 0  # of the last unroll
 
     def restart(self, env_seeds: list[int], noise_seed: int, slot: Slot) -> None:
         """Begins new episodes, whose first rows go to `slot`; all that the group does from here on
@@ -64,7 +65,7 @@ class GroupSampler:
             self.fresh = False
             assert slot is self.slot
         else:
-            slot.begin_after(self.slot)
+            slot.begin_after(self.slot, self.rows)
         self.slot = slot
         if self.one_policy:
             self.slot.version.fill_(self.version)
@@ -90,10 +91,13 @@ class GroupSampler:
         self.env.recv(slot.step_rows[row])
         np.logical_not(slot.valid[row], out=slot.is_first[row + 1])
 
-    def finish(self) -> None:
-        """Checks the unroll and derives what needs whole columns."""
-        slot = self.slot
-        slot.store_state(slot.steps, self.state)
+    def finish(self, rows: int) -> None:
+        """Ends the unroll after `rows` rows: checks it and derives what needs whole columns."""
+        slot, self.rows = self.slot, rows
+        if rows < slot.steps:
+            self._fill_from(rows)
+        else:
+            slot.store_state(rows, self.state)
         check_finite(
             {name: x.numpy() for name, x in slot.obs.items()},
             slot.raw_reward,  # clipping would hide an infinity
@@ -103,10 +107,25 @@ class GroupSampler:
             self.steps_before,
         )
         self._check_masks()
-        self.steps_before += slot.steps
+        self.steps_before += rows
         if self.plan.return_discount is not None:
             self._discounted_returns(self.plan.return_discount)
         self._measure_episodes()
+
+    def _fill_from(self, row: int) -> None:
+        """Rows that are not executed: an action is computed as for any other, and not sent."""
+        slot = self.slot
+        # What the next unroll begins with; an actor may write over the state that it gave.
+        self.state = {name: x.clone() for name, x in self.state.items()}
+        for later in range(row, slot.steps + 1):
+            slot.store_state(later, self.state)
+        out = self.actor.act(
+            slot.obs_rows[row], self.state, slot.is_first_rows[row], self.noise_rows[row]
+        )
+        slot.action_rows[row].copy_(out.action)
+        for name, into in slot.record_rows[row].items():
+            into.copy_(out.record[name])
+        slot.fill_from(row)
 
     def _check_masks(self) -> None:
         """A choice with no allowed action can't be made; the reset row's mask doesn't matter."""
@@ -129,7 +148,7 @@ class GroupSampler:
         slot, carry = self.slot, self.carry
         assert slot.return_carry is not None
         going_on = ~(slot.terminated | slot.truncated)
-        for row in range(slot.steps):
+        for row in range(self.rows):
             carry *= gamma
             carry += slot.reward[row]
             slot.return_carry[row] = carry
@@ -152,6 +171,7 @@ class GroupSampler:
             before_length[column] = -lengths[row, column]
         before_return += returns[-1]
         before_length += lengths[-1]
+        slot.running_length[:] = before_length
 
 
 def unroll(
@@ -159,27 +179,44 @@ def unroll(
     slots: Sequence[Slot],
     timer: PhaseTimer,
     on_row: Callable[[int], None] | None = None,
+    more: Callable[[int], int] | None = None,
 ) -> None:
     """One unroll of every group, each into its slot; one group acts while the others step.
 
     on_row: called with every row before it is acted in.
+    more: how many rows are to follow after so many, at first at least one; 0 ends the unroll early.
+        None: all.  Between its calls no environment is stepping.
     """
-    timer.switch("acting")
-    for group, slot in zip(groups, slots, strict=True):
-        if on_row is not None:
-            on_row(0)
-        group.begin(slot)
-        group.act(0)
-    steps = groups[0].plan.unroll_steps
-    for row in range(1, steps):
-        if on_row is not None:
-            on_row(row)
-        for group in groups:
-            timer.switch("stepping")
-            group.receive(row - 1)
+    steps, row = groups[0].plan.unroll_steps, 0
+    while row < steps:
+        wanted = steps if more is None else min(more(row), steps - row)
+        if wanted == 0:
+            break
+        _advance(groups, slots, range(row, row + wanted), timer, on_row)
+        row += wanted
+    for group in groups:
+        group.finish(row)
+
+
+def _advance(
+    groups: Sequence[GroupSampler],
+    slots: Sequence[Slot],
+    rows: range,
+    timer: PhaseTimer,
+    on_row: Callable[[int], None] | None,
+) -> None:
+    """Acts and steps in these rows of every group's unroll, which row 0 begins."""
+    for row in rows:
+        for group, slot in zip(groups, slots, strict=True):
+            if on_row is not None:
+                on_row(row)
+            if row > rows[0]:
+                timer.switch("stepping")
+                group.receive(row - 1)
             timer.switch("acting")
+            if row == 0:
+                group.begin(slot)
             group.act(row)
     timer.switch("stepping")
     for group in groups:
-        group.receive(steps - 1)
-        group.finish()
+        group.receive(rows[-1])

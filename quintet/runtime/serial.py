@@ -10,7 +10,7 @@ from quintet.envs.vector import VectorEnv
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor, DataPlan
 from quintet.runtime.batch import Lease, Part
-from quintet.runtime.delivery import Batch, Delivery
+from quintet.runtime.delivery import Batch, BeginsAnew, Delivery, never, rows_for
 from quintet.runtime.policies import make_group_actor
 from quintet.runtime.sampler import GroupSampler, unroll
 from quintet.runtime.seeds import group_seeds
@@ -39,7 +39,7 @@ class SerialSampling:
     """All groups in this process; one steps while the others' actions are computed."""
 
     restarts = True
-    """Whether streams begin anew at scheduled checkpoints."""
+    """Whether streams begin anew at exact checkpoints."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class SerialSampling:
 
     def publish(self, publication: Publication, policy: int = 0) -> None:
         """Gives every group the weights that `policy` acts by from the group's next unroll on."""
-        self.delivery.versions[policy] = publication.version
+        self.delivery.publish(publication.version, policy)
         for group in self.groups:
             group.publish(publication, policy)
 
@@ -80,24 +80,36 @@ class SerialSampling:
         for index, (group, slot) in enumerate(zip(self.groups, self.slots, strict=True)):
             group.restart(*group_seeds(self.seed, index, iteration, group.num_streams), slot)
 
-    def collect(self, env_steps_left: int, more: bool = True) -> Batch:  # noqa: ARG002
-        """The next batch; samples if no policy has enough columns.  Rows past the budget are
-        masked.
+    def learned(self, version: int, policy: int = 0) -> None:
+        """What the learner of `policy` has come to, from which the age of weights is counted."""
+        self.delivery.learned[policy] = version
+
+    def collect(self, env_steps_left: int, begins_anew: BeginsAnew = never) -> Batch:  # noqa: ARG002
+        """The next batch; samples if no policy has enough columns, and no more rows than the budget
+        asks for.
         """
-        while (taken := self.delivery.take()) is None:
+        while (taken := self.delivery.take(env_steps_left)) is None:
             self.delivery.keep()
-            self._unroll()
+            self._unroll(env_steps_left - self.delivery.waiting)
+            for index, slot in enumerate(self.slots):
+                self.delivery.arrived(index, slot.executed, slot.running)
             # A slot is written again in the next round, before which what waits is copied.
             self.delivery.put_round(
                 [Part(slot.rollout(), slot.episodes(), Lease(_nothing)) for slot in self.slots]
             )
         return self.delivery.batch(*taken, env_steps_left)
 
-    def _unroll(self) -> None:
+    def _unroll(self, wanted: int) -> None:
+        """One of every group, which ends when so many env_steps were executed."""
         threads = torch.get_num_threads()
         if self.threads not in (None, threads):
             torch.set_num_threads(self.threads)
-        unroll(self.groups, self.slots, self.timer)
+
+        def more(rows: int) -> int:
+            executed = sum(int(slot.valid[:rows].sum()) for slot in self.slots)
+            return rows_for(wanted - executed, self.delivery.num_streams)
+
+        unroll(self.groups, self.slots, self.timer, more=more)
         torch.set_num_threads(threads)
 
     def report(self) -> dict[str, float]:

@@ -74,6 +74,7 @@ def slot_specs(rows: RowSpecs, plan: DataPlan, num_streams: int) -> dict[str, Te
         "episode_id": TensorSpec((), torch.int64),
         "stream_id": TensorSpec((), torch.int64),
         "group_id": TensorSpec((), torch.int64),
+        "running_length": TensorSpec((), torch.int64),
     }
     states = {f"state/{name}": spec for name, spec in rows.state.items()}
     return {
@@ -122,6 +123,7 @@ class Slot:
         self.episode_return = memory["episode_return"].numpy()
         self.episode_length = memory["episode_length"].numpy()
         self.episode_success = memory["episode_success"].numpy()
+        self.running_length = memory["running_length"].numpy()
         carry = memory.get("return_carry")
         self.return_carry = None if carry is None else carry.numpy()
 
@@ -135,6 +137,7 @@ class Slot:
         self.is_first_rows = list(memory["is_first"].unbind(0))
         self.action_rows = list(self.action.unbind(0))
         said = self.record | {name: memory[name] for name in WHO_ACTED if name in rows.record}
+        self._said = said
         self.record_rows = [{name: x[row] for name, x in said.items()} for row in range(t)]
         self.step_rows = [
             StepRow(
@@ -162,14 +165,43 @@ class Slot:
         self.last_action.zero_()
         self.last_reward[:] = 0.0
 
-    def begin_after(self, last: "Slot") -> None:
-        """Row T of the last unroll, in this slot or another one, becomes row 0 of the next."""
+    def begin_after(self, last: "Slot", rows: int) -> None:
+        """What was reached after `rows` rows of the last unroll, in this slot or another one,
+        becomes row 0 of the next.
+        """
         for name, x in self.obs.items():
-            x[0].copy_(last.obs[name][-1])
-        np.add(last.episode_id, last.is_first[1:].sum(0), out=self.episode_id)
-        self.is_first[0] = last.is_first[-1]
-        self.last_action.copy_(last.action[-1])
-        self.last_reward[:] = last.reward[-1]
+            x[0].copy_(last.obs[name][rows])
+        np.add(last.episode_id, last.is_first[1 : rows + 1].sum(0), out=self.episode_id)
+        self.is_first[0] = last.is_first[rows]
+        if rows > 0:
+            self.last_action.copy_(last.action[rows - 1])
+            self.last_reward[:] = last.reward[rows - 1]
+        else:
+            self.last_action.copy_(last.last_action)
+            self.last_reward[:] = last.last_reward
+
+    def fill_from(self, row: int) -> None:
+        """Makes the rows from `row` on, which were not executed, alike: nothing happens in them,
+        and none is valid; their action and record are those of `row`.
+        """
+        for x in (*self.obs.values(), self.action, *self._said.values()):
+            x[row + 1 :] = x[row]
+        self.is_first[row + 1 :] = False
+        self.reward[row:] = self.raw_reward[row:] = 0.0
+        for none in (self.terminated, self.truncated, self.valid, self.success):
+            none[row:] = False
+        if self.return_carry is not None:
+            self.return_carry[row:] = 0.0
+
+    @property
+    def executed(self) -> int:
+        """env_steps in the unroll."""
+        return int(np.count_nonzero(self.valid))
+
+    @property
+    def running(self) -> int:
+        """env_steps of episodes that had not ended when the unroll did."""
+        return int(self.running_length.sum())
 
     def store_state(self, row: int, state: State) -> None:
         """Keeps the recurrent state before the act of `row`, or T, if it is one to be kept."""

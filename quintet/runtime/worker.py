@@ -29,6 +29,8 @@ from quintet.runtime.messages import (
     Failed,
     Fill,
     Full,
+    More,
+    Paused,
     Ready,
     Restart,
     Stop,
@@ -121,11 +123,27 @@ class Worker:
                 self.beat(BEGINNING)
             self.restart_at = None
         first = BEGINNING if begins else 0
-        unroll(self.groups, slots, self.timer, lambda row: self.beat(row or first))
-        for mine, k in zip(self.headers, grant.slots, strict=True):
-            mine[k][:] = grant.generation, self.work.plan.unroll_steps
+        more = None
+        if grant.rows < self.work.plan.unroll_steps:
+            more = partial(self.more, grant, slots)
+        unroll(self.groups, slots, self.timer, lambda row: self.beat(row or first), more)
+        for mine, k, group in zip(self.headers, grant.slots, self.groups, strict=True):
+            mine[k][:] = grant.generation, group.rows
         self.seconds[:] = list(self.timer.seconds().values())
         self.channel.send(Full(grant.slots))
+
+    def more(self, grant: Fill, slots: Sequence[Slot], rows: int) -> int:
+        """How many rows of a short unroll follow after `rows`."""
+        if rows == 0:
+            return grant.rows
+        if not grant.asks:
+            return 0
+        self.timer.switch("waiting")
+        self.channel.send(Paused(sum(int(slot.valid[:rows].sum()) for slot in slots)))
+        answer = self.channel.recv()
+        if not isinstance(answer, More):
+            raise Stopped
+        return answer.rows
 
     def load(self, versions: tuple[int, ...] | None) -> None:
         """Weights change here only, before an unroll."""

@@ -26,6 +26,8 @@ from quintet.runtime.messages import (
     Fill,
     Full,
     Line,
+    More,
+    Paused,
     Place,
     Restart,
     ServerWork,
@@ -54,11 +56,31 @@ SERVER = -1
 """In place of a worker's number."""
 
 
+class Arrival(NamedTuple):
+    """The unroll of a group: env_steps executed in it, and of episodes that have not ended."""
+
+    group: int
+    executed: int
+    running: int
+
+
 class Filled(NamedTuple):
-    """A worker's slots hold whole unrolls, one for each of its groups."""
+    """A worker's slots hold unrolls, one for each of its groups.
+
+    granted: the most env_steps that could have been executed.
+    """
 
     worker: int
     parts: list[Part]
+    arrivals: list[Arrival]
+    granted: int
+
+
+class Asking(NamedTuple):
+    """A worker has executed so many env_steps of its unroll and asks for more rows."""
+
+    worker: int
+    executed: int
 
 
 class Lost(NamedTuple):
@@ -75,10 +97,14 @@ class Died(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """Slots that a worker may fill, one of each of its groups."""
+    """Slots that a worker may fill, one of each of its groups, with so many rows."""
 
     slots: tuple[int, ...]
     generation: int
+    rows: int
+
+
+Event = Filled | Asking | Lost | Died
 
 
 @final
@@ -91,6 +117,10 @@ class _Sampler:
         self.busy_since_s = 0.0
         self.lost = False  # its streams must begin anew before it fills anything
         self.process: Process
+
+    @property
+    def num_streams(self) -> int:
+        return sum(place.num_streams for place in self.places)
 
     @property
     def what(self) -> str:
@@ -277,12 +307,21 @@ class Workers:
             sampler.lost = False
             sampler.process.send(Restart(iteration))
 
-    def grant(self, index: int, versions: tuple[int, ...] | None) -> bool:
+    def grant(
+        self,
+        index: int,
+        versions: tuple[int, ...] | None,
+        rows: int | None = None,
+        asks: bool = False,
+    ) -> bool:
         """Has a worker fill one free slot of each of its groups; False if there are none.
 
         versions: of the weights to act by, by policy; None: the newest when it begins.
+        rows: of the unroll; None: all.
+        asks: after fewer rows than all the worker waits for `extend`.
         """
         sampler = self.samplers[index]
+        rows = self.crew.plan.unroll_steps if rows is None else rows
         with self._lock:
             free = [self._free[place.group] for place in sampler.places]
             if not all(free) or not sampler.process.ready or sampler.lost:
@@ -293,11 +332,20 @@ class Workers:
                 self._headers[place.group, k][:] = self._generation, 0
             if not sampler.granted:
                 sampler.busy_since_s = time.monotonic()
-            sampler.granted.append(Grant(slots, self._generation))
-            sampler.process.send(Fill(slots, self._generation, versions))
+            sampler.granted.append(Grant(slots, self._generation, rows))
+            sampler.process.send(Fill(slots, self._generation, versions, rows, asks))
         return True
 
-    def events(self, timeout_s: float) -> list[Filled | Lost | Died]:
+    def extend(self, index: int, rows: int) -> None:
+        """Answers a worker that asks: so many rows more, 0 to end its unroll."""
+        sampler = self.samplers[index]
+        with self._lock:
+            grant = sampler.granted[0]
+            sampler.granted[0] = grant._replace(rows=grant.rows + rows)
+            sampler.busy_since_s = time.monotonic()
+            sampler.process.send(More(rows))
+
+    def events(self, timeout_s: float) -> list[Event]:
         """What has happened, oldest first; waits for something as long as `timeout_s`.
 
         Whoever is told that a process died must `replace` it or `close` all.
@@ -312,7 +360,7 @@ class Workers:
         heard = [self._hear(channels[channel]) for channel in wait(list(channels), timeout_s)]
         return [*heard, *self._silent()]
 
-    def _hear(self, index: int) -> Filled | Lost | Died:
+    def _hear(self, index: int) -> Event:
         if index == SERVER:
             assert self.server is not None
             error = self.server.hear()
@@ -328,13 +376,15 @@ class Workers:
                 sampler.lost = True
                 self._take_back(sampler)
             return Lost(index)
+        if isinstance(message, Paused):
+            return Asking(index, message.executed)
         assert isinstance(message, Full)
         return self._filled(sampler, message.slots)
 
     def _filled(self, sampler: _Sampler, slots: tuple[int, ...]) -> Filled | Died:
         grant = sampler.granted[0]
-        steps = self.crew.plan.unroll_steps
-        parts = []
+        steps = grant.rows
+        parts, arrivals = [], []
         for place, k in zip(sampler.places, slots, strict=True):
             generation, rows = self._headers[place.group, k].tolist()
             if (slots, generation, rows) != (grant.slots, grant.generation, steps):
@@ -349,10 +399,11 @@ class Workers:
             slot = self._slots[place.group, k]
             lease = Lease(partial(self._freed, sampler.index, place.group, k))
             parts.append(Part(slot.rollout(), slot.episodes(), lease))
+            arrivals.append(Arrival(place.group, slot.executed, slot.running))
         with self._lock:
             sampler.granted.popleft()
             sampler.busy_since_s = time.monotonic()
-        return Filled(sampler.index, parts)
+        return Filled(sampler.index, parts, arrivals, steps * sampler.num_streams)
 
     def _freed(self, index: int, group: int, slot: int) -> None:
         with self._lock:

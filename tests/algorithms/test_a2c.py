@@ -190,7 +190,11 @@ def test_a2c_trains_cartpole(a2c: None, tmp_path: Path) -> None:
 
 def test_a2c_is_exact_over_a_resume(a2c: None, tmp_path: Path) -> None:
     """What the runtime promises it promises for every learner."""
-    config = OPTIONS | {"checkpoint.interval_updates": 4, "report.interval_s": 0.001}
+    config = OPTIONS | {
+        "checkpoint.interval_updates": 4,
+        "checkpoint.max_cut_frac": 1.0,
+        "report.interval_s": 0.001,
+    }
     whole = quintet.train("a2c", "CartPole-v1", 2_048, 1, tmp_path / "run", config)
     for newer in sorted((tmp_path / "run" / "checkpoints").iterdir())[1:]:
         shutil.rmtree(newer)

@@ -25,6 +25,7 @@ SMALL: dict[str, Any] = {
     "eval.episodes": 0,
     "report.progress": False,
     "checkpoint.interval_updates": 7,
+    "checkpoint.max_cut_frac": 1.0,
 }
 STEPS = 28 * 64 + 10
 

@@ -20,7 +20,7 @@ from quintet.protocols import DataPlan, ReplayPlan
 
 OPTIONS = {
     "env.num_streams": 4, "env.backend": "gymnasium", "eval.episodes": 0, "report.interval_s": 1e-3,
-    "report.sinks": ["jsonl"], "checkpoint.interval_updates": 10,
+    "report.sinks": ["jsonl"], "checkpoint.interval_updates": 10, "checkpoint.max_cut_frac": 1.0,
 }  # fmt: skip
 BUDGET = 1_600
 

@@ -107,7 +107,7 @@ def main(kind: str, run_dir: str) -> None:
         total_steps=total,
         seed=7,
         run_dir=run_dir,
-        config=COMMON | config | {"checkpoint.interval_updates": 5},
+        config=COMMON | config | {"checkpoint.interval_updates": 5, "checkpoint.max_cut_frac": 1.0},
         on_report=lambda _: time.sleep(pause_s),
     )
     print("updates", int(result.metrics.get("updates", 0)), flush=True)

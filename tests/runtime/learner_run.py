@@ -16,6 +16,7 @@ SMALL = {
     "report.interval_s": 0.0,
     "report.sinks": ["jsonl"],
     "checkpoint.interval_updates": 10,
+    "checkpoint.max_cut_frac": 1.0,
     "runtime.kind": "serial",
 }
 SMALL["model.policy_hidden"] = SMALL.pop("policy_hidden")

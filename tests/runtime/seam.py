@@ -162,6 +162,7 @@ class Ledger:
     replayed: Counter[tuple[int, int, int]] = field(default_factory=Counter)
     past_budget: set[tuple[int, int, int]] = field(default_factory=set)
     endings: int = 0
+    fillers: int = 0
     discount: float | None = None
 
     def restarted(self, iteration: int) -> None:
@@ -180,16 +181,36 @@ class Ledger:
             assert set(r.state) == {"rows_and_sum"}
             assert (r.return_carry is None) == (self.discount is None)
         for b in range(columns):
+            if not r.replayed and not r.valid[:, b].any():
+                continue  # it makes the last batch whole
             for t in range(steps):
+                if self.filler(r, t, b):
+                    continue
                 self.row(r, t, b, learner)
                 if r.valid[t, b]:
                     seed, episode, step = r.obs["where"][t, b].tolist()
                     counts[seed, episode, step] += 1
                 elif r.budget_cut is not None and not r.replayed:
                     seed, episode, step = r.obs["where"][t, b].tolist()
-                    if step < length_of(episode):
+                    own = int(r.policy_id[t, b]) == learner
+                    if own and step < length_of(episode):
                         self.past_budget.add((seed, episode, step))
             self.column(r, b)
+
+    def filler(self, r: Rollout, t: int, b: int) -> bool:
+        """Whether the row was not executed, as the unroll ended early: nothing happens in it."""
+        window = r.replayed and not r.state
+        if window or not torch.equal(r.obs["where"][t, b], r.obs["where"][t + 1, b]):
+            return False
+        assert not r.valid[t:, b].any()
+        assert not (r.terminated | r.truncated)[t:, b].any()
+        assert not r.reward[t:, b].any()
+        assert (r.obs["where"][t:, b] == r.obs["where"][t, b]).all()
+        assert (r.obs[ACTION_MASK][t:, b] == r.obs[ACTION_MASK][t, b]).all()
+        assert not r.is_first[t + 1 :, b].any()
+        assert r.obs[ACTION_MASK][t, b, int(r.action[t, b])]
+        self.fillers += 1
+        return True
 
     def row(self, r: Rollout, t: int, b: int, learner: int) -> None:
         seed, episode, step = r.obs["where"][t, b].tolist()
@@ -233,14 +254,16 @@ class Ledger:
             assert mask_at(episode, step - 1)[int(r.last_action[b])]
         else:
             assert float(r.last_reward[b]) == 0.0  # the row that was spent on resetting
+        still = (r.obs["where"][1:, b] == r.obs["where"][:-1, b]).all(-1)
+        rows = len(still) - int(still.sum())
         if not r.replayed:
-            acts = r.record["acts"][:, b]
+            acts = r.record["acts"][:rows, b]
             assert torch.equal(acts[1:], acts[:-1] + 1)
         if self.discount is not None and r.return_carry is not None:
-            ended = (r.terminated | r.truncated)[:-1, b]
-            before_it = r.return_carry[:-1, b].masked_fill(ended, 0.0)
-            carry = r.reward[1:, b] + self.discount * before_it
-            torch.testing.assert_close(r.return_carry[1:, b], carry)
+            ended = (r.terminated | r.truncated)[: rows - 1, b]
+            before_it = r.return_carry[: rows - 1, b].masked_fill(ended, 0.0)
+            carry = r.reward[1:rows, b] + self.discount * before_it
+            torch.testing.assert_close(r.return_carry[1:rows, b], carry)
         for i, state in enumerate(r.state.get("rows_and_sum", torch.empty(0, 0))):
             _seed, episode, step = r.obs["where"][i * self.state_every, b].tolist()
             if step > 0:
@@ -363,13 +386,20 @@ def drive(
         loop.run(
             loop.Parts(learners, sampling, replay),
             counters,
-            loop.Budget(world.total_env_steps, world.checkpoint_iterations),
-            loop.Hooks(lambda scheduled: None, after, lambda batch: ""),
+            loop.Budget(world.total_env_steps, world.checkpoint_iterations, max_cut_frac=1.0),
+            loop.Hooks(lambda exact: None, after, lambda batch: ""),
             PhaseTimer(),
         )
     finally:
         sampling.close()
     # every episode that ended in a delivered row is told of, once
-    assert len(played) == ledger.endings
+    assert sum(episode.row >= 0 for episode in played) == ledger.endings
+    # no row of an environment is executed in vain, but for the last one
+    assert counters.env_steps == world.total_env_steps
+    if plan.max_policy_lag is None:
+        assert len(ledger.past_budget) < ledger.streams
+    assert counters.executed_env_steps == (
+        counters.env_steps + counters.discarded_env_steps + counters.waiting_env_steps
+    )
     assert {episode.length for episode in played} <= set(LENGTHS)
     return sampling, counters, reports

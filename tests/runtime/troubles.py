@@ -18,6 +18,7 @@ SMALL = {
     "report.interval_s": 0.0,
     "report.sinks": ["jsonl"],
     "checkpoint.interval_updates": 10,
+    "checkpoint.max_cut_frac": 1.0,
     "runtime.compile": "off",
 }
 

@@ -1,0 +1,67 @@
+"""What a person is told where episodes are long for a run's budget."""
+
+from typing import final
+
+from quintet.runtime.loop import Counters
+
+_WITHOUT_END = 10
+"""After one part in so many of the budget, that no episode has ended is told."""
+
+
+@final
+class LongEpisodes:
+    """Notices, each given once per process."""
+
+    def __init__(
+        self,
+        total_env_steps: int,
+        interval: int,
+        max_cut_frac: float | None,
+        reach: int | None = None,
+    ):
+        """interval: iterations from one checkpoint to the next.
+        max_cut_frac: as `loop.Budget` has it; None: no checkpoint of the run is exact.
+        reach: iterations for which replay keeps the rows that a checkpoint needs; None: there is
+            no replay.
+        """
+        self.total_env_steps, self.interval = total_env_steps, interval
+        self.max_cut_frac, self.reach = max_cut_frac, reach
+        self._endless = self._inexact = self._out_of_reach = False
+
+    def goes_back_exactly(self, counters: Counters) -> bool:
+        """Whether the last exact checkpoint can be gone on from."""
+        since = counters.iteration - counters.exact_iteration
+        return counters.exact_iteration > 0 and (self.reach is None or since <= self.reach)
+
+    def notices(self, counters: Counters) -> list[str]:
+        """What there is to tell after an iteration."""
+        found = []
+        if not self._endless and counters.env_steps * _WITHOUT_END >= self.total_env_steps:
+            self._endless = True
+            if counters.ended_episodes == 0:
+                found.append(
+                    f"no episode has ended in the first {counters.env_steps:,} env_steps of "
+                    f"{self.total_env_steps:,}, so there is no return to report yet; if they take "
+                    "longer than that, raise --total-steps or lower --env.num-streams; if they "
+                    "never end, give the environment a time limit"
+                )
+        if not self._inexact and counters.iteration >= self.interval:
+            self._inexact = True
+            if self.max_cut_frac is not None and counters.exact_iteration == 0:
+                most = int(self.max_cut_frac * self.total_env_steps)
+                if counters.running_env_steps > most:
+                    found.append(
+                        "this run can be resumed, but so far not with the same bytes: for that "
+                        "all episodes would begin anew at a checkpoint, "
+                        f"{counters.running_env_steps:,} env_steps lie in running ones, and "
+                        f"checkpoint.max_cut_frac={self.max_cut_frac:g} allows {most:,} of "
+                        f"{self.total_env_steps:,}"
+                    )
+        past = counters.exact_iteration > 0 and not self.goes_back_exactly(counters)
+        if past and not self._out_of_reach:
+            self._out_of_reach = True
+            found.append(
+                f"the last exact checkpoint is more than {self.reach:,} iterations old: replay "
+                "no longer holds its rows, and until the next one --resume exact is refused"
+            )
+        return found

@@ -1,0 +1,165 @@
+"""A step budget is executed exactly, and what became of every executed step is told apart."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from adders import PLAN, ROWS
+
+import quintet
+from quintet import checkpoint
+from quintet.errors import ConfigError
+from quintet.observe.sinks import read_metrics
+from quintet.runtime.batch import within_budget
+from quintet.runtime.slots import Slot, slot_specs, zeros
+from quintet.types import Rollout
+
+KINDS = {
+    "serial": {},
+    "lockstep": {"runtime.kind": "lockstep", "runtime.num_workers": 2, "runtime.lag": 0},
+    "lockstep1": {"runtime.kind": "lockstep", "runtime.num_workers": 2, "runtime.lag": 1},
+    "async": {"runtime.kind": "async", "runtime.num_workers": 2},
+}
+STREAMS = 8
+
+
+class Counted(gymnasium.Env):
+    """Episodes of 3 to 12 steps; every step of every process leaves a byte in a file."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, file: str) -> None:
+        self.file = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = int(self.np_random.integers(3, 13))
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        os.write(self.file, b".")
+        self.left -= 1
+        return np.zeros(2, np.float32), 1.0, self.left == 0, False, {}
+
+
+def train(folder: Path, kind: str, total: int, algo: str = "ppo", **more: Any) -> dict[str, float]:
+    """The last report, with the steps that were really executed under ``real``."""
+    unroll = {"ppo": {"unroll_steps": 16, "minibatch_steps": 32, "num_epochs": 1}}
+    config = {
+        "env.num_streams": STREAMS,
+        "env.streams_per_group": 2,
+        "env.kwargs": {"file": str(folder / "steps")},
+        "eval.episodes": 0,
+        "report.interval_s": 0.0,
+        "report.sinks": ["jsonl"],
+        "report.progress": False,
+        "runtime.compile": "off",
+    }
+    config |= unroll.get(algo, {"unroll_steps": 5, "batch_unrolls": 6}) | KINDS[kind]
+    config |= {name.replace("__", "."): value for name, value in more.items()}
+    result = quintet.train(algo, Counted, total, 3, folder / "run", config)
+    return {**result.metrics, "real": float((folder / "steps").stat().st_size)}
+
+
+@pytest.mark.parametrize("total", [130, 777])
+@pytest.mark.parametrize(
+    ("algo", "kind"),
+    [
+        ("ppo", "serial"), ("ppo", "lockstep"), ("impala", "serial"), ("impala", "async"),
+        pytest.param("ppo", "lockstep1", marks=pytest.mark.slow),
+        pytest.param("impala", "lockstep1", marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_at_most_one_row_per_stream_is_executed_beyond_the_budget(
+    algo: str, kind: str, total: int, tmp_path: Path
+) -> None:
+    last = train(tmp_path, kind, total, algo)
+    assert last["env_steps"] == total
+    assert last["data/executed_env_steps"] == last["real"]
+    # One that is made anew at a restart gives up what waited; async has none.
+    cut = last["data/discarded_env_steps"]
+    assert last["real"] == total + cut
+    if algo == "ppo" or kind == "async":  # all columns of a round are one batch, or none restarts
+        assert cut < STREAMS
+
+
+def test_what_became_of_steps_goes_on_over_a_resume(tmp_path: Path) -> None:
+    train(tmp_path, "serial", 500, checkpoint__max_cut_frac=1.0)
+    last = train(tmp_path, "serial", 1_000, checkpoint__max_cut_frac=1.0)
+    assert last["env_steps"] == 1_000
+    assert last["data/executed_env_steps"] == last["real"]
+    reports = read_metrics(tmp_path / "run")
+    assert [r["data/executed_env_steps"] for r in reports] == sorted(
+        r["data/executed_env_steps"] for r in reports
+    )
+
+
+def test_serial_and_lockstep_end_with_the_same_bytes(tmp_path: Path) -> None:
+    """The last unroll ends at the same row, whoever executes it."""
+    hashes = []
+    for kind in ("serial", "lockstep"):
+        (tmp_path / kind).mkdir()
+        train(tmp_path / kind, kind, 777)
+        found = checkpoint.latest(tmp_path / kind / "run/checkpoints", warn=print)
+        assert found is not None
+        hashes.append(checkpoint.tensor_hashes(found))
+    assert hashes[0] == hashes[1]
+
+
+def all_valid(columns: int) -> Rollout:
+    batch = Slot(zeros(slot_specs(ROWS, PLAN, columns)), ROWS, PLAN).rollout()
+    batch.valid.fill_(True)
+    return batch
+
+
+def test_every_row_that_is_not_valid_follows_a_cut() -> None:
+    """Past the budget, and masked for another reason in the middle or at the start of a column."""
+    batch = all_valid(3)
+    batch.valid[:3, 0] = False  # old weights, say
+    batch.valid[4, 1] = False
+    batch.terminated[1, 2] = True
+    batch.valid[2, 2] = False  # spent on resetting
+    found, count = within_budget(batch, 11)
+    assert count == int(found.valid.sum()) == 11
+    cut = ~found.not_cut_t.bool()
+    follows = torch.zeros_like(cut)
+    follows[1:] = cut[:-1]
+    assert (follows | found.valid)[1:].all()
+    assert not cut[1, 1]
+    assert found.budget_cut is not None
+    assert not found.budget_cut[1, 2]  # an ending is none
+    whole = all_valid(3)
+    assert within_budget(whole, 18)[0] is whole
+
+
+def test_lag_is_counted_from_the_learner_not_from_what_it_published(tmp_path: Path) -> None:
+    train(tmp_path, "serial", 2_000, "impala", runtime__publish_interval_updates=10)
+    reports = read_metrics(tmp_path / "run")
+    assert {r["policy_lag/max"] for r in reports} >= {float(k) for k in range(11)}
+
+
+def test_rows_beyond_the_bound_are_never_learned_from(tmp_path: Path) -> None:
+    options = {"runtime__max_policy_lag": 3, "runtime__publish_interval_updates": 4}
+    last = train(tmp_path, "async", 4_000, "impala", **options)
+    reports = read_metrics(tmp_path / "run")
+    assert max(r["policy_lag/max"] for r in reports) == 3
+    assert last["data/discarded_env_steps"] > STREAMS  # some were too old
+    assert (
+        last["real"]
+        == last["data/executed_env_steps"]
+        == 4_000 + (last["data/discarded_env_steps"])
+    )
+    # Episodes that ended in dropped rows count: on average they have 7.5 steps.
+    ended = sum(r.get("episode/count", 0) for r in reports)
+    assert ended > 0.9 * last["real"] / 7.5 - STREAMS
+
+
+def test_a_bound_that_no_row_would_meet_is_refused(tmp_path: Path) -> None:
+    options = {"runtime__max_policy_lag": 3, "runtime__publish_interval_updates": 5}
+    with pytest.raises(ConfigError, match=r"publish_interval_updates must be at most 4 .* got 5"):
+        train(tmp_path, "async", 100, "impala", **options)
