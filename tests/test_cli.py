@@ -119,7 +119,7 @@ def quintet(capsys):
 def refused(quintet, folder):
     """Runs a command that must fail with one message and status 2, and must write nothing."""
 
-    def call(*arguments: str, status: int = 2, says: str = "", left: set[str] = frozenset()) -> str:
+    def call(*arguments: str, says: str, status: int = 2) -> str:
         before = tree(folder)
         got, out, err = quintet(*arguments)
         assert got == status, err
@@ -127,7 +127,7 @@ def refused(quintet, folder):
         assert err.startswith("error: ")
         assert err.count("error: ") == 1
         assert re.search(says, err, re.DOTALL), err
-        assert {name for name in tree(folder) - before if Path(name[0]).name not in left} == set()
+        assert tree(folder) == before
         return err
 
     return call
@@ -175,7 +175,7 @@ def test_train_help_lists_every_option(quintet, monkeypatch):
     for command in ("eval", "plot", "envs"):
         status, out, _ = quintet(command, "--help")
         assert status == 0
-        assert command in out
+        assert f"quintet {command}" in out
 
 
 def test_help_is_quick_and_imports_neither_torch_nor_gymnasium():
@@ -231,7 +231,8 @@ def test_a_folder_whose_name_the_locale_can_not_write(folder):
     for steps in (128, 256):  # and goes on
         done = python(f"PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 LC_ALL=C {train_more} {steps}")
         assert (done.returncode, done.stderr) == (0, "")
-        assert "policy: \\xe9/policy" in done.stdout or "policy: \\udc" in done.stdout
+        # One character where names of files are UTF-8 all the same, its two bytes elsewhere.
+        assert re.search(r"^policy: (\\xe9|\\udcc3\\udca9)/policy$", done.stdout, re.MULTILINE)
     assert len(list(folder.iterdir())) == 1
 
 
@@ -391,7 +392,8 @@ def test_a_group_of_seeds_and_its_picture(quintet, folder):
     assert "2 finished of 2 seeds" in summary
     pytest.importorskip("matplotlib")
     assert quintet("plot", "r", "--out", "curve.svg")[:2] == (0, "curve.svg\n")
-    assert "2 seeds" in (folder / "curve.svg").read_text() or (folder / "curve.svg").exists()
+    # Texts are drawn as paths, each behind a comment that says it.
+    assert "<!-- ppo (2 seeds, 95% band) -->" in (folder / "curve.svg").read_text()
     # One that fails is told with its seed, beside those that don't.
     for path in (folder / "r/s1/checkpoints").glob("*/learner.safetensors"):
         path.write_bytes(b"")
@@ -448,7 +450,7 @@ def test_a_group_of_seeds_and_its_picture(quintet, folder):
         (train("--preset", "klip", "--gamma", "2"), r"(?s)got 'klip'.*\ngamma: .*got 2"),
         (train("--config", "absent.yaml"), "readable YAML file, got absent.yaml"),
         (train("--runtime.kind", "parallel"), "runtime.kind: input should be 'serial'"),
-        (train("--runtime.device", "gpu"), "runtime.device: "),
+        (train("--runtime.device", "gpu"), r"runtime.device: .*\(auto\|cpu\|cuda.*got 'gpu'"),
         (train("--env.kwargs", "[1]"), "env.kwargs: .*dictionary"),
         (train(env="no_such_module:make"), "can't be imported: No module named 'no_such_module'"),
         (train(env="test_cli:make_space"), r"found neither; did you mean \['make_spaces'"),
@@ -466,7 +468,7 @@ def test_action_spaces_that_can_not_be(refused, name):
     given = ("--env.kwargs", json.dumps({"action": name}))
     said = refused(*train(*given, env="test_cli:make_spaces"), says="action space")
     assert str(ACTIONS[name]) in said
-    assert "wrap" in said or "flatten" in said
+    assert said.endswith("; wrap the environment so that it has one\n")
 
 
 @pytest.mark.parametrize("name", OBSERVATIONS)

@@ -279,7 +279,11 @@ def test_ctrl_c_stops_the_group_and_the_same_command_goes_on(tmp_path):
     command += ["--run-dir", str(tmp_path / "g"), "--env.num-streams", "4", "--unroll-steps", "16"]
     command += ["--eval.episodes", "0", "--seeds", "1,2,3", "--jobs", "2"]
     command += ["--report.interval-s", "0", "--minibatch-steps", "32", "--num-epochs", "1"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        # A shell's background jobs ignore Ctrl-C, and what they start inherits that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:  # fmt: skip
         wait_for(lambda: len(list((tmp_path / "g").glob("s[12]/metrics.jsonl"))) == 2)
         process.send_signal(signal.SIGINT)
         out = process.stdout.read().decode()

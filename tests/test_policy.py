@@ -128,7 +128,8 @@ def test_deterministic_is_the_mode(run, continuous):
     )
     mean = out.record["params_mu"].numpy()[:, :2]
     assert (np.abs(mean) < 1).all()  # so that the bounds [-1, 1] change nothing
-    np.testing.assert_allclose(continuous.policy.act(obs)[0], mean, rtol=1e-4)
+    # By way of the bounds, numbers of size 1, of which rounding leaves 6e-8.
+    np.testing.assert_allclose(continuous.policy.act(obs)[0], mean, rtol=0, atol=1e-7)
 
 
 def test_stochastic_differs_from_call_to_call(run, continuous):
@@ -460,7 +461,7 @@ def test_a_saved_policy_holds_no_code(run, monkeypatch):
         data = path.read_bytes()
         if path.suffix == ".json":
             json.loads(data)
-        with pytest.raises(Exception):  # noqa: B017, PT011  whatever says that it is none
+        with pytest.raises(ValueError, match=r"opcode|pickle exhausted"):
             list(pickletools.genops(data))
 
 

@@ -62,10 +62,11 @@ def test_an_obedient_policy_does_what_another_mission_says(script, obedient) -> 
     record = script.measured(obedient, 300, 10_000, 20)
     assert (record["success"], record["episodes"]) == ("reward>0", 300)
     assert record["as_is"]["success_rate"] == 1.0
+    # Of 300 draws: three standard deviations.
     assert record["shuffled"]["changed_frac"] == pytest.approx(2 / 3, abs=0.08)
     kept = 1 - record["shuffled"]["changed_frac"]
     # Of all episodes that were begun, those of the shares are most.
-    assert record["shuffled"]["success_rate"] == pytest.approx(kept, abs=0.05)
+    assert record["shuffled"]["success_rate"] == pytest.approx(kept, abs=0.02)
     assert record["random"]["low"] < 1 / 3 < record["random"]["high"]
 
 

@@ -80,11 +80,11 @@ def test_terms_weights_and_reports():
             per_row = (rows.sum() / (divisor or len(rows))).item() * given.get("per_row", 1.0)
             scalar = losses["scalar"].item() * given.get("scalar", 1.0)
             metrics = learner.update(batch, 0)
-            assert metrics["loss/aux/per_row"] == pytest.approx(per_row, rel=1e-5)
-            assert metrics["loss/aux/scalar"] == pytest.approx(scalar, rel=1e-5)
+            assert metrics["loss/aux/per_row"] == pytest.approx(per_row, rel=1e-6)
+            assert metrics["loss/aux/scalar"] == pytest.approx(scalar, rel=1e-6)
             rest = sum(metrics[f"loss/{name}"] for name in ("policy", "value", "entropy"))
             total = rest + per_row + scalar
-            assert metrics["loss/total"] == pytest.approx(total, rel=1e-5)
+            assert metrics["loss/total"] == pytest.approx(total, rel=1e-6)
 
 
 def test_their_gradient_reaches_the_weights():
@@ -106,7 +106,8 @@ def test_their_gradient_reaches_the_weights():
             learner.theta[index] -= step
     slope = (found[0] - found[1]) / 2e-2
     assert abs(slope) > 1e-2
-    assert gradient[index].item() == pytest.approx(slope, rel=2e-2)
+    # A loss near 33 is rounded by 2e-6, which over the step of 2e-2 is 1e-4 of a slope of 0.3.
+    assert gradient[index].item() == pytest.approx(slope, rel=1e-3)
 
 
 def test_rows_that_are_not_valid_have_none():
@@ -126,7 +127,7 @@ def test_two_encoders_give_the_sum():
     batch = make_batch(learner)
     modules = [learner.network.encoder.module, learner.network.value_encoder.module]
     wanted = sum(module.linear.weight.square().sum().item() for module in modules)
-    assert learner.update(batch, 0)["loss/aux/scalar"] == pytest.approx(wanted, rel=1e-5)
+    assert learner.update(batch, 0)["loss/aux/scalar"] == pytest.approx(wanted, rel=1e-6)
 
 
 def test_they_stay_apart_from_acting():

@@ -63,12 +63,12 @@ def test_values_of_rows_0_to_T_are_those_of_one_act_after_another(core: str):
         values.append(v.detach())
     v = torch.stack(values)
     terms = learner._terms(learner.parameters, learner._unrolls(batch))
-    torch.testing.assert_close(terms.v_tm1, v[:-1], atol=1e-5, rtol=0)
+    torch.testing.assert_close(terms.v_tm1, v[:-1], atol=2e-7, rtol=0)
     ends = (batch.not_cut_t[-1] > 0) & batch.valid[-1]
     assert ends.any()
     bootstrap = terms.rho[-1].clamp(max=1.0) * (batch.reward[-1] + 0.99 * v[-1] - v[-2])
     found = terms.target_tm1[-1] - terms.v_tm1[-1]
-    torch.testing.assert_close(found[ends], bootstrap[ends], atol=1e-5, rtol=0)
+    torch.testing.assert_close(found[ends], bootstrap[ends], atol=5e-7, rtol=0)
 
 
 # Columns of several ages
@@ -123,7 +123,8 @@ def check(case: Case) -> None:
     assert found[0] == found[1]
     for name, value in found[0][0].items():
         if name.startswith("loss/"):
-            assert found[2][0][name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+            # Sums of 32 float32 terms in another order.
+            assert found[2][0][name] == pytest.approx(value, rel=2e-6, abs=5e-6), name
 
 
 @pytest.mark.parametrize("name", OBSERVATIONS)
@@ -168,24 +169,26 @@ def late(metrics: list[dict[str, float]], name: str) -> float:
 def test_the_optimum_of_a_toy():
     """The best mean reward is 1, a random policy's is 1/3; sampled, so with entropy left."""
     _, metrics, _ = train(ImpalaConfig(**FAST, gamma=0.0), Contextual, 150, model=WIDE, streams=8)
-    assert late(metrics, "reward/mean") > 0.95
+    assert late(metrics, "reward/mean") > 0.99
 
 
 def test_the_optimum_of_a_continuous_toy():
-    """The best reward is 0, -(a - o/2)^2; that of always 0 is -1/12."""
+    """The best reward is 0, -(a - o/2)^2; always 0 has -1/12, the width that is left 0.006."""
     model = ModelConfig(policy_hidden=(32,), action_std_init=0.3)
     _, metrics, _ = train(ImpalaConfig(**FAST, gamma=0.0), Target, 150, model=model, streams=8)
-    assert late(metrics, "reward/mean") > -0.03
+    assert late(metrics, "reward/mean") > -0.012
 
 
 @pytest.mark.parametrize(
     ("toy", "as_end", "low", "high"),
-    [(EndlessPay, False, 9.5, 10.5), (EndlessPay, True, 3.5, 6.0), (FinitePay, False, 3.9, 4.4)],
+    [(EndlessPay, False, 9.9, 10.1), (EndlessPay, True, 4.2, 5.0), (FinitePay, False, 4.1, 4.2)],
     ids=["endless", "endless taken for an end", "finite"],
 )
 def test_values_at_the_ends_of_episodes(toy: Any, as_end: bool, low: float, high: float):
     """A task without an end that pays 1 and is cut off after 10 steps is worth 1 / (1 - gamma), 10;
-    one that ends then, (1 - gamma^n) / (1 - gamma) with n steps left, 4.14 in the mean.
+    one that ends then, (1 - gamma^n) / (1 - gamma) with n steps left, 4.14 in the mean.  Where the
+    cut is taken for an end all states look the same, and those at an unroll's end are worth what
+    stands for them all: 4.6.
     """
     config = ImpalaConfig(**FAST, gamma=0.9, truncation_as_termination=as_end)
     _, metrics, _ = train(config, toy, 150, model=WIDE, streams=8)

@@ -48,11 +48,12 @@ def assert_same_as_one(
         for i, (batch, expected) in enumerate(zip(given, wanted, strict=True)):
             found = threads.update(batch, 1_000 * i)
             assert found.keys() == expected.keys()
-            assert found == pytest.approx(expected, rel=2e-4, abs=1e-5), i
+            # Sums of 64 float32 terms in another order; differences of moments lose a digit.
+            assert found == pytest.approx(expected, rel=1.5e-5, abs=1e-6), i
         first, *others = states(threads.learners)
         for name, x in first.items():
             assert all(torch.equal(x, other[name]) for other in others), name
-            torch.testing.assert_close(x, whole[name], rtol=1e-5, atol=1e-5, msg=name)
+            torch.testing.assert_close(x, whole[name], rtol=1e-6, atol=1e-6, msg=name)
 
 
 @pytest.mark.parametrize("reduction", ["sum", "sum_time_mean_batch", "mean"])
@@ -92,7 +93,7 @@ def test_the_norm_is_clipped_after_the_sum() -> None:
     threads = RankThreads(2, lambda ranks: make_learner(config, ranks=ranks))
     found = threads.update(batch, 0)
     alone = make_learner(config).update(batch, 0)
-    assert found["optim/grad_norm"] == pytest.approx(alone["optim/grad_norm"], rel=1e-5)
+    assert found["optim/grad_norm"] == pytest.approx(alone["optim/grad_norm"], rel=1e-6)
     assert found["optim/grad_clip_frac"] == 1.0
 
 

@@ -59,12 +59,12 @@ def test_beta_moves_once_by_the_updated_policy(kl_target: float):
     metrics = learner.update(batch, 0)
     assert learner.updates > 9
     after = mean_kl(learner, rows, index)
-    assert metrics["policy/kl"] == pytest.approx(after, rel=1e-5)
+    assert metrics["policy/kl"] == pytest.approx(after, rel=1e-6)
     assert 1e-4 < after < 0.5
     assert metrics["policy/kl_beta"] == 1.0  # what the loss had
     assert learner.beta == (1.5 if kl_target < after else 1 / 1.5)
-    learner.update(batch, 0)
-    assert any(learner.beta == pytest.approx(x) for x in (1.5**2, 1.0, 1 / 1.5**2))
+    more = learner.update(batch, 0)["policy/kl"]
+    assert learner.beta == pytest.approx(1.5**2 if kl_target < more else 1 / 1.5**2)
 
 
 class Given(nn.Module):
@@ -97,7 +97,7 @@ def test_golden_adaptive_kl():
         )
         before = learner.beta
         found = learner._adapt_to_kl(rows, chunks, torch.tensor([[True, True, True, False]]))
-        assert found["policy/kl"] == pytest.approx(kl, rel=1e-5)
+        assert found["policy/kl"] == pytest.approx(kl, rel=1e-6)
         assert learner.beta == pytest.approx(beta, abs=1e-10)
         assert found["policy/kl_beta_factor"] == pytest.approx(beta / before)
 
@@ -133,7 +133,8 @@ def test_golden_linear_rate():
         assert metrics["optim/learning_rate"] == pytest.approx(rate, abs=1e-15)
         assert torch.equal(learner.theta, before) == (rate == 0.0)
         largest = (learner.theta - before).abs().max().item()
-        assert largest <= rate * 10 * 11  # no step of Adam is much larger than its rate
+        # Ten steps of Adam, none much larger than its rate.
+        assert 9 * rate <= largest <= 15 * rate
 
 
 def test_constant_rate():
@@ -150,8 +151,8 @@ def test_clip_schedule():
 
     falling = learn("linear", 0.2, 7_500)
     assert falling.clip_epsilon == pytest.approx(0.05)
-    torch.testing.assert_close(falling.theta, learn("constant", 0.05, 7_500).theta)
-    torch.testing.assert_close(learn("linear", 0.2, 0).theta, learn("constant", 0.2, 0).theta)
+    assert torch.equal(falling.theta, learn("constant", 0.05, 7_500).theta)
+    assert torch.equal(learn("linear", 0.2, 0).theta, learn("constant", 0.2, 0).theta)
     assert (falling.theta - learn("constant", 0.2, 7_500).theta).abs().max() > 1e-5
 
 
@@ -236,7 +237,7 @@ def test_value_source(source: str):
             expected = learner.network(rows.obs)[1].view(16, 4)
         assert torch.equal(rows.advantage, other_rows.advantage)
         assert torch.equal(rows.target, other_rows.target)
-    torch.testing.assert_close(used[batch.valid], expected[batch.valid], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(used[batch.valid], expected[batch.valid], rtol=0, atol=5e-7)
 
 
 def test_advantages_by_loop():
@@ -259,7 +260,7 @@ def test_advantages_by_loop():
             delta = reward[t][b] + 0.9 * bootstrap - value[t][b]
             following = delta + (0.0 if ended else 0.9 * 0.7 * following)
             if batch.valid[t, b]:
-                assert adv[t][b] == pytest.approx(following, abs=1e-5)
+                assert adv[t][b] == pytest.approx(following, abs=1e-6)
                 checked += 1
     assert checked == batch.valid.sum()
 
@@ -322,10 +323,11 @@ def test_one_full_batch_is_the_vanilla_policy_gradient(spaces, clip: float | Non
     gradient = torch.cat([x.flatten() for x in torch.autograd.grad(loss, parameters)])
     metrics = learner.update(batch, 0)
     # After one step Adam's first moment is a tenth of the gradient.
-    torch.testing.assert_close(10.0 * learner.exp_avg, gradient, rtol=1e-3, atol=1e-6)
-    assert metrics["optim/grad_norm"] == pytest.approx(gradient.norm().item(), rel=1e-4)
+    torch.testing.assert_close(10.0 * learner.exp_avg, gradient, rtol=1e-6, atol=1e-6)
+    assert metrics["optim/grad_norm"] == pytest.approx(gradient.norm().item(), rel=1e-6)
     expected = -config.learning_rate * gradient / (gradient.abs() + config.adam_epsilon)
-    torch.testing.assert_close(learner.theta - reference.theta, expected, rtol=1e-2, atol=2e-6)
+    # A step is 3e-4; weights near 1 are rounded by 6e-8.
+    torch.testing.assert_close(learner.theta - reference.theta, expected, rtol=0, atol=2e-7)
 
 
 @pytest.mark.parametrize("mode", ["return_std", "step_std"])

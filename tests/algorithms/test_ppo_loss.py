@@ -200,8 +200,8 @@ def test_terms_by_loop(config: PPOConfig, spaces: Spaces):
     total, stats = case()
     expected = by_loop(case, config)
     for name, actual in zip(LOSS_METRICS, stats.tolist(), strict=True):
-        assert actual == pytest.approx(expected[name], rel=1e-9, abs=1e-9), name
-    assert total.item() == pytest.approx(expected["loss/total"], rel=1e-9)
+        assert actual == pytest.approx(expected[name], rel=1e-13, abs=1e-13), name
+    assert total.item() == pytest.approx(expected["loss/total"], rel=1e-13)
 
 
 def test_the_cases_reach_every_branch():
@@ -236,7 +236,8 @@ def test_gradient_of_the_total_by_differences(config: PPOConfig, spaces: Spaces)
             for sign in (1.0, -1.0)
         ]
         slope = ((ends[0] - ends[1]) / (2 * step)).item()
-        assert (gradient * direction).sum().item() == pytest.approx(slope, rel=1e-5, abs=1e-7), name
+        # Losses of size 80 are rounded by 1e-14, which over the step of 2e-6 is 1e-8.
+        assert (gradient * direction).sum().item() == pytest.approx(slope, rel=1e-6, abs=2e-8), name
     assert max(x.abs().max() for x in gradients) > 1e-3
 
 
@@ -324,12 +325,12 @@ def test_what_is_only_reported_is_not_in_the_gradient():
     log_p = params.log_softmax(-1)[torch.arange(12), plain.rows.action]
     rho = (log_p - plain.rows.logp_mu).exp()
     written_out = -SHARE * (plain.weight * rho * plain.rows.advantage).sum()
-    assert total.item() == pytest.approx(written_out.item(), rel=1e-10)
+    assert total.item() == pytest.approx(written_out.item(), rel=1e-14)
     names = [name for name in tracked if not name.startswith("value")]
     expected = torch.autograd.grad(written_out, [tracked[name] for name in names])
     actual = torch.autograd.grad(plain(tracked)[0], [tracked[name] for name in names])
     for x, y in zip(actual, expected, strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(x, y, rtol=1e-14, atol=1e-16)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -348,7 +349,7 @@ def test_l2_counts_each_kernel_once_and_no_bias(shared: bool):
     expected = sum(options[group] * x for group, x in squares.items())
     assert (squares["shared"] > 0) == shared
     l2 = case()[1][LOSS_METRICS.index("loss/l2")].item()
-    assert l2 == pytest.approx(expected, rel=1e-10)
+    assert l2 == pytest.approx(expected, rel=1e-14)
     grouped = [name for names in case.learner.kernels.values() for name in names]
     assert sorted(grouped) == sorted(x for x in case.parameters if x.endswith(".weight"))
 
@@ -417,6 +418,6 @@ def test_mean_over_all_divides_by_every_row():
     share = batch.valid.float().mean().item()
     assert 0.5 < share < 0.95
     for name in ("loss/policy", "loss/value", "loss/entropy", "loss/total"):
-        assert orig[name] == pytest.approx(share * ours[name], rel=1e-5)
+        assert orig[name] == pytest.approx(share * ours[name], rel=3e-7)
     for name in ("policy/entropy", "policy/kl", "policy/ratio_mean"):
-        assert orig[name] == pytest.approx(ours[name], rel=1e-5)
+        assert orig[name] == pytest.approx(ours[name], rel=3e-7)

@@ -104,7 +104,7 @@ def test_a_pass_over_chunks_visits_every_valid_row_once(size: int, drop_last: bo
         assert torch.equal(row.view(4, -1), chunks.rows[:, number])
         assert weight.sum().item() == pytest.approx(1.0)
         used = weight[weight > 0]
-        torch.testing.assert_close(used, used[:1].expand_as(used))
+        assert torch.equal(used, used[:1].expand_as(used))
         visited += row[weight > 0].tolist()
     wanted = use.flatten().nonzero().squeeze(1).tolist()
     assert len(set(visited)) == len(visited)
@@ -163,8 +163,8 @@ def test_rows_of_weight_0_change_nothing(advantage: str):
         gradient(spoilt, weight),
         gradient(rows.take(first, first), torch.full((9,), 1 / 9.0)),
     ):
-        torch.testing.assert_close(other[0], whole, rtol=1e-4, atol=1e-7)
-        torch.testing.assert_close(other[1], stats, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(other[0], whole, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(other[1], stats, rtol=1e-6, atol=1e-7)
     assert (gradient(spoilt, torch.full((12,), 1 / 12.0))[0] - whole).abs().max() > 1e-4
 
 
@@ -327,7 +327,8 @@ def test_duplicating_every_stream_leaves_the_mean_loss(reduction: str, model: Mo
     twice = double.update(columns(batch, [*range(4), *range(4)]), 0)
     assert set(once) == set(twice)
     for name, value in once.items():
-        assert twice[name] == pytest.approx(value, rel=2e-4, abs=1e-6), name
+        # Sums of 64 and 128 float32 terms.
+        assert twice[name] == pytest.approx(value, rel=3e-6, abs=1e-7), name
     learner = make_learner(config, model=model)
     other = learner.update(with_states(learner, make_rollout(seed=7)), 0)
     assert other["loss/total"] != pytest.approx(once["loss/total"], rel=1e-3)
@@ -343,7 +344,7 @@ def test_permuting_streams_permutes_advantages(config: PPOConfig, model: ModelCo
     for name in ("advantage", "target", "value_mu"):
         ours = getattr(moved, name).view(16, 4)
         expected = getattr(plain, name).view(16, 4)[:, order]
-        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-7)
         assert not torch.allclose(ours, getattr(plain, name).view(16, 4))
 
 

@@ -78,8 +78,8 @@ def test_learning_outputs_equal_acting_ones(core: str, options: dict[str, object
     everywhere = torch.arange(chunks.rows.shape[1])
     rows = rows.take(chunks.order, everywhere)
     params, value, _ = learner.network(rows.obs, rows.state, rows.is_first)
-    torch.testing.assert_close(params, rows.params_mu, atol=1e-5, rtol=0)
-    torch.testing.assert_close(value, rows.value_mu, atol=1e-5, rtol=0)
+    torch.testing.assert_close(params, rows.params_mu, atol=1e-8, rtol=1e-6)  # near 0.007
+    torch.testing.assert_close(value, rows.value_mu, atol=3e-7, rtol=0)
 
 
 def test_recomputed_values_are_the_recorded_ones() -> None:
@@ -89,7 +89,7 @@ def test_recomputed_values_are_the_recorded_ones() -> None:
     obs = {name: x.flatten(0, 1) for name, x in batch.obs.items()}
     recorded = learner._values(batch, obs)
     learner.config = config.model_copy(update={"value_source": "recomputed"})
-    torch.testing.assert_close(learner._values(batch, obs), recorded, atol=1e-5, rtol=0)
+    torch.testing.assert_close(learner._values(batch, obs), recorded, atol=3e-7, rtol=0)
 
 
 def by_hand(learner: PPOLearner, batch: Rollout) -> tuple[torch.Tensor, torch.Tensor]:
@@ -112,7 +112,7 @@ def test_values_up_to_the_last_row_are_those_of_one_act_after_another(source: st
     learner.normalizer = type(learner.normalizer)({}, 1.0, 1.0)
     obs = {name: x.flatten(0, 1) for name, x in batch.obs.items()}
     _, expected = by_hand(learner, batch)
-    torch.testing.assert_close(learner._values(batch, obs), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(learner._values(batch, obs), expected, atol=3e-7, rtol=0)
 
 
 def test_the_kl_that_moves_the_penalty_is_that_of_the_valid_rows() -> None:
@@ -125,7 +125,7 @@ def test_the_kl_that_moves_the_penalty_is_that_of_the_valid_rows() -> None:
     kl = learner.family.kl(batch.record["params_mu"], params[:-1])
     assert (~batch.valid).any()
     assert kl[batch.valid].mean() != kl.mean()
-    assert metrics[-1]["policy/kl"] == pytest.approx(float(kl[batch.valid].mean()), rel=1e-3)
+    assert metrics[-1]["policy/kl"] == pytest.approx(float(kl[batch.valid].mean()), rel=1e-6)
 
 
 def test_the_network_remembers_within_an_episode_and_forgets_at_its_end() -> None:

@@ -131,7 +131,7 @@ def test_before_the_first_step_all_ratios_are_1(core: str):
     found = learner.histograms()
     assert found["histogram/first/ratio"].numel() == batch.valid.sum()
     torch.testing.assert_close(
-        found["histogram/first/ratio"], torch.ones(int(batch.valid.sum())), atol=1e-5, rtol=0
+        found["histogram/first/ratio"], torch.ones(int(batch.valid.sum())), atol=1e-6, rtol=0
     )
     assert (found["histogram/last/ratio"] - 1.0).abs().max() > 1e-4
 
@@ -149,7 +149,7 @@ def test_norms_are_those_of_the_last_step():
     start = learner.theta.clone()
     found = learner.update(make_rollout(seed=1), 0)
     grad = [found[f"grad_norm/{name}"] for name in learner.parameters]
-    assert sum(x * x for x in grad) ** 0.5 == pytest.approx(found["optim/grad_norm"], rel=1e-5)
+    assert sum(x * x for x in grad) ** 0.5 == pytest.approx(found["optim/grad_norm"], rel=3e-7)
     assert found["optim/grad_norm"] > 0.5  # that is, before clipping
     for name, parameter in learner.network.named_parameters():
         assert found[f"param_norm/{name}"] == pytest.approx(parameter.norm().item(), rel=1e-6)
@@ -164,7 +164,7 @@ def test_norms_are_those_of_the_last_step():
     again = learner.update(make_rollout(seed=2), 0)
     assert again.keys() == found.keys()
     grad = [again[f"grad_norm/{name}"] for name in learner.parameters]
-    assert sum(x * x for x in grad) ** 0.5 == pytest.approx(again["optim/grad_norm"], rel=1e-5)
+    assert sum(x * x for x in grad) ** 0.5 == pytest.approx(again["optim/grad_norm"], rel=3e-7)
 
 
 def test_nothing_is_computed_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch):

@@ -86,13 +86,13 @@ def test_a_publication_is_what_the_actor_needs():
     out = actor.act(obs, {}, torch.zeros(5, dtype=torch.bool), noise)
     with torch.no_grad():
         params, value, _ = learner.network(learner.normalizer(obs))
-    torch.testing.assert_close(out.record["params_mu"], params)
-    torch.testing.assert_close(out.record["value"], value)
+    assert torch.equal(out.record["params_mu"], params)
+    assert torch.equal(out.record["value"], value)
     logp = learner.family.log_prob(params, out.action)
-    torch.testing.assert_close(out.record["logp_mu"], logp)
+    assert torch.equal(out.record["logp_mu"], logp)
     assert out.env_action.abs().max() <= 2.0
     greedy = actor.act(obs, {}, torch.zeros(5, dtype=torch.bool), None)
-    torch.testing.assert_close(greedy.action, params[:, :2])
+    assert torch.equal(greedy.action, params[:, :2])
     # It copied: what the learner does next does not reach it.
     before = {k: v.clone() for k, v in actor.network.state_dict().items()}
     go_on(learner, 2, 3)

@@ -38,10 +38,11 @@ def first_value(env: str, config: PPOConfig, iterations: int) -> float:
 
 
 def test_a_truncated_task_without_end_is_worth_the_endless_sum():
-    assert first_value("EndlessPay", CONFIG, 50) == pytest.approx(ENDLESS, rel=0.05)
+    assert first_value("EndlessPay", CONFIG, 50) == pytest.approx(ENDLESS, rel=1e-3)
 
 
 def test_a_terminating_task_is_worth_the_finite_sum():
+    # A small network over ten states comes to within 1.5%.
     assert first_value("FinitePay", CONFIG, 50) == pytest.approx(FINITE, rel=0.05)
 
 
@@ -50,10 +51,10 @@ def test_truncation_as_termination_learns_the_finite_sum():
     wrong = CONFIG.model_copy(update={"truncation_as_termination": True})
     mean = sum((1.0 - GAMMA ** (N - k)) / (1.0 - GAMMA) for k in range(N)) / N
     assert mean < FINITE < 0.7 * ENDLESS
-    assert first_value("EndlessPay", wrong, 60) == pytest.approx(mean, rel=0.05)
+    assert first_value("EndlessPay", wrong, 60) == pytest.approx(mean, rel=1e-3)
 
 
 def test_one_step_bootstraps_reach_the_endless_sum_too():
     """With lambda 0 everything comes by way of the value behind a step, at cuts as elsewhere."""
     config = CONFIG.model_copy(update={"gae_lambda": 0.0, "num_epochs": 5})
-    assert first_value("EndlessPay", config, 90) == pytest.approx(ENDLESS, rel=0.05)
+    assert first_value("EndlessPay", config, 90) == pytest.approx(ENDLESS, rel=1e-3)

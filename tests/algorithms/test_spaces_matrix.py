@@ -162,7 +162,7 @@ def rows_are_visited_once(learner: PPOLearner, batch: Rollout) -> None:
     visited: list[int] = []
     for index, chunk_index, weight in learner._minibatches(chunks, batch.valid.flatten()):
         visited += rows.take(index, chunk_index).advantage[weight > 0].tolist()
-        assert weight.sum().item() == pytest.approx(1.0, abs=1e-5)
+        assert weight.sum().item() == pytest.approx(1.0, abs=1e-6)
     assert sorted(visited) == batch.valid.flatten().nonzero().squeeze(1).tolist()
 
 
@@ -198,7 +198,7 @@ def order_of_streams_changes_nothing(case: Case, learner: PPOLearner, batch: Rol
     two = anew(case, learner, **whole).update(columns(batch, [2, 0, 3, 1]), 0)
     assert one.keys() == two.keys()
     for name in (*(name for name in one if name.startswith("loss/")), "policy/entropy"):
-        assert two[name] == pytest.approx(one[name], rel=1e-4, abs=1e-6), name
+        assert two[name] == pytest.approx(one[name], rel=2e-6, abs=1e-6), name
 
 
 INF = np.inf

@@ -148,7 +148,8 @@ def test_orthogonal_start(observation: spaces.Space, shared: bool):
         rows, columns = matrix.shape
         gram = matrix @ matrix.T if rows <= columns else matrix.T @ matrix
         identity = torch.eye(min(rows, columns), dtype=torch.float64)
-        torch.testing.assert_close(gram, gain_of(name) ** 2 * identity, rtol=0, atol=1e-4)
+        # Rows of up to 64 float32 numbers of size 1.
+        torch.testing.assert_close(gram, gain_of(name) ** 2 * identity, rtol=0, atol=4e-6)
         kernels += 1
     assert kernels >= 5
 
@@ -166,7 +167,8 @@ def test_truncated_normal_start():
             continue
         x = parameter.detach().double()
         expected = math.sqrt(wide[name] / x.shape[1])
-        assert x.std().item() == pytest.approx(expected, rel=0.02), name
+        # Of 25,600 draws at least: within 0.4% and 0.6% of the deviation, but for one in three.
+        assert x.std().item() == pytest.approx(expected, rel=0.01), name
         assert abs(x.mean().item()) < 0.02 * expected
         assert x.abs().max().item() <= 2 * expected / 0.8796 * (1 + 1e-4)
         assert x.abs().max().item() > 1.9 * expected / 0.8796
@@ -392,10 +394,10 @@ def test_a_sequence_gives_what_acting_gave(core: str, shared: bool):
     for t in range(steps):
         with torch.inference_mode():
             one, v, state = network({"obs": obs[t]}, state, is_first[t])
-        torch.testing.assert_close(one, params.view(steps, streams, -1)[t], rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(v, value.view(steps, streams)[t], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(one, params.view(steps, streams, -1)[t], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(v, value.view(steps, streams)[t], rtol=1e-6, atol=1e-6)
     for name in after:
-        torch.testing.assert_close(state[name], after[name], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(state[name], after[name], rtol=1e-6, atol=1e-6)
     # The state matters, but for a stream that begins anew.
     is_first[0] = torch.tensor([True, False, False])
     for other in (start, {k: x + 1.0 for k, x in start.items()}):
@@ -430,7 +432,7 @@ def test_a_core_changes_no_other_weights(init: str):
     for name in ("encoder.layers.0.weight", "value_encoder.layers.0.weight"):
         assert torch.equal(other.state_dict()[name], plain[name])
     hidden = other.core.cells[0].hidden_weight.detach()[:8]
-    torch.testing.assert_close(hidden @ hidden.T, torch.eye(8), rtol=0, atol=1e-5)
+    torch.testing.assert_close(hidden @ hidden.T, torch.eye(8), rtol=0, atol=2e-6)
     assert not torch.equal(hidden, other.value_core.cells[0].hidden_weight[:8])
 
 

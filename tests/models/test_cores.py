@@ -72,10 +72,10 @@ def test_against_pytorch(kind: CoreKind, layers: int):
     with torch.no_grad():
         expected, last = theirs(x, tuple(stacked) if kind == "lstm" else stacked[0])
     y, after = core(x, state, no_resets(x))
-    torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(y, expected, rtol=1e-6, atol=1e-6)
     for part, value in zip("hc", last if kind == "lstm" else (last,), strict=False):
         for k in range(layers):
-            torch.testing.assert_close(after[f"{part}{k}"], value[k], rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(after[f"{part}{k}"], value[k], rtol=1e-6, atol=1e-6)
     assert set(after) == set(state) == set(core.state_names)
 
 
@@ -96,13 +96,13 @@ def test_gradients_against_pytorch(kind: CoreKind):
     expected, _ = theirs(again, tuple(stacked) if kind == "lstm" else stacked[0])
     y.square().sum().backward()
     expected.square().sum().backward()
-    torch.testing.assert_close(x.grad, again.grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(x.grad, again.grad, rtol=1e-6, atol=2e-6)  # of six steps' parts
     for layer, cell in enumerate(core.cells):
         pairs = {"weight_ih": cell.input_weight, "weight_hh": cell.hidden_weight}
         for name, parameter in (pairs | {"bias_ih": cell.bias}).items():
             found = theirs.get_parameter(f"{name}_l{layer}").grad
             ours = in_their_order(parameter.grad, kind)
-            torch.testing.assert_close(ours, found, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(ours, found, rtol=1e-6, atol=4e-6)  # of size 11
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -120,7 +120,9 @@ def test_gradients_by_hand_against_finite_differences(kind: CoreKind):
         return (y, *after.values())
 
     inputs = [x.double(), *(state[name].double() for name in names), *parameters.values()]
-    assert torch.autograd.gradcheck(run, [t.detach().requires_grad_() for t in inputs])
+    leaves = [t.detach().requires_grad_() for t in inputs]
+    # What the rounding of float64 leaves over a step of 1e-6.
+    assert torch.autograd.gradcheck(run, leaves, atol=2e-9, rtol=0.0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -140,8 +142,8 @@ def test_gradients_by_hand_are_those_of_autograd(kind: CoreKind):
     traced = torch.compile(torch.func.grad(of), fullgraph=True, backend="aot_eager")
     compiled = traced(parameters, *data)
     for name, expected in zip(parameters, by_hand, strict=True):
-        torch.testing.assert_close(functional[name], expected, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(compiled[name], expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(functional[name], expected, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(compiled[name], expected, rtol=1e-6, atol=4e-6)  # of size 18
 
 
 @pytest.mark.parametrize("layers", [1, 2])
@@ -155,9 +157,9 @@ def test_a_sequence_equals_single_steps(kind: CoreKind, layers: int):
     with torch.inference_mode():
         for t in range(len(x)):
             one, state = core(x[t : t + 1], state, is_first[t : t + 1])
-            torch.testing.assert_close(one[0], y[t], rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(one[0], y[t], rtol=1e-6, atol=1e-6)
     for name in after:
-        torch.testing.assert_close(state[name], after[name], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(state[name], after[name], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -216,7 +218,8 @@ def test_state_and_steps_stay_float32_under_autocast(kind: CoreKind):
     assert low.dtype == torch.float32
     assert {value.dtype for value in after.values()} == {torch.float32}
     assert all(g.dtype == torch.float32 and g.isfinite().all() for g in gradients)
-    torch.testing.assert_close(low, y, rtol=0.0, atol=0.03)
+    # Products of size 1 with 8 bits are off by 0.002; the gates pass on a part of it.
+    torch.testing.assert_close(low, y, rtol=0.0, atol=6e-3)
     assert not torch.equal(low, y)  # the inputs' products were bfloat16
 
 
@@ -235,7 +238,7 @@ def test_weights_at_the_start(kind: CoreKind):
             rows, columns = gate.shape
             gram = gate @ gate.T if rows <= columns else gate.T @ gate
             identity = torch.eye(min(rows, columns), dtype=torch.float64)
-            torch.testing.assert_close(gram, identity, rtol=0, atol=1e-5)
+            torch.testing.assert_close(gram, identity, rtol=0, atol=2e-6)
     again = Core(kind, SIZE_IN, SIZE, 2)
     draw_weights(again, torch.Generator().manual_seed(0))
     assert all(torch.equal(core.state_dict()[k], v) for k, v in again.state_dict().items())

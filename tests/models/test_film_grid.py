@@ -75,6 +75,11 @@ def outputs(network: ActorCritic, obs: Obs) -> Tensor:
     return torch.cat((params, value[:, None]), 1)
 
 
+def apart(a: Tensor, b: Tensor) -> float:
+    """Size of the difference as a share of `b`."""
+    return ((a - b).norm() / b.norm()).item()
+
+
 def gradients(network: ActorCritic, obs: Obs) -> dict[str, Tensor]:
     named = dict(network.named_parameters())
     found = torch.autograd.grad(outputs(network, obs).square().sum(), list(named.values()))
@@ -145,7 +150,7 @@ def test_features_against_plain_loops(pooling: str, bidirectional: bool):
         looks = encoder.directions.weight[obs["direction"][n]]
         linear = encoder.layers[0]
         expected = torch.relu(linear(torch.cat((x.flatten(1).amax(1), looks))))
-        torch.testing.assert_close(features[n], expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(features[n], expected, rtol=1e-6, atol=1e-5)  # of size 29
 
 
 def test_the_block_starts_without_text():
@@ -184,9 +189,9 @@ def test_bytes_behind_the_end_change_nothing(options: dict[str, Any]):
         rest = row[len(mission.encode()) + 1 :]
         rest[:] = torch.randint(0, 256, rest.shape, generator=g).to(torch.uint8)
     assert not torch.equal(dirty["mission"], obs["mission"])
-    torch.testing.assert_close(outputs(network, dirty), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(outputs(network, dirty), expected, rtol=1e-6, atol=5e-6)
     for name, grad in gradients(network, dirty).items():
-        torch.testing.assert_close(grad, grads[name], rtol=1e-4, atol=1e-4)
+        assert apart(grad, grads[name]) < 2e-6, name
     # The byte before the end does.
     dirty["mission"][0, len(MISSIONS[0]) - 1] = ord("d")
     known = options.get("vocabulary") is not None  # neither ball nor bald
@@ -201,7 +206,7 @@ def test_padding_changes_nothing(options: dict[str, Any], length: int):
     other.load_state_dict(network.state_dict())
     obs = observe()
     padded = obs | {"mission": as_bytes(MISSIONS, length)}
-    torch.testing.assert_close(outputs(other, padded), outputs(network, obs), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(outputs(other, padded), outputs(network, obs), rtol=1e-6, atol=5e-6)
 
 
 @pytest.mark.parametrize("options", [x for x in VARIANTS if "deduplicate_text" not in x.values[0]])
@@ -217,9 +222,9 @@ def test_each_mission_is_read_once_with_the_same_results(options: dict[str, Any]
         each.encoder.text.gru.register_forward_hook(lambda *args: read.append(args[1][0].shape[1]))
     obs = observe(MISSIONS * 3)
     expected, grads = outputs(plain, obs), gradients(plain, obs)
-    torch.testing.assert_close(outputs(network, obs), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(outputs(network, obs), expected, rtol=1e-6, atol=5e-6)
     for name, grad in gradients(network, obs).items():
-        torch.testing.assert_close(grad, grads[name], rtol=1e-4, atol=1e-4)
+        assert apart(grad, grads[name]) < 2e-6, name
     assert read == [18, 18, 5, 5]
 
 
@@ -230,7 +235,7 @@ def test_rows_do_not_meet(options: dict[str, Any]):
     together = outputs(network, obs)
     for n in range(len(MISSIONS)):
         alone = outputs(network, {name: x[n : n + 1] for name, x in obs.items()})
-        torch.testing.assert_close(alone[0], together[n], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(alone[0], together[n], rtol=1e-6, atol=5e-6)
 
 
 def test_a_network_that_is_blind_to_the_mission():
@@ -283,7 +288,7 @@ def test_every_id_has_an_embedding_of_its_own():
 def test_at_the_start_a_cell_has_variance_one():
     encoder = build({"image_channels": 512}).encoder
     cells = encoder._embed(observe()["image"])
-    assert cells.var().item() == pytest.approx(1.0, abs=0.1)
+    assert cells.var().item() == pytest.approx(1.0, abs=0.05)
 
 
 INTEGER = spaces.Box(0, 3, (), np.int32)
@@ -447,9 +452,12 @@ def test_in_bfloat16_acting_and_learning_agree_to_the_bit():
         assert given == [torch.bfloat16]
         exact = stirred(options)
         assert not torch.equal(ours, outputs(exact, obs))
-        torch.testing.assert_close(ours, outputs(exact, obs), rtol=0.1, atol=0.2)
+        # Each layer rounds to 8 bits, by 0.2% in the mean; seen are 0.3% and 0.8%.
+        assert apart(ours, outputs(exact, obs)) < 0.02
+        whole = gradients(exact, obs)
         for name, grad in gradients(learns, obs).items():
             assert grad.dtype == torch.float32, name
+            assert apart(grad, whole[name]) < 0.2, name  # behind a softmax 8%
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -24,16 +24,22 @@ def make_network(
     return ActorCritic(spaces, family, resolve_model(model, spaces), generator, precision)
 
 
+# With how far bfloat16 may be from float32, twice what is seen: 8 bits round by 0.2% in the mean,
+# anew in each of 4, 16, 2 and 1 layers.
 CASES = [
-    pytest.param(PICTURE, ModelConfig(shared_torso=True, policy_hidden=(8,)), id="picture"),
-    pytest.param(PICTURE, ModelConfig(encoder="impala_cnn", policy_hidden=(8,)), id="impala"),
-    pytest.param(VECTOR, ModelConfig(layer_norm=True, policy_hidden=(8,)), id="vector"),
-    pytest.param(VECTOR, ModelConfig(core="gru", core_size=4, policy_hidden=(8,)), id="core"),
+    pytest.param(PICTURE, ModelConfig(shared_torso=True, policy_hidden=(8,)), 0.02, id="picture"),
+    pytest.param(PICTURE, ModelConfig(encoder="impala_cnn", policy_hidden=(8,)), 0.07, id="impala"),
+    pytest.param(VECTOR, ModelConfig(layer_norm=True, policy_hidden=(8,)), 0.007, id="vector"),
+    pytest.param(
+        VECTOR, ModelConfig(core="gru", core_size=4, policy_hidden=(8,)), 0.006, id="core"
+    ),
 ]
 
 
-@pytest.mark.parametrize(("observation", "model"), CASES)
-def test_acting_and_learning_agree_to_the_bit(observation: gym_spaces.Space, model: ModelConfig):
+@pytest.mark.parametrize(("observation", "model", "apart"), CASES)
+def test_acting_and_learning_agree_to_the_bit(
+    observation: gym_spaces.Space, model: ModelConfig, apart: float
+):
     observation.seed(1)
     obs = {"obs": torch.from_numpy(np.stack([observation.sample() for _ in range(4)]))}
     learns, acts, full = (make_network(observation, model, p) for p in ("bf16", "bf16", "fp32"))
@@ -47,7 +53,7 @@ def test_acting_and_learning_agree_to_the_bit(observation: gym_spaces.Space, mod
         assert ours.dtype == theirs.dtype == torch.float32
         assert torch.equal(ours, theirs)
         assert not torch.equal(ours, exact)
-        torch.testing.assert_close(ours, exact, rtol=0.05, atol=0.05)
+        assert (ours - exact).norm() < apart * exact.norm()
     assert all(p.dtype == torch.float32 for p in learns.parameters())
     assert any(p.dtype == torch.bfloat16 for p in acts.parameters())
     heads = (*acts.policy_head.parameters(), *acts.value_head.parameters())

@@ -90,8 +90,7 @@ def test_picture_is_written_and_not_blank(tmp_path: Path, ending: str) -> None:
         blue = (pixels[..., 2] > pixels[..., 0] + 0.3).mean()
         assert 0.001 < blue < 0.2, "there is a coloured line"
     else:
-        start = out.read_bytes()[:200]
-        assert start.startswith(b"%PDF") or b"<?xml" in start
+        assert out.read_bytes().startswith({"pdf": b"%PDF", "svg": b"<?xml"}[ending])
 
 
 def test_seeds_are_one_line_with_a_band(tmp_path: Path, drawn: dict[str, Any]) -> None:
@@ -109,7 +108,8 @@ def test_seeds_are_one_line_with_a_band(tmp_path: Path, drawn: dict[str, Any]) -
     assert axes.get_xlabel() == "env steps"
     assert axes.get_ylabel() == "mean episode return [reward units]"
     middle = thick[0].get_ydata()[len(thick[0].get_ydata()) // 2]
-    assert middle == pytest.approx(50, abs=15)
+    # Three draws around it with a deviation of 10.
+    assert middle == pytest.approx(50, abs=6)
 
 
 def test_one_run_has_no_band_and_shows_evaluations(tmp_path: Path, drawn: dict[str, Any]) -> None:
@@ -182,7 +182,8 @@ def test_long_runs_are_thinned_without_bias(tmp_path: Path, drawn: dict[str, Any
     line = drawn["figure"].axes[0].lines[0]
     assert len(line.get_xdata()) == 200
     assert line.get_ydata() == pytest.approx(np.linspace(0, 100, 200), abs=12)
-    assert np.mean(line.get_ydata()) == pytest.approx(50, abs=1)
+    # 5,000 draws with a deviation of 10, so within 0.14, but for one in three.
+    assert np.mean(line.get_ydata()) == pytest.approx(50, abs=0.4)
 
 
 def test_mean_ends_where_the_shortest_seed_ends(tmp_path: Path, drawn: dict[str, Any]) -> None:

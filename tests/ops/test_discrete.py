@@ -4,11 +4,11 @@ import functools
 
 import pytest
 import torch
+from ops_helpers import assert_near, gradients_agree
 from torch import Tensor
 from torch.distributions import Bernoulli as TorchBernoulli
 from torch.distributions import Categorical as TorchCategorical
 from torch.distributions import Independent, kl_divergence
-from torch.testing import assert_close
 
 from quintet.ops.distributions import Bernoulli, Categorical, Family, MultiCategorical
 
@@ -51,10 +51,10 @@ def test_against_torch(family: Family):
     assert action.dtype == family.action_dtype
     ps, qs = reference(family, p), reference(family, q)
     expected = sum(d.log_prob(a) for d, a in zip(ps, parts(family, action), strict=True))
-    assert_close(family.log_prob(p, action), expected)
-    assert_close(family.entropy(p), sum(d.entropy() for d in ps))
-    assert_close(family.kl(p, q), sum(kl_divergence(a, b) for a, b in zip(ps, qs, strict=True)))
-    assert_close(family.kl(p, p), torch.zeros(6, 4, dtype=torch.float64))
+    assert_near(family.log_prob(p, action), expected)
+    assert_near(family.entropy(p), sum(d.entropy() for d in ps))
+    assert_near(family.kl(p, q), sum(kl_divergence(a, b) for a, b in zip(ps, qs, strict=True)))
+    assert_near(family.kl(p, p), torch.zeros(6, 4, dtype=torch.float64))
     assert family.log_prob(p.float(), action).dtype == torch.float32
 
 
@@ -63,9 +63,9 @@ def test_gradients_against_differences(family: Family):
     p, q = draw_params(family, 3, seed=4), draw_params(family, 3, seed=5)
     action = family.sample(p, family.draw_noise((3,), generator(6)))
     p, q = p.requires_grad_(), q.requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: family.log_prob(x, action), (p,))
-    assert torch.autograd.gradcheck(family.entropy, (p,))
-    assert torch.autograd.gradcheck(family.kl, (p, q))
+    assert gradients_agree(lambda x: family.log_prob(x, action), (p,))
+    assert gradients_agree(family.entropy, (p,))
+    assert gradients_agree(family.kl, (p, q))
 
 
 @every_family
@@ -92,7 +92,8 @@ def test_sampling_frequencies(family: Family):
 def test_components_are_drawn_independently(family: Family):
     noise = family.draw_noise((20_000,), generator(9)).double()
     correlation = torch.corrcoef(noise.T) - torch.eye(family.noise_size, dtype=torch.float64)
-    assert correlation.abs().max() < 0.04
+    # 4.5 standard deviations; the largest of 36 is seen at 2.8.
+    assert correlation.abs().max() < 4.5 / 20_000**0.5
 
 
 @every_family
@@ -167,13 +168,11 @@ def test_mask_of_a_categorical(dtype: torch.dtype):
     # as if the forbidden actions did not exist
     allowed = TorchCategorical(logits=p[mask != 0])
     for index, a in enumerate((0, 2, 4)):
-        assert_close(
-            family.log_prob(masked, torch.tensor(a)), allowed.log_prob(torch.tensor(index))
-        )
-    assert_close(family.entropy(masked), allowed.entropy())
+        assert_near(family.log_prob(masked, torch.tensor(a)), allowed.log_prob(torch.tensor(index)))
+    assert_near(family.entropy(masked), allowed.entropy())
     q = draw_params(family, seed=15).float()
     allowed_q = TorchCategorical(logits=q[mask != 0])
-    assert_close(family.kl(masked, family.apply_mask(q, mask)), kl_divergence(allowed, allowed_q))
+    assert_near(family.kl(masked, family.apply_mask(q, mask)), kl_divergence(allowed, allowed_q))
 
 
 @pytest.mark.parametrize("family", [Categorical(5), MultiCategorical(NVEC)])

@@ -53,7 +53,7 @@ def agree(actual: Tensor | float, expected: Any, dtype: torch.dtype) -> None:
     expected = torch.tensor(expected, dtype=dtype)
     actual = torch.as_tensor(actual, dtype=None if isinstance(actual, Tensor) else dtype)
     assert actual.dtype == dtype
-    tolerance = GOLDEN["tolerance"]
+    tolerance = GOLDEN["tolerance"]  # as published with the cases
     if dtype == torch.float64:
         assert_close(actual, expected, rtol=0.0, atol=tolerance["float64"])
     else:

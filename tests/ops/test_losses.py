@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from ops_helpers import assert_near, gradients_agree
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -29,7 +30,7 @@ def test_ratio_clip_by_loop(eps: float):
     def entry(rho: float, adv: float) -> float:
         return -min(rho * adv, min(max(rho, 1 - eps), 1 + eps) * adv)
 
-    assert_close(policy_losses.ratio_clip(rho, adv, eps), by_entry(entry, rho, adv))
+    assert_near(policy_losses.ratio_clip(rho, adv, eps), by_entry(entry, rho, adv))
 
 
 def test_ratio_clip_gradient_by_hand():
@@ -45,14 +46,14 @@ def test_ratio_clip_gradient_by_hand():
     expected = by_entry(entry, rho.detach(), adv)
     assert (expected == 0).any()
     assert (expected != 0).any()
-    assert_close(rho.grad, expected)
+    assert_near(rho.grad, expected)
 
 
 def test_ratio_and_its_limit():
     rho, adv = pairs(2)
     expected = by_entry(lambda rho, adv: -rho * adv, rho, adv)
-    assert_close(policy_losses.ratio(rho, adv), expected)
-    assert_close(policy_losses.ratio_clip(rho, adv, math.inf), expected)
+    assert_near(policy_losses.ratio(rho, adv), expected)
+    assert_near(policy_losses.ratio_clip(rho, adv, math.inf), expected)
     assert not torch.allclose(policy_losses.ratio_clip(rho, adv, 0.2), expected)
 
 
@@ -74,22 +75,23 @@ def test_is_clipped_on_both_sides():
 )
 def test_gradients_against_differences(loss):
     x, y = pairs(3)
-    assert torch.autograd.gradcheck(loss, (x.requires_grad_(), y))
+    assert gradients_agree(loss, (x.requires_grad_(), y))
 
 
 def test_approx_kl():
     log_rho = torch.tensor([-2.0, -0.3, 0.0, 0.4, 1.5], dtype=torch.float64)
     expected = by_entry(lambda x: math.exp(x) - 1.0 - x, log_rho)
-    assert_close(policy_losses.approx_kl(log_rho), expected)
+    assert_near(policy_losses.approx_kl(log_rho), expected)
     near = torch.tensor([1e-3, -1e-3])
-    assert_close(policy_losses.approx_kl(near), near.square() / 2, rtol=2e-3, atol=0.0)
+    # The next term, x^3 / 6, is a third of a thousandth of x^2 / 2.
+    assert_close(policy_losses.approx_kl(near), near.square() / 2, rtol=5e-4, atol=0.0)
 
 
 def test_approx_kl_is_unbiased_for_kl_of_mu_to_pi():
     mu = torch.tensor([0.1, 0.2, 0.7], dtype=torch.float64)
     pi = torch.tensor([0.3, 0.3, 0.4], dtype=torch.float64)
     estimate = (mu * policy_losses.approx_kl((pi / mu).log())).sum()
-    assert_close(estimate, (mu * (mu / pi).log()).sum())
+    assert_near(estimate, (mu * (mu / pi).log()).sum())
 
 
 def test_value_losses_by_loop():
@@ -101,10 +103,10 @@ def test_value_losses_by_loop():
         return 0.5 * max((v - target) ** 2, (near - target) ** 2)
 
     expected = by_entry(entry, v, v_old, target)
-    assert_close(value_losses.clipped(v, v_old, target, 0.3), expected)
+    assert_near(value_losses.clipped(v, v_old, target, 0.3), expected)
     squared = by_entry(lambda v, target: 0.5 * (v - target) ** 2, v, target)
-    assert_close(value_losses.squared(v, target), squared)
-    assert_close(value_losses.clipped(v, v_old, target, math.inf), squared)
+    assert_near(value_losses.squared(v, target), squared)
+    assert_near(value_losses.clipped(v, v_old, target, math.inf), squared)
     assert (expected > squared + 1e-6).any()
 
 
@@ -112,7 +114,7 @@ def test_clipped_value_has_no_gradient_once_it_is_far_and_wins():
     v = torch.tensor([2.0, 1.1, 0.0], requires_grad=True)
     value_losses.clipped(v, torch.ones(3), torch.full((3,), 2.0), 0.2).sum().backward()
     # far on the side of the target: frozen; near: as usual; far on the wrong side: as usual
-    assert_close(v.grad, torch.tensor([0.0, -0.9, -2.0]))
+    assert_near(v.grad, torch.tensor([0.0, -0.9, -2.0]))
 
 
 def test_losses_are_per_step_and_keep_dtype():

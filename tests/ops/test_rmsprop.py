@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from ops_helpers import assert_near
 from torch import Tensor
 
 from quintet.ops import rmsprop
@@ -49,8 +50,8 @@ def ours(
 
 @pytest.mark.parametrize("epsilon", [1e-8, 1e-2])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
-def test_twenty_steps_equal_torch_optim_rmsprop(dtype, tolerance, momentum, epsilon):
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_twenty_steps_equal_torch_optim_rmsprop(dtype, momentum, epsilon):
     theirs = start(dtype).requires_grad_()
     optimizer = torch.optim.RMSprop([theirs], lr=1.0, alpha=0.95, eps=epsilon, momentum=momentum)
     for step in range(1, 21):
@@ -62,7 +63,9 @@ def test_twenty_steps_equal_torch_optim_rmsprop(dtype, tolerance, momentum, epsi
     expected = [theirs.detach(), state["square_avg"]]
     expected += [state["momentum_buffer"]] if momentum else []
     for mine, other in zip(found, expected, strict=True):
-        assert ((mine - other).abs() <= tolerance * other.abs().clamp_min(1.0)).all()
+        # One rounding at most is seen, in the velocity's place in the sum.
+        bound = 4 * torch.finfo(dtype).eps
+        assert ((mine - other).abs() <= bound * other.abs().clamp_min(1.0)).all()
     moved = (found[0] - start(dtype)).abs()
     assert moved.max() > 1e-3
     assert moved[3] == 0.0
@@ -80,7 +83,7 @@ def test_twenty_steps_equal_tensorflow_s_rule(momentum, epsilon):
             theta[k] -= velocity[k]
     found = ours(20, torch.float64, True, 0.95, momentum, epsilon)
     for mine, other in zip(found, (theta, squares, velocity), strict=False):
-        torch.testing.assert_close(mine, torch.tensor(other, dtype=torch.float64))
+        assert_near(mine, torch.tensor(other, dtype=torch.float64))
     # The two forms are two rules, not one.
     plain = ours(20, torch.float64, False, 0.95, momentum, epsilon)
     assert (plain[0] - found[0]).abs().max() > 1e-4
