@@ -133,3 +133,8 @@ def _make(file: Path) -> None:
     finally:
         with suppress(FileNotFoundError):
             temporary.unlink()
+    folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)  # what it has signed must stay signed after a power cut
+    finally:
+        os.close(folder)
