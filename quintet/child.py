@@ -19,8 +19,8 @@ from typing import final
 _LENGTH = struct.Struct("<Q")
 
 _START = (
-    "import sys; sys.path[:] = {path!r}; from importlib import import_module; "
-    "sys.exit(import_module(sys.argv.pop(1)).main())"
+    "import sys; sys.path[:] = {path!r}; sys.argv.pop(0); "
+    "from importlib import import_module; sys.exit(import_module(sys.argv[0]).main())"
 )
 
 
