@@ -91,6 +91,7 @@ def train(
 
     Raises:
         ConfigError: lists all that is wrong with the configuration.
+        UntrustedError: the run in `run_dir` names code that may not run.
         GroupFault: with `seeds`: some runs failed; the others went on to their ends.
     """
     if config is not None and not isinstance(config, Mapping):
