@@ -103,8 +103,6 @@ def _load(
     ]
     loaded = compose(algo, [*base, *layers], check_env=check_env)
     was, wanted = compose(algo, base, check_env=check_env).config.flat(), loaded.config.flat()
-    if not trusted:
-        _check_trust(run_dir, was, asked)
     differ = [
         f"{name}: the run has {was[name]!r}, asked is {wanted[name]!r}"
         for name in wanted
@@ -114,6 +112,8 @@ def _load(
     ]
     if differ:
         raise _other_run(run_dir, differ)
+    if not trusted:
+        _check_trust(run_dir, was, asked)
     # A file that says what the run has anyway is not where the value comes from.
     sources = {
         name: "saved run" if source.startswith("file ") and wanted[name] == was[name] else source
