@@ -9,14 +9,15 @@ from typing import Any, overload
 from gymnasium.vector import VectorEnv as ForeignVectorEnv
 from torch import nn
 
-from quintet.config.load import Layer, flatten, options
-from quintet.config.saved import load_config, load_seeds
+from quintet.config.load import Layer, Loaded, flatten, options
+from quintet.config.saved import Unusable, load_config, load_seeds
 from quintet.envs.given import EnvSource, GivenEnv, can_be_made_again, settle
 from quintet.errors import ConfigError, GroupFault
 from quintet.launch import Result, run, run_seeds
 from quintet.models.custom import encoder_import_string
-from quintet.policy import load
+from quintet.policy import Policy, find_policy, load
 from quintet.trainer import OnReport
+from quintet.trust import vouched
 
 
 @overload
@@ -30,6 +31,7 @@ def train(
     on_report: OnReport | None = None,
     *,
     model: type[nn.Module] | None = None,
+    trust: bool = False,
 ) -> Result: ...
 
 
@@ -44,6 +46,7 @@ def train(
     on_report: None = None,
     *,
     model: type[nn.Module] | None = None,
+    trust: bool = False,
     seeds: Sequence[int],
     jobs: int | None = None,
 ) -> list[Result]: ...
@@ -59,6 +62,7 @@ def train(
     on_report: OnReport | None = None,
     *,
     model: type[nn.Module] | None = None,
+    trust: bool = False,
     seeds: Sequence[int] | None = None,
     jobs: int | None = None,
 ) -> Result | list[Result]:
@@ -76,6 +80,8 @@ def train(
             it raises ends the run as well, after a checkpoint.
         model: an encoder of your own, see `quintet.models.custom`; short for its import string in
             ``model.encoder``.
+        trust: whatever the run in `run_dir` names may be imported and called, whoever made it.
+            False: only what is given here too, or where this user made it on this machine.
         seeds: trains a group of runs that differ in their seed, each in a process of its own.
         jobs: how many of them at once; None: cores divided by ``runtime.threads``.
 
@@ -85,6 +91,7 @@ def train(
 
     Raises:
         ConfigError: lists all that is wrong with the configuration.
+        UntrustedError: the run in `run_dir` names code that may not run.
         GroupFault: with `seeds`: some runs failed; the others went on to their ends.
     """
     if config is not None and not isinstance(config, Mapping):
@@ -101,23 +108,33 @@ def train(
     if seeds is None:
         if jobs is not None:
             raise ConfigError(f"jobs={jobs} has no effect without seeds; leave it out")
-        return run(load_config(algo, [], command, source), source, on_report)
+        loaded_one = load_config(algo, [], command, source, trust=trust)
+        return run(loaded_one, source, on_report)
     if on_report is not None or isinstance(source, ForeignVectorEnv):
         what = "on_report" if on_report is not None else "a vector environment"
         raise ConfigError(
             f"{what} requires a single run, seeds trains each in a process of its own; leave one "
             "of them out, or call train for each seed"
         )
-    loaded = load_seeds(algo, [], command, seeds, source)
+    loaded = load_seeds(algo, [], command, seeds, source, trust=trust)
     outcomes = run_seeds(loaded, source, jobs)
     failed = [f"seed {each.seed}: {each.error}" for each in outcomes if each.status == "failed"]
     if failed:
         raise GroupFault(f"{len(failed)} of {len(outcomes)} runs failed\n" + "\n".join(failed))
     return [
-        Result(each.run_dir, load(each.run_dir), each.metrics, each.status)
-        for each in outcomes
+        Result(each.run_dir, _trained_policy(each.run_dir, mine), each.metrics, each.status)
+        for each, mine in zip(outcomes, loaded, strict=True)
         if each.status == "finished" or each.status == "stopped"
     ]
+
+
+def _trained_policy(run_dir: Path, loaded: Loaded | Unusable) -> Policy:
+    """What a run of a group has trained; that its configuration names it is as good as a
+    signature, for which there may be no key.
+    """
+    assert isinstance(loaded, Loaded)
+    description, _ = find_policy(run_dir)
+    return load(run_dir, trust=vouched(description, loaded.config.flat()))
 
 
 def _check_on_report(on_report: OnReport) -> None:

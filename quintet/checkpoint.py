@@ -1,11 +1,11 @@
 """Checkpoints: folders that are written whole or not at all, and that hold no code.
 
 A checkpoint is a folder ``root/NAME/`` with one ``KEY.safetensors`` per group of tensors,
-``meta.json`` and ``manifest.json`` (format version; size and SHA-256 of every file).  It is
-written in a hidden folder beside its final place, synced to the disk, and then renamed, so a crash
-at any moment leaves either the old state or the new one.  The checkpoints of a run are named by a
-number that grows with the run (``000000123``); any other name (``best``) is no candidate of
-`latest` and `prune`.
+``meta.json`` and ``manifest.json`` (format version; size and SHA-256 of every file; a signature of
+these where one is asked for).  It is written in a hidden folder beside its final place, synced to
+the disk, and then renamed, so a crash at any moment leaves either the old state or the new one.
+The checkpoints of a run are named by a number that grows with the run (``000000123``); any other
+name (``best``) is no candidate of `latest` and `prune`.
 
 While a checkpoint of the same name is replaced, the one before stands for an instant as
 ``.old-NAME``; whoever reads in that instant, or after a crash in it, gets that one.
@@ -28,12 +28,14 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
+from quintet import signature
 from quintet.errors import CheckpointError
 
 FORMAT_VERSION = 1
 
 _MANIFEST = "manifest.json"
 _META = "meta.json"
+_PURPOSE = "quintet checkpoint 1"
 _SUFFIX = ".safetensors"
 _TEMPORARY = ".tmp-"
 _REPLACED = ".old-"
@@ -92,27 +94,37 @@ class Checkpoint:
     """A checkpoint that was read and verified.
 
     tensors: by key and name, names in alphabetical order; CPU, contiguous, memory of their own.
+    not_own: why its manifest bears no valid signature of this user's (see `quintet.signature`).
     """
 
     path: Path
     tensors: dict[str, dict[str, Tensor]]
     meta: dict[str, Any]
+    not_own: str | None
 
 
 def write(
-    root: Path, name: str, tensors: Mapping[str, Mapping[str, Tensor]], meta: Mapping[str, Any]
+    root: Path,
+    name: str,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    meta: Mapping[str, Any],
+    *,
+    signed: bool = False,
 ) -> Path:
     """Writes the checkpoint ``root/name``, replacing one of that name, and returns its path.
 
     When it returns, the checkpoint survives a power cut.  Tensors may live on any device, be views,
     or share memory; each is stored by value.  `meta` is what JSON can hold.
 
+    signed: the manifest, and with it all that the checkpoint holds, gets this user's signature,
+        where there can be one.
+
     Raises:
         CheckpointError: it can't be written (full disk, no permission); nothing of it is left
             behind and older checkpoints are untouched.
     """
     _check_file_name(name, "the name of a checkpoint's or policy's folder")
-    files = _serialise(tensors, meta)
+    files = _serialise(tensors, meta, signed)
     temporary = root / f"{_TEMPORARY}{name}-{os.getpid()}-{os.urandom(4).hex()}"
     try:
         _make_root(root)
@@ -246,7 +258,7 @@ def _check_file_name(name: str, what: str) -> None:
 
 
 def _serialise(
-    tensors: Mapping[str, Mapping[str, Tensor]], meta: Mapping[str, Any]
+    tensors: Mapping[str, Mapping[str, Tensor]], meta: Mapping[str, Any], signed: bool
 ) -> dict[str, bytes]:
     """Contents of all files by name, the manifest last."""
     files = {}
@@ -263,10 +275,17 @@ def _serialise(
         name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         for name, data in files.items()
     }
-    files[_MANIFEST] = json.dumps(
-        {"format_version": FORMAT_VERSION, "files": listed}, indent=1
-    ).encode()
+    manifest: dict[str, Any] = {"format_version": FORMAT_VERSION, "files": listed}
+    mark = signature.sign(_PURPOSE, _signed_bytes(listed)) if signed else None
+    if mark is not None:
+        manifest["signature"] = mark
+    files[_MANIFEST] = json.dumps(manifest, indent=1).encode()
     return files
+
+
+def _signed_bytes(listed: Mapping[str, Any]) -> bytes:
+    """The sums of all files: who signs these signs the files."""
+    return json.dumps(listed, sort_keys=True).encode()
 
 
 def _unaliased(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -397,10 +416,8 @@ def _meta_or_none(path: Path) -> dict[str, Any] | None:
 def _read_folder(folder: int | None, path: Path) -> Checkpoint:
     if folder is None:
         raise CheckpointError(f"there is no checkpoint at {path}")
-    contents = {
-        name: _read_verified(folder, path / name, entry)
-        for name, entry in _read_manifest(folder, path / _MANIFEST).items()
-    }
+    entries, mark = _read_manifest(folder, path / _MANIFEST)
+    contents = {name: _read_verified(folder, path / name, entry) for name, entry in entries.items()}
     if _META not in contents:
         raise CheckpointError(f"{path / _MANIFEST} lists no {_META}: this is no checkpoint")
     tensors = {}
@@ -413,14 +430,17 @@ def _read_folder(folder: int | None, path: Path) -> Checkpoint:
             raise CheckpointError(f"{path / name} is no safetensors file: {fault}") from fault
         # cloned: memory of torch's own alignment, on which the last bit of a sum may depend
         tensors[name.removesuffix(_SUFFIX)] = {k: loaded[k].clone() for k in sorted(loaded)}
-    return Checkpoint(path, tensors, json.loads(contents[_META]))
+    not_own = signature.fault(_PURPOSE, _signed_bytes(entries), mark)
+    return Checkpoint(path, tensors, json.loads(contents[_META]), not_own)
 
 
-def _read_manifest(folder: int, file: Path) -> dict[str, dict[str, Any]]:
+def _read_manifest(folder: int, file: Path) -> tuple[dict[str, dict[str, Any]], Any]:
+    """The files that are listed, and the signature, None where there is none."""
     try:
         manifest = json.loads(_read_file(folder, file))
         version, listed = manifest["format_version"], manifest["files"]
         entries = {str(name): dict(entry) for name, entry in listed.items()}
+        mark = manifest.get("signature")
     except (ValueError, TypeError, KeyError, AttributeError) as fault:
         raise CheckpointError(f"{file} is damaged: {fault!r}") from fault
     if version != FORMAT_VERSION:
@@ -430,7 +450,7 @@ def _read_manifest(folder: int, file: Path) -> dict[str, dict[str, Any]]:
         )
     for name in entries:
         _check_file_name(name, f"a file listed in {file}")
-    return entries
+    return entries, mark
 
 
 def _read_verified(folder: int, file: Path, entry: Mapping[str, Any]) -> bytes:

@@ -1,8 +1,9 @@
 """Processes that are part of this one: how they begin, get their work, speak and end with it.
 
-A child is ``python -m MODULE`` with a payload on its standard input; what it prints is handed line
-by line to the parent's `say`.  Its standard input stays open for as long as the parent lives: when
-it closes, the parent is gone, however it went.
+A child is a Python that calls ``MODULE.main()``, with a payload on its standard input; what it
+prints is handed line by line to the parent's `say`.  Its standard input stays open for as long as
+the parent lives: when it closes, the parent is gone, however it went.  It looks for modules where
+the parent does: ``python -m`` would look into the working folder first, whatever lies there.
 """
 
 import os
@@ -16,6 +17,11 @@ from contextlib import suppress
 from typing import final
 
 _LENGTH = struct.Struct("<Q")
+
+_START = (
+    "import sys; sys.path[:] = {path!r}; sys.argv.pop(0); "
+    "from importlib import import_module; sys.exit(import_module(sys.argv[0]).main())"
+)
 
 
 @final
@@ -34,7 +40,7 @@ class Child:
         pass_fds: files that the child finds under the same numbers, which it is given as arguments.
         """
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *map(str, pass_fds)],
+            [sys.executable, "-P", "-c", _START.format(path=sys.path), module, *map(str, pass_fds)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -135,7 +135,7 @@ def _train(arguments: list[str]) -> int:
 
     if asked.jobs is not None:
         raise ConfigError(f"--jobs {asked.jobs} has no effect without --seeds; leave it out")
-    result = run(load_config(asked.algo, asked.files, asked.options))
+    result = run(load_config(asked.algo, asked.files, asked.options, trust=asked.trust))
     print(f"run:    {result.run_dir}")
     if result.status == "finished":
         print(f"policy: {result.run_dir / 'policy'}")
@@ -149,7 +149,7 @@ def _train_seeds(asked: "Parsed") -> int:
     from quintet.launch import run_seeds
 
     assert asked.seeds is not None
-    loaded = load_seeds(asked.algo, asked.files, asked.options, asked.seeds)
+    loaded = load_seeds(asked.algo, asked.files, asked.options, asked.seeds, trust=asked.trust)
     outcomes = run_seeds(loaded, None, asked.jobs)
     print(_summary(outcomes))
     failed = [each for each in outcomes if each.status == "failed"]
@@ -205,7 +205,7 @@ def _config(arguments: list[str]) -> int:
     from quintet.launch import resolved
     from quintet.warm_start import find_donor
 
-    loaded = load_config(asked.algo, asked.files, asked.options)
+    loaded = load_config(asked.algo, asked.files, asked.options, trust=asked.trust)
     values, sources = resolved(loaded)
     config = loaded.config
     assert config.run_dir is not None
@@ -230,6 +230,8 @@ def _eval(arguments: list[str]) -> int:
 
     from tyro.conf import Positional, arg
 
+    from quintet.trust import TRUST_HELP
+
     schema = TypedDict(  # noqa: UP013  "json" and "env" are flags, not attributes
         "schema",
         {
@@ -248,6 +250,11 @@ def _eval(arguments: list[str]) -> int:
                 arg(help="film one more episode, of the first seed, into this .mp4 file"),
             ],
             "json": Annotated[bool, arg(help="print one JSON object")],
+            "encoder": Annotated[
+                str,
+                arg(name="model.encoder", help="the policy's encoder, if it is one of your own"),
+            ],
+            "trust": Annotated[bool, arg(help=TRUST_HELP)],
         },
         total=False,
     )
@@ -259,7 +266,12 @@ def _eval(arguments: list[str]) -> int:
     from quintet.evaluation import evaluate
     from quintet.policy import load
 
-    policy = load(given["run"], given.get("checkpoint", "latest"))
+    policy = load(
+        given["run"],
+        given.get("checkpoint", "latest"),
+        trust=given.get("trust", False),
+        encoder=given.get("encoder"),
+    )
     scores = evaluate(
         policy,
         given.get("env"),

@@ -15,6 +15,10 @@ class ConfigError(QuintetError):
     """One or more faults in a configuration, all of them listed in the message."""
 
 
+class UntrustedError(ConfigError):
+    """A file names code to run, and neither its maker nor the caller vouches for that."""
+
+
 class IdleOptions(ValueError):
     """Options that have no effect beside the others: what a configuration's validator raises.
 

@@ -31,6 +31,7 @@ from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig, uses_pictures
 from quintet.observe.video import VideoWriter, check_video
 from quintet.policy import Policy
+from quintet.trust import Call, calls_given
 
 MAX_STREAMS = 25
 """Environments that an evaluation steps side by side, at most."""
@@ -114,6 +115,8 @@ def evaluate(
             decides how many are stepped side by side.  It gets no ``env.kwargs``, unless it has the
             name of the one that was trained on: give a callable that knows its arguments.  A key
             of info that ``env.success`` names isn't asked of it either; a rule of rewards is kept.
+            None, and `env.kwargs` of the one that was trained on: what the policy's folder says of
+            them is used only as `quintet.trust` has it.
         deterministic: take the mode of the policy; False samples.
         stop: asked at every step; True ends the evaluation with the episodes there are.
         video: an .mp4 file of one whole episode, however long, with its return so far and its step
@@ -124,6 +127,7 @@ def evaluate(
     Raises:
         ConfigError: the environment's spaces are not the policy's, a number is wrong, or nothing of
             the environment can be filmed.
+        UntrustedError: the policy comes from a stranger and names code for its environment.
         QuintetError: the video can't be written.
     """
     if not isinstance(policy, Policy):
@@ -184,9 +188,14 @@ class _How:
 def _choose_env(
     policy: Policy, env: GivenEnv | None, episodes: int
 ) -> tuple[EnvConfig, int, EnvSource | None]:
-    """Which environment, how many side by side, and where they come from if not from the id."""
+    """Which environment, how many side by side, and where they come from if not from the id.
+
+    Raises:
+        UntrustedError: what the policy's folder says of it may not run.
+    """
     config = policy.env.model_copy(update={"reward_clip": "none"})
     num_streams, source = min(episodes, MAX_STREAMS), None
+    says: dict[str, Any] = {} if env is None else {"id": env}
     if env is not None and env != config.id:
         says, source = settle(env)
         backend = config.backend if source is not None else "auto"
@@ -199,6 +208,9 @@ def _choose_env(
         }
         config = config.model_copy(update=options | says)
         num_streams = says.get("num_streams", num_streams)
+    given = calls_given({f"env.{name}": value for name, value in says.items()})
+    origin = replace(policy.origin, given=(*policy.origin.given, *given))
+    origin.check(Call("env", config.id, config.kwargs))
     return config, num_streams, source
 
 

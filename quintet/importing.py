@@ -1,4 +1,7 @@
-"""Modules of the user's own, by the names that import strings give."""
+"""Modules of the user's own, by the names that import strings give.
+
+Whoever calls this has asked `quintet.trust` whether a name that stands in a file may be imported.
+"""
 
 import importlib
 import sys
@@ -26,8 +29,10 @@ def import_module(module_name: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
+        sys.path.remove(here)
         raise _no_module(module_name, name, error) from error
     except Exception as error:
+        sys.path.remove(here)
         raise _raised(module_name, name, error) from error
 
 

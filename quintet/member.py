@@ -33,7 +33,3 @@ def main() -> int:
         return 1
     group.answer({"status": result.status, "metrics": result.metrics})
     return 0 if result.status == "finished" else 130
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,7 @@
 """A trained policy as a thing of its own: load it, act with it, save it.
 
-Loading runs no code from the file: weights are safetensors, the rest is JSON.  Only a policy whose
-configuration names a module of the user's own imports that module.
+Loading runs no code from the file: weights are safetensors, the rest is JSON.  What these name by
+an import string is imported and called only as `quintet.trust` has it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,14 +11,16 @@ from typing import Any, NoReturn, final
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
-from quintet import checkpoint, spaces
+from quintet import checkpoint, spaces, trust
 from quintet.algorithms import registry
 from quintet.algorithms.setup import PLAIN
 from quintet.envs.config import EnvConfig
 from quintet.envs.gymnasium import Leaf, leaf_of
-from quintet.errors import CheckpointError, QuintetError
+from quintet.errors import CheckpointError, ConfigError, QuintetError
 from quintet.models.config import ModelConfig
+from quintet.models.custom import encoder_import_string
 from quintet.protocols import Actor
 from quintet.types import ACTION_MASK, Obs, Publication, Spaces, State
 
@@ -48,10 +50,22 @@ class Policy:
 
     env: the environment's configuration that it was trained with.
     spaces: of one stream, as the environment interface gives them (after frame stacking).
+    origin: where the description comes from, which decides what it names may be imported.
     """
 
-    def __init__(self, description: Mapping[str, Any], publication: Publication):
+    def __init__(
+        self,
+        description: Mapping[str, Any],
+        publication: Publication,
+        origin: trust.Origin = trust.UNKNOWN,
+    ):
+        """Builds the network.
+
+        Raises:
+            UntrustedError: the encoder is code that may not run.
+        """
         algorithm = registry.find(description["algo"])
+        self.origin = origin
         self.description = dict(description)
         self.spaces = Spaces(
             spaces.from_json(description["observation_space"]),
@@ -59,9 +73,15 @@ class Policy:
         )
         self.env = EnvConfig(**description["env"])
         self.publication = publication
+        model = ModelConfig(**description["model"])
+        self._calls = (
+            trust.Call("env", self.env.id, self.env.kwargs),
+            trust.Call("model.encoder", model.encoder, model.encoder_kwargs),
+        )
+        origin.check(self._calls[1])
         self.actor: Actor = algorithm.make_actor(
             algorithm.config(**description["learner"]),
-            ModelConfig(**description["model"]),
+            model,
             self.spaces,
             PLAIN,  # whatever it was trained in; nobody waits for a compiler to see an act
         )
@@ -191,7 +211,11 @@ class Policy:
         return state
 
     def save(self, folder: str | Path) -> Path:
-        """Writes the policy as a self-contained folder, which `load` reads; returns its path."""
+        """Writes the policy as a self-contained folder, which `load` reads; returns its path.
+
+        What names code of the user's own and may run it is signed; what was loaded from a stranger
+        is not.
+        """
         folder = Path(folder)
         if (folder / "learner.safetensors").exists():
             raise CheckpointError(
@@ -205,9 +229,9 @@ class Policy:
                 "something else, which saving would remove; give another folder"
             )
         meta = {"policy": self.description, "version": self.publication.version}
-        return checkpoint.write(
-            folder.parent, folder.name, {POLICY: dict(self.publication.tensors)}, meta
-        )
+        signed = self.origin.fault is None and not all(call.harmless for call in self._calls)
+        tensors = {POLICY: dict(self.publication.tensors)}
+        return checkpoint.write(folder.parent, folder.name, tensors, meta, signed=signed)
 
 
 def _array(value: Any, leaf: Leaf) -> NDArray[Any]:
@@ -275,21 +299,55 @@ def misfit(encoder: str, error: RuntimeError) -> CheckpointError:
     )
 
 
-def load(path: str | Path, which: str = "latest") -> Policy:
+def load(
+    path: str | Path,
+    which: str = "latest",
+    *,
+    trust: bool = False,
+    encoder: str | type[nn.Module] | None = None,
+) -> Policy:
     """The policy in a run folder, a checkpoint or a saved policy folder.
 
-    which: of a run folder: ``latest``, ``best``, or the name of one of its checkpoints.
+    Args:
+        which: of a run folder: ``latest``, ``best``, or the name of one of its checkpoints.
+        trust: whatever the folder names may be imported and called, its environment by `evaluate`
+            too.  False: only where this user made it on this machine.
+        encoder: the class of the policy's encoder, or its import string, which is then imported
+            whoever made the folder.
 
     Raises:
         CheckpointError: there is no readable policy at the path.
+        UntrustedError: its encoder is code that may not run.
+        ConfigError: `encoder` is another one than the policy's.
     """
     if not isinstance(path, (str, Path)):
         raise CheckpointError(f"the path of a run or a policy is required, got {path!r}")
     found = _find(Path(path), which)
     try:
-        return Policy(*_parts(found))
+        description, publication = _parts(found)
+        origin = _origin(found, trust, description["model"]["encoder"], encoder)
+        return Policy(description, publication, origin)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise _no_policy(found, error) from error
+
+
+def _origin(
+    found: checkpoint.Checkpoint,
+    trusted: bool,
+    named: Any,
+    given: str | type[nn.Module] | None,
+) -> trust.Origin:
+    """named: the encoder that the policy names; given: the one that the caller does."""
+    if given is not None and not isinstance(given, str):
+        given = encoder_import_string(given)
+    if given is not None and given != named:
+        raise ConfigError(
+            f"model.encoder must be the one that the policy in {found.path} was trained with, "
+            f"{named!r}; got {given!r}; leave it out, or correct it"
+        )
+    fault = None if trusted else found.not_own
+    again = {} if given is None else {"model.encoder": given}
+    return trust.Origin(str(found.path), fault, trust.calls_given(again))
 
 
 def find_policy(path: Path) -> tuple[dict[str, Any], Publication]:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import yaml
 
-from quintet import checkpoint
+from quintet import checkpoint, signature, trust
 from quintet.checkpoint import Checkpoint
 from quintet.config.run import RunConfig
 from quintet.envs.given import EnvSource
@@ -67,6 +67,8 @@ class Trainer:
         self.run_dir: Path = config.run_dir
         self.checkpoints = self.run_dir / "checkpoints"
         self.description = describe(config.algo, config.learner, config.model, config.env, spaces)
+        # All that the configuration names was given, or vouched for, by who began this process.
+        self._signed = not trust.all_harmless(config.flat())
         self.counters = loop.Counters()
         self.timer = PhaseTimer(self._phase_begins)
         self.machine = MachineUse()
@@ -174,6 +176,8 @@ class Trainer:
         self.finished = trained == asked
         if not self.finished:
             self._write_config()
+            if self._signed and (reason := signature.why_no_key()) is not None:
+                notes.append(f"the run can't be signed as this user's: {reason}; {trust.UNSIGNED}")
         self._log = (self.run_dir / "log.txt").open(
             "a", encoding="utf-8", errors="backslashreplace"
         )
@@ -285,7 +289,8 @@ class Trainer:
         values = {k: v for k, v in self.config.flat().items() if k != "run_dir"}
         temporary = self.run_dir / ".config.yaml.tmp"
         try:
-            temporary.write_text(yaml.safe_dump(values, sort_keys=False))
+            text = yaml.safe_dump(values, sort_keys=False)
+            temporary.write_text(text + trust.signature_line(values))
             temporary.replace(self.run_dir / "config.yaml")
         except OSError as error:
             temporary.unlink(missing_ok=True)
@@ -370,6 +375,7 @@ class Trainer:
             f"{counters.iteration:09d}",  # unlike updates it always grows
             {POLICY: publication.tensors, "learner": rest},
             meta,
+            signed=self._signed,
         )
         checkpoint.prune(
             self.checkpoints,
@@ -521,7 +527,7 @@ class Trainer:
         """A copy of the current policy."""
         current = self.learner.publication()
         tensors = {name: x.detach().cpu().clone() for name, x in current.tensors.items()}
-        return Policy(self.description, Publication(current.version, tensors))
+        return Policy(self.description, Publication(current.version, tensors), trust.OWN)
 
     def say(self, message: str) -> None:
         """One line for the person and for log.txt."""

@@ -94,7 +94,7 @@ def test_hashes_tell_apart_dtype_shape_and_bits(tmp_path: Path) -> None:
         "negative": torch.tensor([0.0, 0.0, 0.0, -0.0]),
         "scalar": torch.tensor(0.0),
     }
-    first = checkpoint.tensor_hashes(Checkpoint(tmp_path, {"k": zeros}, {}))
+    first = checkpoint.tensor_hashes(Checkpoint(tmp_path, {"k": zeros}, {}, None))
     assert len(set(first.values())) == len(zeros)
     assert set(first) == {f"k/{name}" for name in zeros}
     again = checkpoint.read(checkpoint.write(tmp_path, "x", {"k": zeros}, {}))

@@ -251,7 +251,7 @@ def replace_env(policy, **options):
     """The policy as if it had been trained with other options of its environment."""
     env = policy.env.model_copy(update=options)
     described = policy.description | {"env": env.model_dump(mode="json")}
-    return quintet.Policy(described, policy.publication)
+    return quintet.Policy(described, policy.publication, policy.origin)
 
 
 class Shown(Numbered):

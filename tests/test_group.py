@@ -63,6 +63,18 @@ def alive(pid: int) -> bool:
 # Processes
 
 
+def test_members_look_for_modules_where_their_parent_does(tmp_path, monkeypatch):
+    """Not into the working folder, which may be a stranger's."""
+    mark, work = tmp_path / "mark", tmp_path / "work"
+    work.mkdir()
+    for name in ("json", "pickle", "hashlib"):
+        (work / f"{name}.py").write_text(f"open({str(mark)!r}, 'w')\n")
+    monkeypatch.chdir(work)
+    (ended,) = run_members("group_member", [member(tmp_path)], 1, lambda _: None)
+    assert not mark.exists()
+    assert ended.status == 0
+
+
 def test_members_answer_in_their_order_and_speak_under_their_names(tmp_path):
     said: list[str] = []
     members = [member(tmp_path, name, seconds=s) for name, s in (("s1", 0.6), ("s20", 0))]

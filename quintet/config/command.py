@@ -13,12 +13,13 @@ from quintet.algorithms import registry
 from quintet.config.load import Layer, flatten, kinds, options, read_file
 from quintet.config.run import ALIASES
 from quintet.errors import ConfigError
+from quintet.trust import TRUST_HELP
 
 
 class Parsed(NamedTuple):
     """What a command line says: the algorithm, the layers of ``--config`` files, the layer of the
-    options themselves; and of a group of runs its seeds and how many run at once, None where not
-    given.
+    options themselves; of a group of runs its seeds and how many run at once, None where not
+    given; and whether what the run's folder names may be imported and called.
     """
 
     algo: str
@@ -26,6 +27,7 @@ class Parsed(NamedTuple):
     options: Layer
     seeds: list[int] | None
     jobs: int | None
+    trust: bool
 
 
 def parse(command: str, arguments: list[str]) -> Parsed:
@@ -60,6 +62,7 @@ def parse(command: str, arguments: list[str]) -> Parsed:
     given = dict(parsed)
     paths = given.pop("config", [])
     seeds, jobs = given.pop("seeds", None), given.pop("jobs", None)
+    trust = given.pop("trust", False)
     values = {n: _value(text, known[n]) for n, text in flatten(_nested(given), known).items()}
     strangers = _unknown(unknown)
     for name in ("seeds", "jobs"):
@@ -76,6 +79,7 @@ def parse(command: str, arguments: list[str]) -> Parsed:
         Layer("command line", values),
         None if seeds is None else _whole("seeds", " ".join(seeds).replace(",", " ").split()),
         None if jobs is None else _whole("jobs", [jobs])[0],
+        trust,
     )
 
 
@@ -165,11 +169,12 @@ def _schema(algo: str, *, of_group: bool) -> Any:
         "config": Annotated[
             tuple[str, ...],
             tyro.conf.arg(
-                help="YAML files of options; the later ones win",
+                help="YAML files of options, which count as typed; the later ones win",
                 metavar="FILE",
                 help_behavior_hint="",
             ),
-        ]
+        ],
+        "trust": Annotated[bool, tyro.conf.arg(help=TRUST_HELP)],
     }
     if of_group:
         fields["seeds"] = Annotated[

@@ -17,6 +17,7 @@ from quintet.config.load import Layer, Loaded, compose, flatten, options, preset
 from quintet.config.run import AUTOMATIC, MAY_CHANGE_ON_RESUME
 from quintet.envs.given import EnvSource
 from quintet.errors import ConfigError
+from quintet.trust import Origin, all_harmless, calls_given, calls_of, config_fault
 
 BEFORE_CONFIG = (".lock", "log.txt", ".config.yaml.tmp")
 """What a run that was killed at its very start may leave in its folder."""
@@ -32,22 +33,34 @@ class Unusable:
 
 
 def load_config(
-    algo: str, files: Sequence[Layer], command: Layer, source: EnvSource | None = None
+    algo: str,
+    files: Sequence[Layer],
+    command: Layer,
+    source: EnvSource | None = None,
+    *,
+    trust: bool = False,
 ) -> Loaded:
     """The configuration of a run from all its layers, those of its folder included.
 
     source: what environments come from if not from their id, which then needs no backend that
         knows it.
+    trust: whatever the folder names may be imported and called.
 
     Raises:
         ConfigError: any fault, or the folder holds a run of another configuration.
+        UntrustedError: the folder names code that may not run.
     """
-    asked = asked_for(files, command)
-    return _load(algo, files, command, source is None, partial(kind_asked_for, asked, source))
+    kind = partial(kind_asked_for, asked_for(files, command), source)
+    return _load(algo, files, command, source is None, kind, trust)
 
 
 def _load(
-    algo: str, files: Sequence[Layer], command: Layer, check_env: bool, kind: Callable[[], Kind]
+    algo: str,
+    files: Sequence[Layer],
+    command: Layer,
+    check_env: bool,
+    kind: Callable[[], Kind],
+    trusted: bool,
 ) -> Loaded:
     """`kind` tells the environment's kind; it may have to make one for that, so is only called
     where nothing else tells the preset.
@@ -99,12 +112,29 @@ def _load(
     ]
     if differ:
         raise _other_run(run_dir, differ)
+    if not trusted:
+        _check_trust(run_dir, was, asked)
     # A file that says what the run has anyway is not where the value comes from.
     sources = {
         name: "saved run" if source.startswith("file ") and wanted[name] == was[name] else source
         for name, source in loaded.sources.items()
     }
     return Loaded(loaded.config, sources)
+
+
+def _check_trust(run_dir: Path, saved: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    """Refuses a run that names code which may not run, before anything of it is imported.
+
+    Raises:
+        UntrustedError: it does.
+    """
+    if all_harmless(saved):
+        return
+    file = run_dir / "config.yaml"
+    fault = config_fault(file.read_text(errors="replace"), saved)
+    origin = Origin(str(file), fault, calls_given(asked))
+    for call in calls_of(saved):
+        origin.check(call)
 
 
 def asked_for(files: Sequence[Layer], command: Layer) -> dict[str, Any]:
@@ -118,9 +148,13 @@ def load_seeds(
     command: Layer,
     seeds: Sequence[int],
     source: EnvSource | None = None,
+    *,
+    trust: bool = False,
 ) -> list[Loaded | Unusable]:
     """The configurations of a group of runs that differ in their seed, each with a folder of its
     own: ``DIR/sSEED`` where a folder is asked for.  A folder that is damaged stops no other run.
+
+    trust: as of `load_config`.
 
     Raises:
         ConfigError: no seeds, one twice, a seed beside them, a fault in what is asked for, or no
@@ -154,7 +188,7 @@ def load_seeds(
             assert run_dir is not None
             loaded.append(Unusable(seed, run_dir, str(error)))
             continue
-        loaded.append(_load(algo, files, layer, source is None, kind))
+        loaded.append(_load(algo, files, layer, source is None, kind, trust))
     faults = [each.error for each in loaded if isinstance(each, Unusable)]
     if len(faults) == len(loaded):
         raise ConfigError("\n".join(faults))

@@ -1,4 +1,4 @@
-"""A sampler process: ``python -m quintet.runtime.worker``, begun by `quintet.runtime.workers`.
+"""A sampler process, begun by `quintet.runtime.workers`.
 
 It fills slots as it is granted them: a grant names one slot for each of its groups, and the version
 of the weights to act by.  So no slot, no sampling; and the same process serves a runtime that
@@ -225,7 +225,3 @@ def main() -> int:
         if worker is not None:
             worker.close()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,8 +8,8 @@ from quintet.errors import ConfigError
 
 
 def values(*arguments: str) -> dict:
-    algo, files, layer, seeds, jobs = parse("train", ["ppo", *arguments])
-    assert (seeds, jobs) == (None, None)
+    algo, files, layer, seeds, jobs, trust = parse("train", ["ppo", *arguments])
+    assert (seeds, jobs, trust) == (None, None, False)
     assert algo == "ppo"
     assert files == []
     assert layer.source == "command line"

@@ -320,6 +320,6 @@ def test_async_ends_where_several_workers_die_at_once() -> None:
 
 
 def only_here() -> Drifting:
-    if sys.argv[0].endswith("worker.py"):
+    if sys.argv[0].endswith(".worker"):
         raise ValueError("not here")
     return Drifting()

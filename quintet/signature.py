@@ -1,0 +1,140 @@
+"""Signatures of the files that this user's quintet wrote on this machine.
+
+The key is 32 random bytes in ``$XDG_STATE_HOME/quintet/signing-key`` (``~/.local/state`` where that
+is not set), which only its owner may read.  It is made when there is something to sign for the
+first time, whole or not at all; of two processes that make it at once, one wins and both use its
+key.  Where it can't be made or read, files are left without a signature, and none is accepted.
+"""
+
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+KEY_BYTES = 32
+_VERSION = "v1:"
+
+
+def sign(purpose: str, content: bytes) -> str | None:
+    """The signature of `content` for one purpose, which holds for no other; None: there is no key,
+    and `why_no_key` says why.
+    """
+    try:
+        return _signed(_key_made(), purpose, content)
+    except _NoKey:
+        return None
+
+
+def fault(purpose: str, content: bytes, given: object) -> str | None:
+    """Why `given` is no signature of this user's on this machine, as it goes on after "it"; None
+    where it is one.
+    """
+    if not isinstance(given, str):
+        return "bears no signature"
+    try:
+        key = _key(_key_file())
+    except FileNotFoundError:
+        return "bears a signature of another user or machine"
+    except _NoKey as error:
+        return f"bears a signature that can't be checked ({error})"
+    if hmac.compare_digest(_signed(key, purpose, content).encode(), given.encode(errors="replace")):
+        return None
+    return "bears a signature of another user or machine, or was changed since it was signed"
+
+
+def why_no_key() -> str | None:
+    """Why nothing can be signed; None where it can.  Makes the key."""
+    try:
+        _key_made()
+    except _NoKey as error:
+        return str(error)
+    return None
+
+
+class _NoKey(Exception):
+    """There is no key to be had; the message says why."""
+
+
+def _signed(key: bytes, purpose: str, content: bytes) -> str:
+    return _VERSION + hmac.new(key, purpose.encode() + b"\0" + content, hashlib.sha256).hexdigest()
+
+
+def _key_file() -> Path:
+    state = os.environ.get("XDG_STATE_HOME", "")
+    if os.path.isabs(state):  # the XDG standard has others ignored
+        return Path(state, "quintet", "signing-key")
+    home = os.path.expanduser("~")
+    if not os.path.isabs(home):
+        raise _NoKey("there is no home folder; set HOME or XDG_STATE_HOME")
+    return Path(home, ".local", "state", "quintet", "signing-key")
+
+
+def _key_made() -> bytes:
+    """The key, new if there is none yet."""
+    file = _key_file()
+    try:
+        return _key(file)
+    except FileNotFoundError:
+        pass
+    try:
+        _make(file)
+        return _key(file)
+    except OSError as error:
+        raise _NoKey(f"{file} can't be made: {error.strerror}") from error
+
+
+def _key(file: Path) -> bytes:
+    """The key in a file.
+
+    Raises:
+        FileNotFoundError: there is none yet.
+        _NoKey: it can't be read, or others could have read or written it.
+    """
+    try:
+        # Of what is no file (a pipe) opening would wait.
+        handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise _NoKey(f"{file} can't be read: {error.strerror}") from error
+    try:
+        about = os.fstat(handle)
+        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
+            raise _NoKey(f"{file} is no file of this user's; remove it")
+        if about.st_mode & 0o077:
+            raise _NoKey(f"{file} is open to other users; remove it")
+        key = os.read(handle, KEY_BYTES + 1)
+    except OSError as error:
+        raise _NoKey(f"{file} can't be read: {error.strerror}") from error
+    finally:
+        os.close(handle)
+    if len(key) != KEY_BYTES:
+        raise _NoKey(f"{file} is damaged; remove it")
+    return key
+
+
+def _make(file: Path) -> None:
+    """Makes the key, unless another process has done so in the meantime."""
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}-{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.fchmod(handle, 0o600)  # whatever the mask of this process takes away
+            os.write(handle, secrets.token_bytes(KEY_BYTES))
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        with suppress(FileExistsError):  # unlike a rename it never replaces the key of another
+            os.link(temporary, file)
+    finally:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+    folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)  # what it has signed must stay signed after a power cut
+    finally:
+        os.close(folder)
