@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from quintet import checkpoint, spaces
 from quintet.algorithms import registry
-from quintet.algorithms.setup import PLAIN
+from quintet.algorithms.setup import Compute
 from quintet.envs.config import EnvConfig
 from quintet.envs.gymnasium import Leaf, leaf_of
 from quintet.errors import CheckpointError, QuintetError
@@ -63,7 +63,8 @@ class Policy:
             algorithm.config(**description["learner"]),
             ModelConfig(**description["model"]),
             self.spaces,
-            PLAIN,  # whatever it was trained in; nobody waits for a compiler to see an act
+            # Plain, whatever it was trained in: nobody waits for a compiler to see an act.
+            Compute(records_entropy=True),
         )
         try:
             self.actor.load(publication)
