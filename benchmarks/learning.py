@@ -1,145 +1,265 @@
-"""Trains with the presets on seeds 1, 2, 3 and records curves and final scores.
+"""Trains with the presets on the reported seeds and records curves and final scores.
 
-    python benchmarks/learning.py ppo CartPole-v1 --jobs 2
+    python benchmarks/learning.py --stale --list
+    python benchmarks/learning.py --stale [--most-minutes-per-seed 10] [--jobs 2]
+    python benchmarks/learning.py ppo CartPole-v1 [--seeds 11 12 13] [--jobs 2]
     python benchmarks/learning.py ppo quintet.envs.toy:cartpole_without_velocities \
-        --label ff --set model.core=none
+        --label feed-forward --set model.core=none
+    python benchmarks/learning.py --random
+
+--stale runs the rows of the tables whose record is of other seeds or of another configuration than
+the same command has today, cheapest first by the recorded time; --list only lists them.  A row's
+record and the tables are written when all of its seeds are there, so that no row mixes old and new
+ones.  Killed at any moment, the same command goes on: finished seeds are kept in --folder, and
+half-done runs go on from their checkpoints there.
 
 Each seed is a process of its own.  The score is that of 100 greedy episodes of the final policy on
 environment seeds from 10,000 on.  The record goes to benchmarks/results/ALGO-ENV.json, or
-ALGO-ENV-LABEL.json where options differ from the preset; the run folders (under --folder) are not
-kept with the project.  --until ends runs before their budget, with the schedules of the whole.
+ALGO-ENV-LABEL.json where options differ from the preset's; run folders and logs stay in --folder.
+--until ends runs before their budget, with the schedules of the whole.  --random records what
+uniformly random actions score where a record lacks it.
 """
 
 import argparse
 import json
-import math
-import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
-POINTS = 100  # of a recorded curve
-LEAVE_OUT = ("seed", "run_dir", "resume", "report.", "eval.", "checkpoint.")
+from one_seed import STOPPED, Task
+from records import (
+    differences,
+    path_of,
+    record_of,
+    seconds_per_seed,
+    standing,
+    write_whole,
+)
+from rows import ROWS, SEEDS, Row
+
+HERE = Path(__file__).parent
 
 
-def train_one(
-    algo: str, env: str, seed: int, run_dir: Path, options_set: list[str], until: int | None
-) -> dict[str, Any]:
-    """One seed: trains, evaluates, and gives its part of the record."""
-    import quintet
-    from quintet.config.load import flatten, options, read_file
-    from quintet.observe.sinks import read_metrics
+def say(message: str) -> None:
+    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}", flush=True)
 
-    begin = time.monotonic()
-    # never: what an earlier commit left in the folder must not be recorded under this one
-    config: dict[str, Any] = {"report.sinks": ["jsonl"], "resume": "never"}
-    for option in options_set:
-        name, _, value = option.partition("=")
-        config[name] = json.loads(value) if value[:1] in '0123456789-[{"' else value
-    result = quintet.train(
-        algo, env, seed=seed, run_dir=run_dir, config=config,
-        on_report=lambda report: until is not None and report["env_steps"] >= until,
-    )  # fmt: skip
-    if result.status != "finished" and result.metrics.get("env_steps", 0) < (until or math.inf):
-        sys.exit(f"stopped at {result.metrics.get('env_steps', 0):,.0f} env_steps: no record")
-    train_s = time.monotonic() - begin
-    scores = quintet.evaluate(result.policy, episodes=100, seed=10_000)
-    resolved = flatten(read_file(run_dir / "config.yaml"), options(algo))
-    reports = read_metrics(run_dir)
-    evals = [
-        [int(r["env_steps"]), round(r["eval/return_mean"], 3)]
-        for r in reports
-        if "eval/return_mean" in r
-    ]
+
+def run_seed(task: Task) -> bool:
+    """Trains and evaluates one seed, unless that is done; says how it went."""
+    who = f"{task.row.name} seed {task.seed}"
+    if kept(task) is not None:
+        say(f"{who}: finished before, kept")
+        return True
+    say(f"{who}: {'goes on' if task.begun.exists() else 'begins'}, log {task.log}")
+    task.folder.mkdir(parents=True, exist_ok=True)
+    with task.log.open("a") as log:
+        # Standard input is never written to: it closes with this process, which the child sees.
+        child = subprocess.Popen(
+            [sys.executable, HERE / "one_seed.py", task.text()],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        status = child.wait()
+    if status == 0:
+        part = json.loads(task.part.read_text())
+        score = part.get(task.row.score, part["return_mean"])
+        say(f"{who}: {task.row.score} {score}, {part['train_s']:.0f} s of training")
+    elif status == STOPPED:
+        say(f"{who}: stopped, the same command goes on with it")
+    else:
+        say(f"{who}: ended with status {status}; the reason is at the end of {task.log}")
+    return status == 0
+
+
+def kept(task: Task) -> dict[str, Any] | None:
+    """The part of the record of a seed that was finished by today's configuration."""
+    if not task.part.exists():
+        return None
+    part: dict[str, Any] = json.loads(task.part.read_text())
+    return None if differences(task.row, part["config"]) else part
+
+
+def run_row(row: Row, seeds: Sequence[int], folder: Path, jobs: int) -> bool:
+    """Runs the seeds, and writes the row's record once all are there."""
+    tasks = [Task(row, seed, folder, jobs) for seed in seeds]
+    with ThreadPoolExecutor(jobs) as pool:
+        if not all(list(pool.map(run_seed, tasks))):
+            return False
+    parts = {task.seed: json.loads(task.part.read_text()) for task in tasks}
+    path = path_of(row)
+    write_whole(path, json.dumps(joined(row, fresh_parts(row) | parts), indent=1) + "\n")
+    for task in tasks:  # recorded: the next time begins anew
+        task.part.unlink()
+        task.begun.unlink(missing_ok=True)
+    say(f"{row.name}: recorded in {path}")
+    return True
+
+
+def fresh_parts(row: Row) -> dict[int, dict[str, Any]]:
+    """What a new record takes over of the one there is: its seeds, where they are of those that are
+    reported and of today's configuration.
+    """
+    record, how = record_of(row), standing(row)
+    if record is None or how.differences or how.other_seeds:
+        return {}
+    facts = {name: record[name] for name in ("commit", "jobs", "cores") if name in record}
     return {
-        "seed": seed,
-        "return_mean": round(scores.mean, 3),
-        "return_std": round(scores.std, 3),
-        **({} if scores.success_rate is None else {"success_rate": scores.success_rate}),
-        "length_mean": round(float(scores.lengths.mean()), 1),
-        "train_s": round(train_s, 1),
-        "config": {k: v for k, v in resolved.items() if not k.startswith(LEAVE_OUT)},
-        "curve": curve_of(reports),
-        "evaluations": evals,
+        run["seed"]: {**facts, **run, "config": {**record["config"], **run.get("config", {})}}
+        for run in record["runs"]
     }
 
 
-def curve_of(reports: list[dict[str, float]]) -> list[dict[str, float]]:
-    """Mean return, and success rate where it is defined, of the training episodes of every 1/100 of
-    the run, by its last report.
-    """
-    curve = []
-    size = max(1, len(reports) // POINTS)
-    for part in (reports[i : i + size] for i in range(0, len(reports), size)):
-        row = {name: round(part[-1][name], 3) for name in ("env_steps", "wall_s")}
-        ended = [r for r in part if "episode/count" in r]
-        for name in ("episode/return_mean", "episode/success_rate"):
-            if ended and name in ended[-1]:
-                total = sum(r[name] * r["episode/count"] for r in ended)
-                row[name] = round(total / sum(r["episode/count"] for r in ended), 3)
-        curve.append(row)
-    return curve
+def joined(row: Row, parts: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """The record; `config` is the first seed's, a seed has beside it what differs (the machine)."""
+    runs = [dict(parts[seed]) for seed in sorted(parts)]
+    config = runs[0]["config"]
+    for run in runs:
+        other = {k: v for k, v in run.pop("config").items() if config.get(k) != v}
+        if other:
+            run["config"] = other
+    before = record_of(row) or {}
+    return {
+        "algo": row.algo,
+        "env": row.env,
+        "episodes": 100,
+        **({} if row.until is None else {"until": row.until}),
+        "random": before.get("random") or random_score(config),
+        "config": config,
+        "runs": runs,
+    }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("algo")
-    parser.add_argument("env")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+def random_score(config: dict[str, Any]) -> dict[str, float]:
+    """What uniformly random actions score on the episodes of the evaluation."""
+    from quintet.envs.config import EnvConfig
+    from quintet.evaluation import evaluate_random
+
+    known = EnvConfig.model_fields
+    values = {name: config[f"env.{name}"] for name in known if f"env.{name}" in config}
+    scores = evaluate_random(EnvConfig(**values), 100, 10_000)
+    rate = {} if scores.success_rate is None else {"success_rate": scores.success_rate}
+    return {"return_mean": round(scores.mean, 3), "return_std": round(scores.std, 3), **rate}
+
+
+def add_random_scores() -> None:
+    for row in ROWS:
+        record = record_of(row)
+        if record is None or "random" in record:
+            continue
+        head = {name: x for name, x in record.items() if name not in ("config", "runs")}
+        rest = {name: record[name] for name in ("config", "runs")}
+        record = {**head, "random": random_score(record["config"]), **rest}
+        write_whole(path_of(row), json.dumps(record, indent=1) + "\n")
+        say(f"{row.name}: random actions have {record['random'][row.score]}")
+    regenerate()
+
+
+def regenerate() -> None:
+    """Tables, and the pictures where matplotlib is there."""
+    for script in ("tables.py", "pictures.py"):
+        done = subprocess.run(
+            [sys.executable, HERE / script], capture_output=True, text=True, check=False
+        )  # fmt: skip
+        if done.returncode:
+            say(f"{script} failed: {(done.stdout + done.stderr).strip().splitlines()[-1]}")
+
+
+def stale_rows() -> list[tuple[Row, tuple[int, ...], float | None]]:
+    """Rows with seeds to run, cheapest first; those of unknown cost last."""
+    found = [(row, standing(row).missing, seconds_per_seed(row)) for row in ROWS]
+    order = [
+        (float("inf") if each is None else each * len(seeds), index)
+        for index, (_, seeds, each) in enumerate(found)
+    ]
+    return [found[index] for _, index in sorted(order) if found[index][1]]
+
+
+def list_stale(most_s: float, folder: Path) -> None:
+    for row, seeds, each in stale_rows():
+        how, done = standing(row), [s for s in seeds if kept(Task(row, s, folder, 1)) is not None]
+        why = []
+        if record_of(row) is None:
+            why.append("no record")
+        if how.other_seeds:
+            why.append(f"recorded on seeds {', '.join(map(str, how.other_seeds))}")
+        why += [f"{x.option} is {x.today}, recorded {x.recorded}" for x in how.differences]
+        cost = "unknown cost" if each is None else f"{each:,.0f} s a seed"
+        taken = "" if each is not None and each <= most_s else "  (over --most-minutes-per-seed)"
+        kept_ = f", finished: {', '.join(map(str, done))}" if done else ""
+        print(
+            f"{row.name}: seeds {', '.join(map(str, seeds))}{kept_}; {cost}{taken}; "
+            f"{'; '.join(why) or 'seeds are missing'}"
+        )
+
+
+def run_stale(most_s: float, folder: Path, jobs: int) -> bool:
+    """Runs what is stale and cheap enough; False where a row could not be finished."""
+    fine = True
+    for row, seeds, each in stale_rows():
+        if each is None or each > most_s:
+            continue
+        done = run_row(row, seeds, folder, jobs)
+        if done:
+            regenerate()
+        fine = fine and done
+    return fine
+
+
+def row_of(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Row:
+    """The row of the tables that the arguments mean, or one of their own."""
+    asked = Row(args.algo, args.env, label=args.label or "", options=tuple(args.options))
+    asked = asked._replace(until=args.until)
+    for row in ROWS:
+        if row.name == asked.name:
+            if asked.options not in ((), row.options) or asked.until not in (None, row.until):
+                parser.error(f"{row.name} stands in the tables with other options: {row}")
+            if args.seeds and not {*args.seeds} <= {*row.seeds}:
+                parser.error(f"{row.name} is reported on seeds {row.seeds}, got {args.seeds}")
+            return row
+    if bool(args.label) != bool(args.options):
+        parser.error("--label and --set go together: a record says by its name what it is of")
+    return asked._replace(seeds=tuple(args.seeds or SEEDS))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("algo", nargs="?")
+    parser.add_argument("env", nargs="?")
+    parser.add_argument("--stale", action="store_true", help="the rows that are out of date")
+    parser.add_argument("--list", action="store_true", help="with --stale: only say which")
+    parser.add_argument("--most-minutes-per-seed", type=float, default=10.0, metavar="M")
+    parser.add_argument("--random", action="store_true", help="scores of random actions")
+    parser.add_argument("--seeds", type=int, nargs="+")
     parser.add_argument("--jobs", type=int, default=1, help="seeds that train side by side")
     parser.add_argument("--folder", type=Path, default=Path("runs/benchmarks"))
     parser.add_argument("--label", help="of a record with other options than the preset's")
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", dest="options")
     parser.add_argument("--until", type=int, metavar="ENV_STEPS", help="end there")
-    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if bool(args.label) != bool(args.options):
-        parser.error("--label and --set go together: a record says by its name what it is of")
-    name = "-".join(filter(None, [args.algo, args.env.replace(":", "."), args.label]))
-    if args.one is not None:
-        run_dir = args.folder / f"{name}-s{args.one}"
-        run = train_one(args.algo, args.env, args.one, run_dir, args.options, args.until)
-        print("RECORD " + json.dumps(run))
-        return
-
-    describe = ["git", "describe", "--always", "--dirty", "--abbrev=7"]
-    commit = subprocess.run(describe, capture_output=True, text=True, check=False).stdout.strip()
-
-    def spawn(seed: int) -> dict[str, Any]:
-        command = [sys.executable, __file__, args.algo, args.env, "--one", str(seed)]
-        command += ["--folder", str(args.folder)]
-        if args.until is not None:
-            command += ["--until", str(args.until)]
-        if args.label:
-            command += ["--label", args.label, "--set", *args.options]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        line = next(x for x in done.stdout.splitlines() if x.startswith("RECORD "))
-        return json.loads(line.removeprefix("RECORD "))
-
-    with ThreadPoolExecutor(args.jobs) as pool:
-        runs = list(pool.map(spawn, args.seeds))
-    configs = [run.pop("config") for run in runs]
-    assert all(config == configs[0] for config in configs)
-    record = {
-        "algo": args.algo,
-        "env": args.env,
-        "commit": commit,
-        "jobs": args.jobs,
-        "cores": os.cpu_count(),
-        "episodes": 100,
-        **({} if args.until is None else {"until": args.until}),
-        "config": configs[0],
-        "runs": runs,
-    }
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps(record, indent=1) + "\n")
-    print(path, [run["return_mean"] for run in runs])
+    if args.random:
+        add_random_scores()
+        return 0
+    if args.stale:
+        most_s = 60 * args.most_minutes_per_seed
+        if args.list:
+            list_stale(most_s, args.folder)
+            return 0
+        return int(not run_stale(most_s, args.folder, args.jobs))
+    if args.env is None:
+        parser.error("ALGO and ENV are required, or --stale, or --random")
+    row = row_of(args, parser)
+    done = run_row(row, args.seeds or row.seeds, args.folder, args.jobs)
+    if done:
+        regenerate()
+    return int(not done)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

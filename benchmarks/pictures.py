@@ -9,7 +9,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
-from tables import IMPALA, PPO, ROOT, Goal, load
+from records import ROOT, record_of
+from rows import ROWS, Row
 
 from quintet.observe.plots import Curve, Run, draw_group
 
@@ -35,15 +36,14 @@ def runs_of(record: dict[str, Any], score: str) -> list[Run]:
     return runs
 
 
-def panel(
-    axes: Axes, title: str, goal: Goal, record: dict[str, Any], beside: dict[str, dict[str, Any]]
-) -> None:
+def panel(axes: Axes, row: Row, record: dict[str, Any], beside: dict[str, dict[str, Any]]) -> None:
     """Mean and band over the seeds, their final scores, and what was asked for.
 
     beside: other records to draw, by their titles.
     """
+    title = row.told
     for number, (label, each) in enumerate({"": record, **beside}.items()):
-        runs = runs_of(each, goal.score)
+        runs = runs_of(each, row.score)
         label = label or ("the preset" if beside else "")
         draw_group(axes, number, label, runs, POINTS if len(runs) > 1 else ONE_SEED_POINTS)
         for run in runs:
@@ -54,12 +54,12 @@ def panel(
         title += f"(seed {record['runs'][0]['seed']} only)"
     if beside:
         axes.legend(fontsize=7, frameon=False)
-    for value, line in ((goal.must, ":"), (goal.aim, "--")):
+    for value, line in ((row.must, ":"), (row.aim, "--")):
         if value is not None:
             axes.axhline(value, color="0.4", ls=line, lw=1, zorder=1)
     axes.set_title(title, loc="left", fontsize=9, fontweight="bold")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    if goal.score == "success_rate":
+    if row.score == "success_rate":
         axes.set_ylim(0.0, 1.05)
     else:
         axes.yaxis.set_major_formatter(EngFormatter(sep=""))
@@ -70,33 +70,36 @@ def panel(
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def draw(algo: str, goals: dict[str, Goal]) -> None:
-    records = {name: record for name in goals if (record := load(algo, name)) is not None}
-    found = [name for name in records if not goals[name].beside]
-    rows = -(-len(found) // COLUMNS)
-    figure = Figure(figsize=(9.0, 0.6 + 2.1 * rows), dpi=105, layout="constrained")
-    places = figure.subplots(rows, COLUMNS, squeeze=False)
+def draw(algo: str) -> None:
+    rows = {row.name: row for row in ROWS if row.algo == algo}
+    records = {name: record for name in rows if (record := record_of(rows[name])) is not None}
+    found = [name for name in records if not rows[name].beside]
+    lines = -(-len(found) // COLUMNS)
+    figure = Figure(figsize=(9.0, 0.6 + 2.1 * lines), dpi=105, layout="constrained")
+    places = figure.subplots(lines, COLUMNS, squeeze=False)
     for axes in places.flat[len(found) :]:
         axes.set_visible(False)
     for axes, name in zip(places.flat, found, strict=False):
         beside = {
-            goals[other].title: records[other] for other in records if goals[other].beside == name
+            rows[other].title: records[other] for other in records if rows[other].beside == name
         }
-        panel(axes, goals[name].title or name, goals[name], records[name], beside)
+        panel(axes, rows[name], records[name], beside)
     figure.supxlabel(
         "env steps.  Thick line and band: mean of training episodes and its 95% bootstrap interval "
-        "over seeds 1, 2, 3; thin lines: seeds.\nCircles: 100 greedy episodes of each final "
+        "over the table's seeds; thin lines: seeds.\nCircles: 100 greedy episodes of each final "
         "policy.  Dotted: must, dashed: aim.",
         fontsize=8,
     )
-    rates = any(goals[name].score == "success_rate" for name in found)
+    rates = any(rows[name].score == "success_rate" for name in found)
     figure.supylabel("episode return" + ", or success rate" * rates, fontsize=9)
     out = ROOT / "docs" / "images" / f"{algo}-learning.png"
     out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, pil_kwargs={"optimize": True})
+    temporary = out.with_name(f".{out.name}")
+    figure.savefig(temporary, pil_kwargs={"optimize": True})
+    temporary.replace(out)
     print(out, f"{out.stat().st_size / 1000:.0f} kB")
 
 
 if __name__ == "__main__":
-    draw("ppo", PPO)
-    draw("impala", IMPALA)
+    draw("ppo")
+    draw("impala")

@@ -2,31 +2,22 @@
 
 python benchmarks/tables.py            rewrite them
 python benchmarks/tables.py --check    exit with 1 if they are not what the records say
+
+Rows whose record is stale or of other seeds are marked (`records`).
 """
 
 import json
 import sys
-from pathlib import Path
+from collections.abc import Iterable
 from statistics import mean, median
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-ROOT = Path(__file__).parent.parent
+from records import ROOT, Difference, notes, record_of, standing, write_whole
+from rows import ROWS, SEEDS, Row
+
+from quintet.envs import envpool
+
 DOCUMENTS = (ROOT / "docs" / "benchmarks.md", ROOT / "README.md")
-
-
-class Goal(NamedTuple):
-    """What a record is held against; None: nothing is asked.
-
-    beside: in whose panel it is drawn, where it has none of its own.
-    score: what of a record counts; a rate lies between 0 and 1.
-    """
-
-    must: float | None
-    aim: float | None
-    reference: str = ""
-    title: str = ""
-    beside: str = ""
-    score: Literal["return_mean", "success_rate"] = "return_mean"
 
 
 class Ratio(NamedTuple):
@@ -36,39 +27,6 @@ class Ratio(NamedTuple):
     aim: float | None
     of_limit: float
 
-
-TOY = "quintet.envs.toy.cartpole_without_velocities"
-RED_BALL, LOCAL = "BabyAI-GoToRedBall-v0, success", "BabyAI-GoToLocal-v0, success"
-LOCAL_RECORD = "BabyAI-GoToLocal-v0-10M"
-PPO = {
-    "CartPole-v1": Goal(495, 500, "SB3 zoo 500"),
-    "Acrobot-v1": Goal(-86, -82, "CleanRL -86.4"),
-    "MountainCar-v0": Goal(-120, -112, ""),
-    "LunarLander-v3": Goal(225, 245, "SB3 zoo 242 (v2)"),
-    TOY: Goal(475, 500, "SB3 contrib 500", "CartPole-v1 without velocities, LSTM"),
-    f"{TOY}-feed-forward": Goal(None, None, "", "the same without a memory"),
-    "HalfCheetah-v4": Goal(4000, 5000, "Tianshou 5784 ± 1244 (best within the run), CleanRL 1443"),
-    "Hopper-v4": Goal(2200, 2600, "Tianshou 2609, CleanRL 2383"),
-    "Walker2d-v4": Goal(2800, 3500, "Tianshou 3589, CleanRL 2288"),
-    "InvertedPendulum-v4": Goal(950, None, ""),
-    "BipedalWalker-v3": Goal(250, None, ""),
-    "Pong-v5": Goal(17, 19, "asked: 17 at 3M, 19 at 5M"),
-    "Pong-v5-fp32": Goal(None, None, "", "the same in float32, ended early", beside="Pong-v5"),
-    "Breakout-v5": Goal(None, None, ""),
-}
-IMPALA = {
-    "CartPole-v1": Goal(475, 495),
-    TOY: Goal(450, 490, title="CartPole-v1 without velocities, LSTM"),
-    "Pong-v5": Goal(18, 19.5),
-    "HalfCheetah-v4": Goal(None, None),
-    "BabyAI-GoToRedBall-v0-2M": Goal(0.85, None, title=RED_BALL, score="success_rate"),
-    "BabyAI-GoToRedBall-v0-6M": Goal(0.95, None, title=RED_BALL, score="success_rate"),
-    LOCAL_RECORD: Goal(0.7, None, title=LOCAL, score="success_rate"),
-    f"{LOCAL_RECORD}-blind": Goal(
-        None, None, "", "the same, blind to the mission", LOCAL_RECORD, "success_rate"
-    ),
-}
-"""By the name of the record."""
 
 SPEED_PPO = {
     "cartpole-ppo": Ratio(2.5, 3.5, 0.75),
@@ -108,34 +66,68 @@ def result(name: str) -> dict[str, Any] | None:
     return json.loads(path.read_text()) if path.exists() else None
 
 
-def load(algo: str, name: str) -> dict[str, Any] | None:
-    return result(f"{algo}-{name}")
-
-
-def learning_table(algo: str, goals: dict[str, Goal]) -> str:
+def learning_table(algo: str) -> str:
     lines = [
-        "| environment (backend) | env_steps | seeds 1, 2, 3 | mean | must / aim | met "
-        "| reference |",
-        "|---|---|---|---|---|---|---|",
+        "| environment (backend) | env_steps | seeds | of each seed | mean | random actions "
+        "| must / aim | met | reference |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    for name, goal in goals.items():
-        title, record = goal.title or name, load(algo, name)
-        asked = asked_of(goal.must, goal.aim)
+    rows = [row for row in ROWS if row.algo == algo]
+    for row in rows:
+        record, asked = record_of(row), asked_of(row.must, row.aim)
         if record is None:
-            lines.append(f"| {title} | | not yet recorded | | {asked} | | {goal.reference} |")
+            lines.append(f"| {row.told} | | | not yet recorded | | | {asked} | | {row.reference} |")
             continue
         runs = record["runs"]
-        scores = [run[goal.score] for run in runs]
-        each = ", ".join(told(run, goal.score) for run in runs)
-        each += "" if len(runs) > 1 else f" (seed {runs[0]['seed']} only)"
-        met = met_by(mean(scores), goal.must, goal.aim)
-        steps = record.get("until") or record["config"]["total_env_steps"]
-        backend = record["config"]["env.backend"]
-        lines.append(
-            f"| {title} ({backend}) | {steps:,} | {each} | **{rounded(mean(scores), goal.score)}** "
-            f"| {asked} | {met} | {goal.reference} |"
+        score = mean(run[row.score] for run in runs)
+        chance = rounded(record["random"][row.score], row.score) if "random" in record else ""
+        cells = (
+            f"{row.told} ({record['config']['env.backend']})",
+            f"{record.get('until') or record['config']['total_env_steps']:,}",
+            " ".join([listed(run["seed"] for run in runs), *notes(row)]),
+            ", ".join(told(run, row.score) for run in runs),
+            f"**{rounded(score, row.score)}**",
+            chance,
+            asked,
+            met_by(score, row.must, row.aim),
+            row.reference,
         )
-    return "\n".join(lines)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, "", *footnotes(rows)])
+
+
+def footnotes(rows: list[Row]) -> list[str]:
+    """What the signs beside the seeds mean, those that there are."""
+    used = {sign for row in rows for sign in notes(row)}
+    lines = []
+    if "¹" in used:
+        lines.append(f"¹ Not the seeds that results are reported on ({listed(SEEDS)}).")
+    if "²" in used:
+        lines.append(
+            "² A look at scores of these seeds came before the last change of the row's preset."
+        )
+    if "³" in used:
+        by_change: dict[str, list[str]] = {}
+        for row in rows:
+            if "³" in notes(row):
+                by_change.setdefault(changes(row), []).append(row.told)
+        each = [f"{change}: {', '.join(of)}" for change, of in by_change.items()]
+        lines.append(f"³ Stale: the same command has another configuration. {'; '.join(each)}.")
+    if "⁴" in used:
+        lines.append(f"⁴ The preset was changed after seeds {listed(SEEDS)} had been seen.")
+    # A line break in Markdown that no editor strips.
+    return [f"{line}<br>" for line in lines[:-1]] + lines[-1:]
+
+
+def changes(row: Row) -> str:
+    def of(difference: Difference) -> str:
+        return f"`{difference.option}` is {difference.today}, recorded {difference.recorded}"
+
+    return ", ".join(of(each) for each in standing(row).differences)
+
+
+def listed(seeds: Iterable[int]) -> str:
+    return ", ".join(map(str, seeds))
 
 
 def rounded(value: float, score: str) -> str:
@@ -222,18 +214,32 @@ def until(run: dict[str, Any]) -> str:
     return took if run["reached"] else f"not within {took}"
 
 
-def cost_table(algo: str, goals: dict[str, Goal]) -> str:
+def cost_table(algo: str) -> str:
     lines = [
-        "| environment | seconds of training per seed | seeds side by side | cores | commit |",
-        "|---|---|---|---|---|",
+        "| environment | seconds of training per seed | seeds side by side | cores "
+        "| entropy at evaluation, nats | commit |",
+        "|---|---|---|---|---|---|",
     ]
-    for name, goal in goals.items():
-        record = load(algo, name)
-        if record is not None:
-            seconds = ", ".join(f"{run['train_s']:.0f}" for run in record["runs"])
-            facts = (seconds, record["jobs"], record["cores"], record["commit"])
-            lines.append(f"| {goal.title or name} | " + " | ".join(map(str, facts)) + " |")
+    for row in ROWS:
+        record = record_of(row)
+        if row.algo != algo or record is None:
+            continue
+        runs = [{**record, **run} for run in record["runs"]]  # a seed's own facts come first
+        facts = [" to ".join(unique(run[name] for run in runs)) for name in ("jobs", "cores")]
+        entropies = [f"{run['entropy']:.2f}" for run in runs if "entropy" in run]
+        cells = (
+            row.told,
+            ", ".join(f"{run['train_s']:.0f}" for run in runs),
+            *facts,
+            ", ".join(entropies),
+            ", ".join(unique(run["commit"] for run in runs)),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def unique(values: Iterable[Any]) -> list[str]:
+    return list(dict.fromkeys(map(str, values)))
 
 
 def sampling_table() -> str:
@@ -283,10 +289,10 @@ def soak_table() -> str:
 
 
 TABLES = {
-    "ppo-learning": lambda: learning_table("ppo", PPO),
-    "ppo-cost": lambda: cost_table("ppo", PPO),
-    "impala-learning": lambda: learning_table("impala", IMPALA),
-    "impala-cost": lambda: cost_table("impala", IMPALA),
+    "ppo-learning": lambda: learning_table("ppo"),
+    "ppo-cost": lambda: cost_table("ppo"),
+    "impala-learning": lambda: learning_table("impala"),
+    "impala-cost": lambda: cost_table("impala"),
     "ppo-speed": lambda: speed_table("sb3", SPEED_PPO),
     "impala-speed": lambda: speed_table("sample_factory", SPEED_IMPALA),
     "ppo-threshold": threshold_table,
@@ -307,12 +313,15 @@ def rendered(text: str) -> str:
 
 
 def main() -> int:
+    if not envpool.is_installed():
+        print("tables.py requires envpool, whose environments the records are of; install it")
+        return 1
     stale = [path for path in DOCUMENTS if rendered(path.read_text()) != path.read_text()]
     for path in stale:
         if "--check" in sys.argv:
-            print(f"{path} is not what the records say; run: python benchmarks/tables.py")
+            print(f"{path} is not what records and presets say; run: python benchmarks/tables.py")
         else:
-            path.write_text(rendered(path.read_text()))
+            write_whole(path, rendered(path.read_text()))
     return int("--check" in sys.argv and bool(stale))
 
 

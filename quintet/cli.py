@@ -245,6 +245,10 @@ def _eval(arguments: list[str]) -> int:
                 str, arg(help="best, latest (default), or a checkpoint's name or path")
             ],
             "stochastic": Annotated[bool, arg(help="sample actions in place of the mode")],
+            "random": Annotated[
+                bool,
+                arg(help="uniformly random actions in place of the policy's: the score to beat"),
+            ],
             "video": Annotated[
                 str,
                 arg(help="film one more episode, of the first seed, into this .mp4 file"),
@@ -263,6 +267,10 @@ def _eval(arguments: list[str]) -> int:
         from quintet.errors import ConfigError
 
         raise ConfigError("quintet eval requires a run: quintet eval RUN [--episodes N] ...")
+    if given.get("random") and given.get("stochastic"):
+        from quintet.errors import ConfigError
+
+        raise ConfigError("--stochastic has no effect with --random; leave one of them out")
     from quintet.evaluation import evaluate
     from quintet.policy import load
 
@@ -279,9 +287,13 @@ def _eval(arguments: list[str]) -> int:
         given.get("seed", 10_000),
         deterministic=not given.get("stochastic", False),
         video=given.get("video"),
+        random=given.get("random", False),
     )
     if given.get("json"):
-        how = {"deterministic": not given.get("stochastic", False)}
+        how = {
+            "deterministic": not (given.get("stochastic") or given.get("random")),
+            "random": given.get("random", False),
+        }
         print(json.dumps(_scores_as_json(scores) | how))
     else:
         print(_scores_in_words(scores))
@@ -308,6 +320,8 @@ def _scores_as_json(scores: "Scores") -> dict[str, Any]:
             "success_rate": scores.success_rate,
             "successes": scores.success.tolist(),
         }
+    if scores.entropy is not None:
+        record["entropy"] = scores.entropy
     if scores.film is not None:
         record["video"] = asdict(scores.film) | {"path": str(scores.film.path)}
     return record
@@ -319,10 +333,11 @@ def _scores_in_words(scores: "Scores") -> str:
     won = ""
     if scores.success_rate is not None:
         won = f"success {percent(scores.success_rate)} ({scores.env.success}), "
+    entropy = "" if scores.entropy is None else f"entropy {scores.entropy:.2f} nats, "
     text = (
         f"{scores.env.id} ({scores.env.backend}): {won}return {scores.mean:.2f} +- "
         f"{scores.std:.2f} (min {scores.returns.min():.2f}, max {scores.returns.max():.2f}), "
-        f"length {scores.lengths.mean():.1f}, over {len(scores.returns)} episodes"
+        f"length {scores.lengths.mean():.1f}, {entropy}over {len(scores.returns)} episodes"
     )
     film = scores.film
     if film is not None:

@@ -31,7 +31,9 @@ from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig, uses_pictures
 from quintet.observe.video import VideoWriter, check_video
 from quintet.policy import Policy
+from quintet.protocols import Actor
 from quintet.trust import Call, calls_given
+from quintet.uniform import UniformActor
 
 MAX_STREAMS = 25
 """Environments that an evaluation steps side by side, at most."""
@@ -68,6 +70,8 @@ class Scores:
     env: which environment, of which backend, they were played in, by which rule they were won.
     success: bool, whether each of them was won; None where ``env.success`` was not set.
     film: what the video shows, where one was asked for; it is none of the episodes.
+    entropy: of the policy's distribution, its mean over all steps of the episodes, in nats (that of
+        a density where actions are continuous); None for policies without a distribution.
     """
 
     returns: NDArray[np.float64]
@@ -75,6 +79,7 @@ class Scores:
     env: EnvDescription
     film: Film | None = None
     success: NDArray[np.bool_] | None = None
+    entropy: float | None = None
 
     @property
     def success_rate(self) -> float | None:
@@ -103,6 +108,7 @@ def evaluate(
     deterministic: bool = True,
     stop: Callable[[], bool] | None = None,
     video: str | Path | None = None,
+    random: bool = False,
 ) -> Scores:
     """Plays `episodes` whole episodes; rewards are raw, neither clipped nor normalised.
 
@@ -123,6 +129,8 @@ def evaluate(
             in the corner; `quintet.envs.film` says what is filmed.  The episode is played
             before the others, in an environment of its own with the seed `seed`, and isn't counted:
             the scores are the same with a video and without.  No file if `stop` ends it.
+        random: plays uniformly random actions in place of the policy's, in its environment: the
+            score that says what any other is worth.
 
     Raises:
         ConfigError: the environment's spaces are not the policy's, a number is wrong, or nothing of
@@ -132,13 +140,7 @@ def evaluate(
     """
     if not isinstance(policy, Policy):
         raise ConfigError(f"a policy is required, got {policy!r}; quintet.load(path) gives one")
-    whole = all(isinstance(number, (int, np.integer)) for number in (episodes, seed))
-    if not whole or episodes < 1 or not 0 <= seed < 2**31 - MAX_STREAMS:
-        raise ConfigError(
-            f"episodes >= 1 and a seed in 0 .. {2**31 - MAX_STREAMS - 1} are required, got "
-            f"episodes={episodes!r}, seed={seed!r}"
-        )
-    episodes, seed = int(episodes), int(seed)
+    episodes, seed = _checked(episodes, seed)
     path = None if video is None else Path(video)
     if path is not None:
         check_video(path)
@@ -146,18 +148,52 @@ def evaluate(
     vector = _make(config, num_streams, source, trained=env is None)
     try:
         _check_spaces(policy, vector)
-        how = _How(episodes, seed, deterministic, stop)
+        actor = UniformActor(policy.spaces.action, seed) if random else policy.actor
+        how = _How(actor, episodes, seed, deterministic, stop)
         with _suited_threads(policy):
             film = None if path is None else _film(policy, config, source, how, path)
-            played = _play(policy, vector, how)
-        returns = np.array([each.return_ for each in played])
-        lengths = np.array([each.length for each in played], np.int64)
-        success = None
-        if vector.description.success is not None:
-            success = np.array([each.success for each in played], np.bool_)
-        return Scores(returns, lengths, vector.description, film, success)
+            return _scores(_play(vector, how), vector.description, film)
     finally:
         vector.close()
+
+
+def evaluate_random(config: EnvConfig, episodes: int = 100, seed: int = 10_000) -> Scores:
+    """What uniformly random actions score in the environment of a run's configuration, as
+    `evaluate` with `random`, without a policy.
+    """
+    episodes, seed = _checked(episodes, seed)
+    raw = config.model_copy(update={"reward_clip": "none"})
+    vector = make_group_env(raw, min(episodes, MAX_STREAMS), None)
+    try:
+        how = _How(UniformActor(vector.spaces.action, seed), episodes, seed, True, None)
+        return _scores(_play(vector, how), vector.description, None)
+    finally:
+        vector.close()
+
+
+def _checked(episodes: int, seed: int) -> tuple[int, int]:
+    whole = all(isinstance(number, (int, np.integer)) for number in (episodes, seed))
+    if not whole or episodes < 1 or not 0 <= seed < 2**31 - MAX_STREAMS:
+        raise ConfigError(
+            f"episodes >= 1 and a seed in 0 .. {2**31 - MAX_STREAMS - 1} are required, got "
+            f"episodes={episodes!r}, seed={seed!r}"
+        )
+    return int(episodes), int(seed)
+
+
+def _scores(played: "list[_Played]", env: EnvDescription, film: Film | None) -> Scores:
+    steps = sum(each.length for each in played)
+    entropies = [each.entropy for each in played if each.entropy is not None]
+    return Scores(
+        returns=np.array([each.return_ for each in played]),
+        lengths=np.array([each.length for each in played], np.int64),
+        env=env,
+        film=film,
+        success=None
+        if env.success is None
+        else np.array([each.success for each in played], np.bool_),
+        entropy=sum(entropies) / steps if entropies and steps else None,
+    )
 
 
 @contextmanager
@@ -177,8 +213,9 @@ def _suited_threads(policy: Policy) -> Iterator[None]:
 @final
 @dataclass(frozen=True)
 class _How:
-    """How a policy is played; as in `evaluate`."""
+    """What plays, and how; as in `evaluate`."""
 
+    actor: Actor | UniformActor
     episodes: int
     seed: int
     deterministic: bool
@@ -277,7 +314,7 @@ def _film(
             def ends() -> bool:
                 return shown is not None or (how.stop is not None and how.stop())
 
-            _play(policy, filmed.env, replace(how, episodes=num_streams, stop=ends), watch)
+            _play(filmed.env, replace(how, episodes=num_streams, stop=ends), watch)
             if shown is None:
                 writer.discard()
         return shown
@@ -286,17 +323,20 @@ def _film(
 
 
 class _Played(NamedTuple):
-    """One episode; `success` has a meaning only where the environment's description says so."""
+    """One episode; `success` has a meaning only where the environment's description says so.
+
+    entropy: of the policy's distribution, its sum over the steps; None where it has none.
+    """
 
     return_: float
     length: int
     success: bool
+    entropy: float | None
 
 
-def _play(
-    policy: Policy, vector: VectorEnv, how: _How, watch: Watch | None = None
-) -> list[_Played]:
+def _play(vector: VectorEnv, how: _How, watch: Watch | None = None) -> list[_Played]:
     """The episodes, in the order (stream, time)."""
+    actor = how.actor
     count, episodes = vector.num_streams, how.episodes
     quota = np.array([episodes // count + (i < episodes % count) for i in range(count)])
     obs = allocate_obs(vector.spaces.observation, (count,))
@@ -307,9 +347,9 @@ def _play(
     for name, x in obs.items():
         row.obs[name][...] = x
     generator = torch.Generator().manual_seed(how.seed)
-    state = policy.actor.initial_state(count)
+    state = actor.initial_state(count)
     is_first = torch.ones(count, dtype=torch.bool)
-    returns, lengths = np.zeros(count), np.zeros(count, np.int64)
+    returns, lengths, entropies = np.zeros(count), np.zeros(count, np.int64), np.zeros(count)
     played: list[list[_Played]] = [[] for _ in range(count)]
     step = 0
     left = episodes
@@ -318,8 +358,8 @@ def _play(
     while left:
         if how.stop is not None and how.stop():
             break
-        noise = None if how.deterministic else policy.actor.draw_noise(1, count, generator)[0]
-        out = policy.actor.act(leaves, state, is_first, noise)
+        noise = None if how.deterministic else actor.draw_noise(1, count, generator)[0]
+        out = actor.act(leaves, state, is_first, noise)
         state = out.state
         vector.send(out.env_action.numpy())
         vector.recv(row)
@@ -332,13 +372,17 @@ def _play(
         is_first = torch.from_numpy(~row.valid)
         returns += row.raw_reward
         lengths += row.valid
+        entropy = out.record.get("entropy")
+        if entropy is not None:
+            entropies += np.where(row.valid, entropy.numpy(), 0.0)
         over = row.terminated | row.truncated
         if watch is not None:
             watch(row.obs, float(returns[0]), int(lengths[0]), bool(over[0]))
         for i in np.nonzero(over)[0].tolist():
             if len(played[i]) < quota[i]:
                 won = bool(row.success[i])
-                played[i].append(_Played(float(returns[i]), int(lengths[i]), won))
+                total = None if entropy is None else float(entropies[i])
+                played[i].append(_Played(float(returns[i]), int(lengths[i]), won, total))
                 left -= 1
-            returns[i], lengths[i] = 0.0, 0
+            returns[i], lengths[i], entropies[i] = 0.0, 0, 0.0
     return [episode for mine in played for episode in mine]

@@ -15,7 +15,7 @@ from torch import nn
 
 from quintet import checkpoint, spaces, trust
 from quintet.algorithms import registry
-from quintet.algorithms.setup import PLAIN
+from quintet.algorithms.setup import Compute
 from quintet.envs.config import EnvConfig
 from quintet.envs.gymnasium import Leaf, leaf_of
 from quintet.errors import CheckpointError, ConfigError, QuintetError
@@ -83,7 +83,8 @@ class Policy:
             algorithm.config(**description["learner"]),
             model,
             self.spaces,
-            PLAIN,  # whatever it was trained in; nobody waits for a compiler to see an act
+            # Plain, whatever it was trained in: nobody waits for a compiler to see an act.
+            Compute(records_entropy=True),
         )
         try:
             self.actor.load(publication)

@@ -498,6 +498,8 @@ class Trainer:
             }
             if scores.success_rate is not None:
                 self._scores["eval/success_rate"] = scores.success_rate
+            if scores.entropy is not None:
+                self._scores["eval/entropy"] = scores.entropy
             if self.config.checkpoint.save_best and (self.best is None or scores.mean > self.best):
                 self.best = scores.mean
                 policy.save(self.run_dir / "best")

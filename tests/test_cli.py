@@ -331,6 +331,19 @@ def test_train_eval_plot(quintet, folder):
     status, out, _ = quintet("eval", "r", "--episodes", "2", "--stochastic", "--json")
     assert json.loads(out)["deterministic"] is False
 
+    assert 0 < scores["entropy"] <= 1.1
+    assert (
+        f", entropy {scores['entropy']:.2f} nats, over 3 episodes"
+        in (quintet("eval", "r", "--episodes", "3", "--seed", "5")[1])
+    )
+    chance = json.loads(quintet("eval", "r", "--episodes", "30", "--random", "--json")[1])
+    assert (chance["random"], chance["deterministic"], scores["random"]) == (True, False, False)
+    assert "entropy" not in chance
+    assert 0 < sum(chance["returns"]) < 30 * 10  # neither always wrong nor always right
+    status, _, err = quintet("eval", "r", "--random", "--stochastic")
+    assert status == 2
+    assert err == "error: --stochastic has no effect with --random; leave one of them out\n"
+
     pytest.importorskip("matplotlib")
     assert quintet("plot", "r", "--out", "curve.png")[:2] == (0, "curve.png\n")
     assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")

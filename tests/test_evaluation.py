@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 import quintet
 from quintet.errors import ConfigError, EnvironmentFault, QuintetError
-from quintet.evaluation import MAX_STREAMS
+from quintet.evaluation import MAX_STREAMS, evaluate_random
 
 SMALL = {
     "env.num_streams": 4,
@@ -296,3 +296,78 @@ def test_what_can_not_be_filmed_is_refused_before_anything_is_played(policy, tmp
     stopped = quintet.evaluate(policy, Shown, 4, video=tmp_path / "v.mp4", stop=lambda: True)
     assert stopped.film is None
     assert list(tmp_path.iterdir()) == []
+
+
+def test_entropy_is_the_mean_over_the_steps_of_counted_episodes(policy):
+    """Steps weigh alike, not episodes; the masked row of a reset counts nowhere."""
+    scores = quintet.evaluate(policy, Numbered, 30, seed=10_000)
+    family, seen = policy.actor.family, []
+    act = policy.actor.act
+
+    def spied(obs, state, is_first, noise):
+        params, _, _ = policy.actor._forward(obs, state, is_first)
+        seen.append((family.entropy(params).double(), is_first.clone()))
+        return act(obs, state, is_first, noise)
+
+    policy.actor.act = spied
+    try:
+        again = quintet.evaluate(policy, Numbered, 30, seed=10_000)
+    finally:
+        del policy.actor.act
+    assert again.entropy == scores.entropy
+    # Stream i plays episodes of 1 + i steps and then a row that resets; the first five play two.
+    total = steps = 0.0
+    for stream in range(25):
+        for episode in range(2 if stream < 5 else 1):
+            begin = episode * (2 + stream)
+            rows = [seen[row][0][stream] for row in range(begin, begin + 1 + stream)]
+            total, steps = total + sum(rows).item(), steps + len(rows)
+    assert steps == scores.lengths.sum()
+    assert scores.entropy == pytest.approx(total / steps, rel=1e-6)
+    assert 0 < scores.entropy <= np.log(2)
+    stopped = quintet.evaluate(policy, Numbered, 3, stop=lambda: True)
+    assert stopped.entropy is None
+
+
+def test_entropy_is_that_of_the_allowed_actions(tmp_path):
+    env = "quintet.envs.toy:MaskedDoors"
+    policy = quintet.train("ppo", env, 128, run_dir=tmp_path, config=SMALL).policy
+    assert quintet.evaluate(policy, episodes=50).entropy < np.log(5) - 0.2
+
+
+def test_evaluations_while_training_report_the_entropy(tmp_path):
+    config = {**SMALL, "eval.episodes": 3}
+    result = quintet.train("impala", "quintet.envs.toy:Contextual", 160, 1, tmp_path, {
+        "env.num_streams": 4, "unroll_steps": 10, "batch_unrolls": 4, "runtime.kind": "serial",
+        "report.progress": False, "eval.episodes": config["eval.episodes"],
+    })  # fmt: skip
+    played = quintet.evaluate(result.policy, episodes=3, seed=20_000)
+    assert result.metrics["eval/entropy"] == played.entropy
+
+
+def test_random_actions_are_the_score_to_beat(tmp_path):
+    class Guess(gymnasium.Env):
+        observation_space = spaces.Box(-9.0, 9.0, (3,), np.float32)
+        action_space = spaces.Discrete(4)
+
+        def reset(self, **_):
+            return np.zeros(3, np.float32), {}
+
+        def step(self, action):
+            return np.zeros(3, np.float32), float(action == 2), True, False, {}
+
+    policy = quintet.train("ppo", Guess, 64, run_dir=tmp_path, config=SMALL).policy
+    scores = quintet.evaluate(policy, Guess, 1000, random=True)
+    assert abs(scores.mean - 0.25) < 0.07  # five standard errors
+    assert scores.entropy is None
+    again = quintet.evaluate(policy, Guess, 1000, random=True)
+    assert again.returns.tolist() == scores.returns.tolist()
+    assert quintet.evaluate(policy, Guess, 10).mean in (0.0, 1.0)
+
+
+def test_random_scores_need_no_policy(bandit):
+    alone = evaluate_random(bandit.env, 30, seed=5)
+    with_policy = quintet.evaluate(bandit, episodes=30, seed=5, random=True)
+    assert alone.returns.tolist() == with_policy.returns.tolist()
+    with pytest.raises(ConfigError, match=r"episodes >= 1 and a seed"):
+        evaluate_random(bandit.env, 0)

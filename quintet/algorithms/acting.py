@@ -16,8 +16,10 @@ from quintet.models.normalize import ObservationNormalizer
 from quintet.ops.distributions import Family
 from quintet.types import ACTION_MASK, ActOutput, Obs, Publication, Spaces, State, TensorSpec
 
-Recorded = Literal["logp_mu", "params_mu", "value"]
-"""Log-probability of the action; parameters of the (masked) distribution; the value."""
+Recorded = Literal["logp_mu", "params_mu", "value", "entropy"]
+"""Log-probability of the action; parameters of the (masked) distribution; the value; the entropy
+of the (masked) distribution, in nats.
+"""
 
 
 def make_family(model: ModelConfig, spaces: Spaces) -> Family:
@@ -50,7 +52,10 @@ class SamplingActor:
         network = ActorCritic(spaces, self.family, model, None, compute.precision)
         self.network = network.to(compute.act_on)
         self.network.freeze_precision()
-        self.normalizer, self.records = normalizer.to(compute.act_on), records
+        self.normalizer = normalizer.to(compute.act_on)
+        self.records: tuple[Recorded, ...] = records
+        if compute.records_entropy:
+            self.records = (*records, "entropy")
         parameters = dict(sorted(self.network.named_parameters()))
         self.shapes = {name: p.shape for name, p in parameters.items()}
         self.theta: Tensor | None = None
@@ -121,4 +126,6 @@ class SamplingActor:
         if "value" in self.records:
             assert value is not None
             record["value"] = value
+        if "entropy" in self.records:
+            record["entropy"] = self.family.entropy(params)
         return action, self.family.to_env(action), record

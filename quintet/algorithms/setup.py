@@ -19,11 +19,14 @@ class Compute:
     precision: of encoders.
     compile: whether an act, and the whole update, is one compiled graph.
     act_on: where actors are.
+    records_entropy: whether actors that have a distribution record its entropy with every act,
+        which evaluation reports and learning has no use for.
     """
 
     precision: Precision = "fp32"
     compile: bool = False
     act_on: str = "cpu"
+    records_entropy: bool = False
 
 
 PLAIN = Compute()

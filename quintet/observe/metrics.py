@@ -51,6 +51,9 @@ _EPISODES = {
     "eval/return_max": Metric(_REWARD, "highest raw return in the last evaluation"),
     "eval/length_mean": Metric(_STEPS, "mean episode length in the last evaluation"),
     "eval/success_rate": Metric("1", "share of evaluation episodes that succeeded, where defined"),
+    "eval/entropy": Metric(
+        "nats", "mean entropy of the policy's distribution over the steps of the last evaluation"
+    ),
     "eval/episodes": Metric("episodes", "episodes of the last evaluation"),
 }
 

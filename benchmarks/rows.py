@@ -1,0 +1,95 @@
+"""The rows of the learning tables: what is trained, on which seeds it counts, what it is held
+against.
+"""
+
+from typing import Literal, NamedTuple
+
+SEEDS = (11, 12, 13)
+"""What results are reported on; presets are tuned on seeds from 100 on."""
+
+
+class Row(NamedTuple):
+    """One row, and the record behind it.
+
+    options: of the run beside the preset's, with a label that tells the record from the preset's.
+    until: env_steps at which the run is ended before its budget.
+    must, aim: what the score is held against; None: nothing is asked.
+    beside: the name of the row in whose panel it is drawn, where it has none of its own.
+    score: what of a record counts; a rate lies between 0 and 1.
+    seeds: on which it is reported: SEEDS, or the next three where the preset was changed after
+        those had been seen.
+    seen: seeds whose scores had been seen when the preset was changed for the last time.
+    """
+
+    algo: str
+    env: str
+    must: float | None = None
+    aim: float | None = None
+    reference: str = ""
+    title: str = ""
+    label: str = ""
+    options: tuple[str, ...] = ()
+    until: int | None = None
+    beside: str = ""
+    score: Literal["return_mean", "success_rate"] = "return_mean"
+    seeds: tuple[int, ...] = SEEDS
+    seen: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Of the record: benchmarks/results/NAME.json."""
+        return "-".join(filter(None, [self.algo, self.env.replace(":", "."), self.label]))
+
+    @property
+    def told(self) -> str:
+        """As tables and pictures call it."""
+        return self.title or self.env
+
+
+TOY = "quintet.envs.toy:cartpole_without_velocities"
+RED_BALL, LOCAL = "BabyAI-GoToRedBall-v0", "BabyAI-GoToLocal-v0"
+CHEETAH = "Tianshou 5784 ± 1244 (best within the run), CleanRL 1443"
+
+ROWS = (
+    Row("ppo", "CartPole-v1", 495, 500, "SB3 zoo 500"),
+    Row("ppo", "Acrobot-v1", -86, -82, "CleanRL -86.4"),
+    Row("ppo", "MountainCar-v0", -120, -112),
+    Row("ppo", "LunarLander-v3", 225, 245, "SB3 zoo 242 (v2)"),
+    Row("ppo", TOY, 475, 500, "SB3 contrib 500", "CartPole-v1 without velocities, LSTM"),
+    Row(
+        "ppo", TOY, title="the same without a memory",
+        label="feed-forward", options=("model.core=none",),
+    ),
+    Row("ppo", "HalfCheetah-v4", 4000, 5000, CHEETAH, seen=(1, 2, 3)),
+    Row("ppo", "Hopper-v4", 2200, 2600, "Tianshou 2609, CleanRL 2383"),
+    Row("ppo", "Walker2d-v4", 2800, 3500, "Tianshou 3589, CleanRL 2288"),
+    Row("ppo", "InvertedPendulum-v4", 950),
+    Row("ppo", "BipedalWalker-v3", 250),
+    Row("ppo", "Pong-v5", 17, 19, "asked: 17 at 3M, 19 at 5M", seen=(1,)),
+    Row(
+        "ppo", "Pong-v5", title="the same in float32, ended early", label="fp32", until=1_000_000,
+        options=("runtime.precision=fp32", "runtime.threads=1"), beside="ppo-Pong-v5", seen=(1,),
+    ),
+    Row("ppo", "Breakout-v5"),
+    Row("impala", "CartPole-v1", 475, 495),
+    Row("impala", TOY, 450, 490, title="CartPole-v1 without velocities, LSTM", seen=(1, 2, 3)),
+    Row("impala", "Pong-v5", 18, 19.5, seen=(1,)),
+    Row("impala", "HalfCheetah-v4"),
+    Row(
+        "impala", RED_BALL, 0.85, title=f"{RED_BALL}, success", score="success_rate",
+        label="2M", options=("total_env_steps=2000000",), seen=(1,),
+    ),
+    Row(
+        "impala", RED_BALL, 0.95, title=f"{RED_BALL}, success", score="success_rate",
+        label="6M", options=("total_env_steps=6000000",), seen=(1,),
+    ),
+    Row(
+        "impala", LOCAL, 0.7, title=f"{LOCAL}, success", score="success_rate",
+        label="10M", options=("total_env_steps=10000000",), seen=(1,),
+    ),
+    Row(
+        "impala", LOCAL, title="the same, blind to the mission", score="success_rate",
+        label="10M-blind", options=("total_env_steps=10000000", "model.tokenizer=none"),
+        beside=f"impala-{LOCAL}-10M", seen=(1,),
+    ),
+)  # fmt: skip

@@ -1,0 +1,75 @@
+"""Uniformly random actions: the score that a trained policy has to beat."""
+
+from copy import deepcopy
+from typing import Any, final
+
+import numpy as np
+import torch
+from gymnasium import spaces as gym
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quintet.spaces import Space, action_leaves, action_spec, mask_sizes
+from quintet.types import ACTION_MASK, ActOutput, Obs, State
+
+
+@final
+class UniformActor:
+    """Acts without looking, except at an action mask: what it forbids is not chosen.
+
+    Every choice of Discrete, MultiDiscrete and MultiBinary spaces is equally likely; a Box is
+    uniform within its bounds, and where it has none what `gymnasium.spaces.Box.sample` gives.  All
+    randomness is a function of `seed`.
+    """
+
+    def __init__(self, space: Space, seed: int) -> None:
+        # Copies: a space draws from a generator of its own, which is the caller's.
+        self._leaves, self._spec = deepcopy(action_leaves(space)), action_spec(space)
+        self._sizes = mask_sizes(space)
+        self._generator = np.random.default_rng(seed)
+        for index, leaf in enumerate(self._leaves):
+            leaf.seed(seed + index)
+
+    def initial_state(self, num_streams: int) -> State:  # noqa: ARG002
+        return {}
+
+    def draw_noise(
+        self,
+        steps: int,
+        num_streams: int,
+        generator: torch.Generator,  # noqa: ARG002
+    ) -> Tensor:
+        """None is needed: `act` draws by itself."""
+        return torch.zeros((steps, num_streams, 0))
+
+    def act(
+        self,
+        obs: Obs,
+        state: State,  # noqa: ARG002
+        is_first: Tensor,
+        noise: Tensor | None,  # noqa: ARG002
+    ) -> ActOutput:
+        count = is_first.shape[0]
+        mask = np.ones((count, sum(self._sizes)), np.bool_)
+        if ACTION_MASK in obs:
+            mask = obs[ACTION_MASK].numpy() != 0
+        choices = iter(np.split(mask, np.cumsum(self._sizes)[:-1], -1) if self._sizes else ())
+        parts: list[NDArray[Any]] = []
+        for leaf in self._leaves:
+            if isinstance(leaf, gym.Box):
+                drawn = np.stack([leaf.sample() for _ in range(count)])
+                parts.append(drawn.reshape(count, -1))
+            elif isinstance(leaf, gym.MultiBinary):
+                size = int(np.prod(leaf.shape))
+                parts.append(self._generator.integers(0, 2, (count, size)))
+            else:
+                parts += [self._chosen(next(choices))[:, None] for _ in mask_sizes(leaf)]
+        packed = torch.from_numpy(np.concatenate(parts, -1)).to(self._spec.dtype)
+        action = packed if self._spec.shape else packed[:, 0]
+        return ActOutput(action, action, {}, {})
+
+    def _chosen(self, allowed: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """One of the allowed ones ``[B]`` of ``[B, n]``, each as likely."""
+        draws = self._generator.random(allowed.shape)
+        chosen: NDArray[np.int64] = np.where(allowed, draws, -1.0).argmax(-1)
+        return chosen
