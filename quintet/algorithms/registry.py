@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from quintet.algorithms import impala, impala_config, ppo, ppo_config
+from quintet.algorithms.options import Idle
 from quintet.algorithms.setup import Compute, Setup
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
@@ -21,6 +22,7 @@ class Algorithm:
 
     config: its options; every field has a default.
     check: faults of (options, model, streams, budget) that no single field shows, a sentence each.
+    idle_in: options that (options, resolved model, spaces) leave without effect, by name.
     planned_updates: optimizer steps that (options, streams, budget) amount to, 0 where none can be
         compiled.
     shared: the option that says how many columns of a batch several learners may share; None: it
@@ -29,6 +31,7 @@ class Algorithm:
 
     config: type[BaseModel]
     check: Callable[[Any, ModelConfig, int, int], list[str]]
+    idle_in: Callable[[Any, ModelConfig, Spaces], dict[str, Idle]]
     planned_updates: Callable[[Any, int, int], int]
     make_learner: Callable[[Any, ModelConfig, Spaces, Setup], Learner]
     make_actor: Callable[[Any, ModelConfig, Spaces, Compute], Actor]
@@ -39,6 +42,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "ppo": Algorithm(
         ppo_config.PPOConfig,
         ppo_config.check,
+        ppo_config.idle_in,
         ppo_config.planned_updates,
         ppo.PPOLearner,
         ppo.make_actor,
@@ -46,6 +50,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "impala": Algorithm(
         impala_config.ImpalaConfig,
         impala_config.check,
+        impala_config.idle_in,
         impala_config.planned_updates,
         impala.ImpalaLearner,
         impala.make_actor,
