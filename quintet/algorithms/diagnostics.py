@@ -193,7 +193,8 @@ def observation_clip_counts(normalizer: ObservationNormalizer, obs: Obs, use: Te
     for name in normalizer.names:
         x, begun = obs[name], normalizer.leaf_moments(name).count > 0
         for part in torch.split(rows, block_rows(x)):
-            counts[0] += begun * (x[part].abs_() >= normalizer.clip).sum()
+            values = x.index_select(0, part).abs_()
+            counts[0] += begun * torch.ge(values, normalizer.clip, out=values).sum()
         counts[1] += len(rows) * x[:1].numel()
     return counts
 

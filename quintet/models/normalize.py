@@ -167,8 +167,10 @@ class ObservationNormalizer(nn.Module):
 
     def merge(self, obs: Obs, valid: Tensor) -> None:
         """Adds the valid rows of `obs`, leaves ``[T, B, ...]`` with `valid` ``[T, B]``."""
+        rows = valid.flatten().nonzero().squeeze(1)
         for name in self.names:
-            self.leaf_moments(name).merge(obs[name][valid])
+            # On pictures far faster than indexing by a mask.
+            self.leaf_moments(name).merge(obs[name].flatten(0, 1).index_select(0, rows))
 
 
 def observation_normalizer(
