@@ -13,8 +13,8 @@ Departures from the paper, each with the switch that turns it off:
  2. Traces may decay, as in the paper's remark 2 (``lambda_=1``, the default, is the paper's).
  3. Losses are divided by the number of unrolls in the batch (``reduction=sum``).
  4. RMSProp is PyTorch's, with epsilon outside of the root (``rmsprop_epsilon_inside_sqrt``).
- 5. Observations may be normalised by running statistics (``normalize_observations=false``, the
-    default, is the paper's).
+ 5. Observations may be normalised by running statistics (``normalize_observations=false`` and
+    ``normalize_pictures=false``, the defaults, are the paper's).
 """
 
 from collections.abc import Callable, Iterable, Mapping

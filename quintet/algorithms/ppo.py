@@ -7,7 +7,8 @@ Departures from the papers, each with the switch that turns it off:
 
  1. Truncated episodes bootstrap from the value of their true final observation
     (``truncation_as_termination``).
- 2. Observations are normalised by running statistics (``normalize_observations``).
+ 2. Observations are normalised by running statistics (``normalize_observations``, and of pictures
+    ``normalize_pictures``).
  3. Rewards are divided by the running return's standard deviation (``reward_normalizer=none``).
  4. Advantages are normalised over the batch (``normalize_advantage=none``).
  5. The gradient's global norm is clipped (``max_grad_norm=none``).
