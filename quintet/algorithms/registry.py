@@ -16,45 +16,49 @@ from quintet.protocols import Actor, Learner
 from quintet.types import Spaces
 
 
+def _none_idle(*_: object) -> dict[str, Idle]:
+    return {}
+
+
 @dataclass(frozen=True)
 class Algorithm:
     """One learner's parts.
 
     config: its options; every field has a default.
     check: faults of (options, model, streams, budget) that no single field shows, a sentence each.
-    idle_in: options that (options, resolved model, spaces) leave without effect, by name.
     planned_updates: optimizer steps that (options, streams, budget) amount to, 0 where none can be
         compiled.
     shared: the option that says how many columns of a batch several learners may share; None: it
         knows nothing of `Ranks`, so there can be only one.
+    idle_in: options that (options, resolved model, spaces) leave without effect, by name.
     """
 
     config: type[BaseModel]
     check: Callable[[Any, ModelConfig, int, int], list[str]]
-    idle_in: Callable[[Any, ModelConfig, Spaces], dict[str, Idle]]
     planned_updates: Callable[[Any, int, int], int]
     make_learner: Callable[[Any, ModelConfig, Spaces, Setup], Learner]
     make_actor: Callable[[Any, ModelConfig, Spaces, Compute], Actor]
     shared: str | None = None
+    idle_in: Callable[[Any, ModelConfig, Spaces], dict[str, Idle]] = _none_idle
 
 
 ALGORITHMS: dict[str, Algorithm] = {
     "ppo": Algorithm(
         ppo_config.PPOConfig,
         ppo_config.check,
-        ppo_config.idle_in,
         ppo_config.planned_updates,
         ppo.PPOLearner,
         ppo.make_actor,
+        idle_in=ppo_config.idle_in,
     ),
     "impala": Algorithm(
         impala_config.ImpalaConfig,
         impala_config.check,
-        impala_config.idle_in,
         impala_config.planned_updates,
         impala.ImpalaLearner,
         impala.make_actor,
         shared="batch_unrolls",
+        idle_in=impala_config.idle_in,
     ),
 }
 
