@@ -18,6 +18,7 @@ import torch
 from quintet import group
 from quintet.algorithms import registry
 from quintet.algorithms.setup import ALONE, Setup
+from quintet.config.idle import without_idle
 from quintet.config.load import Loaded, with_presets
 from quintet.config.run import RunConfig
 from quintet.config.runtime import RuntimeConfig
@@ -160,10 +161,12 @@ def _resolve_device(runtime: RuntimeConfig, pictures: bool) -> str:
     return device
 
 
-def _resolve_loaded(loaded: Loaded, spaces: Spaces, backend: str) -> RunConfig:
-    """`resolve`, with the preset named that has set what is refused."""
+def _resolve_loaded(loaded: Loaded, spaces: Spaces, backend: str) -> Loaded:
+    """`resolve`, without options that have no effect, and with the preset named that has set what
+    is refused.
+    """
     try:
-        return resolve(loaded.config, spaces, backend)
+        return without_idle(loaded, resolve(loaded.config, spaces, backend), spaces)
     except ConfigError as error:
         raise ConfigError(with_presets(str(error), loaded.sources)) from error
 
@@ -176,15 +179,15 @@ def resolved(
     """
     probe = make_group_env(loaded.config.env, 1, make_env)
     try:
-        config = _resolve_loaded(loaded, probe.spaces, probe.description.backend)
+        found = _resolve_loaded(loaded, probe.spaces, probe.description.backend)
     finally:
         probe.close()
-    before, values = loaded.config.flat(), config.flat()
+    before, values = loaded.config.flat(), found.config.flat()
     sources = {
-        name: loaded.sources[name]
-        if value == before[name]
-        else f"resolved ({loaded.sources[name]})"
-        for name, value in values.items()
+        name: source
+        if values[name] == before[name] or source != loaded.sources[name]
+        else f"resolved ({source})"
+        for name, source in found.sources.items()
     }
     return values, sources
 
@@ -262,7 +265,7 @@ def _run(
         source = open_source(loaded.config, make_env)
         ends.callback(source.close)
         env = source.envs[0].description
-        config = _resolve_loaded(loaded, source.spaces, env.backend)
+        config = _resolve_loaded(loaded, source.spaces, env.backend).config
         assert config.run_dir is not None
         assert config.runtime.threads is not None
         configure_torch(config.runtime.threads, config.runtime.device)

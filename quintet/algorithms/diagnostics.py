@@ -8,7 +8,7 @@ from torch import Tensor
 
 from quintet.errors import NonFiniteError
 from quintet.models.heads import PolicyHead
-from quintet.models.normalize import ObservationNormalizer, RewardNormalizer
+from quintet.models.normalize import ObservationNormalizer, RewardNormalizer, block_rows
 from quintet.ops import policy_losses
 from quintet.ops.distributions import (
     DiagGaussian,
@@ -182,23 +182,27 @@ def observation_metrics(normalizer: ObservationNormalizer) -> dict[str, float]:
     }
 
 
-def observation_clip_metrics(
-    normalizer: ObservationNormalizer, obs: Obs, use: Tensor
-) -> dict[str, float]:
-    """Share of the elements of normalised leaves that lie at the clip, over the rows to `use`
-    ``[T, B]``; 0 before there are statistics, absent where there is no row to use.
+def observation_clip_counts(normalizer: ObservationNormalizer, obs: Obs, use: Tensor) -> Tensor:
+    """Elements of normalised leaves that lie at the clip, none before there are statistics, and all
+    of them, in the rows to `use` ``[T, B]``: ``[2]``, float64.
 
     obs: leaves ``[T * B, ...]``, normalised; rows behind these are not read.
     """
-    if not normalizer.names:
-        return {}
-    rows = use.flatten()
-    values = torch.cat([obs[name][: len(rows)][rows].flatten() for name in normalizer.names])
-    if not values.numel():
-        return {}
-    begun = normalizer.leaf_moments(normalizer.names[0]).count > 0
-    outside = (values.abs() >= normalizer.clip) & begun
-    return {"normalizer/observation_clip_frac": outside.float().mean().item()}
+    rows = use.flatten().nonzero().squeeze(1)
+    counts = torch.zeros(2, dtype=torch.float64, device=use.device)
+    for name in normalizer.names:
+        x, begun = obs[name], normalizer.leaf_moments(name).count > 0
+        for part in torch.split(rows, block_rows(x)):
+            values = x.index_select(0, part).abs_()
+            counts[0] += begun * torch.ge(values, normalizer.clip, out=values).sum()
+        counts[1] += len(rows) * x[:1].numel()
+    return counts
+
+
+def observation_clip_metrics(counts: Tensor) -> dict[str, float]:
+    """Their share; absent where there is no element."""
+    outside, elements = counts.tolist()
+    return {"normalizer/observation_clip_frac": outside / elements} if elements else {}
 
 
 def reward_clip_metrics(rewards: RewardNormalizer, r_t: Tensor, use: Tensor) -> dict[str, float]:

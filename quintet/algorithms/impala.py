@@ -13,8 +13,8 @@ Departures from the paper, each with the switch that turns it off:
  2. Traces may decay, as in the paper's remark 2 (``lambda_=1``, the default, is the paper's).
  3. Losses are divided by the number of unrolls in the batch (``reduction=sum``).
  4. RMSProp is PyTorch's, with epsilon outside of the root (``rmsprop_epsilon_inside_sqrt``).
- 5. Observations may be normalised by running statistics (``normalize_observations=false``, the
-    default, is the paper's).
+ 5. Observations may be normalised by running statistics (``normalize_observations=false`` and
+    ``normalize_pictures=false``, the defaults, are the paper's).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -38,7 +38,7 @@ from quintet.algorithms.vtrace_diagnostics import (
 from quintet.errors import ConfigError
 from quintet.models.build import ActorCritic
 from quintet.models.compiled import one_graph
-from quintet.models.config import ModelConfig
+from quintet.models.config import ModelConfig, picture_leaves
 from quintet.models.flat import flatten_in_place, strip_prefix, views_of
 from quintet.models.normalize import ObservationNormalizer, observation_normalizer
 from quintet.ops import adam, policy_losses, reduce, rmsprop, schedules, value_losses
@@ -53,10 +53,11 @@ REDUCTIONS = {
 }
 
 
-def _normalizer(config: ImpalaConfig, spaces: Spaces) -> ObservationNormalizer:
+def _normalizer(config: ImpalaConfig, model: ModelConfig, spaces: Spaces) -> ObservationNormalizer:
     return observation_normalizer(
         spaces.observation,
         on=config.normalize_observations,
+        pictures=picture_leaves(model, spaces) if config.normalize_pictures else {},
         clip=config.observation_clip,
         epsilon=config.normalizer_variance_epsilon,
     )
@@ -68,7 +69,7 @@ def make_actor(
     """What collects IMPALA's batches: of each action only its log-probability is recorded, as the
     learner evaluates values anew.
     """
-    return SamplingActor(model, spaces, _normalizer(config, spaces), ("logp_mu",), compute)
+    return SamplingActor(model, spaces, _normalizer(config, model, spaces), ("logp_mu",), compute)
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class ImpalaLearner:
         network = ActorCritic(spaces, self.family, model, generator, setup.compute.precision)
         self.network = network.to(setup.device)
         self.aux_weights = _aux_weights(config, model, network.loss_names)
-        self.normalizer = _normalizer(config, spaces).to(setup.device)
+        self.normalizer = _normalizer(config, model, spaces).to(setup.device)
         self.normalizer.refresh()
         self.parameters: dict[str, Tensor] = dict(sorted(self.network.named_parameters()))
         self.theta = flatten_in_place([p for _, p in sorted(self.network.named_parameters())])
@@ -156,7 +157,7 @@ class ImpalaLearner:
         knobs = self._knobs(rate, entropy_coef, self._shares(shard, batch))
         metrics = self._metrics(self.optimizer_step(unrolls, knobs))
         metrics["optim/learning_rate"] = rate
-        metrics |= self._observe(batch, unrolls)
+        metrics |= self._observe(batch, shard, unrolls)
         self.version += 1
         return metrics | diagnostics.policy_metrics(self.network.policy_head)
 
@@ -168,18 +169,19 @@ class ImpalaLearner:
             stats = torch.cat((stats[:1], combined_stats(stats[1:].view(size, -1), len(names))))
         return vtrace_metrics(stats, names, self.config.max_grad_norm, self.updates)
 
-    def _observe(self, batch: Rollout, unrolls: Unrolls) -> dict[str, float]:
-        """The normaliser takes in the whole batch, on the first rank alone, for all of them."""
+    def _observe(self, batch: Rollout, shard: Rollout, unrolls: Unrolls) -> dict[str, float]:
+        """The normaliser takes in the whole batch, on the first rank alone, for all of them; what
+        was clipped is counted by each rank in its share.
+        """
         normalizer, device = self.normalizer, self.setup.device
-        valid = batch.valid.to(device)
-        raw = {name: batch.obs[name].to(device) for name in normalizer.names}
-        obs = unrolls.obs
-        if self.ranks.size > 1:
-            obs = normalizer({name: x.flatten(0, 1) for name, x in raw.items()})
-        metrics = diagnostics.observation_clip_metrics(normalizer, obs, valid)
+        if not normalizer.names:
+            return {}
+        counts = diagnostics.observation_clip_counts(normalizer, unrolls.obs, shard.valid)
+        metrics = diagnostics.observation_clip_metrics(self.ranks.sum(counts))
         if self.config.update_normalizers:
             if self.ranks.index == 0:
-                normalizer.merge({name: x[:-1] for name, x in raw.items()}, valid)
+                raw = {name: batch.obs[name][:-1].to(device) for name in normalizer.names}
+                normalizer.merge(raw, batch.valid.to(device))
             self.ranks.broadcast(normalizer.buffers())
             normalizer.refresh()
         return metrics | diagnostics.observation_metrics(normalizer)

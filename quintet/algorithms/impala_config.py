@@ -9,8 +9,9 @@ from typing import Annotated, Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from quintet.algorithms.options import refuse_idle
+from quintet.algorithms.options import Idle, idle_normalizers, refuse_idle
 from quintet.models.config import ModelConfig, torso_faults
+from quintet.types import Spaces
 
 Weight = Annotated[float, Field(ge=0)]
 """Coefficient of a loss."""
@@ -61,6 +62,11 @@ class ImpalaConfig(BaseModel):
 
     # Normalisation
     normalize_observations: bool = Field(False, description="running statistics of float leaves")
+    normalize_pictures: bool = Field(
+        False,
+        description="running statistics of each pixel of uint8 pictures, which are scaled to "
+        "[0, 1] in any case",
+    )
     observation_clip: float = Field(5.0, gt=0, description="bound of normalised observations")
     normalizer_variance_epsilon: float = Field(1e-3, gt=0, description="inside the root")
     update_normalizers: bool = Field(True, description="false: frozen statistics (fine-tuning)")
@@ -93,7 +99,10 @@ class ImpalaConfig(BaseModel):
     def requirements(self) -> dict[str, tuple[bool, str]]:
         """By option: whether it has an effect beside the others, and what it needs for that."""
         rmsprop = (self.optimizer == "rmsprop", "optimizer=rmsprop")
-        normalizes = (self.normalize_observations, "normalize_observations")
+        normalizes = (
+            self.normalize_observations or self.normalize_pictures,
+            "normalize_observations or normalize_pictures",
+        )
         traces = self.c_bar != 0 and self.unroll_steps > 1
         return {
             "lambda_": (traces, "c_bar > 0 and unroll_steps > 1"),
@@ -122,6 +131,12 @@ class ImpalaConfig(BaseModel):
             )
         refuse_idle(self, self.requirements)
         return self
+
+
+def idle_in(config: ImpalaConfig, model: ModelConfig, spaces: Spaces) -> dict[str, Idle]:
+    """Options that have no effect on a resolved network in these spaces."""
+    wanted = config.normalize_observations, config.normalize_pictures
+    return idle_normalizers(type(config), wanted, model, spaces, others=False)
 
 
 def check(

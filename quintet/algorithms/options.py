@@ -1,10 +1,25 @@
 """What the learners' configurations share."""
 
 from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
 from quintet.errors import IdleOptions
+from quintet.models.config import ModelConfig, picture_leaves
+from quintet.models.normalize import normalized_leaves
+from quintet.types import Spaces
+
+
+class Idle(NamedTuple):
+    """An option that does nothing in some spaces.
+
+    rest: the value that says so.
+    required: what the option needs for an effect.
+    """
+
+    rest: Any
+    required: str
 
 
 def refuse_idle(
@@ -26,3 +41,38 @@ def refuse_idle(
     }
     if idle:
         raise IdleOptions(idle)
+
+
+def idle_normalizers(
+    options: type[BaseModel],
+    wanted: tuple[bool, bool],
+    model: ModelConfig,
+    spaces: Spaces,
+    *,
+    others: bool,
+) -> dict[str, Idle]:
+    """Of the options of normalising those without effect on a resolved network in these spaces.
+
+    wanted: normalize_observations and normalize_pictures.
+    others: whether there is a normaliser of something else.
+    """
+    floats = bool(normalized_leaves(spaces.observation))
+    pictures = bool(picture_leaves(model, spaces))
+    idle = {}
+    if not floats:
+        hint = "; normalize_pictures is for these" if pictures else ""
+        idle["normalize_observations"] = Idle(
+            False, f"floats in the observation, which is {spaces.observation}{hint}"
+        )
+    if not pictures:
+        idle["normalize_pictures"] = Idle(
+            False,
+            f"a picture that model.encoder={model.encoder} is given as one, the observation is "
+            f"{spaces.observation}",
+        )
+    normalizes = (wanted[0] and floats) or (wanted[1] and pictures)
+    of_any = () if normalizes or others else ("normalizer_variance_epsilon", "update_normalizers")
+    for name in of_any if normalizes else ("observation_clip", *of_any):
+        required = "something in the observation that is normalised"
+        idle[name] = Idle(options.model_fields[name].default, required)
+    return idle

@@ -7,7 +7,8 @@ Departures from the papers, each with the switch that turns it off:
 
  1. Truncated episodes bootstrap from the value of their true final observation
     (``truncation_as_termination``).
- 2. Observations are normalised by running statistics (``normalize_observations``).
+ 2. Observations are normalised by running statistics (``normalize_observations``, and of pictures
+    ``normalize_pictures``).
  3. Rewards are divided by the running return's standard deviation (``reward_normalizer=none``).
  4. Advantages are normalised over the batch (``normalize_advantage=none``).
  5. The gradient's global norm is clipped (``max_grad_norm=none``).
@@ -34,7 +35,7 @@ from quintet.algorithms.setup import PLAIN, Compute, Setup
 from quintet.errors import ConfigError
 from quintet.models.build import ActorCritic
 from quintet.models.compiled import one_graph
-from quintet.models.config import ModelConfig
+from quintet.models.config import ModelConfig, picture_leaves
 from quintet.models.flat import flatten_in_place, strip_prefix, views_of
 from quintet.models.normalize import (
     ObservationNormalizer,
@@ -46,10 +47,11 @@ from quintet.protocols import DataPlan
 from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces
 
 
-def _normalizer(config: PPOConfig, spaces: Spaces) -> ObservationNormalizer:
+def _normalizer(config: PPOConfig, model: ModelConfig, spaces: Spaces) -> ObservationNormalizer:
     return observation_normalizer(
         spaces.observation,
         on=config.normalize_observations,
+        pictures=picture_leaves(model, spaces) if config.normalize_pictures else {},
         clip=config.observation_clip,
         epsilon=config.normalizer_variance_epsilon,
     )
@@ -60,7 +62,7 @@ def make_actor(
 ) -> SamplingActor:
     """What collects PPO's batches: of each action its log-probability, distribution and value."""
     records: tuple[Recorded, ...] = ("logp_mu", "params_mu", "value")
-    return SamplingActor(model, spaces, _normalizer(config, spaces), records, compute)
+    return SamplingActor(model, spaces, _normalizer(config, model, spaces), records, compute)
 
 
 @final
@@ -79,7 +81,7 @@ class PPOLearner:
                 f"{model.encoder} gives {', '.join(network.loss_names)}; return the features "
                 "alone, or train with impala"
             )
-        self.normalizer = _normalizer(config, spaces).to(setup.device)
+        self.normalizer = _normalizer(config, model, spaces).to(setup.device)
         self.normalizer.refresh()
         self.reward_normalizer = RewardNormalizer(
             config.reward_normalizer, config.reward_norm_clip, config.normalizer_variance_epsilon
@@ -150,7 +152,8 @@ class PPOLearner:
                 if approx_kl.mean() > 1.5 * config.target_kl:
                     break
         metrics = diagnostics.batch_metrics(batch, use, estimates)
-        metrics |= diagnostics.observation_clip_metrics(self.normalizer, rows.obs, use)
+        counts = diagnostics.observation_clip_counts(self.normalizer, rows.obs, use)
+        metrics |= diagnostics.observation_clip_metrics(counts)
         metrics |= diagnostics.reward_clip_metrics(self.reward_normalizer, estimates.reward, use)
         metrics["optim/epochs"] = epoch + 1.0
         metrics |= diagnostics.step_means(torch.stack(stats).cpu(), begin, self.updates)

@@ -8,8 +8,9 @@ from typing import Literal, final
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from quintet.algorithms import minibatches
-from quintet.algorithms.options import refuse_idle
+from quintet.algorithms.options import Idle, idle_normalizers, refuse_idle
 from quintet.models.config import ModelConfig, torso_faults
+from quintet.types import Spaces
 
 
 @final
@@ -76,6 +77,11 @@ class PPOConfig(BaseModel):
 
     # Normalisation
     normalize_observations: bool = Field(True, description="running statistics of float leaves")
+    normalize_pictures: bool = Field(
+        False,
+        description="running statistics of each pixel of uint8 pictures, which are scaled to "
+        "[0, 1] in any case",
+    )
     observation_clip: float = Field(5.0, gt=0, description="bound of normalised observations")
     reward_normalizer: Literal["return_std", "step_std", "none"] = Field(
         "return_std", description="what rewards are divided by; their mean is never subtracted"
@@ -115,17 +121,29 @@ class PPOConfig(BaseModel):
     @property
     def requirements(self) -> dict[str, tuple[bool, str]]:
         """By option: whether it has an effect beside the others, and what it needs for that."""
-        normalizes = self.normalize_observations or self.reward_normalizer != "none"
-        gae = self.advantage_estimator == "gae" or self.value_target == "lambda_return"
+        observations = self.normalize_observations or self.normalize_pictures
+        normalizes = observations or self.reward_normalizer != "none"
+        learns_value, steps = self.value_coef > 0, self.unroll_steps > 1
+        gae = self.advantage_estimator == "gae" or (
+            self.value_target == "lambda_return" and learns_value
+        )
         return {
-            "gae_lambda": (gae, "advantage_estimator=gae or value_target=lambda_return"),
-            "value_target": (self.value_coef > 0, "value_coef > 0"),
+            "advantage_estimator": (steps, "unroll_steps > 1"),
+            "gae_lambda": (
+                gae and steps,
+                "advantage_estimator=gae or value_target=lambda_return, and unroll_steps > 1",
+            ),
+            "value_target": (learns_value and steps, "value_coef > 0 and unroll_steps > 1"),
             "value_clip": (self.value_coef > 0, "value_coef > 0"),
             "clip_schedule": (self.clip_epsilon is not None, "clip_epsilon"),
             "kl_target": (self.uses_kl, "kl_beta_init, kl_cutoff_coef or lr_schedule=kl_adaptive"),
             "kl_tolerance": (self.kl_beta_init > 0, "kl_beta_init > 0"),
             "kl_cutoff_factor": (self.kl_cutoff_coef > 0, "kl_cutoff_coef > 0"),
-            "observation_clip": (self.normalize_observations, "normalize_observations"),
+            "normalize_advantage": (
+                self.normalize_advantage != "minibatch" or self.minibatch_steps is not None,
+                "minibatch_steps",
+            ),
+            "observation_clip": (observations, "normalize_observations or normalize_pictures"),
             "reward_norm_clip": (self.reward_normalizer != "none", "a reward_normalizer"),
             "normalizer_variance_epsilon": (normalizes, "a normaliser"),
             "update_normalizers": (normalizes, "a normaliser"),
@@ -139,6 +157,14 @@ class PPOConfig(BaseModel):
     def _no_option_without_effect(self) -> "PPOConfig":
         refuse_idle(self, self.requirements)
         return self
+
+
+def idle_in(config: PPOConfig, model: ModelConfig, spaces: Spaces) -> dict[str, Idle]:
+    """Options that have no effect on a resolved network in these spaces."""
+    wanted = config.normalize_observations, config.normalize_pictures
+    return idle_normalizers(
+        type(config), wanted, model, spaces, others=config.reward_normalizer != "none"
+    )
 
 
 def check(

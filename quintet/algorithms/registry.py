@@ -8,11 +8,16 @@ from typing import Any
 from pydantic import BaseModel
 
 from quintet.algorithms import impala, impala_config, ppo, ppo_config
+from quintet.algorithms.options import Idle
 from quintet.algorithms.setup import Compute, Setup
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
 from quintet.protocols import Actor, Learner
 from quintet.types import Spaces
+
+
+def _none_idle(*_: object) -> dict[str, Idle]:
+    return {}
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,7 @@ class Algorithm:
         compiled.
     shared: the option that says how many columns of a batch several learners may share; None: it
         knows nothing of `Ranks`, so there can be only one.
+    idle_in: options that (options, resolved model, spaces) leave without effect, by name.
     """
 
     config: type[BaseModel]
@@ -33,6 +39,7 @@ class Algorithm:
     make_learner: Callable[[Any, ModelConfig, Spaces, Setup], Learner]
     make_actor: Callable[[Any, ModelConfig, Spaces, Compute], Actor]
     shared: str | None = None
+    idle_in: Callable[[Any, ModelConfig, Spaces], dict[str, Idle]] = _none_idle
 
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -42,6 +49,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         ppo_config.planned_updates,
         ppo.PPOLearner,
         ppo.make_actor,
+        idle_in=ppo_config.idle_in,
     ),
     "impala": Algorithm(
         impala_config.ImpalaConfig,
@@ -50,6 +58,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         impala.ImpalaLearner,
         impala.make_actor,
         shared="batch_unrolls",
+        idle_in=impala_config.idle_in,
     ),
 }
 

@@ -109,7 +109,9 @@ def make_group_env(
             `config.kwargs` says to their makers.
     """
     env = _make_base(config, num_streams, source, first_stream, drawn)
-    if config.mask_from_info and ACTION_MASK not in observation_leaves(env.spaces.observation):
+    masked = ACTION_MASK in observation_leaves(env.spaces.observation)
+    # Of another kind a mask in the observation is the environment's own.
+    if config.mask_from_info and not (masked and isinstance(env, GymnasiumVectorEnv)):
         env.close()
         kind, way_out = env.description.backend, "choose backend 'gymnasium'"
         if kind == "gymnasium":

@@ -11,7 +11,7 @@ from quintet.models.encoders import SMALLEST, Leaves, is_grid_with_mission, is_i
 from quintet.models.heads import ActionBounds, ActionStd
 from quintet.models.words import is_word, word_hash
 from quintet.spaces import action_leaves, observation_leaves
-from quintet.types import ACTION_MASK, Spaces
+from quintet.types import ACTION_MASK, LAST_ACTION, LAST_REWARD, Spaces
 
 Width = Annotated[int, Field(ge=1)]
 """Units of a hidden layer."""
@@ -201,6 +201,27 @@ def uses_pictures(model: ModelConfig, spaces: Spaces) -> bool:
     return any(is_image(space) for space in encoded_leaves(spaces).values())
 
 
+def picture_leaves(model: ModelConfig, spaces: Spaces) -> dict[str, tuple[int, ...]]:
+    """Shapes of the leaves that a resolved network takes for pictures, so that each of their pixels
+    can be normalised: of uint8, and as large as nature_cnn needs them (8 x 8 for impala_cnn).
+
+    An encoder of the user's own has none, since it is given uint8 as it is; nor is the image of a
+    grid with a mission one, whose numbers are ids, unless it is as large and the network reads it
+    as a picture.
+    """
+    if model.custom:
+        return {}
+    leaves = encoded_leaves(spaces)
+    smallest, grid = SMALLEST.get(model.encoder, 36), is_grid_with_mission(leaves)
+    found = {}
+    for name, leaf in leaves.items():
+        of_ids = grid and name == "image" and (model.encoder == "film_grid" or not is_image(leaf))
+        own = name.split("/")[0] in (LAST_ACTION, LAST_REWARD)
+        if not of_ids and not own and len(leaf.shape or ()) <= 4 and is_image(leaf, smallest):
+            found[name] = tuple(leaf.shape or ())
+    return found
+
+
 def resolve_model(config: ModelConfig, spaces: Spaces) -> ModelConfig:
     """The configuration with everything automatic replaced by what it means for these spaces.
 
@@ -239,6 +260,12 @@ def _suited(leaves: Leaves) -> str:
     return "film_grid" if len(leaves) == 3 and is_grid_with_mission(leaves) else "mlp"
 
 
+def _without_layers(config: ModelConfig) -> bool:
+    """Whether there is no hidden layer of ours, convolutions and cores aside."""
+    value_hidden = () if config.shared_torso else config.value_hidden
+    return config.policy_hidden == () and value_hidden in ((), None)
+
+
 def _refuse_idle(config: ModelConfig, encoder: str, spaces: Spaces) -> None:
     """Options that would have no effect on this network.
 
@@ -254,6 +281,12 @@ def _refuse_idle(config: ModelConfig, encoder: str, spaces: Spaces) -> None:
             if value != fields[name].get_default(call_default_factory=True):
                 faults.append(f"model.{name}={value} requires {required}")
 
+    empty = not config.custom and _without_layers(config)
+    if empty and encoder == "mlp":
+        if config.activation == "relu":
+            faults.append("model.activation=relu requires a hidden layer, there is none")
+        if config.core == "none":
+            refuse(("shared_torso",), "layers that can be shared, there are none")
     if not config.custom and encoder != "mlp" and config.activation == "tanh":
         faults.append(f"model.activation=tanh requires an mlp, {encoder} has relu throughout")
     if config.custom:
@@ -261,8 +294,7 @@ def _refuse_idle(config: ModelConfig, encoder: str, spaces: Spaces) -> None:
         refuse(ours, f"an encoder with layers of ours, {encoder} has its own")
     else:
         refuse(("encoder_kwargs",), f"an encoder of your own, model.encoder is {encoder}")
-        value_hidden = () if config.shared_torso else config.value_hidden
-        if config.policy_hidden == () and value_hidden in ((), None):
+        if empty:
             refuse(("layer_norm",), "a hidden layer, there is none")
     if encoder != "film_grid":
         refuse(OF_GRIDS, f"the encoder film_grid, model.encoder is {encoder}")

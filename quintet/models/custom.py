@@ -7,8 +7,8 @@ The contract of such a class:
   ``"obs"``; discrete values count from 0.
 - its attribute ``feature_size`` is a positive int, F.
 - ``forward(obs)`` takes the leaves ``[N, ...]`` in the dtypes of the spaces (floats normalised,
-  where the learner normalises) and returns float32 ``[N, F]``, every row from its own observation
-  alone.
+  where the learner normalises; pictures of uint8 as they are) and returns float32 ``[N, F]``, every
+  row from its own observation alone.
 - all parameters are float32, trainable, and take part in `forward`.  What is frozen belongs in
   buffers, which `forward` must leave as they are: actors and learner hold copies, so running
   statistics (BatchNorm) would drift apart; LayerNorm and GroupNorm keep none.

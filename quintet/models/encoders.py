@@ -145,8 +145,8 @@ class Mlp(nn.Module):
 
 
 def flatten_leaf(x: Tensor, space: gym_spaces.Space) -> Tensor:  # type: ignore[type-arg]
-    """One leaf ``[N, ...]`` as floats ``[N, gymnasium.spaces.flatdim(space)]``; pictures are
-    scaled to [0, 1].
+    """One leaf ``[N, ...]`` as floats ``[N, gymnasium.spaces.flatdim(space)]``; arrays of uint8
+    with at least two dimensions are scaled to [0, 1], unless they are normalised, and so of floats.
     """
     if isinstance(space, gym_spaces.Discrete):
         return functional.one_hot(x - int(space.start), int(space.n)).float()
@@ -239,13 +239,16 @@ class Cnn(nn.Module):
         self.feature_size = hidden[-1] if hidden else size
 
     def forward(self, obs: Obs) -> Tensor:
-        """``[N, features]`` from leaves ``[N, ...]``, pictures of uint8."""
+        """``[N, features]`` from leaves ``[N, ...]``; pictures of uint8 are scaled to [0, 1], those
+        that are normalised, and so of floats, are not.
+        """
         parts = []
         for (name, shape), trunk in zip(self.pictures.items(), self.convolutions, strict=True):
             x = channels_first(obs[name], shape)
             # Convolutions on CPUs are up to twice as fast in this layout, in either precision.
-            x = x.to(torch.float32, memory_format=torch.channels_last)
-            parts.append(trunk(x * (1.0 / 255.0)))
+            floats = x.to(torch.float32, memory_format=torch.channels_last)
+            # In place, in memory of its own: a second copy would cost more than the arithmetic.
+            parts.append(trunk(floats.mul_(1.0 / 255.0) if x.dtype == torch.uint8 else floats))
         parts += [flatten_leaf(obs[name], space) for name, space in self.others.items()]
         features: Tensor = self.layers(parts[0] if len(parts) == 1 else torch.cat(parts, -1))
         return features

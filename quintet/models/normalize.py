@@ -1,5 +1,6 @@
 """Running normalisers: population statistics, merged exactly, frozen while a batch is collected."""
 
+from collections.abc import Mapping
 from typing import final
 
 import torch
@@ -43,14 +44,42 @@ class RunningMoments(nn.Module):
         n_b = x.shape[0]
         if n_b == 0:
             return
-        x = x.to(torch.float64)
-        mean_b = x.mean(0)
-        m2_b = (x - mean_b).square().sum(0)
+        if x.dtype == torch.uint8:
+            mean_b, m2_b = _moments_of_bytes(x)
+        else:
+            x = x.to(torch.float64)
+            mean_b = x.mean(0)
+            m2_b = (x - mean_b).square().sum(0)
         n = self.count + n_b
         delta = mean_b - self.mean
         self.m2 += m2_b + delta.square() * (self.count * n_b / n)
         self.mean += delta * (n_b / n)
         self.count.copy_(n)
+
+
+def _moments_of_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and sum of squared deviations of the rows of uint8 `x`, float64.
+
+    All sums are of whole numbers that are held exactly (in float32 those of 256 squares, in int64
+    what 11 million rows give), so they depend on no order and nothing cancels.
+    """
+    count, rows = x.shape[0], x.reshape(x.shape[0], -1)
+    total = torch.zeros(rows.shape[1], dtype=torch.float64, device=x.device)
+    squares = torch.zeros_like(total)
+    for part in torch.split(rows, min(block_rows(rows), 256)):
+        block = part.to(torch.float32)
+        total += block.sum(0)
+        squares += block.square_().sum(0)
+    deviations = count * squares.long() - total.long().square()
+    shape = x.shape[1:]
+    return (total / count).view(shape), (deviations.to(torch.float64) / count).view(shape)
+
+
+def block_rows(rows: Tensor) -> int:
+    """Of `rows` ``[N, ...]``, as many as are worked on at once, so that what is made of them on
+    the way stays in a processor's cache.
+    """
+    return max(1, 2**19 // max(1, rows[:1].numel()))
 
 
 def scale_of(moments: RunningMoments, epsilon: float) -> Tensor:
@@ -59,9 +88,10 @@ def scale_of(moments: RunningMoments, epsilon: float) -> Tensor:
 
 
 def normalized_leaves(space: gym_spaces.Space) -> dict[str, tuple[int, ...]]:  # type: ignore[type-arg]
-    """Shapes of the leaves that are normalised: floats.  Integers, booleans and masks never are;
-    nor are the last action and reward, where 0 is to stay 0, and a rare reward over its small
-    standard deviation would drown all else.
+    """Shapes of the leaves that are normalised: floats.  Integers, booleans and masks never are
+    (pictures are a question of their own, see `quintet.models.config.picture_leaves`); nor are the
+    last action and reward, where 0 is to stay 0, and a rare reward over its small standard
+    deviation would drown all else.
     """
     return {
         name: tuple(leaf.shape or ())
@@ -73,21 +103,37 @@ def normalized_leaves(space: gym_spaces.Space) -> dict[str, tuple[int, ...]]:  #
     }
 
 
+PICTURE_UNIT = 255.0
+"""What white is in a picture of uint8: networks see it as 1."""
+
+
 @final
 class ObservationNormalizer(nn.Module):
-    """``clamp((x - mean) / sqrt(var + epsilon), -clip, clip)`` per float leaf.
+    """``clamp((x - mean) / sqrt(var + epsilon), -clip, clip)`` per element of some leaves.
+
+    Pictures, of uint8, are scaled to [0, 1] first, and so are before any data; their statistics
+    are kept in units of the picture.
 
     The statistics that `forward` uses are those of the last `refresh`, so merging data does not
     change the transform before the iteration ends.
     """
 
-    def __init__(self, leaves: dict[str, tuple[int, ...]], clip: float, epsilon: float):
+    def __init__(
+        self,
+        leaves: Mapping[str, tuple[int, ...]],
+        clip: float,
+        epsilon: float,
+        pictures: Mapping[str, tuple[int, ...]] | None = None,
+    ):
+        """leaves: of floats, by name, their shapes; pictures: the same of uint8."""
         super().__init__()
         self.clip, self.epsilon = clip, epsilon
-        self.names = tuple(leaves)
+        self.units = dict.fromkeys(leaves, 1.0) | dict.fromkeys(pictures or {}, PICTURE_UNIT)
+        self.names = tuple(self.units)
         # Leaf paths may hold "/" and ".", which module names may not; the order of names stands for
         # them.
-        self.moments = nn.ModuleList(RunningMoments(shape) for shape in leaves.values())
+        shapes = {**leaves, **(pictures or {})}
+        self.moments = nn.ModuleList(RunningMoments(shapes[name]) for name in self.names)
         self.refresh()
 
     def leaf_moments(self, name: str) -> RunningMoments:
@@ -97,39 +143,47 @@ class ObservationNormalizer(nn.Module):
         return moments
 
     def refresh(self) -> None:
-        """Takes the merged statistics into use; before any data the transform is the identity."""
-        self._affine = {name: self._transform(self.leaf_moments(name)) for name in self.names}
+        """Takes the merged statistics into use; before any data floats stay as they are."""
+        self._affine = {name: self._transform(name) for name in self.names}
 
-    def _transform(self, moments: RunningMoments) -> tuple[Tensor, Tensor, Tensor]:
+    def _transform(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
         """Mean, scale, bounds ``[2]``: always tensors, as a compiled graph freezes all else."""
+        moments, unit = self.leaf_moments(name), self.units[name]
         bound = moments.mean.new_tensor([-self.clip, self.clip], dtype=torch.float32)
         if moments.count > 0:
-            return moments.mean.float(), scale_of(moments, self.epsilon), bound
+            return moments.mean.float(), scale_of(moments, self.epsilon * unit**2), bound
         mean = moments.mean.float()
-        return torch.zeros_like(mean), torch.ones_like(mean), bound * torch.inf
+        return torch.zeros_like(mean), torch.full_like(mean, 1.0 / unit), bound * torch.inf
 
     def forward(self, obs: Obs) -> Obs:
-        """`obs` with its float leaves normalised; leading dimensions are free."""
+        """`obs` with its leaves normalised, as float32; leading dimensions are free."""
         out = dict(obs)
         for name, (mean, scale, bound) in self._affine.items():
-            out[name] = ((obs[name] - mean) * scale).clamp_(bound[0], bound[1])
+            x = obs[name]
+            # In place, as pictures are large and their pages cost more than the arithmetic.
+            centred = x - mean if x.is_floating_point() else x.to(torch.float32).sub_(mean)
+            out[name] = centred.mul_(scale).clamp_(bound[0], bound[1])
         return out
 
     def merge(self, obs: Obs, valid: Tensor) -> None:
         """Adds the valid rows of `obs`, leaves ``[T, B, ...]`` with `valid` ``[T, B]``."""
+        rows = valid.flatten().nonzero().squeeze(1)
         for name in self.names:
-            self.leaf_moments(name).merge(obs[name][valid])
+            # On pictures far faster than indexing by a mask.
+            self.leaf_moments(name).merge(obs[name].flatten(0, 1).index_select(0, rows))
 
 
 def observation_normalizer(
     space: gym_spaces.Space,  # type: ignore[type-arg]
     *,
     on: bool,
+    pictures: Mapping[str, tuple[int, ...]],
     clip: float,
     epsilon: float,
 ) -> ObservationNormalizer:
-    """For the float leaves of a space; off, it leaves every observation as it is."""
-    return ObservationNormalizer(normalized_leaves(space) if on else {}, clip, epsilon)
+    """For these pictures of a space and, where `on`, its float leaves; others stay as they are."""
+    leaves = normalized_leaves(space) if on else {}
+    return ObservationNormalizer(leaves, clip, epsilon, pictures)
 
 
 @final

@@ -93,32 +93,37 @@ compare(
 )
 
 # Acts, with other weights and statistics.
-config = ImpalaConfig(normalize_observations=True)
-model = resolve_model(small, MASKED)
-learner = make_learner(config, MASKED, model)
-actors = [make_actor(config, model, MASKED, Compute(compile=on)) for on in (False, True)]
-noise = actors[0].draw_noise(1, 4, torch.Generator().manual_seed(0))[0]
-for update in range(3):
-    batch = make_batch(learner, MASKED, seed=update)
-    obs = {name: x[0] for name, x in batch.obs.items()}
-    for actor in actors:
-        actor.load(learner.publication())
-    eager, compiled = (actor.act(obs, {}, batch.is_first[0], noise) for actor in actors)
-    assert torch.equal(compiled.action, eager.action)
-    assert list(compiled.record) == ["logp_mu"]
-    torch.testing.assert_close(compiled.record, eager.record, rtol=1e-4, atol=1e-5)
-    learner.update(batch, 0)
+pictures = Spaces(gym_spaces.Box(0, 255, (2, 36, 36), np.uint8), gym_spaces.Discrete(3))
+cnn = ModelConfig(shared_torso=True, policy_hidden=(16,))
+for spaces, model in ((MASKED, small), (pictures, cnn)):
+    config = ImpalaConfig(normalize_observations=True, normalize_pictures=True)
+    model = resolve_model(model, spaces)
+    learner = make_learner(config, spaces, model)
+    actors = [make_actor(config, model, spaces, Compute(compile=on)) for on in (False, True)]
+    noise = actors[0].draw_noise(1, 4, torch.Generator().manual_seed(0))[0]
+    for update in range(3):
+        batch = make_batch(learner, spaces, seed=update)
+        obs = {name: x[0] for name, x in batch.obs.items()}
+        for actor in actors:
+            actor.load(learner.publication())
+        eager, compiled = (actor.act(obs, {}, batch.is_first[0], noise) for actor in actors)
+        assert torch.equal(compiled.action, eager.action)
+        assert list(compiled.record) == ["logp_mu"]
+        torch.testing.assert_close(compiled.record, eager.record, rtol=1e-4, atol=1e-5)
+        learner.update(batch, 0)
 
 # Pictures in bf16.
-pictures = Spaces(gym_spaces.Box(0, 255, (2, 36, 36), np.uint8), gym_spaces.Discrete(3))
-model = resolve_model(ModelConfig(shared_torso=True, policy_hidden=(16,)), pictures)
-config = ImpalaConfig(optimizer="adam", max_grad_norm=None, entropy_coef=0.01)
-learners = [
-    ImpalaLearner(config, model, pictures, Setup(4, 2000, (1, 2), torch.device("cpu"), compute))
-    for compute in (Compute("fp32"), Compute("bf16"), Compute("bf16", True))
-]
-batches = [make_batch(learners[0], pictures, seed=update) for update in range(2)]
-assert_same_gradients(learners, lambda learner: learner.moments["exp_avg"], batches)
+model = resolve_model(cnn, pictures)
+for normalizes in (False, True):
+    config = ImpalaConfig(
+        optimizer="adam", max_grad_norm=None, entropy_coef=0.01, normalize_pictures=normalizes
+    )
+    learners = [
+        ImpalaLearner(config, model, pictures, Setup(4, 2000, (1, 2), torch.device("cpu"), compute))
+        for compute in (Compute("fp32"), Compute("bf16"), Compute("bf16", True))
+    ]
+    batches = [make_batch(learners[0], pictures, seed=update) for update in range(2)]
+    assert_same_gradients(learners, lambda learner: learner.moments["exp_avg"], batches)
 print("same")
 """
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from impala_helpers import make_batch, make_learner
-from ppo_helpers import TOTAL
+from ppo_helpers import DISCRETE, PICTURE, TOTAL
 from pydantic import ValidationError
 from test_impala_aux import OWN
 
@@ -15,6 +15,7 @@ from quintet.algorithms.impala_config import ImpalaConfig, check, planned_update
 from quintet.config.load import Layer, compose, preset_layers
 from quintet.errors import ConfigError, NonFiniteError
 from quintet.models.config import ModelConfig
+from quintet.types import Spaces
 
 BASE: dict[str, Any] = {"entropy_coef": 0.01}
 ADAM: dict[str, Any] = {"optimizer": "adam"}
@@ -36,6 +37,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "entropy_schedule": ("linear", {"entropy_coef": 0.1}),
     "aux_loss_weights": ({"per_row": 0.1}, {}),
     "normalize_observations": (True, {}),
+    "normalize_pictures": (True, {}),
     "observation_clip": (0.5, NORMALIZES),
     "normalizer_variance_epsilon": (1.0, NORMALIZES),
     "update_normalizers": (False, NORMALIZES),
@@ -53,10 +55,15 @@ OFF = ("rho_bar", "pg_rho_bar", "max_grad_norm")
 SEEN_ELSEWHERE = {"unroll_steps", "batch_unrolls", "check_numerics"}
 
 
-def after_three_updates(config: ImpalaConfig, model: ModelConfig) -> torch.Tensor:
-    learner = make_learner(config, model=model)
+SPACES = {"normalize_pictures": PICTURE}
+
+
+def after_three_updates(
+    config: ImpalaConfig, model: ModelConfig, spaces: Spaces = DISCRETE
+) -> torch.Tensor:
+    learner = make_learner(config, spaces, model)
     for update in range(3):
-        learner.update(make_batch(learner, seed=update), update * TOTAL // 4)
+        learner.update(make_batch(learner, spaces, seed=update), update * TOTAL // 4)
     return learner.theta
 
 
@@ -70,14 +77,15 @@ def test_the_option_has_an_effect(name: str):
     model = OWN if name == "aux_loss_weights" else ModelConfig(policy_hidden=(8,))
     before = ImpalaConfig(**(BASE | companions))
     assert getattr(before, name) != value
-    thetas = [after_three_updates(before, model)]
+    spaces = SPACES.get(name, DISCRETE)
+    thetas = [after_three_updates(before, model, spaces)]
     for each in (value, None) if name in OFF else (value,):
         after = ImpalaConfig(**(BASE | companions | {name: each}))
-        thetas.append(after_three_updates(after, model))
+        thetas.append(after_three_updates(after, model, spaces))
     for i, one in enumerate(thetas):
         for other in thetas[:i]:
             assert (one - other).abs().max() > 1e-6
-    assert torch.equal(thetas[0], after_three_updates(before, model))
+    assert torch.equal(thetas[0], after_three_updates(before, model, spaces))
 
 
 def test_no_cap_on_the_trace_is_an_option():

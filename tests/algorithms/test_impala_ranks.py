@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from impala_helpers import COLUMNS, make_batch, make_learner
-from ppo_helpers import CONTINUOUS, DISCRETE, MASKED, SMALL
+from ppo_helpers import CONTINUOUS, DISCRETE, MASKED, PICTURE, SMALL
 from rank_threads import RankThreads, states
 from test_impala_aux import OWN
 
@@ -84,6 +84,12 @@ def test_the_normaliser_takes_the_whole_batch_in_once(update: bool) -> None:
         normalize_observations=True, observation_clip=1.0, update_normalizers=update
     )
     assert_same_as_one(config, CONTINUOUS, SMALL)
+
+
+def test_so_it_does_with_pictures() -> None:
+    config = ImpalaConfig(normalize_pictures=True, observation_clip=1.0)
+    model = ModelConfig(policy_hidden=(8,), shared_torso=True)
+    assert_same_as_one(config, PICTURE, model, sizes=(2,))
 
 
 def test_the_norm_is_clipped_after_the_sum() -> None:

@@ -75,6 +75,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "target_kl": (1e-6, {}),
     "reduction": ("mean_over_all", {}),
     "normalize_observations": (False, {}),
+    "normalize_pictures": (True, {}),
     "observation_clip": (0.5, {}),
     "reward_normalizer": ("step_std", {}),
     "reward_norm_clip": (0.1, {}),
@@ -89,6 +90,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "log_gradients": (True, {}),
 }
 NETWORK: dict[str, dict[str, Any]] = {"shared_l2_coef": SHARED, "bptt_steps": RECURRENT}
+SPACES = {"normalize_pictures": PICTURE}
 
 # The same of the network, and the spaces in which it matters.
 MODEL_CHANGES: dict[str, tuple[Any, dict[str, Any], Spaces]] = {
@@ -214,7 +216,8 @@ def test_the_option_has_an_effect(name: str):
         REPORTS[name](before, after)
         return
     model = ModelConfig(**NETWORK.get(name, FEED_FORWARD))
-    assert Steps(before, model).differ(Steps(after, model))
+    spaces = SPACES.get(name, DISCRETE)
+    assert Steps(before, model, spaces).differ(Steps(after, model, spaces))
 
 
 @pytest.mark.parametrize("name", [x for x in ModelConfig.model_fields if x not in TESTED_ELSEWHERE])
@@ -233,7 +236,7 @@ def test_the_model_option_has_an_effect(name: str):
 def test_no_entry_is_of_another_option():
     assert set(CHANGES) == set(PPOConfig.model_fields)
     assert set(MODEL_CHANGES) == set(ModelConfig.model_fields)
-    assert set(REPORTS) | set(NETWORK) <= set(CHANGES)
+    assert set(REPORTS) | set(NETWORK) | set(SPACES) <= set(CHANGES)
 
 
 @pytest.mark.parametrize("options", [FEED_FORWARD, RECURRENT])

@@ -164,6 +164,8 @@ def test_configurations_do_not_change(config: BaseModel):
 OFF = {"normalize_observations": False, "reward_normalizer": "none"}
 MONTE_CARLO = {"advantage_estimator": "monte_carlo", "value_target": "monte_carlo"}
 IDLE: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
+    "advantage_estimator": ("monte_carlo", {"unroll_steps": 1}, {"unroll_steps": 2}),
+    "normalize_advantage": ("minibatch", {"minibatch_steps": None}, {"minibatch_steps": 10}),
     "gae_lambda": (0.9, MONTE_CARLO, {"value_target": "lambda_return"}),
     "value_target": ("monte_carlo", {"value_coef": 0.0}, {"value_coef": 0.1}),
     "value_clip": (0.2, {"value_coef": 0.0}, {"value_coef": 0.1}),

@@ -120,6 +120,9 @@ def test_what_would_have_no_effect_is_refused() -> None:
     given = VectorWrapper(SyncVectorEnv([Told]))
     with pytest.raises(ConfigError, match=f"{says}.*give what makes its single environments$"):
         make_vector_env(given, 1, mask_from_info=True)
+    has_its_own = VectorWrapper(SyncVectorEnv([MaskedDoors]))
+    with pytest.raises(ConfigError, match=says):
+        make_vector_env(has_its_own, 1, mask_from_info=True)
 
 
 def test_the_environments_of_a_sync_vector_env_give_their_masks() -> None:

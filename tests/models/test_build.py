@@ -12,7 +12,7 @@ from torch import nn
 
 from quintet.errors import ConfigError
 from quintet.models.build import ActorCritic
-from quintet.models.config import ModelConfig, resolve_model, uses_pictures
+from quintet.models.config import ModelConfig, picture_leaves, resolve_model, uses_pictures
 from quintet.models.cores import GruCell, LstmCell
 from quintet.models.heads import PolicyHead, action_family
 from quintet.ops.distributions import (
@@ -64,6 +64,54 @@ def test_resolve_model(given: dict, observation: spaces.Space, expected: tuple):
     resolved = {"encoder", "policy_hidden", "value_hidden", "activation"}
     others = set(ModelConfig.model_fields) - resolved
     assert all(getattr(model, name) == getattr(config, name) for name in others)
+
+
+def grid(size: int) -> spaces.Dict:
+    """Of the form of MiniGrid's observations."""
+    return spaces.Dict(
+        {
+            "direction": spaces.Discrete(4),
+            "image": spaces.Box(0, 255, (size, size, 3), np.uint8),
+            "mission": spaces.Box(0, 255, (9,), np.uint8),
+        }
+    )
+
+
+EYES = spaces.Dict(
+    {
+        "far": spaces.Box(0, 255, (4, 84, 84), np.uint8),
+        "near": spaces.Box(0, 255, (8, 9), np.uint8),
+        "clips": spaces.Box(0, 255, (2, 2, 36, 36, 3), np.uint8),
+        "floats": spaces.Box(0, 1, (36, 36), np.float32),
+        "signs": spaces.Box(-128, 127, (36, 36), np.int8),
+        "bits": spaces.MultiBinary((36, 36)),
+        "memory": spaces.Box(0, 255, (128,), np.uint8),
+        "last_action": spaces.Box(0, 255, (36, 36), np.uint8),
+        ACTION_MASK: MASK,
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "observation", "expected"),
+    [
+        ("nature_cnn", EYES, {"far": (4, 84, 84)}),
+        ("impala_cnn", EYES, {"far": (4, 84, 84), "near": (8, 9)}),
+        ("mlp", EYES, {"far": (4, 84, 84)}),
+        ("a.b:C", EYES, {}),
+        ("mlp", VECTOR, {}),
+        ("nature_cnn", PICTURE, {"obs": (36, 36, 3)}),
+        # Ids are categories, whatever the network makes of them, but for what is as large as a
+        # picture and read as one.
+        ("film_grid", grid(36), {}),
+        ("impala_cnn", grid(8), {}),
+        ("mlp", grid(7), {}),
+        ("nature_cnn", grid(56), {"image": (56, 56, 3)}),
+    ],
+)
+def test_what_is_normalised_by_pixel(encoder: str, observation: spaces.Space, expected: dict):
+    found = picture_leaves(ModelConfig(encoder=encoder), Spaces(observation, BOX))
+    assert found == expected
 
 
 @pytest.mark.parametrize(
@@ -257,6 +305,16 @@ def test_the_mask_is_no_input_of_the_network():
     [
         ({"activation": "tanh"}, Spaces(PICTURE, BOX), "activation=tanh requires an mlp"),
         ({"core_size": 64}, Spaces(VECTOR, BOX), "core_size=64 requires a recurrent core"),
+        (
+            {"policy_hidden": (), "activation": "relu"},
+            Spaces(VECTOR, BOX),
+            "model.activation=relu requires a hidden layer",
+        ),
+        (
+            {"policy_hidden": (), "shared_torso": True},
+            Spaces(VECTOR, BOX),
+            "model.shared_torso=True requires layers that can be shared",
+        ),
         ({"core_layers": 2}, Spaces(VECTOR, BOX), "core_layers=2 requires a recurrent core"),
         ({"encoder_kwargs": {"a": 1}}, Spaces(VECTOR, BOX), "requires an encoder of your own"),
         ({"layer_norm": True, "policy_hidden": ()}, Spaces(VECTOR, BOX), "a hidden layer"),

@@ -267,3 +267,16 @@ def test_layer_norm_behind_convolutions():
     network = Cnn("nature_cnn", {"obs": picture(36, 36)}, (8,), layer_norm=True)
     assert [type(layer).__name__ for layer in network.layers] == ["Linear", "LayerNorm", "ReLU"]
     assert not [m for m in network.convolutions.modules() if isinstance(m, nn.LayerNorm)]
+
+
+@pytest.mark.parametrize("encoder", ["nature_cnn", "impala_cnn", "mlp"])
+def test_what_is_floats_already_is_not_scaled_again(encoder: str):
+    """As pictures are that were normalised."""
+    leaves = {"obs": spaces.Box(0, 255, (36, 36, 3), np.uint8)}
+    network = Mlp(leaves, (8,), "tanh") if encoder == "mlp" else Cnn(encoder, leaves, (8,))
+    x = torch.randint(0, 256, (5, 36, 36, 3), dtype=torch.uint8)
+    copy = x.clone()
+    found, floats = network({"obs": x}), x / 255.0
+    torch.testing.assert_close(network({"obs": floats}), found, rtol=1e-4, atol=1e-5)
+    assert torch.equal(x, copy)
+    assert torch.equal(floats, copy / 255.0)

@@ -1,5 +1,7 @@
 """Running statistics against numpy over the concatenated data; what is normalised, and when."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -60,6 +62,39 @@ def test_scale_has_epsilon_inside_the_root():
     assert scale_of(moments, 0.25).item() == pytest.approx(expected)
 
 
+def frames(seed: int, count: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Bytes of which some are always black, some always white, and one is white but once."""
+    x = np.random.default_rng(seed).integers(0, 256, (count, *shape), dtype=np.uint8)
+    flat = x.reshape(count, math.prod(shape))
+    flat[:, 0], flat[:, 1:3] = 0, 255
+    flat[count // 2 : count // 2 + 1, 2] = 254
+    return x
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (2, 36, 36)])
+def test_statistics_of_bytes_are_exact(shape: tuple[int, ...]):
+    """More rows at once than float32 could sum the squares of."""
+    parts = [frames(seed, count, shape) for seed, count in enumerate((1, 0, 700, 1300, 2))]
+    moments = RunningMoments(shape)
+    for part in parts:
+        moments.merge(torch.from_numpy(part))
+    data = np.concatenate(parts).astype(np.float64)
+    assert moments.count == len(data)
+    np.testing.assert_allclose(moments.mean.numpy(), data.mean(0), rtol=1e-13)
+    np.testing.assert_allclose(moments.variance.numpy(), data.var(0), rtol=1e-11, atol=1e-12)
+    # At once, and in any order of the rows, to the last bit.
+    found = []
+    for order in (data, data[::-1]):
+        whole = RunningMoments(shape)
+        whole.merge(torch.from_numpy(order.astype(np.uint8)))
+        found.append(whole)
+    total, squares = data.astype(np.int64).sum(0), np.square(data.astype(np.int64)).sum(0)
+    for whole in found:
+        assert np.array_equal(whole.mean.numpy(), total / len(data))
+        expected = (len(data) * squares - total**2) / len(data)
+        assert np.array_equal(whole.m2.numpy(), expected)
+
+
 SPACE = spaces.Dict(
     {
         "float": spaces.Box(-9.0, 9.0, (2,), np.float32),
@@ -118,6 +153,26 @@ def test_normalisation_of_a_dict():
         assert x.dtype == torch.float32
     assert (out["float"].abs() == 1.2).any()
     assert (out["float"].abs() < 1.2).any()
+
+
+@pytest.mark.parametrize("epsilon", [1e-3, 1.0])
+def test_pictures_are_scaled_to_1_and_normalised_by_pixel(epsilon: float):
+    leaves, pictures = {"float": (2,)}, {"picture": (2, 2)}
+    normalizer = ObservationNormalizer(leaves, 1.2, epsilon, pictures)
+    assert normalizer.names == ("float", "picture")
+    first, second = draw(1), draw(2)
+    torch.testing.assert_close(normalizer(second)["picture"], second["picture"] / 255.0)
+    valid = torch.rand((5, 4), generator=torch.Generator().manual_seed(3)) < 0.7
+    normalizer.merge(first, valid)
+    normalizer.refresh()
+    copy = second["picture"].clone()
+    found = normalizer(second)["picture"]
+    assert torch.equal(second["picture"], copy)
+    assert found.dtype == torch.float32
+    data = first["picture"][valid].double() / 255.0
+    std = (data.var(0, correction=0) + epsilon).sqrt()
+    expected = ((second["picture"] / 255.0 - data.mean(0)) / std).clamp(-1.2, 1.2).float()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_before_any_data_observations_stay_as_they_are():

@@ -1,0 +1,49 @@
+"""What has no effect on a run, seen by what it trains on: its spaces, its network, who steps it.
+
+`quintet.config.load` refuses what options leave without effect by themselves, before there is an
+environment; what is found here takes one.
+"""
+
+from quintet.algorithms import registry
+from quintet.algorithms.options import Idle
+from quintet.config.load import Loaded
+from quintet.config.run import RunConfig
+from quintet.errors import ConfigError
+from quintet.types import Spaces
+
+
+def without_idle(loaded: Loaded, config: RunConfig, spaces: Spaces) -> Loaded:
+    """`config`, what `loaded` is resolved to, with every idle option at the value that says so.
+
+    Who has set such an option himself is refused.  What a preset or a default says is replaced; a
+    run that has begun goes on with what it began with.
+
+    Raises:
+        ConfigError: lists the options that were given and have no effect.
+    """
+    learner = registry.find(config.algo).idle_in(config.learner, config.model, spaces)
+    idle = learner | {f"env.{name}": one for name, one in _idle_in_env(config).items()}
+    values, sources = config.flat(), dict(loaded.sources)
+    faults, changes = [], {}
+    for name, (rest, required) in idle.items():
+        source, value = loaded.sources[name], values[name]
+        if value == rest or source == "saved run":
+            continue
+        if source.startswith("preset"):
+            sources[name] = f"resolved (that of {source} has no effect here)"
+        elif not source.startswith("default"):
+            faults.append(f"{name}={value} has no effect without {required}")
+            continue
+        changes[name] = rest
+    if faults:
+        raise ConfigError("; ".join(faults) + "; leave it out")
+    ours = {name: rest for name, rest in changes.items() if name in learner}
+    config = config.model_copy(update={"learner": config.learner.model_copy(update=ours)})
+    return Loaded(config, sources)
+
+
+def _idle_in_env(config: RunConfig) -> dict[str, Idle]:
+    if config.env.backend != "gymnasium":
+        return {}
+    pools = f"env.backend=envpool or ale, which step in threads, {config.env.id} is of gymnasium"
+    return {"num_threads": Idle(None, pools)}

@@ -1,0 +1,135 @@
+"""Options that the spaces of a run leave without effect: refused, or dropped and told."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import yaml
+from gymnasium.spaces import Box, Dict, Discrete
+
+from quintet import launch
+from quintet.config import load as load_module
+from quintet.config.load import Layer
+from quintet.config.saved import load_config
+from quintet.errors import ConfigError
+
+PIXELS = {"env.id": "test_idle:Room", "env.num_streams": 2}
+
+
+class Room(gymnasium.Env[Any, Any]):
+    """A picture, and if asked for a number beside it."""
+
+    action_space = Discrete(2)
+
+    def __init__(self, speed: bool = False) -> None:
+        picture = Box(0, 255, (36, 36), np.uint8)
+        self.observation_space = (
+            Dict({"camera": picture, "speed": Box(-1, 1)}) if speed else picture
+        )
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.observation_space.sample(), 0.0, True, False, {}
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+
+def resolved(
+    algo: str = "impala", speed: bool = False, layer: str = "call", **values: Any
+) -> tuple[dict[str, Any], dict[str, str]]:
+    options = {name.replace("__", "."): value for name, value in values.items()}
+    source = partial(Room, speed)
+    return launch.resolved(load_config(algo, [], Layer(layer, PIXELS | options), source), source)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "impala"])
+def test_who_asks_for_what_does_nothing_is_refused(algo: str):
+    with pytest.raises(ConfigError) as raised:
+        resolved(algo, normalize_observations=True, observation_clip=3.0)
+    said = str(raised.value)
+    assert "normalize_observations=True has no effect without floats in the observation" in said
+    assert "(36, 36), uint8); normalize_pictures is for these" in said
+    assert "observation_clip=3.0 has no effect without something" in said
+    assert said.endswith("; leave it out")
+    values, sources = resolved(algo, normalize_pictures=True, observation_clip=3.0)
+    assert (values["normalize_pictures"], values["observation_clip"]) == (True, 3.0)
+    assert sources["observation_clip"] == "call"
+    values, _ = resolved(algo, speed=True, normalize_observations=True, observation_clip=3.0)
+    assert (values["normalize_observations"], values["normalize_pictures"]) == (True, False)
+
+
+def test_the_encoder_says_what_is_a_picture():
+    for encoder in ("mlp", "impala_cnn"):
+        values, _ = resolved(normalize_pictures=True, model__encoder=encoder)
+        assert values["normalize_pictures"]
+    with pytest.raises(ConfigError, match=r"a picture that model\.encoder=torch\.nn:Linear is"):
+        resolved(normalize_pictures=True, model__encoder="torch.nn:Linear")
+
+
+def test_a_default_that_does_nothing_is_shown_as_off():
+    values, sources = resolved("ppo")
+    assert values["normalize_observations"] is False
+    assert sources["normalize_observations"] == "resolved (default)"
+    assert resolved("ppo", speed=True)[0]["normalize_observations"] is True
+
+
+def test_what_a_preset_set_is_dropped_and_told(monkeypatch):
+    given = load_module.preset_layers
+
+    def with_more(*args: Any) -> list[Layer]:
+        (kind,) = given(*args)
+        idle = {"normalize_observations": True, "observation_clip": 3.0}
+        return [Layer(kind.source, {**kind.values, **idle})]
+
+    monkeypatch.setattr("quintet.config.saved.preset_layers", with_more)
+    values, sources = resolved("impala")
+    assert (values["normalize_observations"], values["observation_clip"]) == (False, 5.0)
+    for name in ("normalize_observations", "observation_clip"):
+        assert sources[name] == "resolved (that of preset pixels has no effect here)"
+    values, sources = resolved("impala", speed=True)
+    assert (values["normalize_observations"], values["observation_clip"]) == (True, 3.0)
+    assert sources["observation_clip"] == "preset pixels"
+
+
+def test_a_run_that_began_with_it_goes_on_with_it(tmp_path: Path):
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    values, _ = resolved("impala")
+    saved = {name: x for name, x in values.items() if name != "run_dir"}
+    saved |= {"normalize_observations": True, "observation_clip": 3.0}
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(saved))
+    values, sources = resolved("impala", run_dir=str(run_dir))
+    assert (values["normalize_observations"], values["observation_clip"]) == (True, 3.0)
+    assert sources["normalize_observations"] == "saved run"
+
+
+def test_threads_of_environments_that_have_none_are_refused():
+    with pytest.raises(ConfigError, match=r"env\.num_threads=2 has no effect without env\.backend"):
+        resolved(env__num_threads=2)
+
+
+def test_a_run_keeps_what_was_in_force(tmp_path: Path):
+    """And a policy of it has no statistics of what is not normalised."""
+    small = {
+        "env.num_streams": 2, "unroll_steps": 4, "minibatch_steps": 8, "num_epochs": 1,
+        "model.policy_hidden": [8], "eval.episodes": 0, "report.progress": False,
+    }  # fmt: skip
+    for name, options in (("plain", {}), ("pixels", {"normalize_pictures": True})):
+        source, command = Room, PIXELS | small | options | {"run_dir": str(tmp_path / name)}
+        command["total_env_steps"] = 16
+        result = launch.run(load_config("ppo", [], Layer("call", command), source), source)
+        saved = yaml.safe_load((tmp_path / name / "config.yaml").read_text())
+        assert saved["normalize_observations"] is False
+        stored = [k for k in result.policy.publication.tensors if k.startswith("normalizer/")]
+        assert len(stored) == (3 if options else 0)
+        action, _ = result.policy.act(np.zeros((36, 36), np.uint8))
+        assert action in (0, 1)
