@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
+from itertools import repeat
 from math import ceil
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
@@ -12,25 +13,29 @@ from torch import Tensor
 
 from quintet.errors import CheckpointError
 from quintet.protocols import DataPlan
-from quintet.runtime.replay_files import Array, Numbers, as_array, require_room
-from quintet.runtime.replay_frames import frame_slices
-from quintet.runtime.replay_layout import Layout
-from quintet.runtime.replay_resume import load_rows, save_rows
-from quintet.runtime.replay_store import (
+from quintet.runtime.replay_batch import (
     BUDGET,
     FIRST,
     GAP,
     TERMINATED,
     TRUNCATED,
     VALID,
-    RowStore,
 )
+from quintet.runtime.replay_files import Array, Numbers, as_array, as_tensor, require_room
+from quintet.runtime.replay_frames import frame_slices
+from quintet.runtime.replay_layout import Layout
+from quintet.runtime.replay_resume import load_rows, save_rows
+from quintet.runtime.replay_store import RowStore
 from quintet.runtime.seeds import Role, generator_seed
 from quintet.runtime.slots import RowSpecs
 from quintet.types import Rollout
 
 _FORMAT = 1
 _COUNTS = ("counted_steps", "owed_draws", "drawn_rows")
+
+_SHOWN = (TERMINATED, TRUNCATED, VALID, FIRST, BUDGET)
+_BITS = np.array([[(flags & bit) > 0 for flags in range(256)] for bit in _SHOWN])
+"""Which of those bits a row's flags have."""
 
 
 @final
@@ -73,6 +78,8 @@ class Replay:
         self._layout = Layout(plan, rows, num_streams, folder, slack_steps)
         self._rate = _exact(plan.replay.rate)
         self._store: RowStore | None = None
+        self._random = _Keyed(seed)
+        self._shifts = np.arange(-1, plan.replay.steps + 1)[:, None]
         self.counted_steps = 0  # valid steps that owe draws
         self.owed_draws = 0  # draws that they owed, all made
         self.drawn_rows = 0
@@ -161,44 +168,49 @@ class Replay:
         if store is None or store.stored < max(self.plan.start_steps, 1):
             return iter(())
         counts = store.last - store.first
-        if not (counts.all() if self.plan.column_source == "per_stream" else counts.any()):
+        plan = self.plan
+        if not (counts.all() if plan.column_source == "per_stream" else counts.any()):
             return iter(())
-        if self.plan.draws == "owed":
-            self.counted_steps += min(valid_steps, store.stored - self.plan.start_steps)
-            number = int(self._rate * self.counted_steps) - self.owed_draws
+        if plan.draws == "owed":
+            self.counted_steps += min(valid_steps, store.stored - plan.start_steps)
+            rate = self._rate
+            number = rate.numerator * self.counted_steps // rate.denominator - self.owed_draws
             self.owed_draws += number
             if number == 0:
                 return iter(())
-        draw = np.random.default_rng(generator_seed(self.seed, Role.REPLAY, 0, iteration))
-        if self.plan.draws == "poisson":
-            number = int(draw.poisson(self.plan.rate))
-        return (self._draw(store, draw, counts) for _ in range(number))
-
-    def _draw(self, store: RowStore, draw: np.random.Generator, counts: Numbers) -> Rollout:
-        if self.plan.column_source == "per_stream":
+        draw = self._random.at(iteration)
+        if plan.draws == "poisson":
+            number = int(draw.poisson(plan.rate))
+        if plan.column_source == "per_stream":
             stream = np.arange(len(counts))
-            entry = draw.integers(0, counts)
-        else:
-            ends = np.cumsum(counts)
-            entry = draw.integers(0, ends[-1], self.plan.columns)
-            stream = ends.searchsorted(entry, "right")
-            entry -= ends[stream] - counts[stream]
-        entry += store.first[stream]
+            entry = store.first + draw.integers(0, counts, (number, plan.columns))
+            return (self._draw(store, stream, each) for each in entry)
+        ends = np.cumsum(counts)
+        entry = draw.integers(0, ends[-1], (number, plan.columns))
+        stream = ends.searchsorted(entry, "right")
+        # An entry counts over all streams; of its own one it is so much further on.
+        entry += (store.first + counts - ends)[stream]
+        return map(self._draw, repeat(store), stream, entry)
+
+    def _draw(self, store: RowStore, stream: Numbers, entry: Numbers) -> Rollout:
+        """The rows behind these entries of the streams' indices."""
         entries = store.index.shape[1]
-        place = stream * entries + entry % entries
-        number = store.index.reshape(-1)[place] + np.arange(self.plan.steps + 1)[:, None]
-        flags = store.flags[store.rows.at(stream, number)]
+        found = entry % entries
+        found += stream * entries
+        number = store.index.reshape(-1)[found] + self._shifts
+        place = store.rows.at(stream, number)
+        flags = store.flags[place[1:]]
+        drawn = Drawn(store, stream, number, place, flags, None)
         if self.plan.kind == "windows" and self.plan.steps > 1:
-            number, flags = _cut_window(store, stream, number, flags)
-        self.drawn_rows += int(np.count_nonzero(flags[:-1] & VALID))
+            drawn = _cut_window(drawn)
         state = {}
         if store.unrolls is not None:
-            unrolls = store.unrolls
             state = {
-                name: unrolls.read(name, place).transpose(0, 1).contiguous()
+                name: store.unrolls.read(name, found).transpose(0, 1).contiguous()
                 for name in self._layout.states
             }
-        return _rollout(store, stream, number, flags, state)
+        self.drawn_rows += int(np.count_nonzero(drawn.flags[:-1] & VALID))
+        return drawn.rollout(state)
 
     def save(self) -> dict[str, Any]:
         """What a checkpoint needs beside the files, for JSON; the disk has the rows on return."""
@@ -227,22 +239,103 @@ class Replay:
             self._store = load_rows(self._layout, state["rows"])
 
 
+class _Keyed:
+    """Random numbers by iteration, whatever was drawn before."""
+
+    def __init__(self, seed: int):
+        self._bits = np.random.Philox(key=generator_seed(seed, Role.REPLAY, 0))
+        self._random = np.random.Generator(self._bits)
+        self._state: Any = self._bits.state
+
+    def at(self, iteration: int) -> np.random.Generator:
+        """As at the beginning of an iteration, until the next call."""
+        self._state["state"]["counter"][1] = iteration  # its own 2**64 blocks of numbers
+        self._bits.state = self._state
+        return self._random
+
+
 def _exact(rate: float) -> Fraction:
     """The simple fraction that is meant (1/3, 29/100), also of rates far below 1."""
     finest = 1_000_000 * max(1, ceil(1 / Fraction(rate))) if rate > 0 else 1
     return Fraction(rate).limit_denominator(finest)
 
 
-def _cut_window(
-    store: RowStore, stream: Numbers, number: Numbers, flags: Array
-) -> tuple[Numbers, Array]:
-    """The rows ``[T + 1, B]`` of windows with what is after the first cut of each masked."""
+class Drawn(NamedTuple):
+    """Where rows -1..T of B windows or unrolls lie, and the flags of rows 0..T.
+
+    number, place: ``[T + 2, B]``, number of the row in its stream, and where it lies in the rings.
+    blank: ``[T, B]``, rows that are only reached and have but an observation; None: there is none.
+    """
+
+    store: RowStore
+    stream: Numbers
+    number: Numbers
+    place: Numbers
+    flags: Array
+    blank: Array | None
+
+    def rollout(self, state: dict[str, Tensor]) -> Rollout:
+        """A copy of the rows."""
+        store, layout, fields = self.store, self.store.layout, self.store.rows.fields
+        place, stream = self.place, self.stream
+        body = place[1:-1]
+        bits = _BITS.take(self.flags, 1)
+        terminated, truncated, valid, first, cut = map(torch.from_numpy, bits)
+        action, last_action = self._with_last("action")
+        reward, last_reward = self._with_last("reward")
+        return Rollout(
+            obs={
+                name[4:]: store.read_obs(name, stream, self.number[1:], place[1:])
+                for name in layout.leaves
+            },
+            action=action,
+            reward=reward,
+            terminated=terminated[:-1],
+            truncated=truncated[:-1],
+            valid=valid[:-1],
+            is_first=first,
+            record={name: self._read(f"record/{name}", body) for name in layout.records},
+            version=self._read("version", body),
+            policy_id=self._read("policy_id", body),
+            stream_id=torch.from_numpy(stream),
+            group_id=torch.from_numpy(store.group[stream]),
+            episode_id=torch.from_numpy(fields["episode_id"][place[1]]),
+            last_action=last_action,
+            last_reward=last_reward,
+            state=state,
+            return_carry=self._read("return_carry", body) if layout.has_return_carry else None,
+            budget_cut=cut[:-1],
+            replayed=True,
+        )
+
+    def _read(self, name: str, place: Numbers) -> Tensor:
+        values = self.store.rows.take(name, place)
+        if self.blank is not None:
+            values[self.blank] = 0
+        return as_tensor(values, self.store.rows.specs[name].dtype)
+
+    def _with_last(self, name: str) -> tuple[Tensor, Tensor]:
+        """Rows 0..T - 1, and row -1."""
+        values = self.store.rows.take(name, self.place[:-1])
+        if self.blank is not None:
+            values[1:][self.blank] = 0
+        dtype = self.store.rows.specs[name].dtype
+        return as_tensor(values[1:], dtype), as_tensor(values[0], dtype)
+
+
+def _cut_window(drawn: Drawn) -> Drawn:
+    """The windows with what is after the first cut of each masked."""
+    flags = drawn.flags
     gap = (flags & GAP) > 0
     if gap.any():
         # What comes after a gap is of another stretch, or not there: the gap's row is repeated.
+        store, stream, number = drawn.store, drawn.stream, drawn.number
         reach = np.where(gap.any(0), gap.argmax(0), len(gap))
-        number = np.minimum(number, number[0] + reach)
-        flags = store.flags[store.rows.at(stream, number)]
+        number = np.minimum(number, number[1] + reach)
+        place = store.rows.at(stream, number)
+        flags = store.flags[place[1:]]
+        blank = number[1:-1] == store.head[stream]
+        drawn = Drawn(store, stream, number, place, flags, blank)
     ended = (flags[:-1] & (TERMINATED | TRUNCATED)) > 0
     broken = (flags[:-1] & BUDGET) > 0
     broken[:-1] |= (flags[1:-1] & VALID) == 0
@@ -251,38 +344,4 @@ def _cut_window(
     rows = flags[:-1] & np.uint8(0xFF & ~(VALID | BUDGET))
     rows |= alive * np.uint8(VALID)
     rows |= (alive & broken & ~ended) * np.uint8(BUDGET)
-    return number, np.concatenate([rows, flags[-1:]])
-
-
-def _rollout(
-    store: RowStore, stream: Numbers, number: Numbers, flags: Array, state: dict[str, Tensor]
-) -> Rollout:
-    """The rows ``[T + 1, B]``, with these flags."""
-    rows, layout = store.rows, store.layout
-    place = rows.at(stream, number)
-    before, body = rows.at(stream, number[0] - 1), place[:-1]
-
-    def has(bit: int, of: Array) -> Tensor:
-        return torch.from_numpy((of & bit) > 0)
-
-    return Rollout(
-        obs={name[4:]: store.read_obs(name, stream, number) for name in layout.leaves},
-        action=rows.read("action", body),
-        reward=rows.read("reward", body),
-        terminated=has(TERMINATED, flags[:-1]),
-        truncated=has(TRUNCATED, flags[:-1]),
-        valid=has(VALID, flags[:-1]),
-        is_first=has(FIRST, flags),
-        record={name: rows.read(f"record/{name}", body) for name in layout.records},
-        version=rows.read("version", body),
-        policy_id=rows.read("policy_id", body),
-        stream_id=torch.from_numpy(stream),
-        group_id=torch.from_numpy(store.group[stream]),
-        episode_id=rows.read("episode_id", place[0]),
-        last_action=rows.read("action", before),
-        last_reward=rows.read("reward", before),
-        state=state,
-        return_carry=rows.read("return_carry", body) if layout.has_return_carry else None,
-        budget_cut=has(BUDGET, flags[:-1]),
-        replayed=True,
-    )
+    return drawn._replace(flags=np.concatenate([rows, flags[-1:]]))

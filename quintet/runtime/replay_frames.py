@@ -158,9 +158,10 @@ class FrameStacks:
         self._depth[place] = 0
         self._origin[place] = origin
 
-    def read(self, stream: Array, number: Array) -> Tensor:
-        """The stacks of rows (stream, number), shapes that broadcast: ``[..., slices, ...]``."""
-        place = self._rings.at(stream, number)
+    def read(self, stream: Numbers, number: Numbers, place: Numbers) -> Tensor:
+        """The stacks of rows (stream ``[B]``, number ``[..., B]``), which lie at `place`:
+        ``[..., B, slices, ...]``.
+        """
         depth = self._depth[place].astype(np.int64)[..., None]
         lag = np.arange(self.frames - 1, -1, -1)
         back = number[..., None] - np.minimum(lag, depth)
