@@ -14,16 +14,19 @@ bytes, stacked by four); episodes end after 250 rows, at different times in diff
 A step is one iteration of the training loop at unroll 1 with serial sampling, a toy environment of
 numpy arrays and a learner that does nothing: with replay (a store and a draw of 64 windows), and
 without.  All variants take turns in one process with one thread; printed are medians of the rounds,
-in microseconds.
+in microseconds of processor time (what else runs on the machine still takes its share of the
+caches).
 """
 
 import argparse
+import copy
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import cycle
+from functools import partial
+from itertools import count, cycle
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -156,19 +159,50 @@ class Plain:
 
 
 def timed(call: Callable[[], Any], count: int) -> float:
-    """Microseconds per call."""
+    """Microseconds of processor time per call."""
     begin = time.thread_time()
     for _ in range(count):
         call()
     return 1e6 * (time.thread_time() - begin) / count
 
 
-def in_turns(calls: dict[str, tuple[Callable[[], Any], int]], rounds: int) -> dict[str, float]:
-    """Medians over the rounds."""
+class InTurn:
+    """Stores batches that come in the same memory, as serial sampling gives them."""
+
+    def __init__(self, batches: list[Rollout]):
+        self.batches = cycle(batches)
+        self.memory = copy.deepcopy(batches[0])
+
+    def store(self, into: Callable[[Rollout], None]) -> Callable[[int], float]:
+        """Microseconds of processor time per store, without the copies before it."""
+
+        def timed_stores(count: int) -> float:
+            passed = 0.0
+            for _ in range(count):
+                self.next()
+                begin = time.thread_time()
+                into(self.memory)
+                passed += time.thread_time() - begin
+            return 1e6 * passed / count
+
+        return timed_stores
+
+    def next(self) -> Rollout:
+        """Brings the next batch."""
+        batch = next(self.batches)
+        self.memory.obs["obs"].copy_(batch.obs["obs"])
+        for name, x in vars(batch).items():
+            if isinstance(x, Tensor):
+                getattr(self.memory, name).copy_(x)
+        return self.memory
+
+
+def in_turns(calls: dict[str, Callable[[int], float]], count: int, rounds: int) -> dict[str, float]:
+    """Medians over the rounds of what `count` calls took on average."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
-        for name, (call, count) in calls.items():
-            found[name].append(timed(call, count))
+        for name, call in calls.items():
+            found[name].append(call(count))
     return {name: median(each) for name, each in found.items()}
 
 
@@ -177,25 +211,24 @@ def drawing(kind: Kind, streams: int, rounds: int) -> dict[str, float]:
     plan = DataPlan(kind.unroll_steps, streams, state_every=kind.unroll_steps, replay=kind.plan)
     specs = RowSpecs(Spaces(kind.observation, spaces.Box(-1, 1, (ACTIONS,))), ACTION, {}, {})
     replay, plain = Replay(plan, specs, streams, 0), Plain(kind)
-    batches = cycle(fresh_batches(kind, streams))
+    batches = InTurn(fresh_batches(kind, streams))
     for _ in range(kind.plan.capacity_steps // (streams * kind.unroll_steps) + kind.premade):
-        batch = next(batches)
+        batch = batches.next()
         replay.store(batch)
         plain.store(batch)
-    iterations = iter(range(1 << 60))
+    iterations = count(1)
     owing = round(1 / kind.plan.rate)  # valid steps that owe one draw
 
     def draw() -> None:
         (_,) = replay.draws(owing, next(iterations))
 
-    count = 40 if kind.frames else 200
     calls = {
-        "draw": (draw, count),
-        "plain draw": (plain.draw, count),
-        "store": (lambda: replay.store(next(batches)), count),
-        "plain store": (lambda: plain.store(next(batches)), count),
+        "draw": partial(timed, draw),
+        "plain draw": partial(timed, plain.draw),
+        "store": batches.store(replay.store),
+        "plain store": batches.store(plain.store),
     }
-    return in_turns(calls, rounds)
+    return in_turns(calls, 40 if kind.frames else 200, rounds)
 
 
 class ToyEnv:
@@ -271,40 +304,31 @@ class ToyLearner:
         return Publication(self.updates, {})
 
 
-def steps(streams: int, with_replay: bool) -> Iterator[None]:
-    """Each `next` runs one more iteration of the loop; as many draws as iterations."""
+def steps(streams: int, with_replay: bool) -> Callable[[int], float]:
+    """Microseconds of processor time per iteration of the loop, which draws one batch in each."""
     replay_plan = ReplayPlan("windows", 100_000, 1, 64, "owed", 1 / streams)
     plan = DataPlan(1, streams, replay=replay_plan if with_replay else None)
     env, timer = ToyEnv(streams), PhaseTimer()
     learner: Any = ToyLearner(plan)
     sampling = SerialSampling([env], lambda: ToyActor(streams), plan, 0, timer)
-    replay = None
-    if with_replay:
-        rows = RowSpecs.of(env.spaces, ToyActor(streams))
-        replay = Replay(plan, rows, streams, 0)
-    parts = loop.Parts([learner], sampling, replay)
-    counters = loop.Counters()
-    hooks = loop.Hooks(lambda _: None, lambda *_: True, lambda _: "")
-    stops = loop.Hooks(lambda _: None, lambda *_: counters.iteration % CHUNK == 0, lambda _: "")
-    del hooks
-    budget = loop.Budget(1 << 60, 1 << 60)
-    while True:
-        loop.run(parts, counters, budget, stops, timer)
-        yield
+    rows = RowSpecs.of(env.spaces, ToyActor(streams))
+    replay = Replay(plan, rows, streams, 0) if with_replay else None
+    parts, counters = loop.Parts([learner], sampling, replay), loop.Counters()
 
+    def run(count: int) -> float:
+        last = counters.iteration + count
+        hooks = loop.Hooks(lambda _: None, lambda *_: counters.iteration == last, lambda _: "")
+        begin = time.thread_time()
+        loop.run(parts, counters, loop.Budget(1 << 60, 1 << 60), hooks, timer)
+        return 1e6 * (time.thread_time() - begin) / count
 
-CHUNK = 500
-"""Iterations of the loop between two restarts of the toy's streams."""
+    return run
 
 
 def stepping(streams: int, rounds: int) -> dict[str, float]:
-    """Whole steps with replay and without, and what a step of the toy alone takes."""
-    with_replay, without = steps(streams, True), steps(streams, False)
-    calls = {
-        "step": (lambda: next(with_replay), 1),
-        "step without replay": (lambda: next(without), 1),
-    }
-    return {name: each / CHUNK for name, each in in_turns(calls, rounds).items()}
+    """Whole steps of the loop."""
+    calls = {"step": steps(streams, True), "step without replay": steps(streams, False)}
+    return in_turns(calls, 1_000, rounds)
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from quintet.errors import CheckpointError
@@ -33,9 +34,10 @@ from quintet.types import Rollout
 _FORMAT = 1
 _COUNTS = ("counted_steps", "owed_draws", "drawn_rows")
 
-_SHOWN = (TERMINATED, TRUNCATED, VALID, FIRST, BUDGET)
-_BITS = np.array([[(flags & bit) > 0 for flags in range(256)] for bit in _SHOWN])
-"""Which of those bits a row's flags have."""
+_FLAGS = np.arange(256)
+_ENDS = np.array([(_FLAGS & bit) > 0 for bit in (TERMINATED, TRUNCATED, VALID, BUDGET)])
+_IS_FIRST = (_FLAGS & FIRST) > 0
+"""What a row's flags say."""
 
 
 @final
@@ -76,9 +78,10 @@ class Replay:
         assert plan.replay is not None
         self.plan, self.seed = plan.replay, seed
         self._layout = Layout(plan, rows, num_streams, folder, slack_steps)
-        self._rate = _exact(plan.replay.rate)
+        self._rate, self._rate_steps = _exact(plan.replay.rate).as_integer_ratio()
+        self._per_stream = plan.replay.column_source == "per_stream"
         self._store: RowStore | None = None
-        self._random = _Keyed(seed)
+        self._random = _Random(seed, plan.replay.columns)
         self._shifts = np.arange(-1, plan.replay.steps + 1)[:, None]
         self.counted_steps = 0  # valid steps that owe draws
         self.owed_draws = 0  # draws that they owed, all made
@@ -167,29 +170,29 @@ class Replay:
         store = self._store
         if store is None or store.stored < max(self.plan.start_steps, 1):
             return iter(())
-        counts = store.last - store.first
-        plan = self.plan
-        if not (counts.all() if plan.column_source == "per_stream" else counts.any()):
+        plan, counts = self.plan, store.last - store.first
+        ends = counts.cumsum()
+        total = int(ends[-1])
+        if total == 0 or (self._per_stream and not counts.all()):
             return iter(())
         if plan.draws == "owed":
             self.counted_steps += min(valid_steps, store.stored - plan.start_steps)
-            rate = self._rate
-            number = rate.numerator * self.counted_steps // rate.denominator - self.owed_draws
+            number = self._rate * self.counted_steps // self._rate_steps - self.owed_draws
             self.owed_draws += number
             if number == 0:
                 return iter(())
-        draw = self._random.at(iteration)
-        if plan.draws == "poisson":
-            number = int(draw.poisson(plan.rate))
-        if plan.column_source == "per_stream":
+        else:
+            number = self._random.poisson(iteration, plan.rate)
+        chance = self._random.uniform(iteration, number)
+        if self._per_stream:
             stream = np.arange(len(counts))
-            entry = store.first + draw.integers(0, counts, (number, plan.columns))
+            entry = (chance * counts).astype(np.int64)
+            entry += store.first
             return (self._draw(store, stream, each) for each in entry)
-        ends = np.cumsum(counts)
-        entry = draw.integers(0, ends[-1], (number, plan.columns))
+        entry = (chance * total).astype(np.int64)
         stream = ends.searchsorted(entry, "right")
         # An entry counts over all streams; of its own one it is so much further on.
-        entry += (store.first + counts - ends)[stream]
+        entry += (store.last - ends)[stream]
         return map(self._draw, repeat(store), stream, entry)
 
     def _draw(self, store: RowStore, stream: Numbers, entry: Numbers) -> Rollout:
@@ -209,8 +212,9 @@ class Replay:
                 name: store.unrolls.read(name, found).transpose(0, 1).contiguous()
                 for name in self._layout.states
             }
-        self.drawn_rows += int(np.count_nonzero(drawn.flags[:-1] & VALID))
-        return drawn.rollout(state)
+        rollout, valid_rows = drawn.rollout(state)
+        self.drawn_rows += valid_rows
+        return rollout
 
     def save(self) -> dict[str, Any]:
         """What a checkpoint needs beside the files, for JSON; the disk has the rows on return."""
@@ -239,17 +243,37 @@ class Replay:
             self._store = load_rows(self._layout, state["rows"])
 
 
-class _Keyed:
-    """Random numbers by iteration, whatever was drawn before."""
+_BLOCK = 64  # iterations whose random numbers are made at once, where each draws one batch
+_NUMBER, _CHANCE, _BLOCKS = range(3)  # what is drawn of an iteration, or of a block
 
-    def __init__(self, seed: int):
+
+class _Random:
+    """Random numbers that follow from the seed and the iteration alone."""
+
+    def __init__(self, seed: int, columns: int):
         self._bits = np.random.Philox(key=generator_seed(seed, Role.REPLAY, 0))
         self._random = np.random.Generator(self._bits)
         self._state: Any = self._bits.state
+        self._columns = columns
+        self._block, self._of_block = -1, np.empty((0, columns))
 
-    def at(self, iteration: int) -> np.random.Generator:
-        """As at the beginning of an iteration, until the next call."""
-        self._state["state"]["counter"][1] = iteration  # its own 2**64 blocks of numbers
+    def poisson(self, iteration: int, mean: float) -> int:
+        """A number of that mean."""
+        return int(self._at(iteration, _NUMBER).poisson(mean))
+
+    def uniform(self, iteration: int, number: int) -> NDArray[np.float64]:
+        """``[number, columns]``, at least 0 and less than 1."""
+        if number != 1:
+            return self._at(iteration, _CHANCE).random((number, self._columns))
+        block, row = divmod(iteration, _BLOCK)
+        if block != self._block:
+            self._of_block = self._at(block, _BLOCKS).random((_BLOCK, self._columns))
+            self._block = block
+        return self._of_block[row : row + 1]
+
+    def _at(self, index: int, what: int) -> np.random.Generator:
+        counter = self._state["state"]["counter"]
+        counter[1], counter[2] = index, what  # each has its own 2**64 blocks of Philox
         self._bits.state = self._state
         return self._random
 
@@ -274,39 +298,39 @@ class Drawn(NamedTuple):
     flags: Array
     blank: Array | None
 
-    def rollout(self, state: dict[str, Tensor]) -> Rollout:
-        """A copy of the rows."""
+    def rollout(self, state: dict[str, Tensor]) -> tuple[Rollout, int]:
+        """A copy of the rows, and how many of them are valid."""
         store, layout, fields = self.store, self.store.layout, self.store.rows.fields
         place, stream = self.place, self.stream
         body = place[1:-1]
-        bits = _BITS.take(self.flags, 1)
-        terminated, truncated, valid, first, cut = map(torch.from_numpy, bits)
+        terminated, truncated, valid, cut = _ENDS.take(self.flags[:-1], 1)
         action, last_action = self._with_last("action")
         reward, last_reward = self._with_last("reward")
-        return Rollout(
+        rollout = Rollout(
             obs={
                 name[4:]: store.read_obs(name, stream, self.number[1:], place[1:])
                 for name in layout.leaves
             },
             action=action,
             reward=reward,
-            terminated=terminated[:-1],
-            truncated=truncated[:-1],
-            valid=valid[:-1],
-            is_first=first,
+            terminated=torch.from_numpy(terminated),
+            truncated=torch.from_numpy(truncated),
+            valid=torch.from_numpy(valid),
+            is_first=torch.from_numpy(_IS_FIRST[self.flags]),
             record={name: self._read(f"record/{name}", body) for name in layout.records},
             version=self._read("version", body),
             policy_id=self._read("policy_id", body),
-            stream_id=torch.from_numpy(stream),
+            stream_id=torch.from_numpy(stream.copy()),
             group_id=torch.from_numpy(store.group[stream]),
             episode_id=torch.from_numpy(fields["episode_id"][place[1]]),
             last_action=last_action,
             last_reward=last_reward,
             state=state,
             return_carry=self._read("return_carry", body) if layout.has_return_carry else None,
-            budget_cut=cut[:-1],
+            budget_cut=torch.from_numpy(cut),
             replayed=True,
         )
+        return rollout, int(np.count_nonzero(valid))
 
     def _read(self, name: str, place: Numbers) -> Tensor:
         values = self.store.rows.take(name, place)

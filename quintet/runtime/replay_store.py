@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quintet.runtime.replay_batch import FIRST, GAP, START, VALID, Begin, Columns, Fresh
+from quintet.runtime.replay_batch import FIRST, GAP, START, VALID, Begin, Columns, Fresh, Views
 from quintet.runtime.replay_files import (
     Array,
     Numbers,
@@ -71,6 +71,7 @@ class RowStore:
         self.group = np.zeros(count, np.int64)
         self.index = np.zeros((count, entries), np.int64)
         self._index = self.index.reshape(-1)
+        self._views = Views()
         self._reached: Begin | None = None  # with which the last batch is followed on, if known
         self.first = np.zeros(count, np.int64)
         self.last = np.zeros(count, np.int64)
@@ -106,18 +107,18 @@ class RowStore:
 
     def store(self, batch: Rollout) -> None:
         """Stores the columns that have a valid row; a stream's own are in order."""
-        fresh = Fresh.of(batch, self.layout)
+        fresh = Fresh.of(batch, self.layout, self._views)
         whole = bool(fresh.valid.all()) or bool(fresh.valid.any(0).all())
         if whole and self._reached == fresh.begin():
             self._append(fresh, None)
         else:
-            whole &= self._store_apart(fresh)
-        self._reached = fresh.end() if whole else None
+            self._store_apart(fresh)
 
-    def _store_apart(self, fresh: Fresh) -> bool:
-        """Stores a batch of which nothing is known; whether all its streams are different ones."""
+    def _store_apart(self, fresh: Fresh) -> None:
+        """Stores a batch of any columns; which follow on what was stored is searched for."""
         parts = _once_each(fresh.stream)
         for columns in parts:
+            self._reached = None
             part = fresh.columns(columns) if len(parts) > 1 else fresh
             kept = part.valid.any(0)
             if not kept.all():
@@ -128,20 +129,22 @@ class RowStore:
                 if not follows.all():
                     self._begin(part, ~follows)
                 self._append(part, ~follows)
-        return len(parts) == 1
 
     def _append(self, fresh: Fresh, gaps: Array | None) -> None:
-        """Stores columns of different streams, some of them after a gap."""
+        """Stores columns of different streams, some of them after a gap; None: no gap, and the
+        streams of the last batch.
+        """
         stream, steps = fresh.stream, len(fresh.valid)
         head = self.head[stream]
         start = head if gaps is None else head + gaps
         number = start + np.arange(steps + 1)[:, None]
-        self._retire(stream, head, number[-1])
+        self._retire(stream, head, number[-1], steps if gaps is None else steps + 1)
         place = self.rows.at(stream, number)
         body = place[:-1]
         flags, starts = fresh.flags()
         self.flags[place] = flags
-        self.rows.write("episode_id", place, fresh.episodes())
+        episodes = fresh.episodes()
+        self.rows.write("episode_id", place, episodes)
         for name, values in fresh.rows.items():
             self.rows.write(name, body, values)
         for name, values in fresh.obs.items():
@@ -157,6 +160,7 @@ class RowStore:
         if gaps is not None:  # else they are what they were
             self.going_on[stream] = True
             self.group[stream] = fresh.group
+        self._reached = fresh.end(episodes[-1])
 
     def _follows(self, fresh: Fresh) -> NDArray[np.bool_]:
         """Whether each stream goes on where it stopped.
@@ -192,17 +196,19 @@ class RowStore:
             else:
                 self.rows.write(name, start, values[0][which])
 
-    def _retire(self, stream: Numbers, old: Numbers, new: Numbers) -> None:
-        """Takes rows out of the index that are live with the old heads and not with the new."""
-        before = np.maximum(old - self.layout.rows_per_stream, 0)
-        after = np.maximum(new - self.layout.rows_per_stream, 0)
-        most = int((after - before).max())
-        if most == 0:
+    def _retire(self, stream: Numbers, old: Numbers, new: Numbers, most: int) -> None:
+        """Takes rows out of the index that are live with the old heads and not with the new ones,
+        which are at most so many rows further on.
+        """
+        before = old - self.layout.rows_per_stream
+        number = before[None] if most == 1 else before + np.arange(most)[:, None]
+        after = new - self.layout.rows_per_stream
+        if after.max() <= 0:
             return
-        number = before + np.arange(most)[:, None]
         flags = self.flags[self.rows.at(stream, number)]
-        flags *= number < after
-        self.first[stream] += np.count_nonzero(flags & START, 0)
+        if most > 1 or before.min() < 0:
+            flags[(number < 0) | (number >= after)] = 0
+        self.first[stream] += ((flags & START) > 0).sum(0)
         self.size -= int(np.count_nonzero(flags & VALID))
 
     def _enter(
