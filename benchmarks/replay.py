@@ -270,11 +270,11 @@ class ToyEnv:
 class ToyActor:
     """The same action always."""
 
-    record_specs: dict[str, TensorSpec] = {}
-    state_specs: dict[str, TensorSpec] = {}
     action_spec = ACTION
 
     def __init__(self, streams: int):
+        self.record_specs: dict[str, TensorSpec] = {}
+        self.state_specs: dict[str, TensorSpec] = {}
         self.out = ActOutput(torch.ones(streams, ACTIONS), torch.ones(streams, ACTIONS), {}, {})
 
     def load(self, publication: Publication) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
-from itertools import repeat
 from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -193,14 +192,12 @@ class Replay:
         stream = ends.searchsorted(entry, "right")
         # An entry counts over all streams; of its own one it is so much further on.
         entry += (store.last - ends)[stream]
-        return map(self._draw, repeat(store), stream, entry)
+        return (self._draw(store, stream[k], entry[k]) for k in range(number))
 
     def _draw(self, store: RowStore, stream: Numbers, entry: Numbers) -> Rollout:
         """The rows behind these entries of the streams' indices."""
-        entries = store.index.shape[1]
-        found = entry % entries
-        found += stream * entries
-        number = store.index.reshape(-1)[found] + self._shifts
+        found = store.in_index(stream, entry)
+        number = store.starts[found] + self._shifts
         place = store.rows.at(stream, number)
         flags = store.flags[place[1:]]
         drawn = Drawn(store, stream, number, place, flags, None)

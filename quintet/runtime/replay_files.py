@@ -162,6 +162,7 @@ class Rings:
         assert length % segment == 0
         self.specs, self.num_streams, self.length = dict(specs), num_streams, length
         self.place, rows = place, num_streams * length
+        self._begins = np.arange(num_streams) * length
         self.nbytes = rings_bytes(specs, rows)
         self._memory = allocate(place, self.nbytes)
         self.fields: dict[str, Array] = {}
@@ -178,7 +179,7 @@ class Rings:
     def at(self, stream: Numbers, number: Numbers) -> Numbers:
         """Where rows lie; the shapes broadcast."""
         place: Numbers = number % self.length
-        place += stream * self.length
+        place += self._begins[stream]
         return place
 
     def take(self, name: str, place: Numbers) -> Array:

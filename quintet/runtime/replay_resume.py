@@ -7,9 +7,9 @@ from zlib import crc32
 import numpy as np
 
 from quintet.errors import CheckpointError
+from quintet.runtime.replay_batch import START
 from quintet.runtime.replay_files import Numbers, bytes_of, damaged, require_file, rings_bytes
 from quintet.runtime.replay_layout import Layout
-from quintet.runtime.replay_batch import START
 from quintet.runtime.replay_store import RowStore
 
 _COUNTERS = ("head", "group", "going_on", "first", "last")

@@ -20,6 +20,7 @@ from quintet.runtime.replay_frames import FrameStacks
 from quintet.runtime.replay_layout import Layout
 from quintet.types import Rollout
 
+
 @final
 class RowStore:
     """Rows in the order in which each stream made them, each observation once: row T of an unroll
@@ -35,6 +36,7 @@ class RowStore:
 
     head: number of each stream's newest row.
     index: numbers of rows, by stream; entry ``n`` is at ``n % index.shape[1]``.
+    starts: the same memory, flat.
     first, last: the oldest entry of each stream and the one after its newest.
     size, stored: valid rows that are live, and all that were ever stored.
     """
@@ -70,7 +72,9 @@ class RowStore:
         self.going_on = np.zeros(count, np.bool_)
         self.group = np.zeros(count, np.int64)
         self.index = np.zeros((count, entries), np.int64)
-        self._index = self.index.reshape(-1)
+        self.starts = self.index.reshape(-1)
+        self._index_begins = np.arange(count) * entries
+        self._where: Columns = slice(None)  # the streams of the last batch, or all of them
         self._views = Views()
         self._reached: Begin | None = None  # with which the last batch is followed on, if known
         self.first = np.zeros(count, np.int64)
@@ -84,6 +88,12 @@ class RowStore:
         states = self.unrolls.nbytes if self.unrolls is not None else 0
         pools = sum(stack.nbytes for stack in self.stacks.values())
         return self.rows.nbytes + states + self.index.nbytes + pools
+
+    def in_index(self, stream: Numbers, entry: Numbers) -> Numbers:
+        """Where entries lie in `starts`."""
+        place: Numbers = entry % self.index.shape[1]
+        place += self._index_begins[stream]
+        return place
 
     def read_obs(self, name: str, stream: Numbers, number: Numbers, place: Numbers) -> Tensor:
         """A leaf, by its field, of rows (stream, number), which lie at `place`."""
@@ -135,7 +145,13 @@ class RowStore:
         streams of the last batch.
         """
         stream, steps = fresh.stream, len(fresh.valid)
-        head = self.head[stream]
+        if gaps is not None:
+            every = len(stream) == len(self.head) and bool((stream == np.arange(len(stream))).all())
+            self._where = slice(None) if every else stream  # numpy is faster with the former
+            self.going_on[stream] = True
+            self.group[stream] = fresh.group
+        where = self._where
+        head = self.head[where]
         start = head if gaps is None else head + gaps
         number = start + np.arange(steps + 1)[:, None]
         self._retire(stream, head, number[-1], steps if gaps is None else steps + 1)
@@ -156,10 +172,7 @@ class RowStore:
         count = int(np.count_nonzero(fresh.valid))
         self.size += count
         self.stored += count
-        self.head[stream] = number[-1]
-        if gaps is not None:  # else they are what they were
-            self.going_on[stream] = True
-            self.group[stream] = fresh.group
+        self.head[where] = number[-1]
         self._reached = fresh.end(episodes[-1])
 
     def _follows(self, fresh: Fresh) -> NDArray[np.bool_]:
@@ -201,33 +214,32 @@ class RowStore:
         which are at most so many rows further on.
         """
         before = old - self.layout.rows_per_stream
-        number = before[None] if most == 1 else before + np.arange(most)[:, None]
-        after = new - self.layout.rows_per_stream
-        if after.max() <= 0:
+        if before.max() <= -most:
             return
+        number = before + np.arange(most)[:, None]
         flags = self.flags[self.rows.at(stream, number)]
         if most > 1 or before.min() < 0:
-            flags[(number < 0) | (number >= after)] = 0
-        self.first[stream] += ((flags & START) > 0).sum(0)
+            flags[(number < 0) | (number >= new - self.layout.rows_per_stream)] = 0
+        starts = (flags & START) > 0
+        self.first[self._where] += starts[0] if most == 1 else starts.sum(0)
         self.size -= int(np.count_nonzero(flags & VALID))
 
     def _enter(
         self, stream: Numbers, number: Numbers, starts: Array, states: Mapping[str, Array]
     ) -> None:
         """Puts rows ``[T, B]`` into the index where `starts`."""
-        entries = self.index.shape[1]
-        place = self.last[stream][None]
+        place = self.last[self._where][None]
         if len(starts) > 1:
             place = place + np.cumsum(starts, 0) - starts
-        place = stream * entries + place % entries
+        place = self.in_index(stream, place)
         if starts.all():
-            self._index[place] = number
+            self.starts[place] = number
         else:
-            self._index[place[starts]] = number[starts]
+            self.starts[place[starts]] = number[starts]
         for name, values in states.items():
             assert self.unrolls is not None
             self.unrolls.write(name, place[0], values.swapaxes(0, 1))
-        self.last[stream] += starts.sum(0)
+        self.last[self._where] += starts[0] if len(starts) == 1 else starts.sum(0)
 
 
 def _equal(a: Array, b: Array) -> Array:
