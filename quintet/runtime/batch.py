@@ -6,6 +6,7 @@ from itertools import pairwise
 from threading import Lock
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -78,7 +79,7 @@ def within_budget(batch: Rollout, env_steps_left: int) -> tuple[Rollout, int]:
     timing.  As every invalid row those past the budget follow a cut, `Rollout.budget_cut`, so that
     no estimate within it sees their rewards.
     """
-    count = int(batch.valid.sum())
+    count = int(np.count_nonzero(batch.valid.numpy()))
     if count <= env_steps_left:
         return batch, count
     order = batch.valid.flatten().cumsum(0).view_as(batch.valid)
@@ -251,9 +252,9 @@ class ColumnQueue:
             taken.append(part)
             missing -= part.columns
         whole = _joined(_apart(taken))
-        order = whole.rollout.stream_id.argsort(stable=True)
-        if not torch.equal(order, torch.arange(order.numel())):
-            whole = whole.take(order)
+        streams = whole.rollout.stream_id.numpy()
+        if (streams[1:] < streams[:-1]).any():
+            whole = whole.take(whole.rollout.stream_id.argsort(stable=True))
         return whole
 
     def mask_old(self, part: Part, version: int) -> Part:
