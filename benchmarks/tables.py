@@ -266,6 +266,33 @@ def sampling_rates_table() -> str:
     return "\n".join(lines)
 
 
+def replay_table() -> str:
+    """Of what `replay.py` recorded."""
+    lines = [
+        "| microseconds | a draw | plain | ratio | a store | plain | ratio |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, times in (result("replay") or {"us": {}})["us"].items():
+        if "draw" not in times:
+            continue
+        cells = [name]
+        for what in ("draw", "store"):
+            ours, plain = times[what], times[f"plain {what}"]
+            cells += [f"{ours:.0f}", f"{plain:.0f}", f"**{ours / plain:.2f}**"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def replay_step_table() -> str:
+    """Of what `replay.py` recorded."""
+    lines = ["| microseconds per step | with replay | without |", "|---|---|---|"]
+    for name, times in (result("replay") or {"us": {}})["us"].items():
+        if "step" in times:
+            step, without = times["step"], times["step without replay"]
+            lines.append(f"| {name} | {step:.0f} | {without:.0f} |")
+    return "\n".join(lines)
+
+
 def soak_table() -> str:
     """Of what `soak.py` recorded."""
     lines = [
@@ -298,6 +325,8 @@ TABLES = {
     "ppo-threshold": threshold_table,
     "sampling": sampling_table,
     "sampling-rates": sampling_rates_table,
+    "replay": replay_table,
+    "replay-step": replay_step_table,
     "soak": soak_table,
 }
 

@@ -6,6 +6,7 @@ from itertools import pairwise
 from threading import Lock
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -78,7 +79,7 @@ def within_budget(batch: Rollout, env_steps_left: int) -> tuple[Rollout, int]:
     Steps count in order of (row, column), so which ones are past the budget does not depend on
     timing.
     """
-    count = int(batch.valid.sum())
+    count = int(np.count_nonzero(batch.valid.numpy()))
     if count > env_steps_left:
         order = batch.valid.flatten().cumsum(0).view_as(batch.valid)
         batch = replace(batch, valid=batch.valid & (order <= env_steps_left))
@@ -90,9 +91,15 @@ def with_cuts(batch: Rollout) -> Rollout:
     episode did not end: past the budget, of old weights, of another policy.  So every row that is
     not valid follows a cut, and no estimate of a valid one sees its reward.
     """
+    valid, terminated, truncated = (
+        x.numpy() for x in (batch.valid, batch.terminated, batch.truncated)
+    )
+    broken = ~(valid[1:] | terminated[:-1] | truncated[:-1])
+    if not broken.any():
+        return batch
     cut = torch.zeros_like(batch.valid)
-    cut[:-1] = ~(batch.valid[1:] | batch.terminated[:-1] | batch.truncated[:-1])
-    return replace(batch, budget_cut=cut) if cut.any() else batch
+    cut.numpy()[:-1] = broken
+    return replace(batch, budget_cut=cut)
 
 
 @final
@@ -315,7 +322,7 @@ class ColumnQueue:
 
 def _in_order(part: Part) -> Part:
     """The part's columns ordered by stream, then by age; as it is where they are."""
-    order = part.rollout.stream_id.argsort(stable=True)
-    if torch.equal(order, torch.arange(order.numel())):
-        return part
-    return part.take(order)
+    streams = part.rollout.stream_id.numpy()
+    if (streams[1:] < streams[:-1]).any():
+        return part.take(part.rollout.stream_id.argsort(stable=True))
+    return part

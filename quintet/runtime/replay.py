@@ -4,33 +4,39 @@ from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from math import ceil
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from quintet.errors import CheckpointError
 from quintet.protocols import DataPlan
-from quintet.runtime.replay_files import Array, Numbers, as_array, require_room
-from quintet.runtime.replay_frames import frame_slices
-from quintet.runtime.replay_layout import Layout
-from quintet.runtime.replay_resume import load_rows, save_rows
-from quintet.runtime.replay_store import (
+from quintet.runtime.replay_batch import (
     BUDGET,
     FIRST,
     GAP,
     TERMINATED,
     TRUNCATED,
     VALID,
-    RowStore,
 )
+from quintet.runtime.replay_files import Array, Numbers, as_array, as_tensor, require_room
+from quintet.runtime.replay_frames import frame_slices
+from quintet.runtime.replay_layout import Layout
+from quintet.runtime.replay_resume import load_rows, save_rows
+from quintet.runtime.replay_store import RowStore
 from quintet.runtime.seeds import Role, generator_seed
 from quintet.runtime.slots import RowSpecs
 from quintet.types import Rollout
 
 _FORMAT = 1
 _COUNTS = ("counted_steps", "owed_draws", "drawn_rows")
+
+_FLAGS = np.arange(256)
+_ENDS = np.array([(_FLAGS & bit) > 0 for bit in (TERMINATED, TRUNCATED, VALID, BUDGET)])
+_IS_FIRST = (_FLAGS & FIRST) > 0
+"""What a row's flags say."""
 
 
 @final
@@ -71,8 +77,11 @@ class Replay:
         assert plan.replay is not None
         self.plan, self.seed = plan.replay, seed
         self._layout = Layout(plan, rows, num_streams, folder, slack_steps)
-        self._rate = _exact(plan.replay.rate)
+        self._rate, self._rate_steps = _exact(plan.replay.rate).as_integer_ratio()
+        self._per_stream = plan.replay.column_source == "per_stream"
         self._store: RowStore | None = None
+        self._random = _Random(seed, plan.replay.columns)
+        self._shifts = np.arange(-1, plan.replay.steps + 1)[:, None]
         self.counted_steps = 0  # valid steps that owe draws
         self.owed_draws = 0  # draws that they owed, all made
         self.drawn_rows = 0
@@ -160,45 +169,49 @@ class Replay:
         store = self._store
         if store is None or store.stored < max(self.plan.start_steps, 1):
             return iter(())
-        counts = store.last - store.first
-        if not (counts.all() if self.plan.column_source == "per_stream" else counts.any()):
+        plan, counts = self.plan, store.last - store.first
+        ends = counts.cumsum()
+        total = int(ends[-1])
+        if total == 0 or (self._per_stream and not counts.all()):
             return iter(())
-        if self.plan.draws == "owed":
-            self.counted_steps += min(valid_steps, store.stored - self.plan.start_steps)
-            number = int(self._rate * self.counted_steps) - self.owed_draws
+        if plan.draws == "owed":
+            self.counted_steps += min(valid_steps, store.stored - plan.start_steps)
+            number = self._rate * self.counted_steps // self._rate_steps - self.owed_draws
             self.owed_draws += number
             if number == 0:
                 return iter(())
-        draw = np.random.default_rng(generator_seed(self.seed, Role.REPLAY, 0, iteration))
-        if self.plan.draws == "poisson":
-            number = int(draw.poisson(self.plan.rate))
-        return (self._draw(store, draw, counts) for _ in range(number))
-
-    def _draw(self, store: RowStore, draw: np.random.Generator, counts: Numbers) -> Rollout:
-        if self.plan.column_source == "per_stream":
-            stream = np.arange(len(counts))
-            entry = draw.integers(0, counts)
         else:
-            ends = np.cumsum(counts)
-            entry = draw.integers(0, ends[-1], self.plan.columns)
-            stream = ends.searchsorted(entry, "right")
-            entry -= ends[stream] - counts[stream]
-        entry += store.first[stream]
-        entries = store.index.shape[1]
-        place = stream * entries + entry % entries
-        number = store.index.reshape(-1)[place] + np.arange(self.plan.steps + 1)[:, None]
-        flags = store.flags[store.rows.at(stream, number)]
+            number = self._random.poisson(iteration, plan.rate)
+        chance = self._random.uniform(iteration, number)
+        if self._per_stream:
+            stream = np.arange(len(counts))
+            entry = (chance * counts).astype(np.int64)
+            entry += store.first
+            return (self._draw(store, stream, each) for each in entry)
+        entry = (chance * total).astype(np.int64)
+        stream = ends.searchsorted(entry, "right")
+        # An entry counts over all streams; of its own one it is so much further on.
+        entry += (store.last - ends)[stream]
+        return (self._draw(store, stream[k], entry[k]) for k in range(number))
+
+    def _draw(self, store: RowStore, stream: Numbers, entry: Numbers) -> Rollout:
+        """The rows behind these entries of the streams' indices."""
+        found = store.in_index(stream, entry)
+        number = store.starts[found] + self._shifts
+        place = store.rows.at(stream, number)
+        flags = store.flags[place[1:]]
+        drawn = Drawn(store, stream, number, place, flags, None)
         if self.plan.kind == "windows" and self.plan.steps > 1:
-            number, flags = _cut_window(store, stream, number, flags)
-        self.drawn_rows += int(np.count_nonzero(flags[:-1] & VALID))
+            drawn = _cut_window(drawn)
         state = {}
         if store.unrolls is not None:
-            unrolls = store.unrolls
             state = {
-                name: unrolls.read(name, place).transpose(0, 1).contiguous()
+                name: store.unrolls.read(name, found).transpose(0, 1).contiguous()
                 for name in self._layout.states
             }
-        return _rollout(store, stream, number, flags, state)
+        rollout, valid_rows = drawn.rollout(state)
+        self.drawn_rows += valid_rows
+        return rollout
 
     def save(self) -> dict[str, Any]:
         """What a checkpoint needs beside the files, for JSON; the disk has the rows on return."""
@@ -227,22 +240,123 @@ class Replay:
             self._store = load_rows(self._layout, state["rows"])
 
 
+_BLOCK = 64  # iterations whose random numbers are made at once, where each draws one batch
+_NUMBER, _CHANCE, _BLOCKS = range(3)  # what is drawn of an iteration, or of a block
+
+
+class _Random:
+    """Random numbers that follow from the seed and the iteration alone."""
+
+    def __init__(self, seed: int, columns: int):
+        self._bits = np.random.Philox(key=generator_seed(seed, Role.REPLAY, 0))
+        self._random = np.random.Generator(self._bits)
+        self._state: Any = self._bits.state
+        self._columns = columns
+        self._block, self._of_block = -1, np.empty((0, columns))
+
+    def poisson(self, iteration: int, mean: float) -> int:
+        """A number of that mean."""
+        return int(self._at(iteration, _NUMBER).poisson(mean))
+
+    def uniform(self, iteration: int, number: int) -> NDArray[np.float64]:
+        """``[number, columns]``, at least 0 and less than 1."""
+        if number != 1:
+            return self._at(iteration, _CHANCE).random((number, self._columns))
+        block, row = divmod(iteration, _BLOCK)
+        if block != self._block:
+            self._of_block = self._at(block, _BLOCKS).random((_BLOCK, self._columns))
+            self._block = block
+        return self._of_block[row : row + 1]
+
+    def _at(self, index: int, what: int) -> np.random.Generator:
+        counter = self._state["state"]["counter"]
+        counter[1], counter[2] = index, what  # each has its own 2**64 blocks of Philox
+        self._bits.state = self._state
+        return self._random
+
+
 def _exact(rate: float) -> Fraction:
     """The simple fraction that is meant (1/3, 29/100), also of rates far below 1."""
     finest = 1_000_000 * max(1, ceil(1 / Fraction(rate))) if rate > 0 else 1
     return Fraction(rate).limit_denominator(finest)
 
 
-def _cut_window(
-    store: RowStore, stream: Numbers, number: Numbers, flags: Array
-) -> tuple[Numbers, Array]:
-    """The rows ``[T + 1, B]`` of windows with what is after the first cut of each masked."""
+class Drawn(NamedTuple):
+    """Where rows -1..T of B windows or unrolls lie, and the flags of rows 0..T.
+
+    number, place: ``[T + 2, B]``, number of the row in its stream, and where it lies in the rings.
+    blank: ``[T, B]``, rows that are only reached and have but an observation; None: there is none.
+    """
+
+    store: RowStore
+    stream: Numbers
+    number: Numbers
+    place: Numbers
+    flags: Array
+    blank: Array | None
+
+    def rollout(self, state: dict[str, Tensor]) -> tuple[Rollout, int]:
+        """A copy of the rows, and how many of them are valid."""
+        store, layout, fields = self.store, self.store.layout, self.store.rows.fields
+        place, stream = self.place, self.stream
+        body = place[1:-1]
+        terminated, truncated, valid, cut = _ENDS.take(self.flags[:-1], 1)
+        action, last_action = self._with_last("action")
+        reward, last_reward = self._with_last("reward")
+        rollout = Rollout(
+            obs={
+                name[4:]: store.read_obs(name, stream, self.number[1:], place[1:])
+                for name in layout.leaves
+            },
+            action=action,
+            reward=reward,
+            terminated=torch.from_numpy(terminated),
+            truncated=torch.from_numpy(truncated),
+            valid=torch.from_numpy(valid),
+            is_first=torch.from_numpy(_IS_FIRST[self.flags]),
+            record={name: self._read(f"record/{name}", body) for name in layout.records},
+            version=self._read("version", body),
+            policy_id=self._read("policy_id", body),
+            stream_id=torch.from_numpy(stream.copy()),
+            group_id=torch.from_numpy(store.group[stream]),
+            episode_id=torch.from_numpy(fields["episode_id"][place[1]]),
+            last_action=last_action,
+            last_reward=last_reward,
+            state=state,
+            return_carry=self._read("return_carry", body) if layout.has_return_carry else None,
+            budget_cut=torch.from_numpy(cut),
+            replayed=True,
+        )
+        return rollout, int(np.count_nonzero(valid))
+
+    def _read(self, name: str, place: Numbers) -> Tensor:
+        values = self.store.rows.take(name, place)
+        if self.blank is not None:
+            values[self.blank] = 0
+        return as_tensor(values, self.store.rows.specs[name].dtype)
+
+    def _with_last(self, name: str) -> tuple[Tensor, Tensor]:
+        """Rows 0..T - 1, and row -1."""
+        values = self.store.rows.take(name, self.place[:-1])
+        if self.blank is not None:
+            values[1:][self.blank] = 0
+        dtype = self.store.rows.specs[name].dtype
+        return as_tensor(values[1:], dtype), as_tensor(values[0], dtype)
+
+
+def _cut_window(drawn: Drawn) -> Drawn:
+    """The windows with what is after the first cut of each masked."""
+    flags = drawn.flags
     gap = (flags & GAP) > 0
     if gap.any():
         # What comes after a gap is of another stretch, or not there: the gap's row is repeated.
+        store, stream, number = drawn.store, drawn.stream, drawn.number
         reach = np.where(gap.any(0), gap.argmax(0), len(gap))
-        number = np.minimum(number, number[0] + reach)
-        flags = store.flags[store.rows.at(stream, number)]
+        number = np.minimum(number, number[1] + reach)
+        place = store.rows.at(stream, number)
+        flags = store.flags[place[1:]]
+        blank = number[1:-1] == store.head[stream]
+        drawn = Drawn(store, stream, number, place, flags, blank)
     ended = (flags[:-1] & (TERMINATED | TRUNCATED)) > 0
     broken = (flags[:-1] & BUDGET) > 0
     broken[:-1] |= (flags[1:-1] & VALID) == 0
@@ -251,38 +365,4 @@ def _cut_window(
     rows = flags[:-1] & np.uint8(0xFF & ~(VALID | BUDGET))
     rows |= alive * np.uint8(VALID)
     rows |= (alive & broken & ~ended) * np.uint8(BUDGET)
-    return number, np.concatenate([rows, flags[-1:]])
-
-
-def _rollout(
-    store: RowStore, stream: Numbers, number: Numbers, flags: Array, state: dict[str, Tensor]
-) -> Rollout:
-    """The rows ``[T + 1, B]``, with these flags."""
-    rows, layout = store.rows, store.layout
-    place = rows.at(stream, number)
-    before, body = rows.at(stream, number[0] - 1), place[:-1]
-
-    def has(bit: int, of: Array) -> Tensor:
-        return torch.from_numpy((of & bit) > 0)
-
-    return Rollout(
-        obs={name[4:]: store.read_obs(name, stream, number) for name in layout.leaves},
-        action=rows.read("action", body),
-        reward=rows.read("reward", body),
-        terminated=has(TERMINATED, flags[:-1]),
-        truncated=has(TRUNCATED, flags[:-1]),
-        valid=has(VALID, flags[:-1]),
-        is_first=has(FIRST, flags),
-        record={name: rows.read(f"record/{name}", body) for name in layout.records},
-        version=rows.read("version", body),
-        policy_id=rows.read("policy_id", body),
-        stream_id=torch.from_numpy(stream),
-        group_id=torch.from_numpy(store.group[stream]),
-        episode_id=rows.read("episode_id", place[0]),
-        last_action=rows.read("action", before),
-        last_reward=rows.read("reward", before),
-        state=state,
-        return_carry=rows.read("return_carry", body) if layout.has_return_carry else None,
-        budget_cut=has(BUDGET, flags[:-1]),
-        replayed=True,
-    )
+    return drawn._replace(flags=np.concatenate([rows, flags[-1:]]))

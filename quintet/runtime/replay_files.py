@@ -33,8 +33,9 @@ _ALIGNMENT = 64
 
 def as_array(x: Tensor) -> Array:
     """The tensor's values as numpy sees them; bfloat16, which it doesn't know, as int16."""
-    x = x.detach().cpu()
-    return (x.view(torch.int16) if x.dtype == torch.bfloat16 else x).numpy()
+    if x.dtype is torch.bfloat16:
+        x = x.view(torch.int16)
+    return x.numpy(force=True)
 
 
 def as_tensor(x: Array, dtype: torch.dtype) -> Tensor:
@@ -161,6 +162,7 @@ class Rings:
         assert length % segment == 0
         self.specs, self.num_streams, self.length = dict(specs), num_streams, length
         self.place, rows = place, num_streams * length
+        self._begins = np.arange(num_streams) * length
         self.nbytes = rings_bytes(specs, rows)
         self._memory = allocate(place, self.nbytes)
         self.fields: dict[str, Array] = {}
@@ -176,12 +178,19 @@ class Rings:
 
     def at(self, stream: Numbers, number: Numbers) -> Numbers:
         """Where rows lie; the shapes broadcast."""
-        place: Numbers = stream * self.length + number % self.length
+        place: Numbers = number % self.length
+        place += self._begins[stream]
         return place
+
+    def take(self, name: str, place: Numbers) -> Array:
+        """A copy of the rows, ``[*place.shape, ...]``."""
+        # numpy's indexing is the faster way to single values, and the slower one to whole rows.
+        field = self.fields[name]
+        return field[place] if field.ndim == 1 else field.take(place, 0)
 
     def read(self, name: str, place: Numbers) -> Tensor:
         """A copy of the rows, ``[*place.shape, ...]``."""
-        return as_tensor(self.fields[name].take(place, 0), self.specs[name].dtype)
+        return as_tensor(self.take(name, place), self.specs[name].dtype)
 
     def write(self, name: str, place: Numbers, values: Array) -> None:
         """Puts rows ``[*place.shape, ...]`` in their places."""

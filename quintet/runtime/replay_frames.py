@@ -71,7 +71,9 @@ def _frames(rows: Array, slices: int) -> Array:
 
 def _follows(stacks: Array) -> Array:
     """``[T, B]``: the older frames of row t + 1 are the newer ones of row t."""
-    same: Array = (stacks[1:, :, :-1] == stacks[:-1, :, 1:]).all((2, 3))
+    words = stacks.shape[3]
+    flat = stacks.reshape(*stacks.shape[:2], -1)  # one comparison per row, not one per frame
+    same: Array = (flat[1:, :, :-words] == flat[:-1, :, words:]).all(2)
     return same
 
 
@@ -102,6 +104,7 @@ class FrameStacks:
     def __init__(self, rings: Rings, name: str, spec: TensorSpec, slices: int, place: Path | None):
         self._rings, self._spec, self.slices = rings, spec, slices
         self.frames = spec.shape[0] // slices
+        self._lag = np.arange(self.frames - 1, -1, -1)
         self._newest = rings.fields[name]
         self._depth = rings.fields[f"{name}:depth"]
         self._origin = rings.fields[f"{name}:origin"]
@@ -158,16 +161,19 @@ class FrameStacks:
         self._depth[place] = 0
         self._origin[place] = origin
 
-    def read(self, stream: Array, number: Array) -> Tensor:
-        """The stacks of rows (stream, number), shapes that broadcast: ``[..., slices, ...]``."""
-        place = self._rings.at(stream, number)
-        depth = self._depth[place].astype(np.int64)[..., None]
-        lag = np.arange(self.frames - 1, -1, -1)
-        back = number[..., None] - np.minimum(lag, depth)
+    def read(self, stream: Numbers, number: Numbers, place: Numbers) -> Tensor:
+        """The stacks of rows (stream ``[B]``, number ``[..., B]``), which lie at `place`:
+        ``[..., B, slices, ...]``.
+        """
+        held = self._depth[place]
+        depth = held.astype(np.int64)[..., None]
+        lag = self._lag
+        whole = bool((held == self.frames - 1).all())
+        back = number[..., None] - (lag if whole else np.minimum(lag, depth))
         stacks = self._newest.take(self._rings.at(stream[..., None], back), 0)
-        # Frames from before the break; those that repeat the newest frame there are right already.
-        missing = lag > depth
-        if missing.any():
+        if not whole:
+            # Frames from before the break; those that repeat the newest frame there are right.
+            missing = lag > depth
             base = self._rings.at(stream, number - depth[..., 0])
             origin = np.broadcast_to(self._origin[base][..., None], missing.shape)
             stacks[missing & (origin == _ZERO)] = 0

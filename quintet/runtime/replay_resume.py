@@ -7,9 +7,10 @@ from zlib import crc32
 import numpy as np
 
 from quintet.errors import CheckpointError
+from quintet.runtime.replay_batch import START
 from quintet.runtime.replay_files import Numbers, bytes_of, damaged, require_file, rings_bytes
 from quintet.runtime.replay_layout import Layout
-from quintet.runtime.replay_store import START, RowStore
+from quintet.runtime.replay_store import RowStore
 
 _COUNTERS = ("head", "group", "going_on", "first", "last")
 
@@ -76,7 +77,6 @@ def load_rows(layout: Layout, state: Mapping[str, Any]) -> RowStore:
         stack.recover(entries, _held(store))
     # The newest row went on to be written; what its observation was is still there.
     store.flags[_newest(store)] = state["newest_flags"]
-    store.clear_taken(_newest(store))
     _verify(store, state)
     _rebuild_index(store)
     return store

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from quintet.runtime.replay_batch import FIRST, GAP, START, VALID, Begin, Columns, Fresh, Views
 from quintet.runtime.replay_files import (
     Array,
     Numbers,
@@ -18,11 +19,6 @@ from quintet.runtime.replay_files import (
 from quintet.runtime.replay_frames import FrameStacks
 from quintet.runtime.replay_layout import Layout
 from quintet.types import Rollout
-
-TERMINATED, TRUNCATED, VALID, FIRST, BUDGET, START, GAP = (1 << bit for bit in range(7))
-"""Bits of a row's flags: those of a `Rollout`; a draw may begin here; see `RowStore`."""
-
-Columns = slice | Numbers
 
 
 @final
@@ -40,6 +36,7 @@ class RowStore:
 
     head: number of each stream's newest row.
     index: numbers of rows, by stream; entry ``n`` is at ``n % index.shape[1]``.
+    starts: the same memory, flat.
     first, last: the oldest entry of each stream and the one after its newest.
     size, stored: valid rows that are live, and all that were ever stored.
     """
@@ -75,6 +72,11 @@ class RowStore:
         self.going_on = np.zeros(count, np.bool_)
         self.group = np.zeros(count, np.int64)
         self.index = np.zeros((count, entries), np.int64)
+        self.starts = self.index.reshape(-1)
+        self._index_begins = np.arange(count) * entries
+        self._where: Columns = slice(None)  # the streams of the last batch, or all of them
+        self._views = Views()
+        self._reached: Begin | None = None  # with which the last batch is followed on, if known
         self.first = np.zeros(count, np.int64)
         self.last = np.zeros(count, np.int64)
         self.size = 0
@@ -87,17 +89,23 @@ class RowStore:
         pools = sum(stack.nbytes for stack in self.stacks.values())
         return self.rows.nbytes + states + self.index.nbytes + pools
 
-    def read_obs(self, name: str, stream: Numbers, number: Numbers) -> Tensor:
-        """A leaf, by its field, of rows (stream, number); the shapes broadcast."""
+    def in_index(self, stream: Numbers, entry: Numbers) -> Numbers:
+        """Where entries lie in `starts`."""
+        place: Numbers = entry % self.index.shape[1]
+        place += self._index_begins[stream]
+        return place
+
+    def read_obs(self, name: str, stream: Numbers, number: Numbers, place: Numbers) -> Tensor:
+        """A leaf, by its field, of rows (stream, number), which lie at `place`."""
         if name in self.stacks:
-            return self.stacks[name].read(np.broadcast_to(stream, number.shape), number)
-        return self.rows.read(name, self.rows.at(stream, number))
+            return self.stacks[name].read(stream, number, place)
+        return self.rows.read(name, place)
 
     def kept_whole(self, rows: slice) -> list[Array]:
         """What the pools hold of these rows of the rings."""
         return [stack.whole(rows) for stack in self.stacks.values()]
 
-    def clear_taken(self, place: Numbers) -> None:
+    def _clear_taken(self, place: Numbers) -> None:
         """Zeroes what rows that are only reached don't have, whatever an older row left there."""
         for name in self._taken:
             self.rows.fields[name][place] = 0
@@ -105,160 +113,133 @@ class RowStore:
     def cut(self) -> None:
         """What is stored next doesn't follow on what was last."""
         self.going_on[:] = False
+        self._reached = None
 
     def store(self, batch: Rollout) -> None:
         """Stores the columns that have a valid row; a stream's own are in order."""
-        valid = as_array(batch.valid)
-        streams = as_array(batch.stream_id)
-        for columns in _once_each(streams):
-            kept = valid[:, columns].any(0)
-            self.going_on[streams[columns][~kept]] = False
-            if kept.all():
-                self._store(batch, columns)
-            elif kept.any():
-                self._store(batch, np.arange(len(streams))[columns][kept])
+        fresh = Fresh.of(batch, self.layout, self._views)
+        whole = bool(fresh.valid.all()) or bool(fresh.valid.any(0).all())
+        if whole and self._reached == fresh.begin():
+            self._append(fresh, None)
+        else:
+            self._store_apart(fresh)
 
-    def _store(self, batch: Rollout, columns: Columns) -> None:
-        """Stores columns of different streams."""
-        rows = {name: as_array(x)[:, columns] for name, x in self._by_row(batch).items()}
-        obs = {name: as_array(batch.obs[name[4:]])[:, columns] for name in self.layout.leaves}
-        stream = as_array(batch.stream_id)[columns]
-        first = as_array(batch.is_first)[:, columns]
-        episode = as_array(batch.episode_id)[columns] + np.cumsum(first, 0) - first[0]
-        last = {
-            "action": as_array(batch.last_action)[columns],
-            "reward": as_array(batch.last_reward)[columns],
-        }
-        begin = {name: values[0] for name, values in obs.items()}
-        follows = self._follows(stream, begin, first[0], episode[0], last)
-        if not follows.all():
-            self._begin(stream, begin, last, ~follows)
+    def _store_apart(self, fresh: Fresh) -> None:
+        """Stores a batch of any columns; which follow on what was stored is searched for."""
+        parts = _once_each(fresh.stream)
+        for columns in parts:
+            self._reached = None
+            part = fresh.columns(columns) if len(parts) > 1 else fresh
+            kept = part.valid.any(0)
+            if not kept.all():
+                self.going_on[part.stream[~kept]] = False
+                part = part.columns(np.flatnonzero(kept))
+            if len(part.stream):
+                follows = self._follows(part)
+                if not follows.all():
+                    self._begin(part, ~follows)
+                self._append(part, ~follows)
 
-        steps = len(first) - 1
-        start = self.head[stream] + ~follows
+    def _append(self, fresh: Fresh, gaps: Array | None) -> None:
+        """Stores columns of different streams, some of them after a gap; None: no gap, and the
+        streams of the last batch.
+        """
+        stream, steps = fresh.stream, len(fresh.valid)
+        if gaps is not None:
+            every = len(stream) == len(self.head) and bool((stream == np.arange(len(stream))).all())
+            self._where = slice(None) if every else stream  # numpy is faster with the former
+            self.going_on[stream] = True
+            self.group[stream] = fresh.group
+        where = self._where
+        head = self.head[where]
+        start = head if gaps is None else head + gaps
         number = start + np.arange(steps + 1)[:, None]
-        self._retire(stream, start + steps)
+        self._retire(stream, head, number[-1], steps if gaps is None else steps + 1)
         place = self.rows.at(stream, number)
-        flags = self._as_flags(batch, columns)
-        self.rows.write("flags", place, flags)
-        self.rows.write("episode_id", place, episode)
-        for name, values in rows.items():
-            self.rows.write(name, place[:-1], values)
-        self.clear_taken(place[-1])
-        for name, values in obs.items():
+        body = place[:-1]
+        flags, starts = fresh.flags()
+        self.flags[place] = flags
+        episodes = fresh.episodes()
+        self.rows.write("episode_id", place, episodes)
+        for name, values in fresh.rows.items():
+            self.rows.write(name, body, values)
+        for name, values in fresh.obs.items():
             if name in self.stacks:
                 self.stacks[name].follow(place[1:], place[0], values)
             else:
                 self.rows.write(name, place[1:], values[1:])
-        states = {name: as_array(batch.state[name])[:, columns] for name in self.layout.states}
-        self._enter(stream, number[:-1], (flags[:-1] & START) > 0, states)
-        valid = int(((flags & VALID) > 0).sum())
-        self.size += valid
-        self.stored += valid
-        self.head[stream] = start + steps
-        self.going_on[stream] = True
-        self.group[stream] = as_array(batch.group_id)[columns]
+        self._enter(stream, number[:-1], starts, fresh.states)
+        count = int(np.count_nonzero(fresh.valid))
+        self.size += count
+        self.stored += count
+        self.head[where] = number[-1]
+        self._reached = fresh.end(episodes[-1])
 
-    def _by_row(self, batch: Rollout) -> dict[str, Tensor]:
-        """What has T rows, by field."""
-        values = {
-            "action": batch.action,
-            "reward": batch.reward,
-            "version": batch.version,
-            "policy_id": batch.policy_id,
-            **{f"record/{name}": batch.record[name] for name in self.layout.records},
-        }
-        if self.layout.has_return_carry:
-            assert batch.return_carry is not None
-            values["return_carry"] = batch.return_carry
-        return values
-
-    def _as_flags(self, batch: Rollout, columns: Columns) -> Array:
-        """Rows 0..T; the last is a gap until the stream goes on."""
-
-        def bits(x: Tensor, flag: int) -> Array:
-            taken: Array = as_array(x)[:, columns].view(np.uint8) * np.uint8(flag)
-            return taken
-
-        flags = bits(batch.is_first, FIRST)
-        flags[-1] |= GAP
-        rows = flags[:-1]
-        rows |= bits(batch.terminated, TERMINATED)
-        rows |= bits(batch.truncated, TRUNCATED)
-        rows |= bits(batch.valid, VALID)
-        if batch.budget_cut is not None:
-            rows |= bits(batch.budget_cut, BUDGET)
-        if self.layout.kind == "windows":
-            rows |= bits(batch.valid, START)
-        else:
-            rows[0] |= START
-        return flags
-
-    def _follows(
-        self,
-        stream: Numbers,
-        obs: Mapping[str, Array],
-        first: Array,
-        episode: Array,
-        last: Mapping[str, Array],
-    ) -> NDArray[np.bool_]:
+    def _follows(self, fresh: Fresh) -> NDArray[np.bool_]:
         """Whether each stream goes on where it stopped.
 
         Columns between may not have come, so that is seen by the observation, the episode and the
         last action and reward: all are the bytes that are stored.
         """
+        stream = fresh.stream
         going_on = self.going_on[stream]
         if not going_on.any():
             return going_on
         head = self.head[stream]
         newest, before = self.rows.at(stream, head), self.rows.at(stream, head - 1)
-        going_on &= ((self.flags[newest] & FIRST) > 0) == first
-        going_on &= self.rows.fields["episode_id"][newest] == episode
-        for name, values in last.items():
+        going_on &= ((self.flags[newest] & FIRST) > 0) == fresh.first[0]
+        going_on &= self.rows.fields["episode_id"][newest] == fresh.episode
+        for name, values in fresh.last.items():
             going_on &= _equal(self.rows.fields[name][before], values)
-        for name, values in obs.items():
-            going_on &= _equal(as_array(self.read_obs(name, stream, head)), values)
+        for name, values in fresh.obs.items():
+            going_on &= _equal(as_array(self.read_obs(name, stream, head, newest)), values[0])
         return going_on
 
-    def _begin(
-        self, stream: Numbers, obs: Mapping[str, Array], last: Mapping[str, Array], which: Array
-    ) -> None:
+    def _begin(self, fresh: Fresh, which: Array) -> None:
         """Leaves a gap behind the newest rows of some streams; their row 0 comes after it."""
-        stream = stream[which]
+        stream = fresh.stream[which]
         head = self.head[stream]
         gap, start = self.rows.at(stream, head), self.rows.at(stream, head + 1)
-        for name, values in last.items():
+        self._clear_taken(gap)
+        for name, values in fresh.last.items():
             self.rows.write(name, gap, values[which])
-        for name, values in obs.items():
+        for name, values in fresh.obs.items():
             if name in self.stacks:
-                self.stacks[name].begin(start, values[which])
+                self.stacks[name].begin(start, values[0][which])
             else:
-                self.rows.write(name, start, values[which])
+                self.rows.write(name, start, values[0][which])
 
-    def _retire(self, stream: Numbers, head: Numbers) -> None:
-        """Takes rows out of the index that are no longer live with the new heads."""
-        before = np.maximum(self.head[stream] - self.layout.rows_per_stream, 0)
-        after = np.maximum(head - self.layout.rows_per_stream, 0)
-        most = int((after - before).max())
-        if most == 0:
+    def _retire(self, stream: Numbers, old: Numbers, new: Numbers, most: int) -> None:
+        """Takes rows out of the index that are live with the old heads and not with the new ones,
+        which are at most so many rows further on.
+        """
+        before = old - self.layout.rows_per_stream
+        if before.max() <= -most:
             return
         number = before + np.arange(most)[:, None]
-        flags = np.where(number < after, self.flags[self.rows.at(stream, number)], 0)
-        self.first[stream] += ((flags & START) > 0).sum(0)
-        self.size -= int(((flags & VALID) > 0).sum())
+        flags = self.flags[self.rows.at(stream, number)]
+        if most > 1 or before.min() < 0:
+            flags[(number < 0) | (number >= new - self.layout.rows_per_stream)] = 0
+        starts = (flags & START) > 0
+        self.first[self._where] += starts[0] if most == 1 else starts.sum(0)
+        self.size -= int(np.count_nonzero(flags & VALID))
 
     def _enter(
         self, stream: Numbers, number: Numbers, starts: Array, states: Mapping[str, Array]
     ) -> None:
         """Puts rows ``[T, B]`` into the index where `starts`."""
-        entries = self.index.shape[1]
-        entry = self.last[stream] + np.cumsum(starts, 0) - starts
-        place = stream * entries + entry % entries
-        self.index.reshape(-1)[place[starts]] = number[starts]
+        place = self.last[self._where][None]
+        if len(starts) > 1:
+            place = place + np.cumsum(starts, 0) - starts
+        place = self.in_index(stream, place)
+        if starts.all():
+            self.starts[place] = number
+        else:
+            self.starts[place[starts]] = number[starts]
         for name, values in states.items():
             assert self.unrolls is not None
             self.unrolls.write(name, place[0], values.swapaxes(0, 1))
-        self.last[stream] += starts.sum(0)
+        self.last[self._where] += starts[0] if len(starts) == 1 else starts.sum(0)
 
 
 def _equal(a: Array, b: Array) -> Array:

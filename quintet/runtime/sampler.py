@@ -157,12 +157,13 @@ class GroupSampler:
     def _measure_episodes(self) -> None:
         """Writes return, length and success of every episode into the row in which it ended."""
         slot = self.slot
-        returns = np.cumsum(slot.raw_reward, 0, dtype=np.float64)
-        lengths = np.cumsum(slot.valid, 0, dtype=np.int64)
+        returns = slot.raw_reward.cumsum(0, np.float64)
+        lengths = slot.valid.cumsum(0, np.int64)
         # What to add to the running sums so that they count from the start of the episode.
         before_return, before_length = self.episode_return, self.episode_length
         defined = self.env.description.success is not None
-        for row, column in np.argwhere(slot.terminated | slot.truncated).tolist():
+        ended = slot.terminated | slot.truncated
+        for row, column in np.argwhere(ended).tolist() if ended.any() else ():
             slot.episode_return[row, column] = returns[row, column] + before_return[column]
             slot.episode_length[row, column] = lengths[row, column] + before_length[column]
             success = slot.success[row, column] if defined else UNDEFINED

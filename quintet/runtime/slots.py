@@ -234,6 +234,7 @@ class Slot:
 
     def episodes(self) -> list[Episode]:
         """Episodes that ended in this unroll, by (row, column)."""
+        ended = self.terminated | self.truncated
         return [
             Episode(
                 row,
@@ -242,5 +243,5 @@ class Slot:
                 int(self.episode_length[row, column]),
                 _SUCCESS[int(self.episode_success[row, column])],
             )
-            for row, column in np.argwhere(self.terminated | self.truncated).tolist()
+            for row, column in (np.argwhere(ended).tolist() if ended.any() else ())
         ]

@@ -1,5 +1,6 @@
 """What is drawn from replay, against plain lists; uniformity; how much is drawn and when."""
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import seam
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from replay_run import digest
 from replay_streams import Chances, Run, check_sequence, check_window, make, plan
 
 from quintet.errors import ConfigError
@@ -239,6 +241,95 @@ def test_draws_follow_from_seed_and_iteration() -> None:
 
     assert drawn(0, 5) == drawn(0, 5)
     assert len({tuple(drawn(seed, iteration)) for seed in (0, 1) for iteration in (5, 6)}) == 4
+
+
+def test_draws_of_an_iteration_do_not_depend_on_those_before() -> None:
+    """One batch or several per iteration, near and far, in any order."""
+    replay = make(plan("windows", columns=50), 2)
+    run = Run(replay, 2, 4, 3, QUIET)
+    for _ in range(4):
+        run.collect([0, 1])
+
+    def drawn(iteration: int, number: int) -> list[int]:
+        return tags(list(replay.draws(number, iteration))).tolist()
+
+    asked = [(i, n) for i in (0, 1, 63, 64, 65, 10_000_000_000) for n in (1, 2)]
+    first = {pair: drawn(*pair) for pair in asked}
+    assert {pair: drawn(*pair) for pair in reversed(asked)} == first
+    assert len({tuple(each) for each in first.values()}) == len(asked)
+
+
+@pytest.mark.parametrize("source", ["any_stream", "per_stream"])
+def test_one_batch_per_iteration_is_drawn_equally_often_from_all_rows(source: str) -> None:
+    columns = 3 if source == "per_stream" else 100
+    replay = make(
+        plan("windows", capacity_steps=300, columns=columns, rate=1, column_source=source), 3
+    )
+    run = Run(replay, 3, 4, 0, CALM)  # so that all streams have as many rows
+    for _ in range(40):
+        run.collect([0, 1, 2])
+    batches = [batch for i in range(18_000 // columns) for batch in replay.draws(1, i)]
+    assert len(batches) == 18_000 // columns
+    drawn, counts = np.unique(tags(batches), return_counts=True)
+    assert drawn.tolist() == sorted(run.lists.live())
+    assert abs(chi_square(counts)) < 4
+    assert len({tuple(tags([batch]).tolist()) for batch in batches}) > 0.98 * len(batches)
+
+
+def test_batches_in_the_same_memory_are_stored_as_those_in_their_own() -> None:
+    """As a sampler's slot, whose tensors are written again for every unroll."""
+    own, same = (make(plan("windows", steps=3, columns=100), 2) for _ in range(2))
+    run = Run(own, 2, 4, 7)
+    memory = None
+    for iteration in range(20):
+        batch = run.collect([0, 1])
+        if memory is None:
+            memory = copy.deepcopy(batch)
+        for name, value in vars(memory).items():
+            for leaf, x in (value if isinstance(value, dict) else {"": value}).items():
+                if isinstance(x, torch.Tensor):
+                    given = getattr(batch, name)
+                    x.copy_(given[leaf] if isinstance(value, dict) else given)
+        same.store(memory)
+        wanted, found = (digest(list(replay.draws(1, iteration))) for replay in (own, same))
+        assert wanted == found
+    assert own.size == same.size
+
+
+@pytest.mark.parametrize("source", ["any_stream", "per_stream"])
+def test_batches_share_no_memory(source: str) -> None:
+    columns = 2 if source == "per_stream" else 50
+    replay = make(plan("windows", steps=2, columns=columns, column_source=source), 2)
+    run = Run(replay, 2, 4, 3, CALM)
+    for _ in range(4):
+        run.collect([0, 1])
+    wanted = [digest([batch]) for batch in replay.draws(2, 5)]
+    found = []
+    for batch in replay.draws(2, 5):
+        found.append(digest([batch]))
+        for value in vars(batch).values():
+            for x in (value if isinstance(value, dict) else {"": value}).values():
+                if isinstance(x, torch.Tensor):
+                    x.zero_()
+    assert len(wanted) == 2
+    assert found == wanted
+    assert [digest([batch]) for batch in replay.draws(2, 5)] == wanted
+
+
+def test_rows_that_are_only_reached_hold_nothing_of_the_rows_before_them_in_the_ring() -> None:
+    replay = make(plan("windows", steps=3, columns=400, capacity_steps=8, rate=1), 1)
+    run = Run(replay, 1, 4, 0, CALM)
+    behind = 0
+    for iteration in range(30):
+        run.collect([0])
+        (batch,) = replay.draws(1, iteration)
+        newest = batch.record["tag"][0] == run.streams[0].tag  # the window's rows 1, 2 come later
+        behind += int(newest.sum())
+        for name in ("action", "reward", "version", "policy_id", "return_carry"):
+            assert not getattr(batch, name)[1:, newest].any()
+        assert not batch.record["tag"][1:, newest].any()
+        assert not batch.valid[1:, newest].any()
+    assert behind > 100
 
 
 def test_what_was_drawn_is_a_copy() -> None:

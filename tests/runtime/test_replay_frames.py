@@ -122,6 +122,18 @@ def test_odd_stacks_are_kept_whole_however_many_and_given_back() -> None:
     assert used(replay) == 0
 
 
+def test_windows_that_are_drawn_one_by_one_have_their_frames_from_before_a_break() -> None:
+    """Whatever of the others in a batch would show them."""
+    replay = make(plan("windows", capacity_steps=100, columns=1, rate=600), 1)
+    run = Run(replay, 1, 4, 0, Chances(end=0.2, masked=0, odd=0, empty=0, lost=0, budget=0))
+    for _ in range(20):
+        run.collect([0])
+    assert stacks_of(replay) == {"obs/image": 1, "obs/color": 3}
+    live = run.lists.live()
+    found = {check_window(batch, 0, run.lists, live) for batch in replay.draws(1, 0)}
+    assert found == live.keys()
+
+
 @pytest.mark.parametrize(("kind", "whole"), [("repeat", 0), ("zero", 0), ("random", 5)])
 def test_first_rows_of_episodes_take_no_room_unless_their_stack_is_unlike_any(
     kind: str, whole: int
