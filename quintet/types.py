@@ -94,8 +94,8 @@ class Rollout:
     state: recorded recurrent state before the acts of rows 0, state_every, 2 * state_every, ...
         and, where that is one of them, T; as it was before the reset at ``is_first``, which is the
         network's to apply.  Empty for feed-forward policies.
-    budget_cut: the last row of a column within the step budget, in the last batch of a run; its
-        episode did not end there.
+    trace_cut: the next row is not valid though the episode did not end here: it is past the budget,
+        of weights that are too old, or of another policy.  None: there is no such row.
     replayed: drawn from replay, not fresh.
     """
 
@@ -116,15 +116,17 @@ class Rollout:
     last_reward: Float32[Tensor, " B"]
     state: dict[str, Shaped[Tensor, "S B ..."]]
     return_carry: Float64[Tensor, "T B"] | None = None
-    budget_cut: Bool[Tensor, "T B"] | None = None
+    trace_cut: Bool[Tensor, "T B"] | None = None
     replayed: bool = False
 
     @property
     def not_cut_t(self) -> Float[Tensor, "T B"]:
-        """0 where no trace goes on to the next row: at endings and at the budget's end."""
+        """0 where no trace goes on to the next row: at endings, and before rows that are masked
+        though the episode goes on.
+        """
         cut = self.terminated | self.truncated
-        if self.budget_cut is not None:
-            cut = cut | self.budget_cut
+        if self.trace_cut is not None:
+            cut = cut | self.trace_cut
         return (~cut).to(torch.float32)
 
 

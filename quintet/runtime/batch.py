@@ -87,7 +87,7 @@ def within_budget(batch: Rollout, env_steps_left: int) -> tuple[Rollout, int]:
 
 
 def with_cuts(batch: Rollout) -> Rollout:
-    """The batch with `Rollout.budget_cut` wherever a row that is not valid follows on one whose
+    """The batch with `Rollout.trace_cut` wherever a row that is not valid follows on one whose
     episode did not end: past the budget, of old weights, of another policy.  So every row that is
     not valid follows a cut, and no estimate of a valid one sees its reward.
     """
@@ -99,7 +99,7 @@ def with_cuts(batch: Rollout) -> Rollout:
         return batch
     cut = torch.zeros_like(batch.valid)
     cut.numpy()[:-1] = broken
-    return replace(batch, budget_cut=cut)
+    return replace(batch, trace_cut=cut)
 
 
 @final

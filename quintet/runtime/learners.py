@@ -50,23 +50,23 @@ class BatchMemory:
 
     def __init__(self, arena: Arena, rows: RowSpecs, plan: DataPlan):
         memory = arena.below("batch/")
-        self._cut = memory.pop("budget_cut")
+        self._cut = memory.pop("trace_cut")
         self._rollout = Slot(memory, rows, plan).rollout()
 
     @staticmethod
     def specs(rows: RowSpecs, plan: DataPlan) -> dict[str, TensorSpec]:
         columns = plan.columns_per_batch
         cut = TensorSpec((plan.unroll_steps, columns), torch.bool)
-        return prefixed("batch/", slot_specs(rows, plan, columns) | {"budget_cut": cut})
+        return prefixed("batch/", slot_specs(rows, plan, columns) | {"trace_cut": cut})
 
     def write(self, batch: Rollout) -> None:
-        cut = batch.budget_cut is not None
+        cut = batch.trace_cut is not None
         for field in fields(Rollout):
             _copy(getattr(batch, field.name), getattr(self.read(cut), field.name))
 
     def read(self, cut: bool) -> Rollout:
-        """The batch as views; `cut`: it has a budget_cut."""
-        return replace(self._rollout, budget_cut=self._cut if cut else None)
+        """The batch as views; `cut`: it has a trace_cut."""
+        return replace(self._rollout, trace_cut=self._cut if cut else None)
 
 
 def _copy(source: Any, into: Any) -> None:
@@ -197,7 +197,7 @@ class Learners:
                 self._connect()
             self._begin()
             self._memory.write(batch)
-            self._tell(Learn(env_steps, batch.budget_cut is not None))
+            self._tell(Learn(env_steps, batch.trace_cut is not None))
             metrics = self.learner.update(batch, env_steps)
         except PeerGone as error:
             raise self._culprit(str(error)) from error

@@ -142,7 +142,7 @@ class Begin(NamedTuple):
 class Learn(NamedTuple):
     """To a learner: make an update with the batch in shared memory.
 
-    cut: the batch has a `Rollout.budget_cut`.
+    cut: the batch has a `Rollout.trace_cut`.
     """
 
     env_steps: int

@@ -14,7 +14,7 @@ from torch import Tensor
 from quintet.errors import CheckpointError
 from quintet.protocols import DataPlan
 from quintet.runtime.replay_batch import (
-    BUDGET,
+    CUT,
     FIRST,
     GAP,
     TERMINATED,
@@ -34,7 +34,7 @@ _FORMAT = 1
 _COUNTS = ("counted_steps", "owed_draws", "drawn_rows")
 
 _FLAGS = np.arange(256)
-_ENDS = np.array([(_FLAGS & bit) > 0 for bit in (TERMINATED, TRUNCATED, VALID, BUDGET)])
+_ENDS = np.array([(_FLAGS & bit) > 0 for bit in (TERMINATED, TRUNCATED, VALID, CUT)])
 _IS_FIRST = (_FLAGS & FIRST) > 0
 """What a row's flags say."""
 
@@ -45,7 +45,7 @@ class Replay:
 
     Windows begin at any live valid row, uniformly.  Rows after the first cut of a window are not
     valid: after an ending, the end of the budget, before a row that was not valid or a gap in the
-    stream, and after the newest row of the stream.  ``budget_cut`` marks the last row before a cut
+    stream, and after the newest row of the stream.  ``trace_cut`` marks the last row before a cut
     that is no ending, so ``not_cut_t`` is 0 there; its next observation is the true one in every
     case.  A window of one row is always whole.
 
@@ -324,7 +324,7 @@ class Drawn(NamedTuple):
             last_reward=last_reward,
             state=state,
             return_carry=self._read("return_carry", body) if layout.has_return_carry else None,
-            budget_cut=torch.from_numpy(cut),
+            trace_cut=torch.from_numpy(cut),
             replayed=True,
         )
         return rollout, int(np.count_nonzero(valid))
@@ -358,11 +358,11 @@ def _cut_window(drawn: Drawn) -> Drawn:
         blank = number[1:-1] == store.head[stream]
         drawn = Drawn(store, stream, number, place, flags, blank)
     ended = (flags[:-1] & (TERMINATED | TRUNCATED)) > 0
-    broken = (flags[:-1] & BUDGET) > 0
+    broken = (flags[:-1] & CUT) > 0
     broken[:-1] |= (flags[1:-1] & VALID) == 0
     alive = np.ones_like(ended)
     alive[1:] = ~np.logical_or.accumulate(ended | broken, 0)[:-1]
-    rows = flags[:-1] & np.uint8(0xFF & ~(VALID | BUDGET))
+    rows = flags[:-1] & np.uint8(0xFF & ~(VALID | CUT))
     rows |= alive * np.uint8(VALID)
-    rows |= (alive & broken & ~ended) * np.uint8(BUDGET)
+    rows |= (alive & broken & ~ended) * np.uint8(CUT)
     return drawn._replace(flags=np.concatenate([rows, flags[-1:]]))

@@ -9,7 +9,7 @@ from quintet.runtime.replay_files import Array, Numbers, as_array
 from quintet.runtime.replay_layout import Layout
 from quintet.types import Rollout
 
-TERMINATED, TRUNCATED, VALID, FIRST, BUDGET, START, GAP = (1 << bit for bit in range(7))
+TERMINATED, TRUNCATED, VALID, FIRST, CUT, START, GAP = (1 << bit for bit in range(7))
 """Bits of a row's flags: those of a `Rollout`; a draw may begin here; no row of its own, but the
 gap behind the newest one (see `RowStore`)."""
 
@@ -41,7 +41,7 @@ class Fresh(NamedTuple):
 
     obs: by field ``[T + 1, B, ...]``; rows: ``[T, B, ...]``, all else that a row has but its ends;
     states: ``[S, B, ...]``; last: of the row before row 0, ``[B, ...]``.
-    cut: `Rollout.budget_cut`, None where no row is cut.
+    cut: `Rollout.trace_cut`, None where no row is cut.
     starts_at_valid: draws begin at every valid row, else at row 0.
     """
 
@@ -82,7 +82,7 @@ class Fresh(NamedTuple):
             valid=of("valid", batch.valid),
             terminated=of("terminated", batch.terminated),
             truncated=of("truncated", batch.truncated),
-            cut=None if batch.budget_cut is None else of("budget_cut", batch.budget_cut),
+            cut=None if batch.trace_cut is None else of("trace_cut", batch.trace_cut),
             obs={name: of(name, batch.obs[name[4:]]) for name in layout.leaves},
             rows=rows,
             states={name: of(f"state/{name}", batch.state[name]) for name in layout.states},

@@ -50,8 +50,8 @@ def compare(config, spaces, model, updates=3, ranks=ALONE):
     for update in range(updates):
         batch = make_batch(learners[0], spaces, seed=update)
         if update:  # the end of a budget, columns that are parts of larger tensors
-            batch = replace(batch, budget_cut=torch.zeros_like(batch.valid))
-            batch.budget_cut[9] = True
+            batch = replace(batch, trace_cut=torch.zeros_like(batch.valid))
+            batch.trace_cut[9] = True
             batch.valid[10:] = False
             wide = columns(batch, [0, 0, 1, 1, 2, 2, 3, 3])
             batch = replace(

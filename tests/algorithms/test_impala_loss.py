@@ -336,7 +336,7 @@ def test_the_order_of_columns_changes_nothing(reduction: str):
     torch.testing.assert_close(other, gradient, rtol=1e-6, atol=3e-6)  # 64 terms
 
 
-@pytest.mark.parametrize("ending", ["terminated", "truncated", "budget_cut"])
+@pytest.mark.parametrize("ending", ["terminated", "truncated", "trace_cut"])
 @pytest.mark.parametrize("core", ["none", "lstm"])
 def test_a_batch_with_a_cut_is_two_trajectories(ending: str, core: str):
     """The gradient of a sum over T + S rows with a cut between is that of the two parts' sums."""
@@ -346,9 +346,9 @@ def test_a_batch_with_a_cut_is_two_trajectories(ending: str, core: str):
     for name in ("terminated", "truncated"):
         getattr(batch, name)[T - 1] = False
     none = torch.zeros_like(batch.terminated)
-    batch = replace(batch, budget_cut=none)
+    batch = replace(batch, trace_cut=none)
     getattr(batch, ending)[T - 1] = True
-    batch.valid[T] = ending == "budget_cut"
+    batch.valid[T] = ending == "trace_cut"
     batch.valid[T - 1] = True
     batch.is_first[T] = False
     batch.is_first[T + 1] = True
@@ -357,7 +357,7 @@ def test_a_batch_with_a_cut_is_two_trajectories(ending: str, core: str):
         def rows(x: Tensor) -> Tensor:
             return x[a:b]
 
-        names = ("action", "reward", "terminated", "truncated", "valid", "budget_cut")
+        names = ("action", "reward", "terminated", "truncated", "valid", "trace_cut")
         return replace(
             batch,
             obs={k: x[a : b + 1] for k, x in batch.obs.items()},
@@ -367,7 +367,7 @@ def test_a_batch_with_a_cut_is_two_trajectories(ending: str, core: str):
             **{name: rows(getattr(batch, name)) for name in names},
         )
 
-    if ending == "budget_cut":  # what is behind it is not valid
+    if ending == "trace_cut":  # what is behind it is not valid
         batch.valid[T:] = False
         expected = loss_and_gradient(learner, part(0, T, 0))
     else:

@@ -27,7 +27,7 @@ def batches(spaces: Spaces, model: ModelConfig) -> list[Rollout]:
     plain, cut, half, none, last = (make_batch(probe, spaces, seed=seed) for seed in range(5))
     end = torch.zeros_like(cut.valid)
     end[4, 1:], end[5, 0] = True, True
-    cut = replace(cut, budget_cut=end)
+    cut = replace(cut, trace_cut=end)
     cut.valid[5:, 1:] = cut.valid[6:, 0] = False
     half.valid[:, :2] = False
     none.valid[:] = False

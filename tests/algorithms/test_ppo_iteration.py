@@ -371,10 +371,10 @@ def test_rewards_past_the_budget_reach_no_advantage_within_it():
     assert torch.equal(one.advantage[used], other.advantage[used])
     # The episodes go on past the budget: a cut, and no ending.
     assert torch.equal(batch.truncated, whole.truncated)
-    assert batch.budget_cut is not None
-    assert batch.budget_cut.any()
-    assert not (batch.budget_cut & ~batch.valid).any()
-    assert (batch.not_cut_t[batch.budget_cut] == 0).all()
+    assert batch.trace_cut is not None
+    assert batch.trace_cut.any()
+    assert not (batch.trace_cut & ~batch.valid).any()
+    assert (batch.not_cut_t[batch.trace_cut] == 0).all()
 
 
 def test_drop_without_any_ending_learns_nothing_and_goes_on():

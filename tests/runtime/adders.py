@@ -40,7 +40,7 @@ def make_batch(seed: int, cut: bool) -> Rollout:
     """Something else in every tensor that a batch has."""
     batch = Slot(zeros(slot_specs(ROWS, PLAN, 12)), ROWS, PLAN).rollout()
     if cut:
-        batch = replace(batch, budget_cut=torch.zeros((6, 12), dtype=torch.bool))
+        batch = replace(batch, trace_cut=torch.zeros((6, 12), dtype=torch.bool))
     g = torch.Generator().manual_seed(seed)
     for x in tensors_of(batch):
         x.copy_(torch.randint(0, 2 if x.dtype == torch.bool else 100, x.shape, generator=g))

@@ -136,7 +136,7 @@ class Stream:
                 "terminated": terminated,
                 "truncated": bool(ended and not terminated),
                 "valid": not self.final and (ended or random.random() >= self.chances.masked),
-                "budget_cut": False,
+                "trace_cut": False,
                 "version": version,
                 "policy_id": int(random.integers(3)),
                 "return_carry": self.carry,
@@ -171,7 +171,7 @@ class Stream:
             # An ending is no budget's end; the row after the budget's is one that is cut off.
             last_kept = rows[keep[-1]].values if keep and keep[-1] + 1 < steps else None
             if last_kept and not (last_kept["terminated"] or last_kept["truncated"]):
-                last_kept["budget_cut"] = True
+                last_kept["trace_cut"] = True
         reached = Row(self.obs, self.first, {"episode_id": self.episode})
         column = {
             "stream": self.number,
@@ -228,7 +228,7 @@ def to_rollout(columns: list[dict[str, Any]], state_every: int) -> Rollout:
             )
         },
         return_carry=per_row("return_carry"),
-        budget_cut=per_row("budget_cut"),
+        trace_cut=per_row("trace_cut"),
     )
 
 
@@ -290,7 +290,7 @@ class ListReplay:
             counts.append(alive)
             if alive:
                 values = stretch[i].values
-                alive = not (values["terminated"] or values["truncated"] or values["budget_cut"])
+                alive = not (values["terminated"] or values["truncated"] or values["trace_cut"])
         return stretch, counts, rows[number - 1]
 
 
@@ -321,11 +321,11 @@ def check_window(drawn: Rollout, column: int, reference: ListReplay, live: dict[
         goes_on = (
             counts[t + 1]
             if t + 1 < steps
-            else not (values["terminated"] or values["truncated"] or values["budget_cut"])
+            else not (values["terminated"] or values["truncated"] or values["trace_cut"])
         )
         assert float(drawn.not_cut_t[t, column]) == float(goes_on)
         if values["terminated"] or values["truncated"]:
-            assert not drawn.budget_cut[t, column]
+            assert not drawn.trace_cut[t, column]
     assert int(drawn.stream_id[column]) == stream
     assert int(drawn.group_id[column]) == stream // 2
     assert int(drawn.episode_id[column]) == stretch[0].values["episode_id"]
@@ -346,7 +346,7 @@ def check_sequence(drawn: Rollout, column: int, unrolls: dict[int, Any], state_e
         for leaf in mine:
             assert mine[leaf].dtype == theirs[leaf].dtype
             assert torch.equal(mine[leaf][:, column], theirs[leaf][:, 0]), leaf
-    for name in (*PER_ROW, "valid", "is_first", "budget_cut"):
+    for name in (*PER_ROW, "valid", "is_first", "trace_cut"):
         assert getattr(drawn, name).dtype == getattr(stored, name).dtype
         assert torch.equal(getattr(drawn, name)[:, column], getattr(stored, name)[:, 0]), name
     for name in ("stream_id", "group_id", "episode_id", "last_action", "last_reward"):

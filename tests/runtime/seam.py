@@ -190,7 +190,7 @@ class Ledger:
                 if r.valid[t, b]:
                     seed, episode, step = r.obs["where"][t, b].tolist()
                     counts[seed, episode, step] += 1
-                elif r.budget_cut is not None and not r.replayed:
+                elif r.trace_cut is not None and not r.replayed:
                     seed, episode, step = r.obs["where"][t, b].tolist()
                     own = int(r.policy_id[t, b]) == learner
                     if own and step < length_of(episode):
@@ -239,7 +239,7 @@ class Ledger:
         assert float(r.reward[t, b]) == (reward_of(episode, step, action) if executed else 0.0)
         # the next row: the true final observation, or the first of the next episode
         after = [seed, episode, step + 1] if executed else [seed, episode + 1, 0]
-        if r.budget_cut is None or not r.budget_cut[t, b] or r.replayed:
+        if r.trace_cut is None or not r.trace_cut[t, b] or r.replayed:
             assert r.obs["where"][t + 1, b].tolist() == after
 
     def column(self, r: Rollout, b: int) -> None:

@@ -131,8 +131,8 @@ def test_every_row_that_is_not_valid_follows_a_cut() -> None:
     follows[1:] = cut[:-1]
     assert (follows | found.valid)[1:].all()
     assert not cut[1, 1]
-    assert found.budget_cut is not None
-    assert not found.budget_cut[1, 2]  # an ending is none
+    assert found.trace_cut is not None
+    assert not found.trace_cut[1, 2]  # an ending is none
     whole = all_valid(3)
     assert within_budget(whole, 18)[0] is whole
 
