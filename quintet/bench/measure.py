@@ -30,10 +30,15 @@ SHOWN: tuple[Phase, ...] = ("stepping", "acting", "learning", "waiting", "other"
 
 @dataclass(frozen=True)
 class Mark:
-    """Where a run is at the end of an iteration."""
+    """Where a run is at the end of an iteration.
+
+    env_steps: rows, those in which environments reset themselves included.
+    learned: rows without those.
+    """
 
     seconds: float
     env_steps: int
+    learned: int
     updates: int
     phases: Mapping[Phase, float]
 
@@ -78,7 +83,8 @@ class Stopwatch:
         return self.counters.iteration * plan.columns_per_batch * plan.unroll_steps
 
     def _mark(self, now: float) -> Mark:
-        return Mark(now, self._env_steps(), self.learner.updates, self.timer.seconds())
+        learned = self.counters.env_steps
+        return Mark(now, self._env_steps(), learned, self.learner.updates, self.timer.seconds())
 
 
 def run(work: Workload, options: Layer) -> dict[str, Any]:
@@ -170,6 +176,8 @@ def _record(work: Workload, config: RunConfig, watch: Stopwatch) -> dict[str, An
     return {
         "workload": work.name,
         "env_steps": env_steps,
+        # They are in `env_steps`, and so in the speed.
+        "reset_rows": env_steps - (end.learned - begin.learned),
         "wall_s": wall_s,
         "env_steps_per_s": env_steps / wall_s,
         "updates": updates,
@@ -199,7 +207,9 @@ def in_words(record: dict[str, Any]) -> str:
     return "\n".join(
         [
             f"{record['workload']}: {speed:,.0f} env_steps/s, {speed / limit:.0%} of the "
-            f"{limit:,.0f} that its bare parts allow ({record['precision']}{compiled})",
+            f"{limit:,.0f} that its bare parts allow ({record['precision']}{compiled}); "
+            f"{record['reset_rows'] / record['env_steps']:.1%} of the env_steps are rows in which "
+            "environments reset themselves",
             *(
                 f"  {phase:9}{mine:9.2f} us per env_step"
                 + ("" if alone is None else f", bare {alone:.2f}")

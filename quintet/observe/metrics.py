@@ -24,12 +24,12 @@ _REWARD = "reward units"
 _STEPS = "env_steps"
 
 _COUNTERS = {
-    "env_steps": Metric(_STEPS, "agent decisions executed so far, over all streams"),
+    "env_steps": Metric(_STEPS, "agent decisions learned from so far, over all streams"),
     "env_frames": Metric("frames", "env_steps times the action repeat"),
     "wall_s": Metric("s", "wall time of training so far, over all resumptions"),
     "updates": Metric("updates", "optimizer steps made so far"),
     "iterations": Metric("iterations", "calls of the learner's update so far"),
-    "version": Metric("publications", "versions of the weights published so far"),
+    "version": Metric("updates", "calls of the learner's update that its weights come from"),
     "process/resident_bytes": Metric("bytes", "resident memory of the learner's process"),
 }
 

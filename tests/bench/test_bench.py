@@ -111,6 +111,8 @@ def test_the_record_says_what_was_done(small: Path, capsys: pytest.CaptureFixtur
     assert record["workload"] == "small"
     assert record["wall_s"] >= 0.3
     assert record["env_steps"] % 32 == 0  # whole iterations
+    # CartPole's episodes have 22 steps on average at first, and then one row of resetting
+    assert 0.02 < record["reset_rows"] / record["env_steps"] < 0.08
     assert record["env_steps_per_s"] == pytest.approx(record["env_steps"] / record["wall_s"])
     assert record["updates"] == record["env_steps"] * 3 // 16
     assert record["trained_samples"] == record["updates"] * 16
@@ -130,6 +132,7 @@ def test_a_person_reads_sentences(
     us = {"stepping": 2.0, "acting": 3.0, "learning": 4.0, "waiting": 0.0, "other": 1.0}
     record = {
         "workload": "small", "env_steps_per_s": 100_000.0, "us_per_env_step": us,
+        "env_steps": 2_000, "reset_rows": 50,
         "limit_env_steps_per_s": 125_000.0,
         "limit_us_per_env_step": {"env": 1.5, "act": 2.5, "update": 3.5},
         "precision": "fp32", "compile_s": 2.0,
@@ -138,7 +141,7 @@ def test_a_person_reads_sentences(
     assert cli.main(["bench", "small"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "small: 100,000 env_steps/s, 80% of the 125,000 that its bare parts allow (fp32, compiled "
-        "in 2.0 s)",
+        "in 2.0 s); 2.5% of the env_steps are rows in which environments reset themselves",
         "  stepping      2.00 us per env_step, bare 1.50",
         "  acting        3.00 us per env_step, bare 2.50",
         "  learning      4.00 us per env_step, bare 3.50",
