@@ -290,7 +290,7 @@ def test_the_region_is_whole_iterations(small: Path):
             return {"learning": 1.0}
 
     class Counted:
-        iteration = updates = 0
+        iteration = updates = env_steps = 0
         plan = DataPlan(unroll_steps=8, columns_per_batch=4)
 
     watch.timer, watch.counters, watch.learner = Timer(), Counted(), Counted()

@@ -70,7 +70,7 @@ class Adder:
         self.ranks, self.trouble = ranks, trouble
         self.weights = torch.full((20,), float(ranks.index), dtype=torch.float64)
         self.half = torch.tensor(0.5)  # of another dtype, without dimensions
-        self.updates = 0
+        self.updates = self.version = 0
         if trouble == "unready" and ranks.index == 1:
             raise ValueError("not made for this")
 
@@ -79,7 +79,7 @@ class Adder:
         return PLAN
 
     def update(self, batch: Rollout, env_steps: int) -> dict[str, float]:
-        self.updates += 1
+        self.updates = self.version = self.updates + 1
         if self.ranks.index == 1 and self.updates == 2:
             self.make_trouble()
         seen = self.ranks.sum(digest(self.ranks.shard(batch)))
@@ -108,7 +108,7 @@ class Adder:
         return {}
 
     def publication(self) -> Publication:
-        return Publication(self.updates, {"weights": self.weights})
+        return Publication(self.version, {"weights": self.weights})
 
     def save(self) -> LearnerState:
         return LearnerState({"weights": self.weights, "half": self.half}, {"updates": self.updates})
@@ -117,6 +117,7 @@ class Adder:
         self.weights.copy_(state.tensors["weights"])
         self.half.copy_(state.tensors["half"])
         self.updates: Any = state.scalars["updates"]
+        self.version = self.updates
 
     def warm_start(self, publication: Publication) -> None:
         self.weights.copy_(publication.tensors["weights"])
