@@ -163,9 +163,15 @@ class Process:
     def _error_of(self, message: Failed) -> QuintetError:
         """What it could not go on for, as the same kind of error where it is one of ours."""
         kind = getattr(errors, message.kind, None)
-        if isinstance(kind, type) and issubclass(kind, QuintetError):
-            return kind(message.text)
-        return self.kind.fault(f"{self.name} failed: {message.text}")
+        error: QuintetError
+        if isinstance(kind, type) and issubclass(kind, QuintetError) and kind is not WorkerFault:
+            error = kind(message.text)
+        else:
+            error = self.kind.fault(f"{self.name} failed: {message.text}")
+        error.detail = message.detail
+        if message.detail:  # for who calls from Python, and would see this process's frames alone
+            error.add_note(f"In {self.name}:\n{message.detail}")
+        return error
 
     def failed(self, error: QuintetError) -> QuintetError:
         """Ends what is left of it; gives the error."""

@@ -12,7 +12,6 @@ import pickle
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -20,7 +19,8 @@ from multiprocessing.connection import Connection
 from typing import Any, final
 
 from quintet import child
-from quintet.errors import QuintetError
+from quintet.blame import raised, traced
+from quintet.errors import QuintetError, WorkerFault
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.arena import Arena
 from quintet.runtime.mailbox import Mailbox
@@ -171,12 +171,10 @@ def begin() -> tuple[Any, Arena, Connection]:
 
 
 def report_failure(channel: Connection, error: BaseException) -> None:
-    """Sends what a person should read: our own errors as they are, others with their traceback."""
-    if isinstance(error, QuintetError):
-        channel.send(Failed(type(error).__name__, str(error)))
-    else:
-        text = "".join(traceback.format_exception(error))
-        channel.send(Failed(type(error).__name__, text[-20_000:]))
+    """Sends what a person should read, and the whole traceback for log.txt."""
+    if not isinstance(error, QuintetError):
+        error = traced(WorkerFault(f"it {raised(error)}"), error)
+    channel.send(Failed(type(error).__name__, str(error), error.detail))
 
 
 def _let_others_finish() -> None:

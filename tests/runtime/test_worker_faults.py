@@ -81,7 +81,12 @@ def test_async_replaces_a_worker_that_is_killed_or_stopped(what: str, tmp_path: 
 @pytest.mark.parametrize(
     ("trouble", "error", "words"),
     [
-        ("raise", EnvironmentFault, r"step \d+ of its episode, seed \d+.* the floor gave way"),
+        (
+            "raise",
+            EnvironmentFault,
+            r"step \d+ of its episode, seed \d+.* ValueError: the floor gave way "
+            r"\(.*troubles.py:\d+ in make_trouble\); mend",
+        ),
         pytest.param(
             "nan",
             EnvironmentFault,
@@ -101,6 +106,9 @@ def test_an_environment_that_misbehaves_ends_the_run_by_its_name(
         train(tmp_path, partial(Drifting, trouble), kind=kind, worker_timeout_s=1.0, **restarts)
     if kind == "async":
         assert "runtime.max_restarts" in "".join(caught.value.__notes__)
+    if trouble == "raise":
+        assert "Traceback" in caught.value.detail
+        assert "in step\n    self.make_trouble()" in caught.value.detail
     if trouble == "die":
         assert "farewell" in (tmp_path / "log.txt").read_text()
 
