@@ -373,7 +373,8 @@ def _train(trainer: Trainer, sampling: Sampling, spaces: Spaces, may_go_back: bo
         else:
             if isinstance(trainer.learner, Learners):
                 trainer.learner.start(trainer.say, trainer.waiting)
-            status = trainer.train(sampling)
+            with trainer.watched():
+                status = trainer.train(sampling)
     except WorkerFault as error:
         # An async run has had its replacements of workers; who was asked to stop starts nothing.
         replaced = config.runtime.kind == "async" and not isinstance(error, LearnerFault)
