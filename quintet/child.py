@@ -2,9 +2,12 @@
 
 A child is ``python -m MODULE`` with a payload on its standard input; what it prints is handed line
 by line to the parent's `say`.  Its standard input stays open for as long as the parent lives: when
-it closes, the parent is gone, however it went.
+it closes, the parent is gone, however it went.  A child that is tied to its parent is begun through
+this module, and ended by the system.
 """
 
+import ctypes
+import importlib
 import os
 import signal
 import struct
@@ -16,6 +19,7 @@ from contextlib import suppress
 from typing import final
 
 _LENGTH = struct.Struct("<Q")
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 @final
@@ -28,13 +32,17 @@ class Child:
         say: Callable[[str], None],
         pass_fds: Sequence[int] = (),
         environ: Mapping[str, str] | None = None,
+        tied: bool = False,
     ) -> None:
         """say: gets every line that the child prints, from a thread of its own.
 
         pass_fds: files that the child finds under the same numbers, which it is given as arguments.
+        tied: the system ends it at once when the thread that makes this object ends (Linux), also
+            while the child still imports what it needs.
         """
+        through = ["quintet.child", str(os.getpid())] if tied else []
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *map(str, pass_fds)],
+            [sys.executable, "-m", *through, module, *map(str, pass_fds)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -101,6 +109,26 @@ class Child:
 # The child's side
 
 
+def main() -> int:
+    """Runs a module's `main` with the rest of the arguments, tied to the parent before anything
+    that takes long is imported: ``python -m quintet.child PARENT MODULE ...``.
+    """
+    _die_with_parent(int(sys.argv[1]))
+    module = importlib.import_module(sys.argv[2])
+    sys.argv[:3] = [str(module.__file__)]
+    status: int = module.main()
+    return status
+
+
+def _die_with_parent(parent: int) -> None:
+    """Has the system end this process with its parent, whatever it is doing then (Linux)."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended before the system was asked
+        os._exit(130)
+
+
 def receive(when_orphaned: Callable[[], None]) -> bytes:
     """Called first by a child: its payload; `when_orphaned` is called, in a thread of its own, when
     the parent is gone.
@@ -127,3 +155,7 @@ def _read_exactly(handle: int, count: int) -> bytes:
         parts.append(part)
         count -= len(part)
     return b"".join(parts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

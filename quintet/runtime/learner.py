@@ -1,12 +1,10 @@
-"""One of several learners: ``python -m quintet.runtime.learner``, begun by
-`quintet.runtime.learners`.
+"""One of several learners, begun by `quintet.runtime.learners`.
 
 It does what the first one does, in the same order, on columns of its own; of what it finds only its
 part in the exchanges is used.
 """
 
 import pickle
-import sys
 import time
 from multiprocessing.connection import Connection
 from typing import final
@@ -82,7 +80,3 @@ def main() -> int:
         report_failure(channel, error)
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

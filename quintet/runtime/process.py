@@ -114,6 +114,7 @@ class Process:
                 [self.arena.file, theirs.fileno(), *kind.files],
                 # Threads that wait for each other must not burn the cores that others want.
                 {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(kind.threads)},
+                tied=True,
             )
         finally:
             theirs.close()
@@ -210,6 +211,7 @@ class Process:
             how = f"ended with status {status}"
         row = int(self.row[1])
         place = "as it began anew" if row == BEGINNING else self.kind.place.format(row)
+        place = place if self.ready else "before it was ready"
         return f"{self.name} {how} {place}; what it printed is above"
 
     def end(self, grace_s: float = 0.0) -> None:

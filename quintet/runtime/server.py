@@ -1,4 +1,4 @@
-"""The inference server: ``python -m quintet.runtime.server``, begun by `quintet.runtime.workers`.
+"""The inference server, begun by `quintet.runtime.workers`.
 
 Workers ask it to act on their groups' mailboxes.  In exact kinds each forward is of one group, by
 the weights that it asks for; else the groups that wait are one batch, by the newest weights.
@@ -191,7 +191,3 @@ def main() -> int:
         report_failure(channel, error)
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

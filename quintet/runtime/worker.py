@@ -1,11 +1,10 @@
-"""A sampler process: ``python -m quintet.runtime.worker``, begun by `quintet.runtime.workers`.
+"""A sampler process, begun by `quintet.runtime.workers`.
 
 It fills slots as it is granted them: a grant names one slot for each of its groups, and the version
 of the weights to act by.  So no slot, no sampling; and the same process serves a runtime that
 grants round by round and one that grants whatever is free.
 """
 
-import ctypes
 import gc
 import os
 import pickle
@@ -44,8 +43,6 @@ from quintet.runtime.sampler import GroupSampler, unroll
 from quintet.runtime.seeds import group_seeds
 from quintet.runtime.slots import Slot
 from quintet.runtime.torch_settings import configure_torch
-
-_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 class Stopped(Exception):
@@ -150,12 +147,6 @@ class Worker:
             group.env.close()
 
 
-def die_with_parent() -> None:
-    """Has the system end this process with its parent, whatever it is doing then (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-
-
 def begin() -> tuple[Any, Arena, Connection]:
     """What a process of the runtime does first: its work, its memory, its channel."""
     # Whoever asks all processes of a run to stop means the parent, which stops in good order.
@@ -163,7 +154,6 @@ def begin() -> tuple[Any, Arena, Connection]:
         signal.signal(number, signal.SIG_IGN)
     files: Sequence[str] = sys.argv[1:]
     payload = pickle.loads(child.receive(lambda: os._exit(130)))
-    die_with_parent()
     # Before anything that the user wrote is imported.
     sys.path[:] = payload["path"]
     arena = Arena(payload["specs"], int(files[0]))
@@ -205,7 +195,3 @@ def main() -> int:
         if worker is not None:
             worker.close()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
