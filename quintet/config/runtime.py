@@ -129,6 +129,11 @@ class RuntimeConfig(BaseModel):
         return Compute(self.precision, self.compile == "on")
 
     @property
+    def exact(self) -> bool:
+        """Whether a run gives the same bytes twice."""
+        return self.kind != "async"
+
+    @property
     def requirements(self) -> dict[str, tuple[bool, str]]:
         """By option: whether it has an effect beside the others, and what it needs for that."""
         lockstep, free = self.kind == "lockstep", self.kind == "async"

@@ -292,6 +292,8 @@ class EnvPoolVectorEnv:
                 **({"render_mode": "rgb_array"} if self._drawn else {}),
                 **self._kwargs,
             )
+        except MemoryError:
+            raise
         except Exception as error:
             raise _refused(self._id, self._kwargs, error) from error
         self._ended[:] = False

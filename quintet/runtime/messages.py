@@ -160,6 +160,7 @@ class LearnerWork:
     rows: RowSpecs
     plan: DataPlan
     threads: int
+    exact: bool
 
 
 def header_name(group: int, slot: int) -> str:

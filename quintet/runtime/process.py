@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from quintet import errors
 from quintet.child import Child
 from quintet.errors import ConfigError, QuintetError, WorkerFault
+from quintet.memory import limit_told
 from quintet.runtime.arena import Arena
 from quintet.runtime.messages import Failed, Ready
 from quintet.runtime.patience import Patience
@@ -206,7 +207,8 @@ class Process:
         status = self.child.status
         if status is not None and status < 0:
             how = f"was ended by {signal.Signals(-status).name}"
-            how += " (was there enough memory?)" if -status == signal.SIGKILL else ""
+            if -status in (signal.SIGKILL, signal.SIGABRT):  # PyTorch's way where there is none
+                how += f" (was there enough memory?{limit_told()})"
         else:
             how = f"ended with status {status}"
         row = int(self.row[1])

@@ -20,6 +20,7 @@ from typing import Any, final
 from quintet import child
 from quintet.blame import raised, traced
 from quintet.errors import QuintetError, WorkerFault
+from quintet.memory import memory_fault
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.arena import Arena
 from quintet.runtime.mailbox import Mailbox
@@ -163,7 +164,9 @@ def begin() -> tuple[Any, Arena, Connection]:
 def report_failure(channel: Connection, error: BaseException) -> None:
     """Sends what a person should read, and the whole traceback for log.txt."""
     if not isinstance(error, QuintetError):
-        error = traced(WorkerFault(f"it {raised(error)}"), error)
+        short = memory_fault(error)
+        told = f"it {raised(error)}" if short is None else str(short)
+        error = traced(WorkerFault(told), error)
     channel.send(Failed(type(error).__name__, str(error), error.detail))
 
 

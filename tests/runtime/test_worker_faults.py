@@ -27,8 +27,9 @@ from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan
 from quintet.runtime.asynchronous import AsyncOptions, AsyncSampling
 from quintet.runtime.lockstep import LockstepSampling
-from quintet.runtime.messages import Place
+from quintet.runtime.messages import Failed, Place
 from quintet.runtime.patience import Patience
+from quintet.runtime.worker import report_failure
 from quintet.runtime.workers import Died
 from quintet.sampling import make_sampling, open_source
 
@@ -392,24 +393,34 @@ def test_a_tied_child_whose_parent_is_gone_already_does_nothing(tmp_path: Path) 
 class DiesAsItIsMade(Drifting):
     """Once, in a worker, as the system does to one for which there is no memory."""
 
-    def __init__(self, mark: str) -> None:
+    def __init__(self, mark: str, by: signal.Signals = signal.SIGKILL) -> None:
         if sys.argv[0].endswith("worker.py") and not os.path.exists(mark):
             with suppress(FileNotFoundError):
                 Path(mark).touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), by)
         super().__init__()
 
 
-@pytest.mark.parametrize("kind", ["async", "lockstep"])
+@pytest.mark.parametrize(("kind", "by"), [("async", signal.SIGKILL), ("lockstep", signal.SIGABRT)])
 def test_a_worker_that_is_killed_while_it_starts_is_one_of_those_that_may_die(
-    kind: str, tmp_path: Path
+    kind: str, by: signal.Signals, tmp_path: Path
 ) -> None:
-    env = partial(DiesAsItIsMade, str(tmp_path / "mark"))
+    env = partial(DiesAsItIsMade, str(tmp_path / "mark"), by)
     result = train(tmp_path / "run", env, 1_000, kind=kind, num_workers=1)
     assert result.status == "finished"
     said = (tmp_path / "run" / "log.txt").read_text()
-    assert "was ended by SIGKILL (was there enough memory?) before it was ready" in said
+    assert f"was ended by {by.name} (was there enough memory?) before it was ready" in said
     assert ("replaced, 1 of at most 3" if kind == "async" else "going back to the last") in said
+
+
+def test_a_worker_that_finds_no_memory_says_so() -> None:
+    sent: list[Failed] = []
+    channel: Any = SimpleNamespace(send=sent.append)
+    report_failure(channel, RuntimeError("DefaultCPUAllocator: can't allocate memory"))
+    report_failure(channel, RuntimeError("shapes"))
+    assert [each.kind for each in sent] == ["WorkerFault", "WorkerFault"]
+    assert sent[0].text.startswith("memory ran out (RuntimeError: DefaultCPUAllocator: can't all")
+    assert sent[1].text.startswith("it raised RuntimeError: shapes")
 
 
 def test_async_does_not_replace_workers_for_ever_that_die_while_they_start(tmp_path: Path) -> None:
