@@ -1,11 +1,14 @@
 """Processes that are part of this one: how they begin, get their work, speak and end with it.
 
-A child is a Python that calls ``MODULE.main()``, with a payload on its standard input; what it
-prints is handed line by line to the parent's `say`.  Its standard input stays open for as long as
-the parent lives: when it closes, the parent is gone, however it went.  It looks for modules where
-the parent does: ``python -m`` would look into the working folder first, whatever lies there.
+A child is a Python that runs this module's `main`, which calls ``MODULE.main()``, with a payload on
+its standard input; what it prints is handed line by line to the parent's `say`.  Its standard input
+stays open for as long as the parent lives: when it closes, the parent is gone, however it went.  A
+child that is tied to its parent is ended by the system.  It looks for modules where the parent
+does: ``python -m`` would look into the working folder first, whatever lies there.
 """
 
+import ctypes
+import importlib
 import os
 import signal
 import struct
@@ -17,11 +20,9 @@ from contextlib import suppress
 from typing import final
 
 _LENGTH = struct.Struct("<Q")
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
-_START = (
-    "import sys; sys.path[:] = {path!r}; sys.argv.pop(0); "
-    "from importlib import import_module; sys.exit(import_module(sys.argv[0]).main())"
-)
+_START = "import sys; sys.path[:] = {path!r}; from quintet.child import main; sys.exit(main())"
 
 
 @final
@@ -34,13 +35,18 @@ class Child:
         say: Callable[[str], None],
         pass_fds: Sequence[int] = (),
         environ: Mapping[str, str] | None = None,
+        tied: bool = False,
     ) -> None:
         """say: gets every line that the child prints, from a thread of its own.
 
         pass_fds: files that the child finds under the same numbers, which it is given as arguments.
+        tied: the system ends it at once when the thread that makes this object ends (Linux), also
+            while the child still imports what it needs.
         """
+        parent = str(os.getpid()) if tied else ""
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _START.format(path=sys.path), module, *map(str, pass_fds)],
+            [sys.executable, "-P", "-c", _START.format(path=sys.path), parent, module]
+            + [str(number) for number in pass_fds],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -105,6 +111,27 @@ class Child:
 
 
 # The child's side
+
+
+def main() -> int:
+    """Runs a module's `main` with the rest of the arguments (the parent's number, the module, ...),
+    tied to the parent, if it is named, before anything that takes long is imported.
+    """
+    if sys.argv[1]:
+        _die_with_parent(int(sys.argv[1]))
+    module = importlib.import_module(sys.argv[2])
+    sys.argv[:3] = [str(module.__file__)]
+    status: int = module.main()
+    return status
+
+
+def _die_with_parent(parent: int) -> None:
+    """Has the system end this process with its parent, whatever it is doing then (Linux)."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended before the system was asked
+        os._exit(130)
 
 
 def receive(when_orphaned: Callable[[], None]) -> bytes:

@@ -83,6 +83,9 @@ def _run(arguments: list[str]) -> int:
     # environments then want (8% of Pong's sampling).  Only before PyTorch is loaded can it be said.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+    from quintet.memory import check_address_space
+
+    check_address_space()
     return command(arguments[1:])
 
 

@@ -55,7 +55,7 @@ def run_members(
     Ctrl-C and SIGTERM are passed on to those that run, which end in good order; no others are
     started.  A second Ctrl-C kills them.  `say` receives every line that they print.
     """
-    group = _Group()
+    group = _Group(say)
     waiting = list(enumerate(members))
     running: dict[int, _Process] = {}
     outcomes = [Outcome(None, None)] * len(members)
@@ -81,11 +81,18 @@ def run_members(
 class _Group:
     """Whether the group as a whole was asked to stop."""
 
-    def __init__(self) -> None:
+    def __init__(self, say: Callable[[str], None]) -> None:
         self.stop_requested = False
+        self._say = say
 
     def request_stop(self) -> None:
         self.stop_requested = True
+
+    def tell_stopping(self) -> None:
+        self._say("stopping: waits for the runs' checkpoints; a second Ctrl-C ends them at once")
+
+    def abandon(self) -> None:
+        """Nothing: the members end with this process."""
 
 
 @final

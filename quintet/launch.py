@@ -7,7 +7,7 @@ import pickle
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ import torch
 from quintet import group
 from quintet.algorithms import registry
 from quintet.algorithms.setup import ALONE, Setup
+from quintet.blame import traced
 from quintet.config.idle import without_idle
 from quintet.config.load import Loaded, with_presets
 from quintet.config.run import RunConfig
@@ -28,6 +29,7 @@ from quintet.envs.given import EnvSource
 from quintet.envs.make import make_group_env
 from quintet.errors import ConfigError, LearnerFault, WorkerFault
 from quintet.lock import RunLock
+from quintet.memory import memory_fault
 from quintet.models.config import resolve_model, uses_pictures
 from quintet.models.precision import fast_bf16
 from quintet.observe.progress import QuietStream
@@ -38,7 +40,7 @@ from quintet.runtime.loop import Sampling
 from quintet.runtime.process import pickled
 from quintet.runtime.seeds import Role, generator_seed
 from quintet.runtime.slots import RowSpecs
-from quintet.runtime.torch_settings import configure_torch
+from quintet.runtime.torch_settings import inexact_told, torch_settings
 from quintet.sampling import make_sampling, num_workers, open_source, streams_per_group
 from quintet.setting import has_compiler, worth_compiling
 from quintet.signals import stop_on_signals
@@ -225,6 +227,7 @@ def make_learners(config: RunConfig, spaces: Spaces) -> Learners:
         rows=RowSpecs.of(spaces, actor),
         threads=runtime.threads,
         timeout_s=runtime.learner_timeout_s,
+        exact=runtime.exact,
     )
     return Learners(crew)
 
@@ -236,7 +239,6 @@ def run(
 
     All that can be refused is refused before the folder is touched.
     """
-    threads_before = torch.get_num_threads()
     try:
         try:
             return _run(loaded, make_env, on_report, may_go_back=True)
@@ -246,8 +248,11 @@ def run(
         # Once: what always fails would fail again.
         again = replace(loaded, config=loaded.config.model_copy(update={"resume": resume}))
         return _run(again, make_env, on_report, may_go_back=False)
-    finally:
-        torch.set_num_threads(threads_before)
+    except (MemoryError, RuntimeError, OSError) as error:
+        fault = memory_fault(error)
+        if fault is None:
+            raise
+        raise traced(fault, error) from error
 
 
 class _GoesBack(Exception):
@@ -267,8 +272,9 @@ def _run(
         env = source.envs[0].description
         config = _resolve_loaded(loaded, source.spaces, env.backend).config
         assert config.run_dir is not None
-        assert config.runtime.threads is not None
-        configure_torch(config.runtime.threads, config.runtime.device)
+        runtime = config.runtime
+        assert runtime.threads is not None
+        ends.enter_context(torch_settings(runtime.threads, runtime.device, runtime.exact))
         learner: Learner
         if config.runtime.num_learners == 1:
             learner = make_learner(config, source.spaces)
@@ -376,7 +382,10 @@ def _train(trainer: Trainer, sampling: Sampling, spaces: Spaces, may_go_back: bo
         else:
             if isinstance(trainer.learner, Learners):
                 trainer.learner.start(trainer.say, trainer.waiting)
-            status = trainer.train(sampling)
+            runtime = config.runtime
+            on_gpu = runtime.exact and runtime.device.startswith("cuda")
+            with trainer.watched(), inexact_told(trainer.say) if on_gpu else nullcontext():
+                status = trainer.train(sampling)
     except WorkerFault as error:
         # An async run has had its replacements of workers; who was asked to stop starts nothing.
         replaced = config.runtime.kind == "async" and not isinstance(error, LearnerFault)

@@ -1,11 +1,30 @@
 """Ctrl-C, SIGTERM and the end of the terminal as a request to stop."""
 
+import ctypes
+import os
+import select
 import signal
+import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from math import inf
 from types import FrameType
-from typing import Protocol
+from typing import Protocol, final
+
+_TOLD_AFTER_S = 1.0
+"""How long a stop may take before the person is told what it waits for."""
+
+_HEEDED_S = 1.0
+"""How long the main thread may take to heed a second Ctrl-C before the process is ended."""
+
+_UNDONE_S = 5.0
+"""How long what is open may take to close after a second Ctrl-C before the process is ended."""
+
+_INTERRUPTED = 130
+"""Exit status of a process that Ctrl-C has ended."""
 
 
 class Stoppable(Protocol):
@@ -15,21 +34,45 @@ class Stoppable(Protocol):
 
     def request_stop(self) -> None: ...
 
+    def tell_stopping(self) -> None:
+        """Tells the person what the stop waits for; called from another thread."""
+        ...
+
+    def abandon(self) -> None:
+        """Gives the terminal back, as the process ends at once; called from another thread."""
+        ...
+
 
 @contextmanager
 def stop_on_signals(target: Stoppable) -> Iterator[None]:
     """Ctrl-C, SIGTERM and SIGHUP ask `target` to stop; a second Ctrl-C ends it at once.
 
+    While the main thread is in C code that does not return, no handler of Python's runs: a thread
+    hears the signals as well, says what is waited for, and ends the process by a second Ctrl-C.
+    Where that C code keeps Python's lock so that no thread can run, nothing can be said, and (with
+    glibc) the system ends the process by the second Ctrl-C.
+
     Signals reach only the main thread; elsewhere the caller keeps its own handling.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = [signal.SIGINT, *_ends()]
+    listener = _Listener(target, numbers)
 
     def handle(number: int, _: FrameType | None) -> None:
+        listener.rearm()
         if target.stop_requested and number == signal.SIGINT:
+            listener.heeded = True
             raise KeyboardInterrupt
         target.request_stop()
 
-    with _handled([signal.SIGINT, *_ends()], handle):
-        yield
+    try:
+        with _handled(numbers, handle):
+            listener.rearm = _deadly_second(signal.SIGINT)
+            yield
+    finally:
+        listener.close()
 
 
 @contextmanager
@@ -57,6 +100,120 @@ def interrupts_for_us_alone() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@final
+class _Listener:
+    """Hears every signal in a thread, at once, by the number that Python's C code writes to a pipe
+    before the main thread runs a handler.
+    """
+
+    def __init__(self, target: Stoppable, numbers: Collection[int]) -> None:
+        self.heeded = False  # the main thread is on its way out by a second Ctrl-C
+        self.rearm: Callable[[], None] = _nothing
+        self._target, self._numbers = target, frozenset(numbers)
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        self._before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        _pipes.add(self._writer)
+        _leave_pipes_to_parents()
+        self._thread = threading.Thread(target=self._listen, daemon=True, name="signals")
+        self._thread.start()
+
+    def close(self) -> None:
+        signal.set_wakeup_fd(self._before)
+        _pipes.discard(self._writer)
+        os.close(self._writer)
+        self._thread.join(_TOLD_AFTER_S)
+
+    def _listen(self) -> None:
+        asked, tell_s, end_s = False, inf, inf
+        while True:
+            heard = self._hear(min(tell_s, end_s))
+            if heard == b"":
+                os.close(self._reader)
+                return
+            for number in self._numbers & {*(heard or b"")}:
+                self.rearm()
+                count = (heard or b"").count(number)
+                if number == signal.SIGINT and (asked or count > 1):
+                    end_s = min(end_s, time.monotonic() + _HEEDED_S)
+                elif not asked:
+                    tell_s = time.monotonic() + _TOLD_AFTER_S
+                asked = True
+            if time.monotonic() >= tell_s:
+                tell_s = inf
+                self._target.tell_stopping()
+            if time.monotonic() >= end_s:
+                if not self.heeded:
+                    self._end()
+                end_s = time.monotonic() + _UNDONE_S - _HEEDED_S
+                self.heeded = False
+
+    def _hear(self, until_s: float) -> bytes | None:
+        """Numbers of signals; none at the end, None where there were none by then."""
+        poll = select.poll()
+        poll.register(self._reader, select.POLLIN)
+        left_ms = None if until_s == inf else max(0.0, until_s - time.monotonic()) * 1e3 + 1.0
+        if not poll.poll(left_ms):
+            return None
+        heard = os.read(self._reader, 512)
+        if self._before >= 0:  # somebody else's, as an event loop's
+            with suppress(OSError):
+                os.write(self._before, heard)
+        return heard
+
+    def _end(self) -> None:
+        """Ends the process, whatever its main thread is doing."""
+
+        def leave() -> None:
+            self._target.abandon()
+            sys.stdout.flush()
+
+        leaving = threading.Thread(target=leave, daemon=True)  # what it needs may be locked
+        leaving.start()
+        leaving.join(_HEEDED_S)
+        with suppress(OSError):
+            os.write(2, b"interrupted\n")
+        os._exit(_INTERRUPTED)
+
+
+_pipes: set[int] = set()
+"""Ends of pipes that signals of this process are written to."""
+
+
+@cache
+def _leave_pipes_to_parents() -> None:
+    """A process that is forked, as environments may be, must not write its signals to our pipe."""
+
+    def leave() -> None:
+        pipe = signal.set_wakeup_fd(-1)
+        if pipe not in _pipes:
+            signal.set_wakeup_fd(pipe)
+
+    os.register_at_fork(after_in_child=leave)
+
+
+def _nothing() -> None:
+    """What there is to do before Python's handler is in place."""
+
+
+def _deadly_second(number: int) -> Callable[[], None]:
+    """Has the system itself end this process by the second signal of that number, unless what this
+    gives is called in between, by any thread (glibc; elsewhere nothing changes).
+    """
+    install = getattr(ctypes.CDLL(None), "sysv_signal", None)
+    if install is None:
+        return _nothing
+    # As in System V, a handler that it installs is taken away by the signal that calls it.
+    install.argtypes, install.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+    of_python = install(number, None)  # its handler in C, which asks for the one in Python
+    install(number, of_python)
+
+    def rearm() -> None:
+        install(number, of_python)
+
+    return rearm
 
 
 def _ends() -> list[signal.Signals]:

@@ -6,8 +6,8 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal, final
 
@@ -34,6 +34,7 @@ from quintet.runtime import loop
 from quintet.runtime.batch import Episode
 from quintet.runtime.replay import Replay
 from quintet.runtime.slots import RowSpecs
+from quintet.runtime.watch import Watch
 from quintet.setting import setting_of
 from quintet.types import LearnerState, Publication, Rollout, Spaces
 from quintet.warm_start import donated
@@ -93,6 +94,7 @@ class Trainer:
         self._replay_described = False
         self._notes: list[str] = []
         self._raised: BaseException | None = None
+        self.watch: Watch | None = None
 
     def warm_start(self) -> None:
         """Gives the learner what `init_from` donates, unless the run has begun already.
@@ -299,6 +301,14 @@ class Trainer:
                 f"({error.strerror}); make room or give another --run-dir"
             ) from error
 
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Says within where this process's environments hang, and what a stop waits for."""
+        timeout_s = self.config.runtime.worker_timeout_s
+        self.watch = Watch(self.timer, self.env, timeout_s, self.say)
+        with self.watch.running():
+            yield
+
     def train(self, sampling: loop.Sampling) -> Literal["finished", "stopped"]:
         """Runs the loop to its end or to a stop."""
         self.sampling = sampling
@@ -484,7 +494,7 @@ class Trainer:
             self.config.eval.episodes,
             EVALUATION_SEED,
             deterministic=self.config.eval.greedy,
-            stop=lambda: self.stop_requested,
+            stop=self._stop_evaluating,
         )
         self._evaluated_steps = self.counters.env_steps
         if len(scores.returns) == self.config.eval.episodes:
@@ -506,6 +516,11 @@ class Trainer:
         self._evaluation_s += time.perf_counter() - begin
         self.timer.switch(before)
         return bool(self._scores)
+
+    def _stop_evaluating(self) -> bool:
+        """Asked at every step of an evaluation, which the watch takes for a sign of life."""
+        self.timer.switch("evaluation")
+        return self.stop_requested
 
     def keep_batch(self, batch: Rollout) -> str:
         """Keeps the batch on which an update failed; says where, and what else remains."""
@@ -546,6 +561,19 @@ class Trainer:
     def request_stop(self) -> None:
         """Asks for a stop at the end of the iteration; called by signal handlers."""
         self.stop_requested = True
+
+    def tell_stopping(self) -> None:
+        """Tells the person what a stop waits for."""
+        if self.watch is not None:
+            self.say(
+                f"stopping after {self.watch.where()}; a second Ctrl-C ends at once, and the same "
+                "command goes on from the last checkpoint"
+            )
+
+    def abandon(self) -> None:
+        """Gives the terminal back, as the process ends at once."""
+        if self.watch is not None:
+            self.progress.close()
 
     def close(self) -> None:
         """Gives the terminal and the files back."""

@@ -125,7 +125,7 @@ def train(
     try:
         config = resolve(config, source.spaces, source.envs[0].description.backend)
         assert config.runtime.threads is not None
-        configure_torch(config.runtime.threads, config.runtime.device)
+        configure_torch(config.runtime.threads, config.runtime.device, config.runtime.exact)
         watch = _train(work, config, source, on_iteration)
         return config, source.spaces, _record(work, config, watch)
     finally:

@@ -66,8 +66,9 @@ class RuntimeConfig(BaseModel):
     worker_timeout_s: float = Field(
         60.0,
         ge=1,
-        description="seconds that a worker may take for one step of its environments, before it is "
-        "taken for hung; a minute more where it makes them or compiles its first act",
+        description="seconds that one step of the environments may take: then a worker is taken "
+        "for hung (a minute later where it makes them or compiles its first act), and serial says "
+        "where it hangs",
     )
     max_restarts: int = Field(
         3, ge=0, description="async: workers that are replaced before the run ends with an error"
@@ -128,6 +129,11 @@ class RuntimeConfig(BaseModel):
         return Compute(self.precision, self.compile == "on")
 
     @property
+    def exact(self) -> bool:
+        """Whether a run gives the same bytes twice."""
+        return self.kind != "async"
+
+    @property
     def requirements(self) -> dict[str, tuple[bool, str]]:
         """By option: whether it has an effect beside the others, and what it needs for that."""
         lockstep, free = self.kind == "lockstep", self.kind == "async"
@@ -146,7 +152,6 @@ class RuntimeConfig(BaseModel):
             "max_policy_lag": (free, "runtime.kind=async"),
             "slots": (free, "runtime.kind=async"),
             "prefetch_batches": (free, "runtime.kind=async"),
-            "worker_timeout_s": (lockstep or free, "runtime.kind=lockstep or async"),
             "max_restarts": (free, "runtime.kind=async"),
             "learner_timeout_s": (self.num_learners > 1, "runtime.num_learners > 1"),
         }

@@ -37,6 +37,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector import VectorEnv as ForeignVectorEnv
 from numpy.typing import NDArray
 
+from quintet.blame import raised, traced
 from quintet.envs.gymnasium import BadLeaf, Leaf, leaf_of, read_leaf, steps_per_s
 from quintet.envs.success import rule_of, write_success
 from quintet.envs.vector import (
@@ -333,14 +334,15 @@ class AdaptedVectorEnv:
                 error,
             )
         except Exception as error:
-            self._fault(f"raised in {what} {type(error).__name__}: {error}", error)
+            self._fault(raised(error, what), error)
 
     def _fault(self, what: str, cause: Exception | None = None) -> NoReturn:
         last = self._first_stream + self._num_streams - 1
-        raise EnvironmentFault(
+        fault = EnvironmentFault(
             f"{self._id} (vector environment), streams {self._first_stream} to {last}: the "
             f"environment {what}; mend the environment, or wrap it"
-        ) from cause
+        )
+        raise (fault if cause is None else traced(fault, cause)) from cause
 
 
 def _autoreset_mode(env: ForeignVectorEnv[Any, Any, Any], env_id: str) -> AutoresetMode:

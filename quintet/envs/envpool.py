@@ -33,6 +33,7 @@ from typing import Any, final
 import numpy as np
 from gymnasium import spaces
 
+from quintet.blame import raised, traced
 from quintet.cores import usable_cores
 from quintet.envs.short_wait import SLEEPS_ARE_COUNTED, ShortWait
 from quintet.envs.success import rule_of, write_success
@@ -291,6 +292,8 @@ class EnvPoolVectorEnv:
                 **({"render_mode": "rgb_array"} if self._drawn else {}),
                 **self._kwargs,
             )
+        except MemoryError:
+            raise
         except Exception as error:
             raise _refused(self._id, self._kwargs, error) from error
         self._ended[:] = False
@@ -314,7 +317,14 @@ class EnvPoolVectorEnv:
         self._in_flight = False
         if self._wait:
             self._wait.stay_awake()
-        obs, reward, terminated, truncated, info = self._pool.recv()
+        try:
+            obs, reward, terminated, truncated, info = self._pool.recv()
+        except Exception as error:  # of its C++ code, which says no more
+            fault = EnvironmentFault(
+                f"{self._id} (envpool), a group of {self._num_streams} streams: the pool "
+                f"{raised(error)}; choose backend 'gymnasium', or another environment"
+            )
+            raise traced(fault, error) from error
         if self._wait:
             self._wait.collected()
         self._write_obs(obs, out.obs)
@@ -418,10 +428,11 @@ def _make_spec(env_id: str, kwargs: Mapping[str, Any]) -> Any:
 
 
 def _refused(env_id: str, kwargs: Mapping[str, Any], error: Exception) -> ConfigError:
-    return ConfigError(
+    fault = ConfigError(
         f"EnvPool must be able to make {env_id}; with env.kwargs {dict(kwargs)} it answered "
         f"{type(error).__name__}: {error}; correct env.kwargs, or choose backend 'gymnasium'"
     )
+    return traced(fault, error)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from quintet.blame import raised, traced
 from quintet.envs.success import rule_of, single_success
 from quintet.envs.vector import (
     Array,
@@ -172,13 +173,19 @@ class GymnasiumVectorEnv:
                     f"{self._id}: closing failed: {error!r}", RuntimeWarning, stacklevel=2
                 )
 
+    def place_of(self, stream: int) -> str:
+        """Where a stream is, for a message."""
+        step = self._episode_step[stream]
+        when = f"step {step} of its episode" if step else "reset"
+        return f"stream {self._first_stream + stream}, {when}, seed {self._seeds[stream]}"
+
     def _step(self, stream: int, action: Any, out: StepRow) -> tuple[float, bool, bool]:
         self._episode_step[stream] += 1
         try:
             obs, reward, terminated, truncated, info = self._envs[stream].step(action)
             result = float(reward), bool(terminated), bool(truncated)
         except Exception as error:
-            self._raise_fault(stream, f"raised {type(error).__name__}: {error}", error)
+            self._raise_fault(stream, raised(error), error)
         leaf = self._plain
         if (  # as nearly all of them are
             leaf is not None
@@ -201,7 +208,7 @@ class GymnasiumVectorEnv:
         try:
             obs, _ = self._envs[stream].reset(seed=seed)
         except Exception as error:
-            self._raise_fault(stream, f"raised {type(error).__name__}: {error}", error)
+            self._raise_fault(stream, raised(error), error)
         self._write_obs(stream, obs, out)
         return 0.0, False, False
 
@@ -213,12 +220,11 @@ class GymnasiumVectorEnv:
                 self._raise_fault(stream, str(error), error)
 
     def _raise_fault(self, stream: int, what: str, cause: Exception | None = None) -> NoReturn:
-        step = self._episode_step[stream]
-        when = f"step {step} of its episode" if step else "reset"
-        raise EnvironmentFault(
-            f"{self._id} (gymnasium), stream {self._first_stream + stream}, {when}, seed "
-            f"{self._seeds[stream]}: the environment {what}; mend the environment, or wrap it"
-        ) from cause
+        fault = EnvironmentFault(
+            f"{self._id} (gymnasium), {self.place_of(stream)}: the environment {what}; mend the "
+            "environment, or wrap it"
+        )
+        raise (fault if cause is None else traced(fault, cause)) from cause
 
     def _refuse_unequal(self) -> None:
         if len({id(env) for env in self._envs}) < len(self._envs):

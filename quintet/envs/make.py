@@ -10,6 +10,7 @@ import gymnasium
 from gymnasium.vector import VectorEnv as ForeignVectorEnv
 from pydantic import ValidationError
 
+from quintet.blame import raised, traced
 from quintet.envs import ale, atari, envpool
 from quintet.envs.adapted import AdaptedVectorEnv
 from quintet.envs.config import Backend, EnvConfig, RewardClip
@@ -324,10 +325,11 @@ def _make_one(maker: Callable[..., Any], env_id: str, kwargs: Mapping[str, Any])
             f"run: {_install_line(env_id)}"
         ) from error
     except Exception as error:
-        raise ConfigError(
-            f"{env_id} (gymnasium) must be made with env.kwargs {dict(kwargs)}; it raised "
-            f"{type(error).__name__}: {error}; correct env.kwargs or the environment"
-        ) from error
+        fault = ConfigError(
+            f"{env_id} (gymnasium) must be made with env.kwargs {dict(kwargs)}; it "
+            f"{raised(error)}; correct env.kwargs or the environment"
+        )
+        raise traced(fault, error) from error
 
 
 def _find_maker(name: str) -> MakeEnv:

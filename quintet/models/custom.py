@@ -32,6 +32,7 @@ from typing import Any, NoReturn, final
 import torch
 from torch import Tensor, nn
 
+from quintet.blame import raised, traced
 from quintet.errors import ConfigError
 from quintet.importing import import_module
 from quintet.models.encoders import Leaves
@@ -121,11 +122,12 @@ class CustomEncoder(nn.Module):
         try:
             self.module = cls(leaves, **kwargs)
         except Exception as error:
-            raise ConfigError(
+            fault = ConfigError(
                 f"model.encoder={name} must be made of (leaves, **model.encoder_kwargs) with the "
-                f"leaves {list(leaves)} and encoder_kwargs {dict(kwargs)}; it raised "
-                f"{type(error).__name__}: {error}; correct the class or model.encoder_kwargs"
-            ) from error
+                f"leaves {list(leaves)} and encoder_kwargs {dict(kwargs)}; it {raised(error)}; "
+                "correct the class or model.encoder_kwargs"
+            )
+            raise traced(fault, error) from error
         self.feature_size, self.loss_names = _check(self.module, name, leaves)
 
     def forward(self, obs: Obs) -> Tensor:
@@ -168,10 +170,11 @@ def _check(module: nn.Module, name: str, leaves: Leaves) -> tuple[int, tuple[str
             features, losses = _parts(module(zeros))
     except Exception as error:
         given = {path: f"{x.dtype} {tuple(x.shape)}" for path, x in zeros.items()}
-        raise ConfigError(
-            f"model.encoder={name} must encode observations with the leaves {given}; it raised "
-            f"{type(error).__name__}: {error}; correct the class"
-        ) from error
+        fault = ConfigError(
+            f"model.encoder={name} must encode observations with the leaves {given}; it "
+            f"{raised(error)}; correct the class"
+        )
+        raise traced(fault, error) from error
     if not isinstance(features, Tensor) or features.shape != (TRIAL_ROWS, size):
         what = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
         refuse(

@@ -40,6 +40,10 @@ class PhaseTimer:
             self._begins(phase)
         return before
 
+    def now(self) -> tuple[Phase, float]:
+        """The phase at work, and since when, by `perf_counter`; for another thread to look at."""
+        return self._phase, self._since
+
     def seconds(self) -> dict[Phase, float]:
         """Seconds by phase since the timer was made."""
         self.switch(self._phase)

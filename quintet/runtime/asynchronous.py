@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, replace
 from typing import final
 
-from quintet.errors import QuintetError
+from quintet.errors import QuintetError, WorkerFault
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.batch import Lease, Part, pinned
 from quintet.runtime.delivery import Batch, BeginsAnew, Delivery, never, rows_for
@@ -81,7 +81,7 @@ class AsyncSampling:
         """
         assert not self.assembler.is_alive(), "the streams run on"
         self.iteration = iteration
-        self.workers.start()
+        self._start()
         for sampler in self.workers.samplers:
             self.workers.restart(sampler.index, iteration)
         self.assembler.start()
@@ -160,20 +160,35 @@ class AsyncSampling:
         kept = self.delivery.executed - self.delivery.discarded
         return self.env_steps_wanted - kept - sum(self.granted)
 
+    def _start(self) -> None:
+        """Starts the workers; one that dies before it is ready is replaced like any other."""
+        while True:
+            try:
+                self.workers.start()
+                return
+            except WorkerFault as error:
+                self._count(error)
+
+    def _count(self, error: QuintetError) -> None:
+        """Takes note of a worker that is to be replaced.
+
+        Raises:
+            QuintetError: the error, if as many have been as may be.
+        """
+        most = self.options.max_restarts
+        self.num_restarts += 1
+        if self.num_restarts > most:
+            error.add_note(f"Workers were replaced {most} times (runtime.max_restarts).")
+            raise error
+        self.workers.crew.say(f"{error} (replaced, {self.num_restarts} of at most {most} times)")
+
     def _replace(self, died: Died) -> None:
         """Puts a new process in a dead one's place; in the learner's thread, whose end would take a
         process with it that it has begun.
         """
-        most = self.options.max_restarts
         error: QuintetError | None = died.error
         while error is not None:
-            self.num_restarts += 1
-            if self.num_restarts > most:
-                error.add_note(f"Workers were replaced {most} times (runtime.max_restarts).")
-                raise error
-            self.workers.crew.say(
-                f"{error} (replaced, {self.num_restarts} of at most {most} times)"
-            )
+            self._count(error)
             try:
                 self.workers.replace(died.worker)
                 error = None

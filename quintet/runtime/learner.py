@@ -15,7 +15,7 @@ from quintet.runtime.arena import Arena
 from quintet.runtime.learners import BatchMemory, checksum, progress_name, shared_state
 from quintet.runtime.messages import Begin, Compare, Connect, Learn, LearnerWork, Ready, Stop, Sum
 from quintet.runtime.ranks import PeerGone, RankGroup, reach_store
-from quintet.runtime.torch_settings import configure_torch
+from quintet.runtime.torch_settings import configure_torch, inexact_told
 from quintet.runtime.worker import begin, report_failure
 from quintet.types import LearnerState
 
@@ -72,8 +72,9 @@ def main() -> int:
     pickled, arena, channel = begin()
     try:
         work: LearnerWork = pickle.loads(pickled)
-        configure_torch(work.threads, work.device)
-        LearnerProcess(work, arena, channel).run()
+        configure_torch(work.threads, work.device, work.exact)
+        with inexact_told(print):
+            LearnerProcess(work, arena, channel).run()
     except EOFError:  # the parent has ended without a word
         return 130
     except Exception as error:  # a model's own code may raise anything

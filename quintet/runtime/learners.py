@@ -35,6 +35,7 @@ class LearnerCrew:
     rows: of a batch.
     threads: of PyTorch in each process.
     timeout_s: how much longer than the first one the others may take for an update.
+    exact: they use deterministic algorithms on a GPU.
     """
 
     make_learner: Callable[[Ranks], Learner]
@@ -42,6 +43,7 @@ class LearnerCrew:
     rows: RowSpecs
     threads: int
     timeout_s: float
+    exact: bool = False
 
 
 @final
@@ -354,6 +356,7 @@ def _work(crew: LearnerCrew, plan: DataPlan, rank: int) -> bytes:
         rows=crew.rows,
         plan=plan,
         threads=crew.threads,
+        exact=crew.exact,
     )
     return pickled(
         work,

@@ -70,10 +70,13 @@ class Discarded(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The last message of a worker that can't go on: what kind of error, and its words."""
+    """The last message of a worker that can't go on: what kind of error, its words, and the whole
+    traceback where a user's code raised it.
+    """
 
     kind: str
     text: str
+    detail: str
 
 
 class Stop(NamedTuple):
@@ -174,6 +177,7 @@ class LearnerWork:
     rows: RowSpecs
     plan: DataPlan
     threads: int
+    exact: bool
 
 
 def header_name(group: int, slot: int) -> str:

@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Callable
-from threading import Lock
 from typing import final
 
 import torch
 
 from quintet.runtime.arena import Arena, prefixed
+from quintet.runtime.fence import fence
 from quintet.types import Publication, TensorSpec
 
 _BUFFERS = 3
@@ -27,15 +27,6 @@ def board_specs(policy: int, publication: Publication) -> dict[str, TensorSpec]:
     return prefixed(f"board/{policy}/", specs)
 
 
-def _fence() -> None:
-    """What was written or read before is done before what comes after, on every processor."""
-    with _LOCK:
-        pass
-
-
-_LOCK = Lock()
-
-
 @final
 class Board:
     """The last publications of one policy; one process writes, any number read.
@@ -43,9 +34,18 @@ class Board:
     A buffer's `begun` is set before it is written and its `whole` after; who finds the same version
     in both, after he has copied, has copied that version and nothing else.  Versions are stored
     plus one, so that 0 is a buffer that holds none.
+
+    That is so by fences.  If a reader has copied anything of a later version, its writer's fence
+    after `begun` came before that copy, and the reader's own fence after it before his look at
+    `begun`: he finds the later one there, and copies again.  If he has found `whole`, all of that
+    version was there before, by the writer's fence and his own.
     """
 
     def __init__(self, arena: Arena, policy: int):
+        """Raises:
+        ConfigError: this machine has no fence between processes.
+        """
+        self._fence = fence()
         place = f"board/{policy}/"
         self.begun = arena.tensor(place + "begun").numpy()
         self.whole = arena.tensor(place + "whole").numpy()
@@ -57,12 +57,12 @@ class Board:
         buffer = (int(self.newest[0]) + 1) % _BUFFERS
         self.whole[buffer] = 0
         self.begun[buffer] = publication.version + 1
-        _fence()
+        self._fence()
         for name, x in self.buffers[buffer].items():
             x.copy_(publication.tensors[name])
-        _fence()
+        self._fence()
         self.whole[buffer] = publication.version + 1
-        _fence()
+        self._fence()
         self.newest[0] = buffer
 
     @property
@@ -80,9 +80,9 @@ class Board:
                 buffer = int((self.begun == version + 1).argmax())
             found = int(self.whole[buffer])
             if found and (version is None or found == version + 1):
-                _fence()
+                self._fence()
                 load(Publication(found - 1, self.buffers[buffer]))
-                _fence()
+                self._fence()
                 if self.begun[buffer] == found:
                     return found - 1
             elif version is not None:

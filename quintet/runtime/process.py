@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from quintet import errors
 from quintet.child import Child
 from quintet.errors import ConfigError, QuintetError, WorkerFault
+from quintet.memory import limit_told
 from quintet.runtime.arena import Arena
 from quintet.runtime.messages import Failed, Ready
 from quintet.runtime.patience import Patience
@@ -114,6 +115,7 @@ class Process:
                 [self.arena.file, theirs.fileno(), *kind.files],
                 # Threads that wait for each other must not burn the cores that others want.
                 {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(kind.threads)},
+                tied=True,
             )
         finally:
             theirs.close()
@@ -163,9 +165,15 @@ class Process:
     def _error_of(self, message: Failed) -> QuintetError:
         """What it could not go on for, as the same kind of error where it is one of ours."""
         kind = getattr(errors, message.kind, None)
-        if isinstance(kind, type) and issubclass(kind, QuintetError):
-            return kind(message.text)
-        return self.kind.fault(f"{self.name} failed: {message.text}")
+        error: QuintetError
+        if isinstance(kind, type) and issubclass(kind, QuintetError) and kind is not WorkerFault:
+            error = kind(message.text)
+        else:
+            error = self.kind.fault(f"{self.name} failed: {message.text}")
+        error.detail = message.detail
+        if message.detail:  # for who calls from Python, and would see this process's frames alone
+            error.add_note(f"In {self.name}:\n{message.detail}")
+        return error
 
     def failed(self, error: QuintetError) -> QuintetError:
         """Ends what is left of it; gives the error."""
@@ -199,11 +207,13 @@ class Process:
         status = self.child.status
         if status is not None and status < 0:
             how = f"was ended by {signal.Signals(-status).name}"
-            how += " (was there enough memory?)" if -status == signal.SIGKILL else ""
+            if -status in (signal.SIGKILL, signal.SIGABRT):  # PyTorch's way where there is none
+                how += f" (was there enough memory?{limit_told()})"
         else:
             how = f"ended with status {status}"
         row = int(self.row[1])
         place = "as it began anew" if row == BEGINNING else self.kind.place.format(row)
+        place = place if self.ready else "before it was ready"
         return f"{self.name} {how} {place}; what it printed is above"
 
     def end(self, grace_s: float = 0.0) -> None:

@@ -28,7 +28,7 @@ from quintet.runtime.params import Board
 from quintet.runtime.policies import load_policy, make_group_actor
 from quintet.runtime.process import BEGINNING
 from quintet.runtime.remote import unpacked
-from quintet.runtime.torch_settings import configure_torch
+from quintet.runtime.torch_settings import configure_torch, inexact_told
 from quintet.runtime.worker import begin, report_failure
 from quintet.types import ActOutput, Publication
 
@@ -185,8 +185,9 @@ def main() -> int:
     pickled, arena, channel = begin()
     try:
         work: ServerWork = pickle.loads(pickled)
-        configure_torch(work.threads, work.device)
-        Server(work, arena, channel, socket(fileno=int(sys.argv[3]))).run()
+        configure_torch(work.threads, work.device, work.exact)
+        with inexact_told(print):
+            Server(work, arena, channel, socket(fileno=int(sys.argv[3]))).run()
     except Exception as error:  # a model's own code may raise anything
         report_failure(channel, error)
         return 1

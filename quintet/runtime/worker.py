@@ -5,14 +5,12 @@ of the weights to act by.  So no slot, no sampling; and the same process serves 
 grants round by round and one that grants whatever is free.
 """
 
-import ctypes
 import gc
 import os
 import pickle
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -20,7 +18,9 @@ from multiprocessing.connection import Connection
 from typing import Any, final
 
 from quintet import child
-from quintet.errors import QuintetError
+from quintet.blame import raised, traced
+from quintet.errors import QuintetError, WorkerFault
+from quintet.memory import memory_fault
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.arena import Arena
 from quintet.runtime.mailbox import Mailbox
@@ -46,8 +46,6 @@ from quintet.runtime.sampler import GroupSampler, unroll
 from quintet.runtime.seeds import group_seeds
 from quintet.runtime.slots import Slot
 from quintet.runtime.torch_settings import configure_torch
-
-_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 class Stopped(Exception):
@@ -168,12 +166,6 @@ class Worker:
             group.env.close()
 
 
-def die_with_parent() -> None:
-    """Has the system end this process with its parent, whatever it is doing then (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-
-
 def begin() -> tuple[Any, Arena, Connection]:
     """What a process of the runtime does first: its work, its memory, its channel."""
     # Whoever asks all processes of a run to stop means the parent, which stops in good order.
@@ -181,7 +173,6 @@ def begin() -> tuple[Any, Arena, Connection]:
         signal.signal(number, signal.SIG_IGN)
     files: Sequence[str] = sys.argv[1:]
     payload = pickle.loads(child.receive(lambda: os._exit(130)))
-    die_with_parent()
     # Before anything that the user wrote is imported.
     sys.path[:] = payload["path"]
     arena = Arena(payload["specs"], int(files[0]))
@@ -189,12 +180,12 @@ def begin() -> tuple[Any, Arena, Connection]:
 
 
 def report_failure(channel: Connection, error: BaseException) -> None:
-    """Sends what a person should read: our own errors as they are, others with their traceback."""
-    if isinstance(error, QuintetError):
-        channel.send(Failed(type(error).__name__, str(error)))
-    else:
-        text = "".join(traceback.format_exception(error))
-        channel.send(Failed(type(error).__name__, text[-20_000:]))
+    """Sends what a person should read, and the whole traceback for log.txt."""
+    if not isinstance(error, QuintetError):
+        short = memory_fault(error)
+        told = f"it {raised(error)}" if short is None else str(short)
+        error = traced(WorkerFault(told), error)
+    channel.send(Failed(type(error).__name__, str(error), error.detail))
 
 
 def _let_others_finish() -> None:

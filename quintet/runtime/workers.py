@@ -190,7 +190,7 @@ class Workers:
         }
         self._reported = {name: np.zeros(len(PHASES)) for name in self._seconds}
         self._generation = 0
-        self._started = self._closed = False
+        self._closed = False
         self._looked_at_s = self._awake_since_s = 0.0
         self._lock = threading.RLock()
 
@@ -273,17 +273,15 @@ class Workers:
         return found if self.server is None else [*found, self.server]
 
     def start(self) -> None:
-        """Starts all processes, if there are none, and waits until they are ready.
+        """Starts the processes that there are not, and waits until all are ready.
 
         Raises:
-            QuintetError: one of them failed, or took too long.
+            QuintetError: one of them failed, or took too long; the others go on starting.
         """
-        if self._started:
-            return
-        self._started = True
-        for process in self._processes:
+        missing = [process for process in self._processes if process.child is None]
+        for process in missing:
             process.launch()
-        await_all(self._processes, self.crew.notice)
+        await_all([each for each in self._processes if not each.ready], self.crew.notice)
 
     def replace(self, index: int) -> None:
         """A new process in place of a worker, or the SERVER, that died.

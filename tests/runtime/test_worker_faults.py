@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,8 +27,9 @@ from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan
 from quintet.runtime.asynchronous import AsyncOptions, AsyncSampling
 from quintet.runtime.lockstep import LockstepSampling
-from quintet.runtime.messages import Place
+from quintet.runtime.messages import Failed, Place
 from quintet.runtime.patience import Patience
+from quintet.runtime.worker import report_failure
 from quintet.runtime.workers import Died
 from quintet.sampling import make_sampling, open_source
 
@@ -81,7 +83,12 @@ def test_async_replaces_a_worker_that_is_killed_or_stopped(what: str, tmp_path: 
 @pytest.mark.parametrize(
     ("trouble", "error", "words"),
     [
-        ("raise", EnvironmentFault, r"step \d+ of its episode, seed \d+.* the floor gave way"),
+        (
+            "raise",
+            EnvironmentFault,
+            r"step \d+ of its episode, seed \d+.* ValueError: the floor gave way "
+            r"\(.*troubles.py:\d+ in make_trouble\); mend",
+        ),
         pytest.param(
             "nan",
             EnvironmentFault,
@@ -101,6 +108,9 @@ def test_an_environment_that_misbehaves_ends_the_run_by_its_name(
         train(tmp_path, partial(Drifting, trouble), kind=kind, worker_timeout_s=1.0, **restarts)
     if kind == "async":
         assert "runtime.max_restarts" in "".join(caught.value.__notes__)
+    if trouble == "raise":
+        assert "Traceback" in caught.value.detail
+        assert "in step\n    self.make_trouble()" in caught.value.detail
     if trouble == "die":
         assert "farewell" in (tmp_path / "log.txt").read_text()
 
@@ -323,3 +333,97 @@ def only_here() -> Drifting:
     if sys.argv[0].endswith(".worker"):
         raise ValueError("not here")
     return Drifting()
+
+
+def runs(process: psutil.Process) -> bool:
+    """Whether it has not ended, seen or unseen by who must take note of it."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+STARTER = """
+import sys
+from quintet.child import Child
+
+tied = Child("slow_to_import", print, tied=True)
+print("pid", tied.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_tied_child_ends_with_its_parent_while_it_imports_what_it_needs(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    (tmp_path / "slow_to_import.py").write_text(
+        f"import time\nopen({str(begun)!r}, 'w').close()\ntime.sleep(1_000)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(SCRIPT.parent)])
+    parent = subprocess.Popen(
+        [sys.executable, "-c", STARTER],
+        env=os.environ | {"PYTHONPATH": path},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdout is not None
+    child = psutil.Process(int(parent.stdout.readline().split()[1]))
+    end = time.monotonic() + 60
+    while not begun.exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    parent.kill()
+    parent.communicate()
+    end = time.monotonic() + 1
+    while runs(child):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_tied_child_whose_parent_is_gone_already_does_nothing(tmp_path: Path) -> None:
+    (tmp_path / "loud.py").write_text("print('here')\n")
+    ended = subprocess.run(
+        [sys.executable, "-m", "quintet.child", "1", "loud"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+    )
+    assert (ended.returncode, ended.stdout) == (130, b"")
+
+
+class DiesAsItIsMade(Drifting):
+    """Once, in a worker, as the system does to one for which there is no memory."""
+
+    def __init__(self, mark: str, by: signal.Signals = signal.SIGKILL) -> None:
+        if sys.argv[0].endswith("worker.py") and not os.path.exists(mark):
+            with suppress(FileNotFoundError):
+                Path(mark).touch()
+            os.kill(os.getpid(), by)
+        super().__init__()
+
+
+@pytest.mark.parametrize(("kind", "by"), [("async", signal.SIGKILL), ("lockstep", signal.SIGABRT)])
+def test_a_worker_that_is_killed_while_it_starts_is_one_of_those_that_may_die(
+    kind: str, by: signal.Signals, tmp_path: Path
+) -> None:
+    env = partial(DiesAsItIsMade, str(tmp_path / "mark"), by)
+    result = train(tmp_path / "run", env, 1_000, kind=kind, num_workers=1)
+    assert result.status == "finished"
+    said = (tmp_path / "run" / "log.txt").read_text()
+    assert f"was ended by {by.name} (was there enough memory?) before it was ready" in said
+    assert ("replaced, 1 of at most 3" if kind == "async" else "going back to the last") in said
+
+
+def test_a_worker_that_finds_no_memory_says_so() -> None:
+    sent: list[Failed] = []
+    channel: Any = SimpleNamespace(send=sent.append)
+    report_failure(channel, RuntimeError("DefaultCPUAllocator: can't allocate memory"))
+    report_failure(channel, RuntimeError("shapes"))
+    assert [each.kind for each in sent] == ["WorkerFault", "WorkerFault"]
+    assert sent[0].text.startswith("memory ran out (RuntimeError: DefaultCPUAllocator: can't all")
+    assert sent[1].text.startswith("it raised RuntimeError: shapes")
+
+
+def test_async_does_not_replace_workers_for_ever_that_die_while_they_start(tmp_path: Path) -> None:
+    env = partial(DiesAsItIsMade, str(tmp_path / "no folder" / "mark"))
+    with pytest.raises(WorkerFault, match="before it was ready"):
+        train(tmp_path / "run", env, 1_000, num_workers=1, max_restarts=1)

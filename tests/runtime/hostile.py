@@ -1,0 +1,53 @@
+"""Environments that hang or fail at one step, for runs in a process of their own:
+``--env hostile:Hostile --env.kwargs '{"trouble": "sleep"}'``.
+"""
+
+import ctypes
+import time
+
+import gymnasium
+import numpy as np
+
+
+class Hostile(gymnasium.Env):
+    """Says TROUBLE, then makes it, at one step of its life or in `reset`."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (3,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, trouble: str = "none", at_step: int = 50) -> None:
+        self.trouble, self.at_step, self.life = trouble, at_step, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if self.trouble == "reset":
+            print("TROUBLE", flush=True)
+            time.sleep(10_000)
+        self.steps = 0
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        self.life += 1
+        if self.life == self.at_step:
+            print("TROUBLE", flush=True)
+            self.make_trouble()
+        return np.zeros(3, np.float32), 1.0, self.steps == 20, False, {}
+
+    def make_trouble(self) -> None:
+        if self.trouble == "raise":
+            raise ValueError("the floor gave way")
+        if self.trouble == "sleep":
+            time.sleep(10_000)
+        if self.trouble == "swallow":  # as a loop does that tries again whatever happens
+            while True:
+                try:
+                    time.sleep(10_000)
+                except BaseException:
+                    continue
+        if self.trouble == "block":  # in C, without Python's lock
+            library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+            library.pthread_mutex_lock(mutex)
+            library.pthread_mutex_lock(mutex)
+        if self.trouble == "seize":  # in C, with Python's lock: no other thread can run
+            sum(range(10**13))

@@ -1,0 +1,189 @@
+"""An environment that hangs in this process is named, and Ctrl-C ends the run."""
+
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from quintet import signals
+from quintet.signals import stop_on_signals
+
+HERE = Path(__file__).parent
+WAIT_S = 60.0
+STEP = r"step 10 of its episode, seed \d+"
+PLACE = r"\(at .*hostile.py:\d+"
+slow = pytest.mark.slow
+
+
+class Run:
+    """``quintet train`` on a hostile environment, and what it has printed so far."""
+
+    def __init__(self, folder: Path, trouble: str, *options: str) -> None:
+        command = [sys.executable, "-m", "quintet", "train", "ppo", "--env", "hostile:Hostile"]
+        command += ["--env.kwargs", json.dumps({"trouble": trouble}), "--run-dir", str(folder)]
+        command += ["--total-steps", "4096", "--eval.episodes", "0", "--runtime.compile", "off"]
+        self.process = subprocess.Popen(
+            [*command, "--runtime.worker-timeout-s", "1", *options],
+            env=os.environ | {"PYTHONPATH": str(HERE)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.said = ""
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said += line
+
+    def wait_for(self, pattern: str) -> str:
+        end = time.monotonic() + WAIT_S
+        while not (found := re.search(pattern, self.said)):
+            assert time.monotonic() < end, f"waited in vain for {pattern!r} in {self.said}"
+            assert self.process.poll() is None or not self.reader.is_alive(), self.said
+            time.sleep(0.02)
+        return found[0]
+
+    def ended(self, timeout_s: float) -> int:
+        status = self.process.wait(timeout_s)
+        self.reader.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return status
+
+
+@contextmanager
+def running(folder: Path, trouble: str, *options: str) -> Iterator[Run]:
+    run = Run(folder, trouble, *options)
+    try:
+        yield run
+    finally:
+        with suppress(ProcessLookupError):
+            run.process.kill()
+        run.ended(WAIT_S)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "where", "seconds"),
+    [
+        # Its main thread hears neither Ctrl-C.
+        ("block", f"{STEP} {PLACE} in make_trouble\\)", 10.0),
+        pytest.param("sleep", f"{STEP} {PLACE} in make_trouble\\)", 8.0, marks=slow),
+        pytest.param("reset", f"reset, seed \\d+ {PLACE} in reset\\)", 8.0, marks=slow),
+        # It hears the second Ctrl-C and goes on.
+        pytest.param("swallow", STEP, 15.0, marks=slow),
+    ],
+)
+def test_a_hang_is_told_and_ctrl_c_says_how_to_end_it(
+    trouble: str, where: str, seconds: float, tmp_path: Path
+) -> None:
+    with running(tmp_path, trouble) as run:
+        run.wait_for(
+            rf"waiting for [12] s: hostile:Hostile \(gymnasium\), stream 0, {where}.* has not come"
+        )
+        run.process.send_signal(signal.SIGINT)
+        run.wait_for(rf"stopping after hostile:Hostile \(gymnasium\), stream 0, {where}.* a second")
+        assert run.process.poll() is None
+        run.process.send_signal(signal.SIGINT)
+        assert run.ended(seconds) == 130
+        assert run.said.endswith("interrupted\n")
+        assert "has not come back" in (tmp_path / "log.txt").read_text()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks glibc")
+def test_the_second_ctrl_c_ends_a_run_in_which_no_thread_can_run(tmp_path: Path) -> None:
+    with running(tmp_path, "seize") as run:
+        run.wait_for("TROUBLE")
+        run.process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            run.process.wait(1.0)
+        run.process.send_signal(signal.SIGINT)
+        assert run.ended(2.0) == -signal.SIGINT
+
+
+def test_a_run_that_goes_well_stops_without_a_word_more(tmp_path: Path) -> None:
+    with running(tmp_path, "none", "--total-steps", "10_000_000") as run:
+        run.wait_for(r"\d+/10,000,000 env steps")
+        run.process.send_signal(signal.SIGINT)
+        assert run.ended(WAIT_S) == 130
+        assert "stopped at" in run.said
+        assert "waiting for" not in run.said
+
+
+class Target:
+    """Something that is asked to stop."""
+
+    def __init__(self) -> None:
+        self.stop_requested = False
+        self.told = self.abandoned = 0
+
+    def request_stop(self) -> None:
+        self.stop_requested = True
+
+    def tell_stopping(self) -> None:
+        self.told += 1
+
+    def abandon(self) -> None:
+        self.abandoned += 1
+
+
+def test_signals_of_a_forked_child_are_not_taken_for_ours() -> None:
+    target = Target()
+    with stop_on_signals(target):
+        child = os.fork()
+        if not child:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(0)
+        os.waitpid(child, 0)
+        time.sleep(signals._TOLD_AFTER_S + 0.5)
+        assert not target.stop_requested
+        assert target.told == 0
+
+
+def test_signals_reach_who_listened_before_and_everything_is_put_back() -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer)
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    target = Target()
+    try:
+        with stop_on_signals(target):
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert select.select([reader], [], [], WAIT_S)[0]
+            assert os.read(reader, 1) == bytes([signal.SIGTERM])
+            assert target.stop_requested
+    finally:
+        assert signal.set_wakeup_fd(before) == writer
+        os.close(reader)
+        os.close(writer)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+def test_ctrl_c_can_be_pressed_any_number_of_times_where_python_handles_it() -> None:
+    """Though the system would end the process by the next one."""
+
+    def press_twice() -> None:
+        target = Target()
+        with stop_on_signals(target):
+            os.kill(os.getpid(), signal.SIGINT)
+            assert target.stop_requested
+            os.kill(os.getpid(), signal.SIGINT)
+
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            press_twice()
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)

@@ -1,0 +1,109 @@
+"""PyTorch's settings of a process: what a GPU is asked for, and that all is put back.
+
+No GPU is needed: the settings are the process's own, whatever it computes on.
+"""
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import deterministic
+from troubles import SMALL, Drifting
+
+import quintet
+from quintet import launch
+from quintet.config.runtime import RuntimeConfig
+from quintet.runtime.torch_settings import inexact_told, torch_settings
+
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+
+
+def settings() -> dict[str, Any]:
+    cudnn: Any = torch.backends.cudnn
+    return {
+        "threads": torch.get_num_threads(),
+        "cudnn": (cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32),
+        "algorithms": torch.are_deterministic_algorithms_enabled(),
+        "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "fill": deterministic.fill_uninitialized_memory,
+        "workspace": os.environ.get(WORKSPACE),
+    }
+
+
+def test_an_exact_run_on_a_gpu_asks_for_deterministic_algorithms(monkeypatch) -> None:
+    monkeypatch.delenv(WORKSPACE, raising=False)
+    before = settings()
+    with torch_settings(3, "cuda:0", exact=True):
+        assert settings() == {
+            "threads": 3,
+            "cudnn": (True, False, False),
+            "algorithms": True,
+            "warn_only": True,
+            "fill": False,
+            "workspace": ":4096:8",
+        }
+    assert settings() == before
+    with torch_settings(3, "cuda", exact=False):
+        assert not settings()["algorithms"]
+        assert settings()["workspace"] is None
+        assert settings()["cudnn"][0]
+    assert settings() == before
+
+
+def test_on_the_cpu_only_the_threads_change_and_what_the_user_has_set_stays(monkeypatch) -> None:
+    monkeypatch.setenv(WORKSPACE, ":16:8")
+    torch.use_deterministic_algorithms(True)
+    try:
+        before = settings()
+        with torch_settings(3, "cpu", exact=True):
+            assert settings() == before | {"threads": 3}
+        with torch_settings(3, "cuda", exact=True):
+            assert settings()["workspace"] == ":16:8"
+        assert settings() == before
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def put_twice(said: list[str]) -> None:
+    with inexact_told(said.append), torch_settings(1, "cuda", exact=True):
+        for _ in range(3):
+            torch.zeros(3).put_(torch.tensor([1]), torch.tensor([2.0]))
+        torch.zeros(3).put_(torch.tensor([2]), torch.tensor([2.0]))
+        warnings.warn("something else", UserWarning, stacklevel=1)
+
+
+def test_what_is_not_deterministic_is_said_once(monkeypatch) -> None:
+    monkeypatch.delenv(WORKSPACE, raising=False)
+    for _ in range(2):  # in every run of a process
+        said: list[str] = []
+        with pytest.warns(UserWarning, match="something else") as others:
+            put_twice(said)
+        assert len(said) == 1
+        assert said[0].startswith("not exact on this GPU: PyTorch has no deterministic put_, so")
+        assert len(others) == 1
+
+
+def test_only_async_gives_exactness_up() -> None:
+    exact = [RuntimeConfig(kind=kind).exact for kind in ("serial", "lockstep", "async")]
+    assert exact == [True, True, False]
+
+
+def test_a_run_asks_before_its_learner_is_made_and_puts_everything_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+    make_learner = launch.make_learner
+
+    def make(*args: Any) -> Any:
+        asked.append(settings())
+        return make_learner(*args)
+
+    monkeypatch.setattr(launch, "make_learner", make)
+    before = settings()
+    threads = torch.get_num_threads() + 1
+    quintet.train("ppo", Drifting, 64, 7, tmp_path, SMALL | {"runtime.threads": threads})
+    assert asked == [before | {"threads": threads}]
+    assert settings() == before
