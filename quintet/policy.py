@@ -4,6 +4,7 @@ Loading runs no code from the file: weights are safetensors, the rest is JSON.  
 configuration names a module of the user's own imports that module.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, final
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quintet import checkpoint, spaces
+from quintet import checkpoint, files, spaces
 from quintet.algorithms import registry
 from quintet.algorithms.setup import PLAIN
 from quintet.envs.config import EnvConfig
@@ -204,10 +205,19 @@ class Policy:
                 f"a new or empty folder, or one with a saved policy, is required; {folder} holds "
                 "something else, which saving would remove; give another folder"
             )
+        try:
+            files.make_folder(folder.parent)
+        except OSError as fault:
+            raise CheckpointError(
+                f"can't write policy {folder.name} to {folder.parent}: {files.reason(fault)}; "
+                f"{files.advice(fault)}, or give another folder"
+            ) from fault
+        return checkpoint.write(folder.parent, folder.name, *self.contents())
+
+    def contents(self) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:
+        """Tensors and meta of the folder that holds it."""
         meta = {"policy": self.description, "version": self.publication.version}
-        return checkpoint.write(
-            folder.parent, folder.name, {POLICY: dict(self.publication.tensors)}, meta
-        )
+        return {POLICY: dict(self.publication.tensors)}, meta
 
 
 def _array(value: Any, leaf: Leaf) -> NDArray[Any]:
@@ -317,6 +327,10 @@ def _no_policy(found: checkpoint.Checkpoint, error: Exception) -> CheckpointErro
     )
 
 
+def _to_stderr(message: str) -> None:
+    print(f"warning: {message}", file=sys.stderr)
+
+
 def _find(path: Path, which: str) -> checkpoint.Checkpoint:
     if (path / "manifest.json").exists():
         if which != "latest":
@@ -333,7 +347,7 @@ def _find(path: Path, which: str) -> checkpoint.Checkpoint:
             )
         found = checkpoint.read(path / "best")
     elif which == "latest":
-        found = checkpoint.latest(path / "checkpoints", warn=lambda message: print(message))
+        found = checkpoint.latest(path / "checkpoints", warn=_to_stderr)
     else:
         inside = path / "checkpoints" / which
         found = checkpoint.read(inside if inside.exists() else Path(which))

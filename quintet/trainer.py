@@ -2,33 +2,42 @@
 
 import dataclasses
 import io
-import json
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Literal, final
+from typing import Literal, TextIO, cast, final
 
 import numpy as np
 import torch
-import yaml
 
-from quintet import checkpoint
+from quintet import checkpoint, provenance, saved_options
 from quintet.checkpoint import Checkpoint
 from quintet.config.run import RunConfig
+from quintet.config.saved import differing
 from quintet.envs.given import EnvSource
 from quintet.envs.vector import EnvDescription
 from quintet.errors import CheckpointError, ConfigError, QuintetError
 from quintet.evaluation import evaluate
+from quintet.observe.log import Several, Tee
 from quintet.observe.machine import MachineUse
 from quintet.observe.metrics import EpisodeStats
-from quintet.observe.progress import Begin, first_stage, make_progress, stage_of
+from quintet.observe.progress import (
+    Begin,
+    Progress,
+    first_stage,
+    is_terminal,
+    make_progress,
+    stage_of,
+)
 from quintet.observe.sinks import Reporter, open_sinks, read_metrics
 from quintet.observe.timing import Phase, PhaseTimer
 from quintet.policy import POLICY, Policy, describe, misfit
 from quintet.protocols import Actor, Learner
+from quintet.run_folder import BEST, RunFolder
 from quintet.runtime import loop
 from quintet.runtime.batch import Episode
 from quintet.runtime.replay import Replay
@@ -61,16 +70,22 @@ class Trainer:
         self.config, self.learner, self.env = config, learner, env
         self.on_report, self.make_env = on_report, make_env
         self.run_dir: Path = config.run_dir
-        self.checkpoints = self.run_dir / "checkpoints"
+        self.folder = RunFolder(self.run_dir)
+        self.checkpoints = self.folder.checkpoints
+        self.options = {k: v for k, v in config.flat().items() if k != "run_dir"}
+        self.system = provenance.system(env.backend, config.runtime.device)
         self.description = describe(config.algo, config.learner, config.model, config.env, spaces)
         self.counters = loop.Counters()
         self.timer = PhaseTimer(self._phase_begins)
         self.machine = MachineUse()
         self.episodes = EpisodeStats()
         self.best: float | None = None
+        self._best_version: int | None = None
         self.last_report: dict[str, float] = {}
         self.stop_requested = False
         self.reporter = Reporter(())
+        self.progress: Progress = Several(())
+        self._in_terminal = False
         self.setting = setting_of(
             config, learner.plan, spaces, env, make_env, on_report is not None
         )
@@ -87,7 +102,12 @@ class Trainer:
         self.replay: Replay | None = None
         self._replay_described = False
         self._notes: list[str] = []
+        self._warnings: list[str] = []
         self._raised: BaseException | None = None
+
+    def beware(self, warnings: Iterable[str]) -> None:
+        """What is to be said of the folder once there is a log; before `open`."""
+        self._warnings += warnings
 
     def warm_start(self) -> None:
         """Gives the learner what `init_from` donates, unless the run has begun already.
@@ -129,13 +149,13 @@ class Trainer:
             CheckpointError: no checkpoint that fits can be read.
             ConfigError: fewer steps are asked for than were trained.
         """
-        self.run_dir.mkdir(parents=True, exist_ok=True)
-        checkpoint.clean_temporary(self.checkpoints)
-        checkpoint.clean_temporary(self.run_dir)
+        self.folder.open()
         notes = self._notes
         exact = self.config.resume == "exact"
         try:
-            found = checkpoint.latest(self.checkpoints, scheduled_only=exact, warn=notes.append)
+            found = checkpoint.latest(
+                self.checkpoints, scheduled_only=exact, warn=self._warnings.append
+            )
         except CheckpointError as error:
             raise CheckpointError(
                 f"{error}, or remove {self.checkpoints} to start the run anew"
@@ -162,19 +182,16 @@ class Trainer:
                 f"required, got {asked:,}; leave it out or raise it"
             )
         self.finished = trained == asked
-        if not self.finished:
-            self._write_config()
-        self._log = (self.run_dir / "log.txt").open(
-            "a", encoding="utf-8", errors="backslashreplace"
-        )
-        self.progress = make_progress(
-            self.config.total_env_steps,
-            f"{self.config.algo} on {self.env.id} ({self.env.backend})",
-            sys.stdout if self.config.report.progress else io.StringIO(),
-            folder=str(self.run_dir),
-            begin=Begin(self.counters.env_steps, self.best),
-            setting=self.setting,
-        )
+        saved = saved_options.read(self.run_dir)
+        if not self.finished or saved is None or saved.fault is not None:
+            self.folder.write_options(self.options, self._warnings.append)
+        if self.finished:
+            self.folder.check_record(self._warnings.append)
+        else:
+            self.folder.begin_record(self.system)
+        self._open_log()
+        for warning in self._warnings:
+            self.warn(warning)
         for note in notes:
             self.say(note)
         if self.finished:
@@ -193,14 +210,40 @@ class Trainer:
         self._reported_updates = self.learner.updates
         self._evaluated_steps = self.counters.env_steps
 
+    def _open_log(self) -> None:
+        log = self.folder.open_log()
+        shown = sys.stdout if self.config.report.progress else io.StringIO()
+        make = partial(
+            make_progress,
+            self.config.total_env_steps,
+            f"{self.config.algo} on {self.env.id} ({self.env.backend})",
+            folder=str(self.run_dir),
+            begin=Begin(self.counters.env_steps, self.best),
+            setting=self.setting,
+        )
+        self._in_terminal = is_terminal(shown)
+        # The log gets plain lines: those that are shown, or beside a dashboard its own.
+        if self._in_terminal:
+            self.progress = Several([make(shown), make(cast(TextIO, log))])
+        else:
+            self.progress = make(cast(TextIO, Tee(shown, log)))
+
     def _restore(self, found: Checkpoint, notes: list[str]) -> None:
+        others = differing(found.meta.get(saved_options.CONFIG, {}), self.options)
+        if others:
+            listed = "; ".join(f"{name} was {was!r} and is {now!r}" for name, was, now in others)
+            raise CheckpointError(
+                f"a checkpoint of this run is required, {found.path} is of another ({listed}); "
+                "remove it, or give another --run-dir"
+            )
         tensors = found.tensors["learner"] | found.tensors[POLICY]
         try:
             self.learner.load(LearnerState(tensors, found.meta["learner"]))
         except RuntimeError as error:
             raise misfit(self.config.model.encoder, error) from error
         self.counters = loop.Counters(found.meta["iteration"], found.meta["env_steps"])
-        self.best = found.meta["best"]
+        self.best, self._best_version = found.meta["best"], found.meta.get("best_version")
+        self._mend_best(found)
         self._restore_replay(found, notes)
         self._wall_before_s = found.meta["wall_s"]
         total = found.meta["total_env_steps"]
@@ -212,11 +255,33 @@ class Trainer:
             f"resumed at update {self.learner.updates:,}, {self.counters.env_steps:,} env_steps, "
             f"from {found.path}{path}"
         )
+        other = provenance.differences(found.meta.get("system", {}), self.system)
+        if other and not free:
+            self._warnings.append(
+                f"{found.path} was written under others than these ({', '.join(other)}), so the "
+                "bytes may differ from those of the uninterrupted run"
+            )
         if self.counters.env_steps < self.config.total_env_steps and not same_total:
             notes.append(
                 f"the budget was {total:,} env_steps and is {self.config.total_env_steps:,} now: "
                 "schedules go on as shares of the new one, so a falling rate rises at once"
             )
+
+    def _mend_best(self, found: Checkpoint) -> None:
+        fault = self.folder.best_fault(found.meta)
+        if fault is None:
+            return
+        held = self.folder.rebuild_best(found.meta)
+        if held is not None:
+            self._warnings.append(f"the best policy was damaged ({fault}); it is taken from {held}")
+            return
+        ended = found.meta["env_steps"] >= self.config.total_env_steps
+        after = "use the final one" if ended else "the next evaluation writes it anew"
+        self._warnings.append(
+            f"the best policy is lost ({fault}), and no checkpoint holds it; {after}"
+        )
+        if not ended:
+            self.best = self._best_version = None
 
     def _restore_replay(self, found: Checkpoint, notes: list[str]) -> None:
         """Takes the checkpoint's rows; their rings keep their length, so an interval that is longer
@@ -249,20 +314,6 @@ class Trainer:
             if path.name.isdigit() and int(path.name) > int(found.path.name):
                 shutil.rmtree(path)
                 notes.append(f"removed {path}, which is off the uninterrupted run's path")
-
-    def _write_config(self) -> None:
-        """config.yaml, whole or not at all: a torn one would make the run unreadable."""
-        values = {k: v for k, v in self.config.flat().items() if k != "run_dir"}
-        temporary = self.run_dir / ".config.yaml.tmp"
-        try:
-            temporary.write_text(yaml.safe_dump(values, sort_keys=False))
-            temporary.replace(self.run_dir / "config.yaml")
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise CheckpointError(
-                f"a run folder that can be written is required, {self.run_dir} can't be "
-                f"({error.strerror}); make room or give another --run-dir"
-            ) from error
 
     def train(self, sampling: loop.Sampling) -> Literal["finished", "stopped"]:
         """Runs the loop to its end or to a stop."""
@@ -301,10 +352,7 @@ class Trainer:
 
     def save_policy(self) -> None:
         """Writes the final policy to ``policy/``, unless it stands there."""
-        meta = self.run_dir / POLICY / "meta.json"
-        version = self.learner.publication().version
-        if not meta.exists() or json.loads(meta.read_text())["version"] != version:
-            self.policy().save(self.run_dir / POLICY)
+        self.folder.renew_policy(self.policy(), self.warn)
 
     def save(self, scheduled: bool) -> None:
         """Writes a checkpoint and removes those that are not kept."""
@@ -320,20 +368,23 @@ class Trainer:
             "version": publication.version,
             "wall_s": self._wall_s(),
             "best": self.best,
+            "best_version": self._best_version,
+            "best_mark": None if self.best is None else self.folder.best_mark(),
+            saved_options.CONFIG: self.options,
+            "system": self.system,
             "learner": state.scalars,
             "policy": self.description,
             "replay": None if self.replay is None else self.replay.save(),
         }
-        checkpoint.write(
-            self.checkpoints,
+        self.folder.write_checkpoint(
             f"{self.counters.iteration:09d}",  # unlike updates it always grows
             {POLICY: publication.tensors, "learner": rest},
             meta,
         )
-        checkpoint.prune(
-            self.checkpoints,
+        self.folder.prune(
             self.config.checkpoint.keep,
-            lambda kept: kept["scheduled"] and kept["iteration"] in self.milestones,
+            lambda kept: bool(kept.get("scheduled")) and kept.get("iteration") in self.milestones,
+            self.warn,
         )
         self.timer.switch(before)
 
@@ -440,7 +491,8 @@ class Trainer:
                 self._scores["eval/success_rate"] = scores.success_rate
             if self.config.checkpoint.save_best and (self.best is None or scores.mean > self.best):
                 self.best = scores.mean
-                policy.save(self.run_dir / "best")
+                self._best_version = policy.publication.version
+                self.folder.write_policy(BEST, policy)
         self._evaluation_s += time.perf_counter() - begin
         self.timer.switch(before)
         return bool(self._scores)
@@ -456,10 +508,11 @@ class Trainer:
                 tensors[name] = torch.as_tensor(value)
         meta = {"iteration": self.counters.iteration, "env_steps": self.counters.env_steps}
         try:
+            self.folder.check()
             place = str(checkpoint.write(self.run_dir, "failed_batch", {"batch": tensors}, meta))
         except CheckpointError as error:
             place = f"nowhere ({error})"
-        last = checkpoint.latest(self.checkpoints, warn=self.say)
+        last = checkpoint.latest(self.checkpoints, warn=self.warn)
         good = f"the last good checkpoint is {last.path}" if last else "there was no checkpoint yet"
         return f"The offending batch is kept in {place}; {good}"
 
@@ -472,10 +525,17 @@ class Trainer:
     def say(self, message: str) -> None:
         """One line for the person and for log.txt."""
         self.progress.say(message)
-        # A full disk must not hide the message that says so, nor a closed file what comes late.
-        with suppress(OSError, ValueError):
-            self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")
-            self._log.flush()
+
+    def warn(self, message: str) -> None:
+        """A line on standard error, unless a dashboard has the terminal, and in log.txt."""
+        line = f"warning: {message}"
+        if self._in_terminal:
+            self.progress.say(line)
+            return
+        if self.folder.log is not None:
+            self.folder.log.write(f"{line}\n")
+        with suppress(OSError, ValueError, AttributeError):  # closed, or none at all
+            print(line, file=sys.stderr, flush=True)
 
     def waiting(self, text: str) -> None:
         """Tells the person what has been waited for, for seconds."""
@@ -485,9 +545,12 @@ class Trainer:
         """Asks for a stop at the end of the iteration; called by signal handlers."""
         self.stop_requested = True
 
+    def ended(self, state: str, error: BaseException | None = None) -> None:
+        """Puts down how the run ended: finished, stopped or failed."""
+        self.folder.end_record(state, self.counters.env_steps, error)
+
     def close(self) -> None:
         """Gives the terminal and the files back."""
         self.progress.close()
         self.reporter.close()
-        with suppress(OSError):
-            self._log.close()
+        self.folder.close()
