@@ -10,6 +10,7 @@ import json
 import math
 import os
 import stat
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -55,6 +56,11 @@ _ADVICE = {
     errno.EBUSY: "another program uses it: end that",
     errno.ETXTBSY: "another program uses it: end that",
 }
+
+
+def warn_on_stderr(message: str) -> None:
+    """Where a warning goes that nobody asked for: never among results."""
+    print(f"warning: {message}", file=sys.stderr)
 
 
 def advice(fault: OSError) -> str:

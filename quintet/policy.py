@@ -4,7 +4,6 @@ Loading runs no code from the file: weights are safetensors, the rest is JSON.  
 configuration names a module of the user's own imports that module.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, final
@@ -327,10 +326,6 @@ def _no_policy(found: checkpoint.Checkpoint, error: Exception) -> CheckpointErro
     )
 
 
-def _to_stderr(message: str) -> None:
-    print(f"warning: {message}", file=sys.stderr)
-
-
 def _find(path: Path, which: str) -> checkpoint.Checkpoint:
     if (path / "manifest.json").exists():
         if which != "latest":
@@ -347,7 +342,7 @@ def _find(path: Path, which: str) -> checkpoint.Checkpoint:
             )
         found = checkpoint.read(path / "best")
     elif which == "latest":
-        found = checkpoint.latest(path / "checkpoints", warn=_to_stderr)
+        found = checkpoint.latest(path / "checkpoints", warn=files.warn_on_stderr)
     else:
         inside = path / "checkpoints" / which
         found = checkpoint.read(inside if inside.exists() else Path(which))

@@ -20,7 +20,7 @@ from quintet.config.run import RunConfig
 from quintet.config.saved import differing
 from quintet.envs.given import EnvSource
 from quintet.envs.vector import EnvDescription
-from quintet.errors import CheckpointError, ConfigError, QuintetError
+from quintet.errors import CheckpointError, ConfigError
 from quintet.evaluation import evaluate
 from quintet.observe.log import Several, Tee
 from quintet.observe.machine import MachineUse
@@ -33,7 +33,8 @@ from quintet.observe.progress import (
     make_progress,
     stage_of,
 )
-from quintet.observe.sinks import Reporter, open_sinks, read_metrics
+from quintet.observe.report_files import MARK, mark_in
+from quintet.observe.sinks import Reporter, mend_reports, open_sinks
 from quintet.observe.timing import Phase, PhaseTimer
 from quintet.policy import POLICY, Policy, describe, misfit
 from quintet.protocols import Actor, Learner
@@ -195,14 +196,17 @@ class Trainer:
         for note in notes:
             self.say(note)
         if self.finished:
-            with suppress(QuintetError):  # where nothing was reported to metrics.jsonl
-                self.last_report = (read_metrics(self.run_dir, self.say) or [{}])[-1]
+            assert found is not None
+            reports = mend_reports(self.run_dir, mark_in(found.meta), self.warn)
+            self.last_report = (reports or [{}])[-1]
         else:
             self.reporter = open_sinks(
                 self.config.report,
                 self.run_dir,
                 resume_env_steps=self.counters.env_steps if found is not None else None,
                 notice=self.say,
+                warn=self.warn,
+                mark=None if found is None else mark_in(found.meta),
             )
         self._started = time.perf_counter()
         self._reported_at = self._started
@@ -372,6 +376,7 @@ class Trainer:
             "best_mark": None if self.best is None else self.folder.best_mark(),
             saved_options.CONFIG: self.options,
             "system": self.system,
+            MARK: self.reporter.sync(),
             "learner": state.scalars,
             "policy": self.description,
             "replay": None if self.replay is None else self.replay.save(),
@@ -410,6 +415,7 @@ class Trainer:
         return self.stop_requested
 
     def _report(self, metrics: dict[str, float]) -> None:
+        self.folder.check()
         now, steps, updates = time.perf_counter(), self.counters.env_steps, self.learner.updates
         passed_s = now - self._reported_at
         report = {

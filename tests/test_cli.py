@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -533,6 +534,7 @@ def test_a_folder_of_something_else_or_of_another_run(refused, quintet, folder):
     assert "gamma: the run has 0.99, asked is 0.5" in said
     assert f"env.id: the run has '{TOY}', asked is 'quintet.envs.toy:Target'" in said
     refused(*train("--resume", "never"), says="--resume never requires a folder without a run")
+    shutil.rmtree(folder / "r/checkpoints")  # from which it would be written anew
     (folder / "r/config.yaml").write_text("algo: [")
     refused(*train(), says=r"readable config\.yaml is required in r, it is damaged")
     (folder / "r/config.yaml").write_text("algo: ppo\n")
