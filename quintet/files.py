@@ -141,7 +141,7 @@ def parse_json(text: str | bytes) -> Any:
     try:
         value = json.loads(text)
     except RecursionError:
-        raise _too_deep() from None
+        raise TooDeep from None
     _check_size(value)
     return value
 
@@ -157,7 +157,7 @@ def parse_yaml(text: str | bytes) -> Any:
     try:
         value = yaml.safe_load(text)
     except RecursionError:
-        raise _too_deep() from None
+        raise TooDeep from None
     except (yaml.YAMLError, ValueError, TypeError, ArithmeticError, AttributeError) as fault:
         # PyYAML's own errors are several lines; the others come of its scalars ("2001-99-99").
         raise ValueError(" ".join(str(fault).split())) from fault
@@ -165,8 +165,11 @@ def parse_yaml(text: str | bytes) -> Any:
     return value
 
 
-def _too_deep() -> ValueError:
-    return ValueError(f"it is nested more than {MAX_DEPTH} deep")
+class TooDeep(ValueError):
+    """Lists and mappings within each other beyond any use."""
+
+    def __init__(self) -> None:
+        super().__init__(f"it is nested more than {MAX_DEPTH} deep")
 
 
 def _check_size(value: Any) -> None:
@@ -177,7 +180,7 @@ def _check_size(value: Any) -> None:
         if not isinstance(item, _CONTAINERS):
             continue
         if depth > MAX_DEPTH:
-            raise _too_deep()
+            raise TooDeep
         nodes += len(item)
         if nodes > MAX_NODES:
             raise ValueError(f"at most {MAX_NODES:,} values are allowed")

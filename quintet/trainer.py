@@ -298,7 +298,7 @@ class Trainer:
             replay.load(found.meta["replay"])
         except CheckpointError as error:
             raise CheckpointError(
-                "; ".join([*notes, f"{found.path} can't be resumed: {error}"])
+                "; ".join([*self._warnings, *notes, f"{found.path} can't be resumed: {error}"])
                 + f"; with --init-from {found.path} a run begins anew with its policy"
             ) from error
         if found.meta["replay"]["rows"] is None:

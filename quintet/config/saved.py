@@ -136,7 +136,7 @@ def load_seeds(
         )
     asked = asked_for(files, command)
     folder = None if asked.get("run_dir") is None else _folder(asked["run_dir"])
-    if folder is not None and (folder / "config.yaml").exists():
+    if folder is not None and any((folder / n).exists() for n in ("config.yaml", "checkpoints")):
         raise ConfigError(
             f"run_dir with seeds requires a folder for a group of runs, {folder} is a run by "
             "itself; give another --run-dir"
