@@ -8,7 +8,14 @@ from collections.abc import Mapping
 
 
 class QuintetError(Exception):
-    """Base of all errors with which quintet answers a wrong input or a failed part."""
+    """Base of all errors with which quintet answers a wrong input or a failed part.
+
+    Attributes:
+        detail: what log.txt holds beside the message, as the traceback of a user's code; "" where
+            there is nothing to add.
+    """
+
+    detail: str = ""
 
 
 class ConfigError(QuintetError):

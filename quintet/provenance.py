@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 
+SYSTEM = "system"
+"""Under which a checkpoint's meta holds what `system` gave."""
+
 _SIMULATORS = {"envpool": "envpool", "ale_py": "ale-py", "mujoco": "mujoco", "cv2": "opencv-python"}
 """Packages that compute what environments show, by their modules; they count where in use."""
 
@@ -45,12 +48,15 @@ def system(backend: str, device: str) -> dict[str, str]:
     return found
 
 
-def differences(was: Mapping[str, Any], now: Mapping[str, str]) -> list[str]:
-    """What both know and differ in, as "torch 2.13.0 -> 2.14.0"."""
+def warnings(place: Path, meta: Mapping[str, Any], now: Mapping[str, str]) -> list[str]:
+    """A message where the checkpoint at `place` was written under others than these."""
+    was = meta.get(SYSTEM, {})
+    differ = [f"{n} {was[n]} -> {value}" for n, value in now.items() if was.get(n, value) != value]
+    if not differ:
+        return []
     return [
-        f"{name} {was[name]} -> {value}"
-        for name, value in now.items()
-        if name in was and was[name] != value
+        f"{place} was written under other versions or on another kind of machine "
+        f"({', '.join(differ)}), so the bytes may differ from those of the uninterrupted run"
     ]
 
 

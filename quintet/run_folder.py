@@ -4,9 +4,11 @@
 ``log.txt`` and ``run.json``, which says how the run ended and which code began it.
 """
 
+import dataclasses
 import hashlib
 import json
 import os
+import shutil
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -14,12 +16,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
 
+import torch
 from torch import Tensor
 
 from quintet import checkpoint, files, manifest, provenance, saved_options
-from quintet.errors import CheckpointError, FileFault
+from quintet.errors import CheckpointError, FileFault, QuintetError
 from quintet.observe.log import LogFile
 from quintet.policy import POLICY, Policy
+from quintet.types import Rollout
 
 BEST = "best"
 RECORD = "run.json"
@@ -107,6 +111,34 @@ class RunFolder:
         self.check()
         return checkpoint.write(self.checkpoints, name, tensors, meta)
 
+    def keep_batch(self, batch: Rollout, meta: Mapping[str, Any]) -> str:
+        """Keeps the batch on which an update failed; says where."""
+        tensors: dict[str, Tensor] = {}
+        for name in (field.name for field in dataclasses.fields(batch)):
+            value = getattr(batch, name)
+            if isinstance(value, dict):
+                tensors |= {f"{name}/{part}": x for part, x in value.items()}
+            elif value is not None:
+                tensors[name] = torch.as_tensor(value)
+        try:
+            self.check()
+            return str(checkpoint.write(self.path, "failed_batch", {"batch": tensors}, meta))
+        except CheckpointError as error:
+            return f"nowhere ({error})"
+
+    def remove_newer(self, than: Path) -> list[str]:
+        """Removes the checkpoints after `than` and says so: what was trained off the path must not
+        be taken for the newest later on.
+        """
+        newer = [
+            self.checkpoints / name
+            for name in manifest.numbered(self.checkpoints)
+            if int(name) > int(than.name)
+        ]
+        for path in newer:
+            shutil.rmtree(path)
+        return [f"removed {path}, which is off the uninterrupted run's path" for path in newer]
+
     def prune(
         self, keep: int, protect: Callable[[dict[str, Any]], bool], warn: Callable[[str], None]
     ) -> None:
@@ -154,26 +186,38 @@ class RunFolder:
         except FileFault:
             return None
 
-    def best_fault(self, meta: Mapping[str, Any]) -> str | None:
-        """What is wrong with ``best/``, by what a checkpoint says of it.  One that is newer than
-        the checkpoint is as it should be: the run was killed between the two.
+    def mend_best(self, meta: Mapping[str, Any], ended: bool) -> tuple[str | None, bool]:
+        """Checks ``best/`` by what a checkpoint says of it, and writes it anew where a checkpoint
+        holds the same policy.
+
+        ended: whether no more evaluations follow.
+
+        Returns:
+            What is to be said, None where all is well; and whether the best policy is lost.
         """
-        if meta["best"] is None:
-            return None
+        fault = None if meta["best"] is None else self._best_fault(meta)
+        if fault is None:
+            return None, False
+        held = self._rebuild_best(meta.get("best_version"))
+        if held is not None:
+            return f"the best policy was damaged ({fault}); it is taken from {held}", False
+        after = "use the final one" if ended else "the next evaluation writes it anew"
+        return f"the best policy is lost ({fault}), and no checkpoint holds it; {after}", True
+
+    def _best_fault(self, meta: Mapping[str, Any]) -> str | None:
         path = self.path / BEST
         try:
             found = checkpoint.read(path)
         except CheckpointError as fault:
             return str(fault)
         mark = meta.get("best_mark")
+        # One that is newer is as it should be: the run was killed between it and its checkpoint.
         newer = int(found.meta.get("version", 0)) > meta["version"]
         if mark is None or newer or mark == self.best_mark():
             return None
         return f"{path} holds another policy than the run's best"
 
-    def rebuild_best(self, meta: Mapping[str, Any]) -> Path | None:
-        """Writes ``best/`` from the checkpoint that holds the same policy; says which, or None."""
-        version = meta.get("best_version")
+    def _rebuild_best(self, version: int | None) -> Path | None:
         for name in reversed(manifest.numbered(self.checkpoints)) if version is not None else ():
             with suppress(CheckpointError):
                 if manifest.read_meta(self.checkpoints, name).meta.get("version") != version:
@@ -219,7 +263,10 @@ class RunFolder:
         """
         if error is not None and self.log is not None:
             whole = "".join(traceback.format_exception(error)).rstrip()
-            self.log.write(f"the run ended by an error: {whole}\n")
+            detail = error.detail if isinstance(error, QuintetError) else ""
+            self.log.write(
+                "\n".join((f"the run ended by an error: {whole}", detail)).rstrip() + "\n"
+            )
         if not self._record:
             return
         with suppress(CheckpointError, OSError):

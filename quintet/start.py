@@ -3,7 +3,7 @@ the instants in which Python itself begins).
 """
 
 # Not `signal`, which makes enumerations for milliseconds when it is first imported.
-import _signal
+import _signal  # type: ignore[import-not-found]
 
 
 def main() -> int:

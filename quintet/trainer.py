@@ -1,15 +1,12 @@
 """One run and its folder: resume, checkpoints, reports, evaluation, and how it ends."""
 
-import dataclasses
 import io
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Literal, TextIO, cast, final
+from typing import Literal, final
 
 import numpy as np
 import torch
@@ -17,22 +14,15 @@ import torch
 from quintet import checkpoint, provenance, saved_options
 from quintet.checkpoint import Checkpoint
 from quintet.config.run import RunConfig
-from quintet.config.saved import differing
+from quintet.config.saved import require_same
 from quintet.envs.given import EnvSource
 from quintet.envs.vector import EnvDescription
 from quintet.errors import CheckpointError, ConfigError
 from quintet.evaluation import evaluate
-from quintet.observe.log import Several, Tee
+from quintet.observe.log import Voice, silent
 from quintet.observe.machine import MachineUse
 from quintet.observe.metrics import EpisodeStats
-from quintet.observe.progress import (
-    Begin,
-    Progress,
-    first_stage,
-    is_terminal,
-    make_progress,
-    stage_of,
-)
+from quintet.observe.progress import Begin, first_stage, make_progress, stage_of
 from quintet.observe.report_files import MARK, mark_in
 from quintet.observe.sinks import Reporter, mend_reports, open_sinks
 from quintet.observe.timing import Phase, PhaseTimer
@@ -85,8 +75,7 @@ class Trainer:
         self.last_report: dict[str, float] = {}
         self.stop_requested = False
         self.reporter = Reporter(())
-        self.progress: Progress = Several(())
-        self._in_terminal = False
+        self.voice = silent()
         self.setting = setting_of(
             config, learner.plan, spaces, env, make_env, on_report is not None
         )
@@ -170,7 +159,7 @@ class Trainer:
                     f"{error}); remove it to go on from the one before, or give another --run-dir"
                 ) from error
             if exact:
-                self._remove_newer(found, notes)
+                notes += self.folder.remove_newer(found.path)
         elif exact and self.checkpoints.is_dir() and any(self.checkpoints.iterdir()):
             raise CheckpointError(
                 f"--resume exact requires a scheduled checkpoint, {self.checkpoints} has none "
@@ -216,7 +205,6 @@ class Trainer:
 
     def _open_log(self) -> None:
         log = self.folder.open_log()
-        shown = sys.stdout if self.config.report.progress else io.StringIO()
         make = partial(
             make_progress,
             self.config.total_env_steps,
@@ -225,21 +213,10 @@ class Trainer:
             begin=Begin(self.counters.env_steps, self.best),
             setting=self.setting,
         )
-        self._in_terminal = is_terminal(shown)
-        # The log gets plain lines: those that are shown, or beside a dashboard its own.
-        if self._in_terminal:
-            self.progress = Several([make(shown), make(cast(TextIO, log))])
-        else:
-            self.progress = make(cast(TextIO, Tee(shown, log)))
+        self.voice = Voice(make, sys.stdout if self.config.report.progress else io.StringIO(), log)
 
     def _restore(self, found: Checkpoint, notes: list[str]) -> None:
-        others = differing(found.meta.get(saved_options.CONFIG, {}), self.options)
-        if others:
-            listed = "; ".join(f"{name} was {was!r} and is {now!r}" for name, was, now in others)
-            raise CheckpointError(
-                f"a checkpoint of this run is required, {found.path} is of another ({listed}); "
-                "remove it, or give another --run-dir"
-            )
+        require_same(found.path, found.meta.get(saved_options.CONFIG, {}), self.options)
         tensors = found.tensors["learner"] | found.tensors[POLICY]
         try:
             self.learner.load(LearnerState(tensors, found.meta["learner"]))
@@ -247,7 +224,12 @@ class Trainer:
             raise misfit(self.config.model.encoder, error) from error
         self.counters = loop.Counters(found.meta["iteration"], found.meta["env_steps"])
         self.best, self._best_version = found.meta["best"], found.meta.get("best_version")
-        self._mend_best(found)
+        ended = self.counters.env_steps >= self.config.total_env_steps
+        told, lost = self.folder.mend_best(found.meta, ended)
+        if told is not None:
+            self._warnings.append(told)
+        if lost and not ended:
+            self.best = self._best_version = None
         self._restore_replay(found, notes)
         self._wall_before_s = found.meta["wall_s"]
         total = found.meta["total_env_steps"]
@@ -259,33 +241,13 @@ class Trainer:
             f"resumed at update {self.learner.updates:,}, {self.counters.env_steps:,} env_steps, "
             f"from {found.path}{path}"
         )
-        other = provenance.differences(found.meta.get("system", {}), self.system)
-        if other and not free:
-            self._warnings.append(
-                f"{found.path} was written under others than these ({', '.join(other)}), so the "
-                "bytes may differ from those of the uninterrupted run"
-            )
+        if not free:
+            self._warnings += provenance.warnings(found.path, found.meta, self.system)
         if self.counters.env_steps < self.config.total_env_steps and not same_total:
             notes.append(
                 f"the budget was {total:,} env_steps and is {self.config.total_env_steps:,} now: "
                 "schedules go on as shares of the new one, so a falling rate rises at once"
             )
-
-    def _mend_best(self, found: Checkpoint) -> None:
-        fault = self.folder.best_fault(found.meta)
-        if fault is None:
-            return
-        held = self.folder.rebuild_best(found.meta)
-        if held is not None:
-            self._warnings.append(f"the best policy was damaged ({fault}); it is taken from {held}")
-            return
-        ended = found.meta["env_steps"] >= self.config.total_env_steps
-        after = "use the final one" if ended else "the next evaluation writes it anew"
-        self._warnings.append(
-            f"the best policy is lost ({fault}), and no checkpoint holds it; {after}"
-        )
-        if not ended:
-            self.best = self._best_version = None
 
     def _restore_replay(self, found: Checkpoint, notes: list[str]) -> None:
         """Takes the checkpoint's rows; their rings keep their length, so an interval that is longer
@@ -312,17 +274,10 @@ class Trainer:
             self.interval = most
             self.milestones = self.config.checkpoint.milestone_iterations(self.iterations, most)
 
-    def _remove_newer(self, found: Checkpoint, notes: list[str]) -> None:
-        """What was trained off the path after `found` must not be taken for the newest later on."""
-        for path in self.checkpoints.iterdir():
-            if path.name.isdigit() and int(path.name) > int(found.path.name):
-                shutil.rmtree(path)
-                notes.append(f"removed {path}, which is off the uninterrupted run's path")
-
     def train(self, sampling: loop.Sampling) -> Literal["finished", "stopped"]:
         """Runs the loop to its end or to a stop."""
         self.sampling = sampling
-        self.progress.stage(first_stage(self.setting))
+        self.voice.progress.stage(first_stage(self.setting))
         runtime = self.config.runtime
         # Several learners take their columns from where they were collected, each to its device.
         device = runtime.device if runtime.num_learners == 1 else "cpu"
@@ -352,7 +307,7 @@ class Trainer:
     def _phase_begins(self, phase: Phase) -> None:
         stage = stage_of(phase, self.setting)
         if stage is not None:
-            self.progress.stage(stage)
+            self.voice.progress.stage(stage)
 
     def save_policy(self) -> None:
         """Writes the final policy to ``policy/``, unless it stands there."""
@@ -375,7 +330,7 @@ class Trainer:
             "best_version": self._best_version,
             "best_mark": None if self.best is None else self.folder.best_mark(),
             saved_options.CONFIG: self.options,
-            "system": self.system,
+            provenance.SYSTEM: self.system,
             MARK: self.reporter.sync(),
             "learner": state.scalars,
             "policy": self.description,
@@ -437,7 +392,7 @@ class Trainer:
         self._scores = {}
         self._reported_at, self._reported_steps, self._reported_updates = now, steps, updates
         self.last_report = self.reporter.write(report, self.learner.histograms())
-        self.progress.update(
+        self.voice.progress.update(
             self.last_report, self.episodes.recent_return, self.episodes.recent_success
         )
         if self.on_report is not None:
@@ -471,7 +426,7 @@ class Trainer:
 
     def _evaluate(self) -> bool:
         """Plays the evaluation episodes; keeps the policy if it is the best so far."""
-        self.progress.stage("evaluating")
+        self.voice.progress.stage("evaluating")
         before = self.timer.switch("evaluation")
         begin = time.perf_counter()
         policy = self.policy()
@@ -505,19 +460,8 @@ class Trainer:
 
     def keep_batch(self, batch: Rollout) -> str:
         """Keeps the batch on which an update failed; says where, and what else remains."""
-        tensors: dict[str, torch.Tensor] = {}
-        for name in (field.name for field in dataclasses.fields(batch)):
-            value = getattr(batch, name)
-            if isinstance(value, dict):
-                tensors |= {f"{name}/{part}": x for part, x in value.items()}
-            elif value is not None:
-                tensors[name] = torch.as_tensor(value)
         meta = {"iteration": self.counters.iteration, "env_steps": self.counters.env_steps}
-        try:
-            self.folder.check()
-            place = str(checkpoint.write(self.run_dir, "failed_batch", {"batch": tensors}, meta))
-        except CheckpointError as error:
-            place = f"nowhere ({error})"
+        place = self.folder.keep_batch(batch, meta)
         last = checkpoint.latest(self.checkpoints, warn=self.warn)
         good = f"the last good checkpoint is {last.path}" if last else "there was no checkpoint yet"
         return f"The offending batch is kept in {place}; {good}"
@@ -530,22 +474,15 @@ class Trainer:
 
     def say(self, message: str) -> None:
         """One line for the person and for log.txt."""
-        self.progress.say(message)
+        self.voice.say(message)
 
     def warn(self, message: str) -> None:
         """A line on standard error, unless a dashboard has the terminal, and in log.txt."""
-        line = f"warning: {message}"
-        if self._in_terminal:
-            self.progress.say(line)
-            return
-        if self.folder.log is not None:
-            self.folder.log.write(f"{line}\n")
-        with suppress(OSError, ValueError, AttributeError):  # closed, or none at all
-            print(line, file=sys.stderr, flush=True)
+        self.voice.warn(message)
 
     def waiting(self, text: str) -> None:
         """Tells the person what has been waited for, for seconds."""
-        self.progress.waiting(text)
+        self.voice.progress.waiting(text)
 
     def request_stop(self) -> None:
         """Asks for a stop at the end of the iteration; called by signal handlers."""
@@ -557,6 +494,6 @@ class Trainer:
 
     def close(self) -> None:
         """Gives the terminal and the files back."""
-        self.progress.close()
+        self.voice.progress.close()
         self.reporter.close()
         self.folder.close()

@@ -295,6 +295,18 @@ def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str,
     ]
 
 
+def require_same(place: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises CheckpointError where the checkpoint at `place`, trained by `was`, is another run's
+    than that of the options `now`.
+    """
+    others = [f"{name} was {old!r} and is {new!r}" for name, old, new in differing(was, now)]
+    if others:
+        raise CheckpointError(
+            f"a checkpoint of this run is required, {place} is of another ({'; '.join(others)}); "
+            "remove it, or give another --run-dir"
+        )
+
+
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
     """Options by dotted name.
 

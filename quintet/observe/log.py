@@ -1,13 +1,15 @@
 """``log.txt``: every line that a person was told, with its time."""
 
+import io
 import os
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TextIO, final
+from typing import TextIO, cast, final
 
-from quintet.observe.progress import Progress, QuietStream
+from quintet.observe.progress import Progress, QuietStream, is_terminal
 
 
 @final
@@ -97,3 +99,43 @@ class Several:
     def close(self) -> None:
         for part in self._parts:
             part.close()
+
+
+@final
+class Voice:
+    """What a run says: to the person as progress, and all of it to the log as well."""
+
+    def __init__(
+        self, make: Callable[[TextIO], Progress], shown: TextIO, log: LogFile | None
+    ) -> None:
+        """make: what shows progress on a stream."""
+        self._log, self._in_terminal = log, is_terminal(shown)
+        # Plain lines for the log: those that are shown, or beside a dashboard its own.
+        if log is None:
+            self.progress = make(shown)
+        elif self._in_terminal:
+            self.progress = Several([make(shown), make(cast(TextIO, log))])
+        else:
+            self.progress = make(cast(TextIO, Tee(shown, log)))
+
+    def say(self, message: str) -> None:
+        """A line of its own."""
+        self.progress.say(message)
+
+    def warn(self, message: str) -> None:
+        """A line on standard error, where results never are; a dashboard has the terminal for
+        itself and shows it.
+        """
+        line = f"warning: {message}"
+        if self._in_terminal:
+            self.progress.say(line)
+            return
+        if self._log is not None:
+            self._log.write(f"{line}\n")
+        with suppress(OSError, ValueError, AttributeError):  # closed, or none at all
+            print(line, file=sys.stderr, flush=True)
+
+
+def silent() -> Voice:
+    """Of a run that has not begun."""
+    return Voice(lambda _: Several(()), io.StringIO(), None)
