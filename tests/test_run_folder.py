@@ -179,7 +179,7 @@ def test_everything_that_a_resume_needs_is_synced_before_the_first_checkpoint(
     assert before[:3] == [str(tmp_path), "deep", "deep/runs"]
     assert before.index("deep/runs/r/.tmp-config.yaml") < len(before) - 1
     assert {"deep/runs/r/metrics.jsonl", "deep/runs/r/progress.csv"} <= set(before)
-    assert before[-1] == "deep/runs/r"  # where checkpoints/ was made
+    assert before[-2:] == ["deep/runs/r"] * 2  # after progress.csv, and after checkpoints/ is made
 
 
 # Checkpoints, policies

@@ -225,6 +225,9 @@ def _options(folder: Path) -> dict[str, Any]:
     """With which a run was trained: its newest checkpoint knows best."""
     found = saved_options.read(folder)
     if found is None:
+        files.warn_on_stderr(
+            f"{folder} has no {saved_options.FILE}: it is taken for a run by itself"
+        )
         return {}
     if not found.stored:
         if found.fault is not None:
