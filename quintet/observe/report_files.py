@@ -95,6 +95,9 @@ def gather(run_dir: Path, mark: Mark | None, notice: Notice) -> Gathered:
         damaged = [each for each in held if each.faults]
         if damaged:
             notice(f"the reports of {damaged[0].path} are taken from {whole[0].path}")
+        elif not _agree(whole):
+            notice(f"{JSONL_FILE} and {CSV_FILE} of {run_dir} differ; {JSONL_FILE} is believed")
+            return Gathered(whole[0].reports, held)
         return Gathered(max((each.reports for each in whole), key=len), held)
     by_steps: dict[float, Report] = {}
     for each in held:
@@ -107,6 +110,14 @@ def gather(run_dir: Path, mark: Mark | None, notice: Notice) -> Gathered:
             f"{len(reports):,}{of} reports are left in {' and '.join(e.path.name for e in held)}"
         )
     return Gathered(reports, held)
+
+
+def _agree(whole: Sequence[Held]) -> bool:
+    """Whether they hold the same, but for the last one, which is written to one after the other."""
+    together = min(len(each.reports) for each in whole)
+    longest = max(len(each.reports) for each in whole)
+    first = whole[0].reports[:together]
+    return longest - together <= 1 and all(each.reports[:together] == first for each in whole)
 
 
 def set_damaged_aside(held: Sequence[Held], notice: Notice) -> None:
@@ -134,7 +145,12 @@ def read_metrics(run_dir: Path, notice: Notice = files.warn_on_stderr) -> list[R
             f"{run_dir} has no {JSONL_FILE}: give the folder of a run that reported to jsonl"
         )
     newest = manifest.newest(run_dir / "checkpoints")
-    return gather(run_dir, mark_in(newest.meta) if newest else None, notice).reports
+    meta = newest.meta if newest else {}
+    sinks = meta.get("config", {}).get("report.sinks", [])
+    for sink, name in (("jsonl", JSONL_FILE), ("csv", CSV_FILE)):
+        if sink in sinks and not os.path.lexists(run_dir / name):
+            notice(f"{run_dir / name} is not there")
+    return gather(run_dir, mark_in(meta), notice).reports
 
 
 def columns_of(reports: Iterable[Mapping[str, float]]) -> list[str]:
