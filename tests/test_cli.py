@@ -216,7 +216,11 @@ def python(shell: str) -> subprocess.CompletedProcess[str]:
     ("shell", "status", "says"),
     [
         ("QUINTET envs CartPole >&-", 0, ""),
-        ("QUINTET envs CartPole >/dev/full", 1, "error: .*No space left on device; free space\n"),
+        (
+            "QUINTET envs CartPole >/dev/full",
+            1,
+            "error: .*No space left on device; make room there\n",
+        ),
         ("(sleep 0.3; QUINTET --help) | true; exit ${PIPESTATUS[0]}", 141, ""),
     ],
     ids=["closed", "full disk", "no reader of help"],

@@ -445,3 +445,14 @@ def test_a_plot_groups_by_what_was_trained_though_the_file_is_damaged(whole, cop
     (folder / "config.yaml").write_text("gamma: 0.5\n")
     assert plots._options(folder) == sound
     assert "config.yaml" in capsys.readouterr().err
+
+
+def test_warnings_are_no_part_of_a_command_s_result(whole, copy, capsys):
+    from quintet import cli
+
+    folder = copy(whole)
+    flip(max((folder / "checkpoints").iterdir()) / "policy.safetensors")
+    assert cli.main(["eval", str(folder), "--episodes", "2", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["episodes"] == 2
+    assert "skipped a damaged checkpoint" in err
