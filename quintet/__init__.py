@@ -4,10 +4,11 @@ result = quintet.train("ppo", env="CartPole-v1", total_steps=100_000)
 quintet.evaluate(result.policy).mean
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+# As little as can be, for the command to begin at once: even `typing` takes its milliseconds.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from quintet.api import train
     from quintet.envs.make import make_vector_env
     from quintet.evaluation import evaluate
@@ -26,10 +27,12 @@ _HOME = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     """Imports the public names on first use, so that `quintet --help` need not wait for PyTorch."""
     if name not in _HOME:
         raise AttributeError(f"module 'quintet' has no attribute {name!r}")
+    from importlib import import_module
+
     value = getattr(import_module(_HOME[name]), name)
     globals()[name] = value
     return value

@@ -2,6 +2,6 @@
 
 import sys
 
-from quintet.cli import main
+from quintet.start import main
 
 sys.exit(main())

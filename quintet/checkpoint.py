@@ -15,8 +15,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, final
@@ -28,17 +28,27 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
-from quintet import signature
+from quintet import files, signature
 from quintet.errors import CheckpointError
+from quintet.manifest import (
+    FORMAT_VERSION,
+    MANIFEST,
+    META,
+    PURPOSE,
+    REPLACED,
+    as_meta,
+    check_file_name,
+    check_name,
+    numbered,
+    opened,
+    read_manifest,
+    read_meta,
+    read_verified,
+    signed_bytes,
+    standing,
+)
 
-FORMAT_VERSION = 1
-
-_MANIFEST = "manifest.json"
-_META = "meta.json"
-_PURPOSE = "quintet checkpoint 1"
 _SUFFIX = ".safetensors"
-_TEMPORARY = ".tmp-"
-_REPLACED = ".old-"
 _AUTO_PARTS = 20  # `interval_updates = "auto"`: how many checkpoints over a run
 _READ_ATTEMPTS = 10  # a reader that meets a replacement starts again
 
@@ -113,27 +123,28 @@ def write(
 ) -> Path:
     """Writes the checkpoint ``root/name``, replacing one of that name, and returns its path.
 
-    When it returns, the checkpoint survives a power cut.  Tensors may live on any device, be views,
-    or share memory; each is stored by value.  `meta` is what JSON can hold.
+    When it returns, the checkpoint survives a power cut.  `root` is made if need be, the folder
+    above it must be there.  Tensors may live on any device, be views, or share memory; each is
+    stored by value.  `meta` is what JSON can hold.
 
     signed: the manifest, and with it all that the checkpoint holds, gets this user's signature,
         where there can be one.
 
     Raises:
-        CheckpointError: it can't be written (full disk, no permission); nothing of it is left
-            behind and older checkpoints are untouched.
+        CheckpointError: it can't be written (full disk, no permission, no folder); nothing of it is
+            left behind and older checkpoints are untouched.
     """
-    _check_file_name(name, "the name of a checkpoint's or policy's folder")
-    files = _serialise(tensors, meta, signed)
-    temporary = root / f"{_TEMPORARY}{name}-{os.getpid()}-{os.urandom(4).hex()}"
+    check_file_name(name, "the name of a checkpoint's or policy's folder")
+    contents = _serialise(tensors, meta, signed)
+    temporary = root / f"{files.TEMPORARY}{name}-{os.getpid()}-{os.urandom(4).hex()}"
     try:
         _make_root(root)
         temporary.mkdir()
-        _write_files(temporary, files)
+        _write_files(temporary, contents)
         _put_in_place(temporary, root / name)
     except OSError as fault:
         shutil.rmtree(temporary, ignore_errors=True)
-        needed = sum(len(data) for data in files.values())
+        needed = sum(len(data) for data in contents.values())
         raise CheckpointError(_cannot_write(root, name, needed, fault)) from fault
     except BaseException:  # Ctrl-C in the middle of it
         shutil.rmtree(temporary, ignore_errors=True)
@@ -148,12 +159,12 @@ def read(path: Path) -> Checkpoint:
         CheckpointError: it is not there, damaged, or of a newer format; the message names the file.
     """
     for attempt in range(_READ_ATTEMPTS):
-        with _opened(_standing(path)) as folder:
+        with opened(standing(path)) as folder:
             try:
                 return _read_folder(folder, path)
             except CheckpointError:
                 # another process may have replaced the folder while we read it
-                replaced = folder is None or os.fstat(folder).st_ino != _inode(_standing(path))
+                replaced = folder is None or os.fstat(folder).st_ino != _inode(standing(path))
                 if not replaced or attempt == _READ_ATTEMPTS - 1:
                     raise
     raise AssertionError("unreachable")
@@ -161,7 +172,7 @@ def read(path: Path) -> Checkpoint:
 
 def any_of_run(root: Path) -> bool:
     """Whether a run has a checkpoint, readable or not."""
-    return bool(_numbered(root))
+    return bool(numbered(root))
 
 
 def latest(
@@ -177,9 +188,10 @@ def latest(
             ours to decide.
     """
     faults: list[str] = []
-    for name in reversed(_numbered(root)):
+    for name in reversed(numbered(root)):
         try:
             found = read(root / name)
+            check_name(found.path, found.meta)
         except CheckpointError as fault:
             faults.append(str(fault))
             continue
@@ -196,26 +208,39 @@ def latest(
     return None
 
 
-def prune(root: Path, keep: int, protect: Callable[[dict[str, Any]], bool]) -> list[str]:
+def prune(
+    root: Path,
+    keep: int,
+    protect: Callable[[dict[str, Any]], bool],
+    warn: Callable[[str], None] = lambda _: None,
+) -> list[str]:
     """Deletes old checkpoints and returns their names.
 
     Kept are the newest `keep`, those whose meta `protect` accepts, and the newest exact one, from
-    which alone a run resumes exactly.  A damaged one may count as newest but is not protected.
+    which alone a run resumes exactly.  A damaged one is passed over: it counts as none, and
+    stays.  Damage within the tensors isn't looked for, which would mean to read all of them.
+
+    warn: receives a message for each damaged one.
     """
     if keep < 1:
         raise CheckpointError(f"keep must be at least 1, not {keep}")
-    deleted = []
-    exact_kept = False
-    for age, name in enumerate(reversed(_numbered(root))):
-        meta = _meta_or_none(root / name)
-        newest_exact = bool(meta and meta.get("exact", False)) and not exact_kept
+    deleted: list[str] = []
+    exact_kept, age = False, -1
+    for name in reversed(numbered(root)):
+        try:
+            meta = read_meta(root, name).meta
+        except CheckpointError as fault:
+            warn(f"passed over a damaged checkpoint: {fault}; remove {root / name}")
+            continue
+        age += 1
+        newest_exact = bool(meta.get("exact", False)) and not exact_kept
         exact_kept |= newest_exact
-        if age < keep or newest_exact or (meta is not None and protect(meta)):
+        if age < keep or newest_exact or protect(meta):
             continue
         # renamed first: a crash while deleting must not leave a torn checkpoint under its name
-        doomed = root / f"{_TEMPORARY}{name}-deleted-{os.urandom(4).hex()}"
+        doomed = root / f"{files.TEMPORARY}{name}-deleted-{os.urandom(4).hex()}"
         with suppress(FileNotFoundError):
-            os.rename(_standing(root / name), doomed)
+            os.rename(standing(root / name), doomed)
         shutil.rmtree(doomed, ignore_errors=True)
         deleted.append(name)
     return deleted
@@ -226,14 +251,21 @@ def clean_temporary(root: Path) -> None:
     if not root.is_dir():
         return
     for entry in sorted(root.iterdir()):
-        if entry.name.startswith(_TEMPORARY):
-            shutil.rmtree(entry, ignore_errors=True)
-        elif entry.name.startswith(_REPLACED):
-            place = root / entry.name.removeprefix(_REPLACED)
+        if entry.name.startswith(files.TEMPORARY):
+            _remove(entry)
+        elif entry.name.startswith(REPLACED):
+            place = root / entry.name.removeprefix(REPLACED)
             if place.exists():
-                shutil.rmtree(entry, ignore_errors=True)
+                _remove(entry)
             else:
                 os.rename(entry, place)
+
+
+def _remove(entry: Path) -> None:
+    """Whatever it is; that it is left there harms nobody."""
+    shutil.rmtree(entry, ignore_errors=True)
+    with suppress(OSError):
+        entry.unlink()
 
 
 def tensor_hashes(checkpoint: Checkpoint) -> dict[str, str]:
@@ -249,43 +281,30 @@ def tensor_hashes(checkpoint: Checkpoint) -> dict[str, str]:
     return hashes
 
 
-def _check_file_name(name: str, what: str) -> None:
-    allowed = name.replace("_", "").replace("-", "").replace(".", "")
-    if not (allowed.isascii() and allowed.isalnum()) or name.startswith("."):
-        raise CheckpointError(
-            f"{what} must be made of letters, digits, '_', '-' and '.', not {name!r}"
-        )
-
-
 def _serialise(
     tensors: Mapping[str, Mapping[str, Tensor]], meta: Mapping[str, Any], signed: bool
 ) -> dict[str, bytes]:
     """Contents of all files by name, the manifest last."""
-    files = {}
+    contents = {}
     for key, group in tensors.items():
-        _check_file_name(key, "a key of the tensors")
-        files[f"{key}{_SUFFIX}"] = save_safetensors(_unaliased(group))
+        check_file_name(key, "a key of the tensors")
+        contents[f"{key}{_SUFFIX}"] = save_safetensors(_unaliased(group))
     try:
-        files[_META] = json.dumps(meta, indent=1).encode()
+        contents[META] = json.dumps(meta, indent=1).encode()
     except (TypeError, ValueError) as fault:
         raise CheckpointError(
             f"a checkpoint's meta must be made of what JSON can hold: {fault}"
         ) from fault
     listed = {
         name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        for name, data in files.items()
+        for name, data in contents.items()
     }
     manifest: dict[str, Any] = {"format_version": FORMAT_VERSION, "files": listed}
-    mark = signature.sign(_PURPOSE, _signed_bytes(listed)) if signed else None
+    mark = signature.sign(PURPOSE, signed_bytes(listed)) if signed else None
     if mark is not None:
         manifest["signature"] = mark
-    files[_MANIFEST] = json.dumps(manifest, indent=1).encode()
-    return files
-
-
-def _signed_bytes(listed: Mapping[str, Any]) -> bytes:
-    """The sums of all files: who signs these signs the files."""
-    return json.dumps(listed, sort_keys=True).encode()
+    contents[MANIFEST] = json.dumps(manifest, indent=1).encode()
+    return contents
 
 
 def _unaliased(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -304,12 +323,13 @@ def _unaliased(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _make_root(root: Path) -> None:
+    """The folder above must be there: one that was moved or removed meanwhile isn't made again."""
     if not root.is_dir():
-        root.mkdir(parents=True, exist_ok=True)
-        _sync_folder(root.parent)
+        root.mkdir(exist_ok=True)
+        files.sync_folder(root.parent)
 
 
-def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+def _write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
     """Writes and syncs the files and then the folder.
 
     All are written before the first is synced: the file system then commits them together, which is
@@ -317,22 +337,20 @@ def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     """
     handles: list[int] = []
     try:
-        for name, data in files.items():
+        for name, data in contents.items():
             handle = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
             handles.append(handle)
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(handle, rest) :]
+            files.write_all(handle, data)
         for handle in handles:
             os.fsync(handle)
     finally:
         for handle in handles:
             os.close(handle)
-    _sync_folder(folder)
+    files.sync_folder(folder)
 
 
 def _put_in_place(temporary: Path, place: Path) -> None:
-    replaced = place.with_name(f"{_REPLACED}{place.name}")
+    replaced = place.with_name(f"{REPLACED}{place.name}")
     if place.exists():
         shutil.rmtree(replaced, ignore_errors=True)
         os.rename(place, replaced)
@@ -342,17 +360,9 @@ def _put_in_place(temporary: Path, place: Path) -> None:
         if replaced.exists():
             os.rename(replaced, place)
         raise
-    _sync_folder(place.parent)
+    files.sync_folder(place.parent)
     if replaced.exists():
         shutil.rmtree(replaced, ignore_errors=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _cannot_write(root: Path, name: str, needed: int, fault: OSError) -> str:
@@ -364,30 +374,10 @@ def _cannot_write(root: Path, name: str, needed: int, fault: OSError) -> str:
         last = latest(root, warn=lambda _: None)
     remains = f"The last good checkpoint is {last.path}. " if last else ""
     return (
-        f"can't write checkpoint {name} to {root}: {fault.strerror or fault} "
-        f"({needed:,} bytes needed, {free} bytes free). {remains}"
-        "Make room there and give the same command again, or give another folder"
+        f"can't write checkpoint {name} to {root}: {files.reason(fault)} "
+        f"({needed:,} bytes needed, {free} bytes free); {files.advice(fault)}. {remains}"
+        "Then give the same command again, or give another folder"
     )
-
-
-def _standing(path: Path) -> Path:
-    """The folder that stands for `path`: itself, or the one it was about to replace."""
-    replaced = path.with_name(f"{_REPLACED}{path.name}")
-    return replaced if not path.exists() and replaced.exists() else path
-
-
-@contextmanager
-def _opened(folder: Path) -> Iterator[int | None]:
-    """A handle of a folder, good for as long as it is open even if the folder is renamed."""
-    try:
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
-        yield None
-        return
-    try:
-        yield handle
-    finally:
-        os.close(handle)
 
 
 def _inode(folder: Path) -> int | None:
@@ -397,29 +387,13 @@ def _inode(folder: Path) -> int | None:
         return None
 
 
-def _numbered(root: Path) -> list[str]:
-    """Names of the run's checkpoints, oldest first."""
-    if not root.is_dir():
-        return []
-    names = {entry.name.removeprefix(_REPLACED) for entry in root.iterdir()}
-    return sorted((name for name in names if name.isascii() and name.isdigit()), key=int)
-
-
-def _meta_or_none(path: Path) -> dict[str, Any] | None:
-    try:
-        found = json.loads((_standing(path) / _META).read_bytes())
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
 def _read_folder(folder: int | None, path: Path) -> Checkpoint:
     if folder is None:
         raise CheckpointError(f"there is no checkpoint at {path}")
-    entries, mark = _read_manifest(folder, path / _MANIFEST)
-    contents = {name: _read_verified(folder, path / name, entry) for name, entry in entries.items()}
-    if _META not in contents:
-        raise CheckpointError(f"{path / _MANIFEST} lists no {_META}: this is no checkpoint")
+    entries, mark = read_manifest(folder, path / MANIFEST)
+    contents = {name: read_verified(folder, path / name, entry) for name, entry in entries.items()}
+    if META not in contents:
+        raise CheckpointError(f"{path / MANIFEST} lists no {META}: this is no checkpoint")
     tensors = {}
     for name, data in contents.items():
         if not name.endswith(_SUFFIX):
@@ -430,43 +404,5 @@ def _read_folder(folder: int | None, path: Path) -> Checkpoint:
             raise CheckpointError(f"{path / name} is no safetensors file: {fault}") from fault
         # cloned: memory of torch's own alignment, on which the last bit of a sum may depend
         tensors[name.removesuffix(_SUFFIX)] = {k: loaded[k].clone() for k in sorted(loaded)}
-    not_own = signature.fault(_PURPOSE, _signed_bytes(entries), mark)
-    return Checkpoint(path, tensors, json.loads(contents[_META]), not_own)
-
-
-def _read_manifest(folder: int, file: Path) -> tuple[dict[str, dict[str, Any]], Any]:
-    """The files that are listed, and the signature, None where there is none."""
-    try:
-        manifest = json.loads(_read_file(folder, file))
-        version, listed = manifest["format_version"], manifest["files"]
-        entries = {str(name): dict(entry) for name, entry in listed.items()}
-        mark = manifest.get("signature")
-    except (ValueError, TypeError, KeyError, AttributeError) as fault:
-        raise CheckpointError(f"{file} is damaged: {fault!r}") from fault
-    if version != FORMAT_VERSION:
-        raise CheckpointError(
-            f"{file} has format version {version!r}, this quintet reads {FORMAT_VERSION}: use the "
-            "version of quintet that wrote it"
-        )
-    for name in entries:
-        _check_file_name(name, f"a file listed in {file}")
-    return entries, mark
-
-
-def _read_verified(folder: int, file: Path, entry: Mapping[str, Any]) -> bytes:
-    data = _read_file(folder, file)
-    if len(data) != entry.get("bytes"):
-        raise CheckpointError(
-            f"{file} has {len(data)} bytes where the manifest says {entry.get('bytes')}"
-        )
-    if hashlib.sha256(data).hexdigest() != entry.get("sha256"):
-        raise CheckpointError(f"{file} is corrupted: its SHA-256 is not the manifest's")
-    return data
-
-
-def _read_file(folder: int, file: Path) -> bytes:
-    try:
-        with open(file.name, "rb", opener=lambda n, flags: os.open(n, flags, dir_fd=folder)) as f:
-            return f.read()
-    except OSError as fault:
-        raise CheckpointError(f"{file} can't be read: {fault.strerror}") from fault
+    not_own = signature.fault(PURPOSE, signed_bytes(entries), mark)
+    return Checkpoint(path, tensors, as_meta(contents[META], path / META), not_own)

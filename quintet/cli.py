@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,8 +91,8 @@ def _run(arguments: list[str]) -> int:
 
 
 def _guarded(command: Callable[[], int]) -> int:
-    """Turns quintet's own errors and a full disk into one message, Ctrl-C into 130, a closed pipe
-    into silence.
+    """Turns quintet's own errors and the system's into one message, Ctrl-C into 130, a closed
+    pipe into silence.
     """
     from quintet.errors import ConfigError, QuintetError
     from quintet.signals import exit_on_signals
@@ -108,14 +109,17 @@ def _guarded(command: Callable[[], int]) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except OSError as error:
-        if error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EDQUOT):
-            raise
-        # The reader went away, or the disk behind standard output is full; what Python flushes at
-        # exit must not complain about it either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        from quintet import files
+
+        # The reader may have gone away, or the disk behind standard output be full; what Python
+        # flushes at exit must not complain about it either.
+        if error.filename is None:
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if error.errno == errno.EPIPE:
             return 141
-        print(f"error: {error}; free space", file=sys.stderr)
+        where = "" if error.filename is None else f"{error.filename}: "
+        print(f"error: {where}{files.reason(error)}; {files.advice(error)}", file=sys.stderr)
         return 1
 
 
@@ -205,10 +209,13 @@ def _config(arguments: list[str]) -> int:
     asked = parse("config", arguments)
     from quintet.checkpoint import any_of_run
     from quintet.config.saved import load_config
+    from quintet.files import warn_on_stderr
     from quintet.launch import resolved
     from quintet.warm_start import find_donor
 
     loaded = load_config(asked.algo, asked.files, asked.options, trust=asked.trust)
+    for note in loaded.notes:
+        warn_on_stderr(note)
     values, sources = resolved(loaded)
     config = loaded.config
     assert config.run_dir is not None
@@ -415,8 +422,9 @@ def _plot(arguments: list[str]) -> int:
 
 def _runs_in(place: Path) -> list[Path]:
     """The folder itself, or the runs within it where it holds some and is none."""
-    within = sorted(path.parent for path in place.glob("*/config.yaml"))
-    return [place] if (place / "config.yaml").exists() or not within else within
+    names = ("config.yaml", "metrics.jsonl", "checkpoints")  # each of them may be lost
+    within = sorted({path.parent for name in names for path in place.glob(f"*/{name}")})
+    return [place] if not within or any((place / name).exists() for name in names) else within
 
 
 def _envs(arguments: list[str]) -> int:

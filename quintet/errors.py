@@ -46,6 +46,10 @@ class CheckpointError(QuintetError):
     """A checkpoint can't be written, or none of the stored ones can be read."""
 
 
+class FileFault(QuintetError):
+    """A file can't be read or written, or holds something else than it should."""
+
+
 class WorkerFault(QuintetError):
     """A process of a run died, fell silent, or failed in code that is not an environment's."""
 

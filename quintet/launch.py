@@ -246,8 +246,8 @@ def run(
             resume = back.resume
         gc.collect()  # what the traceback held: slots in shared memory
         # Once: what always fails would fail again.
-        again = replace(loaded, config=loaded.config.model_copy(update={"resume": resume}))
-        return _run(again, make_env, on_report, may_go_back=False)
+        again = loaded.config.model_copy(update={"resume": resume})
+        return _run(replace(loaded, config=again, notes=()), make_env, on_report, may_go_back=False)
     except (MemoryError, RuntimeError, OSError) as error:
         fault = memory_fault(error)
         if fault is None:
@@ -282,6 +282,7 @@ def _run(
             learner = make_learners(config, source.spaces)
             ends.callback(learner.close)
         trainer = Trainer(config, learner, source.spaces, env, on_report, make_env)
+        trainer.beware(loaded.notes)
         trainer.warm_start()
         sampling = make_sampling(
             config, source, learner, trainer.timer, trainer.say, trainer.waiting
@@ -367,38 +368,53 @@ def _seed_outcome(config: RunConfig, how: group.Outcome) -> SeedOutcome:
 def _train(trainer: Trainer, sampling: Sampling, spaces: Spaces, may_go_back: bool) -> Result:
     config = trainer.config
     make_actor = registry.find(config.algo).make_actor
-    status: Literal["finished", "stopped"] = "finished"
     trainer.make_replay(
         make_actor(config.learner, config.model, spaces, config.runtime.compute), spaces
     )
-    trainer.open()
     try:
-        if trainer.finished:
-            trainer.say(
-                f"this run is finished: {trainer.counters.env_steps:,} env_steps; raise "
-                "--total-steps to go on, or give another --run-dir"
-            )
-            trainer.save_policy()  # a kill may have come between the last checkpoint and it
-        else:
-            if isinstance(trainer.learner, Learners):
-                trainer.learner.start(trainer.say, trainer.waiting)
-            runtime = config.runtime
-            on_gpu = runtime.exact and runtime.device.startswith("cuda")
-            with trainer.watched(), inexact_told(trainer.say) if on_gpu else nullcontext():
-                status = trainer.train(sampling)
-    except WorkerFault as error:
-        # An async run has had its replacements of workers; who was asked to stop starts nothing.
-        replaced = config.runtime.kind == "async" and not isinstance(error, LearnerFault)
-        if not may_go_back or replaced or trainer.stop_requested:
-            raise
-        # Off the uninterrupted run's path there is nothing to be exact about, but much to lose.
-        exact = trainer.goes_back_exactly()
-        which = "exact checkpoint" if exact else "checkpoint"
-        trainer.say(f"{error}; going back to the last {which}")
-        raise _GoesBack("exact" if exact else "latest") from error
+        trainer.open()
+        status = _trained(trainer, sampling, may_go_back)
+        trainer.ended(status)
+    except _GoesBack:
+        raise
+    except BaseException as error:
+        trainer.ended("stopped" if isinstance(error, KeyboardInterrupt) else "failed", error)
+        raise
     finally:
         sampling.close()  # what processes say last is said to the trainer
         if isinstance(trainer.learner, Learners):
             trainer.learner.close()
         trainer.close()
     return Result(trainer.run_dir, trainer.policy(), trainer.last_report, status)
+
+
+def _trained(
+    trainer: Trainer, sampling: Sampling, may_go_back: bool
+) -> Literal["finished", "stopped"]:
+    """Trains to the end or to a stop, once the trainer is open."""
+    if trainer.finished:
+        trainer.say(
+            f"this run is finished: {trainer.counters.env_steps:,} env_steps; raise "
+            "--total-steps to go on, or give another --run-dir"
+        )
+        trainer.save_policy()  # a kill may have come between the last checkpoint and it
+        return "finished"
+    try:
+        if isinstance(trainer.learner, Learners):
+            trainer.learner.start(trainer.say, trainer.waiting)
+        runtime = trainer.config.runtime
+        on_gpu = runtime.exact and runtime.device.startswith("cuda")
+        with trainer.watched(), inexact_told(trainer.say) if on_gpu else nullcontext():
+            return trainer.train(sampling)
+    except WorkerFault as error:
+        # An async run has had its replacements of workers; who was asked to stop starts nothing.
+        asynchronous = trainer.config.runtime.kind == "async"
+        replaced = asynchronous and not isinstance(error, LearnerFault)
+        if not may_go_back or replaced or trainer.stop_requested:
+            raise
+        trainer.folder.check()  # there would be nothing to go back to
+        # Off the uninterrupted run's path there is nothing to be exact about, but much to lose.
+        exact = trainer.goes_back_exactly()
+        which = "exact checkpoint" if exact else "checkpoint"
+        trainer.say(f"{error}; going back to the last {which}")
+        raise _GoesBack("exact" if exact else "latest") from error

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Self, final
 
+from quintet import files
 from quintet.errors import CheckpointError
 
 
@@ -29,31 +30,33 @@ class RunLock:
         if self._file is not None:
             raise CheckpointError(f"this process already holds the lock of {self._folder}")
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            files.make_folder(self._folder)
+            file = os.open(self._folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as fault:
-            raise CheckpointError(
-                f"run_dir must be a folder that can be made; {self._folder} can't be: "
-                f"{fault.strerror}. Give another run_dir"
-            ) from fault
-        file = os.open(self._folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            raise self._refused(fault) from fault
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(file, 0)
             os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
         except OSError as fault:
+            held = fault.errno in (errno.EWOULDBLOCK, errno.EACCES)
             holder = os.pread(file, 64, 0).decode(errors="replace").strip() or "unknown"
             os.close(file)
-            if fault.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            if held:
                 raise CheckpointError(
                     f"{self._folder} is in use by the process with pid {holder}. Wait for it, "
                     "stop it, or give another run_dir"
                 ) from fault
-            raise CheckpointError(
-                f"can't lock {self._folder}: {fault.strerror}. Give a run_dir on a local disk that "
-                "can be written"
-            ) from fault
+            raise self._refused(fault) from fault
         self._file = file
         return self
+
+    def _refused(self, fault: OSError) -> CheckpointError:
+        place = fault.filename or self._folder
+        return CheckpointError(
+            f"a run_dir is required in which files can be made and locked, {place} can't be: "
+            f"{files.reason(fault)}; {files.advice(fault)}, or give another run_dir"
+        )
 
     def release(self) -> None:
         """Gives the lock back; does nothing when it is not held."""

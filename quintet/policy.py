@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from quintet import checkpoint, spaces, trust
+from quintet import checkpoint, files, spaces, trust
 from quintet.algorithms import registry
 from quintet.algorithms.setup import Compute
 from quintet.envs.config import EnvConfig
@@ -229,10 +229,24 @@ class Policy:
                 f"a new or empty folder, or one with a saved policy, is required; {folder} holds "
                 "something else, which saving would remove; give another folder"
             )
+        try:
+            files.make_folder(folder.parent)
+        except OSError as fault:
+            raise CheckpointError(
+                f"can't write policy {folder.name} to {folder.parent}: {files.reason(fault)}; "
+                f"{files.advice(fault)}, or give another folder"
+            ) from fault
+        return checkpoint.write(folder.parent, folder.name, *self.contents(), signed=self.signed)
+
+    def contents(self) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:
+        """Tensors and meta of the folder that holds it."""
         meta = {"policy": self.description, "version": self.publication.version}
-        signed = self.origin.fault is None and not all(call.harmless for call in self._calls)
-        tensors = {POLICY: dict(self.publication.tensors)}
-        return checkpoint.write(folder.parent, folder.name, tensors, meta, signed=signed)
+        return {POLICY: dict(self.publication.tensors)}, meta
+
+    @property
+    def signed(self) -> bool:
+        """Whether it is saved with this user's signature: it names code, and may run it."""
+        return self.origin.fault is None and not all(call.harmless for call in self._calls)
 
 
 def _array(value: Any, leaf: Leaf) -> NDArray[Any]:
@@ -392,7 +406,7 @@ def _find(path: Path, which: str) -> checkpoint.Checkpoint:
             )
         found = checkpoint.read(path / "best")
     elif which == "latest":
-        found = checkpoint.latest(path / "checkpoints", warn=lambda message: print(message))
+        found = checkpoint.latest(path / "checkpoints", warn=files.warn_on_stderr)
     else:
         inside = path / "checkpoints" / which
         found = checkpoint.read(inside if inside.exists() else Path(which))

@@ -2,34 +2,36 @@
 
 import dataclasses
 import io
-import json
-import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Literal, final
 
 import numpy as np
 import torch
-import yaml
 
-from quintet import checkpoint, signature, trust
+from quintet import checkpoint, provenance, saved_options, signature, trust
 from quintet.checkpoint import Checkpoint
 from quintet.config.run import RunConfig
+from quintet.config.saved import require_same
 from quintet.envs.given import EnvSource
 from quintet.envs.vector import EnvDescription
-from quintet.errors import CheckpointError, ConfigError, QuintetError
+from quintet.errors import CheckpointError, ConfigError
 from quintet.evaluation import evaluate
 from quintet.long_episodes import LongEpisodes
+from quintet.observe.log import Voice, silent
 from quintet.observe.machine import MachineUse
 from quintet.observe.metrics import EpisodeStats
 from quintet.observe.progress import Begin, first_stage, make_progress, stage_of
-from quintet.observe.sinks import Reporter, open_sinks, read_metrics
+from quintet.observe.report_files import MARK, mark_in
+from quintet.observe.sinks import Reporter, mend_reports, open_sinks
 from quintet.observe.timing import Phase, PhaseTimer
 from quintet.policy import POLICY, Policy, describe, misfit
 from quintet.protocols import Actor, Learner
+from quintet.run_folder import BEST, RunFolder
 from quintet.runtime import loop
 from quintet.runtime.batch import Episode
 from quintet.runtime.replay import Replay
@@ -66,18 +68,22 @@ class Trainer:
         self.config, self.learner, self.env = config, learner, env
         self.on_report, self.make_env = on_report, make_env
         self.run_dir: Path = config.run_dir
-        self.checkpoints = self.run_dir / "checkpoints"
-        self.description = describe(config.algo, config.learner, config.model, config.env, spaces)
         # All that the configuration names was given, or vouched for, by who began this process.
-        self._signed = not trust.all_harmless(config.flat())
+        self.folder = RunFolder(self.run_dir, signed=not trust.all_harmless(config.flat()))
+        self.checkpoints = self.folder.checkpoints
+        self.options = {k: v for k, v in config.flat().items() if k != "run_dir"}
+        self.system = provenance.system(env.backend, config.runtime.device)
+        self.description = describe(config.algo, config.learner, config.model, config.env, spaces)
         self.counters = loop.Counters()
         self.timer = PhaseTimer(self._phase_begins)
         self.machine = MachineUse()
         self.episodes = EpisodeStats()
         self.best: float | None = None
+        self._best_version: int | None = None
         self.last_report: dict[str, float] = {}
         self.stop_requested = False
         self.reporter = Reporter(())
+        self.voice = silent()
         self.setting = setting_of(
             config, learner.plan, spaces, env, make_env, on_report is not None
         )
@@ -93,8 +99,13 @@ class Trainer:
         self.replay: Replay | None = None
         self._replay_described = False
         self._notes: list[str] = []
+        self._warnings: list[str] = []
         self._raised: BaseException | None = None
         self.watch: Watch | None = None
+
+    def beware(self, warnings: Iterable[str]) -> None:
+        """What is to be said of the folder once there is a log; before `open`."""
+        self._warnings += warnings
 
     def warm_start(self) -> None:
         """Gives the learner what `init_from` donates, unless the run has begun already.
@@ -136,13 +147,13 @@ class Trainer:
             CheckpointError: no checkpoint that fits can be read.
             ConfigError: fewer steps are asked for than were trained.
         """
-        self.run_dir.mkdir(parents=True, exist_ok=True)
-        checkpoint.clean_temporary(self.checkpoints)
-        checkpoint.clean_temporary(self.run_dir)
+        self.folder.open()
         notes = self._notes
         exact = self.config.resume == "exact"
         try:
-            found = checkpoint.latest(self.checkpoints, exact_only=exact, warn=notes.append)
+            found = checkpoint.latest(
+                self.checkpoints, exact_only=exact, warn=self._warnings.append
+            )
         except CheckpointError as error:
             raise CheckpointError(
                 f"{error}, or remove {self.checkpoints} to start the run anew"
@@ -156,7 +167,7 @@ class Trainer:
                     f"{error}); remove it to go on from the one before, or give another --run-dir"
                 ) from error
             if exact:
-                self._remove_newer(found, notes)
+                notes += self.folder.remove_newer(found.path)
         elif exact and self.checkpoints.is_dir() and any(self.checkpoints.iterdir()):
             raise CheckpointError(
                 f"--resume exact requires an exact checkpoint, {self.checkpoints} has none yet; "
@@ -176,32 +187,32 @@ class Trainer:
                 f"required, got {asked:,}; leave it out or raise it"
             )
         self.finished = trained == asked
-        if not self.finished:
-            self._write_config()
-            if self._signed and (reason := signature.why_no_key()) is not None:
+        saved = saved_options.read(self.run_dir)
+        if not self.finished or saved is None or saved.fault is not None:
+            self.folder.write_options(self.options, self._warnings.append)
+            if self.folder.signed and (reason := signature.why_no_key()) is not None:
                 notes.append(f"the run can't be signed as this user's: {reason}; {trust.UNSIGNED}")
-        self._log = (self.run_dir / "log.txt").open(
-            "a", encoding="utf-8", errors="backslashreplace"
-        )
-        self.progress = make_progress(
-            self.config.total_env_steps,
-            f"{self.config.algo} on {self.env.id} ({self.env.backend})",
-            sys.stdout if self.config.report.progress else io.StringIO(),
-            folder=str(self.run_dir),
-            begin=Begin(self.counters.env_steps, self.best),
-            setting=self.setting,
-        )
+        if self.finished:
+            self.folder.check_record(self._warnings.append)
+        else:
+            self.folder.begin_record(self.system)
+        self._open_log()
+        for warning in self._warnings:
+            self.warn(warning)
         for note in notes:
             self.say(note)
         if self.finished:
-            with suppress(QuintetError):  # where nothing was reported to metrics.jsonl
-                self.last_report = (read_metrics(self.run_dir, self.say) or [{}])[-1]
+            assert found is not None
+            reports = mend_reports(self.run_dir, mark_in(found.meta), self.warn)
+            self.last_report = (reports or [{}])[-1]
         else:
             self.reporter = open_sinks(
                 self.config.report,
                 self.run_dir,
                 resume_env_steps=self.counters.env_steps if found is not None else None,
                 notice=self.say,
+                warn=self.warn,
+                mark=None if found is None else mark_in(found.meta),
             )
         self._started = time.perf_counter()
         self._reported_at = self._started
@@ -209,17 +220,36 @@ class Trainer:
         self._reported_updates = self.learner.updates
         self._evaluated_steps = self.counters.env_steps
 
+    def _open_log(self) -> None:
+        log = self.folder.open_log()
+        make = partial(
+            make_progress,
+            self.config.total_env_steps,
+            f"{self.config.algo} on {self.env.id} ({self.env.backend})",
+            folder=str(self.run_dir),
+            begin=Begin(self.counters.env_steps, self.best),
+            setting=self.setting,
+        )
+        self.voice = Voice(make, sys.stdout if self.config.report.progress else io.StringIO(), log)
+
     def _restore(self, found: Checkpoint, notes: list[str]) -> None:
+        meta = found.meta
+        require_same(found.path, meta.get(saved_options.CONFIG, {}), self.options)
         tensors = found.tensors["learner"] | found.tensors[POLICY]
         try:
-            self.learner.load(LearnerState(tensors, found.meta["learner"]))
+            self.learner.load(LearnerState(tensors, meta["learner"]))
         except RuntimeError as error:
             raise misfit(self.config.model.encoder, error) from error
-        meta = found.meta
-        # Runs of before there were other counters have these two.
-        before = {name: meta[name] for name in ("iteration", "env_steps") if name in meta}
+        # Checkpoints of before there were other counters have these two.
+        before = {name: meta[name] for name in ("iteration", "env_steps")}
         self.counters = loop.Counters(**meta.get("counters", before))
-        self.best = meta["best"]
+        self.best, self._best_version = meta["best"], meta.get("best_version")
+        ended = self.counters.env_steps >= self.config.total_env_steps
+        told, lost = self.folder.mend_best(meta, ended)
+        if told is not None:
+            self._warnings.append(told)
+        if lost and not ended:
+            self.best = self._best_version = None
         self._restore_replay(found, notes)
         self._wall_before_s = meta["wall_s"]
         total = meta["total_env_steps"]
@@ -231,6 +261,8 @@ class Trainer:
             f"resumed at update {self.learner.updates:,}, {self.counters.env_steps:,} env_steps, "
             f"from {found.path}{path}"
         )
+        if not free:
+            self._warnings += provenance.warnings(found.path, meta, self.system)
         if self.counters.env_steps < self.config.total_env_steps and not same_total:
             notes.append(
                 f"the budget was {total:,} env_steps and is {self.config.total_env_steps:,} now: "
@@ -248,7 +280,7 @@ class Trainer:
             replay.load(found.meta["replay"])
         except CheckpointError as error:
             raise CheckpointError(
-                "; ".join([*notes, f"{found.path} can't be resumed: {error}"])
+                "; ".join([*self._warnings, *notes, f"{found.path} can't be resumed: {error}"])
                 + f"; with --init-from {found.path} a run begins anew with its policy"
             ) from error
         if found.meta["replay"]["rows"] is None:
@@ -279,28 +311,6 @@ class Trainer:
             return True
         return self.long_episodes.goes_back_exactly(self.counters)
 
-    def _remove_newer(self, found: Checkpoint, notes: list[str]) -> None:
-        """What was trained off the path after `found` must not be taken for the newest later on."""
-        for path in self.checkpoints.iterdir():
-            if path.name.isdigit() and int(path.name) > int(found.path.name):
-                shutil.rmtree(path)
-                notes.append(f"removed {path}, which is off the uninterrupted run's path")
-
-    def _write_config(self) -> None:
-        """config.yaml, whole or not at all: a torn one would make the run unreadable."""
-        values = {k: v for k, v in self.config.flat().items() if k != "run_dir"}
-        temporary = self.run_dir / ".config.yaml.tmp"
-        try:
-            text = yaml.safe_dump(values, sort_keys=False)
-            temporary.write_text(text + trust.signature_line(values))
-            temporary.replace(self.run_dir / "config.yaml")
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise CheckpointError(
-                f"a run folder that can be written is required, {self.run_dir} can't be "
-                f"({error.strerror}); make room or give another --run-dir"
-            ) from error
-
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Says within where this process's environments hang, and what a stop waits for."""
@@ -312,7 +322,7 @@ class Trainer:
     def train(self, sampling: loop.Sampling) -> Literal["finished", "stopped"]:
         """Runs the loop to its end or to a stop."""
         self.sampling = sampling
-        self.progress.stage(first_stage(self.setting))
+        self.voice.progress.stage(first_stage(self.setting))
         runtime = self.config.runtime
         # Several learners take their columns from where they were collected, each to its device.
         device = runtime.device if runtime.num_learners == 1 else "cpu"
@@ -343,14 +353,11 @@ class Trainer:
     def _phase_begins(self, phase: Phase) -> None:
         stage = stage_of(phase, self.setting)
         if stage is not None:
-            self.progress.stage(stage)
+            self.voice.progress.stage(stage)
 
     def save_policy(self) -> None:
         """Writes the final policy to ``policy/``, unless it stands there."""
-        meta = self.run_dir / POLICY / "meta.json"
-        version = self.learner.publication().version
-        if not meta.exists() or json.loads(meta.read_text())["version"] != version:
-            self.policy().save(self.run_dir / POLICY)
+        self.folder.renew_policy(self.policy(), self.warn)
 
     def save(self, exact: bool) -> None:
         """Writes a checkpoint and removes those that are not kept."""
@@ -376,21 +383,24 @@ class Trainer:
             "version": publication.version,
             "wall_s": self._wall_s(),
             "best": self.best,
+            "best_version": self._best_version,
+            "best_mark": None if self.best is None else self.folder.best_mark(),
+            saved_options.CONFIG: self.options,
+            provenance.SYSTEM: self.system,
+            MARK: self.reporter.sync(),
             "learner": state.scalars,
             "policy": self.description,
             "replay": None if self.replay is None else self.replay.save(),
         }
-        checkpoint.write(
-            self.checkpoints,
+        self.folder.write_checkpoint(
             f"{counters.iteration:09d}",  # unlike updates it always grows
             {POLICY: publication.tensors, "learner": rest},
             meta,
-            signed=self._signed,
         )
-        checkpoint.prune(
-            self.checkpoints,
+        self.folder.prune(
             self.config.checkpoint.keep,
-            lambda kept: kept.get("milestone", False),
+            lambda kept: bool(kept.get("milestone")),
+            self.warn,
         )
         self._checkpoint_s += time.perf_counter() - begin
         self.timer.switch(before)
@@ -426,6 +436,7 @@ class Trainer:
         return self.stop_requested
 
     def _report(self, metrics: dict[str, float]) -> None:
+        self.folder.check()
         now, steps, updates = time.perf_counter(), self.counters.env_steps, self.learner.updates
         passed_s = now - self._reported_at
         report = {
@@ -450,7 +461,7 @@ class Trainer:
         self._scores = {}
         self._reported_at, self._reported_steps, self._reported_updates = now, steps, updates
         self.last_report = self.reporter.write(report, self.learner.histograms())
-        self.progress.update(
+        self.voice.progress.update(
             self.last_report, self.episodes.recent_return, self.episodes.recent_success
         )
         if self.on_report is not None:
@@ -484,7 +495,7 @@ class Trainer:
 
     def _evaluate(self) -> bool:
         """Plays the evaluation episodes; keeps the policy if it is the best so far."""
-        self.progress.stage("evaluating")
+        self.voice.progress.stage("evaluating")
         before = self.timer.switch("evaluation")
         begin = time.perf_counter()
         policy = self.policy()
@@ -512,7 +523,8 @@ class Trainer:
                 self._scores["eval/entropy"] = scores.entropy
             if self.config.checkpoint.save_best and (self.best is None or scores.mean > self.best):
                 self.best = scores.mean
-                policy.save(self.run_dir / "best")
+                self._best_version = policy.publication.version
+                self.folder.write_policy(BEST, policy)
         self._evaluation_s += time.perf_counter() - begin
         self.timer.switch(before)
         return bool(self._scores)
@@ -524,19 +536,9 @@ class Trainer:
 
     def keep_batch(self, batch: Rollout) -> str:
         """Keeps the batch on which an update failed; says where, and what else remains."""
-        tensors: dict[str, torch.Tensor] = {}
-        for name in (field.name for field in dataclasses.fields(batch)):
-            value = getattr(batch, name)
-            if isinstance(value, dict):
-                tensors |= {f"{name}/{part}": x for part, x in value.items()}
-            elif value is not None:
-                tensors[name] = torch.as_tensor(value)
         meta = {"iteration": self.counters.iteration, "env_steps": self.counters.env_steps}
-        try:
-            place = str(checkpoint.write(self.run_dir, "failed_batch", {"batch": tensors}, meta))
-        except CheckpointError as error:
-            place = f"nowhere ({error})"
-        last = checkpoint.latest(self.checkpoints, warn=self.say)
+        place = self.folder.keep_batch(batch, meta)
+        last = checkpoint.latest(self.checkpoints, warn=self.warn)
         good = f"the last good checkpoint is {last.path}" if last else "there was no checkpoint yet"
         return f"The offending batch is kept in {place}; {good}"
 
@@ -548,15 +550,15 @@ class Trainer:
 
     def say(self, message: str) -> None:
         """One line for the person and for log.txt."""
-        self.progress.say(message)
-        # A full disk must not hide the message that says so, nor a closed file what comes late.
-        with suppress(OSError, ValueError):
-            self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")
-            self._log.flush()
+        self.voice.say(message)
+
+    def warn(self, message: str) -> None:
+        """A line on standard error, unless a dashboard has the terminal, and in log.txt."""
+        self.voice.warn(message)
 
     def waiting(self, text: str) -> None:
         """Tells the person what has been waited for, for seconds."""
-        self.progress.waiting(text)
+        self.voice.progress.waiting(text)
 
     def request_stop(self) -> None:
         """Asks for a stop at the end of the iteration; called by signal handlers."""
@@ -573,11 +575,14 @@ class Trainer:
     def abandon(self) -> None:
         """Gives the terminal back, as the process ends at once."""
         if self.watch is not None:
-            self.progress.close()
+            self.voice.progress.close()
+
+    def ended(self, state: str, error: BaseException | None = None) -> None:
+        """Puts down how the run ended: finished, stopped or failed."""
+        self.folder.end_record(state, self.counters.env_steps, error)
 
     def close(self) -> None:
         """Gives the terminal and the files back."""
-        self.progress.close()
+        self.voice.progress.close()
         self.reporter.close()
-        with suppress(OSError):
-            self._log.close()
+        self.folder.close()

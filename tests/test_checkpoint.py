@@ -60,9 +60,7 @@ def hidden(root: Path) -> list[str]:
 
 def test_round_trip_keeps_every_bit(tmp_path: Path) -> None:
     meta = {"exact": True, "beta": 1 / 3, "note": "ü", "none": None, "list": [1, 2.5]}
-    path = checkpoint.write(
-        tmp_path / "new" / "folder", "000000001", {"a": MANY_KINDS, "b": {}}, meta
-    )
+    path = checkpoint.write(tmp_path / "new", "000000001", {"a": MANY_KINDS, "b": {}}, meta)
     found = checkpoint.read(path)
     assert found.meta == meta
     assert found.tensors["b"] == {}

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -215,7 +216,11 @@ def python(shell: str) -> subprocess.CompletedProcess[str]:
     ("shell", "status", "says"),
     [
         ("QUINTET envs CartPole >&-", 0, ""),
-        ("QUINTET envs CartPole >/dev/full", 1, "error: .*No space left on device; free space\n"),
+        (
+            "QUINTET envs CartPole >/dev/full",
+            1,
+            "error: .*No space left on device; make room there\n",
+        ),
         ("(sleep 0.3; QUINTET --help) | true; exit ${PIPESTATUS[0]}", 141, ""),
     ],
     ids=["closed", "full disk", "no reader of help"],
@@ -548,6 +553,7 @@ def test_a_folder_of_something_else_or_of_another_run(refused, quintet, folder):
     assert "gamma: the run has 0.99, asked is 0.5" in said
     assert f"env.id: the run has '{TOY}', asked is 'quintet.envs.toy:Target'" in said
     refused(*train("--resume", "never"), says="--resume never requires a folder without a run")
+    shutil.rmtree(folder / "r/checkpoints")  # from which it would be written anew
     (folder / "r/config.yaml").write_text("algo: [")
     refused(*train(), says=r"readable config\.yaml is required in r, it is damaged")
     (folder / "r/config.yaml").write_text("algo: ppo\n")

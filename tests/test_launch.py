@@ -155,7 +155,12 @@ def test_a_run_of_cartpole(tmp_path, backend):
         on_report=reports.append,
     )
     wanted = {"config.yaml", "metrics.jsonl", "progress.csv", "tensorboard", "checkpoints", "best"}
-    assert {path.name for path in folder.iterdir()} == wanted | {"policy", "log.txt", ".lock"}
+    assert {path.name for path in folder.iterdir()} == wanted | {
+        "policy",
+        "log.txt",
+        "run.json",
+        ".lock",
+    }
     assert len(list((folder / "tensorboard").iterdir())) == 1
     assert result.status == "finished"
     assert result.run_dir == folder

@@ -2,13 +2,13 @@
 the end.
 """
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_args, get_origin
 
 import tyro
 from pydantic.fields import FieldInfo
 
+from quintet import files
 from quintet.algorithms import registry
 from quintet.config.load import Layer, flatten, kinds, options, read_file
 from quintet.config.run import ALIASES
@@ -123,7 +123,9 @@ def _value(text: Any, info: FieldInfo) -> Any:
 
 def _json(text: str) -> Any:
     try:
-        return json.loads(text)
+        return files.parse_json(text)
+    except files.TooDeep as fault:
+        raise ConfigError(f"{text[:20]}...: {fault}; give fewer brackets") from fault
     except ValueError:
         return text
 

@@ -19,7 +19,8 @@ from pydantic.fields import FieldInfo
 
 from quintet.algorithms import registry
 from quintet.config.run import ALIASES, MAY_CHANGE_ON_RESUME, PARTS, TOP, RunConfig
-from quintet.errors import ConfigError, IdleOptions
+from quintet.errors import ConfigError, FileFault, IdleOptions
+from quintet.files import read_yaml
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,14 @@ class Layer:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A valid configuration and the source of each of its options."""
+    """A valid configuration and the source of each of its options.
+
+    notes: what a person has to know of the run folder that a part of it was read from.
+    """
 
     config: RunConfig
     sources: dict[str, str]
+    notes: tuple[str, ...] = ()
 
 
 def options(algo: str) -> dict[str, FieldInfo]:
@@ -74,9 +79,9 @@ def read_file(path: Path) -> dict[str, Any]:
         ConfigError: the file can't be read or holds no mapping.
     """
     try:
-        values = yaml.safe_load(path.read_text())
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"--config requires a readable YAML file, got {path}: {error}") from error
+        values = read_yaml(path, pipe=True)
+    except FileFault as error:
+        raise ConfigError(f"--config requires a readable YAML file, got {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(
             f"--config requires a YAML file of 'option: value' lines, {path} holds "

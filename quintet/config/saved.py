@@ -4,22 +4,23 @@ import operator
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
+from quintet import files, saved_options
 from quintet.config.kind import Kind, kind_asked_for
 from quintet.config.load import Layer, Loaded, compose, flatten, options, preset_layers
 from quintet.config.run import AUTOMATIC, MAY_CHANGE_ON_RESUME
 from quintet.envs.given import EnvSource
-from quintet.errors import ConfigError
+from quintet.errors import CheckpointError, ConfigError
 from quintet.trust import Origin, all_harmless, calls_given, calls_of, config_fault
 
-BEFORE_CONFIG = (".lock", "log.txt", ".config.yaml.tmp")
+BEFORE_CONFIG = (".lock", "log.txt", ".config.yaml.tmp", ".tmp-config.yaml")
 """What a run that was killed at its very start may leave in its folder."""
 
 
@@ -68,7 +69,8 @@ def _load(
     asked = asked_for(files, command)
     run_dir = find_run_dir(algo, asked)
     place = Layer("default", {} if run_dir is None else {"run_dir": str(run_dir)})
-    saved = None if run_dir is None else read_saved(run_dir)
+    notes: list[str] = []
+    saved = None if run_dir is None else read_saved(run_dir, notes.append)
     if run_dir is None or saved is None:
         name = str(asked.get("preset") or "auto")
         try:
@@ -101,14 +103,15 @@ def _load(
         )
         for layer in (*files, command)
     ]
+    try:
+        was = compose(algo, base, check_env=check_env).config.flat()
+    except ConfigError as error:
+        raise ConfigError(f"{run_dir / saved_options.FILE} can't be gone on by: {error}") from error
     loaded = compose(algo, [*base, *layers], check_env=check_env)
-    was, wanted = compose(algo, base, check_env=check_env).config.flat(), loaded.config.flat()
+    wanted = loaded.config.flat()
     differ = [
-        f"{name}: the run has {was[name]!r}, asked is {wanted[name]!r}"
-        for name in wanted
-        if wanted[name] != was[name]
-        and name not in MAY_CHANGE_ON_RESUME
-        and not name.startswith(("eval.", "report."))
+        f"{name}: the run has {before!r}, asked is {now!r}"
+        for name, before, now in differing(was, wanted)
     ]
     if differ:
         raise _other_run(run_dir, differ)
@@ -119,7 +122,7 @@ def _load(
         name: "saved run" if source.startswith("file ") and wanted[name] == was[name] else source
         for name, source in loaded.sources.items()
     }
-    return Loaded(loaded.config, sources)
+    return Loaded(loaded.config, sources, tuple(notes))
 
 
 def _check_trust(run_dir: Path, saved: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
@@ -130,8 +133,15 @@ def _check_trust(run_dir: Path, saved: Mapping[str, Any], asked: Mapping[str, An
     """
     if all_harmless(saved):
         return
-    file = run_dir / "config.yaml"
-    fault = config_fault(file.read_text(errors="replace"), saved)
+    file = run_dir / saved_options.FILE
+    text = ""
+    with suppress(OSError):  # what is not there, or can't be read, has no signature
+        text = file.read_text(errors="replace")
+    fault = config_fault(text, saved)
+    found = saved_options.read(run_dir)
+    if fault is not None and found is not None and found.not_own is None:
+        # A checkpoint of this user's own stands in for the file, where it says the same.
+        fault = None if calls_of(_flat(found.stored)) == calls_of(saved) else fault
     origin = Origin(str(file), fault, calls_given(asked))
     for call in calls_of(saved):
         origin.check(call)
@@ -168,7 +178,7 @@ def load_seeds(
         )
     asked = asked_for(files, command)
     folder = None if asked.get("run_dir") is None else _folder(asked["run_dir"])
-    if folder is not None and (folder / "config.yaml").exists():
+    if folder is not None and any((folder / n).exists() for n in ("config.yaml", "checkpoints")):
         raise ConfigError(
             f"run_dir with seeds requires a folder for a group of runs, {folder} is a run by "
             "itself; give another --run-dir"
@@ -236,38 +246,131 @@ def find_run_dir(algo: str, asked: Mapping[str, Any]) -> Path | None:
     return Path("runs") / f"{algo}-{name}-s{asked.get('seed', 0)}"
 
 
-def read_saved(run_dir: Path) -> dict[str, Any] | None:
+def read_saved(
+    run_dir: Path, notice: Callable[[str], None] = lambda _: None
+) -> dict[str, Any] | None:
     """The resolved configuration in a run folder by dotted name, None where there is no run.
 
+    Where ``config.yaml`` is missing or damaged, it is that of the newest whole checkpoint.
+
+    notice: receives a message for each thing that is not as the run left it.
+
     Raises:
-        ConfigError: the folder holds something else.
+        ConfigError: the folder holds something else, nothing in it can be read, or ``config.yaml``
+            says another run than its checkpoint.
     """
-    path = run_dir / "config.yaml"
-    if not path.exists():
-        others = (
-            [p.name for p in run_dir.iterdir() if p.name not in BEFORE_CONFIG]
-            if run_dir.is_dir()
-            else []
-        )
-        if others:
-            raise ConfigError(
-                f"run_dir requires a new or empty folder, or one with a run; {run_dir} holds "
-                f"{', '.join(sorted(others)[:3])} and no config.yaml; give another --run-dir"
-            )
-        return None
     try:
-        values = yaml.safe_load(path.read_text())
-        saved = flatten(values, options(values["algo"]))
-    except (OSError, ValueError, yaml.YAMLError, TypeError, KeyError) as error:
-        raise ConfigError(
-            f"a readable config.yaml is required in {run_dir}, it is damaged ({error}); restore "
-            "it or give another --run-dir"
-        ) from error
-    # Runs of before there were precisions have none.
-    saved = {"runtime.precision": "fp32"} | saved
+        found = saved_options.read(run_dir)
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from error
+    if found is None:
+        _require_unused(run_dir)
+        return None
+    saved, fault = {}, found.fault
+    if fault is None:
+        try:
+            saved = _flat(found.values)
+        except ConfigError as error:
+            fault = f"{run_dir / saved_options.FILE}: {error}"
+    stored = _flat(found.stored) if found.checkpoint else {}
+    if fault is None and found.altered and (lost := sorted(stored.keys() - saved.keys())):
+        fault = f"{run_dir / saved_options.FILE} is incomplete (no {', '.join(lost[:3])})"
+    if fault is not None:
+        if not stored:
+            raise ConfigError(
+                f"a readable {saved_options.FILE} is required in {run_dir}, it is damaged "
+                f"({fault}); restore it or give another --run-dir"
+            )
+        notice(f"{fault}; the run's options are taken from {found.checkpoint}")
+        return stored
     if "env.id" not in saved:
         raise ConfigError(
-            f"a whole config.yaml is required in {run_dir}, it is incomplete (no env.id); restore "
-            "it or give another --run-dir"
+            f"a whole {saved_options.FILE} is required in {run_dir}, it is incomplete (no env.id); "
+            "restore it or give another --run-dir"
         )
+    if found.altered or stored:
+        _compare(run_dir, saved, found, stored, notice)
     return saved
+
+
+def _compare(
+    run_dir: Path,
+    saved: Mapping[str, Any],
+    found: saved_options.SavedOptions,
+    stored: Mapping[str, Any],
+    notice: Callable[[str], None],
+) -> None:
+    """What ``config.yaml`` says must be what the checkpoint was trained with.
+
+    Raises:
+        ConfigError: it is not, in an option that can't change.
+    """
+    path = run_dir / saved_options.FILE
+    differ = differing(stored, saved)
+    if differ:
+        raise ConfigError(
+            f"{path} says another run than {found.checkpoint}, which was trained with other "
+            "options:\n"
+            + "\n".join(f"  - {name}: {was!r}, the file says {now!r}" for name, was, now in differ)
+            + f"\nput them back, or remove {path}, which is then written anew from the checkpoint; "
+            "to train with other options give another --run-dir"
+        )
+    if found.altered:
+        changed = [
+            f"{name} {stored[name]!r} -> {saved[name]!r}"
+            for name in saved
+            if name in stored and saved[name] != stored[name]
+        ]
+        told = f": {', '.join(changed)}" if changed else ""
+        notice(f"{path} was changed since the run wrote it{told}; it is taken as it is")
+
+
+def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Options in both that differ and that no run may change on its way: name, was, now."""
+    return [
+        (name, was[name], now[name])
+        for name in now
+        if name in was
+        and was[name] != now[name]
+        and name not in MAY_CHANGE_ON_RESUME
+        and not name.startswith(("eval.", "report."))
+    ]
+
+
+def require_same(place: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises CheckpointError where the checkpoint at `place`, trained by `was`, is another run's
+    than that of the options `now`.
+    """
+    others = [f"{name} was {old!r} and is {new!r}" for name, old, new in differing(was, now)]
+    if others:
+        raise CheckpointError(
+            f"a checkpoint of this run is required, {place} is of another ({'; '.join(others)}); "
+            "remove it, or give another --run-dir"
+        )
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by dotted name.
+
+    Raises:
+        ConfigError: no algorithm is named, or an unknown one.
+    """
+    algo = values.get("algo")
+    if not isinstance(algo, str):
+        raise ConfigError(f"no algorithm is named (algo: {algo!r})")
+    # Runs of before there were precisions have none.
+    return {"runtime.precision": "fp32"} | flatten(values, options(algo))
+
+
+def _require_unused(run_dir: Path) -> None:
+    """Raises ConfigError where a folder without a run holds something else."""
+    try:
+        names = os.listdir(run_dir) if run_dir.is_dir() else []
+    except OSError as fault:
+        raise ConfigError(str(files.cannot_read(run_dir, fault))) from fault
+    others = sorted(name for name in names if name not in BEFORE_CONFIG)
+    if others:
+        raise ConfigError(
+            f"run_dir requires a new or empty folder, or one with a run; {run_dir} holds "
+            f"{', '.join(others[:3])} and no {saved_options.FILE}; give another --run-dir"
+        )

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
+from quintet import files, saved_options
 from quintet.errors import QuintetError
 from quintet.observe.metrics import describe
-from quintet.observe.sinks import read_metrics
+from quintet.observe.report_files import read_metrics
 
 Axis = Literal["env_steps", "wall_s"]
 Kind = Literal["curve", "bars"]
@@ -123,7 +123,10 @@ def plot_runs(
         out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(out)
     except OSError as fault:
-        raise QuintetError(f"can't write {out}: {fault.strerror}") from fault
+        raise QuintetError(
+            f"can't write {out}: {files.reason(fault)}; {files.advice(fault)}, or give another "
+            "--out"
+        ) from fault
     return out
 
 
@@ -215,16 +218,27 @@ def _load(folder: Path, reports: Sequence[Mapping[str, float]], x: Axis, metric:
             + (f"; did you mean {near[0]}?" if near else ".")
             + f" It has: {', '.join(have) or 'nothing'}"
         )
-    file = folder / "config.yaml"
-    try:
-        config = yaml.safe_load(file.read_bytes()) or {}
-    except FileNotFoundError:
-        config = {}
-    except yaml.YAMLError as fault:  # what is no text as well
-        raise QuintetError(f"{file} is no YAML: {fault}") from fault
-    if not isinstance(config, dict):
-        raise QuintetError(f"{file} must hold options by name, it holds a {type(config).__name__}")
-    return Run(folder, config, curve, evaluations)
+    return Run(folder, _options(folder), curve, evaluations)
+
+
+def _options(folder: Path) -> dict[str, Any]:
+    """With which a run was trained: its newest checkpoint knows best."""
+    found = saved_options.read(folder)
+    if found is None:
+        files.warn_on_stderr(
+            f"{folder} has no {saved_options.FILE}: it is taken for a run by itself"
+        )
+        return {}
+    if not found.stored:
+        if found.fault is not None:
+            raise QuintetError(found.fault)
+        if found.altered:
+            files.warn_on_stderr(f"{folder / saved_options.FILE} was changed since it was written")
+        return found.values
+    if found.fault is not None or found.altered:
+        said = found.fault or f"{folder / saved_options.FILE} was changed since it was written"
+        files.warn_on_stderr(f"{said}; the run's options are taken from {found.checkpoint}")
+    return found.stored
 
 
 def _extract(reports: Sequence[Mapping[str, float]], x: Axis, metric: str) -> Curve:

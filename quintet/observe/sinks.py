@@ -6,43 +6,46 @@ every env_step is reported once.  Files are written without buffers of our own: 
 file, whole, when `write` returns.
 """
 
-import csv
 import io
 import json
 import os
 import shutil
 import socket
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, Protocol, final
+from typing import Any, Literal, NamedTuple, Protocol, final
 
 import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import BaseModel, ConfigDict, Field
 
+from quintet import files
 from quintet.errors import QuintetError
+from quintet.observe.advice import count
 from quintet.observe.metrics import check, clean
+from quintet.observe.report_files import (
+    CSV_FILE,
+    JSONL_FILE,
+    Mark,
+    Notice,
+    Report,
+    columns_of,
+    csv_line,
+    gather,
+    mark_of,
+    new_columns,
+    set_damaged_aside,
+)
+from quintet.observe.report_files import read_metrics as read_metrics
 
 SinkName = Literal["jsonl", "csv", "tensorboard"]
 
-JSONL_FILE = "metrics.jsonl"
-CSV_FILE = "progress.csv"
 TENSORBOARD_FOLDER = "tensorboard"
 
 HISTOGRAM_BINS = 30
 """What TensorBoard's own histograms have by default."""
-
-_FIRST_COLUMNS = (
-    "env_steps",
-    "wall_s",
-    "updates",
-    "episode/return_mean",
-    "episode/success_rate",
-    "episode/length_mean",
-)
 
 
 @final
@@ -63,18 +66,25 @@ class ReportConfig(BaseModel):
     )
 
 
-def _to_stderr(message: str) -> None:
-    print(f"warning: {message}", file=sys.stderr)
+class Kept(NamedTuple):
+    """The reports that a run begins with, all that there are up to `env_steps`; -1: none."""
+
+    reports: Sequence[Mapping[str, float]]
+    env_steps: int
 
 
 class Sink(Protocol):
     """Takes reports in the order of their env_steps."""
 
-    def resume_at(self, env_steps: int) -> None:
-        """Drops what is stored beyond `env_steps`; -1 drops everything."""
+    def begin(self, kept: Kept) -> None:
+        """Holds these reports from here on and no others."""
         ...
 
     def write(self, report: Mapping[str, float]) -> None: ...
+
+    def sync(self) -> None:
+        """Returns when what was written survives a power cut."""
+        ...
 
     def close(self) -> None: ...
 
@@ -83,9 +93,17 @@ class Sink(Protocol):
 class Reporter:
     """All sinks of a run as one; checks names and leaves out non-finite values."""
 
-    def __init__(self, sinks: Sequence[Sink], notice: Callable[[str], None] = print) -> None:
-        """notice: receives one message when there are distributions and no sink shows them."""
-        self._sinks = tuple(sinks)
+    def __init__(
+        self,
+        sinks: Sequence[Sink],
+        notice: Callable[[str], None] = files.warn_on_stderr,
+        mark: Mark | None = None,
+    ) -> None:
+        """notice: receives one message when there are distributions and no sink shows them.
+
+        mark: of the reports that the sinks hold; None where no sink keeps any.
+        """
+        self._sinks, self._mark = tuple(sinks), mark
         self._notice: Callable[[str], None] | None = notice
 
     def write(
@@ -99,6 +117,8 @@ class Reporter:
         finite = clean(report)
         for sink in self._sinks:
             sink.write(finite)
+        if self._mark is not None:
+            self._mark = self._mark.after(finite)
         if histograms:
             self._write_histograms(int(report.get("env_steps", 0)), histograms)
         return finite
@@ -115,6 +135,12 @@ class Reporter:
             )
             self._notice = None
 
+    def sync(self) -> Mark | None:
+        """The mark of all reports so far, which survive a power cut when it returns."""
+        for sink in self._sinks:
+            sink.sync()
+        return self._mark
+
     def close(self) -> None:
         for sink in self._sinks:
             sink.close()
@@ -125,19 +151,33 @@ def open_sinks(
     run_dir: Path,
     *,
     resume_env_steps: int | None,
-    notice: Callable[[str], None],
+    notice: Notice,
+    warn: Notice = files.warn_on_stderr,
+    mark: Mark | None = None,
 ) -> Reporter:
     """Opens the sinks of a run.
 
     resume_env_steps: env_steps of the checkpoint that the run goes on from; None begins anew and
         empties what an earlier try left in `run_dir`.
-    notice: receives a message when a sink, or a damaged line of an earlier report, is left out.
+    notice: receives a message when a sink is left out, or reports are dropped.
+    warn: receives a message for everything that was damaged.
+    mark: what the checkpoint says of the reports, None where it says nothing.
+
+    Raises:
+        QuintetError: they can't be written.
     """
-    run_dir.mkdir(parents=True, exist_ok=True)
+    upto = -1 if resume_env_steps is None else resume_env_steps
+    gathered = gather(run_dir, mark, warn)
+    kept = [report for report in gathered.reports if report.get("env_steps", 0) <= upto]
+    dropped = len(gathered.reports) - len(kept)
+    if dropped:
+        where = f"beyond {upto:,} env_steps" if upto >= 0 else "of an earlier start"
+        notice(f"dropped {count(dropped, 'report')} {where}, which training makes anew")
+    set_damaged_aside(gathered.held, warn)
     sinks: list[Sink] = []
     for name in dict.fromkeys(config.sinks):
         if name == "jsonl":
-            sinks.append(JsonlSink(run_dir / JSONL_FILE, notice))
+            sinks.append(JsonlSink(run_dir / JSONL_FILE))
         elif name == "csv":
             sinks.append(CsvSink(run_dir / CSV_FILE))
         else:
@@ -149,29 +189,42 @@ def open_sinks(
                     '(pip install "quintet[tensorboard]")'
                 )
     for sink in sinks:
-        sink.resume_at(-1 if resume_env_steps is None else resume_env_steps)
-    return Reporter(sinks, notice)
+        sink.begin(Kept(kept, upto))
+    keeps = any(isinstance(sink, JsonlSink | CsvSink) for sink in sinks)
+    return Reporter(sinks, notice, mark_of(kept) if keeps else None)
+
+
+def mend_reports(run_dir: Path, mark: Mark | None, warn: Notice) -> list[Report]:
+    """The reports of a run that trains no more; files of theirs that are damaged are written anew.
+
+    Raises:
+        QuintetError: they can't be written.
+    """
+    gathered = gather(run_dir, mark, warn)
+    set_damaged_aside(gathered.held, warn)
+    for held in gathered.held:
+        if held.faults:
+            sink = (JsonlSink if held.path.name == JSONL_FILE else CsvSink)(held.path)
+            sink.begin(Kept(gathered.reports, 0))
+            sink.close()
+    return gathered.reports
 
 
 @final
 class JsonlSink:
     """One JSON object per report and line."""
 
-    def __init__(self, path: Path, notice: Callable[[str], None] = _to_stderr) -> None:
-        self._path = path
+    def __init__(self, path: Path) -> None:
         self._file = _AppendFile(path)
-        self._notice = notice
 
-    def resume_at(self, env_steps: int) -> None:
-        kept = [
-            json.dumps(report)
-            for report in _read_jsonl(self._path, self._notice)
-            if report.get("env_steps", 0) <= env_steps
-        ]
-        self._file.replace("".join(f"{line}\n" for line in kept).encode())
+    def begin(self, kept: Kept) -> None:
+        self._file.replace(b"".join(_json_line(report) for report in kept.reports))
 
     def write(self, report: Mapping[str, float]) -> None:
-        self._file.append(f"{json.dumps(dict(report))}\n".encode())
+        self._file.append(_json_line(report))
+
+    def sync(self) -> None:
+        self._file.sync()
 
     def close(self) -> None:
         self._file.close()
@@ -185,50 +238,36 @@ class CsvSink:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
         self._file = _AppendFile(path)
         self._columns: list[str] = []
 
-    def resume_at(self, env_steps: int) -> None:
-        self._columns, rows = self._stored()
-        kept = [row for row in rows if int(float(row.get("env_steps") or 0)) <= env_steps]
-        if not kept:
-            self._columns = []
-        self._rewrite(kept)
+    def begin(self, kept: Kept) -> None:
+        self._columns = columns_of(kept.reports)
+        lines = [csv_line(self._columns)] if self._columns else []
+        self._file.replace(b"".join([*lines, *(self._line(report) for report in kept.reports)]))
 
     def write(self, report: Mapping[str, float]) -> None:
-        new = [name for name in report if name not in self._columns]
+        new = new_columns(self._columns, report)
         if new:
-            rows = self._stored()[1]
-            first = [n for n in _FIRST_COLUMNS if n in new and not self._columns]
-            self._columns += first + sorted(set(new) - set(first))
-            self._rewrite(rows)
-        self._file.append(_csv_line([report.get(name, "") for name in self._columns]))
+            self._widen(new)
+        self._file.append(self._line(report))
+
+    def sync(self) -> None:
+        self._file.sync()
 
     def close(self) -> None:
         self._file.close()
 
-    def _stored(self) -> tuple[list[str], list[dict[str, str]]]:
-        """Header and whole rows of the file; a torn last row is left out."""
-        try:
-            text = self._path.read_text()
-        except FileNotFoundError:
-            return [], []
-        whole = text[: text.rfind("\n") + 1]
-        lines = list(csv.reader(io.StringIO(whole)))
-        if not lines:
-            return [], []
-        header = lines[0]
-        return header, [
-            dict(zip(header, cells, strict=True))
-            for cells in lines[1:]
-            if len(cells) == len(header)
-        ]
+    def _line(self, report: Mapping[str, float]) -> bytes:
+        return csv_line([report.get(name, "") for name in self._columns])
 
-    def _rewrite(self, rows: Sequence[Mapping[str, str]]) -> None:
-        lines = [_csv_line(self._columns)] if self._columns else []
-        lines += [_csv_line([row.get(name, "") for name in self._columns]) for row in rows]
+    def _widen(self, new: Sequence[str]) -> None:
+        """Adds columns whose cells are empty in all rows so far."""
+        _, *rows = self._file.read().split(b"\n")
+        empty = b"," * len(new) + b"\n"
+        lines = [csv_line([*self._columns, *new]), *(row + empty for row in rows if row)]
         self._file.replace(b"".join(lines))
+        self._columns += new
 
 
 @final
@@ -251,15 +290,18 @@ class TensorBoardSink:
         self._folder = folder
         self._file: _AppendFile | None = None
 
-    def resume_at(self, env_steps: int) -> None:
+    def begin(self, kept: Kept) -> None:
         """Begins a new event file that tells TensorBoard to purge later steps of the older ones."""
         self.close()
-        if env_steps < 0:
+        if os.path.lexists(self._folder) and not self._folder.is_dir():
+            files.set_aside(self._folder)
+        if kept.env_steps < 0:
             for stale in self._folder.glob("events.out.tfevents.*"):
-                stale.unlink()
+                with suppress(IsADirectoryError, PermissionError):  # none of ours
+                    stale.unlink()
         else:
             start = self._event.SessionLog(status=self._event.SessionLog.START)
-            self._add(step=env_steps + 1, session_log=start)
+            self._add(step=kept.env_steps + 1, session_log=start)
 
     def write(self, report: Mapping[str, float]) -> None:
         values = [
@@ -291,6 +333,9 @@ class TensorBoardSink:
             values.append(self._summary.Summary.Value(tag=name, histo=histogram))
         self._add(step=env_steps, summary=self._summary.Summary(value=values))
 
+    def sync(self) -> None:
+        """No resume needs these files."""
+
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
@@ -309,7 +354,7 @@ class TensorBoardSink:
         started = f"{time.time():017.6f}"
         name = f"events.out.tfevents.{started}.{socket.gethostname()}.{os.getpid()}"
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(exist_ok=True)
         except OSError as fault:
             raise _cannot_write(self._folder, fault) from fault
         file = _AppendFile(self._folder / name)
@@ -323,49 +368,8 @@ class TensorBoardSink:
         return framed.getvalue()
 
 
-def read_metrics(
-    run_dir: Path, notice: Callable[[str], None] = _to_stderr
-) -> list[dict[str, float]]:
-    """All reports of a run, oldest first; a torn last line (a crash, or a run at work) is left out.
-
-    notice: receives one message for each damaged line within, which is left out.
-
-    Raises:
-        QuintetError: there is no ``metrics.jsonl``.
-    """
-    path = Path(run_dir) / JSONL_FILE
-    if not path.is_file():
-        raise QuintetError(
-            f"{run_dir} has no {JSONL_FILE}: give the folder of a run that reported to jsonl"
-        )
-    return _read_jsonl(path, notice)
-
-
-def _read_jsonl(path: Path, notice: Callable[[str], None]) -> list[dict[str, float]]:
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return []
-    reports: list[dict[str, float]] = []
-    # what follows the last line feed is empty or torn
-    for number, line in enumerate(lines[:-1], start=1):
-        try:
-            report = json.loads(line)
-            if not isinstance(report, dict):
-                raise ValueError("no object")
-            if not all(isinstance(value, int | float) for value in report.values()):
-                raise ValueError("not all values are numbers")
-        except ValueError as fault:
-            notice(f"line {number} of {path} is damaged ({fault}) and left out")
-            continue
-        reports.append(report)
-    return reports
-
-
-def _csv_line(cells: Sequence[object]) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(cells)
-    return text.getvalue().encode()
+def _json_line(report: Mapping[str, float]) -> bytes:
+    return f"{json.dumps(dict(report))}\n".encode()
 
 
 def _cannot_write(path: Path, fault: OSError) -> QuintetError:
@@ -373,8 +377,8 @@ def _cannot_write(path: Path, fault: OSError) -> QuintetError:
     with suppress(OSError):
         free = f", {shutil.disk_usage(path.parent).free:,} bytes free"
     return QuintetError(
-        f"can't write {path} ({fault.strerror or fault}{free}). Make room there and resume, or "
-        "give another run_dir"
+        f"can't write {path} ({files.reason(fault)}{free}); {files.advice(fault)} and give the "
+        "same command again, or give another run_dir"
     )
 
 
@@ -392,7 +396,7 @@ class _AppendFile:
                 self._handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             size = os.fstat(self._handle).st_size
             try:
-                _write_all(self._handle, record)
+                files.write_all(self._handle, record)
             except OSError:
                 os.ftruncate(self._handle, size)
                 raise
@@ -404,27 +408,24 @@ class _AppendFile:
         self.close()
         if not content and not self._path.exists():
             return
-        beside = self._path.with_name(f".tmp-{self._path.name}")
         try:
-            handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-            try:
-                _write_all(handle, content)
-                os.fsync(handle)
-            finally:
-                os.close(handle)
-            os.replace(beside, self._path)
+            files.write_whole(self._path, content)
         except OSError as fault:
-            with suppress(OSError):
-                beside.unlink()
             raise _cannot_write(self._path, fault) from fault
+
+    def read(self) -> bytes:
+        """What it holds."""
+        return files.read_bytes(self._path) if self._path.exists() else b""
+
+    def sync(self) -> None:
+        if self._handle is not None:
+            try:
+                os.fsync(self._handle)
+                files.sync_folder(self._path.parent)
+            except OSError as fault:
+                raise _cannot_write(self._path, fault) from fault
 
     def close(self) -> None:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
-
-
-def _write_all(handle: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(handle, rest) :]

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from quintet import files
 from quintet.errors import CheckpointError
 from quintet.protocols import DataPlan
 from quintet.runtime.replay_batch import (
@@ -218,6 +219,8 @@ class Replay:
         assert self._layout.folder is not None, "a replay in memory can't be saved"
         counts = {name: getattr(self, name) for name in _COUNTS}
         rows = save_rows(self._store) if self._store is not None else None
+        if rows is not None:
+            files.sync_folder(self._layout.folder)
         return {"format": _FORMAT, **counts, "rows": rows}
 
     def load(self, state: Mapping[str, Any]) -> None:

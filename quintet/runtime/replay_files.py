@@ -97,7 +97,7 @@ def empty_folder(folder: Path) -> None:
         ConfigError: it can't be made or emptied.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)  # a run folder that was removed isn't made again
         for file in folder.glob("*.bin"):
             file.unlink()
     except OSError as fault:

@@ -16,6 +16,7 @@ from quintet.errors import QuintetError
 from quintet.observe.sinks import (
     CsvSink,
     JsonlSink,
+    Kept,
     ReportConfig,
     TensorBoardSink,
     open_sinks,
@@ -113,7 +114,15 @@ def test_resume_drops_what_lies_beyond_the_checkpoint(tmp_path: Path) -> None:
         file.write('{"env_steps": 15, "loss')
     with (tmp_path / "progress.csv").open("a") as file:
         file.write("15,7.")
-    reporter = open_sinks(ReportConfig(), tmp_path, resume_env_steps=20, notice=no_notice)
+    notices: list[str] = []
+    reporter = open_sinks(
+        ReportConfig(), tmp_path, resume_env_steps=20, notice=notices.append, warn=notices.append
+    )
+    assert notices == [
+        f"the last line of {tmp_path / 'metrics.jsonl'} is torn and left out",
+        f"the last line of {tmp_path / 'progress.csv'} is torn and left out",
+        "dropped 2 reports beyond 20 env_steps, which training makes anew",
+    ]
     reporter.write({"env_steps": 25, "loss/policy": 99.0})
     reporter.close()
     assert [(r["env_steps"], r["loss/policy"]) for r in read_metrics(tmp_path)] == [
@@ -132,10 +141,14 @@ def test_resume_drops_what_lies_beyond_the_checkpoint(tmp_path: Path) -> None:
 
 
 def test_beginning_anew_empties_the_files(tmp_path: Path) -> None:
+    notices: list[str] = []
     for first in (10, 5):
-        reporter = open_sinks(ReportConfig(), tmp_path, resume_env_steps=None, notice=no_notice)
+        reporter = open_sinks(
+            ReportConfig(), tmp_path, resume_env_steps=None, notice=notices.append
+        )
         reporter.write({"env_steps": first, "loss/policy": 1.0})
         reporter.close()
+    assert notices == ["dropped 1 report of an earlier start, which training makes anew"]
     assert [report["env_steps"] for report in read_metrics(tmp_path)] == [5]
     assert [row["env_steps"] for row in rows_of(tmp_path / "progress.csv")] == ["5"]
     assert scalars_of(tmp_path / "tensorboard", "loss/policy") == [(5, 1)]
@@ -162,12 +175,20 @@ def test_a_damaged_line_within_stops_no_resume(tmp_path: Path) -> None:
     file.write_bytes(b'{"env_steps": 1}\n[2]\n\x00\xff\n{"env_steps": 3}\n{"env_steps": 9}\n')
     notices: list[str] = []
     config = ReportConfig(sinks=("jsonl",))
-    reporter = open_sinks(config, tmp_path, resume_env_steps=5, notice=notices.append)
+    before = file.read_bytes()
+    reporter = open_sinks(
+        config, tmp_path, resume_env_steps=5, notice=notices.append, warn=notices.append
+    )
     reporter.write({"env_steps": 7})
     reporter.close()
-    assert [notice.split(" is ")[0] for notice in notices] == [
-        f"line {number} of {file}" for number in (2, 3)
+    aside = tmp_path / "metrics.jsonl.damaged-1"
+    assert [notice.split(" is damaged")[0] for notice in notices] == [
+        f"line 2 of {file}",
+        f"line 3 of {file}",
+        "dropped 1 report beyond 5 env_steps, which training makes anew",
+        f"the damaged {file} is kept as {aside}",
     ]
+    assert aside.read_bytes() == before
     assert [report["env_steps"] for report in read_metrics(tmp_path, no_notice)] == [1, 3, 7]
 
 
@@ -175,7 +196,7 @@ def test_integers_and_floats_survive_exactly(tmp_path: Path) -> None:
     report = {"env_steps": 2**53 + 1, "loss/policy": 0.1 + 0.2}
     sink = JsonlSink(tmp_path / "metrics.jsonl")
     sink.write(report)
-    sink.resume_at(2**60)
+    sink.begin(Kept(read_metrics(tmp_path), 2**60))
     sink.close()
     assert read_metrics(tmp_path) == [report]
 
@@ -190,7 +211,7 @@ def test_csv_grows_columns(tmp_path: Path) -> None:
     lines = path.read_text().splitlines()
     assert lines == ["env_steps,loss/policy,eval/return_mean", "1,1.0,", "2,,5.0", "3,3.0,"]
     sink = CsvSink(path)
-    sink.resume_at(2)
+    sink.begin(Kept(read_metrics(tmp_path)[:2], 2))
     sink.write({"env_steps": 3, "loss/value": 7.0})
     sink.close()
     assert path.read_text().splitlines() == [

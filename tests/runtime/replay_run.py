@@ -22,6 +22,7 @@ STREAMS, UNROLL, INTERVAL, ITERATIONS = 3, 4, 5, 60
 
 def open_replay(kind: str, folder: Path) -> Replay:
     """Small enough to wrap around several times."""
+    folder.mkdir(exist_ok=True)
     draws = {"windows": "owed", "sequences": "poisson"}[kind]
     steps = {"windows": 3, "sequences": UNROLL}[kind]
     return make(

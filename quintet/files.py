@@ -1,0 +1,276 @@
+"""Files as they are met outside of this process: damaged, nested without end, on a full disk.
+
+What is read is bounded in size and depth, and every fault of it is a `FileFault` of one sentence
+that names the file.  What is written is whole or not there, and survives a power cut, together with
+the folders that were made for it.
+"""
+
+import errno
+import json
+import math
+import os
+import stat
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from quintet.errors import FileFault
+
+TEMPORARY = ".tmp-"
+"""How the names begin of what is being written; after a crash it is worthless."""
+
+MAX_DEPTH = 100
+"""Of lists and mappings within each other; nothing of ours comes near."""
+
+MAX_YAML_BYTES = 500_000
+"""PyYAML takes seconds for so much; a configuration has a few kilobytes."""
+
+MAX_NODES = 1_000_000
+"""Values in a document, those behind its aliases counted each time."""
+
+_CONTAINERS = (Mapping, list, tuple, set)
+
+_ADVICE = {
+    errno.ENOSPC: "make room there",
+    errno.EDQUOT: "the quota is used up: make room there, or have it raised",
+    errno.EFBIG: "a file may not grow so large there: raise the limit (ulimit -f)",
+    errno.EIO: "the disk reports an error: check it (dmesg), and use another one",
+    errno.EROFS: "the file system is mounted read-only: mount it for writing",
+    errno.EACCES: "ask for permission (chmod, chown)",
+    errno.EPERM: "ask for permission (chmod, chown, lsattr)",
+    errno.EMFILE: "this process may open no more files: raise the limit (ulimit -n)",
+    errno.ENFILE: "the system has no more files to give: close other programs",
+    errno.ENOMEM: "free memory",
+    errno.ENOENT: "it is not there: give the right name, or bring it back",
+    errno.ENOTDIR: "a file is where a folder is required: move it away",
+    errno.EISDIR: "a folder is where a file is required: move it away",
+    errno.EEXIST: "move away what is there",
+    errno.ENAMETOOLONG: "use a shorter name",
+    errno.ELOOP: "links lead in a circle: remove them",
+    errno.ESTALE: "the network file system has lost it: mount it again",
+    errno.EINVAL: "a file of its own is required there: move away what is there",
+    errno.EBUSY: "another program uses it: end that",
+    errno.ETXTBSY: "another program uses it: end that",
+}
+
+
+def warn_on_stderr(message: str) -> None:
+    """Where a warning goes that nobody asked for: never among results."""
+    print(f"warning: {message}", file=sys.stderr)
+
+
+def advice(fault: OSError) -> str:
+    """What to do about a fault of the system, in a few words."""
+    known = _ADVICE.get(fault.errno or 0)
+    return known or "see to what the system says"
+
+
+def reason(fault: OSError) -> str:
+    """What the system says, in its own words."""
+    return fault.strerror or str(fault) or type(fault).__name__
+
+
+# Reading
+
+
+def read_bytes(path: Path, *, pipe: bool = False, folder: int | None = None) -> bytes:
+    """The content of a file.
+
+    pipe: whether it may be a pipe or a device, which may have nothing to say for ever.
+    folder: a handle of the folder in which the file lies, whatever that is called by then.
+
+    Raises:
+        FileFault: it can't be read.
+    """
+    try:
+        # Without waiting: opening a pipe waits for its other end.
+        flags = os.O_RDONLY | os.O_CLOEXEC | (0 if pipe else os.O_NONBLOCK)
+        handle = os.open(path if folder is None else path.name, flags, dir_fd=folder)
+        with open(handle, "rb") as file:
+            if not pipe and not stat.S_ISREG(os.fstat(handle).st_mode):
+                kind = errno.EISDIR if stat.S_ISDIR(os.fstat(handle).st_mode) else errno.EINVAL
+                raise OSError(kind, os.strerror(kind))
+            return file.read()
+    except (OSError, ValueError) as fault:  # ValueError: a name with a null in it
+        raise cannot_read(path, fault) from fault
+
+
+def cannot_read(path: Path, fault: Exception) -> FileFault:
+    """The error that says so, and what to do."""
+    if not isinstance(fault, OSError):
+        return FileFault(f"{path} can't be read: {fault}")
+    return FileFault(f"{path} can't be read: {reason(fault)}; {advice(fault)}")
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+        FileFault: it can't be read, or is no JSON.
+    """
+    data = read_bytes(path)
+    try:
+        return parse_json(data)
+    except ValueError as fault:
+        raise FileFault(f"{path} is no JSON: {fault}") from fault
+
+
+def read_yaml(path: Path, *, pipe: bool = False) -> Any:
+    """What a YAML file holds, or a pipe where that may be.
+
+    Raises:
+        FileFault: it can't be read, or is no YAML.
+    """
+    data = read_bytes(path, pipe=pipe)
+    try:
+        return parse_yaml(data)
+    except ValueError as fault:
+        raise FileFault(f"{path} is no YAML: {fault}") from fault
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What a JSON text says.
+
+    Raises:
+        ValueError: it is none, or is nested too deeply; says so in one line.
+    """
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise TooDeep from None
+    _check_size(value)
+    return value
+
+
+def parse_yaml(text: str | bytes) -> Any:
+    """What a YAML text says, in plain values alone.
+
+    Raises:
+        ValueError: it is none, is too long, or is nested too deeply; says so in one line.
+    """
+    if len(text) > MAX_YAML_BYTES:
+        raise ValueError(f"at most {MAX_YAML_BYTES:,} bytes are allowed, it has {len(text):,}")
+    try:
+        value = yaml.safe_load(text)
+    except RecursionError:
+        raise TooDeep from None
+    except (yaml.YAMLError, ValueError, TypeError, ArithmeticError, AttributeError) as fault:
+        # PyYAML's own errors are several lines; the others come of its scalars ("2001-99-99").
+        raise ValueError(" ".join(str(fault).split())) from fault
+    _check_size(value)
+    return value
+
+
+class TooDeep(ValueError):
+    """Lists and mappings within each other beyond any use."""
+
+    def __init__(self) -> None:
+        super().__init__(f"it is nested more than {MAX_DEPTH} deep")
+
+
+def _check_size(value: Any) -> None:
+    """Whatever is done with a value later, by recursion, must come to an end."""
+    left, nodes = [(value, 1)], 0
+    while left:
+        item, depth = left.pop()
+        if not isinstance(item, _CONTAINERS):
+            continue
+        if depth > MAX_DEPTH:
+            raise TooDeep
+        nodes += len(item)
+        if nodes > MAX_NODES:
+            raise ValueError(f"at most {MAX_NODES:,} values are allowed")
+        within = item.values() if isinstance(item, Mapping) else item
+        left += [(each, depth + 1) for each in within if isinstance(each, _CONTAINERS)]
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a finite number that a float can hold; a truth value is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+# Writing
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder and those above it; when it returns, they survive a power cut.
+
+    Raises:
+        OSError: it can't be made.
+    """
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in reversed(missing):
+        sync_folder(each.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Returns when the disk knows which files are in the folder.
+
+    Raises:
+        OSError: it can't be done.
+    """
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Gives the file new content, all at once; when it returns, that survives a power cut.
+
+    The folder must be there.
+
+    Raises:
+        OSError: it can't be written; the file is as it was, and nothing is left beside it.
+    """
+    beside = path.with_name(f"{TEMPORARY}{path.name}")
+    try:
+        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            write_all(handle, content)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        os.replace(beside, path)
+    except BaseException:
+        with suppress(OSError):
+            beside.unlink()
+        raise
+    sync_folder(path.parent)
+
+
+def write_all(handle: int, data: bytes) -> None:
+    """Writes all of it; one call of the system's may write less."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(handle, rest) :]
+
+
+def set_aside(path: Path) -> Path:
+    """Renames what is at `path`, a file or a folder, and returns its new place beside it.
+
+    Raises:
+        FileFault: it can't be renamed.
+    """
+    number = 1
+    while os.path.lexists(place := path.with_name(f"{path.name}.damaged-{number}")):
+        number += 1
+    try:
+        os.rename(path, place)
+        sync_folder(path.parent)
+    except OSError as fault:
+        raise FileFault(
+            f"{path} is damaged and can't be set aside: {reason(fault)}; {advice(fault)}"
+        ) from fault
+    return place

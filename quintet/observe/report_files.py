@@ -1,0 +1,267 @@
+"""Reports as they lie in ``metrics.jsonl`` and ``progress.csv``: read, compared, made good.
+
+Both hold the same reports.  A checkpoint says how many there were and what their checksum is (their
+`Mark`), so damage is seen even where a file can be read; the other file then gives what is lost.
+"""
+
+import csv
+import io
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
+
+from quintet import files, manifest
+from quintet.errors import FileFault, QuintetError
+from quintet.observe.metrics import check
+
+JSONL_FILE = "metrics.jsonl"
+CSV_FILE = "progress.csv"
+
+MARK = "reports"
+"""Under which a checkpoint's meta holds the mark."""
+
+Report = dict[str, float]
+Notice = Callable[[str], None]
+
+_MOST_FAULTS = 3  # that are named one by one
+
+
+class Mark(NamedTuple):
+    """How many reports there were when a checkpoint was written, and the CRC-32 of all of them."""
+
+    number: int = 0
+    crc: int = 0
+
+    def after(self, report: Mapping[str, float]) -> "Mark":
+        """With one more."""
+        text = json.dumps(dict(report), sort_keys=True)
+        return Mark(self.number + 1, crc32(text.encode(), self.crc))
+
+
+def mark_of(reports: Iterable[Mapping[str, float]]) -> Mark:
+    """The mark of all of them."""
+    mark = Mark()
+    for report in reports:
+        mark = mark.after(report)
+    return mark
+
+
+def mark_in(meta: Mapping[str, object]) -> Mark | None:
+    """What a checkpoint's meta says; None where it says nothing."""
+    held = meta.get(MARK)
+    if isinstance(held, list) and len(held) == 2:
+        return Mark(int(held[0]), int(held[1]))
+    return None
+
+
+class Held(NamedTuple):
+    """What one file holds.
+
+    faults: what is wrong with it; with any, some reports may be missing or others than they were.
+    torn: whether a line at its end was being written when the writer, or the machine, ended.
+    """
+
+    path: Path
+    reports: list[Report]
+    faults: list[str]
+    torn: bool = False
+
+
+class Gathered(NamedTuple):
+    """The reports of a run, oldest first, and its files as they were found."""
+
+    reports: list[Report]
+    held: list[Held]
+
+
+def gather(run_dir: Path, mark: Mark | None, notice: Notice) -> Gathered:
+    """All reports that the files of a run hold: those of a file without a fault, else what is left
+    in both together.
+
+    mark: of the reports that must be there at least, None: unknown.
+    notice: receives what is wrong, and what was done about it.
+    """
+    found = [_held(run_dir / name, mark) for name in (JSONL_FILE, CSV_FILE)]
+    held = [each for each in found if each is not None]
+    if mark is not None and mark.number and not held:
+        notice(f"{run_dir} has neither {JSONL_FILE} nor {CSV_FILE}: its reports are lost")
+    for each in held:
+        _tell(each, notice)
+    whole = [each for each in held if not each.faults]
+    if whole:
+        damaged = [each for each in held if each.faults]
+        if damaged:
+            notice(f"the reports of {damaged[0].path} are taken from {whole[0].path}")
+        elif not _agree(whole):
+            notice(f"{JSONL_FILE} and {CSV_FILE} of {run_dir} differ; {JSONL_FILE} is believed")
+            return Gathered(whole[0].reports, held)
+        return Gathered(max((each.reports for each in whole), key=len), held)
+    by_steps: dict[float, Report] = {}
+    for each in held:
+        for report in each.reports:
+            by_steps.setdefault(report.get("env_steps", 0), report)
+    reports = [by_steps[steps] for steps in sorted(by_steps)]
+    if len(held) > 1 or (held and mark is not None and len(reports) < mark.number):
+        of = f" of {mark.number:,}" if mark is not None else ""
+        notice(
+            f"{len(reports):,}{of} reports are left in {' and '.join(e.path.name for e in held)}"
+        )
+    return Gathered(reports, held)
+
+
+def _agree(whole: Sequence[Held]) -> bool:
+    """Whether they hold the same, but for the last one, which is written to one after the other."""
+    together = min(len(each.reports) for each in whole)
+    longest = max(len(each.reports) for each in whole)
+    first = whole[0].reports[:together]
+    return longest - together <= 1 and all(each.reports[:together] == first for each in whole)
+
+
+def set_damaged_aside(held: Sequence[Held], notice: Notice) -> None:
+    """Keeps what is damaged beside its place, where it is written anew.
+
+    Raises:
+        FileFault: it can't be renamed.
+    """
+    for each in held:
+        if each.faults:
+            notice(f"the damaged {each.path} is kept as {files.set_aside(each.path)}")
+
+
+def read_metrics(run_dir: Path, notice: Notice = files.warn_on_stderr) -> list[Report]:
+    """All reports of a run, oldest first.
+
+    notice: receives a message for everything that is damaged or missing.
+
+    Raises:
+        QuintetError: there is neither ``metrics.jsonl`` nor ``progress.csv``.
+    """
+    run_dir = Path(run_dir)
+    if not any(os.path.lexists(run_dir / name) for name in (JSONL_FILE, CSV_FILE)):
+        raise QuintetError(
+            f"{run_dir} has no {JSONL_FILE}: give the folder of a run that reported to jsonl"
+        )
+    newest = manifest.newest(run_dir / "checkpoints")
+    meta = newest.meta if newest else {}
+    sinks = meta.get("config", {}).get("report.sinks", [])
+    for sink, name in (("jsonl", JSONL_FILE), ("csv", CSV_FILE)):
+        if sink in sinks and not os.path.lexists(run_dir / name):
+            notice(f"{run_dir / name} is not there")
+    return gather(run_dir, mark_in(meta), notice).reports
+
+
+def columns_of(reports: Iterable[Mapping[str, float]]) -> list[str]:
+    """Columns of a table of these reports: new ones come behind those that are there, sorted."""
+    columns: list[str] = []
+    for report in reports:
+        columns += new_columns(columns, report)
+    return columns
+
+
+_FIRST_COLUMNS = (
+    "env_steps",
+    "wall_s",
+    "updates",
+    "episode/return_mean",
+    "episode/success_rate",
+    "episode/length_mean",
+)
+
+
+def new_columns(columns: Sequence[str], report: Mapping[str, float]) -> list[str]:
+    """The names in a report that have no column yet, in the order in which they get one."""
+    new = [name for name in report if name not in columns]
+    first = [name for name in _FIRST_COLUMNS if name in new and not columns]
+    return first + sorted(set(new) - set(first))
+
+
+def csv_line(cells: Sequence[object]) -> bytes:
+    """One line of a table."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue().encode()
+
+
+def _held(path: Path, mark: Mark | None) -> Held | None:
+    if not os.path.lexists(path):
+        return None
+    try:
+        data = files.read_bytes(path)
+    except FileFault as fault:
+        return Held(path, [], [str(fault)])
+    held = (_of_jsonl if path.name == JSONL_FILE else _of_csv)(path, data)
+    if mark is not None and not held.faults and mark_of(held.reports[: mark.number]) != mark:
+        short = len(held.reports) < mark.number
+        what = f"{len(held.reports):,} reports in place of" if short else "other reports than"
+        held.faults.append(
+            f"{path} is damaged: it holds {what} the {mark.number:,} of the checkpoint"
+        )
+    return held
+
+
+def _tell(held: Held, notice: Notice) -> None:
+    for fault in held.faults[:_MOST_FAULTS]:
+        notice(fault)
+    if len(held.faults) > _MOST_FAULTS:
+        notice(f"{len(held.faults) - _MOST_FAULTS:,} more faults in {held.path}")
+    if held.torn:
+        notice(f"the last line of {held.path} is torn and left out")
+
+
+def _of_jsonl(path: Path, data: bytes) -> Held:
+    reports: list[Report] = []
+    faults: list[str] = []
+    *lines, torn = data.split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        try:
+            report = files.parse_json(line)
+            if not isinstance(report, dict):
+                raise ValueError("no object")
+            if not all(files.is_number(value) for value in report.values()):
+                raise ValueError("not all values are numbers")
+        except ValueError as fault:
+            faults.append(f"line {number} of {path} is damaged ({fault}) and left out")
+            continue
+        reports.append(report)
+    return Held(path, reports, faults, bool(torn))
+
+
+def _of_csv(path: Path, data: bytes) -> Held:
+    """Names and numbers hold neither commas nor quotes, so lines are split as they are."""
+    if not data:
+        return Held(path, [], [])
+    *lines, torn = data.split(b"\n")
+    if not lines:
+        return Held(path, [], [], torn=True)
+    header = lines[0].decode(errors="replace").split(",")
+    try:
+        check(dict.fromkeys(header, 0.0))
+    except QuintetError as fault:
+        return Held(path, [], [f"the header of {path} is damaged ({fault})"])
+    reports: list[Report] = []
+    faults: list[str] = []
+    for number, line in enumerate(lines[1:], start=2):
+        try:
+            cells = line.decode("ascii").split(",")
+            if len(cells) != len(header):
+                raise ValueError(f"{len(cells)} cells under {len(header)} names")
+            numbers = {
+                name: _number(cell) for name, cell in zip(header, cells, strict=True) if cell
+            }
+            if not all(files.is_number(value) for value in numbers.values()):
+                raise ValueError("not all values are finite")
+        except ValueError as fault:
+            faults.append(f"line {number} of {path} is damaged ({fault}) and left out")
+            continue
+        reports.append(numbers)
+    return Held(path, reports, faults, bool(torn))
+
+
+def _number(cell: str) -> float:
+    try:
+        return int(cell)
+    except ValueError:
+        return float(cell)

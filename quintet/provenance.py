@@ -1,0 +1,109 @@
+"""What a run's bytes rest on beside its options: versions, processor, and the revision of the code
+that began it.
+"""
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SYSTEM = "system"
+"""Under which a checkpoint's meta holds what `system` gave."""
+
+_SIMULATORS = {"envpool": "envpool", "ale_py": "ale-py", "mujoco": "mujoco", "cv2": "opencv-python"}
+"""Packages that compute what environments show, by their modules; they count where in use."""
+
+_GIT_TIMEOUT_S = 5.0
+
+
+def system(backend: str, device: str) -> dict[str, str]:
+    """Versions and kind of machine by name, as text.
+
+    Args:
+        backend: of the environments.
+        device: where learners compute.
+    """
+    found = {
+        "quintet": _version("quintet"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": _version("numpy"),
+        "gymnasium": _version("gymnasium"),
+        **_simulators(),
+        "backend": backend,
+        "machine": platform.machine(),
+        "processor": _processor(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "system": " ".join((platform.system(), *platform.libc_ver())).strip(),
+    }
+    if device.startswith("cuda"):
+        found["gpu"] = torch.cuda.get_device_name()
+        found["cuda"] = str(torch.version.cuda)
+    return found
+
+
+def warnings(place: Path, meta: Mapping[str, Any], now: Mapping[str, str]) -> list[str]:
+    """A message where the checkpoint at `place` was written under others than these."""
+    was = meta.get(SYSTEM, {})
+    differ = [f"{n} {was[n]} -> {value}" for n, value in now.items() if was.get(n, value) != value]
+    if not differ:
+        return []
+    return [
+        f"{place} was written under other versions or on another kind of machine "
+        f"({', '.join(differ)}), so the bytes may differ from those of the uninterrupted run"
+    ]
+
+
+def revision(folder: Path) -> str | None:
+    """The git revision of the working tree that `folder` is in, with "-dirty" where tracked files
+    were changed since; None where it is in none.
+    """
+    command = ["git", "describe", "--always", "--dirty", "--exclude", "*", "--abbrev=40"]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_GIT_TIMEOUT_S,
+            check=True,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def _simulators() -> dict[str, str]:
+    return {
+        package: _version(package)
+        for module, package in _SIMULATORS.items()
+        if module in sys.modules
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # not installed by pip, or a variant of another name
+        return "unknown"
+
+
+def _processor() -> str:
+    """The processor's model, as the system names it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return platform.processor() or "unknown"

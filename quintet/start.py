@@ -1,0 +1,23 @@
+"""Where the installed command begins: Ctrl-C leaves no traceback, however early it comes (but for
+the instants in which Python itself begins).
+"""
+
+# Not `signal`, which makes enumerations for milliseconds when it is first imported.
+import _signal  # type: ignore[import-not-found]
+
+
+def main() -> int:
+    """`quintet.cli.main`; until that is imported, Ctrl-C ends the process as any other signal
+    would.
+    """
+    usual = _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler  # nohup ignores it
+    if usual:
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    from quintet.cli import main as run
+
+    try:
+        if usual:
+            _signal.signal(_signal.SIGINT, _signal.default_int_handler)
+        return run()
+    except KeyboardInterrupt:  # in the instant before `run` answers for it
+        return 130

@@ -1,0 +1,164 @@
+"""Faults of the disk itself: its power is cut, it is read-only, it is full."""
+
+import contextlib
+import fcntl
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quintet import manifest
+
+EXT4_SHUTDOWN = 0x8004587D
+NO_FLUSH = 2  # what is not on the disk yet never gets there, as when its power goes
+TOTAL = 40_000
+
+
+def command(folder: Path, *more: str) -> list[str]:
+    words = ["train", "ppo", "--env", "quintet.envs.toy:Contextual", "--total-steps", str(TOTAL)]
+    words += ["--env.num-streams", "4", "--unroll-steps", "16", "--minibatch-steps", "32"]
+    words += ["--eval.episodes", "0", "--checkpoint.interval-updates", "5"]
+    return [sys.executable, "-m", "quintet", *words, "--run-dir", str(folder), *more]
+
+
+@contextlib.contextmanager
+def disk(image: Path, place: Path, *options: str) -> Iterator[Path]:
+    """Mounts the image as a disk of its own; skips where that is not allowed."""
+    place.mkdir(exist_ok=True)
+    mount = ["mount", "-o", ",".join(("loop", *options)), str(image), str(place)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a disk in a file can only be mounted by root, with loop devices")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def make_image(image: Path) -> None:
+    made = ["mkfs.ext4", "-q", "-F", str(image), "40M"]
+    try:
+        subprocess.run(made, capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("there is no mkfs.ext4")
+
+
+def cut_power(place: Path) -> None:
+    handle = os.open(place, os.O_RDONLY)
+    try:
+        fcntl.ioctl(handle, EXT4_SHUTDOWN, struct.pack("I", NO_FLUSH))
+    except OSError:
+        pytest.skip("this kernel can't shut a file system down")
+    finally:
+        os.close(handle)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpoints", [1, 2, 3, 6])
+def test_a_power_cut_loses_no_checkpoint_that_was_written(tmp_path, checkpoints):
+    image, place = tmp_path / "image", tmp_path / "disk"
+    make_image(image)
+    folder = place / "runs/r"
+    with disk(image, place):
+        os.sync()
+        running = subprocess.Popen(
+            command(folder), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        try:
+            deadline = time.monotonic() + 120
+            while True:
+                with contextlib.suppress(Exception):
+                    names = manifest.numbered(folder / "checkpoints")
+                    if names and int(names[-1]) >= 5 * checkpoints:
+                        break
+                assert running.poll() is None, running.stdout.read().decode()
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            cut_power(place)
+        finally:
+            running.send_signal(signal.SIGKILL)
+            running.communicate()
+    with disk(image, place):
+        left = manifest.numbered(folder / "checkpoints")
+        assert left
+        assert int(left[-1]) >= int(names[-1])
+        newest = manifest.newest(folder / "checkpoints")
+        assert newest is not None
+        assert newest.path.name == left[-1]
+        assert (folder / "config.yaml").stat().st_size > 0
+        done = subprocess.run(command(folder), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert f"from {newest.path}" in done.stdout
+        assert "damaged" not in done.stderr
+
+
+def one_sentence(*words: str) -> str:
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode in (1, 2), done
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    return done.stderr
+
+
+def test_a_read_only_disk_is_one_sentence(tmp_path):
+    image, place = tmp_path / "image", tmp_path / "disk"
+    make_image(image)
+    small = command(place / "r", "--total-steps", "640")
+    with disk(image, place):
+        assert subprocess.run(small, capture_output=True, check=False).returncode == 0
+    with disk(image, place, "ro"):
+        quintet = [sys.executable, "-m", "quintet"]
+        for words in (small, command(place / "new"), [*quintet, "plot", str(place / "r"),
+                      "--out", str(place / "x.png")]):  # fmt: skip
+            said = one_sentence(*words)
+            assert re.search(
+                r"Read-only file system.*mounted read-only: mount it for writing", said
+            )
+        evaluated = subprocess.run([*quintet, "eval", str(place / "r"), "--episodes", "1"],
+                                   capture_output=True, text=True, check=False)  # fmt: skip
+        assert evaluated.returncode == 0, evaluated.stderr
+
+
+def test_a_full_disk_at_the_start_asks_for_room(tmp_path):
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8k", "none", str(place)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a small disk can only be mounted by root")
+    try:
+        (place / "filler").write_bytes(b"x" * 8192)
+        said = one_sentence(*command(place / "r"))
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+    assert "No space left" in said
+    assert "make room there" in said
+
+
+@pytest.mark.parametrize("kind", ["train", "config", "eval", "plot"])
+def test_brackets_without_end_are_one_sentence_of_every_command(tmp_path, kind):
+    deep, out = tmp_path / "deep", str(tmp_path / "x.png")
+    deep.write_text("[" * 200_000)
+    run = tmp_path / "r"
+    run.mkdir()
+    for name in ("config.yaml", "metrics.jsonl"):
+        (run / name).write_text("[" * 200_000 + "\n")
+    quintet = [sys.executable, "-m", "quintet", kind]
+    words = {
+        "train": [["ppo", "--env", "CartPole-v1", "--config", str(deep)],
+                  ["ppo", "--env", "CartPole-v1", "--run-dir", str(run)]],
+        "config": [["ppo", "--env", "CartPole-v1", "--config", str(deep)]],
+        "eval": [[str(run)]],
+        "plot": [[str(run), "--out", out]],
+    }  # fmt: skip
+    for each in words[kind]:
+        done = subprocess.run([*quintet, *each], capture_output=True, text=True, check=False)
+        assert done.returncode in (1, 2)
+        assert "Traceback" not in done.stderr
+        assert "RecursionError" not in done.stderr
+        assert len(done.stderr.strip().splitlines()) <= 3
