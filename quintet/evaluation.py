@@ -98,6 +98,22 @@ class Scores:
         """Population standard deviation of the returns."""
         return float(self.returns.std())
 
+    def metrics(self) -> dict[str, float]:
+        """``eval/*`` by declared name."""
+        found = {
+            "eval/return_mean": self.mean,
+            "eval/return_std": self.std,
+            "eval/return_min": float(self.returns.min()),
+            "eval/return_max": float(self.returns.max()),
+            "eval/length_mean": float(self.lengths.mean()),
+            "eval/episodes": float(len(self.returns)),
+        }
+        if self.success_rate is not None:
+            found["eval/success_rate"] = self.success_rate
+        if self.entropy is not None:
+            found["eval/entropy"] = self.entropy
+        return found
+
 
 def evaluate(
     policy: Policy,

@@ -15,7 +15,7 @@ from typing import Any, Literal, final
 
 import torch
 
-from quintet import group
+from quintet import checkpoint, group
 from quintet.algorithms import registry
 from quintet.algorithms.setup import ALONE, Setup
 from quintet.blame import traced
@@ -414,7 +414,18 @@ def _trained(
             raise
         trainer.folder.check()  # there would be nothing to go back to
         # Off the uninterrupted run's path there is nothing to be exact about, but much to lose.
-        exact = trainer.goes_back_exactly()
+        exact = _goes_back_exactly(trainer)
         which = "exact checkpoint" if exact else "checkpoint"
         trainer.say(f"{error}; going back to the last {which}")
         raise _GoesBack("exact" if exact else "latest") from error
+
+
+def _goes_back_exactly(trainer: Trainer) -> bool:
+    """Whether the run can go on, with the bytes of one that nothing happened to, from its last
+    exact checkpoint, or from its beginning where it has none of any kind.
+    """
+    if trainer.config.runtime.kind == "async" or not trainer.exact:
+        return False
+    if not checkpoint.any_of_run(trainer.checkpoints):
+        return True
+    return trainer.long_episodes.goes_back_exactly(trainer.counters)

@@ -112,8 +112,37 @@ class RunFolder:
         self.check()
         return checkpoint.write(self.checkpoints, name, tensors, meta, signed=self.signed)
 
-    def keep_batch(self, batch: Rollout, meta: Mapping[str, Any]) -> str:
-        """Keeps the batch on which an update failed; says where."""
+    def newest(self, exact: bool, warn: Callable[[str], None]) -> checkpoint.Checkpoint | None:
+        """The checkpoint that a run goes on from; None where it begins.
+
+        exact: the newest one on the uninterrupted run's path.
+
+        Raises:
+            CheckpointError: none that fits can be read.
+        """
+        try:
+            found = checkpoint.latest(self.checkpoints, exact_only=exact, warn=warn)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{error}, or remove {self.checkpoints} to start the run anew"
+            ) from error
+        if found is None and exact and checkpoint.any_of_run(self.checkpoints):
+            raise CheckpointError(
+                f"--resume exact requires an exact checkpoint, {self.checkpoints} has none yet; "
+                "use --resume latest, or begin anew in another --run-dir"
+            )
+        return found
+
+    def keep_batch(
+        self, batch: Rollout, meta: Mapping[str, Any], warn: Callable[[str], None]
+    ) -> str:
+        """Keeps the batch on which an update failed; says where, and what else remains."""
+        place = self._write_batch(batch, meta)
+        last = checkpoint.latest(self.checkpoints, warn=warn)
+        good = f"the last good checkpoint is {last.path}" if last else "there was no checkpoint yet"
+        return f"The offending batch is kept in {place}; {good}"
+
+    def _write_batch(self, batch: Rollout, meta: Mapping[str, Any]) -> str:
         tensors: dict[str, Tensor] = {}
         for name in (field.name for field in dataclasses.fields(batch)):
             value = getattr(batch, name)

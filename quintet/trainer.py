@@ -20,7 +20,7 @@ from quintet.config.saved import require_same
 from quintet.envs.given import EnvSource
 from quintet.envs.vector import EnvDescription
 from quintet.errors import CheckpointError, ConfigError
-from quintet.evaluation import evaluate
+from quintet.evaluations import Evaluations
 from quintet.long_episodes import LongEpisodes
 from quintet.observe.log import Voice, silent
 from quintet.observe.machine import MachineUse
@@ -32,10 +32,9 @@ from quintet.observe.timing import Phase, PhaseTimer
 from quintet.policy import POLICY, Policy, describe, misfit
 from quintet.protocols import Actor, Learner
 from quintet.run_folder import BEST, RunFolder
+from quintet.run_replay import RunReplay
 from quintet.runtime import loop
 from quintet.runtime.batch import Episode
-from quintet.runtime.replay import Replay
-from quintet.runtime.slots import RowSpecs
 from quintet.runtime.watch import Watch
 from quintet.setting import setting_of
 from quintet.types import LearnerState, Publication, Rollout, Spaces
@@ -43,9 +42,6 @@ from quintet.warm_start import donated
 
 OnReport = Callable[[dict[str, float]], object]
 """Gets every report; True asks for a stop, anything else for nothing."""
-
-EVALUATION_SEED = 20_000
-"""First environment seed of evaluations while training; reported results use others."""
 
 _CHECKPOINT_FRAC = 0.01
 """Of a run's time; more is not spent on checkpoints that may be left out."""
@@ -66,7 +62,7 @@ class Trainer:
     ):
         assert config.run_dir is not None
         self.config, self.learner, self.env = config, learner, env
-        self.on_report, self.make_env = on_report, make_env
+        self.on_report = on_report
         self.run_dir: Path = config.run_dir
         # All that the configuration names was given, or vouched for, by who began this process.
         self.folder = RunFolder(self.run_dir, signed=not trust.all_harmless(config.flat()))
@@ -78,8 +74,7 @@ class Trainer:
         self.timer = PhaseTimer(self._phase_begins)
         self.machine = MachineUse()
         self.episodes = EpisodeStats()
-        self.best: float | None = None
-        self._best_version: int | None = None
+        self.evaluations = Evaluations(config, make_env)
         self.last_report: dict[str, float] = {}
         self.stop_requested = False
         self.reporter = Reporter(())
@@ -93,11 +88,9 @@ class Trainer:
         # Whether the run lies on the path of the one that was never interrupted; runs of which no
         # two are the same have no such path, and can't leave it.
         self.exact = True
-        self._scores: dict[str, float] = {}
         self._wall_before_s = 0.0
-        self._evaluation_s = self._checkpoint_s = 0.0
-        self.replay: Replay | None = None
-        self._replay_described = False
+        self._checkpoint_s = 0.0
+        self.replay: RunReplay | None = None
         self._notes: list[str] = []
         self._warnings: list[str] = []
         self._raised: BaseException | None = None
@@ -130,15 +123,9 @@ class Trainer:
         Raises:
             ConfigError: it does not fit on the disk.
         """
-        plan, streams = self.learner.plan, self.config.env.num_streams
-        if plan.replay is None:
-            return
-        rows = RowSpecs.of(spaces, actor)
-        unrolls = -(-self.interval * plan.columns_per_batch // streams)
-        self.replay = Replay(
-            plan, rows, streams, self.config.seed, self.run_dir / "replay",
-            slack_steps=unrolls * plan.unroll_steps,
-        )  # fmt: skip
+        plan = self.learner.plan
+        if plan.replay is not None:
+            self.replay = RunReplay.make(plan, self.config, self.interval, spaces, actor)
 
     def open(self) -> None:
         """Makes the folder, or goes on from its newest checkpoint.
@@ -150,14 +137,7 @@ class Trainer:
         self.folder.open()
         notes = self._notes
         exact = self.config.resume == "exact"
-        try:
-            found = checkpoint.latest(
-                self.checkpoints, exact_only=exact, warn=self._warnings.append
-            )
-        except CheckpointError as error:
-            raise CheckpointError(
-                f"{error}, or remove {self.checkpoints} to start the run anew"
-            ) from error
+        found = self.folder.newest(exact, self._warnings.append)
         if found is not None:
             try:
                 self._restore(found, notes)
@@ -168,17 +148,12 @@ class Trainer:
                 ) from error
             if exact:
                 notes += self.folder.remove_newer(found.path)
-        elif exact and self.checkpoints.is_dir() and any(self.checkpoints.iterdir()):
-            raise CheckpointError(
-                f"--resume exact requires an exact checkpoint, {self.checkpoints} has none yet; "
-                "use --resume latest, or begin anew in another --run-dir"
-            )
         restarts = self.config.runtime.kind != "async"
         self.long_episodes = LongEpisodes(
             self.config.total_env_steps,
             self.interval,
             self.config.checkpoint.max_cut_frac if restarts else None,
-            self._replay_reach(),
+            None if self.replay is None else self.replay.reach,
         )
         trained, asked = self.counters.env_steps, self.config.total_env_steps
         if trained > asked:
@@ -218,7 +193,7 @@ class Trainer:
         self._reported_at = self._started
         self._reported_steps = self.counters.env_steps
         self._reported_updates = self.learner.updates
-        self._evaluated_steps = self.counters.env_steps
+        self.evaluations.evaluated_steps = self.counters.env_steps
 
     def _open_log(self) -> None:
         log = self.folder.open_log()
@@ -227,7 +202,7 @@ class Trainer:
             self.config.total_env_steps,
             f"{self.config.algo} on {self.env.id} ({self.env.backend})",
             folder=str(self.run_dir),
-            begin=Begin(self.counters.env_steps, self.best),
+            begin=Begin(self.counters.env_steps, self.evaluations.best),
             setting=self.setting,
         )
         self.voice = Voice(make, sys.stdout if self.config.report.progress else io.StringIO(), log)
@@ -243,13 +218,14 @@ class Trainer:
         # Checkpoints of before there were other counters have these two.
         before = {name: meta[name] for name in ("iteration", "env_steps")}
         self.counters = loop.Counters(**meta.get("counters", before))
-        self.best, self._best_version = meta["best"], meta.get("best_version")
+        evaluations = self.evaluations
+        evaluations.best, evaluations.best_version = meta["best"], meta.get("best_version")
         ended = self.counters.env_steps >= self.config.total_env_steps
         told, lost = self.folder.mend_best(meta, ended)
         if told is not None:
             self._warnings.append(told)
         if lost and not ended:
-            self.best = self._best_version = None
+            evaluations.best = evaluations.best_version = None
         self._restore_replay(found, notes)
         self._wall_before_s = meta["wall_s"]
         total = meta["total_env_steps"]
@@ -273,43 +249,18 @@ class Trainer:
         """Takes the checkpoint's rows; their rings keep their length, so an interval that is longer
         now is shortened to what they have slack for.
         """
-        replay = self.replay
-        if replay is None:
+        if self.replay is None:
             return
-        try:
-            replay.load(found.meta["replay"])
-        except CheckpointError as error:
-            raise CheckpointError(
-                "; ".join([*self._warnings, *notes, f"{found.path} can't be resumed: {error}"])
-                + f"; with --init-from {found.path} a run begins anew with its policy"
-            ) from error
+        self.replay.load(found.path, found.meta["replay"], [*self._warnings, *notes])
         if found.meta["replay"]["rows"] is None:
             return
-        most = self._replay_reach()
-        assert most is not None
+        most = self.replay.reach
         if self.interval > most:
             notes.append(
                 f"checkpoints are written every {most:,} iterations, not every "
                 f"{self.interval:,}: the replay was made with room for no more between two"
             )
             self.interval = most
-
-    def _replay_reach(self) -> int | None:
-        """Iterations for which replay keeps the rows that a checkpoint needs."""
-        if self.replay is None:
-            return None
-        columns = self.learner.plan.columns_per_batch
-        return self.replay.slack_unrolls * self.config.env.num_streams // columns
-
-    def goes_back_exactly(self) -> bool:
-        """Whether the run can go on, with the bytes of one that nothing happened to, from its last
-        exact checkpoint, or from its beginning where it has none of any kind.
-        """
-        if self.config.runtime.kind == "async" or not self.exact:
-            return False
-        if not checkpoint.any_of_run(self.checkpoints):
-            return True
-        return self.long_episodes.goes_back_exactly(self.counters)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -326,8 +277,9 @@ class Trainer:
         runtime = self.config.runtime
         # Several learners take their columns from where they were collected, each to its device.
         device = runtime.device if runtime.num_learners == 1 else "cpu"
+        replay = None if self.replay is None else self.replay.replay
         status = loop.run(
-            loop.Parts([self.learner], sampling, self.replay, torch.device(device)),
+            loop.Parts([self.learner], sampling, replay, torch.device(device)),
             self.counters,
             loop.Budget(
                 self.config.total_env_steps,
@@ -365,12 +317,15 @@ class Trainer:
         milestone = self.config.checkpoint.is_milestone(
             self.iterations, counters.checkpoint_iteration, counters.iteration
         )
-        if not (exact or milestone or self.stop_requested) and self._may_leave_out():
+        costly = self._checkpoint_s > _CHECKPOINT_FRAC * self._wall_s()
+        may_be_left_out = self.config.checkpoint.interval_updates == "auto" and costly
+        if may_be_left_out and not (exact or milestone or self.stop_requested):
             return
         counters.checkpoint_iteration = counters.iteration
         before = self.timer.switch("checkpoint")
         begin = time.perf_counter()
         state, publication = self.learner.save(), self.learner.publication()
+        best = self.evaluations.best
         rest = {k: v for k, v in state.tensors.items() if k not in publication.tensors}
         meta = {
             # Only these can be resumed from with the bytes of the uninterrupted run.
@@ -382,15 +337,15 @@ class Trainer:
             "counters": dataclasses.asdict(counters),
             "version": publication.version,
             "wall_s": self._wall_s(),
-            "best": self.best,
-            "best_version": self._best_version,
-            "best_mark": None if self.best is None else self.folder.best_mark(),
+            "best": best,
+            "best_version": self.evaluations.best_version,
+            "best_mark": None if best is None else self.folder.best_mark(),
             saved_options.CONFIG: self.options,
             provenance.SYSTEM: self.system,
             MARK: self.reporter.sync(),
             "learner": state.scalars,
             "policy": self.description,
-            "replay": None if self.replay is None else self.replay.save(),
+            "replay": None if self.replay is None else self.replay.replay.save(),
         }
         self.folder.write_checkpoint(
             f"{counters.iteration:09d}",  # unlike updates it always grows
@@ -405,30 +360,24 @@ class Trainer:
         self._checkpoint_s += time.perf_counter() - begin
         self.timer.switch(before)
 
-    def _may_leave_out(self) -> bool:
-        """Whether a checkpoint that is on no path would cost too much of a run's time."""
-        return (
-            self.config.checkpoint.interval_updates == "auto"
-            and self._checkpoint_s > _CHECKPOINT_FRAC * self._wall_s()
-        )
-
     def after_iteration(self, metrics: dict[str, float], episodes: list[Episode]) -> bool:
         """Evaluates and reports when it is time; says whether to stop."""
         for episode in episodes:
             self.episodes.add(episode.return_, episode.length, episode.success)
         if self.replay is not None:
-            metrics = metrics | self.replay.metrics()
-            if not self._replay_described:  # its size shows with the first rows
-                self._replay_described = True
-                self.say(self.replay.describe())
+            metrics = metrics | self.replay.replay.metrics()
+            if (description := self.replay.describe_once()) is not None:
+                self.say(description)
         for notice in self.long_episodes.notices(self.counters):
             self.say(notice)
         finished = self.counters.env_steps >= self.config.total_env_steps
-        evaluated = self._evaluation_due(finished) and self._evaluate()
+        due = self.evaluations.due(self.counters.env_steps, self._wall_s())
+        if due and not self.stop_requested:
+            self._evaluate()
         passed_s = time.perf_counter() - self._reported_at
         if (
             finished
-            or evaluated
+            or self.evaluations.metrics
             or self.stop_requested
             or passed_s >= self.config.report.interval_s
         ):
@@ -456,9 +405,9 @@ class Trainer:
             **self.timer.report(),
             **self.machine.report(),
             **self.sampling.report(),
-            **self._scores,
+            **self.evaluations.metrics,
         }
-        self._scores = {}
+        self.evaluations.metrics = {}
         self._reported_at, self._reported_steps, self._reported_updates = now, steps, updates
         self.last_report = self.reporter.write(report, self.learner.histograms())
         self.voice.progress.update(
@@ -483,51 +432,17 @@ class Trainer:
     def _wall_s(self) -> float:
         return self._wall_before_s + time.perf_counter() - self._started
 
-    def _evaluation_due(self, finished: bool) -> bool:
-        if self.config.eval.episodes == 0 or self.stop_requested:
-            return False
-        interval = self.config.eval.interval
-        steps = self.config.total_env_steps // 20 if interval == "auto" else interval
-        crossed = self.counters.env_steps // max(steps, 1) > self._evaluated_steps // max(steps, 1)
-        if interval == "auto" and not finished and self._evaluation_s > 0.05 * self._wall_s():
-            return False
-        return finished or crossed
-
-    def _evaluate(self) -> bool:
+    def _evaluate(self) -> None:
         """Plays the evaluation episodes; keeps the policy if it is the best so far."""
         self.voice.progress.stage("evaluating")
         before = self.timer.switch("evaluation")
-        begin = time.perf_counter()
-        policy = self.policy()
-        scores = evaluate(
-            policy,
-            self.make_env,
-            self.config.eval.episodes,
-            EVALUATION_SEED,
-            deterministic=self.config.eval.greedy,
-            stop=self._stop_evaluating,
+        self.evaluations.play(
+            self.policy(),
+            self.counters.env_steps,
+            self._stop_evaluating,
+            partial(self.folder.write_policy, BEST),
         )
-        self._evaluated_steps = self.counters.env_steps
-        if len(scores.returns) == self.config.eval.episodes:
-            self._scores = {
-                "eval/return_mean": scores.mean,
-                "eval/return_std": scores.std,
-                "eval/return_min": float(scores.returns.min()),
-                "eval/return_max": float(scores.returns.max()),
-                "eval/length_mean": float(scores.lengths.mean()),
-                "eval/episodes": float(len(scores.returns)),
-            }
-            if scores.success_rate is not None:
-                self._scores["eval/success_rate"] = scores.success_rate
-            if scores.entropy is not None:
-                self._scores["eval/entropy"] = scores.entropy
-            if self.config.checkpoint.save_best and (self.best is None or scores.mean > self.best):
-                self.best = scores.mean
-                self._best_version = policy.publication.version
-                self.folder.write_policy(BEST, policy)
-        self._evaluation_s += time.perf_counter() - begin
         self.timer.switch(before)
-        return bool(self._scores)
 
     def _stop_evaluating(self) -> bool:
         """Asked at every step of an evaluation, which the watch takes for a sign of life."""
@@ -537,10 +452,7 @@ class Trainer:
     def keep_batch(self, batch: Rollout) -> str:
         """Keeps the batch on which an update failed; says where, and what else remains."""
         meta = {"iteration": self.counters.iteration, "env_steps": self.counters.env_steps}
-        place = self.folder.keep_batch(batch, meta)
-        last = checkpoint.latest(self.checkpoints, warn=self.warn)
-        good = f"the last good checkpoint is {last.path}" if last else "there was no checkpoint yet"
-        return f"The offending batch is kept in {place}; {good}"
+        return self.folder.keep_batch(batch, meta, self.warn)
 
     def policy(self) -> Policy:
         """A copy of the current policy."""

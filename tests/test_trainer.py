@@ -15,7 +15,7 @@ import yaml
 from gymnasium import spaces
 
 import quintet
-from quintet import checkpoint, trainer
+from quintet import checkpoint, evaluations, trainer
 from quintet.algorithms.ppo import PPOLearner
 from quintet.errors import CheckpointError, ConfigError, EnvironmentFault, NonFiniteError
 from quintet.evaluation import Scores
@@ -276,7 +276,7 @@ def test_best_is_the_highest_score_also_over_a_resume(tmp_path, monkeypatch):
         returns = np.full(episodes, next(scores))
         return Scores(returns, np.ones(episodes, np.int64), None)
 
-    monkeypatch.setattr(trainer, "evaluate", evaluate)
+    monkeypatch.setattr(evaluations, "evaluate", evaluate)
     given = {"eval__episodes": 2, "eval__interval": 64 * 5}
     versions = []
     for total in (TOTAL, TOTAL + 64 * 15):
@@ -331,7 +331,7 @@ def test_stages_say_when_it_compiles(tmp_path, monkeypatch, compiles):
 def test_a_resumed_run_shows_its_best_from_the_start(tmp_path, monkeypatch):
     made = recorders(monkeypatch)
     monkeypatch.setattr(
-        trainer,
+        evaluations,
         "evaluate",
         lambda policy, env, episodes, *_, **__: Scores(
             np.full(episodes, -7.0), np.ones(episodes, np.int64), None

@@ -1,0 +1,71 @@
+"""Evaluations of a run while it trains: when they are due, what they score, the best policy."""
+
+import time
+from collections.abc import Callable
+from typing import final
+
+from quintet.config.run import RunConfig
+from quintet.envs.given import EnvSource
+from quintet.evaluation import evaluate
+from quintet.policy import Policy
+
+EVALUATION_SEED = 20_000
+"""First environment seed of evaluations while training; reported results use others."""
+
+_TIME_FRAC = 0.05
+"""Of a run's time; automatic evaluations are skipped while they have taken more."""
+
+
+@final
+class Evaluations:
+    """What a run knows of them.
+
+    best, best_version: the highest mean return and the version of the weights that reached it.
+    evaluated_steps: env_steps at the last one, or at the start.
+    metrics: ``eval/*`` of the last one, until they are reported.
+    """
+
+    def __init__(self, config: RunConfig, make_env: EnvSource | None):
+        self.config, self.make_env = config, make_env
+        self.best: float | None = None
+        self.best_version: int | None = None
+        self.evaluated_steps = 0
+        self.metrics: dict[str, float] = {}
+        self._seconds = 0.0
+
+    def due(self, env_steps: int, wall_s: float) -> bool:
+        """Whether one is due after so many env_steps and seconds of the run."""
+        config = self.config.eval
+        if config.episodes == 0:
+            return False
+        total, finished = self.config.total_env_steps, env_steps >= self.config.total_env_steps
+        steps = max(total // 20 if config.interval == "auto" else config.interval, 1)
+        if config.interval == "auto" and not finished and self._seconds > _TIME_FRAC * wall_s:
+            return False
+        return finished or env_steps // steps > self.evaluated_steps // steps
+
+    def play(
+        self,
+        policy: Policy,
+        env_steps: int,
+        stop: Callable[[], bool],
+        keep_best: Callable[[Policy], None],
+    ) -> None:
+        """Plays the episodes, unless `stop` ends them; `keep_best` gets the best policy so far."""
+        begin = time.perf_counter()
+        config = self.config.eval
+        scores = evaluate(
+            policy,
+            self.make_env,
+            config.episodes,
+            EVALUATION_SEED,
+            deterministic=config.greedy,
+            stop=stop,
+        )
+        self.evaluated_steps = env_steps
+        if len(scores.returns) == config.episodes:
+            self.metrics = scores.metrics()
+            if self.config.checkpoint.save_best and (self.best is None or scores.mean > self.best):
+                self.best, self.best_version = scores.mean, policy.publication.version
+                keep_best(policy)
+        self._seconds += time.perf_counter() - begin
