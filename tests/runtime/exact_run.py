@@ -1,7 +1,8 @@
 """One training run in a process of its own, for the exactness tests: `exact_run.py KIND RUN_DIR`.
 
-With KILL_IN_WRITE=N in the environment the process kills itself inside its N-th checkpoint write,
-when the files are there and the folder has not got its name yet.
+With RESUME=exact in the environment it goes on from the newest exact checkpoint.  With
+KILL_IN_WRITE=N the process kills itself inside its N-th checkpoint write, when the files are there
+and the folder has not got its name yet.
 """
 
 import os
@@ -52,6 +53,8 @@ KINDS = {
         | {"runtime.inference": "server", "model.core": "gru", "model.core_size": 8}
         | {"bptt_steps": 8},
     ),
+    # exact checkpoints come where few steps are cut, others in between
+    "seldom": (None, 25_601, SMALL | {"env.num_streams": 8, "checkpoint.max_cut_frac": 0.05}),
     "compiled": ("CartPole-v1", 12_801, SMALL | {"env.num_streams": 8, "runtime.compile": "on"}),
 }
 
@@ -107,7 +110,10 @@ def main(kind: str, run_dir: str) -> None:
         total_steps=total,
         seed=7,
         run_dir=run_dir,
-        config=COMMON | config | {"checkpoint.interval_updates": 5, "checkpoint.max_cut_frac": 1.0},
+        config=COMMON
+        | {"checkpoint.interval_updates": 5, "checkpoint.max_cut_frac": 1.0}
+        | {"resume": os.environ.get("RESUME", "latest")}
+        | config,
         on_report=lambda _: time.sleep(pause_s),
     )
     print("updates", int(result.metrics.get("updates", 0)), flush=True)

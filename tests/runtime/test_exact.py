@@ -128,6 +128,37 @@ def test_the_same_bytes_after_five_kills(kind: str, tmp_path: Path) -> None:
     check_killed(kind, tmp_path, kills=5, seed=KINDS.index(kind))
 
 
+def exact_ones(run_dir: Path) -> int:
+    folders = sorted((run_dir / "checkpoints").glob("0*"))
+    return sum(checkpoint.read(folder).meta["exact"] for folder in folders)
+
+
+@slow
+def test_the_same_bytes_after_kills_between_exact_checkpoints(tmp_path: Path) -> None:
+    """By the default rule, most checkpoints are not exact; what they hold is given up."""
+    finish(start("seldom", tmp_path / "whole"))
+    draw = random.Random(0)
+    run_dir, lost = tmp_path / "killed", 0
+    for kill in range(4):
+        process = start("seldom", run_dir, PAUSE_S="0.02", RESUME="exact")
+        deadline = time.monotonic() + 120
+        while "resumed" not in log(run_dir, kill) or not exact_ones(run_dir):
+            assert process.poll() is None, process.stdout.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(draw.uniform(0.5, 2.0))
+        assert process.poll() is None, "the run ended before it was killed"
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        newest = checkpoint.latest(run_dir / "checkpoints", warn=print)
+        assert newest is not None
+        lost += not newest.meta["exact"]
+    assert lost  # once at least there was something off the path
+    finish(start("seldom", run_dir, RESUME="exact"))
+    assert final_hashes(run_dir) == final_hashes(tmp_path / "whole")
+
+
 @pytest.mark.parametrize("lag", [0, 1])
 def test_lockstep_gives_the_same_bytes_whatever_the_number_of_workers(
     lag: int, tmp_path: Path
