@@ -8,6 +8,7 @@ import hashlib
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -124,15 +125,25 @@ def strangers_copy(run: Path, place: Path, attack: Attack, mark: Path) -> Path:
     def describe(meta: dict[str, Any]) -> None:
         say(meta["policy"]["env"], meta["policy"]["model"], ("", ""))
 
-    file = place / "config.yaml"
-    text = file.read_text()
-    config = yaml.safe_load(text)
-    say(config, config, ("env.", "model."))
-    signatures = [line for line in text.splitlines() if line.startswith("#")]
-    file.write_text("\n".join([yaml.safe_dump(config), *signatures, ""]))
+    change_options(place, lambda options: say(options, options, ("env.", "model.")))
     for folder in [*(place / "checkpoints").iterdir(), place / "policy", place / "best"]:
         change_meta(folder, describe)
     return place
+
+
+def change_options(run: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Changes what ``config.yaml`` and the checkpoints say of a run's options, and mends the sums;
+    signatures stay where there were any.
+    """
+    file = run / "config.yaml"
+    text = file.read_text()
+    options = yaml.safe_load(text)
+    change(options)
+    signatures = [line for line in text.splitlines() if line.startswith("# signature")]
+    new = "\n".join([yaml.safe_dump(options), *signatures, ""])
+    file.write_text(f"# sha256 {hashlib.sha256(new.encode()).hexdigest()}\n{new}")
+    for folder in (run / "checkpoints").iterdir():
+        change_meta(folder, lambda meta: change(meta["config"]))
 
 
 def change_meta(folder: Path, change: Any) -> None:

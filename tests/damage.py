@@ -35,6 +35,7 @@ OPTIONS = {
     "report.sinks": '["jsonl", "csv"]',
     "report.progress": "false",
     "checkpoint.interval_updates": "2",
+    "checkpoint.max_cut_frac": "1.0",
     "checkpoint.keep": "2",
 }
 
@@ -93,7 +94,7 @@ def evaluate(folder: Path) -> object:
 
 def evaluate_best(folder: Path) -> object:
     return tensor_hashes(checkpoint.Checkpoint(folder, {"p": dict(
-        quintet.load(folder, "best").publication.tensors)}, {}))  # fmt: skip
+        quintet.load(folder, "best").publication.tensors)}, {}, None))  # fmt: skip
 
 
 def load(folder: Path) -> object:

@@ -14,7 +14,7 @@ import torch
 from test_a2c import A2C, A2CConfig, A2CLearner
 
 import quintet
-from quintet import checkpoint
+from quintet import trainer
 from quintet.algorithms import registry
 from quintet.protocols import DataPlan, ReplayPlan
 
@@ -119,7 +119,7 @@ def test_a_finished_run_with_replay_can_be_extended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(registry.ALGORITHMS, "rep", replace(A2C, make_learner=learner(PLANS[0])))
-    monkeypatch.setattr(checkpoint, "_AUTO_STEPS", 1)
+    monkeypatch.setattr(trainer, "_CHECKPOINT_FRAC", 1.0)  # none is left out
     run = tmp_path / "run"
     options = OPTIONS | {"checkpoint.interval_updates": "auto", "checkpoint.keep": 200}
     quintet.train("rep", "CartPole-v1", BUDGET, 1, run, options)

@@ -330,7 +330,7 @@ def test_async_ends_where_several_workers_die_at_once() -> None:
 
 
 def only_here() -> Drifting:
-    if sys.argv[0].endswith(".worker"):
+    if sys.argv[0].endswith("worker.py"):
         raise ValueError("not here")
     return Drifting()
 
@@ -383,7 +383,7 @@ def test_a_tied_child_ends_with_its_parent_while_it_imports_what_it_needs(tmp_pa
 def test_a_tied_child_whose_parent_is_gone_already_does_nothing(tmp_path: Path) -> None:
     (tmp_path / "loud.py").write_text("print('here')\n")
     ended = subprocess.run(
-        [sys.executable, "-m", "quintet.child", "1", "loud"],
+        [sys.executable, "-c", "from quintet.child import main; main()", "1", "loud"],
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
         capture_output=True,
     )
