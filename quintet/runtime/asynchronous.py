@@ -10,7 +10,8 @@ from quintet.errors import QuintetError, WorkerFault
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.batch import Lease, Part, pinned
 from quintet.runtime.delivery import Batch, BeginsAnew, Delivery, never, rows_for
-from quintet.runtime.workers import SERVER, Died, Filled, Lost, Workers
+from quintet.runtime.events import SERVER, Died, Filled, Lost
+from quintet.runtime.workers import Workers
 from quintet.types import Publication
 
 _LOOK_AGAIN_S = 0.5

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import wait
 from socket import socket
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -20,6 +20,17 @@ from quintet.observe.timing import PHASES
 from quintet.runtime.arena import Arena, prefixed
 from quintet.runtime.batch import Lease, Part
 from quintet.runtime.crew import Crew, listen, sendable, shares
+from quintet.runtime.events import (
+    SERVER,
+    Arrival,
+    Asking,
+    Died,
+    Event,
+    Filled,
+    Grant,
+    Lost,
+    Sampler,
+)
 from quintet.runtime.mailbox import mailbox_specs
 from quintet.runtime.messages import (
     Discarded,
@@ -28,7 +39,6 @@ from quintet.runtime.messages import (
     Line,
     More,
     Paused,
-    Place,
     Restart,
     ServerWork,
     Stop,
@@ -51,81 +61,6 @@ _LOOK_EVERY_S = 0.5
 
 _LATE_S = 2.0
 """How much later that may be before nobody is judged by the time that has passed."""
-
-SERVER = -1
-"""In place of a worker's number."""
-
-
-class Arrival(NamedTuple):
-    """The unroll of a group: env_steps executed in it, and of episodes that have not ended."""
-
-    group: int
-    executed: int
-    running: int
-
-
-class Filled(NamedTuple):
-    """A worker's slots hold unrolls, one for each of its groups.
-
-    granted: the most env_steps that could have been executed.
-    """
-
-    worker: int
-    parts: list[Part]
-    arrivals: list[Arrival]
-    granted: int
-
-
-class Asking(NamedTuple):
-    """A worker has executed so many env_steps of its unroll and asks for more rows."""
-
-    worker: int
-    executed: int
-
-
-class Lost(NamedTuple):
-    """A worker gave up its unroll, as the server ended; its streams must begin anew."""
-
-    worker: int
-
-
-class Died(NamedTuple):
-    """A worker, or the SERVER, is gone or as good as; `error` says how."""
-
-    worker: int
-    error: QuintetError
-
-
-class Grant(NamedTuple):
-    """Slots that a worker may fill, one of each of its groups, with so many rows."""
-
-    slots: tuple[int, ...]
-    generation: int
-    rows: int
-
-
-Event = Filled | Asking | Lost | Died
-
-
-@final
-class _Sampler:
-    """One sampler process and what it was granted."""
-
-    def __init__(self, index: int, places: tuple[Place, ...]):
-        self.index, self.places = index, places
-        self.granted: deque[Grant] = deque()
-        self.busy_since_s = 0.0
-        self.lost = False  # its streams must begin anew before it fills anything
-        self.process: Process
-
-    @property
-    def num_streams(self) -> int:
-        return sum(place.num_streams for place in self.places)
-
-    @property
-    def what(self) -> str:
-        first, last = self.places[0], self.places[-1]
-        return f"streams {first.first_stream} to {last.first_stream + last.num_streams - 1}"
 
 
 @final
@@ -159,7 +94,7 @@ class Workers:
             specs = record_specs_of_remote(actor)
             self.rows = RowSpecs(crew.spaces, actor.action_spec, specs, actor.state_specs)
         self.samplers = [
-            _Sampler(index, places)
+            Sampler(index, places)
             for index, places in enumerate(shares(crew.places, crew.num_workers))
         ]
         self._listener: socket | None = None
@@ -223,7 +158,7 @@ class Workers:
                 specs |= mailbox_specs(self.rows, actor, place)
         return specs
 
-    def _work_of(self, sampler: _Sampler, line: Line | None) -> bytes:
+    def _work_of(self, sampler: Sampler, line: Line | None) -> bytes:
         crew = self.crew
         return sendable(
             Work(
@@ -379,7 +314,7 @@ class Workers:
         assert isinstance(message, Full)
         return self._filled(sampler, message.slots)
 
-    def _filled(self, sampler: _Sampler, slots: tuple[int, ...]) -> Filled | Died:
+    def _filled(self, sampler: Sampler, slots: tuple[int, ...]) -> Filled | Died:
         grant = sampler.granted[0]
         steps = grant.rows
         parts, arrivals = [], []
@@ -408,7 +343,7 @@ class Workers:
             self._free[group].append(slot)
         self.on_free(index)
 
-    def _take_back(self, sampler: _Sampler) -> None:
+    def _take_back(self, sampler: Sampler) -> None:
         """What a worker was granted and has not filled is free again."""
         with self._lock:
             while sampler.granted:

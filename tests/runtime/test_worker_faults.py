@@ -26,11 +26,11 @@ from quintet.errors import ConfigError, EnvironmentFault, QuintetError, WorkerFa
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan
 from quintet.runtime.asynchronous import AsyncOptions, AsyncSampling
+from quintet.runtime.events import Died
 from quintet.runtime.lockstep import LockstepSampling
 from quintet.runtime.messages import Failed, Place
 from quintet.runtime.patience import Patience
 from quintet.runtime.worker import report_failure
-from quintet.runtime.workers import Died
 from quintet.sampling import make_sampling, open_source
 
 SCRIPT = Path(__file__).with_name("troubles.py")
