@@ -15,9 +15,9 @@ from quintet.types import Spaces
 class RunReplay:
     """A replay whose rings have room for one interval between two checkpoints."""
 
-    def __init__(self, replay: Replay, columns_per_unroll: float):
-        """columns_per_unroll: columns of a batch for each unroll of every stream."""
-        self.replay, self._share = replay, columns_per_unroll
+    def __init__(self, replay: Replay, columns_per_batch: int, num_streams: int):
+        self.replay = replay
+        self._columns, self._streams = columns_per_batch, num_streams
         self.described = False
 
     @classmethod
@@ -36,12 +36,12 @@ class RunReplay:
             plan, RowSpecs.of(spaces, actor), streams, config.seed, config.run_dir / "replay",
             slack_steps=unrolls * plan.unroll_steps,
         )  # fmt: skip
-        return cls(replay, plan.columns_per_batch / streams)
+        return cls(replay, plan.columns_per_batch, streams)
 
     @property
     def reach(self) -> int:
         """Iterations for which it keeps the rows that a checkpoint needs."""
-        return int(self.replay.slack_unrolls / self._share)
+        return self.replay.slack_unrolls * self._streams // self._columns
 
     def load(self, path: Path, saved: dict[str, Any], before: list[str]) -> None:
         """Takes the rows of the checkpoint at `path`.

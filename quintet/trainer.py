@@ -148,11 +148,13 @@ class Trainer:
                 ) from error
             if exact:
                 notes += self.folder.remove_newer(found.path)
-        restarts = self.config.runtime.kind != "async"
+        # Off the uninterrupted run's path there is nothing to begin anew for.
+        exact = self.exact and self.config.runtime.kind != "async"
+        self.max_cut_frac = self.config.checkpoint.max_cut_frac if exact else None
         self.long_episodes = LongEpisodes(
             self.config.total_env_steps,
             self.interval,
-            self.config.checkpoint.max_cut_frac if restarts else None,
+            self.max_cut_frac,
             None if self.replay is None else self.replay.reach,
         )
         trained, asked = self.counters.env_steps, self.config.total_env_steps
@@ -215,9 +217,7 @@ class Trainer:
             self.learner.load(LearnerState(tensors, meta["learner"]))
         except RuntimeError as error:
             raise misfit(self.config.model.encoder, error) from error
-        # Checkpoints of before there were other counters have these two.
-        before = {name: meta[name] for name in ("iteration", "env_steps")}
-        self.counters = loop.Counters(**meta.get("counters", before))
+        self.counters = loop.Counters.of(meta)
         evaluations = self.evaluations
         evaluations.best, evaluations.best_version = meta["best"], meta.get("best_version")
         ended = self.counters.env_steps >= self.config.total_env_steps
@@ -284,7 +284,7 @@ class Trainer:
             loop.Budget(
                 self.config.total_env_steps,
                 self.interval,
-                self.config.checkpoint.max_cut_frac,
+                self.max_cut_frac,
                 runtime.publish_interval_updates,
             ),
             loop.Hooks(self.save, self.after_iteration, self.keep_batch),
@@ -318,7 +318,9 @@ class Trainer:
             self.iterations, counters.checkpoint_iteration, counters.iteration
         )
         costly = self._checkpoint_s > _CHECKPOINT_FRAC * self._wall_s()
-        may_be_left_out = self.config.checkpoint.interval_updates == "auto" and costly
+        # A replay keeps the rows that a checkpoint needs for one interval and no longer.
+        automatic = self.config.checkpoint.interval_updates == "auto" and self.replay is None
+        may_be_left_out = automatic and costly
         if may_be_left_out and not (exact or milestone or self.stop_requested):
             return
         counters.checkpoint_iteration = counters.iteration
@@ -396,7 +398,7 @@ class Trainer:
             "iterations": float(self.counters.iteration),
             "data/executed_env_steps": float(self.counters.executed_env_steps),
             "data/discarded_env_steps": float(self.counters.discarded_env_steps),
-            "episode/cut_frac": self.counters.cut_env_steps / steps,
+            "episode/cut_frac": self.counters.cut_frac,
             "version": float(self.learner.publication().version),
             "throughput/env_steps_per_s": (steps - self._reported_steps) / passed_s,
             "throughput/updates_per_s": (updates - self._reported_updates) / passed_s,

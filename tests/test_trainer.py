@@ -91,6 +91,19 @@ def test_the_last_exact_checkpoint_is_never_pruned(tmp_path, monkeypatch):
     assert newest(tmp_path, exact_only=True).meta["iteration"] == 5
 
 
+def test_off_the_path_no_episode_is_given_up(tmp_path, monkeypatch):
+    """No checkpoint there could be exact, so there is nothing to begin anew for."""
+    stopped(tmp_path, 8, monkeypatch)
+    before = newest(tmp_path).meta["counters"]
+    assert before["running_env_steps"] > 0
+    run(tmp_path)
+    after = newest(tmp_path).meta["counters"]
+    assert not newest(tmp_path).meta["exact"]
+    assert after["exact_iteration"] == before["exact_iteration"] == 5
+    # what ran when the run stopped, and no more
+    assert after["cut_env_steps"] == before["cut_env_steps"] + before["running_env_steps"]
+
+
 def test_exact_needs_a_scheduled_checkpoint(tmp_path, monkeypatch):
     stopped(tmp_path, 3, monkeypatch)
     with pytest.raises(CheckpointError, match="requires an exact checkpoint"):

@@ -43,7 +43,7 @@ _EPISODES = {
     "episode/count": Metric("episodes", "number of those episodes"),
     "episode/success_rate": Metric("1", "share of those episodes that succeeded, where defined"),
     "episode/cut_frac": Metric(
-        "1", "share of all env_steps that lie in episodes given up at restarts of their streams"
+        "1", "share of executed env_steps in episodes given up as their streams began anew"
     ),
     "eval/return_mean": Metric(_REWARD, "mean raw return over the last evaluation"),
     "eval/return_std": Metric(_REWARD, "standard deviation of returns in the last evaluation"),

@@ -247,7 +247,7 @@ class AsyncSampling:
         """The columns of a batch; the last of the budget need not be enough for one."""
         with self.handling:
             last = self._wanted <= 0 and not any(self.granted)
-            return self.delivery.take(self.delivery.waiting if last else sys.maxsize)
+            return self.delivery.take(0 if last else sys.maxsize)
 
     def _hand_out(self, what: tuple[Part, int] | Died | BaseException) -> None:
         while not self.ending.is_set():

@@ -71,6 +71,7 @@ class Sampler:
         self.index, self.places = index, places
         self.granted: deque[Grant] = deque()
         self.busy_since_s = 0.0
+        self.paused = False  # it has done its rows and waits to be told of more
         self.lost = False  # its streams must begin anew before it fills anything
         self.process: Process
 

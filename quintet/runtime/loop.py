@@ -1,8 +1,8 @@
 """The training loop: collect, update, publish, and a checkpoint when one is due."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, final
+from typing import Any, Literal, Protocol, Self, final
 
 import torch
 
@@ -51,7 +51,8 @@ class Counters:
 
     iteration: batches learned from.
     env_steps: learned from; a budget counts these.
-    executed_env_steps: all that environments made.
+    executed_env_steps: all that environments made, but for unrolls that were at work when the run
+        stopped or their worker died.
     discarded_env_steps: of them those that were not and will not be learned from.
     cut_env_steps: in episodes that were given up before they ended.
     running_env_steps: in episodes that have not ended.
@@ -71,6 +72,19 @@ class Counters:
     ended_episodes: int = 0
     exact_iteration: int = 0
     checkpoint_iteration: int = 0
+
+    @classmethod
+    def of(cls, meta: Mapping[str, Any]) -> Self:
+        """Those of a checkpoint; some have only two of them."""
+        if "counters" in meta:
+            return cls(**meta["counters"])
+        at, steps = meta["iteration"], meta["env_steps"]
+        return cls(at, steps, steps, exact_iteration=at, checkpoint_iteration=at)
+
+    @property
+    def cut_frac(self) -> float:
+        """Share of the executed steps that lie in episodes which were cut."""
+        return self.cut_env_steps / max(self.executed_env_steps, 1)
 
     def add(self, batch: Batch) -> None:
         """Counts a batch that was learned from."""
@@ -116,13 +130,14 @@ class Budget:
     """When a run ends, when checkpoints are due and when weights are published.
 
     checkpoint_iterations: iterations from one checkpoint to the next.
-    max_cut_frac: most share of all env_steps that may lie in episodes which exact checkpoints cut.
-    publish_iterations: iterations from one publication of weights to the next.
+    max_cut_frac: most share of all executed env_steps that may lie in episodes which exact
+        checkpoints cut; None: no checkpoint is exact.
+    publish_iterations: batches of a learner from one publication of its weights to the next.
     """
 
     total_env_steps: int
     checkpoint_iterations: int
-    max_cut_frac: float = 0.05
+    max_cut_frac: float | None = 0.05
     publish_iterations: int = 1
 
     def exact_after(self, counters: Counters, batch: Batch) -> bool:
@@ -132,11 +147,12 @@ class Budget:
         few enough env_steps lie in running episodes.  All that is read was collected, so every
         run of the same configuration chooses alike.
         """
+        if self.max_cut_frac is None:
+            return False
         passed = counters.iteration + 1 - counters.exact_iteration
         cut = counters.cut_env_steps + batch.steps.cut + batch.steps.running
-        return passed >= self.checkpoint_iterations and (
-            cut <= self.max_cut_frac * (counters.env_steps + batch.env_steps)
-        )
+        executed = counters.executed_env_steps + batch.steps.executed
+        return passed >= self.checkpoint_iterations and cut <= self.max_cut_frac * executed
 
 
 @final
@@ -176,6 +192,7 @@ def run(
     def begins_anew(batch: Batch) -> bool:
         return sampling.restarts and budget.exact_after(counters, batch)
 
+    unpublished = [0] * len(parts.learners)  # batches learned from since the last publication
     while counters.env_steps < budget.total_env_steps:
         batch = sampling.collect(budget.total_env_steps - counters.env_steps, begins_anew)
         timer.switch("learning")
@@ -184,12 +201,15 @@ def run(
         metrics = _learn(parts, batch, counters, hooks)
         counters.add(batch)
         finished = counters.env_steps >= budget.total_env_steps
-        if counters.iteration % budget.publish_iterations == 0:
+        unpublished[batch.policy] += 1
+        if unpublished[batch.policy] >= budget.publish_iterations:
+            unpublished[batch.policy] = 0
             sampling.publish(learner.publication(), batch.policy)
         else:
             sampling.learned(learner.version, batch.policy)
         if exact:
             _publish(parts)  # a run that is resumed there begins with the newest, too
+            unpublished = [0] * len(parts.learners)
             counters.begin_anew()
             counters.exact_iteration = counters.iteration
         if finished:

@@ -53,7 +53,12 @@ def torch_settings(threads: int, device: str, exact: bool) -> Iterator[None]:
     finally:
         threads, cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = before
         torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(algorithms[0], warn_only=algorithms[1])
+        now = (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        )
+        if now != algorithms[:2]:  # setting it imports PyTorch's compiler, which takes seconds
+            torch.use_deterministic_algorithms(algorithms[0], warn_only=algorithms[1])
         _FILLING.fill_uninitialized_memory = algorithms[2]
         if workspace is None:
             os.environ.pop(_WORKSPACE, None)

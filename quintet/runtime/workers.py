@@ -275,7 +275,7 @@ class Workers:
         with self._lock:
             grant = sampler.granted[0]
             sampler.granted[0] = grant._replace(rows=grant.rows + rows)
-            sampler.busy_since_s = time.monotonic()
+            sampler.paused, sampler.busy_since_s = False, time.monotonic()
             sampler.process.send(More(rows))
 
     def events(self, timeout_s: float) -> list[Event]:
@@ -310,6 +310,7 @@ class Workers:
                 self._take_back(sampler)
             return Lost(index)
         if isinstance(message, Paused):
+            sampler.paused = True
             return Asking(index, message.executed)
         assert isinstance(message, Full)
         return self._filled(sampler, message.slots)
@@ -346,6 +347,7 @@ class Workers:
     def _take_back(self, sampler: Sampler) -> None:
         """What a worker was granted and has not filled is free again."""
         with self._lock:
+            sampler.paused = False
             while sampler.granted:
                 grant = sampler.granted.popleft()
                 for place, k in zip(sampler.places, grant.slots, strict=True):
@@ -370,7 +372,8 @@ class Workers:
                 found.append(Died(sampler.index, error))
                 continue
             since_s = max(sampler.busy_since_s, self._awake_since_s)
-            silent_s = process.silent_s(since_s) if sampler.granted else 0.0
+            at_work = sampler.granted and not sampler.paused
+            silent_s = process.silent_s(since_s) if at_work else 0.0
             if silent_s > process.allowed_s:
                 slots = ", ".join(
                     f"{k} of group {place.group}"

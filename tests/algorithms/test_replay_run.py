@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -119,7 +120,8 @@ def test_a_finished_run_with_replay_can_be_extended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(registry.ALGORITHMS, "rep", replace(A2C, make_learner=learner(PLANS[0])))
-    monkeypatch.setattr(trainer, "_CHECKPOINT_FRAC", 1.0)  # none is left out
+    # None may be left out, whatever they cost: the rings reach back for one interval.
+    monkeypatch.setattr(trainer, "_CHECKPOINT_FRAC", 0.0)
     run = tmp_path / "run"
     options = OPTIONS | {"checkpoint.interval_updates": "auto", "checkpoint.keep": 200}
     quintet.train("rep", "CartPole-v1", BUDGET, 1, run, options)
@@ -132,7 +134,10 @@ def test_a_finished_run_with_replay_can_be_extended(
     assert "every 2 iterations, not every 7: the replay" in (run / "log.txt").read_text()
     assert quintet.train(*longer).status == "finished"
     metas = [json.loads(path.read_text()) for path in run.glob("checkpoints/*/meta.json")]
-    assert {meta["iteration"] for meta in metas} >= set(range(2, 151, 2))
+    written = sorted(meta["iteration"] for meta in metas)
+    assert written[0] <= 2
+    assert written[-1] >= 150
+    assert max(b - a for a, b in pairwise(written)) <= 2
 
 
 def test_a_replay_that_does_not_fit_leaves_a_folder_for_the_corrected_command(

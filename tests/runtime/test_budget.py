@@ -1,6 +1,8 @@
 """A step budget is executed exactly, and what became of every executed step is told apart."""
 
 import os
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,12 @@ import quintet
 from quintet import checkpoint
 from quintet.errors import ConfigError
 from quintet.observe.sinks import read_metrics
+from quintet.observe.timing import PhaseTimer
+from quintet.runtime import loop
 from quintet.runtime.batch import within_budget
+from quintet.runtime.delivery import Batch, Steps
 from quintet.runtime.slots import Slot, slot_specs, zeros
-from quintet.types import Rollout
+from quintet.types import Publication, Rollout
 
 KINDS = {
     "serial": {},
@@ -47,7 +52,9 @@ class Counted(gymnasium.Env):
         return np.zeros(2, np.float32), 1.0, self.left == 0, False, {}
 
 
-def train(folder: Path, kind: str, total: int, algo: str = "ppo", **more: Any) -> dict[str, float]:
+def train(
+    folder: Path, kind: str, total: int, algo: str = "ppo", env: Any = Counted, **more: Any
+) -> dict[str, float]:
     """The last report, with the steps that were really executed under ``real``."""
     unroll = {"ppo": {"unroll_steps": 16, "minibatch_steps": 32, "num_epochs": 1}}
     config = {
@@ -62,7 +69,7 @@ def train(folder: Path, kind: str, total: int, algo: str = "ppo", **more: Any) -
     }
     config |= unroll.get(algo, {"unroll_steps": 5, "batch_unrolls": 6}) | KINDS[kind]
     config |= {name.replace("__", "."): value for name, value in more.items()}
-    result = quintet.train(algo, Counted, total, 3, folder / "run", config)
+    result = quintet.train(algo, env, total, 3, folder / "run", config)
     return {**result.metrics, "real": float((folder / "steps").stat().st_size)}
 
 
@@ -163,3 +170,70 @@ def test_a_bound_that_no_row_would_meet_is_refused(tmp_path: Path) -> None:
     options = {"runtime__max_policy_lag": 3, "runtime__publish_interval_updates": 5}
     with pytest.raises(ConfigError, match=r"publish_interval_updates must be at most 4 .* got 5"):
         train(tmp_path, "async", 100, "impala", **options)
+
+
+class SlowInOneProcess(Counted):
+    """Where it is made first, a step takes 0.4 s."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__(file)
+        owner = Path(f"{file}.owner")
+        with suppress(FileExistsError):
+            owner.touch(exist_ok=False)
+            owner.write_text(str(os.getpid()))
+        self.pause_s = 0.4 if owner.read_text() == str(os.getpid()) else 0.0
+
+    def step(self, action):
+        time.sleep(self.pause_s)
+        return super().step(action)
+
+
+@pytest.mark.slow
+def test_a_worker_that_waits_for_the_others_is_not_taken_for_hung(tmp_path: Path) -> None:
+    """In the last round, each has so many rows, and hears then of more."""
+    last = train(
+        tmp_path, "lockstep", 16, env=SlowInOneProcess, env__num_streams=2,
+        env__streams_per_group=1, unroll_steps=4, minibatch_steps=8, runtime__worker_timeout_s=1.0,
+    )  # fmt: skip
+    assert last["env_steps"] == 16
+    assert last["real"] == last["data/executed_env_steps"]
+
+
+def test_every_policy_is_published_as_often_as_it_learns() -> None:
+    """Though two take turns, and the interval is even."""
+    published: list[int] = []
+
+    class Turns:
+        restarts, turn = False, 0
+
+        def publish(self, publication: Publication, policy: int = 0) -> None:
+            published.append(policy)
+
+        def learned(self, version: int, policy: int = 0) -> None:
+            pass
+
+        def restart(self, iteration: int) -> None:
+            pass
+
+        def collect(self, env_steps_left: int, begins_anew: Any) -> Batch:
+            self.turn += 1
+            steps = Steps(18, 0, 0, 0, 0)
+            return Batch(all_valid(3), self.turn % 2, 18, [], steps, {})
+
+    class Idle:
+        version = updates = 0
+
+        def update(self, batch: Rollout, env_steps: int) -> dict[str, float]:
+            return {}
+
+        def publication(self) -> Publication:
+            return Publication(0, {})
+
+    loop.run(
+        loop.Parts([Idle(), Idle()], Turns()),
+        loop.Counters(),
+        loop.Budget(18 * 12, 100, publish_iterations=2),
+        loop.Hooks(lambda exact: None, lambda metrics, episodes: False, lambda batch: ""),
+        PhaseTimer(),
+    )
+    assert sorted(published) == [0] * 4 + [1] * 4  # at the start, and 3 times in 6 batches each
