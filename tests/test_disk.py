@@ -106,6 +106,7 @@ def one_sentence(*words: str) -> str:
     return done.stderr
 
 
+@pytest.mark.slow
 def test_a_read_only_disk_is_one_sentence(tmp_path):
     image, place = tmp_path / "image", tmp_path / "disk"
     make_image(image)

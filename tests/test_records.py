@@ -170,6 +170,7 @@ sys.exit(not learning.run_row(row, row.seeds, Path({folder!r}), 1))
 """
 
 
+@pytest.mark.slow
 def test_a_killed_session_goes_on_where_it_was(bench: SimpleNamespace, tmp_path: Path):
     env = "quintet.envs.toy:Contextual"
     row = bench.rows.Row("ppo", env, label="small", options=SMALL, seeds=(11, 12))

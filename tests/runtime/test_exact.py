@@ -159,7 +159,7 @@ def test_the_same_bytes_after_kills_between_exact_checkpoints(tmp_path: Path) ->
     assert final_hashes(run_dir) == final_hashes(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("lag", [0, pytest.param(1, marks=slow)])
 def test_lockstep_gives_the_same_bytes_whatever_the_number_of_workers(
     lag: int, tmp_path: Path
 ) -> None:

@@ -191,6 +191,7 @@ class KillOnce:
             learner[0].kill()
 
 
+@slow
 def test_runs_of_one_and_two_learners_are_alike_and_a_killed_one_goes_back(tmp_path: Path) -> None:
     one = train(tmp_path / "one", 1)
     two = train(tmp_path / "two", 2)

@@ -123,7 +123,7 @@ def server_of(_worker: psutil.Process) -> psutil.Process:
     ("inference", "what"),
     [
         ("local", "kill"),
-        ("server", "kill"),
+        pytest.param("server", "kill", marks=slow),
         pytest.param("local", "suspend", marks=slow),
         pytest.param("server", "suspend", marks=slow),
     ],
