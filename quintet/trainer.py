@@ -320,8 +320,7 @@ class Trainer:
         costly = self._checkpoint_s > _CHECKPOINT_FRAC * self._wall_s()
         # A replay keeps the rows that a checkpoint needs for one interval and no longer.
         automatic = self.config.checkpoint.interval_updates == "auto" and self.replay is None
-        may_be_left_out = automatic and costly
-        if may_be_left_out and not (exact or milestone or self.stop_requested):
+        if automatic and costly and not (exact or milestone or self.stop_requested):
             return
         counters.checkpoint_iteration = counters.iteration
         before = self.timer.switch("checkpoint")
@@ -372,9 +371,9 @@ class Trainer:
                 self.say(description)
         for notice in self.long_episodes.notices(self.counters):
             self.say(notice)
-        finished = self.counters.env_steps >= self.config.total_env_steps
-        due = self.evaluations.due(self.counters.env_steps, self._wall_s())
-        if due and not self.stop_requested:
+        steps = self.counters.env_steps
+        finished = steps >= self.config.total_env_steps
+        if not self.stop_requested and self.evaluations.due(steps, self._wall_s()):
             self._evaluate()
         passed_s = time.perf_counter() - self._reported_at
         if (
