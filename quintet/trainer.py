@@ -375,12 +375,11 @@ class Trainer:
         finished = steps >= self.config.total_env_steps
         if not self.stop_requested and self.evaluations.due(steps, self._wall_s()):
             self._evaluate()
-        passed_s = time.perf_counter() - self._reported_at
         if (
             finished
             or self.evaluations.metrics
             or self.stop_requested
-            or passed_s >= self.config.report.interval_s
+            or time.perf_counter() - self._reported_at >= self.config.report.interval_s
         ):
             self._report(metrics)
         return self.stop_requested
