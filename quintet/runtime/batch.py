@@ -80,6 +80,8 @@ def within_budget(batch: Rollout, env_steps_left: int) -> tuple[Rollout, int]:
     timing.
     """
     count = int(np.count_nonzero(batch.valid.numpy()))
+    if count == batch.valid.numel() <= env_steps_left:
+        return batch, count
     if count > env_steps_left:
         order = batch.valid.flatten().cumsum(0).view_as(batch.valid)
         batch = replace(batch, valid=batch.valid & (order <= env_steps_left))

@@ -53,7 +53,7 @@ class BatchMemory:
     def __init__(self, arena: Arena, rows: RowSpecs, plan: DataPlan):
         memory = arena.below("batch/")
         self._cut = memory.pop("trace_cut")
-        self._rollout = Slot(memory, rows, plan).rollout()
+        self._rollout = Slot(memory, rows, plan).rollout
 
     @staticmethod
     def specs(rows: RowSpecs, plan: DataPlan) -> dict[str, TensorSpec]:

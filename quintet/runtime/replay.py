@@ -31,7 +31,7 @@ from quintet.runtime.seeds import Role, generator_seed
 from quintet.runtime.slots import RowSpecs
 from quintet.types import Rollout
 
-_FORMAT = 1
+_FORMAT = 2
 _COUNTS = ("counted_steps", "owed_draws", "drawn_rows")
 
 _FLAGS = np.arange(256)
@@ -200,8 +200,8 @@ class Replay:
         found = store.in_index(stream, entry)
         number = store.starts[found] + self._shifts
         place = store.rows.at(stream, number)
-        flags = store.flags[place[1:]]
-        drawn = Drawn(store, stream, number, place, flags, None)
+        rows = store.rows.take_records(place)
+        drawn = Drawn(store, stream, number, place, rows, rows["flags"][1:], None)
         if self.plan.kind == "windows" and self.plan.steps > 1:
             drawn = _cut_window(drawn)
         state = {}
@@ -288,6 +288,7 @@ class Drawn(NamedTuple):
     """Where rows -1..T of B windows or unrolls lie, and the flags of rows 0..T.
 
     number, place: ``[T + 2, B]``, number of the row in its stream, and where it lies in the rings.
+    rows: ``[T + 2, B]``, a copy of the records there.
     blank: ``[T, B]``, rows that are only reached and have but an observation; None: there is none.
     """
 
@@ -295,55 +296,63 @@ class Drawn(NamedTuple):
     stream: Numbers
     number: Numbers
     place: Numbers
+    rows: Array
     flags: Array
     blank: Array | None
 
     def rollout(self, state: dict[str, Tensor]) -> tuple[Rollout, int]:
         """A copy of the rows, and how many of them are valid."""
-        store, layout, fields = self.store, self.store.layout, self.store.rows.fields
-        place, stream = self.place, self.stream
-        body = place[1:-1]
+        store, layout, rows = self.store, self.store.layout, self.rows
+        stream = self.stream
         terminated, truncated, valid, cut = _ENDS.take(self.flags[:-1], 1)
         action, last_action = self._with_last("action")
         reward, last_reward = self._with_last("reward")
         rollout = Rollout(
-            obs={
-                name[4:]: store.read_obs(name, stream, self.number[1:], place[1:])
-                for name in layout.leaves
-            },
+            obs={name[4:]: self._observed(name) for name in layout.leaves},
             action=action,
             reward=reward,
             terminated=torch.from_numpy(terminated),
             truncated=torch.from_numpy(truncated),
             valid=torch.from_numpy(valid),
             is_first=torch.from_numpy(_IS_FIRST[self.flags]),
-            record={name: self._read(f"record/{name}", body) for name in layout.records},
-            version=self._read("version", body),
-            policy_id=self._read("policy_id", body),
+            record={name: self._read(f"record/{name}") for name in layout.records},
+            version=self._read("version"),
+            policy_id=self._read("policy_id"),
             stream_id=torch.from_numpy(stream.copy()),
             group_id=torch.from_numpy(store.group[stream]),
-            episode_id=torch.from_numpy(fields["episode_id"][place[1]]),
+            episode_id=torch.from_numpy(rows["episode_id"][1]),
             last_action=last_action,
             last_reward=last_reward,
             state=state,
-            return_carry=self._read("return_carry", body) if layout.has_return_carry else None,
+            return_carry=self._read("return_carry") if layout.has_return_carry else None,
             trace_cut=torch.from_numpy(cut),
             replayed=True,
         )
         return rollout, int(np.count_nonzero(valid))
 
-    def _read(self, name: str, place: Numbers) -> Tensor:
-        values = self.store.rows.take(name, place)
+    def _observed(self, name: str) -> Tensor:
+        """A leaf of the observation, rows 0..T."""
+        rows, store = self.store.rows, self.store
+        if name in store.packed:
+            return as_tensor(self.rows[name][1:], rows.specs[name].dtype)
+        return store.read_obs(name, self.stream, self.number[1:], self.place[1:])
+
+    def _taken(self, name: str) -> Array:
+        """What a row has but its observation, rows -1..T - 1."""
+        rows = self.store.rows
+        packed = name in self.store.packed
+        values = self.rows[name][:-1] if packed else rows.take(name, self.place[:-1])
         if self.blank is not None:
-            values[self.blank] = 0
-        return as_tensor(values, self.store.rows.specs[name].dtype)
+            values[1:][self.blank] = 0
+        return values
+
+    def _read(self, name: str) -> Tensor:
+        """Rows 0..T - 1."""
+        return as_tensor(self._taken(name)[1:], self.store.rows.specs[name].dtype)
 
     def _with_last(self, name: str) -> tuple[Tensor, Tensor]:
         """Rows 0..T - 1, and row -1."""
-        values = self.store.rows.take(name, self.place[:-1])
-        if self.blank is not None:
-            values[1:][self.blank] = 0
-        dtype = self.store.rows.specs[name].dtype
+        values, dtype = self._taken(name), self.store.rows.specs[name].dtype
         return as_tensor(values[1:], dtype), as_tensor(values[0], dtype)
 
 
@@ -357,9 +366,10 @@ def _cut_window(drawn: Drawn) -> Drawn:
         reach = np.where(gap.any(0), gap.argmax(0), len(gap))
         number = np.minimum(number, number[1] + reach)
         place = store.rows.at(stream, number)
-        flags = store.flags[place[1:]]
+        records = store.rows.take_records(place)
+        flags = records["flags"][1:]
         blank = number[1:-1] == store.head[stream]
-        drawn = Drawn(store, stream, number, place, flags, blank)
+        drawn = Drawn(store, stream, number, place, records, flags, blank)
     ended = (flags[:-1] & (TERMINATED | TRUNCATED)) > 0
     broken = (flags[:-1] & CUT) > 0
     broken[:-1] |= (flags[1:-1] & VALID) == 0

@@ -29,6 +29,7 @@ More = Callable[[slice], Sequence[Array]]
 """What belongs to the rows at these places and is kept elsewhere."""
 
 _ALIGNMENT = 64
+_WORD = 8
 
 
 def as_array(x: Tensor) -> Array:
@@ -54,9 +55,19 @@ def row_bytes(spec: TensorSpec) -> int:
     return int(np.prod(spec.shape, dtype=np.int64)) * spec.dtype.itemsize
 
 
-def rings_bytes(specs: Mapping[str, TensorSpec], rows: int) -> int:
+def record_dtype(specs: Mapping[str, TensorSpec]) -> np.dtype[Any]:
+    """A record of these fields, aligned, whole words of eight bytes."""
+    fields: list[Any] = [(name, array_dtype(x.dtype), x.shape) for name, x in specs.items()]
+    # A last field of whole words ends the record at one; it has no bytes of its own.
+    return np.dtype([*fields, ("", np.int64, (0,))], align=True)
+
+
+def rings_bytes(
+    packed: Mapping[str, TensorSpec], apart: Mapping[str, TensorSpec], rows: int
+) -> int:
     """Bytes that `Rings` of so many rows in all take."""
-    return max(sum(_aligned(row_bytes(spec) * rows) for spec in specs.values()), _ALIGNMENT)
+    by_themselves = sum(_aligned(row_bytes(spec) * rows) for spec in apart.values())
+    return max(_aligned(record_dtype(packed).itemsize * rows) + by_themselves, _ALIGNMENT)
 
 
 def _aligned(nbytes: int) -> int:
@@ -145,32 +156,47 @@ def require_file(place: Path, nbytes: int) -> None:
 
 @final
 class Rings:
-    """`num_streams` rings of `length` rows each; every row has all fields of `specs`.
+    """`num_streams` rings of `length` rows each; a row has the fields of `packed` and of `apart`.
+
+    The packed ones of a row lie together, as a record, and are read and written at once: few memory
+    pages are touched by a draw, however long the rings are.
 
     fields: by name ``[num_streams * length, ...]``, dtypes as `as_array` gives them.
+    specs: of all fields.
+    record: dtype of the records.
     """
 
     def __init__(
         self,
         place: Path | None,
-        specs: Mapping[str, TensorSpec],
+        packed: Mapping[str, TensorSpec],
+        apart: Mapping[str, TensorSpec],
         num_streams: int,
         length: int,
         segment: int,
     ):
         """segment: rows under one checksum; divides `length`."""
         assert length % segment == 0
-        self.specs, self.num_streams, self.length = dict(specs), num_streams, length
+        self.specs, self.num_streams, self.length = {**packed, **apart}, num_streams, length
         self.place, rows = place, num_streams * length
         self._begins = np.arange(num_streams) * length
-        self.nbytes = rings_bytes(specs, rows)
+        self.nbytes = rings_bytes(packed, apart, rows)
         self._memory = allocate(place, self.nbytes)
+        self.record = record_dtype(packed)
+        nbytes = self.record.itemsize * rows
+        words = self.record.itemsize // _WORD
+        self._records = np.frombuffer(self._memory, np.int64, words * rows).reshape(rows, words)
         self.fields: dict[str, Array] = {}
-        offset = 0
-        for name, spec in specs.items():
+        if packed:
+            records = self._records.view(self.record)[:, 0]
+            self.fields = {name: records[name] for name in packed}
+        self._blocks = [self._records]
+        offset = _aligned(nbytes)
+        for name, spec in apart.items():
             nbytes = row_bytes(spec) * rows
             block = np.frombuffer(self._memory, np.uint8, nbytes, offset)
             self.fields[name] = block.view(array_dtype(spec.dtype)).reshape(rows, *spec.shape)
+            self._blocks.append(self.fields[name])
             offset += _aligned(nbytes)
         self._segment = segment
         self._checksums = np.zeros((num_streams, length // segment), np.int64)
@@ -184,9 +210,11 @@ class Rings:
 
     def take(self, name: str, place: Numbers) -> Array:
         """A copy of the rows, ``[*place.shape, ...]``."""
-        # numpy's indexing is the faster way to single values, and the slower one to whole rows.
+        # numpy's indexing is the faster way to single values, and the slower one to whole rows; of
+        # what is not contiguous, `take` would copy all.
         field = self.fields[name]
-        return field[place] if field.ndim == 1 else field.take(place, 0)
+        single = field.ndim == 1 or not field.flags.c_contiguous
+        return field[place] if single else field.take(place, 0)
 
     def read(self, name: str, place: Numbers) -> Tensor:
         """A copy of the rows, ``[*place.shape, ...]``."""
@@ -195,12 +223,29 @@ class Rings:
     def write(self, name: str, place: Numbers, values: Array) -> None:
         """Puts rows ``[*place.shape, ...]`` in their places."""
         field = self.fields[name]
-        if values.dtype != field.dtype or values.shape != place.shape + field.shape[1:]:
-            raise AssertionError(
-                f"{name}: {field.dtype} {field.shape[1:]} per row declared, "
-                f"{values.dtype} {values.shape} given for rows {place.shape}"
-            )
+        _require_alike(name, field.dtype, place.shape + field.shape[1:], values)
         field[place] = values
+
+    def take_records(self, place: Numbers) -> Array:
+        """Copies of the records, ``[*place.shape]``, of dtype `record`."""
+        records: Array = self._records.take(place, 0).view(self.record)[..., 0]
+        return records
+
+    def blank(self, shape: tuple[int, ...]) -> Array:
+        """Records of zeros."""
+        words = np.zeros((*shape, self._records.shape[1]), np.int64)
+        records: Array = words.view(self.record)[..., 0]
+        return records
+
+    def fill(self, records: Array, name: str, values: Array) -> None:
+        """Puts a field into the first ``len(values)`` of records ``[N, ...]``."""
+        field = records[name][: len(values)]
+        _require_alike(name, field.dtype, field.shape, values)
+        field[...] = values
+
+    def write_records(self, place: Numbers, values: Array) -> None:
+        """Puts records ``[*place.shape]``, contiguous, in their places."""
+        self._records[place] = values.view(np.int64).reshape(*place.shape, -1)
 
     def flush(self) -> None:
         """Returns when the disk has everything."""
@@ -265,11 +310,18 @@ class Rings:
         place = stream * self.length + begin % self.length
         rows = slice(place, place + count)
         total = 0
-        for field in self.fields.values():
-            total = zlib.crc32(bytes_of(field[rows]), total)
+        for block in self._blocks:
+            total = zlib.crc32(bytes_of(block[rows]), total)
         for values in more(rows) if more is not None else ():
             total = zlib.crc32(bytes_of(values), total)
         return total
+
+
+def _require_alike(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], values: Array) -> None:
+    if values.dtype != dtype or values.shape != shape:
+        raise AssertionError(
+            f"{name}: {dtype} {shape} declared, {values.dtype} {values.shape} given"
+        )
 
 
 def _pairs(oldest: Numbers, heads: Numbers) -> list[tuple[int, int]]:
@@ -277,8 +329,8 @@ def _pairs(oldest: Numbers, heads: Numbers) -> list[tuple[int, int]]:
 
 
 def bytes_of(values: Array) -> memoryview:
-    """The same memory as flat bytes; `values` is contiguous."""
-    return values.reshape(-1).view(np.uint8).data
+    """The values as flat bytes."""
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
 
 
 def damaged(place: Path | None, stream: int) -> CheckpointError:

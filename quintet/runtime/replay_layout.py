@@ -8,13 +8,14 @@ import torch
 
 from quintet.errors import ConfigError
 from quintet.protocols import DataPlan
-from quintet.runtime.replay_files import array_dtype, rings_bytes
+from quintet.runtime.replay_files import array_dtype, rings_bytes, row_bytes
 from quintet.runtime.replay_frames import may_stack, pool_bytes, smallest_frame, stack_fields
 from quintet.runtime.slots import RowSpecs
 from quintet.spaces import leaf_spec, observation_leaves
 from quintet.types import TensorSpec
 
 _SEGMENT = 1024  # rows under one checksum, at most
+_PACKED_BYTES = 1024  # of the largest field that lies in a row's record
 
 _FIXED = {
     "reward": TensorSpec((), torch.float32),
@@ -89,12 +90,21 @@ class Layout:
         """The stacks that would take least memory, of all leaves that may be some."""
         return {name: smallest_frame(spec) for name, spec in self.leaves.items() if may_stack(spec)}
 
-    def fields(self, stacks: Mapping[str, int]) -> dict[str, TensorSpec]:
-        """Fields of a row."""
-        fields = dict(self._by_row)
+    def packed(self, stacks: Mapping[str, int]) -> dict[str, TensorSpec]:
+        """Fields of a row's record."""
+        whole = {name: spec for name, spec in self.leaves.items() if name not in stacks}
+        return {
+            name: spec
+            for name, spec in (self._by_row | whole).items()
+            if name in _FIXED or row_bytes(spec) <= _PACKED_BYTES
+        }
+
+    def apart(self, stacks: Mapping[str, int]) -> dict[str, TensorSpec]:
+        """Fields of a row that lie by themselves: large ones, and stacks of frames."""
+        packed, fields = self.packed(stacks), dict(self._by_row)
         for name, spec in self.leaves.items():
             fields |= stack_fields(name, spec, stacks[name]) if name in stacks else {name: spec}
-        return fields
+        return {name: spec for name, spec in fields.items() if name not in packed}
 
     def history(self, stacks: Mapping[str, int]) -> int:
         """Rows before the oldest live one that must last: its last action, its older frames."""
@@ -124,20 +134,26 @@ class Layout:
             return self.rows_per_stream + self.unroll_steps + 1
         return self.length(stacks) // self.unroll_steps + 2
 
+    def rows_bytes(self, stacks: Mapping[str, int]) -> int:
+        """Bytes of the rings of rows."""
+        rows = self.num_streams * self.length(stacks)
+        return rings_bytes(self.packed(stacks), self.apart(stacks), rows)
+
     def nbytes(self, stacks: Mapping[str, int]) -> int:
         """Bytes of everything, pools as they begin."""
         rows = self.num_streams * self.length(stacks)
         entries = self.num_streams * self.entries(stacks)
-        total = rings_bytes(self.fields(stacks), rows) + 8 * entries
+        total = self.rows_bytes(stacks) + 8 * entries
         if self.states:
-            total += rings_bytes(self.states, entries)
+            total += rings_bytes({}, self.states, entries)
         return total + sum(
             pool_bytes(self.leaves[name], slices, rows) for name, slices in stacks.items()
         )
 
     def to_json(self, stacks: Mapping[str, int]) -> dict[str, Any]:
         """All that must be the same for files to be read again."""
-        fields = self.fields(stacks) | {f"state/{name}": s for name, s in self.states.items()}
+        fields = self.packed(stacks) | self.apart(stacks)
+        fields |= {f"state/{name}": s for name, s in self.states.items()}
         return {
             "kind": self.kind,
             "streams": self.num_streams,

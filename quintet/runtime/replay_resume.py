@@ -61,14 +61,14 @@ def load_rows(layout: Layout, state: Mapping[str, Any]) -> RowStore:
             + "; ".join(f"{k} was {state['layout'].get(k)} and is {mine[k]}" for k in differing)
             + "; go on with the old settings, or begin anew in another run folder"
         )
-    for name, fields, rows in (
-        ("rows", layout.fields(stacks), layout.length(stacks)),
-        ("states", layout.states, layout.entries(stacks)),
-    ):
-        if fields:
-            place = layout.file(name)
-            assert place is not None
-            require_file(place, rings_bytes(fields, layout.num_streams * rows))
+    sizes = {"rows": layout.rows_bytes(stacks)}
+    if layout.states:
+        entries = layout.num_streams * layout.entries(stacks)
+        sizes["states"] = rings_bytes({}, layout.states, entries)
+    for name, nbytes in sizes.items():
+        place = layout.file(name)
+        assert place is not None
+        require_file(place, nbytes)
     store = RowStore(layout, stacks, fresh=False)
     store.size, store.stored = state["size"], state["stored"]
     for name in _COUNTERS:

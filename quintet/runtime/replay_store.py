@@ -1,7 +1,7 @@
 """The rows of a replay: rings of them, one per stream, and an index of where draws may begin."""
 
 from collections.abc import Mapping
-from typing import final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,9 +49,10 @@ class RowStore:
         require_room(layout.folder, layout.nbytes(stacks))
         count = layout.num_streams
         length, entries = layout.length(stacks), layout.entries(stacks)
-        self.rows = Rings(layout.file("rows"), layout.fields(stacks), count, length, layout.segment)
+        packed, apart = layout.packed(stacks), layout.apart(stacks)
+        self.rows = Rings(layout.file("rows"), packed, apart, count, length, layout.segment)
         self.unrolls = (
-            Rings(layout.file("states"), layout.states, count, entries, 1)
+            Rings(layout.file("states"), {}, layout.states, count, entries, 1)
             if layout.states
             else None
         )
@@ -61,6 +62,7 @@ class RowStore:
             )
             for index, (name, slices) in enumerate(stacks.items())
         }
+        self.packed = frozenset(packed)
         self.flags = self.rows.fields["flags"]
         reached = ("obs/", "flags", "episode_id")
         self._taken = [name for name in self.rows.fields if not name.startswith(reached)]
@@ -77,6 +79,7 @@ class RowStore:
         self._where: Columns = slice(None)  # the streams of the last batch, or all of them
         self._views = Views()
         self._reached: Begin | None = None  # with which the last batch is followed on, if known
+        self._full = False  # whether every stream has as many rows as can be live
         self.first = np.zeros(count, np.int64)
         self.last = np.zeros(count, np.int64)
         self.size = 0
@@ -118,7 +121,7 @@ class RowStore:
     def store(self, batch: Rollout) -> None:
         """Stores the columns that have a valid row; a stream's own are in order."""
         fresh = Fresh.of(batch, self.layout, self._views)
-        whole = bool(fresh.valid.all()) or bool(fresh.valid.any(0).all())
+        whole = _all(fresh.valid) or _all(fresh.valid.any(0))
         if whole and self._reached == fresh.begin():
             self._append(fresh, None)
         else:
@@ -154,20 +157,27 @@ class RowStore:
         head = self.head[where]
         start = head if gaps is None else head + gaps
         number = start + np.arange(steps + 1)[:, None]
-        self._retire(stream, head, number[-1], steps if gaps is None else steps + 1)
+        self._retire(stream, head, number[-1], gaps is not None)
         place = self.rows.at(stream, number)
         body = place[:-1]
         flags, starts = fresh.flags()
-        self.flags[place] = flags
         episodes = fresh.episodes()
-        self.rows.write("episode_id", place, episodes)
+        records = self.rows.blank(place.shape)  # what row T doesn't have yet stays so
+        self.rows.fill(records, "flags", flags)
+        self.rows.fill(records, "episode_id", episodes)
         for name, values in fresh.rows.items():
-            self.rows.write(name, body, values)
+            if name in self.packed:
+                self.rows.fill(records, name, values)
+            else:
+                self.rows.write(name, body, values)
         for name, values in fresh.obs.items():
-            if name in self.stacks:
+            if name in self.packed:
+                self.rows.fill(records, name, values)
+            elif name in self.stacks:
                 self.stacks[name].follow(place[1:], place[0], values)
             else:
                 self.rows.write(name, place[1:], values[1:])
+        self.rows.write_records(place, records)
         self._enter(stream, number[:-1], starts, fresh.states)
         count = int(np.count_nonzero(fresh.valid))
         self.size += count
@@ -206,19 +216,20 @@ class RowStore:
         for name, values in fresh.obs.items():
             if name in self.stacks:
                 self.stacks[name].begin(start, values[0][which])
-            else:
+            elif name not in self.packed:
                 self.rows.write(name, start, values[0][which])
 
-    def _retire(self, stream: Numbers, old: Numbers, new: Numbers, most: int) -> None:
-        """Takes rows out of the index that are live with the old heads and not with the new ones,
-        which are at most so many rows further on.
-        """
+    def _retire(self, stream: Numbers, old: Numbers, new: Numbers, gaps: bool) -> None:
+        """Takes out of the index what is live with the old heads and not with the new ones."""
         before = old - self.layout.rows_per_stream
-        if before.max() <= -most:
-            return
-        number = before + np.arange(most)[:, None]
+        most = int((new - old).max()) if gaps else int(new[0] - old[0])
+        if not self._full:
+            if before.max() <= -most:
+                return
+            self._full = bool((self.head >= self.layout.rows_per_stream).all())
+        number = before[None] if most == 1 else before + np.arange(most)[:, None]
         flags = self.flags[self.rows.at(stream, number)]
-        if most > 1 or before.min() < 0:
+        if gaps or not self._full:
             flags[(number < 0) | (number >= new - self.layout.rows_per_stream)] = 0
         starts = (flags & START) > 0
         self.first[self._where] += starts[0] if most == 1 else starts.sum(0)
@@ -232,7 +243,7 @@ class RowStore:
         if len(starts) > 1:
             place = place + np.cumsum(starts, 0) - starts
         place = self.in_index(stream, place)
-        if starts.all():
+        if _all(starts):
             self.starts[place] = number
         else:
             self.starts[place[starts]] = number[starts]
@@ -240,6 +251,11 @@ class RowStore:
             assert self.unrolls is not None
             self.unrolls.write(name, place[0], values.swapaxes(0, 1))
         self.last[self._where] += starts[0] if len(starts) == 1 else starts.sum(0)
+
+
+def _all(x: Any) -> bool:
+    """As ``x.all()``, which takes several times as long on few values."""
+    return bool(np.count_nonzero(x) == x.size)
 
 
 def _equal(a: Array, b: Array) -> Array:

@@ -99,7 +99,7 @@ class GroupSampler:
         else:
             slot.store_state(rows, self.state)
         check_finite(
-            {name: x.numpy() for name, x in slot.obs.items()},
+            slot.obs_arrays,
             slot.raw_reward,  # clipping would hide an infinity
             self.first_stream,
             self.env_seeds,

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
 
+import numpy as np
 import torch
 
 from quintet.envs.vector import VectorEnv
@@ -95,7 +96,7 @@ class SerialSampling:
                 self.delivery.arrived(index, slot.executed, slot.running)
             # A slot is written again in the next round, before which what waits is copied.
             self.delivery.put_round(
-                [Part(slot.rollout(), slot.episodes(), Lease(_nothing)) for slot in self.slots]
+                [Part(slot.rollout, slot.episodes(), Lease(_nothing)) for slot in self.slots]
             )
         return self.delivery.batch(*taken, env_steps_left)
 
@@ -106,7 +107,7 @@ class SerialSampling:
             torch.set_num_threads(self.threads)
 
         def more(rows: int) -> int:
-            executed = sum(int(slot.valid[:rows].sum()) for slot in self.slots)
+            executed = sum(int(np.count_nonzero(slot.valid[:rows])) for slot in self.slots)
             return rows_for(wanted - executed, self.delivery.num_streams)
 
         unroll(self.groups, self.slots, self.timer, more=more)

@@ -102,6 +102,8 @@ class Slot:
     Made over memory that `slot_specs` describes, perhaps shared with other processes.  Environments
     write through `step_rows` (numpy), actors read `obs_rows` and write `action` and `record`
     (torch); both are views of the same memory, made once.
+
+    rollout: the unroll as views of this memory.
     """
 
     def __init__(self, memory: Mapping[str, Tensor], rows: RowSpecs, plan: DataPlan):
@@ -129,7 +131,7 @@ class Slot:
 
         # Views of every row, so that the hot loop slices and builds nothing.
         t = self.steps
-        arrays = {name: x.numpy() for name, x in self.obs.items()}
+        self.obs_arrays = arrays = {name: x.numpy() for name, x in self.obs.items()}
         self.first_obs_arrays = {name: x[0] for name, x in arrays.items()}
         self.obs_rows: list[Obs] = [
             {name: x[row] for name, x in self.obs.items()} for row in range(t + 1)
@@ -151,6 +153,26 @@ class Slot:
             )
             for row in range(t)
         ]
+        m = memory
+        self.rollout = Rollout(
+            obs=self.obs,
+            action=self.action,
+            reward=m["reward"],
+            terminated=m["terminated"],
+            truncated=m["truncated"],
+            valid=m["valid"],
+            is_first=m["is_first"],
+            record=self.record,
+            version=m["version"],
+            policy_id=m["policy_id"],
+            stream_id=m["stream_id"],
+            group_id=m["group_id"],
+            episode_id=m["episode_id"],
+            last_action=self.last_action,
+            last_reward=m["last_reward"],
+            state=self.state,
+            return_carry=m.get("return_carry"),
+        )
 
     def belongs_to(self, group: int, first_stream: int) -> None:
         """Writes whose unrolls the slot holds."""
@@ -169,12 +191,13 @@ class Slot:
         """What was reached after `rows` rows of the last unroll, in this slot or another one,
         becomes row 0 of the next.
         """
-        for name, x in self.obs.items():
-            x[0].copy_(last.obs[name][rows])
-        np.add(last.episode_id, last.is_first[1 : rows + 1].sum(0), out=self.episode_id)
+        for name, x in self.obs_rows[0].items():
+            x.copy_(last.obs_rows[rows][name])
+        begun = last.is_first[1] if rows == 1 else last.is_first[1 : rows + 1].sum(0)
+        np.add(last.episode_id, begun, out=self.episode_id)
         self.is_first[0] = last.is_first[rows]
         if rows > 0:
-            self.last_action.copy_(last.action[rows - 1])
+            self.last_action.copy_(last.action_rows[rows - 1])
             self.last_reward[:] = last.reward[rows - 1]
         else:
             self.last_action.copy_(last.last_action)
@@ -208,29 +231,6 @@ class Slot:
         if row % self.state_every == 0:
             for name, x in self.state.items():
                 x[row // self.state_every].copy_(state[name])
-
-    def rollout(self) -> Rollout:
-        """The unroll as views of this memory."""
-        m = self.memory
-        return Rollout(
-            obs=self.obs,
-            action=self.action,
-            reward=m["reward"],
-            terminated=m["terminated"],
-            truncated=m["truncated"],
-            valid=m["valid"],
-            is_first=m["is_first"],
-            record=self.record,
-            version=m["version"],
-            policy_id=m["policy_id"],
-            stream_id=m["stream_id"],
-            group_id=m["group_id"],
-            episode_id=m["episode_id"],
-            last_action=self.last_action,
-            last_reward=m["last_reward"],
-            state=self.state,
-            return_carry=m.get("return_carry"),
-        )
 
     def episodes(self) -> list[Episode]:
         """Episodes that ended in this unroll, by (row, column)."""

@@ -332,7 +332,7 @@ class Workers:
                 return Died(sampler.index, error)
             slot = self._slots[place.group, k]
             lease = Lease(partial(self._freed, sampler.index, place.group, k))
-            parts.append(Part(slot.rollout(), slot.episodes(), lease))
+            parts.append(Part(slot.rollout, slot.episodes(), lease))
             arrivals.append(Arrival(place.group, slot.executed, slot.running))
         with self._lock:
             sampler.granted.popleft()

@@ -189,7 +189,7 @@ def play(env: VectorEnv) -> list[Rollout]:
     unrolls = []
     for _ in range(UNROLLS):
         unroll([sampler], [slot], PhaseTimer())
-        unrolls.append(copy.deepcopy(slot.rollout()))
+        unrolls.append(copy.deepcopy(slot.rollout))
     env.close()
     return unrolls
 

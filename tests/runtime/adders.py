@@ -38,7 +38,7 @@ PLAN = DataPlan(unroll_steps=6, columns_per_batch=12, return_discount=0.9, state
 
 def make_batch(seed: int, cut: bool) -> Rollout:
     """Something else in every tensor that a batch has."""
-    batch = Slot(zeros(slot_specs(ROWS, PLAN, 12)), ROWS, PLAN).rollout()
+    batch = Slot(zeros(slot_specs(ROWS, PLAN, 12)), ROWS, PLAN).rollout
     if cut:
         batch = replace(batch, trace_cut=torch.zeros((6, 12), dtype=torch.bool))
     g = torch.Generator().manual_seed(seed)

@@ -119,7 +119,7 @@ def test_serial_and_lockstep_end_with_the_same_bytes(tmp_path: Path) -> None:
 
 
 def all_valid(columns: int) -> Rollout:
-    batch = Slot(zeros(slot_specs(ROWS, PLAN, columns)), ROWS, PLAN).rollout()
+    batch = Slot(zeros(slot_specs(ROWS, PLAN, columns)), ROWS, PLAN).rollout
     batch.valid.fill_(True)
     return batch
 
