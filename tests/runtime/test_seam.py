@@ -13,12 +13,15 @@ from quintet.protocols import DataPlan, ReplayPlan
 from quintet.runtime.batch import ColumnQueue, Part
 from quintet.types import Rollout
 
-SELDOM = ("lockstep1x1", "lockstep0x1server", "asyncx2")
-KINDS = (
-    "serial", "lockstep0x2", "asyncx2server",
-    *(pytest.param(kind, marks=pytest.mark.slow) for kind in SELDOM),
-)  # fmt: skip
+KINDS = ("serial", "lockstep0x2", "lockstep1x1", "lockstep0x1server", "asyncx2server", "asyncx2")
 """Runtimes that must bring the same rows: kind, lag, x, number of workers."""
+
+
+def kinds(*often: str) -> pytest.MarkDecorator:
+    """Every kind; only some of them outside of the slow tests."""
+    each = [k if k in often else pytest.param(k, marks=pytest.mark.slow) for k in KINDS]
+    return pytest.mark.parametrize("kind", each)
+
 
 LAG = {"serial": 0, "lockstep0x2": 0, "lockstep1x1": 1, "lockstep0x1server": 0}
 
@@ -47,7 +50,7 @@ def steps_by_stream(ledger: Ledger) -> list[int]:
     return [counts[stream] for stream in range(ledger.streams)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@kinds("serial")
 def test_ppo_chunks_for_minibatches(kind: str) -> None:
     """Chunks of 4 rows stay whole, begin at their recorded state, and come once per pass."""
     chunk = 4
@@ -97,7 +100,7 @@ def test_ppo_chunks_for_minibatches(kind: str) -> None:
         assert lags == ({0.0, 1.0} if LAG[kind] else {None})  # without any there is nothing to say
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@kinds("serial", "lockstep0x2", "asyncx2server")
 def test_impala_takes_24_columns_out_of_groups_of_16(kind: str) -> None:
     """What a round leaves over comes in the next batch, one version old and nothing twice."""
     plan = DataPlan(unroll_steps=5, columns_per_batch=24, state_every=5, return_discount=0.5)
@@ -123,7 +126,7 @@ def test_impala_takes_24_columns_out_of_groups_of_16(kind: str) -> None:
     assert min(shares) > 0.8 * max(shares)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@kinds("serial", "asyncx2server")
 def test_appo_two_policies_share_the_streams(kind: str) -> None:
     """Each row belongs to one policy; a column that straddles a change goes to both learners, each
     with the other's rows masked.
@@ -145,7 +148,7 @@ def test_appo_two_policies_share_the_streams(kind: str) -> None:
     assert len(straddling[0] & straddling[1]) > 10
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@kinds("serial", "lockstep0x2")
 def test_appo_drops_what_is_too_old(kind: str) -> None:
     """Batches of 2 columns out of rounds of 8: the third and fourth of a round are too old."""
     plan = DataPlan(unroll_steps=6, columns_per_batch=2, state_every=6, max_policy_lag=1)
@@ -162,7 +165,7 @@ def test_appo_drops_what_is_too_old(kind: str) -> None:
     assert min(shares) > 0.8 * max(shares)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@kinds("serial", "lockstep0x2")
 def test_ddpg_windows_and_updates_owed(kind: str) -> None:
     """Half an update per executed step, from windows of 3 rows that begin at any of them."""
     replay = ReplayPlan("windows", 400, steps=3, columns=16, draws="owed", rate=0.5)
@@ -196,7 +199,7 @@ def test_ddpg_windows_and_updates_owed(kind: str) -> None:
             assert done <= owed
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@kinds("serial", "asyncx2server")
 def test_acer_poisson_draws_of_sequences(kind: str) -> None:
     """Whole unrolls of each stream with their states; none before the start size."""
     replay = ReplayPlan(
