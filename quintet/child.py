@@ -43,6 +43,7 @@ class Child:
         tied: the system ends it at once when the thread that makes this object ends (Linux), also
             while the child still imports what it needs.
         """
+        self.printed = False  # whether it has said anything
         parent = str(os.getpid()) if tied else ""
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", _START.format(path=sys.path), parent, module]
@@ -73,6 +74,7 @@ class Child:
     def _speak(self, say: Callable[[str], None]) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:  # to its end, or the child would block
+            self.printed = True
             say(line.decode(errors="replace").rstrip())
 
     @property

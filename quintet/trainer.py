@@ -323,8 +323,8 @@ class Trainer:
         if automatic and costly and not (exact or milestone or self.stop_requested):
             return
         counters.checkpoint_iteration = counters.iteration
-        before = self.timer.switch("checkpoint")
-        begin = time.perf_counter()
+        self.folder.check()
+        before, begin = self.timer.switch("checkpoint"), time.perf_counter()
         state, publication = self.learner.save(), self.learner.publication()
         best = self.evaluations.best
         rest = {k: v for k, v in state.tensors.items() if k not in publication.tensors}

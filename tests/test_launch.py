@@ -34,6 +34,7 @@ from quintet.config.runtime import RuntimeConfig
 from quintet.config.saved import load_config
 from quintet.envs.toy import Contextual, FinitePay
 from quintet.errors import CheckpointError, ConfigError, EnvironmentFault, NonFiniteError
+from quintet.launch import Result
 from quintet.lock import RunLock
 from quintet.observe.sinks import read_metrics
 from quintet.observe.timing import PhaseTimer
@@ -644,12 +645,23 @@ def _prefetch_batches(where: Where) -> None:
 
 
 def _publish_interval(where: Where) -> None:
-    every, third = (
-        run(where.folder / str(k), 512, runtime__publish_interval_updates=k) for k in (1, 3)
-    )
+    lags: list[float | None] = []
+
+    def trained(interval: int) -> Result:
+        return run(
+            where.folder / str(interval),
+            512,
+            on_report=lambda report: lags.append(report.get("policy_lag/max")),
+            checkpoint__interval_updates=100,  # at exact ones weights are published too
+            runtime__publish_interval_updates=interval,
+        )
+
+    every = trained(1)
+    assert set(lags) == {None}
+    lags.clear()
+    third = trained(3)
     assert weights(every) != weights(third)
-    assert "policy_lag/max" not in every.metrics
-    assert third.metrics["policy_lag/max"] in (0.0, 1.0, 2.0)
+    assert lags == [0.0, 1.0, 2.0, 0.0, 1.0, 2.0, 0.0, 1.0, 2.0]
     # the policy that is saved is the newest, whatever the actors had
     assert third.policy.publication.version == every.policy.publication.version
 

@@ -214,7 +214,8 @@ class Process:
         row = int(self.row[1])
         place = "as it began anew" if row == BEGINNING else self.kind.place.format(row)
         place = place if self.ready else "before it was ready"
-        return f"{self.name} {how} {place}; what it printed is above"
+        printed = "what it printed is above" if self.child.printed else "it printed nothing"
+        return f"{self.name} {how} {place}; {printed}"
 
     def end(self, grace_s: float = 0.0) -> None:
         """Kills it, unless it ends by itself in time, and closes its channel."""

@@ -207,6 +207,7 @@ def test_runs_of_one_and_two_learners_are_alike_and_a_killed_one_goes_back(tmp_p
     said = (tmp_path / "killed" / "log.txt").read_text()
     assert "learner 1 (cpu, pid " in said
     assert "was ended by SIGKILL" in said
+    assert "it printed nothing" in said
     assert "resumed at update" in said
 
 

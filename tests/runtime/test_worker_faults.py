@@ -96,7 +96,7 @@ def test_async_replaces_a_worker_that_is_killed_or_stopped(what: str, tmp_path: 
             marks=slow,
         ),
         ("hang", WorkerFault, r"worker \d .*must do a row within 1 s, .*silent .*at row \d+ of sl"),
-        ("die", WorkerFault, r"worker \d \(streams .* ended with status 3 at row \d+"),
+        ("die", WorkerFault, r"worker \d \(streams .* ended with status 3 at row \d+.*is above"),
     ],
 )
 @pytest.mark.parametrize("kind", ["async", pytest.param("lockstep", marks=slow)])
