@@ -12,9 +12,9 @@ from typing import Any, TextIO
 from rich.console import Console, Group
 
 import quintet
-from quintet import trainer
 from quintet.observe.dashboard import View, layout
 from quintet.observe.progress import Begin, Pace
+from quintet.run import trainer
 
 COLUMNS, ROWS = 104, 30
 SHARE = 0.6  # of the budget, when the picture is taken

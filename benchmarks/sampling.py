@@ -30,9 +30,9 @@ from quintet.envs.vector import VectorEnv
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan
 from quintet.runtime.asynchronous import AsyncOptions, AsyncSampling
-from quintet.runtime.crew import Crew
-from quintet.runtime.messages import Place
-from quintet.runtime.workers import Workers
+from quintet.runtime.processes.crew import Crew
+from quintet.runtime.processes.messages import Place
+from quintet.runtime.processes.workers import Workers
 from quintet.types import ActOutput, Obs, Publication, State, TensorSpec
 
 STREAMS, STEPS = 64, 32

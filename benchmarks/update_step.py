@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from gymnasium import spaces as gym_spaces
 
-from quintet.algorithms.minibatches import Rows
-from quintet.algorithms.ppo import PPOLearner
-from quintet.algorithms.ppo_config import PPOConfig
-from quintet.algorithms.setup import Compute, Setup
+from quintet.algorithms.parts.minibatches import Rows
+from quintet.algorithms.parts.setup import Compute, Setup
+from quintet.algorithms.ppo.config import PPOConfig
+from quintet.algorithms.ppo.learner import PPOLearner
 from quintet.models.config import ModelConfig, resolve_model
 from quintet.types import Spaces
 

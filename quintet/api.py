@@ -13,11 +13,11 @@ from quintet.config.load import Layer, Loaded, flatten, options
 from quintet.config.saved import Unusable, load_config, load_seeds
 from quintet.envs.given import EnvSource, GivenEnv, can_be_made_again, settle
 from quintet.errors import ConfigError, GroupFault
-from quintet.launch import Result, run, run_seeds
 from quintet.models.custom import encoder_import_string
 from quintet.policy import Policy, find_policy, load
-from quintet.trainer import OnReport
-from quintet.trust import vouched
+from quintet.run.launch import Result, run, run_seeds
+from quintet.run.trainer import OnReport
+from quintet.system.trust import vouched
 
 
 @overload

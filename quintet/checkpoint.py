@@ -28,9 +28,9 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
-from quintet import files, signature
 from quintet.errors import CheckpointError
-from quintet.manifest import (
+from quintet.system import files, signature
+from quintet.system.manifest import (
     FORMAT_VERSION,
     MANIFEST,
     META,
@@ -104,7 +104,8 @@ class Checkpoint:
     """A checkpoint that was read and verified.
 
     tensors: by key and name, names in alphabetical order; CPU, contiguous, memory of their own.
-    not_own: why its manifest bears no valid signature of this user's (see `quintet.signature`).
+    not_own: why its manifest bears no valid signature of this user's (see
+        `quintet.system.signature`).
     """
 
     path: Path

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from quintet.config.command import Parsed
     from quintet.evaluation import Scores
-    from quintet.launch import SeedOutcome
+    from quintet.run.launch import SeedOutcome
 
 HELP = """usage: quintet COMMAND ...
 
@@ -84,7 +84,7 @@ def _run(arguments: list[str]) -> int:
     # environments then want (8% of Pong's sampling).  Only before PyTorch is loaded can it be said.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "20000")
-    from quintet.memory import check_address_space
+    from quintet.system.memory import check_address_space
 
     check_address_space()
     return command(arguments[1:])
@@ -95,7 +95,7 @@ def _guarded(command: Callable[[], int]) -> int:
     pipe into silence.
     """
     from quintet.errors import ConfigError, QuintetError
-    from quintet.signals import exit_on_signals
+    from quintet.system.signals import exit_on_signals
 
     try:
         with exit_on_signals():
@@ -109,7 +109,7 @@ def _guarded(command: Callable[[], int]) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except OSError as error:
-        from quintet import files
+        from quintet.system import files
 
         # The reader may have gone away, or the disk behind standard output be full; what Python
         # flushes at exit must not complain about it either.
@@ -138,7 +138,7 @@ def _train(arguments: list[str]) -> int:
         return _train_seeds(asked)
     from quintet.config.saved import load_config
     from quintet.errors import ConfigError
-    from quintet.launch import run
+    from quintet.run.launch import run
 
     if asked.jobs is not None:
         raise ConfigError(f"--jobs {asked.jobs} has no effect without --seeds; leave it out")
@@ -153,7 +153,7 @@ def _train(arguments: list[str]) -> int:
 def _train_seeds(asked: "Parsed") -> int:
     """A group of runs, and a table of how they ended."""
     from quintet.config.saved import load_seeds
-    from quintet.launch import run_seeds
+    from quintet.run.launch import run_seeds
 
     assert asked.seeds is not None
     loaded = load_seeds(asked.algo, asked.files, asked.options, asked.seeds, trust=asked.trust)
@@ -209,9 +209,9 @@ def _config(arguments: list[str]) -> int:
     asked = parse("config", arguments)
     from quintet.checkpoint import any_of_run
     from quintet.config.saved import load_config
-    from quintet.files import warn_on_stderr
-    from quintet.launch import resolved
-    from quintet.warm_start import find_donor
+    from quintet.run.launch import resolved
+    from quintet.run.warm_start import find_donor
+    from quintet.system.files import warn_on_stderr
 
     loaded = load_config(asked.algo, asked.files, asked.options, trust=asked.trust)
     for note in loaded.notes:
@@ -240,7 +240,7 @@ def _eval(arguments: list[str]) -> int:
 
     from tyro.conf import Positional, arg
 
-    from quintet.trust import TRUST_HELP
+    from quintet.system.trust import TRUST_HELP
 
     schema = TypedDict(  # noqa: UP013  "json" and "env" are flags, not attributes
         "schema",
@@ -338,7 +338,7 @@ def _scores_as_json(scores: "Scores") -> dict[str, Any]:
 
 
 def _scores_in_words(scores: "Scores") -> str:
-    from quintet.observe.progress import percent
+    from quintet.observe.pace import percent
 
     won = ""
     if scores.success_rate is not None:

@@ -32,7 +32,7 @@ from quintet.models.config import ModelConfig, uses_pictures
 from quintet.observe.video import VideoWriter, check_video
 from quintet.policy import Policy
 from quintet.protocols import Actor
-from quintet.trust import Call, calls_given
+from quintet.system.trust import Call, calls_given
 from quintet.uniform import UniformActor
 
 MAX_STREAMS = 25
@@ -138,7 +138,7 @@ def evaluate(
             name of the one that was trained on: give a callable that knows its arguments.  A key
             of info that ``env.success`` names isn't asked of it either; a rule of rewards is kept.
             None, and `env.kwargs` of the one that was trained on: what the policy's folder says of
-            them is used only as `quintet.trust` has it.
+            them is used only as `quintet.system.trust` has it.
         deterministic: take the mode of the policy; False samples.
         stop: asked at every step; True ends the evaluation with the episodes there are.
         video: an .mp4 file of one whole episode, however long, with its return so far and its step

@@ -1,7 +1,7 @@
 """A trained policy as a thing of its own: load it, act with it, save it.
 
 Loading runs no code from the file: weights are safetensors, the rest is JSON.  What these name by
-an import string is imported and called only as `quintet.trust` has it.
+an import string is imported and called only as `quintet.system.trust` has it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,15 +13,16 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from quintet import checkpoint, files, spaces, trust
+from quintet import checkpoint, spaces
 from quintet.algorithms import registry
-from quintet.algorithms.setup import Compute
+from quintet.algorithms.parts.setup import Compute
 from quintet.envs.config import EnvConfig
 from quintet.envs.gymnasium import Leaf, leaf_of
 from quintet.errors import CheckpointError, ConfigError, QuintetError
 from quintet.models.config import ModelConfig
 from quintet.models.custom import encoder_import_string
 from quintet.protocols import Actor
+from quintet.system import files, trust
 from quintet.types import ACTION_MASK, Obs, Publication, Spaces, State
 
 POLICY = "policy"

@@ -229,7 +229,7 @@ def mutate(folder: Path, rng: np.random.Generator) -> str:
 
 def make_runs(root: Path) -> dict[str, Path]:
     """A finished run, and one that was stopped half way."""
-    from quintet.trainer import Trainer
+    from quintet.run.trainer import Trainer
 
     finished, half = root / "finished", root / "half"
     silent = io.StringIO()

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from quintet import checkpoint
 from quintet.checkpoint import Checkpoint, CheckpointConfig
 from quintet.errors import CheckpointError
-from quintet.lock import RunLock
+from quintet.system.lock import RunLock
 
 MANY_KINDS = {
     "float32": torch.randn(3, 4),
@@ -465,7 +465,7 @@ def test_config_intervals_and_milestones() -> None:
 HOLDER = """
 import sys, time
 from pathlib import Path
-from quintet.lock import RunLock
+from quintet.system.lock import RunLock
 lock = RunLock(Path(sys.argv[1])).acquire()
 print("held", flush=True)
 time.sleep(60)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from quintet import manifest
+from quintet.system import manifest
 
 EXT4_SHUTDOWN = 0x8004587D
 NO_FLUSH = 2  # what is not on the disk yet never gets there, as when its power goes

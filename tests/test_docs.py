@@ -15,7 +15,10 @@ import torch
 import yaml
 
 import quintet
-from quintet.algorithms import impala, impala_config, ppo, ppo_config
+from quintet.algorithms.impala import config as impala_config
+from quintet.algorithms.impala import learner as impala
+from quintet.algorithms.ppo import config as ppo_config
+from quintet.algorithms.ppo import learner as ppo
 from quintet.bench import workloads
 from quintet.cli import COMMANDS, main
 from quintet.config.command import parse

@@ -7,9 +7,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from quintet.algorithms import impala, impala_config, ppo, ppo_config
-from quintet.algorithms.options import Idle
-from quintet.algorithms.setup import Compute, Setup
+from quintet.algorithms.impala import config as impala_config
+from quintet.algorithms.impala import learner as impala
+from quintet.algorithms.parts.options import Idle
+from quintet.algorithms.parts.setup import Compute, Setup
+from quintet.algorithms.ppo import config as ppo_config
+from quintet.algorithms.ppo import learner as ppo
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
 from quintet.protocols import Actor, Learner

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from quintet.bench.workloads import Workload
-from quintet.cores import usable_cores
 from quintet.envs.envpool import load_opengl
 from quintet.models.precision import Precision, autocast
+from quintet.system.cpus import usable_cores
 from quintet.types import Spaces
 
 CPU = torch.device("cpu")

@@ -14,13 +14,13 @@ from quintet.bench import limits
 from quintet.bench.workloads import Workload
 from quintet.config.load import Layer, compose
 from quintet.config.run import RunConfig
-from quintet.launch import make_learner, resolve
 from quintet.observe.timing import Phase, PhaseTimer
 from quintet.protocols import Learner
+from quintet.run.launch import make_learner, resolve
+from quintet.run.sampling import Source, make_sampling, open_source
+from quintet.run.setting import has_compiler
 from quintet.runtime import loop
 from quintet.runtime.torch_settings import configure_torch
-from quintet.sampling import Source, make_sampling, open_source
-from quintet.setting import has_compiler
 from quintet.types import Rollout, Spaces
 
 _NEVER = 10**9

@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_args, get
 import tyro
 from pydantic.fields import FieldInfo
 
-from quintet import files
 from quintet.algorithms import registry
 from quintet.config.load import Layer, flatten, kinds, options, read_file
 from quintet.config.run import ALIASES
 from quintet.errors import ConfigError
-from quintet.trust import TRUST_HELP
+from quintet.system import files
+from quintet.system.trust import TRUST_HELP
 
 
 class Parsed(NamedTuple):

@@ -5,7 +5,7 @@ environment; what is found here takes one.
 """
 
 from quintet.algorithms import registry
-from quintet.algorithms.options import Idle
+from quintet.algorithms.parts.options import Idle
 from quintet.config.load import Loaded
 from quintet.config.run import RunConfig
 from quintet.errors import ConfigError

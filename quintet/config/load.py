@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 from quintet.algorithms import registry
 from quintet.config.run import ALIASES, MAY_CHANGE_ON_RESUME, PARTS, TOP, RunConfig
 from quintet.errors import ConfigError, FileFault, IdleOptions
-from quintet.files import read_yaml
+from quintet.system.files import read_yaml
 
 
 @dataclass(frozen=True)

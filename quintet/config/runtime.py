@@ -4,8 +4,8 @@ from typing import Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from quintet.algorithms.options import refuse_idle
-from quintet.algorithms.setup import Compute
+from quintet.algorithms.parts.options import refuse_idle
+from quintet.algorithms.parts.setup import Compute
 
 
 @final

@@ -12,13 +12,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from quintet import files, saved_options
 from quintet.config.kind import Kind, kind_asked_for
 from quintet.config.load import Layer, Loaded, compose, flatten, options, preset_layers
 from quintet.config.run import AUTOMATIC, MAY_CHANGE_ON_RESUME
 from quintet.envs.given import EnvSource
 from quintet.errors import CheckpointError, ConfigError
-from quintet.trust import Origin, all_harmless, calls_given, calls_of, config_fault
+from quintet.system import files, saved_options
+from quintet.system.trust import Origin, all_harmless, calls_given, calls_of, config_fault
 
 BEFORE_CONFIG = (".lock", "log.txt", ".config.yaml.tmp", ".tmp-config.yaml")
 """What a run that was killed at its very start may leave in its folder."""

@@ -37,7 +37,6 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector import VectorEnv as ForeignVectorEnv
 from numpy.typing import NDArray
 
-from quintet.blame import raised, traced
 from quintet.envs.gymnasium import BadLeaf, Leaf, leaf_of, read_leaf, steps_per_s
 from quintet.envs.success import rule_of, write_success
 from quintet.envs.vector import (
@@ -51,6 +50,7 @@ from quintet.envs.vector import (
 )
 from quintet.errors import ConfigError, EnvironmentFault
 from quintet.spaces import action_space_of, action_spec, leaf_keys, stored_space, unpack_action
+from quintet.system.blame import raised, traced
 from quintet.types import ACTION_MASK, Spaces
 
 Mask = NDArray[np.bool_]

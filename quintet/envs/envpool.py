@@ -33,8 +33,6 @@ from typing import Any, final
 import numpy as np
 from gymnasium import spaces
 
-from quintet.blame import raised, traced
-from quintet.cores import usable_cores
 from quintet.envs.short_wait import SLEEPS_ARE_COUNTED, ShortWait
 from quintet.envs.success import rule_of, write_success
 from quintet.envs.vector import (
@@ -55,6 +53,8 @@ from quintet.spaces import (
     map_leaves,
     stored_space,
 )
+from quintet.system.blame import raised, traced
+from quintet.system.cpus import usable_cores
 from quintet.types import Spaces
 
 INSTALL_LINE = 'pip install "quintet[envpool]"'

@@ -10,7 +10,6 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from quintet.blame import raised, traced
 from quintet.envs.success import rule_of, single_success
 from quintet.envs.vector import (
     Array,
@@ -30,6 +29,7 @@ from quintet.spaces import (
     stored_space,
     unpack_action,
 )
+from quintet.system.blame import raised, traced
 from quintet.types import Spaces
 
 

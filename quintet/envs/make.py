@@ -10,7 +10,6 @@ import gymnasium
 from gymnasium.vector import VectorEnv as ForeignVectorEnv
 from pydantic import ValidationError
 
-from quintet.blame import raised, traced
 from quintet.envs import ale, atari, envpool
 from quintet.envs.adapted import AdaptedVectorEnv
 from quintet.envs.config import Backend, EnvConfig, RewardClip
@@ -23,8 +22,9 @@ from quintet.envs.success import key_of, read_rule
 from quintet.envs.vector import VectorEnv
 from quintet.envs.wrappers import ClipReward, FrameStack, ObserveLast, SuccessByReward
 from quintet.errors import ConfigError
-from quintet.importing import import_module
 from quintet.spaces import observation_leaves
+from quintet.system.blame import raised, traced
+from quintet.system.importing import import_module
 from quintet.types import ACTION_MASK
 
 

@@ -32,11 +32,11 @@ from typing import Any, NoReturn, final
 import torch
 from torch import Tensor, nn
 
-from quintet.blame import raised, traced
 from quintet.errors import ConfigError
-from quintet.importing import import_module
 from quintet.models.encoders import Leaves
 from quintet.spaces import leaf_spec
+from quintet.system.blame import raised, traced
+from quintet.system.importing import import_module
 from quintet.types import Obs
 
 TRIAL_ROWS = 2

@@ -14,8 +14,9 @@ from rich.text import Text
 from quintet.observe.advice import Setting
 from quintet.observe.health import findings
 from quintet.observe.limits import limit
-from quintet.observe.progress import Pace, QuietStream, clock, is_terminal, percent
+from quintet.observe.pace import Pace, clock, percent
 from quintet.observe.shares import SERVER, Load, Shares, TimeShares, mean
+from quintet.observe.stream import QuietStream, is_terminal
 from quintet.observe.text_curve import TextCurve, label
 from quintet.observe.timing import Phase
 

@@ -9,7 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO, cast, final
 
-from quintet.observe.progress import Progress, QuietStream, is_terminal
+from quintet.observe.progress import Progress
+from quintet.observe.stream import QuietStream, is_terminal
 
 
 @final

@@ -6,7 +6,7 @@ from typing import final
 
 import psutil
 
-from quintet.cores import usable_cores
+from quintet.system.cpus import usable_cores
 
 _LOOK_AGAIN_S = 10.0
 """Looking for processes that this one has begun takes milliseconds on a machine with thousands."""

@@ -12,10 +12,10 @@ from typing import Any, Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
-from quintet import files, saved_options
 from quintet.errors import QuintetError
 from quintet.observe.metrics import describe
 from quintet.observe.report_files import read_metrics
+from quintet.system import files, saved_options
 
 Axis = Literal["env_steps", "wall_s"]
 Kind = Literal["curve", "bars"]

@@ -3,23 +3,21 @@
 Output never stops a run: when the pipe or the terminal is gone, it ends quietly.
 """
 
-import os
 import sys
 import time
-from collections import deque
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TextIO, final
 
 from quintet.observe.advice import Setting, count
 from quintet.observe.limits import Cause, cause, crowded, limit
+from quintet.observe.pace import Pace, clock, percent
 from quintet.observe.shares import TimeShares
+from quintet.observe.stream import QuietStream, is_terminal
 from quintet.observe.timing import Phase
 
 _LINE_INTERVAL_S = 10.0
 _MOST_SILENCE_S = 600.0  # about what is waited for
-_RATE_WINDOW_S = 30.0
 
 
 class Progress(Protocol):
@@ -114,39 +112,6 @@ def _collecting(setting: Setting) -> str:
 
 
 @final
-class Pace:
-    """Speed over the last half minute, and the time left at that speed."""
-
-    def __init__(self, total: int, start: int) -> None:
-        self.total = total
-        self.done = start
-        self._points: deque[tuple[float, int]] = deque([(time.monotonic(), start)])
-
-    def advance(self, env_steps: int) -> None:
-        now = time.monotonic()
-        self.done = env_steps
-        self._points.append((now, env_steps))
-        while len(self._points) > 2 and now - self._points[0][0] > _RATE_WINDOW_S:
-            self._points.popleft()
-
-    @property
-    def percent(self) -> int:
-        """Rounded down, so that 100 means done."""
-        return min(100, 100 * self.done // max(1, self.total))
-
-    @property
-    def steps_per_s(self) -> float | None:
-        seconds = self._points[-1][0] - self._points[0][0]
-        steps = self._points[-1][1] - self._points[0][1]
-        return steps / seconds if seconds > 0 and steps > 0 else None
-
-    @property
-    def left_s(self) -> float | None:
-        rate = self.steps_per_s
-        return max(0, self.total - self.done) / rate if rate else None
-
-
-@final
 class LineProgress:
     """One plain line per shown report, at most every ten seconds, and one at the end.
 
@@ -230,60 +195,6 @@ class LineProgress:
         return self._setting is not None and crowded(self._shares.recent(), self._setting)
 
 
-@final
-class QuietStream:
-    """The part of a text stream that rich and we use, silent from the first failed write on."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._alive = True
-
-    @property
-    def encoding(self) -> str:
-        return self._stream.encoding or "utf-8"
-
-    def isatty(self) -> bool:
-        return self._stream.isatty()
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-    def write(self, text: str) -> int:
-        if self._alive:
-            try:
-                self._stream.write(text)
-            except UnicodeEncodeError:
-                self._stream.write(text.encode("ascii", "backslashreplace").decode())
-            except (OSError, ValueError):  # ValueError: the stream was closed
-                self._end()
-        return len(text)
-
-    def flush(self) -> None:
-        if self._alive:
-            try:
-                self._stream.flush()
-            except (OSError, ValueError):
-                self._end()
-
-    def _end(self) -> None:
-        self._alive = False
-        # The interpreter flushes standard output once more when it ends, and would then complain
-        # and end with a status of its own: what is left in the buffer goes nowhere.
-        with suppress(OSError, ValueError):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())
-            os.close(nowhere)
-
-
-def is_terminal(stream: TextIO) -> bool:
-    """Whether a person looks at it, on a terminal that can do more than print lines."""
-    try:
-        # The two that rich, too, takes for dumb.
-        return stream.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
-    except ValueError:  # closed
-        return False
-
-
 class _Scores(NamedTuple):
     """Mean return and success rate, where there are any."""
 
@@ -303,18 +214,3 @@ def _summary(pace: Pace, recent: _Scores, evaluation: _Scores) -> str:
             if scores.success is not None:
                 parts[-1] += f" ({percent(scores.success)} won)"
     return "  ".join(parts)
-
-
-def percent(share: float) -> str:
-    """7.5%  62%  100%"""
-    return f"{100 * share:.3g}%"
-
-
-def clock(seconds: float) -> str:
-    """0:07  12:34  1:02:03  3 days"""
-    whole = round(seconds)
-    hours, minutes = divmod(whole // 60, 60)
-    clock = (
-        f"{minutes}:{whole % 60:02d}" if hours == 0 else f"{hours}:{minutes:02d}:{whole % 60:02d}"
-    )
-    return clock if hours < 48 else f"{hours // 24} days"

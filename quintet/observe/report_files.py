@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
-from quintet import files, manifest
 from quintet.errors import FileFault, QuintetError
 from quintet.observe.metrics import check
+from quintet.system import files, manifest
 
 JSONL_FILE = "metrics.jsonl"
 CSV_FILE = "progress.csv"

@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import BaseModel, ConfigDict, Field
 
-from quintet import files
 from quintet.errors import QuintetError
 from quintet.observe.advice import count
 from quintet.observe.metrics import check, clean
@@ -39,6 +38,7 @@ from quintet.observe.report_files import (
     set_damaged_aside,
 )
 from quintet.observe.report_files import read_metrics as read_metrics
+from quintet.system import files
 
 SinkName = Literal["jsonl", "csv", "tensorboard"]
 

@@ -11,7 +11,7 @@ from quintet.observe.timing import PhaseTimer
 from quintet.runtime.batch import Lease, Part, pinned
 from quintet.runtime.delivery import Batch, BeginsAnew, Delivery, never, rows_for
 from quintet.runtime.events import SERVER, Died, Filled, Lost
-from quintet.runtime.workers import Workers
+from quintet.runtime.processes.workers import Workers
 from quintet.types import Publication
 
 _LOOK_AGAIN_S = 0.5

@@ -5,8 +5,8 @@ from typing import NamedTuple, final
 
 from quintet.errors import QuintetError
 from quintet.runtime.batch import Part
-from quintet.runtime.messages import Place
-from quintet.runtime.process import Process
+from quintet.runtime.processes.messages import Place
+from quintet.runtime.processes.process import Process
 
 SERVER = -1
 """In place of a worker's number."""

@@ -8,8 +8,8 @@ from quintet.observe.timing import PhaseTimer
 from quintet.runtime.batch import Lease, Part
 from quintet.runtime.delivery import Batch, BeginsAnew, Delivery, never, rows_for
 from quintet.runtime.events import Asking, Died, Lost
-from quintet.runtime.patience import Patience
-from quintet.runtime.workers import Workers
+from quintet.runtime.processes.patience import Patience
+from quintet.runtime.processes.workers import Workers
 from quintet.types import Publication
 
 _LOOK_AGAIN_S = 1.0

@@ -11,7 +11,7 @@ from quintet.errors import EnvironmentFault
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor, DataPlan
 from quintet.runtime.policies import PolicyMix
-from quintet.runtime.remote import RemoteActor
+from quintet.runtime.processes.remote import RemoteActor
 from quintet.runtime.slots import UNDEFINED, WHO_ACTED, Slot
 from quintet.spaces import mask_sizes
 from quintet.types import ACTION_MASK, Publication

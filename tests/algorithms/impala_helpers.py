@@ -7,9 +7,9 @@ import torch
 from ppo_helpers import DISCRETE, SMALL, TOTAL, make_rollout
 from torch import Tensor
 
-from quintet.algorithms.impala import ImpalaLearner, Unrolls, make_actor
-from quintet.algorithms.impala_config import ImpalaConfig
-from quintet.algorithms.setup import ALONE, Compute, Setup
+from quintet.algorithms.impala.config import ImpalaConfig
+from quintet.algorithms.impala.learner import ImpalaLearner, Unrolls, make_actor
+from quintet.algorithms.parts.setup import ALONE, Compute, Setup
 from quintet.envs.make import MakeEnv, make_vector_env
 from quintet.models.config import ModelConfig, resolve_model
 from quintet.observe.timing import PhaseTimer

@@ -8,9 +8,9 @@ import torch
 from gymnasium import spaces as gym
 from torch import Tensor
 
-from quintet.algorithms.ppo import PPOLearner, Rows, make_actor
-from quintet.algorithms.ppo_config import PPOConfig
-from quintet.algorithms.setup import Compute, Setup
+from quintet.algorithms.parts.setup import Compute, Setup
+from quintet.algorithms.ppo.config import PPOConfig
+from quintet.algorithms.ppo.learner import PPOLearner, Rows, make_actor
 from quintet.envs.make import MakeEnv, make_vector_env
 from quintet.models.config import ModelConfig, resolve_model
 from quintet.models.heads import action_family

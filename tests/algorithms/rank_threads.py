@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from quintet.protocols import Learner, Ranks
-from quintet.runtime.ranks import RankGroup
+from quintet.runtime.parallel.ranks import RankGroup
 from quintet.types import Rollout
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import quintet
 from quintet.algorithms import registry
-from quintet.algorithms.setup import Compute, Setup
+from quintet.algorithms.parts.setup import Compute, Setup
 from quintet.errors import NonFiniteError
 from quintet.models.build import ActorCritic
 from quintet.models.config import ModelConfig

@@ -9,9 +9,9 @@ from ppo_helpers import DISCRETE, make_obs
 from ppo_helpers import make_learner as make_ppo
 from torch import Tensor, nn
 
-from quintet.algorithms.impala import make_actor
-from quintet.algorithms.impala_config import ImpalaConfig
-from quintet.algorithms.ppo_config import PPOConfig
+from quintet.algorithms.impala.config import ImpalaConfig
+from quintet.algorithms.impala.learner import make_actor
+from quintet.algorithms.ppo.config import PPOConfig
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig, resolve_model
 

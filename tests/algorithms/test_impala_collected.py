@@ -12,7 +12,7 @@ from ppo_helpers import columns
 from test_ppo_recurrent import CORES, Walk, model
 from test_spaces_matrix import ACTIONS, OBSERVATIONS, Case, Noise, choices, floats, learner_spaces
 
-from quintet.algorithms.impala_config import ImpalaConfig
+from quintet.algorithms.impala.config import ImpalaConfig
 from quintet.envs.toy import Contextual, EndlessPay, FinitePay, Target
 from quintet.models.config import ModelConfig
 from quintet.types import Spaces

@@ -16,9 +16,9 @@ from gymnasium import spaces as gym_spaces
 from impala_helpers import make_batch, make_learner
 from ppo_helpers import DISCRETE, HYBRID, MASKED, columns
 
-from quintet.algorithms.impala import ImpalaLearner, make_actor
-from quintet.algorithms.impala_config import ImpalaConfig
-from quintet.algorithms.setup import ALONE, Compute, Setup
+from quintet.algorithms.impala.learner import ImpalaLearner, make_actor
+from quintet.algorithms.impala.config import ImpalaConfig
+from quintet.algorithms.parts.setup import ALONE, Compute, Setup
 from quintet.models.config import ModelConfig, resolve_model
 from quintet.types import Spaces
 from test_impala_aux import OWN

@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor
 
 import quintet
-from quintet.algorithms import impala
+from quintet.algorithms.impala import learner as impala
 from quintet.ops.vtrace import vtrace
 
 

@@ -19,7 +19,7 @@ from impala_helpers import (
 from ppo_helpers import CONTINUOUS, DISCRETE, HYBRID, MASKED, columns, make_rollout
 from torch import Tensor, nn
 
-from quintet.algorithms.impala_config import ImpalaConfig
+from quintet.algorithms.impala.config import ImpalaConfig
 from quintet.models.config import ModelConfig
 from quintet.types import Rollout
 

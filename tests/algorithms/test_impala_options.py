@@ -11,7 +11,7 @@ from ppo_helpers import DISCRETE, PICTURE, TOTAL
 from pydantic import ValidationError
 from test_impala_aux import OWN
 
-from quintet.algorithms.impala_config import ImpalaConfig, check, planned_updates
+from quintet.algorithms.impala.config import ImpalaConfig, check, planned_updates
 from quintet.config.load import Layer, compose, preset_layers
 from quintet.errors import ConfigError, NonFiniteError
 from quintet.models.config import ModelConfig

@@ -10,8 +10,8 @@ from ppo_helpers import CONTINUOUS, DISCRETE, MASKED, PICTURE, SMALL
 from rank_threads import RankThreads, states
 from test_impala_aux import OWN
 
-from quintet.algorithms.impala_config import ImpalaConfig
-from quintet.algorithms.vtrace_diagnostics import LOSSES, MEANS, OTHERS, SUMS, combined_stats
+from quintet.algorithms.impala.config import ImpalaConfig
+from quintet.algorithms.parts.vtrace_diagnostics import LOSSES, MEANS, OTHERS, SUMS, combined_stats
 from quintet.errors import NonFiniteError
 from quintet.models.config import ModelConfig
 from quintet.types import Rollout, Spaces

@@ -9,8 +9,8 @@ import torch
 from impala_helpers import everything, make_batch, make_learner
 from ppo_helpers import CONTINUOUS, SMALL
 
-from quintet.algorithms.impala import ImpalaLearner, make_actor
-from quintet.algorithms.impala_config import ImpalaConfig
+from quintet.algorithms.impala.config import ImpalaConfig
+from quintet.algorithms.impala.learner import ImpalaLearner, make_actor
 from quintet.models.config import resolve_model
 from quintet.types import LearnerState
 

@@ -16,9 +16,9 @@ from impala_helpers import make_learner
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quintet.algorithms import impala
-from quintet.algorithms.impala import ImpalaLearner, make_actor
-from quintet.algorithms.impala_config import ImpalaConfig
+from quintet.algorithms.impala import learner as impala
+from quintet.algorithms.impala.config import ImpalaConfig
+from quintet.algorithms.impala.learner import ImpalaLearner, make_actor
 from quintet.envs.make import make_vector_env
 from quintet.models.config import ModelConfig, resolve_model
 from quintet.observe.timing import PhaseTimer

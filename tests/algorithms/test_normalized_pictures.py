@@ -12,11 +12,12 @@ from gymnasium import spaces as gym
 from ppo_helpers import DISCRETE, GRID, PICTURE
 from torch import Tensor, nn
 
-from quintet.algorithms import impala, ppo
-from quintet.algorithms.impala_config import ImpalaConfig
-from quintet.algorithms.ppo_config import PPOConfig
+from quintet.algorithms.impala import learner as impala
+from quintet.algorithms.impala.config import ImpalaConfig
+from quintet.algorithms.parts.setup import Compute, Setup
+from quintet.algorithms.ppo import learner as ppo
+from quintet.algorithms.ppo.config import PPOConfig
 from quintet.algorithms.registry import ALGORITHMS
-from quintet.algorithms.setup import Compute, Setup
 from quintet.models.config import ModelConfig, resolve_model
 from quintet.types import Rollout, Spaces
 

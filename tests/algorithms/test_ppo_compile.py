@@ -9,7 +9,7 @@ import pytest
 SCRIPT = """
 import torch
 from ppo_helpers import CONTINUOUS, HYBRID, MASKED, make_learner, make_rollout
-from quintet.algorithms.ppo_config import PPOConfig
+from quintet.algorithms.ppo.config import PPOConfig
 
 torch.set_num_threads(1)
 full = dict(
@@ -45,8 +45,8 @@ for options in ({}, {"clip_epsilon": 0.01, "max_grad_norm": 0.05, "entropy_coef"
 assert (apart[0] - apart[1]).abs().max() > 1e-3
 
 # Acts: before and after the normaliser has statistics, with other weights, in every space.
-from quintet.algorithms.ppo import make_actor
-from quintet.algorithms.setup import Compute
+from quintet.algorithms.ppo.learner import make_actor
+from quintet.algorithms.parts.setup import Compute
 from quintet.models.config import ModelConfig, resolve_model
 
 for spaces in (CONTINUOUS, MASKED, HYBRID):
@@ -73,8 +73,8 @@ for spaces in (CONTINUOUS, MASKED, HYBRID):
 # What Atari games get by default: pictures, bf16, two threads.
 import numpy as np
 from gymnasium import spaces as gym_spaces
-from quintet.algorithms.ppo import PPOLearner
-from quintet.algorithms.setup import Setup
+from quintet.algorithms.ppo.learner import PPOLearner
+from quintet.algorithms.parts.setup import Setup
 from quintet.types import Spaces
 from bf16_helpers import assert_nearer, assert_same_gradients
 

@@ -10,10 +10,10 @@ import torch
 from ppo_helpers import CONTINUOUS, DISCRETE, make_learner, make_rollout, valid_rows
 from torch import Tensor, nn
 
-from quintet.algorithms.diagnostics import LOSS_METRICS
-from quintet.algorithms.minibatches import Chunks, Rows, ended_rows
-from quintet.algorithms.ppo import PPOLearner
-from quintet.algorithms.ppo_config import PPOConfig
+from quintet.algorithms.parts.diagnostics import LOSS_METRICS
+from quintet.algorithms.parts.minibatches import Chunks, Rows, ended_rows
+from quintet.algorithms.ppo.config import PPOConfig
+from quintet.algorithms.ppo.learner import PPOLearner
 from quintet.ops.policy_losses import adaptive_kl_beta
 from quintet.runtime.batch import within_budget
 from quintet.types import Rollout, State

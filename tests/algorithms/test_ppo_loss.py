@@ -13,10 +13,10 @@ from ppo_helpers import CONTINUOUS, DISCRETE, MASKED, knobs, make_learner, make_
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from quintet.algorithms.diagnostics import LOSS_METRICS
-from quintet.algorithms.minibatches import Rows
-from quintet.algorithms.ppo import PPOLearner
-from quintet.algorithms.ppo_config import PPOConfig
+from quintet.algorithms.parts.diagnostics import LOSS_METRICS
+from quintet.algorithms.parts.minibatches import Rows
+from quintet.algorithms.ppo.config import PPOConfig
+from quintet.algorithms.ppo.learner import PPOLearner
 from quintet.models.config import ModelConfig
 from quintet.ops import value_losses
 from quintet.types import ACTION_MASK, Spaces, State

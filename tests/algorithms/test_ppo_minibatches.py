@@ -20,9 +20,9 @@ from ppo_helpers import (
 )
 from torch import Tensor
 
-from quintet.algorithms.minibatches import Chunks, Rows, ended_rows
-from quintet.algorithms.ppo import PPOLearner
-from quintet.algorithms.ppo_config import PPOConfig
+from quintet.algorithms.parts.minibatches import Chunks, Rows, ended_rows
+from quintet.algorithms.ppo.config import PPOConfig
+from quintet.algorithms.ppo.learner import PPOLearner
 from quintet.models.config import ModelConfig
 from quintet.runtime.batch import within_budget
 from quintet.types import Rollout, Spaces

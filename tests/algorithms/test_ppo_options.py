@@ -23,7 +23,7 @@ from ppo_helpers import (
 )
 from torch import Tensor, nn
 
-from quintet.algorithms.ppo_config import PPOConfig
+from quintet.algorithms.ppo.config import PPOConfig
 from quintet.errors import NonFiniteError
 from quintet.models.config import ModelConfig
 from quintet.types import Spaces

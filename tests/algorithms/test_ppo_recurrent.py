@@ -9,9 +9,9 @@ import pytest
 import torch
 from ppo_helpers import everything, knobs, train
 
-from quintet.algorithms.minibatches import Chunks
-from quintet.algorithms.ppo import PPOLearner
-from quintet.algorithms.ppo_config import PPOConfig
+from quintet.algorithms.parts.minibatches import Chunks
+from quintet.algorithms.ppo.config import PPOConfig
+from quintet.algorithms.ppo.learner import PPOLearner
 from quintet.models.config import ModelConfig
 from quintet.types import Rollout
 

@@ -7,7 +7,7 @@ import pytest
 from ppo_helpers import make_learner
 from pydantic import BaseModel, ValidationError
 
-from quintet.algorithms.ppo_config import PPOConfig, check, planned_updates
+from quintet.algorithms.ppo.config import PPOConfig, check, planned_updates
 from quintet.config.load import Layer, compose
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig

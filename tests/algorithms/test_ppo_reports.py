@@ -15,8 +15,8 @@ from ppo_helpers import (
 )
 
 import quintet
-from quintet.algorithms import diagnostics
-from quintet.algorithms.ppo_config import PPOConfig
+from quintet.algorithms.parts import diagnostics
+from quintet.algorithms.ppo.config import PPOConfig
 from quintet.models.config import ModelConfig
 from quintet.observe import metrics as declared
 from quintet.observe.sinks import read_metrics

@@ -7,8 +7,8 @@ import pytest
 import torch
 from ppo_helpers import CONTINUOUS, SMALL, everything, make_learner, make_rollout
 
-from quintet.algorithms.ppo import PPOLearner, make_actor
-from quintet.algorithms.ppo_config import PPOConfig
+from quintet.algorithms.ppo.config import PPOConfig
+from quintet.algorithms.ppo.learner import PPOLearner, make_actor
 from quintet.errors import NonFiniteError
 from quintet.models.config import resolve_model
 from quintet.types import LearnerState

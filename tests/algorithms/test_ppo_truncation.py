@@ -4,7 +4,7 @@ import pytest
 import torch
 from ppo_helpers import train
 
-from quintet.algorithms.ppo_config import PPOConfig
+from quintet.algorithms.ppo.config import PPOConfig
 from quintet.models.config import ModelConfig
 
 GAMMA, N = 0.9, 10

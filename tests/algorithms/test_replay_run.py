@@ -15,9 +15,9 @@ import torch
 from test_a2c import A2C, A2CConfig, A2CLearner
 
 import quintet
-from quintet import trainer
 from quintet.algorithms import registry
 from quintet.protocols import DataPlan, ReplayPlan
+from quintet.run import trainer
 
 OPTIONS = {
     "env.num_streams": 4, "env.backend": "gymnasium", "eval.episodes": 0, "report.interval_s": 1e-3,

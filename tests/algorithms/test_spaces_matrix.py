@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ppo_helpers import columns, everything, make_learner, train
 
-from quintet.algorithms.minibatches import Chunks
-from quintet.algorithms.ppo import PPOLearner
-from quintet.algorithms.ppo_config import PPOConfig
+from quintet.algorithms.parts.minibatches import Chunks
+from quintet.algorithms.ppo.config import PPOConfig
+from quintet.algorithms.ppo.learner import PPOLearner
 from quintet.envs.make import make_vector_env
 from quintet.errors import EnvironmentFault
 from quintet.models.config import ModelConfig

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from quintet import cli
-from quintet.algorithms.diagnostics import LOSS_METRICS
+from quintet.algorithms.parts.diagnostics import LOSS_METRICS
 from quintet.algorithms.registry import find
 from quintet.bench import limits, measure, workloads
 from quintet.bench.workloads import ENVIRONMENT_VARIABLE
 from quintet.config.load import Layer, compose
 from quintet.envs.make import make_vector_env
 from quintet.errors import ConfigError
-from quintet.launch import make_learner, resolve
 from quintet.protocols import DataPlan
+from quintet.run.launch import make_learner, resolve
 
 SHIPPED = ("cartpole-ppo", "pong-ppo", "halfcheetah-ppo", "cartpole-appo", "pong-appo")
 
@@ -207,7 +207,7 @@ def test_the_bare_loss_is_the_trained_one(without_variable: None, name: str):
     parameters = dict(bare.named_parameters())
     expected = limits._loss(work, bare, "fp32", parameters, (obs, action, advantage, target, logp))
 
-    from quintet.algorithms.minibatches import Rows
+    from quintet.algorithms.parts.minibatches import Rows
 
     rows = Rows(
         {"obs": obs}, torch.zeros(64, dtype=torch.bool), action, logp,

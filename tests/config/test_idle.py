@@ -10,11 +10,11 @@ import pytest
 import yaml
 from gymnasium.spaces import Box, Dict, Discrete
 
-from quintet import launch
 from quintet.config import load as load_module
 from quintet.config.load import Layer
 from quintet.config.saved import load_config
 from quintet.errors import ConfigError
+from quintet.run import launch
 
 PIXELS = {"env.id": "test_idle:Room", "env.num_streams": 2}
 

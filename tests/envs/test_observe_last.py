@@ -19,7 +19,7 @@ from quintet.errors import ConfigError, QuintetError
 from quintet.models.normalize import normalized_leaves
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan, ReplayPlan
-from quintet.runtime.replay import Replay, RowSpecs
+from quintet.runtime.replay.replay import Replay, RowSpecs
 from quintet.runtime.serial import SerialSampling
 from quintet.spaces import action_spec, observation_leaves, pack_action
 from quintet.types import ActOutput, Publication, TensorSpec

@@ -20,7 +20,8 @@ from settings import SETTING
 from quintet.observe import dashboard, progress
 from quintet.observe.dashboard import TerminalProgress, View, layout
 from quintet.observe.metrics import METRICS
-from quintet.observe.progress import FROM_NOTHING, Begin, Pace, Progress, make_progress
+from quintet.observe.pace import Pace
+from quintet.observe.progress import FROM_NOTHING, Begin, Progress, make_progress
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 REPORT = {

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from settings import PICTURES, SETTING
 
-from quintet.algorithms import minibatches
+from quintet.algorithms.parts import minibatches
 from quintet.observe.limits import limit
 from quintet.observe.shares import Cores, Load
 from quintet.observe.timing import PHASES

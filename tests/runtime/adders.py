@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quintet.errors import NonFiniteError
 from quintet.protocols import DataPlan, Ranks
-from quintet.runtime.learners import LearnerCrew, Learners
+from quintet.runtime.parallel.learners import LearnerCrew, Learners
 from quintet.runtime.slots import RowSpecs, Slot, slot_specs, zeros
 from quintet.types import LearnerState, Publication, Rollout, Spaces, TensorSpec
 

@@ -23,15 +23,15 @@ from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan
 from quintet.runtime import loop
 from quintet.runtime.asynchronous import AsyncOptions, AsyncSampling
-from quintet.runtime.crew import Crew, ServerOptions
 from quintet.runtime.lockstep import LockstepSampling
-from quintet.runtime.messages import Place
 from quintet.runtime.policies import make_group_actor
-from quintet.runtime.replay import Replay
+from quintet.runtime.processes.crew import Crew, ServerOptions
+from quintet.runtime.processes.messages import Place
+from quintet.runtime.processes.workers import Workers
+from quintet.runtime.replay.replay import Replay
 from quintet.runtime.seeds import environment_seeds
 from quintet.runtime.serial import SerialOptions, SerialSampling
 from quintet.runtime.slots import RowSpecs
-from quintet.runtime.workers import Workers
 from quintet.types import (
     ACTION_MASK,
     ActOutput,

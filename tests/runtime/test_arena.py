@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from quintet.errors import ConfigError
-from quintet.runtime import arena
-from quintet.runtime.arena import Arena
-from quintet.runtime.params import Board, board_specs
+from quintet.runtime.processes import arena
+from quintet.runtime.processes.arena import Arena
+from quintet.runtime.processes.params import Board, board_specs
 from quintet.types import Publication, TensorSpec
 
 SPECS = {
@@ -44,7 +44,7 @@ def test_tensors_are_apart_aligned_and_zero() -> None:
 def test_another_process_sees_the_same_memory() -> None:
     arena = Arena.create(SPECS)
     script = (
-        "import sys, pickle; from quintet.runtime.arena import Arena\n"
+        "import sys, pickle; from quintet.runtime.processes.arena import Arena\n"
         "arena = Arena(pickle.load(sys.stdin.buffer), int(sys.argv[1]))\n"
         "assert arena.tensor('b').item() == 41\n"
         "arena.tensor('b').add_(1)"
@@ -82,7 +82,7 @@ def test_too_little_memory_names_the_size_that_is_needed(
     script = (
         "import resource, sys, signal, torch\n"
         "from pathlib import Path\n"
-        "from quintet.runtime.arena import Arena\n"
+        "from quintet.runtime.processes.arena import Arena\n"
         "from quintet.types import TensorSpec\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))\n"

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from quintet.errors import ConfigError
-from quintet.runtime import fence as fences
-from quintet.runtime import params
-from quintet.runtime.arena import Arena
-from quintet.runtime.fence import _MEMBARRIER, fence, fence_of, membarrier
-from quintet.runtime.params import Board, board_specs
+from quintet.runtime.processes import fence as fences
+from quintet.runtime.processes import params
+from quintet.runtime.processes.arena import Arena
+from quintet.runtime.processes.fence import _MEMBARRIER, fence, fence_of, membarrier
+from quintet.runtime.processes.params import Board, board_specs
 from quintet.types import Publication
 
 NUMBER = _MEMBARRIER.get(platform.machine(), -1)
@@ -25,7 +25,7 @@ READER = """
 import json, sys, time
 import torch
 sys.path.insert(0, {here!r})
-from quintet.runtime.params import Board
+from quintet.runtime.processes.params import Board
 from test_fence import publication, shared, use
 use({kind!r})
 arena = shared(int(sys.argv[1]))

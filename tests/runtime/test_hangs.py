@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from quintet import signals
-from quintet.signals import stop_on_signals
+from quintet.system import signals
+from quintet.system.signals import stop_on_signals
 
 HERE = Path(__file__).parent
 WAIT_S = 60.0

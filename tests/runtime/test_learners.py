@@ -18,11 +18,12 @@ from learner_run import SMALL, Drifting
 from processes import processes_of
 
 import quintet
-from quintet import checkpoint, launch
+from quintet import checkpoint
 from quintet.config.load import Layer, compose
 from quintet.errors import ConfigError, LearnerFault, NonFiniteError, QuintetError
-from quintet.runtime.learners import Learners
-from quintet.runtime.ranks import host_store
+from quintet.run import launch
+from quintet.runtime.parallel.learners import Learners
+from quintet.runtime.parallel.ranks import host_store
 from quintet.types import LearnerState, Publication
 
 SCRIPT = Path(__file__).with_name("learner_run.py")
@@ -187,7 +188,9 @@ class KillOnce:
     def __call__(self, _report: object) -> None:
         self.reports += 1
         if self.reports == self.at:
-            learner = [p for p in processes_of() if "quintet.runtime.learner" in p.cmdline()]
+            learner = [
+                p for p in processes_of() if "quintet.runtime.parallel.learner" in p.cmdline()
+            ]
             learner[0].kill()
 
 

@@ -9,8 +9,8 @@ from troubles import SMALL, Drifting
 
 import quintet
 from quintet.observe.progress import LineProgress
-from quintet.runtime import patience
-from quintet.runtime.patience import Patience, whereabouts
+from quintet.runtime.processes import patience
+from quintet.runtime.processes.patience import Patience, whereabouts
 
 
 def test_a_wait_is_told_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ from adders import digest, make_batch
 from torch import Tensor
 from torch.distributed import HashStore
 
-from quintet.runtime import ranks as ranks_module
-from quintet.runtime.ranks import PeerGone, RankGroup
+from quintet.runtime.parallel import ranks as ranks_module
+from quintet.runtime.parallel.ranks import PeerGone, RankGroup
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from seam import Ledger, SeamLearner, World, drive, length_of
 
-from quintet.algorithms.minibatches import Chunks, Rows
+from quintet.algorithms.parts.minibatches import Chunks, Rows
 from quintet.protocols import DataPlan, ReplayPlan
 from quintet.runtime.batch import ColumnQueue, Part
 from quintet.types import Rollout

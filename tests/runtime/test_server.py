@@ -9,7 +9,7 @@ import pytest
 from troubles import SMALL, Drifting
 
 import quintet
-from quintet.runtime.server import _another_users
+from quintet.runtime.processes.server import _another_users
 
 
 def served(folder: Path, **runtime: Any) -> float:

@@ -14,8 +14,8 @@ from torch.utils import deterministic
 from troubles import SMALL, Drifting
 
 import quintet
-from quintet import launch
 from quintet.config.runtime import RuntimeConfig
+from quintet.run import launch
 from quintet.runtime.torch_settings import inexact_told, torch_settings
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"

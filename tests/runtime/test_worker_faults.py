@@ -19,19 +19,20 @@ from processes import processes_of
 from troubles import SMALL, Drifting
 
 import quintet
-from quintet import checkpoint, launch
+from quintet import checkpoint
 from quintet.config.load import Layer, compose
 from quintet.config.runtime import RuntimeConfig
 from quintet.errors import ConfigError, EnvironmentFault, QuintetError, WorkerFault
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan
+from quintet.run import launch
+from quintet.run.sampling import make_sampling, open_source
 from quintet.runtime.asynchronous import AsyncOptions, AsyncSampling
 from quintet.runtime.events import Died
 from quintet.runtime.lockstep import LockstepSampling
-from quintet.runtime.messages import Failed, Place
-from quintet.runtime.patience import Patience
-from quintet.runtime.worker import report_failure
-from quintet.sampling import make_sampling, open_source
+from quintet.runtime.processes.messages import Failed, Place
+from quintet.runtime.processes.patience import Patience
+from quintet.runtime.processes.worker import report_failure
 
 SCRIPT = Path(__file__).with_name("troubles.py")
 slow = pytest.mark.slow
@@ -116,7 +117,9 @@ def test_an_environment_that_misbehaves_ends_the_run_by_its_name(
 
 
 def server_of(_worker: psutil.Process) -> psutil.Process:
-    return next(p for p in processes_of() if "quintet.runtime.server" in " ".join(p.cmdline()))
+    return next(
+        p for p in processes_of() if "quintet.runtime.processes.server" in " ".join(p.cmdline())
+    )
 
 
 @pytest.mark.parametrize(
@@ -345,7 +348,7 @@ def runs(process: psutil.Process) -> bool:
 
 STARTER = """
 import sys
-from quintet.child import Child
+from quintet.system.child import Child
 
 tied = Child("slow_to_import", print, tied=True)
 print("pid", tied.pid, flush=True)
@@ -383,7 +386,7 @@ def test_a_tied_child_ends_with_its_parent_while_it_imports_what_it_needs(tmp_pa
 def test_a_tied_child_whose_parent_is_gone_already_does_nothing(tmp_path: Path) -> None:
     (tmp_path / "loud.py").write_text("print('here')\n")
     ended = subprocess.run(
-        [sys.executable, "-c", "from quintet.child import main; main()", "1", "loud"],
+        [sys.executable, "-c", "from quintet.system.child import main; main()", "1", "loud"],
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
         capture_output=True,
     )

@@ -1,0 +1,1 @@
+"""Importance-weighted actor-learner architecture, with V-trace."""

@@ -1,0 +1,177 @@
+"""Options of IMPALA, and what does not go together.
+
+The defaults are those of RTFM's training script (arXiv 1910.08210), which came from TorchBeast's;
+quintet/config/presets/impala.yaml has those of kinds of environments.
+"""
+
+import math
+from typing import Annotated, Literal, final
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from quintet.algorithms.parts.options import Idle, idle_normalizers, refuse_idle
+from quintet.models.config import ModelConfig, torso_faults
+from quintet.types import Spaces
+
+Weight = Annotated[float, Field(ge=0)]
+"""Coefficient of a loss."""
+
+
+@final
+class ImpalaConfig(BaseModel):
+    """Options of IMPALA; an option that would have no effect is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    # Targets and data
+    unroll_steps: int = Field(80, ge=1, description="T, steps of a stream that make an unroll")
+    batch_unrolls: int = Field(
+        24, ge=1, description="B, unrolls per update, whatever the number of streams"
+    )
+    gamma: float = Field(0.99, ge=0, le=1, description="discount factor")
+    rho_bar: float | None = Field(
+        1.0, gt=0, description="cap of the ratio in V-trace's errors; none: no cap"
+    )
+    pg_rho_bar: float | None = Field(
+        1.0, gt=0, description="cap of the ratio in the policy's advantage; none: no cap"
+    )
+    c_bar: float | None = Field(
+        1.0, ge=0, description="cap of the ratio in V-trace's traces, at most rho_bar; none: no cap"
+    )
+    lambda_: float = Field(1.0, ge=0, le=1, description="decay of V-trace's traces")
+    truncation_as_termination: bool = Field(
+        False, description="no bootstrap at time limits; only to compare with old published numbers"
+    )
+
+    # Loss
+    reduction: Literal["sum_time_mean_batch", "sum", "mean"] = Field(
+        "sum_time_mean_batch",
+        description="of the terms of valid rows; sum_time_mean_batch: their sum divided by "
+        "batch_unrolls, mean: by their number",
+    )
+    value_coef: float = Field(0.5, ge=0, description="weight of 0.5 * error^2")
+    entropy_coef: float = Field(0.0006, ge=0, description="weight of the entropy bonus")
+    entropy_schedule: Literal["constant", "linear"] = Field(
+        "constant", description="linear: entropy_coef falls to 0 over the run"
+    )
+    aux_loss_weights: dict[str, Weight] = Field(
+        default_factory=dict,
+        description="weights of the auxiliary losses of an encoder of your own, by name; 1 where "
+        "none is given",
+    )
+
+    # Normalisation
+    normalize_observations: bool = Field(False, description="running statistics of float leaves")
+    normalize_pictures: bool = Field(
+        False,
+        description="running statistics of each pixel of uint8 pictures, which are scaled to "
+        "[0, 1] in any case",
+    )
+    observation_clip: float = Field(5.0, gt=0, description="bound of normalised observations")
+    normalizer_variance_epsilon: float = Field(1e-3, gt=0, description="inside the root")
+    update_normalizers: bool = Field(True, description="false: frozen statistics (fine-tuning)")
+
+    # Optimisation
+    optimizer: Literal["rmsprop", "adam"] = Field("rmsprop", description="without weight decay")
+    learning_rate: float = Field(5e-4, gt=0, description="the optimizer's rate")
+    lr_schedule: Literal["linear", "constant"] = Field(
+        "linear", description="linear: to 0 at the end of the budget"
+    )
+    rmsprop_decay: float = Field(0.99, ge=0, lt=1, description="of the running mean of squares")
+    rmsprop_momentum: float = Field(0.0, ge=0, lt=1, description="of the steps; 0: none")
+    rmsprop_epsilon: float = Field(0.01, gt=0, description="in RMSProp's denominator")
+    rmsprop_epsilon_inside_sqrt: bool = Field(
+        False,
+        description="TensorFlow's rule, g / sqrt(mean_sq + epsilon) with mean_sq from 1 on, to "
+        "which the epsilons of the paper belong",
+    )
+    adam_epsilon: float = Field(1e-5, gt=0, description="in Adam's denominator")
+    max_grad_norm: float | None = Field(
+        40.0,
+        gt=0,
+        description="bound of the global gradient norm; 40 belongs to losses summed over time",
+    )
+    check_numerics: bool = Field(
+        False, description="in every update, raise at a NaN or infinite tensor by its name"
+    )
+
+    @property
+    def requirements(self) -> dict[str, tuple[bool, str]]:
+        """By option: whether it has an effect beside the others, and what it needs for that."""
+        rmsprop = (self.optimizer == "rmsprop", "optimizer=rmsprop")
+        normalizes = (
+            self.normalize_observations or self.normalize_pictures,
+            "normalize_observations or normalize_pictures",
+        )
+        traces = self.c_bar != 0 and self.unroll_steps > 1
+        return {
+            "lambda_": (traces, "c_bar > 0 and unroll_steps > 1"),
+            "c_bar": (
+                self.lambda_ > 0 and self.unroll_steps > 1,
+                "lambda_ > 0 and unroll_steps > 1",
+            ),
+            "entropy_schedule": (self.entropy_coef > 0, "entropy_coef > 0"),
+            "observation_clip": normalizes,
+            "normalizer_variance_epsilon": normalizes,
+            "update_normalizers": normalizes,
+            "rmsprop_decay": rmsprop,
+            "rmsprop_momentum": rmsprop,
+            "rmsprop_epsilon": rmsprop,
+            "rmsprop_epsilon_inside_sqrt": rmsprop,
+            "adam_epsilon": (self.optimizer == "adam", "optimizer=adam"),
+        }
+
+    @model_validator(mode="after")
+    def _options_go_together(self) -> "ImpalaConfig":
+        rho_bar, c_bar = (math.inf if bar is None else bar for bar in (self.rho_bar, self.c_bar))
+        if rho_bar < c_bar:
+            raise ValueError(
+                f"rho_bar must be at least c_bar, got rho_bar={self.rho_bar} and "
+                f"c_bar={self.c_bar}; raise rho_bar or lower c_bar"
+            )
+        refuse_idle(self, self.requirements)
+        return self
+
+
+def idle_in(config: ImpalaConfig, model: ModelConfig, spaces: Spaces) -> dict[str, Idle]:
+    """Options that have no effect on a resolved network in these spaces."""
+    wanted = config.normalize_observations, config.normalize_pictures
+    return idle_normalizers(type(config), wanted, model, spaces, others=False)
+
+
+def check(
+    config: ImpalaConfig,
+    model: ModelConfig,
+    num_streams: int,  # noqa: ARG001 (batches are made of any streams' unrolls)
+    total_env_steps: int,
+) -> list[str]:
+    """Faults that no field shows by itself, one sentence each."""
+    faults = []
+    batch = config.batch_unrolls * config.unroll_steps
+    if total_env_steps < batch:
+        faults.append(
+            f"total_env_steps must be at least one batch of {config.batch_unrolls} unrolls x "
+            f"{config.unroll_steps} steps = {batch}, got {total_env_steps}; raise it, or lower "
+            "batch_unrolls or unroll_steps"
+        )
+    faults += torso_faults(model)
+    if config.aux_loss_weights and not model.custom:
+        faults.append(
+            f"aux_loss_weights={config.aux_loss_weights} has no effect without an encoder of your "
+            f"own that gives such losses, model.encoder is {model.encoder}; leave it out"
+        )
+    return faults
+
+
+def planned_updates(
+    config: ImpalaConfig,
+    num_streams: int,  # noqa: ARG001
+    total_env_steps: int,
+) -> int:
+    """Optimizer steps that are worth compiling: all, as if every row were valid.
+
+    None with `check_numerics`, since a compiled graph can't be looked into.
+    """
+    if config.check_numerics:
+        return 0
+    return total_env_steps // (config.batch_unrolls * config.unroll_steps)

@@ -1,0 +1,1 @@
+"""What learners share by composition."""

@@ -1,0 +1,131 @@
+"""The actor of learners that sample from their policy: PPO and IMPALA."""
+
+from typing import Literal, final
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from quintet.algorithms.parts.setup import PLAIN, Compute
+from quintet.models.build import ActorCritic
+from quintet.models.compiled import RowsGraph
+from quintet.models.config import ModelConfig
+from quintet.models.flat import flatten_in_place, strip_prefix, views_of
+from quintet.models.heads import action_family
+from quintet.models.normalize import ObservationNormalizer
+from quintet.ops.distributions import Family
+from quintet.types import ACTION_MASK, ActOutput, Obs, Publication, Spaces, State, TensorSpec
+
+Recorded = Literal["logp_mu", "params_mu", "value", "entropy"]
+"""Log-probability of the action; parameters of the (masked) distribution; the value; the entropy
+of the (masked) distribution, in nats.
+"""
+
+
+def make_family(model: ModelConfig, spaces: Spaces) -> Family:
+    """The distribution that a policy acts by in this action space."""
+    return action_family(spaces.action, model.action_bounds)
+
+
+def masked(family: Family, params: Tensor, obs: Obs) -> Tensor:
+    """Distribution parameters under the observation's action mask, if it has one.
+
+    Acting and the loss must agree on it, or the first ratio is not 1.
+    """
+    return family.apply_mask(params, obs[ACTION_MASK]) if ACTION_MASK in obs else params
+
+
+@final
+class SamplingActor:
+    """Samples actions and records of each what its learner asks for."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        spaces: Spaces,
+        normalizer: ObservationNormalizer,
+        records: tuple[Recorded, ...],
+        compute: Compute = PLAIN,
+    ):
+        self.family = make_family(model, spaces)
+        # The weights come with the first publication, so none are drawn here.
+        network = ActorCritic(spaces, self.family, model, None, compute.precision)
+        self.network = network.to(compute.act_on)
+        self.network.freeze_precision()
+        self.normalizer = normalizer.to(compute.act_on)
+        self.records: tuple[Recorded, ...] = records
+        if compute.records_entropy:
+            self.records = (*records, "entropy")
+        parameters = dict(sorted(self.network.named_parameters()))
+        self.shapes = {name: p.shape for name, p in parameters.items()}
+        self.theta: Tensor | None = None
+        if compute.compile and compute.precision == "fp32":  # in bf16 weights are of two types
+            self.theta = flatten_in_place([*parameters.values()])
+        self.sample = RowsGraph(self._sample) if compute.compile else self._sample
+
+    @property
+    def record_specs(self) -> dict[str, TensorSpec]:
+        shapes = {"params_mu": (self.family.param_size,)}
+        return {name: TensorSpec(shapes.get(name, ()), torch.float32) for name in self.records}
+
+    @property
+    def action_spec(self) -> TensorSpec:
+        return TensorSpec(self.family.action_shape, self.family.action_dtype)
+
+    def load(self, publication: Publication) -> None:
+        for prefix, module in (("network", self.network), ("normalizer", self.normalizer)):
+            module.load_state_dict(strip_prefix(publication.tensors, prefix))
+        self.normalizer.refresh()
+
+    @property
+    def state_specs(self) -> dict[str, TensorSpec]:
+        return self.network.state_specs
+
+    def initial_state(self, num_streams: int) -> State:
+        return self.network.initial_state(num_streams)
+
+    def draw_noise(self, steps: int, num_streams: int, generator: torch.Generator) -> Tensor:
+        return self.family.draw_noise((steps, num_streams), generator)
+
+    @torch.inference_mode()
+    def act(self, obs: Obs, state: State, is_first: Tensor, noise: Tensor | None) -> ActOutput:
+        if noise is not None:
+            return ActOutput(*self.sample(obs, state, is_first, noise))
+        params, value, state = self._forward(obs, state, is_first)
+        return ActOutput(*self._chosen(self.family.mode(params), params, value), state)
+
+    def _sample(
+        self, obs: Obs, state: State, is_first: Tensor, noise: Tensor
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor], State]:
+        params, value, state = self._forward(obs, state, is_first)
+        return *self._chosen(self.family.sample(params, noise), params, value), state
+
+    def _forward(
+        self, obs: Obs, state: State, is_first: Tensor
+    ) -> tuple[Tensor, Tensor | None, State]:
+        """The value is None where nothing asks for it; a graph leaves out its work by itself."""
+        inputs = (self.normalizer(obs), state, is_first)
+        value: Tensor | None = None
+        if self.theta is not None:  # a graph checks and converts inputs one by one: weights are one
+            weights = views_of(self.theta, self.shapes)
+            params, value, state = functional_call(self.network, weights, inputs)
+        elif "value" in self.records:
+            params, value, state = self.network(*inputs)
+        else:
+            params, state = self.network.policy(*inputs)
+        return masked(self.family, params, obs), value, state
+
+    def _chosen(
+        self, action: Tensor, params: Tensor, value: Tensor | None
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        record: dict[str, Tensor] = {}
+        if "logp_mu" in self.records:
+            record["logp_mu"] = self.family.log_prob(params, action)
+        if "params_mu" in self.records:
+            record["params_mu"] = params
+        if "value" in self.records:
+            assert value is not None
+            record["value"] = value
+        if "entropy" in self.records:
+            record["entropy"] = self.family.entropy(params)
+        return action, self.family.to_env(action), record

@@ -1,0 +1,203 @@
+"""Options of proximal policy optimisation, and what does not go together.
+
+The defaults are those for vector observations; quintet/config/presets/ppo.yaml has the others'.
+"""
+
+from typing import Literal, final
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from quintet.algorithms.parts import minibatches
+from quintet.algorithms.parts.options import Idle, idle_normalizers, refuse_idle
+from quintet.models.config import ModelConfig, torso_faults
+from quintet.types import Spaces
+
+
+@final
+class PPOConfig(BaseModel):
+    """Options of PPO; an option that would have no effect is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    # Targets and data
+    gamma: float = Field(0.99, ge=0, le=1, description="discount factor")
+    advantage_estimator: Literal["gae", "monte_carlo"] = Field(
+        "gae", description="monte_carlo: bootstrapped discounted return minus value"
+    )
+    gae_lambda: float = Field(0.95, ge=0, le=1, description="of GAE and of the lambda-return")
+    value_target: Literal["lambda_return", "monte_carlo"] = Field(
+        "lambda_return", description="what the value function learns"
+    )
+    value_source: Literal["recorded", "recomputed"] = Field(
+        "recorded",
+        description="values of the acting network, or of the current one at the update's start; "
+        "equal as long as the runtime has no lag",
+    )
+    refresh_advantages: Literal["once", "per_epoch"] = Field(
+        "once", description="per_epoch: values, advantages and targets anew before each pass"
+    )
+    normalize_advantage: Literal["batch", "minibatch", "none"] = Field(
+        "batch", description="over what advantages are brought to mean 0, variance 1"
+    )
+    truncation_as_termination: bool = Field(
+        False, description="no bootstrap at time limits; only to compare with old published numbers"
+    )
+    unfinished_episode: Literal["bootstrap", "drop"] = Field(
+        "bootstrap", description="what to do with rows after a column's last ending"
+    )
+    unroll_steps: int = Field(256, ge=1, description="steps of each stream per batch")
+    num_epochs: int = Field(10, ge=1, description="passes over a batch")
+    minibatch_steps: int | None = Field(64, ge=1, description="rows per step; none: the batch")
+    drop_last: bool = Field(False, description="drop the rows that fill no whole minibatch")
+    bptt_steps: int = Field(
+        32, ge=1, description="rows that a recurrent network learns through, from a recorded state"
+    )
+
+    # Loss
+    clip_epsilon: float | None = Field(0.2, gt=0, description="ratio clip; none: off")
+    clip_schedule: Literal["constant", "linear"] = Field(
+        "constant", description="linear: clip_epsilon falls to 0 over the run"
+    )
+    value_clip: float | None = Field(None, gt=0, description="clip around the recorded value")
+    value_coef: float = Field(1.0, ge=0, description="weight of 0.5 * error^2")
+    entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus")
+    policy_l2_coef: float = Field(0.0, ge=0, description="on the policy's squared kernels")
+    value_l2_coef: float = Field(0.0, ge=0, description="on the value function's squared kernels")
+    shared_l2_coef: float = Field(0.0, ge=0, description="on the shared layers' squared kernels")
+    log_prob_clip: float | None = Field(None, gt=0, description="bound of |log-probability|")
+    kl_beta_init: float = Field(0.0, ge=0, description="adaptive KL penalty's first weight; 0: off")
+    kl_target: float = Field(0.01, gt=0, description="mean KL aimed at, in nats")
+    kl_tolerance: float = Field(0.3, ge=0, lt=1, description="dead band, as a share of kl_target")
+    kl_cutoff_coef: float = Field(0.0, ge=0, description="weight of the squared KL above cutoff")
+    kl_cutoff_factor: float = Field(2.0, ge=0, description="cutoff in units of kl_target")
+    target_kl: float | None = Field(None, gt=0, description="no more epochs above 1.5 x this KL")
+    reduction: Literal["mean", "mean_over_all"] = Field(
+        "mean", description="mean_over_all divides by every row, invalid ones too (TF-Agents)"
+    )
+
+    # Normalisation
+    normalize_observations: bool = Field(True, description="running statistics of float leaves")
+    normalize_pictures: bool = Field(
+        False,
+        description="running statistics of each pixel of uint8 pictures, which are scaled to "
+        "[0, 1] in any case",
+    )
+    observation_clip: float = Field(5.0, gt=0, description="bound of normalised observations")
+    reward_normalizer: Literal["return_std", "step_std", "none"] = Field(
+        "return_std", description="what rewards are divided by; their mean is never subtracted"
+    )
+    reward_norm_clip: float | None = Field(10.0, description="of normalised rewards; <= 0: off")
+    normalizer_variance_epsilon: float = Field(1e-3, gt=0, description="inside the root")
+    update_normalizers: bool = Field(True, description="false: frozen statistics (fine-tuning)")
+
+    # Optimisation
+    learning_rate: float = Field(3e-4, gt=0, description="Adam's rate")
+    lr_schedule: Literal["constant", "linear", "kl_adaptive"] = Field(
+        "linear", description="linear: to 0 at the end of the budget; kl_adaptive: by the mean KL"
+    )
+    adam_epsilon: float = Field(1e-5, gt=0, description="in Adam's denominator")
+    max_grad_norm: float | None = Field(0.5, gt=0, description="bound of the global gradient norm")
+    check_numerics: bool = Field(
+        False, description="after every minibatch, raise at a NaN or infinite tensor by its name"
+    )
+    log_histograms: bool = Field(
+        False, description="distributions of data and loss before and after, for TensorBoard"
+    )
+    log_gradients: bool = Field(
+        False, description="norms and distributions of each parameter and its last gradient"
+    )
+
+    @property
+    def uses_kl(self) -> bool:
+        """Whether the exact KL enters the loss or a decision."""
+        return self.kl_beta_init > 0 or self.kl_cutoff_coef > 0 or self.lr_schedule == "kl_adaptive"
+
+    @property
+    def l2_coefs(self) -> dict[str, float]:
+        """Coefficients by group of kernels, without those of 0."""
+        coefs = {name: getattr(self, f"{name}_l2_coef") for name in ("policy", "value", "shared")}
+        return {name: coef for name, coef in coefs.items() if coef > 0}
+
+    @property
+    def requirements(self) -> dict[str, tuple[bool, str]]:
+        """By option: whether it has an effect beside the others, and what it needs for that."""
+        observations = self.normalize_observations or self.normalize_pictures
+        normalizes = observations or self.reward_normalizer != "none"
+        learns_value, steps = self.value_coef > 0, self.unroll_steps > 1
+        gae = self.advantage_estimator == "gae" or (
+            self.value_target == "lambda_return" and learns_value
+        )
+        return {
+            "advantage_estimator": (steps, "unroll_steps > 1"),
+            "gae_lambda": (
+                gae and steps,
+                "advantage_estimator=gae or value_target=lambda_return, and unroll_steps > 1",
+            ),
+            "value_target": (learns_value and steps, "value_coef > 0 and unroll_steps > 1"),
+            "value_clip": (self.value_coef > 0, "value_coef > 0"),
+            "clip_schedule": (self.clip_epsilon is not None, "clip_epsilon"),
+            "kl_target": (self.uses_kl, "kl_beta_init, kl_cutoff_coef or lr_schedule=kl_adaptive"),
+            "kl_tolerance": (self.kl_beta_init > 0, "kl_beta_init > 0"),
+            "kl_cutoff_factor": (self.kl_cutoff_coef > 0, "kl_cutoff_coef > 0"),
+            "normalize_advantage": (
+                self.normalize_advantage != "minibatch" or self.minibatch_steps is not None,
+                "minibatch_steps",
+            ),
+            "observation_clip": (observations, "normalize_observations or normalize_pictures"),
+            "reward_norm_clip": (self.reward_normalizer != "none", "a reward_normalizer"),
+            "normalizer_variance_epsilon": (normalizes, "a normaliser"),
+            "update_normalizers": (normalizes, "a normaliser"),
+            "drop_last": (self.minibatch_steps is not None, "minibatch_steps"),
+            "refresh_advantages": (self.num_epochs > 1, "num_epochs > 1"),
+            "value_source": (self.refresh_advantages == "once", "refresh_advantages=once"),
+            "target_kl": (self.num_epochs > 1, "num_epochs > 1"),
+        }
+
+    @model_validator(mode="after")
+    def _no_option_without_effect(self) -> "PPOConfig":
+        refuse_idle(self, self.requirements)
+        return self
+
+
+def idle_in(config: PPOConfig, model: ModelConfig, spaces: Spaces) -> dict[str, Idle]:
+    """Options that have no effect on a resolved network in these spaces."""
+    wanted = config.normalize_observations, config.normalize_pictures
+    return idle_normalizers(
+        type(config), wanted, model, spaces, others=config.reward_normalizer != "none"
+    )
+
+
+def check(
+    config: PPOConfig, model: ModelConfig, num_streams: int, total_env_steps: int
+) -> list[str]:
+    """Faults that no field shows by itself, one sentence each."""
+    faults = []
+    size, chunk = config.minibatch_steps, config.bptt_steps
+    batch = num_streams * config.unroll_steps
+    if total_env_steps < batch:
+        faults.append(
+            f"total_env_steps must be at least one rollout of {num_streams} streams x "
+            f"{config.unroll_steps} steps = {batch}, got {total_env_steps}; raise it, or lower "
+            "unroll_steps or env.num_streams"
+        )
+    if size is not None:
+        faults += minibatches.size_faults(size, config.unroll_steps, num_streams, config.drop_last)
+    if model.core != "none":
+        faults += minibatches.chunk_faults(chunk, config.unroll_steps, size)
+    elif chunk != PPOConfig.model_fields["bptt_steps"].default:
+        faults.append(f"bptt_steps={chunk} has no effect without model.core; leave it out")
+    faults += torso_faults(model)
+    if not model.shared_torso and config.shared_l2_coef > 0:
+        faults.append("shared_l2_coef has no effect without model.shared_torso; leave it out")
+    return faults
+
+
+def planned_updates(config: PPOConfig, num_streams: int, total_env_steps: int) -> int:
+    """Optimizer steps that are worth compiling: all, without early stops and invalid rows.
+
+    None with `check_numerics`, since a compiled graph can't be looked into.
+    """
+    if config.check_numerics:
+        return 0
+    batch = num_streams * config.unroll_steps
+    return total_env_steps * config.num_epochs // (config.minibatch_steps or batch)

@@ -1,0 +1,55 @@
+"""How fast a run is, how long it takes, and how both are written."""
+
+import time
+from collections import deque
+from typing import final
+
+_RATE_WINDOW_S = 30.0
+
+
+@final
+class Pace:
+    """Speed over the last half minute, and the time left at that speed."""
+
+    def __init__(self, total: int, start: int) -> None:
+        self.total = total
+        self.done = start
+        self._points: deque[tuple[float, int]] = deque([(time.monotonic(), start)])
+
+    def advance(self, env_steps: int) -> None:
+        now = time.monotonic()
+        self.done = env_steps
+        self._points.append((now, env_steps))
+        while len(self._points) > 2 and now - self._points[0][0] > _RATE_WINDOW_S:
+            self._points.popleft()
+
+    @property
+    def percent(self) -> int:
+        """Rounded down, so that 100 means done."""
+        return min(100, 100 * self.done // max(1, self.total))
+
+    @property
+    def steps_per_s(self) -> float | None:
+        seconds = self._points[-1][0] - self._points[0][0]
+        steps = self._points[-1][1] - self._points[0][1]
+        return steps / seconds if seconds > 0 and steps > 0 else None
+
+    @property
+    def left_s(self) -> float | None:
+        rate = self.steps_per_s
+        return max(0, self.total - self.done) / rate if rate else None
+
+
+def percent(share: float) -> str:
+    """7.5%  62%  100%"""
+    return f"{100 * share:.3g}%"
+
+
+def clock(seconds: float) -> str:
+    """0:07  12:34  1:02:03  3 days"""
+    whole = round(seconds)
+    hours, minutes = divmod(whole // 60, 60)
+    clock = (
+        f"{minutes}:{whole % 60:02d}" if hours == 0 else f"{hours}:{minutes:02d}:{whole % 60:02d}"
+    )
+    return clock if hours < 48 else f"{hours // 24} days"

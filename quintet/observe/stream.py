@@ -1,0 +1,59 @@
+"""Text streams: terminals, and those whose reader goes away."""
+
+import os
+from contextlib import suppress
+from typing import TextIO, final
+
+
+@final
+class QuietStream:
+    """The part of a text stream that rich and we use, silent from the first failed write on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._alive = True
+
+    @property
+    def encoding(self) -> str:
+        return self._stream.encoding or "utf-8"
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def write(self, text: str) -> int:
+        if self._alive:
+            try:
+                self._stream.write(text)
+            except UnicodeEncodeError:
+                self._stream.write(text.encode("ascii", "backslashreplace").decode())
+            except (OSError, ValueError):  # ValueError: the stream was closed
+                self._end()
+        return len(text)
+
+    def flush(self) -> None:
+        if self._alive:
+            try:
+                self._stream.flush()
+            except (OSError, ValueError):
+                self._end()
+
+    def _end(self) -> None:
+        self._alive = False
+        # The interpreter flushes standard output once more when it ends, and would then complain
+        # and end with a status of its own: what is left in the buffer goes nowhere.
+        with suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a person looks at it, on a terminal that can do more than print lines."""
+    try:
+        # The two that rich, too, takes for dumb.
+        return stream.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+    except ValueError:  # closed
+        return False

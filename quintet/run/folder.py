@@ -1,0 +1,335 @@
+"""The folder of a run: that it stays the same one, and what stands in it beside the reports.
+
+``config.yaml`` (the options), ``checkpoints/``, ``policy/`` (of a finished run), ``best/``,
+``log.txt`` and ``run.json``, which says how the run ended and which code began it.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from quintet import checkpoint
+from quintet.errors import CheckpointError, FileFault, QuintetError
+from quintet.observe.log import LogFile
+from quintet.policy import POLICY, Policy
+from quintet.system import files, manifest, provenance, saved_options
+from quintet.types import Rollout
+
+BEST = "best"
+RECORD = "run.json"
+
+
+@final
+class RunFolder:
+    """Everything that a run writes goes through here, so that nothing is written elsewhere than in
+    the folder in which it began.
+    """
+
+    def __init__(self, path: Path, signed: bool) -> None:
+        """signed: checkpoints get this user's signature, where there can be one."""
+        self.path, self.signed = path, signed
+        self.checkpoints = path / "checkpoints"
+        self.log: LogFile | None = None
+        self._handle: int | None = None
+        self._named_damaged: set[str] = set()
+        self._record: dict[str, Any] = {}
+
+    def open(self) -> None:
+        """Makes the folder, if need be, and holds on to it.
+
+        Raises:
+            FileFault: it can't be made or read.
+        """
+        try:
+            files.make_folder(self.path)
+            # Held open, so that no other folder is given the same number.
+            self._handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            checkpoint.clean_temporary(self.checkpoints)
+            checkpoint.clean_temporary(self.path)
+        except OSError as fault:
+            raise self._cannot_write(fault) from fault
+
+    def check(self) -> None:
+        """Raises CheckpointError where the folder was moved or removed since it was opened."""
+        assert self._handle is not None
+        held = os.fstat(self._handle)
+        with suppress(OSError):
+            there = os.stat(self.path)
+            if (there.st_dev, there.st_ino) == (held.st_dev, held.st_ino):
+                return
+        raise CheckpointError(
+            f"the run folder {self.path} was moved or removed while the run trained in it, which "
+            "ends the run; nothing is written in its place. Put it back and give the same command "
+            "again, which goes on from its newest checkpoint"
+        )
+
+    def open_log(self) -> LogFile:
+        """``log.txt``, whose lines are added to those of earlier starts.
+
+        Raises:
+            FileFault: it can't be written.
+        """
+        path = self.path / "log.txt"
+        try:
+            if path.is_dir():
+                files.set_aside(path)
+            self.log = LogFile(path)
+        except OSError as fault:
+            raise self._cannot_write(fault) from fault
+        return self.log
+
+    def write_options(self, values: Mapping[str, Any], warn: Callable[[str], None]) -> None:
+        """Writes ``config.yaml``; one that can't be read is set aside.
+
+        Raises:
+            FileFault: it can't be written.
+        """
+        path = self.path / saved_options.FILE
+        found = saved_options.read(self.path)
+        try:
+            if found is not None and found.fault is not None and os.path.lexists(path):
+                warn(f"{path} is written anew; the damaged one is kept as {files.set_aside(path)}")
+            saved_options.write(self.path, values)
+        except OSError as fault:
+            raise self._cannot_write(fault) from fault
+
+    # Checkpoints
+
+    def write_checkpoint(
+        self, name: str, tensors: Mapping[str, Mapping[str, Tensor]], meta: Mapping[str, Any]
+    ) -> Path:
+        """Raises CheckpointError where it can't be written, or the folder is another one."""
+        self.check()
+        return checkpoint.write(self.checkpoints, name, tensors, meta, signed=self.signed)
+
+    def newest(self, exact: bool, warn: Callable[[str], None]) -> checkpoint.Checkpoint | None:
+        """The checkpoint that a run goes on from; None where it begins.
+
+        exact: the newest one on the uninterrupted run's path.
+
+        Raises:
+            CheckpointError: none that fits can be read.
+        """
+        try:
+            found = checkpoint.latest(self.checkpoints, exact_only=exact, warn=warn)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{error}, or remove {self.checkpoints} to start the run anew"
+            ) from error
+        if found is None and exact and checkpoint.any_of_run(self.checkpoints):
+            raise CheckpointError(
+                f"--resume exact requires an exact checkpoint, {self.checkpoints} has none yet; "
+                "use --resume latest, or begin anew in another --run-dir"
+            )
+        return found
+
+    def keep_batch(
+        self, batch: Rollout, meta: Mapping[str, Any], warn: Callable[[str], None]
+    ) -> str:
+        """Keeps the batch on which an update failed; says where, and what else remains."""
+        place = self._write_batch(batch, meta)
+        last = checkpoint.latest(self.checkpoints, warn=warn)
+        good = f"the last good checkpoint is {last.path}" if last else "there was no checkpoint yet"
+        return f"The offending batch is kept in {place}; {good}"
+
+    def _write_batch(self, batch: Rollout, meta: Mapping[str, Any]) -> str:
+        tensors: dict[str, Tensor] = {}
+        for name in (field.name for field in dataclasses.fields(batch)):
+            value = getattr(batch, name)
+            if isinstance(value, dict):
+                tensors |= {f"{name}/{part}": x for part, x in value.items()}
+            elif value is not None:
+                tensors[name] = torch.as_tensor(value)
+        try:
+            self.check()
+            return str(checkpoint.write(self.path, "failed_batch", {"batch": tensors}, meta))
+        except CheckpointError as error:
+            return f"nowhere ({error})"
+
+    def remove_newer(self, than: Path) -> list[str]:
+        """Removes the checkpoints after `than` and says so: what was trained off the path must not
+        be taken for the newest later on.
+        """
+        newer = [
+            self.checkpoints / name
+            for name in manifest.numbered(self.checkpoints)
+            if int(name) > int(than.name)
+        ]
+        for path in newer:
+            shutil.rmtree(path)
+        return [f"removed {path}, which is off the uninterrupted run's path" for path in newer]
+
+    def prune(
+        self, keep: int, protect: Callable[[dict[str, Any]], bool], warn: Callable[[str], None]
+    ) -> None:
+        """See `checkpoint.prune`; a damaged one is named once."""
+
+        def once(message: str) -> None:
+            if message not in self._named_damaged:
+                self._named_damaged.add(message)
+                warn(message)
+
+        checkpoint.prune(self.checkpoints, keep, protect, once)
+
+    # Policies
+
+    def write_policy(self, name: str, policy: Policy) -> None:
+        """Writes ``policy/`` or ``best/``.
+
+        Raises:
+            CheckpointError: it can't be written, or the folder is another one.
+        """
+        self.check()
+        checkpoint.write(self.path, name, *policy.contents(), signed=policy.signed)
+
+    def renew_policy(self, policy: Policy, warn: Callable[[str], None]) -> None:
+        """Writes ``policy/``, unless exactly this one stands there."""
+        path = self.path / POLICY
+        if os.path.lexists(path):
+            try:
+                found = checkpoint.read(path)
+            except CheckpointError as fault:
+                warn(f"the final policy is damaged ({fault}); it is written anew")
+            else:
+                if found.meta.get("version") == policy.publication.version:
+                    if _same(found, policy):
+                        return
+                    warn(f"{path} holds another policy than the run's; it is written anew")
+        self.write_policy(POLICY, policy)
+
+    def best_mark(self) -> str | None:
+        """By which ``best/`` is known again; None where there is nothing to read."""
+        try:
+            return hashlib.sha256(
+                files.read_bytes(self.path / BEST / manifest.MANIFEST)
+            ).hexdigest()
+        except FileFault:
+            return None
+
+    def mend_best(self, meta: Mapping[str, Any], ended: bool) -> tuple[str | None, bool]:
+        """Checks ``best/`` by what a checkpoint says of it, and writes it anew where a checkpoint
+        holds the same policy.
+
+        ended: whether no more evaluations follow.
+
+        Returns:
+            What is to be said, None where all is well; and whether the best policy is lost.
+        """
+        fault = None if meta["best"] is None else self._best_fault(meta)
+        if fault is None:
+            return None, False
+        held = self._rebuild_best(meta.get("best_version"))
+        if held is not None:
+            return f"the best policy was damaged ({fault}); it is taken from {held}", False
+        after = "use the final one" if ended else "the next evaluation writes it anew"
+        return f"the best policy is lost ({fault}), and no checkpoint holds it; {after}", True
+
+    def _best_fault(self, meta: Mapping[str, Any]) -> str | None:
+        path = self.path / BEST
+        try:
+            found = checkpoint.read(path)
+        except CheckpointError as fault:
+            return str(fault)
+        mark = meta.get("best_mark")
+        # One that is newer is as it should be: the run was killed between it and its checkpoint.
+        newer = int(found.meta.get("version", 0)) > meta["version"]
+        if mark is None or newer or mark == self.best_mark():
+            return None
+        return f"{path} holds another policy than the run's best"
+
+    def _rebuild_best(self, version: int | None) -> Path | None:
+        for name in reversed(manifest.numbered(self.checkpoints)) if version is not None else ():
+            with suppress(CheckpointError):
+                if manifest.read_meta(self.checkpoints, name).meta.get("version") != version:
+                    continue
+                held = checkpoint.read(self.checkpoints / name)
+                said = {"policy": held.meta["policy"], "version": version}
+                self.check()
+                signed = held.not_own is None
+                tensors = {POLICY: held.tensors[POLICY]}
+                checkpoint.write(self.path, BEST, tensors, said, signed=signed)
+                return held.path
+        return None
+
+    # How it goes
+
+    def begin_record(self, system: Mapping[str, str]) -> None:
+        """Writes ``run.json`` of a run that begins or goes on.
+
+        Raises:
+            FileFault: it can't be written.
+        """
+        self._record = {"revision": provenance.revision(Path.cwd()), "system": dict(system)}
+        try:
+            if (self.path / RECORD).is_dir():
+                files.set_aside(self.path / RECORD)
+            self._write_record("running", None, None)
+        except OSError as fault:
+            raise self._cannot_write(fault) from fault
+
+    def check_record(self, warn: Callable[[str], None]) -> None:
+        """That of a finished run stays as it is; one that can't be read is set aside."""
+        path = self.path / RECORD
+        if not os.path.lexists(path):
+            return
+        fault = f"{path} holds no record"
+        with suppress(FileFault):
+            found = files.read_json(path)
+            if isinstance(found, dict) and {"state", "revision", "system"} <= found.keys():
+                return
+        warn(f"{fault} that can be read; it is kept as {files.set_aside(path)}")
+
+    def end_record(self, state: str, env_steps: int, error: BaseException | None = None) -> None:
+        """How it ended: finished, stopped or failed; and in ``log.txt`` the error with its
+        traceback.  What can't be written is left out: the error itself counts more.
+        """
+        if error is not None and self.log is not None:
+            whole = "".join(traceback.format_exception(error)).rstrip()
+            detail = error.detail if isinstance(error, QuintetError) else ""
+            self.log.write(
+                "\n".join((f"the run ended by an error: {whole}", detail)).rstrip() + "\n"
+            )
+        if not self._record:
+            return
+        with suppress(CheckpointError, OSError):
+            self.check()
+            text = None if error is None else (str(error).splitlines() or [""])[0]
+            said = None if error is None else f"{type(error).__name__}: {text}"
+            self._write_record(state, env_steps, said)
+
+    def _write_record(self, state: str, env_steps: int | None, error: str | None) -> None:
+        now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        said = {"state": state, "at": now, "env_steps": env_steps, "error": error, **self._record}
+        files.write_whole(self.path / RECORD, json.dumps(said, indent=1).encode() + b"\n")
+
+    def close(self) -> None:
+        """May be called twice."""
+        if self.log is not None:
+            self.log.close()
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def _cannot_write(self, fault: OSError) -> FileFault:
+        return FileFault(
+            f"a run folder that can be written is required, {fault.filename or self.path} can't be "
+            f"({files.reason(fault)}); {files.advice(fault)}, or give another --run-dir"
+        )
+
+
+def _same(found: checkpoint.Checkpoint, policy: Policy) -> bool:
+    tensors, meta = policy.contents()
+    mine = checkpoint.tensor_hashes(checkpoint.Checkpoint(found.path, tensors, {}, None))
+    same = json.dumps(found.meta, sort_keys=True) == json.dumps(meta, sort_keys=True)
+    return same and mine == checkpoint.tensor_hashes(found)

@@ -1,0 +1,159 @@
+"""Several processes at once: how the members of a group start, speak, and end together.
+
+A member is a `child`; what it prints is shown with its name before every line, and what it has to
+answer comes back as one JSON object.  When its parent is gone, it stops by itself.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, final
+
+from quintet.system import child
+from quintet.system.child import Child
+from quintet.system.signals import stop_on_signals
+
+ORPHAN_GRACE_S = 60.0
+"""Seconds that a member has for stopping in good order once its parent is gone."""
+
+_POLL_S = 0.05
+_MAX_ANSWER_BYTES = 32_768  # less than a pipe holds, so that writing it never waits for a reader
+
+
+@final
+@dataclass(frozen=True)
+class Member:
+    """A process to be: the name before its lines, and what it is given."""
+
+    name: str
+    payload: bytes
+
+
+@final
+@dataclass(frozen=True)
+class Outcome:
+    """How a member ended.
+
+    status: of its process, negative for a signal; None: it was never started.
+    answer: what it answered; None when it ended before.
+    """
+
+    status: int | None
+    answer: dict[str, Any] | None
+
+
+def run_members(
+    module: str, members: Sequence[Member], jobs: int, say: Callable[[str], None]
+) -> list[Outcome]:
+    """Runs all members, `jobs` of them at once, and returns their outcomes in the same order.
+
+    Ctrl-C and SIGTERM are passed on to those that run, which end in good order; no others are
+    started.  A second Ctrl-C kills them.  `say` receives every line that they print.
+    """
+    group = _Group(say)
+    waiting = list(enumerate(members))
+    running: dict[int, _Process] = {}
+    outcomes = [Outcome(None, None)] * len(members)
+    with stop_on_signals(group):
+        try:
+            while running or (waiting and not group.stop_requested):
+                while waiting and len(running) < jobs and not group.stop_requested:
+                    index, member = waiting.pop(0)
+                    running[index] = _Process(module, member, say)
+                if group.stop_requested:
+                    for process in running.values():
+                        process.ask_to_stop()
+                for index in [i for i, process in running.items() if process.ended]:
+                    outcomes[index] = running.pop(index).outcome()
+                time.sleep(_POLL_S)
+        finally:
+            for process in running.values():
+                process.kill()
+    return outcomes
+
+
+@final
+class _Group:
+    """Whether the group as a whole was asked to stop."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.stop_requested = False
+        self._say = say
+
+    def request_stop(self) -> None:
+        self.stop_requested = True
+
+    def tell_stopping(self) -> None:
+        self._say("stopping: waits for the runs' checkpoints; a second Ctrl-C ends them at once")
+
+    def abandon(self) -> None:
+        """Nothing: the members end with this process."""
+
+
+@final
+class _Process:
+    """A member at work, seen by the parent."""
+
+    def __init__(self, module: str, member: Member, say: Callable[[str], None]) -> None:
+        self._asked = False
+        self._answer, theirs = os.pipe()
+        try:
+            self._child = Child(module, lambda line: say(f"[{member.name}] {line}"), [theirs])
+        finally:
+            os.close(theirs)
+        self._child.give(member.payload)
+
+    @property
+    def ended(self) -> bool:
+        return self._child.ended
+
+    def ask_to_stop(self) -> None:
+        """Once."""
+        if not self._asked:
+            self._asked = True
+            self._child.terminate()
+
+    def kill(self) -> None:
+        self._child.kill()
+        self.outcome()
+
+    def outcome(self) -> Outcome:
+        """What the process, which has ended or is about to, left behind."""
+        status = self._child.wait()
+        os.set_blocking(self._answer, False)
+        said = b""
+        with suppress(BlockingIOError):
+            said = os.read(self._answer, 2 * _MAX_ANSWER_BYTES)
+        os.close(self._answer)
+        return Outcome(status, json.loads(said) if said else None)
+
+
+# The member's side
+
+
+def attach() -> bytes:
+    """Called first by a member: its payload.  From then on it ends with its parent.
+
+    SIGTERM and SIGINT end it at once, with status 130, until it handles them itself.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: sys.exit(130))
+    return child.receive(_end_in_good_order)
+
+
+def answer(content: dict[str, Any]) -> None:
+    """Gives the parent what the member has to say in the end, at most once."""
+    said = json.dumps(content).encode()
+    assert len(said) <= _MAX_ANSWER_BYTES
+    os.write(int(sys.argv[1]), said)
+
+
+def _end_in_good_order() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(ORPHAN_GRACE_S)
+    os._exit(130)

@@ -1,0 +1,432 @@
+"""Composition root: from a configuration to environments, learner, runtime, sinks - and a
+result.
+"""
+
+import gc
+import pickle
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, final
+
+import torch
+
+from quintet import checkpoint
+from quintet.algorithms import registry
+from quintet.algorithms.parts.setup import ALONE, Setup
+from quintet.config.idle import without_idle
+from quintet.config.load import Loaded, with_presets
+from quintet.config.run import RunConfig
+from quintet.config.runtime import RuntimeConfig
+from quintet.config.saved import Unusable
+from quintet.envs.given import EnvSource
+from quintet.envs.make import make_group_env
+from quintet.errors import ConfigError, LearnerFault, WorkerFault
+from quintet.models.config import resolve_model, uses_pictures
+from quintet.models.precision import fast_bf16
+from quintet.observe.stream import QuietStream
+from quintet.policy import Policy
+from quintet.protocols import Learner, Ranks
+from quintet.run import group
+from quintet.run.sampling import make_sampling, num_workers, open_source, streams_per_group
+from quintet.run.setting import has_compiler, worth_compiling
+from quintet.run.trainer import OnReport, Trainer
+from quintet.runtime.loop import Sampling
+from quintet.runtime.parallel.learners import LearnerCrew, Learners
+from quintet.runtime.processes.process import pickled
+from quintet.runtime.seeds import Role, generator_seed
+from quintet.runtime.slots import RowSpecs
+from quintet.runtime.torch_settings import inexact_told, torch_settings
+from quintet.system.blame import traced
+from quintet.system.cpus import usable_cores
+from quintet.system.lock import RunLock
+from quintet.system.memory import memory_fault
+from quintet.system.signals import stop_on_signals
+from quintet.types import Spaces
+
+
+@final
+@dataclass(frozen=True)
+class Result:
+    """What a call of `train` gives: the run's folder, its final policy, its last report."""
+
+    run_dir: Path
+    policy: Policy
+    metrics: dict[str, float]
+    status: Literal["finished", "stopped"]
+
+
+@final
+@dataclass(frozen=True)
+class SeedOutcome:
+    """How one run of a group ended.
+
+    status: waiting: the group was stopped before this run began.
+    metrics: its last report, empty where there is none.
+    error: why it failed, else None.
+    """
+
+    seed: int
+    run_dir: Path
+    status: Literal["finished", "stopped", "waiting", "failed"]
+    metrics: dict[str, float]
+    error: str | None = None
+
+
+def resolve(config: RunConfig, spaces: Spaces, backend: str) -> RunConfig:
+    """Everything automatic replaced by what it means here."""
+    config = config.model_copy(update={"env": config.env.model_copy(update={"backend": backend})})
+    model = resolve_model(config.model, spaces)
+    pictures = uses_pictures(model, spaces)
+    device = _resolve_device(config.runtime, pictures)
+    threads = _threads(config.runtime, pictures, config.runtime.num_learners)
+    serial = config.runtime.kind == "serial"
+    beside = not serial and config.runtime.inference == "local"
+    # Whoever acts where learners learn in turn, or on the other half of the cores, acts alone.
+    of_one = _threads(config.runtime, pictures, 1)
+    actor_threads = config.runtime.actor_threads or (1 if beside else of_one)
+    compiler = has_compiler()
+    compile_ = config.runtime.compile
+    if compile_ == "auto":
+        worth = worth_compiling(config, model, spaces, device)
+        compile_ = "on" if worth and compiler else "off"
+    elif compile_ == "on" and not compiler:
+        raise ConfigError(
+            "runtime.compile=on requires a C++ compiler, g++ is not on the PATH and CXX names "
+            "none; install one, or begin a run of its own with --runtime.compile off (a run that "
+            "began compiled goes on so)"
+        )
+    if compile_ == "on" and not model.compilable:
+        raise ConfigError(
+            f"runtime.compile=on requires an encoder that is one graph, {model.encoder} does other "
+            "work in every batch (it reads each mission once); use --runtime.compile off"
+        )
+    precision = config.runtime.precision
+    if precision == "auto":
+        # A user's own module may not bear other numbers than it was written for.
+        fast = pictures and not model.custom and fast_bf16(torch.device(device))
+        precision = "bf16" if fast else "fp32"
+    return config.model_copy(
+        update={
+            "model": model,
+            "env": config.env.model_copy(update={"streams_per_group": streams_per_group(config)}),
+            "runtime": config.runtime.model_copy(
+                update={
+                    "num_workers": None if serial else num_workers(config),
+                    "device": device,
+                    "threads": threads,
+                    "actor_threads": actor_threads,
+                    "compile": compile_,
+                    "precision": precision,
+                }
+            ),
+        }
+    )
+
+
+def _threads(runtime: RuntimeConfig, pictures: bool, learners: int) -> int:
+    """Of each of so many learners, as configured or by a fixed rule.
+
+    Measured on small networks, a second thread costs more than it gives; beside workers that want
+    all cores, threads that wait for each other lose more than they share.
+    """
+    if runtime.threads is not None:
+        return runtime.threads
+    most = usable_cores() if runtime.kind == "serial" else usable_cores() // 2
+    return max(1, min(most // learners, 8)) if pictures else 1
+
+
+def _resolve_device(runtime: RuntimeConfig, pictures: bool) -> str:
+    device, learners = runtime.device, runtime.num_learners
+    if device == "auto":
+        device = "cuda" if pictures and torch.cuda.is_available() else "cpu"
+    if not device.startswith("cuda"):
+        return device
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f"runtime.device={device} requires a CUDA GPU that PyTorch sees, there is none; use "
+            "--runtime.device cpu"
+        )
+    if learners > 1 and device != "cuda":
+        raise ConfigError(
+            f"runtime.num_learners={learners} requires runtime.device=cuda, which is a GPU for "
+            f"each from cuda:0 on, got {device}; choose GPUs by CUDA_VISIBLE_DEVICES"
+        )
+    if learners > torch.cuda.device_count():
+        raise ConfigError(
+            f"runtime.num_learners={learners} requires a GPU for each learner, PyTorch sees "
+            f"{torch.cuda.device_count()}; lower it or use --runtime.device cpu"
+        )
+    return device
+
+
+def _resolve_loaded(loaded: Loaded, spaces: Spaces, backend: str) -> Loaded:
+    """`resolve`, without options that have no effect, and with the preset named that has set what
+    is refused.
+    """
+    try:
+        return without_idle(loaded, resolve(loaded.config, spaces, backend), spaces)
+    except ConfigError as error:
+        raise ConfigError(with_presets(str(error), loaded.sources)) from error
+
+
+def resolved(
+    loaded: Loaded, make_env: EnvSource | None = None
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Every option of a loaded configuration as a run would use it, and where its value comes
+    from.
+    """
+    probe = make_group_env(loaded.config.env, 1, make_env)
+    try:
+        found = _resolve_loaded(loaded, probe.spaces, probe.description.backend)
+    finally:
+        probe.close()
+    before, values = loaded.config.flat(), found.config.flat()
+    sources = {
+        name: source
+        if values[name] == before[name] or source != loaded.sources[name]
+        else f"resolved ({source})"
+        for name, source in found.sources.items()
+    }
+    return values, sources
+
+
+def make_learner(config: RunConfig, spaces: Spaces, ranks: Ranks = ALONE) -> Learner:
+    """The learner of a resolved configuration; of several the one that `ranks` is of."""
+    seeds = tuple(generator_seed(config.seed, Role.LEARNER, index) for index in range(2))
+    setup = Setup(
+        config.env.num_streams,
+        config.total_env_steps,
+        (seeds[0], seeds[1]),
+        torch.device(_devices(config.runtime)[ranks.index]),
+        config.runtime.compute,
+        ranks,
+    )
+    return registry.find(config.algo).make_learner(config.learner, config.model, spaces, setup)
+
+
+def _devices(runtime: RuntimeConfig) -> tuple[str, ...]:
+    """Where each learner computes."""
+    if runtime.num_learners == 1 or runtime.device == "cpu":
+        return (runtime.device,) * runtime.num_learners
+    return tuple(f"{runtime.device}:{index}" for index in range(runtime.num_learners))
+
+
+def make_learners(config: RunConfig, spaces: Spaces) -> Learners:
+    """The learners of a resolved configuration that share every batch."""
+    runtime = config.runtime
+    assert runtime.threads is not None
+    compute = replace(runtime.compute, compile=False)  # only to see what it records
+    actor = registry.find(config.algo).make_actor(config.learner, config.model, spaces, compute)
+    crew = LearnerCrew(
+        make_learner=partial(make_learner, config, spaces),
+        devices=_devices(runtime),
+        rows=RowSpecs.of(spaces, actor),
+        threads=runtime.threads,
+        timeout_s=runtime.learner_timeout_s,
+        exact=runtime.exact,
+    )
+    return Learners(crew)
+
+
+def run(
+    loaded: Loaded, make_env: EnvSource | None = None, on_report: OnReport | None = None
+) -> Result:
+    """Trains by a loaded configuration, from its folder's newest checkpoint if there is one.
+
+    All that can be refused is refused before the folder is touched.
+    """
+    try:
+        try:
+            return _run(loaded, make_env, on_report, may_go_back=True)
+        except _GoesBack as back:
+            resume = back.resume
+        gc.collect()  # what the traceback held: slots in shared memory
+        # Once: what always fails would fail again.
+        again = loaded.config.model_copy(update={"resume": resume})
+        return _run(replace(loaded, config=again, notes=()), make_env, on_report, may_go_back=False)
+    except (MemoryError, RuntimeError, OSError) as error:
+        fault = memory_fault(error)
+        if fault is None:
+            raise
+        raise traced(fault, error) from error
+
+
+class _GoesBack(Exception):
+    """A process of an exact run died; `resume` says from which checkpoint it goes on."""
+
+    def __init__(self, resume: Literal["exact", "latest"]):
+        super().__init__(resume)
+        self.resume = resume
+
+
+def _run(
+    loaded: Loaded, make_env: EnvSource | None, on_report: OnReport | None, *, may_go_back: bool
+) -> Result:
+    with ExitStack() as ends:
+        source = open_source(loaded.config, make_env)
+        ends.callback(source.close)
+        env = source.envs[0].description
+        config = _resolve_loaded(loaded, source.spaces, env.backend).config
+        assert config.run_dir is not None
+        runtime = config.runtime
+        assert runtime.threads is not None
+        ends.enter_context(torch_settings(runtime.threads, runtime.device, runtime.exact))
+        learner: Learner
+        if config.runtime.num_learners == 1:
+            learner = make_learner(config, source.spaces)
+        else:
+            learner = make_learners(config, source.spaces)
+            ends.callback(learner.close)
+        trainer = Trainer(config, learner, source.spaces, env, on_report, make_env)
+        trainer.beware(loaded.notes)
+        trainer.warm_start()
+        sampling = make_sampling(
+            config, source, learner, trainer.timer, trainer.say, trainer.waiting
+        )
+        ends.callback(sampling.close)
+        with RunLock(config.run_dir), stop_on_signals(trainer):
+            return _train(trainer, sampling, source.spaces, may_go_back)
+
+
+def run_seeds(
+    loaded: Sequence[Loaded | Unusable],
+    make_env: EnvSource | None = None,
+    jobs: int | None = None,
+) -> list[SeedOutcome]:
+    """Trains by several configurations that differ in their seed, each in a process of its own.
+
+    Runs that are finished say so, others go on from where they are.  One that fails stops no other.
+    Ctrl-C and SIGTERM stop all of them with a checkpoint.
+
+    jobs: how many at once; None: cores divided by ``runtime.threads`` and workers, at least 1.
+
+    Raises:
+        ConfigError: what all of them would be refused for, `jobs` is no number of runs, or the
+            environment can't be sent to other processes.
+    """
+    if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
+        raise ConfigError(f"jobs requires a whole number of at least 1, got {jobs!r}")
+    sound = [each for each in loaded if isinstance(each, Loaded)]
+    values = resolved(sound[0], make_env)[0]
+    if jobs is None:
+        busy = values["runtime.threads"] * values["runtime.num_learners"]
+        busy += values["runtime.num_workers"] or 0
+        jobs = max(1, usable_cores() // busy)
+    members = [group.Member(f"s{each.config.seed}", _payload(each, make_env)) for each in sound]
+    out = QuietStream(sys.stdout)
+
+    def say(line: str) -> None:
+        out.write(f"{line}\n")
+        out.flush()
+
+    ended = iter(group.run_members("quintet.run.member", members, jobs, say))
+    return [
+        SeedOutcome(each.seed, each.run_dir, "failed", {}, each.error)
+        if isinstance(each, Unusable)
+        else _seed_outcome(each.config, next(ended))
+        for each in loaded
+    ]
+
+
+def _payload(loaded: Loaded, make_env: EnvSource | None) -> bytes:
+    """What `quintet.run.member` trains by."""
+    own = loaded.config.model.encoder.startswith("__main__:")
+    if own or (make_env is None and loaded.config.env.id.startswith("__main__:")):
+        raise ConfigError(
+            "seeds requires environments and models that other processes can import, got one of "
+            "__main__; move it to a module of its own"
+        )
+    work = pickled(
+        (loaded, make_env),
+        "seeds requires an environment that can be sent to other processes, got "
+        + loaded.config.env.id,
+        "give a function that makes it",
+    )
+    return pickle.dumps({"path": sys.path, "run": work})
+
+
+def _seed_outcome(config: RunConfig, how: group.Outcome) -> SeedOutcome:
+    assert config.run_dir is not None
+    said = how.answer or {}
+    if "status" in said:
+        return SeedOutcome(config.seed, config.run_dir, said["status"], said["metrics"])
+    error: str | None = said.get("error")
+    # Ended by the group's own signal before the run began, or never started.
+    if error is None and how.status in (None, 130, -signal.SIGTERM):
+        return SeedOutcome(config.seed, config.run_dir, "waiting", {})
+    if error is None:
+        error = f"its process ended with status {how.status}" + (
+            " (killed; was there enough memory?)" if how.status == -signal.SIGKILL else ""
+        )
+    return SeedOutcome(config.seed, config.run_dir, "failed", {}, error)
+
+
+def _train(trainer: Trainer, sampling: Sampling, spaces: Spaces, may_go_back: bool) -> Result:
+    config = trainer.config
+    make_actor = registry.find(config.algo).make_actor
+    trainer.make_replay(
+        make_actor(config.learner, config.model, spaces, config.runtime.compute), spaces
+    )
+    try:
+        trainer.open()
+        status = _trained(trainer, sampling, may_go_back)
+        trainer.ended(status)
+    except _GoesBack:
+        raise
+    except BaseException as error:
+        trainer.ended("stopped" if isinstance(error, KeyboardInterrupt) else "failed", error)
+        raise
+    finally:
+        sampling.close()  # what processes say last is said to the trainer
+        if isinstance(trainer.learner, Learners):
+            trainer.learner.close()
+        trainer.close()
+    return Result(trainer.run_dir, trainer.policy(), trainer.last_report, status)
+
+
+def _trained(
+    trainer: Trainer, sampling: Sampling, may_go_back: bool
+) -> Literal["finished", "stopped"]:
+    """Trains to the end or to a stop, once the trainer is open."""
+    if trainer.finished:
+        trainer.say(
+            f"this run is finished: {trainer.counters.env_steps:,} env_steps; raise "
+            "--total-steps to go on, or give another --run-dir"
+        )
+        trainer.save_policy()  # a kill may have come between the last checkpoint and it
+        return "finished"
+    try:
+        if isinstance(trainer.learner, Learners):
+            trainer.learner.start(trainer.say, trainer.waiting)
+        runtime = trainer.config.runtime
+        on_gpu = runtime.exact and runtime.device.startswith("cuda")
+        with trainer.watched(), inexact_told(trainer.say) if on_gpu else nullcontext():
+            return trainer.train(sampling)
+    except WorkerFault as error:
+        # An async run has had its replacements of workers; who was asked to stop starts nothing.
+        asynchronous = trainer.config.runtime.kind == "async"
+        replaced = asynchronous and not isinstance(error, LearnerFault)
+        if not may_go_back or replaced or trainer.stop_requested:
+            raise
+        trainer.folder.check()  # there would be nothing to go back to
+        # Off the uninterrupted run's path there is nothing to be exact about, but much to lose.
+        exact = _goes_back_exactly(trainer)
+        which = "exact checkpoint" if exact else "checkpoint"
+        trainer.say(f"{error}; going back to the last {which}")
+        raise _GoesBack("exact" if exact else "latest") from error
+
+
+def _goes_back_exactly(trainer: Trainer) -> bool:
+    """Whether the run can go on, with the bytes of one that nothing happened to, from its last
+    exact checkpoint, or from its beginning where it has none of any kind.
+    """
+    if trainer.config.runtime.kind == "async" or not trainer.exact:
+        return False
+    if not checkpoint.any_of_run(trainer.checkpoints):
+        return True
+    return trainer.long_episodes.goes_back_exactly(trainer.counters)

@@ -1,0 +1,243 @@
+"""From a resolved configuration to the runtime kind that samples by it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import final
+
+from gymnasium.vector import VectorEnv as ForeignVectorEnv
+
+from quintet.algorithms import registry
+from quintet.config.run import RunConfig
+from quintet.config.runtime import RuntimeConfig
+from quintet.envs.config import EnvConfig
+from quintet.envs.given import EnvSource, is_plain_sync
+from quintet.envs.make import group_size, make_group_env
+from quintet.envs.vector import VectorEnv
+from quintet.errors import ConfigError
+from quintet.observe.timing import PhaseTimer
+from quintet.protocols import Actor, DataPlan, Learner
+from quintet.runtime import loop
+from quintet.runtime.asynchronous import AsyncOptions, AsyncSampling
+from quintet.runtime.lockstep import LockstepSampling
+from quintet.runtime.processes.crew import Crew, ServerOptions
+from quintet.runtime.processes.messages import Place
+from quintet.runtime.processes.workers import Workers
+from quintet.runtime.serial import SerialOptions, SerialSampling
+from quintet.system.cpus import usable_cores
+from quintet.system.signals import interrupts_for_us_alone
+from quintet.types import Spaces
+
+
+@final
+@dataclass(frozen=True)
+class Source:
+    """Where environments come from: those of all groups where this process steps them, else one,
+    which tells what they are like; and what makes them, if it isn't an id.
+    """
+
+    envs: Sequence[VectorEnv]
+    make_env: EnvSource | None
+
+    @property
+    def spaces(self) -> Spaces:
+        return self.envs[0].spaces
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()
+
+
+def open_source(config: RunConfig, make_env: EnvSource | None) -> Source:
+    """The environments of a run that is about to begin.
+
+    Raises:
+        ConfigError: they can't be made, or can't be made by other processes.
+    """
+    # Environments that are processes of their own would end before there is a checkpoint.
+    with interrupts_for_us_alone():
+        if config.runtime.kind == "serial":
+            return Source(_make_groups(config, make_env), make_env)
+        if isinstance(make_env, ForeignVectorEnv) and not is_plain_sync(make_env):
+            raise ConfigError(
+                f"runtime.kind={config.runtime.kind} requires environments that worker processes "
+                f"can make, got {make_env}; give an id or a function that makes it, or use "
+                "--runtime.kind serial"
+            )
+        return Source([make_group_env(config.env, 1, make_env)], make_env)
+
+
+def _make_groups(config: RunConfig, make_env: EnvSource | None) -> list[VectorEnv]:
+    envs: list[VectorEnv] = []
+    size = streams_per_group(config)
+    try:
+        for group in range(config.env.num_streams // size):
+            envs.append(make_group_env(config.env, size, make_env, first_stream=group * size))
+    except BaseException:
+        for env in envs:
+            env.close()
+        raise
+    return envs
+
+
+def streams_per_group(config: RunConfig) -> int:
+    """As configured; else what `group_size` says, or, with workers, so that each has a group, or
+    two where a server acts and environments step in threads of their own.
+    """
+    if config.runtime.kind == "serial" or config.env.streams_per_group is not None:
+        return group_size(config.env)
+    streams = config.env.num_streams
+    wanted = config.runtime.num_workers or usable_cores()
+    if config.runtime.inference == "server" and config.env.backend != "gymnasium":
+        wanted *= 2  # one group steps while the other waits for its actions
+    # The fewest groups that give each worker one; the streams must be divided evenly.
+    groups = next((n for n in range(wanted, streams) if streams % n == 0), streams)
+    return streams // groups
+
+
+def num_workers(config: RunConfig) -> int:
+    """Sampler processes: as configured, else one for each core that has a group.
+
+    Raises:
+        ConfigError: there are fewer groups.
+    """
+    groups = config.env.num_streams // streams_per_group(config)
+    asked = config.runtime.num_workers
+    if asked is not None and asked > groups:
+        raise ConfigError(
+            f"runtime.num_workers must be at most the number of groups, {groups} of "
+            f"{streams_per_group(config)} streams, got {asked}; lower it, or raise "
+            "env.num_streams, or lower env.streams_per_group"
+        )
+    return asked or min(usable_cores(), groups)
+
+
+def slots_per_group(runtime: RuntimeConfig, plan: DataPlan, num_streams: int) -> int:
+    """Unrolls that each group has memory for.
+
+    Raises:
+        ConfigError: fewer are configured than a batch and the next unroll take.
+    """
+    if runtime.kind == "lockstep":
+        return 1 + runtime.lag
+    # While a batch's columns wait for the last one, every stream must have room to go on.
+    least = max(2, -(-(plan.columns_per_batch + num_streams) // num_streams))
+    if runtime.slots is not None and runtime.slots < least:
+        raise ConfigError(
+            f"runtime.slots must be at least {least} for batches of {plan.columns_per_batch} "
+            f"columns out of {num_streams} streams, got {runtime.slots}; raise it or leave it out"
+        )
+    return runtime.slots or least
+
+
+def make_sampling(
+    config: RunConfig,
+    source: Source,
+    learner: Learner,
+    timer: PhaseTimer,
+    say: Callable[[str], None],
+    notice: Callable[[str], None],
+) -> loop.Sampling:
+    """What samples by a resolved configuration; processes begin at the first restart.
+
+    say: gets what worker processes print, and what became of them.
+    notice: gets what of them is waited for, when that takes long.
+
+    Raises:
+        ConfigError: workers can't be sent what they are to do, or there is too little memory.
+    """
+    runtime, algorithm = config.runtime, registry.find(config.algo)
+    make_actor: Callable[[], Actor] = partial(
+        algorithm.make_actor, config.learner, config.model, source.spaces, runtime.compute
+    )
+    assert runtime.actor_threads is not None
+    plan = learner.plan
+    if runtime.max_policy_lag is not None:
+        plan = replace(plan, max_policy_lag=runtime.max_policy_lag)
+    _require_fresh_rows(runtime, plan)
+    if runtime.kind == "serial":
+        return SerialSampling(
+            source.envs,
+            make_actor,
+            plan,
+            config.seed,
+            timer,
+            SerialOptions(
+                threads=runtime.actor_threads,
+                may_lag=runtime.publish_interval_updates > 1,
+            ),
+        )
+    server = _server(config, source.spaces) if runtime.inference == "server" else None
+    size, streams = streams_per_group(config), config.env.num_streams
+    places = tuple(Place(g, g * size, size) for g in range(streams // size))
+    crew = Crew(
+        make_env=partial(_make_place, config.env, source.make_env),
+        make_actor=make_actor,
+        spaces=source.spaces,
+        plan=plan,
+        seed=config.seed,
+        places=places,
+        num_workers=num_workers(config),
+        num_slots=slots_per_group(runtime, plan, streams),
+        timeout_s=runtime.worker_timeout_s,
+        threads=1 if server else runtime.actor_threads,
+        say=say,
+        notice=notice,
+        server=server,
+    )
+    workers = Workers(crew, [learner.publication()])
+    if runtime.kind == "lockstep":
+        may_lag = runtime.publish_interval_updates > 1
+        return LockstepSampling(workers, timer, runtime.lag, may_lag)
+    # Several learners take batches from shared memory, which is not page-locked.
+    pin = runtime.device.startswith("cuda") and runtime.num_learners == 1
+    options = AsyncOptions(runtime.prefetch_batches, runtime.max_restarts, pin)
+    return AsyncSampling(workers, timer, options)
+
+
+def _require_fresh_rows(runtime: RuntimeConfig, plan: DataPlan) -> None:
+    """Refuses a run that would come to wait for ever: every row too old, and no update without rows
+    before which newer weights are published.
+    """
+    most, interval = plan.max_policy_lag, runtime.publish_interval_updates
+    lag = runtime.lag if runtime.kind == "lockstep" else 0
+    if most is not None and interval + lag > most + 1:
+        raise ConfigError(
+            f"runtime.publish_interval_updates must be at most {most + 1 - lag} where rows of "
+            f"weights more than {most} updates old are dropped, got {interval}; lower it or raise "
+            "runtime.max_policy_lag"
+        )
+
+
+def _server(config: RunConfig, spaces: Spaces) -> ServerOptions:
+    """How actions are computed for all workers."""
+    runtime = config.runtime
+    assert runtime.actor_threads is not None
+    exact = runtime.kind == "lockstep"
+    # A graph is compiled for one size of batch, and the free server's differ.
+    compute = replace(
+        runtime.compute, compile=runtime.compute.compile and exact, act_on=runtime.device
+    )
+    make_actor = registry.find(config.algo).make_actor
+    least = max(runtime.inference_batch_min, streams_per_group(config))
+    if runtime.inference_batch_max < least and not exact:
+        raise ConfigError(
+            f"runtime.inference_batch_max must be at least {least}, the larger of "
+            "inference_batch_min and the streams of a group, got "
+            f"{runtime.inference_batch_max}; raise it, or lower env.streams_per_group"
+        )
+    probe = replace(compute, compile=False, act_on="cpu")
+    return ServerOptions(
+        make_actor=partial(make_actor, config.learner, config.model, spaces, compute),
+        make_probe=partial(make_actor, config.learner, config.model, spaces, probe),
+        device=runtime.device,
+        threads=runtime.actor_threads,
+        exact=exact,
+        batch_min=runtime.inference_batch_min,
+        batch_max=runtime.inference_batch_max,
+        batch_timeout_s=runtime.inference_timeout_ms / 1_000,
+    )
+
+
+def _make_place(config: EnvConfig, source: EnvSource | None, place: Place) -> VectorEnv:
+    return make_group_env(config, place.num_streams, source, first_stream=place.first_stream)

@@ -1,0 +1,110 @@
+"""What the speed of a run depends on: whether compiling pays, and what the dashboard's advice is
+made of.
+"""
+
+import os
+import shutil
+from typing import Literal
+
+import torch
+
+from quintet.algorithms import registry
+from quintet.config.run import RunConfig
+from quintet.envs import envpool
+from quintet.envs.given import EnvSource
+from quintet.envs.ids import envpool_id
+from quintet.envs.make import group_size, source_kind
+from quintet.envs.vector import EnvDescription
+from quintet.models.config import ModelConfig, uses_pictures
+from quintet.observe.advice import Setting
+from quintet.protocols import DataPlan
+from quintet.system.cpus import usable_cores
+from quintet.types import Spaces
+
+COMPILE_FROM_UPDATES, COMPILE_FROM_UPDATES_OF_PICTURES = 30_000, 3_000
+"""Optimizer steps from which on compiling is worth its 10 to 30 seconds: a step saves about a
+millisecond, one on pictures about ten.
+"""
+
+
+def has_compiler() -> bool:
+    """Whether there is a C++ compiler, which compiled acts and updates need."""
+    return shutil.which(os.environ.get("CXX", "g++")) is not None
+
+
+def worth_compiling(config: RunConfig, model: ModelConfig, spaces: Spaces, device: str) -> bool:
+    """Whether a compiled update saves more time than it takes to compile, with a resolved model."""
+    planned = registry.find(config.algo).planned_updates(
+        config.learner, config.env.num_streams, config.total_env_steps
+    )
+    pictures = uses_pictures(model, spaces)
+    enough = COMPILE_FROM_UPDATES_OF_PICTURES if pictures else COMPILE_FROM_UPDATES
+    # A loop over steps takes minutes to compile, a user's module may not compile at all, and what
+    # is gained was measured on CPUs only.
+    plain = device == "cpu" and model.core == "none" and not model.custom
+    plain = plain and model.compilable
+    return plain and planned >= enough
+
+
+def setting_of(
+    config: RunConfig,
+    plan: DataPlan,
+    spaces: Spaces,
+    env: EnvDescription,
+    source: EnvSource | None,
+    callback: bool,
+) -> Setting:
+    """Of a resolved configuration on this machine.
+
+    source: where environments come from if not from an id; callback: reports go to the user's code.
+    """
+    options, runtime = config.flat(), config.runtime
+    pictures = uses_pictures(config.model, spaces)
+    known: Literal["has it", "lacks it", "absent"] = "absent"
+    if envpool.is_installed():
+        known = "has it" if ":" not in env.id and envpool_id(env.id) else "lacks it"
+    unset = config.env.model_copy(update={"streams_per_group": None})
+    threads = auto = 1
+    if env.backend != "gymnasium":
+        pool = envpool_id(env.id)
+        family = envpool.family_of(pool) if env.backend == "envpool" and pool else "atari"
+        auto = envpool.default_num_threads(family, group_size(config.env), config.env.num_groups)
+        threads = config.env.num_threads or auto
+    return Setting(
+        env=env.id,
+        source=source_kind(config.env, source),
+        single_only=config.env.mask_from_info,
+        backend=env.backend,
+        envpool=known,
+        num_streams=config.env.num_streams,
+        num_groups=config.env.num_groups,
+        auto_num_groups=config.env.num_streams // group_size(unset),
+        env_threads=threads,
+        auto_env_threads=auto,
+        large_network=pictures,
+        device=runtime.device,
+        threads=runtime.threads or torch.get_num_threads(),
+        cores=usable_cores(),
+        gpu=torch.cuda.is_available()
+        and (runtime.num_learners == 1 or torch.cuda.device_count() >= runtime.num_learners),
+        compiles=runtime.compile == "on",
+        may_compile=worth_compiling(config, config.model, spaces, runtime.device),
+        compiler=has_compiler(),
+        batch_steps=plan.unroll_steps * plan.columns_per_batch,
+        passes=options.get("num_epochs"),
+        minibatch_steps=options.get("minibatch_steps"),
+        chunk_steps=1 if config.model.core == "none" else options.get("bptt_steps", 1),
+        batch_unrolls=options.get("batch_unrolls"),
+        kind=runtime.kind,
+        num_workers=runtime.num_workers or 0,
+        num_learners=runtime.num_learners,
+        lag=runtime.lag,
+        inference=runtime.inference,
+        inference_batch_min=runtime.inference_batch_min,
+        inference_batch_max=runtime.inference_batch_max,
+        actor_threads=runtime.actor_threads or 1,
+        eval_episodes=config.eval.episodes,
+        report_interval_s=config.report.interval_s,
+        sinks=bool(config.report.sinks),
+        callback=callback,
+    )

@@ -1,0 +1,374 @@
+"""Several learners that share every batch, as one: the first here, the others in processes of their
+own.
+"""
+
+import threading
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from quintet.errors import LearnerFault, QuintetError
+from quintet.protocols import DataPlan, Learner, Ranks
+from quintet.runtime.parallel.ranks import LOOK_EVERY_S, PeerGone, RankGroup, host_store
+from quintet.runtime.processes.arena import Arena, prefixed
+from quintet.runtime.processes.messages import (
+    Begin,
+    Compare,
+    Connect,
+    Learn,
+    LearnerWork,
+    Stop,
+    Sum,
+)
+from quintet.runtime.processes.process import STOP_GRACE_S, Kind, Process, await_all, pickled
+from quintet.runtime.slots import RowSpecs, Slot, slot_specs
+from quintet.types import LearnerState, Publication, Rollout, TensorSpec
+
+_BLAME_S = 5.0
+"""How long after an exchange has failed it is known, at the latest, who is gone."""
+
+
+@final
+@dataclass(frozen=True)
+class LearnerCrew:
+    """What the learners of a run are made of.
+
+    make_learner: of one rank; something that cloudpickle can send.
+    devices: where each computes; their number is that of the learners.
+    rows: of a batch.
+    threads: of PyTorch in each process.
+    timeout_s: how much longer than the first one the others may take for an update.
+    exact: they use deterministic algorithms on a GPU.
+    """
+
+    make_learner: Callable[[Ranks], Learner]
+    devices: tuple[str, ...]
+    rows: RowSpecs
+    threads: int
+    timeout_s: float
+    exact: bool = False
+
+
+@final
+class BatchMemory:
+    """A batch in shared memory, where every rank finds it; it looks like one group's slot."""
+
+    def __init__(self, arena: Arena, rows: RowSpecs, plan: DataPlan):
+        memory = arena.below("batch/")
+        self._cut = memory.pop("trace_cut")
+        self._rollout = Slot(memory, rows, plan).rollout
+
+    @staticmethod
+    def specs(rows: RowSpecs, plan: DataPlan) -> dict[str, TensorSpec]:
+        columns = plan.columns_per_batch
+        cut = TensorSpec((plan.unroll_steps, columns), torch.bool)
+        return prefixed("batch/", slot_specs(rows, plan, columns) | {"trace_cut": cut})
+
+    def write(self, batch: Rollout) -> None:
+        cut = batch.trace_cut is not None
+        for field in fields(Rollout):
+            _copy(getattr(batch, field.name), getattr(self.read(cut), field.name))
+
+    def read(self, cut: bool) -> Rollout:
+        """The batch as views; `cut`: it has a trace_cut."""
+        return replace(self._rollout, trace_cut=self._cut if cut else None)
+
+
+def _copy(source: Any, into: Any) -> None:
+    if isinstance(into, Tensor):
+        assert source.shape == into.shape
+        into.copy_(source)
+    elif isinstance(into, dict):
+        for name, x in into.items():
+            _copy(source[name], x)
+
+
+def shared_state(learner: Learner, ranks: Ranks) -> LearnerState:
+    """The learner's state with the first rank's tensors, which all ranks ask for together."""
+    state = learner.save()
+    ranks.broadcast(x for _, x in sorted(state.tensors.items()))
+    return state
+
+
+def checksum(learner: Learner) -> int:
+    """CRC-32 of all that the learner would save."""
+    state, crc = learner.save(), 0
+    for _, x in sorted(state.tensors.items()):
+        array: Any = x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        crc = zlib.crc32(array, crc)
+    return zlib.crc32(repr(sorted(state.scalars.items())).encode(), crc)
+
+
+def progress_name(rank: int) -> str:
+    """Of a rank's (time when it was ready in ns, updates begun, exchanges joined)."""
+    return f"learner/{rank}/row"
+
+
+@final
+class Learners:
+    """The first learner, which publishes, reports and is saved, and the processes of the others.
+
+    Each update they are told to take their columns of the batch, and what they find meets in the
+    learner's own calls of `Ranks`.
+    """
+
+    def __init__(self, crew: LearnerCrew):
+        """Raises:
+        ConfigError: what they are made of can't be sent, or there is too little memory.
+        """
+        self.crew, size = crew, len(crew.devices)
+        self.ranks = RankGroup(0, size, torch.device(crew.devices[0]), self._watch)
+        self.learner = crew.make_learner(self.ranks)
+        plan = self.learner.plan
+        assert plan.columns_per_batch % size == 0
+        assert plan.replay is None, "what is drawn has other shapes than what is collected"
+        specs = BatchMemory.specs(crew.rows, plan)
+        specs |= {progress_name(rank): TensorSpec((3,), torch.int64) for rank in range(1, size)}
+        work = [_work(crew, plan, rank) for rank in range(1, size)]
+        self._arena = Arena.create(specs)
+        self._memory = BatchMemory(self._arena, crew.rows, plan)
+        self.processes = [self._process(rank, each) for rank, each in enumerate(work, 1)]
+        self._say: Callable[[str], None] = print
+        self._notice: Callable[[str], None] = lambda _: None
+        self._started = self._connected = self._alike = self._at_work = self._closed = False
+        self._waited_s, self._waited_for = 0.0, 0
+        self._compared = 0
+        self._fault: QuintetError | None = None
+
+    def _process(self, rank: int, work: bytes) -> Process:
+        kind = Kind(
+            f"learner {rank}",
+            self.crew.devices[rank],
+            "quintet.runtime.parallel.learner",
+            work,
+            self.crew.threads,
+            place="in update {}",
+            slow_start="raise runtime.learner_timeout_s if the network takes so long to make",
+            fault=LearnerFault,
+        )
+        row = self._arena.tensor(progress_name(rank)).numpy()
+        return Process(kind, self._arena, row, lambda line: self._say(line), self.crew.timeout_s)
+
+    # What the runtime asks of a learner
+
+    @property
+    def plan(self) -> DataPlan:
+        return self.learner.plan
+
+    @property
+    def updates(self) -> int:
+        return self.learner.updates
+
+    @property
+    def version(self) -> int:
+        return self.learner.version
+
+    def histograms(self) -> Mapping[str, Tensor]:
+        return self.learner.histograms()
+
+    def publication(self) -> Publication:
+        return self.learner.publication()
+
+    def save(self) -> LearnerState:
+        """The first learner's state.
+
+        Raises:
+            LearnerFault: another one's is not the same, so all since the last save is in doubt.
+        """
+        self._compare()
+        return self.learner.save()
+
+    def load(self, state: LearnerState) -> None:
+        self._alike = False
+        self.learner.load(state)
+
+    def warm_start(self, publication: Publication) -> None:
+        self._alike = False
+        self.learner.warm_start(publication)
+
+    def update(self, batch: Rollout, env_steps: int) -> dict[str, float]:
+        """One update of all learners; the batch is on the CPU, each takes its columns from there.
+
+        Raises:
+            QuintetError: what any of them raised, or who of them is gone or silent.
+        """
+        assert not batch.replayed
+        self.start(self._say, self._notice)
+        if not self._connected:
+            await_all(self.processes, self._notice)
+        self._at_work = True
+        try:
+            if not self._connected:
+                self._connect()
+            self._begin()
+            self._memory.write(batch)
+            self._tell(Learn(env_steps, batch.trace_cut is not None))
+            metrics = self.learner.update(batch, env_steps)
+        except PeerGone as error:
+            raise self._culprit(str(error)) from error
+        self._at_work = False
+        return metrics
+
+    # Processes
+
+    def start(self, say: Callable[[str], None], notice: Callable[[str], None]) -> None:
+        """Begins the processes, if there are none; the first update waits until they are ready.
+
+        say: gets what they print; notice: gets what of them is waited for, when that takes long.
+        """
+        if self._started:
+            return
+        self._started = True
+        self._say, self._notice = say, notice
+        for process in self.processes:
+            process.launch()
+
+    def _connect(self) -> None:
+        """Has all of them find each other."""
+        store, port = host_store()
+        self._tell(Connect(port))
+        failed: list[PeerGone] = []
+
+        def connect() -> None:
+            try:
+                self.ranks.connect(store)
+            except PeerGone as error:
+                failed.append(error)
+
+        # In a thread, as it waits for all of them and can't be interrupted to look who is there.
+        thread = threading.Thread(target=connect, daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(LOOK_EVERY_S)
+            if thread.is_alive():
+                self._watch()
+        if failed:
+            raise failed[0]
+        self._connected = True
+
+    def _begin(self) -> None:
+        """Gives all learners the first one's state, where theirs may be another."""
+        if self._alike:
+            return
+        self._tell(Begin(dict(self.learner.save().scalars)))
+        shared_state(self.learner, self.ranks)
+        self._alike = True
+
+    def _tell(self, message: tuple[Any, ...]) -> None:
+        for process in self.processes:
+            process.send(message)
+
+    def _watch(self) -> None:
+        """Looks after the others while they are waited for.
+
+        Raises:
+            QuintetError: one of them has failed, ended, or been silent for too long.
+        """
+        error = self._fault or self._news(0.0)
+        if error is not None:
+            raise error
+        if self._waited_for != self.ranks.exchanges:
+            self._waited_for, self._waited_s = self.ranks.exchanges, 0.0
+        # Not by the clock: it goes on where this process is stopped itself.
+        self._waited_s += LOOK_EVERY_S
+        if self._waited_s < self.crew.timeout_s:
+            return
+        late = [each for each in self.processes if each.row[2] < self.ranks.exchanges]
+        names = " and ".join(each.name for each in late) or "the connection between learners"
+        for process in late:
+            process.end()
+        raise LearnerFault(
+            f"{names} must go on with update {self.updates} within {self.crew.timeout_s:g} s, "
+            "there was no sign for so long: it hangs or was stopped; raise "
+            "runtime.learner_timeout_s if one learner may be so much slower than another"
+        )
+
+    def _news(self, timeout_s: float) -> QuintetError | None:
+        """Why one of them can't go on, if that is so."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            for process in self.processes:
+                if process.ready and process.channel.poll():
+                    message = process.hear()
+                    if isinstance(message, QuintetError):
+                        return message
+                elif process.gone:
+                    return process.failed(LearnerFault(process.obituary()))
+            if time.monotonic() >= deadline:
+                return None
+            time.sleep(0.05)
+
+    def _culprit(self, what: str) -> QuintetError:
+        """Who has brought an exchange to an end."""
+        lost = f"the learners have lost each other, though none has ended: {what}"
+        return self._fault or self._news(_BLAME_S) or LearnerFault(lost)
+
+    def _compare(self) -> None:
+        """Requires all learners to have the same state."""
+        if not self._alike:
+            return
+        self._compared += 1
+        self._tell(Compare(self._compared))
+        wanted = Sum(self._compared, checksum(self.learner))
+        for process in self.processes:
+            while process.ready and process.channel.poll(STOP_GRACE_S):
+                answer = process.hear()
+                if isinstance(answer, QuintetError):
+                    self._fault = answer  # for the next update: what the first has is sound
+                elif answer.number == wanted.number:  # and not one that came late
+                    if answer != wanted:
+                        raise LearnerFault(
+                            f"{process.name} must have the same weights as the first learner, it "
+                            f"has others after update {self.updates}; is this machine in order?"
+                        )
+                    break
+            else:
+                if process.ready:
+                    self._say(
+                        f"{process.name} has not said within {STOP_GRACE_S:g} s what weights it "
+                        "has, so they were not compared with the first learner's"
+                    )
+
+    def close(self) -> None:
+        """Ends all processes and gives memory and sockets back.  Once more does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            # Who is in the middle of an update waits for the others, and would not hear it.
+            if self._started and not self._at_work:
+                self._tell(Stop())
+                deadline = time.monotonic() + STOP_GRACE_S
+                for process in self.processes:
+                    process.end(max(0.01, deadline - time.monotonic()))
+        finally:
+            for process in self.processes:
+                process.end()
+            self.ranks.close()
+            self._arena.close()
+            self.processes.clear()
+            del self._memory, self._arena
+
+
+def _work(crew: LearnerCrew, plan: DataPlan, rank: int) -> bytes:
+    work = LearnerWork(
+        index=rank,
+        size=len(crew.devices),
+        device=crew.devices[rank],
+        make_learner=crew.make_learner,
+        rows=crew.rows,
+        plan=plan,
+        threads=crew.threads,
+        exact=crew.exact,
+    )
+    return pickled(
+        work,
+        "runtime.num_learners requires spaces and a model that can be sent to other processes, "
+        "these can't be",
+        "leave it out",
+    )

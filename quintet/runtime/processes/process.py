@@ -1,0 +1,246 @@
+"""One process of the runtime as its parent sees it: begun, heard, watched, ended."""
+
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from socket import socketpair
+from typing import Any, final
+
+import cloudpickle
+from numpy.typing import NDArray
+
+from quintet import errors
+from quintet.errors import ConfigError, QuintetError, WorkerFault
+from quintet.runtime.processes.arena import Arena
+from quintet.runtime.processes.messages import Failed, Ready
+from quintet.runtime.processes.patience import Patience
+from quintet.system.child import Child
+from quintet.system.memory import limit_told
+
+STOP_GRACE_S = 5.0
+"""Seconds that a process has for closing its environments."""
+
+_LOOK_EVERY_S = 1.0
+
+_START_S = 60.0
+"""Seconds that a process has for what comes before its first row, beyond what it may take for a
+row: importing, making environments, compiling.
+"""
+
+BEGINNING = -1
+"""A process's row as long as it is not done with that."""
+
+
+def pickled(work: object, refusal: str, instead: str) -> bytes:
+    """What another process is given; callables travel by value where no module holds them.
+
+    refusal, instead: what is said of an object that can't be sent, and what to do then.
+
+    Raises:
+        ConfigError: it can't be sent.
+    """
+    # The script of a process that multiprocessing has begun, where nobody else can import it.
+    script = sys.modules.get("__mp_main__")
+    if script is not None:
+        cloudpickle.register_pickle_by_value(script)
+    try:
+        return bytes(cloudpickle.dumps(work))
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{refusal} ({error}); {instead}") from error
+
+
+@final
+@dataclass(frozen=True)
+class Kind:
+    """What a process is and what it is given.
+
+    name: for messages: worker 0; what: of the run it has, for messages.
+    files: descriptors that it finds behind the arena's and the channel's.
+    place: where it is, with its row in place of {}; slow_start: what to do if that takes long.
+    fault: what its end is.
+    """
+
+    name: str
+    what: str
+    module: str
+    work: bytes
+    threads: int
+    files: Sequence[int] = ()
+    place: str = "at row {} of an unroll"
+    slow_start: str = "raise runtime.worker_timeout_s if environments take so long to make"
+    fault: type[WorkerFault] = WorkerFault
+
+
+@final
+class Process:
+    """A process that talks to us through a channel and shares our arena."""
+
+    def __init__(
+        self, kind: Kind, arena: Arena, row: NDArray[Any], say: Callable[[str], None],
+        timeout_s: float,
+    ):  # fmt: skip
+        """row: (time of its last sign of life in ns, row of the unroll or whatever the kind's place
+        says, or BEGINNING, a third that is no matter here).
+
+        say: gets what it prints.
+        """
+        self.kind, self.arena, self.row, self.say = kind, arena, row, say
+        self.timeout_s = timeout_s
+        self.child: Child | None = None
+        self.channel: Connection
+        self.ready = False
+        self._sending = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        pid = "" if self.child is None else f", pid {self.child.pid}"
+        return f"{self.kind.name} ({self.kind.what}{pid})"
+
+    def launch(self) -> None:
+        """Begins the process; `await_ready` waits until it can be used."""
+        ours, theirs = socketpair()
+        self.channel, self.ready = Connection(ours.detach()), False
+        say, name, kind = self.say, self.kind.name, self.kind
+        try:
+            self.child = Child(
+                kind.module,
+                lambda line: say(f"[{name}] {line}"),
+                [self.arena.file, theirs.fileno(), *kind.files],
+                # Threads that wait for each other must not burn the cores that others want.
+                {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(kind.threads)},
+                tied=True,
+            )
+        finally:
+            theirs.close()
+        given = {"path": sys.path, "specs": self.arena.specs, "work": kind.work}
+        # In a thread: the child reads it only once it has imported what it needs.
+        payload = pickle.dumps(given)
+        threading.Thread(target=self.child.give, args=(payload,), daemon=True).start()
+
+    def await_ready(self, patience: Patience) -> None:
+        """Waits for the first message.
+
+        Raises:
+            QuintetError: it failed, or took too long; it is ended then.
+        """
+        allowed_s = _START_S + self.timeout_s
+        deadline = time.monotonic() + allowed_s
+        while not self.channel.poll(min(_LOOK_EVERY_S, max(0.0, deadline - time.monotonic()))):
+            patience.look()
+            if time.monotonic() < deadline:
+                continue
+            self.end()
+            raise self.kind.fault(
+                f"{self.name} must be ready within {allowed_s:.0f} s, it is not; "
+                f"{self.kind.slow_start}"
+            )
+        message = self.hear()
+        if isinstance(message, QuintetError):
+            raise message
+        assert isinstance(message, Ready)
+        self.row[0] = time.monotonic_ns()
+        self.ready = True
+
+    def send(self, message: tuple[Any, ...]) -> None:
+        with self._sending, suppress(OSError):  # it is gone: whoever waits for it will hear
+            self.channel.send(message)
+
+    def hear(self) -> Any:
+        """The next message; an error where there can be no other, after which it is ended."""
+        try:
+            message = self.channel.recv()
+        except (EOFError, OSError):
+            return self.failed(self.kind.fault(self.obituary()))
+        if isinstance(message, Failed):
+            return self.failed(self._error_of(message))
+        return message
+
+    def _error_of(self, message: Failed) -> QuintetError:
+        """What it could not go on for, as the same kind of error where it is one of ours."""
+        kind = getattr(errors, message.kind, None)
+        error: QuintetError
+        if isinstance(kind, type) and issubclass(kind, QuintetError) and kind is not WorkerFault:
+            error = kind(message.text)
+        else:
+            error = self.kind.fault(f"{self.name} failed: {message.text}")
+        error.detail = message.detail
+        if message.detail:  # for who calls from Python, and would see this process's frames alone
+            error.add_note(f"In {self.name}:\n{message.detail}")
+        return error
+
+    def failed(self, error: QuintetError) -> QuintetError:
+        """Ends what is left of it; gives the error."""
+        self.end()
+        return error
+
+    @property
+    def gone(self) -> bool:
+        """Whether it has ended though its channel is open, held by a process of its own."""
+        return (
+            self.ready and self.child is not None and self.child.ended and not self.channel.poll()
+        )
+
+    @property
+    def allowed_s(self) -> float:
+        """How long it may be silent now."""
+        return self.timeout_s + (_START_S if self.row[1] == BEGINNING else 0.0)
+
+    def silent_s(self, since_s: float) -> float:
+        """Seconds since its last sign of life, or since then; 0 while it has something to say."""
+        # What waits to be heard may be old, where this process was stopped itself.
+        if not self.ready or self.channel.poll():
+            return 0.0
+        return time.monotonic() - max(int(self.row[0]) / 1e9, since_s)
+
+    def obituary(self) -> str:
+        """How it ended, leaving no message."""
+        assert self.child is not None
+        with suppress(subprocess.TimeoutExpired):
+            self.child.wait(STOP_GRACE_S)
+        status = self.child.status
+        if status is not None and status < 0:
+            how = f"was ended by {signal.Signals(-status).name}"
+            if -status in (signal.SIGKILL, signal.SIGABRT):  # PyTorch's way where there is none
+                how += f" (was there enough memory?{limit_told()})"
+        else:
+            how = f"ended with status {status}"
+        row = int(self.row[1])
+        place = "as it began anew" if row == BEGINNING else self.kind.place.format(row)
+        place = place if self.ready else "before it was ready"
+        printed = "what it printed is above" if self.child.printed else "it printed nothing"
+        return f"{self.name} {how} {place}; {printed}"
+
+    def end(self, grace_s: float = 0.0) -> None:
+        """Kills it, unless it ends by itself in time, and closes its channel."""
+        self.ready = False
+        if self.child is None:
+            return
+        with suppress(subprocess.TimeoutExpired):
+            if grace_s > 0:
+                self.child.wait(grace_s)
+        self.child.kill()
+        self.child.wait()
+        self.channel.close()
+        self.child = None
+
+
+def await_all(processes: Sequence[Process], notice: Callable[[str], None]) -> None:
+    """Waits until all are ready; `notice` gets who is waited for, when that takes long.
+
+    Raises:
+        QuintetError: one of them failed, or took too long.
+    """
+
+    def what() -> str:
+        return f"{next(each.kind.name for each in processes if not each.ready)} is starting"
+
+    patience = Patience(notice, what)
+    for process in processes:
+        process.await_ready(patience)

@@ -1,0 +1,147 @@
+"""An actor whose network is in another process."""
+
+import secrets
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from socket import AF_UNIX, socket
+from typing import final
+
+import torch
+from torch import Tensor
+
+from quintet.errors import WorkerFault
+from quintet.protocols import Actor
+from quintet.runtime.policies import PolicyMix
+from quintet.runtime.processes.mailbox import Mailbox
+from quintet.types import ActOutput, Obs, Publication, State, TensorSpec
+
+VERSION = "version"
+_LOOK_EVERY_S = 0.5
+
+
+class ServerGone(Exception):
+    """The inference server ended in the middle of an unroll, which can't be gone on with."""
+
+
+def packed(group: int, ticket: int, versions: Sequence[int]) -> bytes:
+    """A request."""
+    return struct.pack(f"<{2 + len(versions)}q", group, ticket, *versions)
+
+
+def unpacked(request: bytes) -> tuple[int, int, tuple[int, ...]]:
+    """Group, ticket and versions of a request."""
+    group, ticket, *versions = struct.unpack(f"<{len(request) // 8}q", request)
+    return group, ticket, tuple(versions)
+
+
+@final
+class ServerLine:
+    """A worker's connection to the server: made when it is first needed, and again after a loss."""
+
+    def __init__(self, address: str, token: bytes, timeout_s: float, alive: Callable[[], None]):
+        """alive: called while waiting, to say that this process is no dead one."""
+        self._address, self._token = address, token
+        self._timeout_s, self._alive = timeout_s, alive
+        self._line: Connection | None = None
+
+    def ask(self, group: int, ticket: int, versions: Sequence[int]) -> None:
+        """Has the server act on the group's mailbox, where `ticket` stands; `versions` of the
+        weights, by policy, are what the group's unroll began with.
+        """
+        try:
+            if self._line is None:
+                plug = socket(AF_UNIX)
+                plug.connect(self._address)
+                self._line = Connection(plug.detach())
+                self._line.send_bytes(self._token)
+            self._line.send_bytes(packed(group, ticket, versions))
+        except OSError as error:
+            self._lost(error)
+
+    def wait(self, group: int) -> None:
+        """Until the answer is in the mailbox.
+
+        Raises:
+            ServerGone: it ended before.
+            WorkerFault: it takes too long.
+        """
+        assert self._line is not None
+        # The parent watches the server, and ends it long before: then the line is closed.
+        allowed_s = 60.0 + 2 * self._timeout_s
+        deadline = time.monotonic() + allowed_s
+        try:
+            while not self._line.poll(_LOOK_EVERY_S):
+                self._alive()
+                if time.monotonic() > deadline:
+                    raise WorkerFault(
+                        f"the inference server must answer within {allowed_s:g} s, it has "
+                        f"not, for group {group}; raise runtime.worker_timeout_s if a forward may "
+                        "take so long"
+                    )
+            self._line.recv_bytes()
+        except (EOFError, OSError) as error:
+            self._lost(error)
+
+    def _lost(self, error: Exception) -> None:
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+        raise ServerGone from error
+
+
+@final
+class RemoteActor:
+    """Asks the server for the actions of one group; everything else is the local actor's.
+
+    The weights' version is recorded row by row, as the server has its own pace.
+    """
+
+    def __init__(self, local: Actor, mailbox: Mailbox, line: ServerLine, group: int):
+        """local: of the same making as the server's; its weights are never used."""
+        self.local, self.mailbox, self.line, self.group = local, mailbox, line, group
+        self.versions = [-1] * (len(local.actors) if isinstance(local, PolicyMix) else 1)
+        # Tells this actor's requests from those of one that is dead and has left some.
+        self.ticket = secrets.randbits(62)
+        record = dict(local.record_specs)
+        self._says_version = VERSION in record
+        self.record_specs: Mapping[str, TensorSpec] = record_specs_of_remote(local)
+
+    @property
+    def action_spec(self) -> TensorSpec:
+        return self.local.action_spec
+
+    @property
+    def state_specs(self) -> Mapping[str, TensorSpec]:
+        return self.local.state_specs
+
+    def load(self, publication: Publication) -> None:
+        self.load_policy(0, publication)
+
+    def load_policy(self, policy: int, publication: Publication) -> None:
+        """The server loads weights by itself; a group only says which it wants."""
+        self.versions[policy] = publication.version
+
+    def initial_state(self, num_streams: int) -> State:
+        return self.local.initial_state(num_streams)
+
+    def draw_noise(self, steps: int, num_streams: int, generator: torch.Generator) -> Tensor:
+        return self.local.draw_noise(steps, num_streams, generator)
+
+    def act(self, obs: Obs, state: State, is_first: Tensor, noise: Tensor | None) -> ActOutput:
+        if noise is None:
+            raise AssertionError("groups only sample")
+        self.ticket += 1
+        self.mailbox.ask(obs, state, is_first, noise, self.ticket)
+        self.line.ask(self.group, self.ticket, self.versions)
+        self.line.wait(self.group)
+        out = self.mailbox.answered()
+        if not self._says_version:
+            out.record[VERSION] = self.mailbox.version.expand(is_first.shape)
+        return out
+
+
+def record_specs_of_remote(actor: Actor) -> dict[str, TensorSpec]:
+    """What is recorded of a step where a server acts."""
+    return {**actor.record_specs, VERSION: TensorSpec((), torch.int64)}

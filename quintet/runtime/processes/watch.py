@@ -1,0 +1,119 @@
+"""Steps of environments in this process that do not come back: told while they last."""
+
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from time import perf_counter
+from types import FrameType
+from typing import final
+
+from quintet.envs.gymnasium import GymnasiumVectorEnv
+from quintet.envs.vector import EnvDescription
+from quintet.observe.timing import PhaseTimer
+from quintet.runtime.sampler import GroupSampler
+from quintet.system.blame import place_in
+
+_LOOK_EVERY_S = 1.0
+
+_COMPILE_S = 60.0
+"""How much longer an act may take, which may be compiled."""
+
+_HOME = Path(__file__).parents[2]
+
+
+@final
+class Watch:
+    """Tells from a thread of its own when the thread that made it is at one step for too long.
+
+    It looks at the phase timer, which is switched in every step, and at the other thread's frames
+    where that has not been switched for long: so steps cost nothing.
+    """
+
+    def __init__(
+        self, timer: PhaseTimer, env: EnvDescription, allowed_s: float, tell: Callable[[str], None]
+    ):
+        self.timer, self.env, self.allowed_s, self.tell = timer, env, allowed_s, tell
+        self._watched = threading.get_ident()
+        self._ending = threading.Event()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Watches within."""
+        thread = threading.Thread(target=self._look, daemon=True, name="watch")
+        thread.start()
+        try:
+            yield
+        finally:
+            self._ending.set()
+            thread.join()
+
+    def where(self) -> str:
+        """What the watched thread is at, for a message."""
+        phase, _ = self.timer.now()
+        if phase == "learning":
+            return "the update"
+        if phase == "waiting":
+            return "the workers' next unrolls"
+        if phase in ("stepping", "acting", "evaluation"):
+            return self._step() + (" of the evaluation" if phase == "evaluation" else "")
+        return "the iteration"
+
+    def _look(self) -> None:
+        every_s = min(_LOOK_EVERY_S, self.allowed_s / 4)
+        seen = self.timer.now()
+        looked_s, silent_s, tell_at_s = perf_counter(), 0.0, 0.0
+        while not self._ending.wait(every_s):
+            now = perf_counter()
+            # Not by the clock alone: it goes on where this process is stopped.
+            passed_s, looked_s = min(now - looked_s, 2 * every_s), now
+            if self.timer.now() != seen or seen[0] not in ("stepping", "acting", "evaluation"):
+                seen, silent_s = self.timer.now(), 0.0
+                tell_at_s = self.allowed_s + (_COMPILE_S if seen[0] == "acting" else 0.0)
+                continue
+            silent_s += passed_s
+            if silent_s >= tell_at_s:
+                tell_at_s = 2 * silent_s
+                self.tell(
+                    f"waiting for {silent_s:.0f} s: {self.where()} has not come back, it hangs or "
+                    "takes longer than runtime.worker_timeout_s; Ctrl-C waits for it, a second "
+                    "Ctrl-C ends at once, and the same command goes on from the last checkpoint"
+                )
+
+    def _step(self) -> str:
+        """Which environments are stepped or reset, and where in their code they are."""
+        frames = _frames(self._watched)
+        env = f"{self.env.id} ({self.env.backend})"
+        streams = next(filter(None, map(_streams_of, reversed(frames))), "all streams")
+        lines = ((frame, frame.f_lineno) for frame in frames)
+        place = place_in(traceback.StackSummary.extract(lines, lookup_lines=False))
+        return f"{env}, {streams}" + (f" (at {place})" if place else "")
+
+
+def _frames(thread: int) -> list[FrameType]:
+    """Of what quintet does in a thread, the outermost first."""
+    found: list[FrameType] = []
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        found.insert(0, frame)
+        frame = frame.f_back
+    ours = (_HOME in Path(frame.f_code.co_filename).parents for frame in found)
+    first = next((index for index, our in enumerate(ours) if our), len(found))
+    return found[first:]
+
+
+def _streams_of(frame: FrameType) -> str:
+    """Of which streams a frame is the step, if it is one's."""
+    code = frame.f_code
+    with suppress(KeyError):  # it has ended meanwhile
+        if code in (GymnasiumVectorEnv._step.__code__, GymnasiumVectorEnv._reset.__code__):
+            env: GymnasiumVectorEnv = frame.f_locals["self"]
+            return env.place_of(frame.f_locals["stream"])
+        if code in (GroupSampler.receive.__code__, GroupSampler.act.__code__):
+            group: GroupSampler = frame.f_locals["self"]
+            last = group.first_stream + group.num_streams - 1
+            step = group.steps_before + frame.f_locals["row"]
+            return f"streams {group.first_stream} to {last}, step {step} since they began"
+    return ""

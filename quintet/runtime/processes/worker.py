@@ -1,0 +1,218 @@
+"""A sampler process, begun by `quintet.runtime.processes.workers`.
+
+It fills slots as it is granted them: a grant names one slot for each of its groups, and the version
+of the weights to act by.  So no slot, no sampling; and the same process serves a runtime that
+grants round by round and one that grants whatever is free.
+"""
+
+import gc
+import os
+import pickle
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any, final
+
+from quintet.errors import QuintetError, WorkerFault
+from quintet.observe.timing import PhaseTimer
+from quintet.runtime.policies import make_group_actor
+from quintet.runtime.processes.arena import Arena
+from quintet.runtime.processes.mailbox import Mailbox
+from quintet.runtime.processes.messages import (
+    Discarded,
+    Failed,
+    Fill,
+    Full,
+    More,
+    Paused,
+    Ready,
+    Restart,
+    Stop,
+    Work,
+    header_name,
+    open_slot,
+)
+from quintet.runtime.processes.params import Board
+from quintet.runtime.processes.process import BEGINNING
+from quintet.runtime.processes.remote import RemoteActor, ServerGone, ServerLine
+from quintet.runtime.sampler import GroupSampler, unroll
+from quintet.runtime.seeds import group_seeds
+from quintet.runtime.slots import Slot
+from quintet.runtime.torch_settings import configure_torch
+from quintet.system import child
+from quintet.system.blame import raised, traced
+from quintet.system.memory import memory_fault
+
+
+class Stopped(Exception):
+    """The unroll at work is not wanted any more."""
+
+
+@final
+class Worker:
+    """Groups of environments and their actors, which fill slots on request."""
+
+    def __init__(self, work: Work, arena: Arena, channel: Connection):
+        self.work, self.channel = work, channel
+        self.timer = PhaseTimer()
+        self.groups: list[GroupSampler] = []
+        self.slots: list[list[Slot]] = []
+        self.headers = [
+            [arena.tensor(header_name(p.group, k)).numpy() for k in range(work.num_slots)]
+            for p in work.places
+        ]
+        self.row = arena.tensor(f"worker/{work.index}/row").numpy()
+        self.seconds = arena.tensor(f"worker/{work.index}/seconds").numpy()
+        self.boards = [Board(arena, policy) for policy in range(work.num_policies)]
+        self.loaded = [[-1] * work.num_policies for _ in work.places]
+        self.restart_at: int | None = None
+        # The server's end has broken the streams; grants from before a restart count no more.
+        self.lost = False
+        line = None
+        if work.line is not None:
+            line = ServerLine(*work.line, work.timeout_s, lambda: self.beat(int(self.row[1])))
+        for place in work.places:
+            actor = make_group_actor(work.make_actor, work.num_policies)
+            if line is not None:
+                actor = RemoteActor(actor, Mailbox(arena, place.group), line, place.group)
+            env = work.make_env(place)
+            self.groups.append(GroupSampler(env, actor, work.plan, place.first_stream))
+            self.slots.append(
+                [open_slot(arena, work.rows, work.plan, place, k) for k in range(work.num_slots)]
+            )
+
+    def run(self) -> None:
+        """Answers messages until it is told to stop."""
+        # What is there now stays; looking through it for garbage would be in vain.
+        gc.collect()
+        gc.freeze()
+        self.channel.send(Ready())
+        while True:
+            self.timer.switch("waiting")
+            message = self.channel.recv()
+            if isinstance(message, Stop):
+                return
+            if isinstance(message, Restart):
+                self.restart_at, self.lost = message.iteration, False
+            elif isinstance(message, Fill) and not self.lost:
+                try:
+                    self.fill(message)
+                except ServerGone:
+                    self.lost = True
+                    self.channel.send(Discarded())
+
+    def fill(self, grant: Fill) -> None:
+        """One unroll of every group into the granted slots."""
+        # Row 0 after a restart: environments are made, and the first act is compiled.
+        begins = self.restart_at is not None
+        self.beat(BEGINNING if begins else 0)
+        self.timer.switch("acting")
+        self.load(grant.versions)
+        slots = [mine[k] for mine, k in zip(self.slots, grant.slots, strict=True)]
+        if self.restart_at is not None:
+            self.timer.switch("stepping")
+            for place, group, slot in zip(self.work.places, self.groups, slots, strict=True):
+                keys = (self.work.seed, place.group, self.restart_at, place.num_streams)
+                group.restart(*group_seeds(*keys), slot)
+                self.beat(BEGINNING)
+            self.restart_at = None
+        first = BEGINNING if begins else 0
+        more = None
+        if grant.rows < self.work.plan.unroll_steps:
+            more = partial(self.more, grant, slots)
+        unroll(self.groups, slots, self.timer, lambda row: self.beat(row or first), more)
+        for mine, k, group in zip(self.headers, grant.slots, self.groups, strict=True):
+            mine[k][:] = grant.generation, group.rows
+        self.seconds[:] = list(self.timer.seconds().values())
+        self.channel.send(Full(grant.slots))
+
+    def more(self, grant: Fill, slots: Sequence[Slot], rows: int) -> int:
+        """How many rows of a short unroll follow after `rows`."""
+        if rows == 0:
+            return grant.rows
+        if not grant.asks:
+            return 0
+        self.timer.switch("waiting")
+        self.channel.send(Paused(sum(int(slot.valid[:rows].sum()) for slot in slots)))
+        answer = self.channel.recv()
+        if not isinstance(answer, More):
+            raise Stopped
+        return answer.rows
+
+    def load(self, versions: tuple[int, ...] | None) -> None:
+        """Weights change here only, before an unroll."""
+        for policy, board in enumerate(self.boards):
+            wanted = None if versions is None else versions[policy]
+            for group, loaded in zip(self.groups, self.loaded, strict=True):
+                if loaded[policy] != (board.version if wanted is None else wanted):
+                    loaded[policy] = board.read(partial(group.publish, policy=policy), wanted)
+
+    def beat(self, row: int) -> None:
+        """Says that the worker is alive.
+
+        Raises:
+            Stopped: it is to end now.
+        """
+        self.row[0], self.row[1] = time.monotonic_ns(), row
+        if self.row[2]:
+            raise Stopped
+
+    def close(self) -> None:
+        for group in self.groups:
+            group.env.close()
+
+
+def begin() -> tuple[Any, Arena, Connection]:
+    """What a process of the runtime does first: its work, its memory, its channel."""
+    # Whoever asks all processes of a run to stop means the parent, which stops in good order.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    files: Sequence[str] = sys.argv[1:]
+    payload = pickle.loads(child.receive(lambda: os._exit(130)))
+    # Before anything that the user wrote is imported.
+    sys.path[:] = payload["path"]
+    arena = Arena(payload["specs"], int(files[0]))
+    return payload["work"], arena, Connection(int(files[1]))
+
+
+def report_failure(channel: Connection, error: BaseException) -> None:
+    """Sends what a person should read, and the whole traceback for log.txt."""
+    if not isinstance(error, QuintetError):
+        short = memory_fault(error)
+        told = f"it {raised(error)}" if short is None else str(short)
+        error = traced(WorkerFault(told), error)
+    channel.send(Failed(type(error).__name__, str(error), error.detail))
+
+
+def _let_others_finish() -> None:
+    """Tells Linux that this process, with the threads that it begins, wants its share of the cores
+    but none the moment it wakes: where cores are few the learner is pushed off less (2 to 3%).
+    """
+    if sys.platform == "linux":
+        with suppress(PermissionError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def main() -> int:
+    """Serves until told to stop."""
+    pickled, arena, channel = begin()
+    worker = None
+    try:
+        work: Work = pickle.loads(pickled)
+        configure_torch(work.threads, "cpu")
+        _let_others_finish()
+        worker = Worker(work, arena, channel)
+        worker.run()
+    except Stopped:
+        return 0
+    except Exception as error:  # an environment's own code may raise anything
+        report_failure(channel, error)
+        return 1
+    finally:
+        if worker is not None:
+            worker.close()
+    return 0

@@ -1,0 +1,165 @@
+"""What a replay's rings hold and how long they are, from the plan and the kinds of rows."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from quintet.errors import ConfigError
+from quintet.protocols import DataPlan
+from quintet.runtime.replay.frames import may_stack, pool_bytes, smallest_frame, stack_fields
+from quintet.runtime.replay.rings import array_dtype, rings_bytes, row_bytes
+from quintet.runtime.slots import RowSpecs
+from quintet.spaces import leaf_spec, observation_leaves
+from quintet.types import TensorSpec
+
+_SEGMENT = 1024  # rows under one checksum, at most
+_PACKED_BYTES = 1024  # of the largest field that lies in a row's record
+
+_FIXED = {
+    "reward": TensorSpec((), torch.float32),
+    "flags": TensorSpec((), torch.uint8),
+    "version": TensorSpec((), torch.int64),
+    "policy_id": TensorSpec((), torch.int64),
+    "episode_id": TensorSpec((), torch.int64),
+}
+
+
+@final
+class Layout:
+    """Fields and lengths of the rings.
+
+    Some depend on `stacks`: by leaf that turned out to be a stack of frames, the slices of the
+    leading axis that one frame has.
+
+    rows_per_stream: live rows of a ring, at most.
+    leaves: of the observation, by field.
+    states: what is kept per unroll, by field; nothing for windows.
+    """
+
+    def __init__(
+        self,
+        plan: DataPlan,
+        rows: RowSpecs,
+        num_streams: int,
+        folder: Path | None,
+        slack_steps: int,
+    ):
+        replay = plan.replay
+        assert replay is not None
+        if replay.column_source == "per_stream" and replay.columns != num_streams:
+            raise AssertionError(f"{replay.columns} columns, one of each of {num_streams} streams")
+        if replay.kind == "sequences" and replay.steps != plan.unroll_steps:
+            raise AssertionError(f"sequences of {replay.steps} from unrolls of {plan.unroll_steps}")
+        self.num_streams, self.unroll_steps, self.folder = num_streams, plan.unroll_steps, folder
+        self.kind = replay.kind
+        self.rows_per_stream = replay.capacity_steps // num_streams
+        if self.kind == "sequences":
+            self.rows_per_stream -= self.rows_per_stream % plan.unroll_steps
+        if self.rows_per_stream < plan.unroll_steps:
+            raise ConfigError(
+                f"the replay capacity must hold an unroll of {plan.unroll_steps} steps of each of "
+                f"{num_streams} streams, {num_streams * plan.unroll_steps:,} steps in all; it is "
+                f"{replay.capacity_steps:,}; raise it, or take fewer streams or shorter unrolls"
+            )
+        # Each unroll of the slack may follow on a gap; see slack_unrolls.
+        self.slack = slack_steps + slack_steps // plan.unroll_steps + 2 if slack_steps else 0
+        self.segment = max(1, min(_SEGMENT, self.rows_per_stream // 16))
+        self.leaves = {
+            f"obs/{name}": leaf_spec(leaf)
+            for name, leaf in observation_leaves(rows.spaces.observation).items()
+        }
+        self._by_row = {"action": rows.action, **_FIXED}
+        self._by_row |= {f"record/{name}": spec for name, spec in rows.record.items()}
+        if plan.return_discount is not None:
+            self._by_row["return_carry"] = TensorSpec((), torch.float64)
+        self.records = list(rows.record)
+        self.has_return_carry = plan.return_discount is not None
+        states = plan.unroll_steps // plan.state_every + 1
+        self.states = {
+            name: TensorSpec((states, *spec.shape), spec.dtype)
+            for name, spec in (rows.state if self.kind == "sequences" else {}).items()
+        }
+
+    def file(self, name: str) -> Path | None:
+        """The file of that name, or None in memory."""
+        return None if self.folder is None else self.folder / f"{name}.bin"
+
+    def smallest_stacks(self) -> dict[str, int]:
+        """The stacks that would take least memory, of all leaves that may be some."""
+        return {name: smallest_frame(spec) for name, spec in self.leaves.items() if may_stack(spec)}
+
+    def packed(self, stacks: Mapping[str, int]) -> dict[str, TensorSpec]:
+        """Fields of a row's record."""
+        whole = {name: spec for name, spec in self.leaves.items() if name not in stacks}
+        return {
+            name: spec
+            for name, spec in (self._by_row | whole).items()
+            if name in _FIXED or row_bytes(spec) <= _PACKED_BYTES
+        }
+
+    def apart(self, stacks: Mapping[str, int]) -> dict[str, TensorSpec]:
+        """Fields of a row that lie by themselves: large ones, and stacks of frames."""
+        packed, fields = self.packed(stacks), dict(self._by_row)
+        for name, spec in self.leaves.items():
+            fields |= stack_fields(name, spec, stacks[name]) if name in stacks else {name: spec}
+        return {name: spec for name, spec in fields.items() if name not in packed}
+
+    def history(self, stacks: Mapping[str, int]) -> int:
+        """Rows before the oldest live one that must last: its last action, its older frames."""
+        frames = (self.leaves[name].shape[0] // slices for name, slices in stacks.items())
+        return max(frames, default=1)
+
+    def length(self, stacks: Mapping[str, int]) -> int:
+        """Rows of a ring: live ones, their history, slack, and whole segments at both ends."""
+        rows = self._least_length(stacks) + self.slack
+        return -(-rows // self.segment) * self.segment
+
+    def _least_length(self, stacks: Mapping[str, int]) -> int:
+        return self.rows_per_stream + self.history(stacks) + 2 * self.segment + 2
+
+    def keep_length(self, stacks: Mapping[str, int], ring_rows: int) -> None:
+        """Takes the slack of rings that have `ring_rows` rows already, whatever was asked for."""
+        self.slack = ring_rows - self._least_length(stacks)
+
+    @property
+    def slack_unrolls(self) -> int:
+        """Unrolls for which the slack is enough, each on a gap."""
+        return max(self.slack - 2, 0) // (self.unroll_steps + 1)
+
+    def entries(self, stacks: Mapping[str, int]) -> int:
+        """Places of a stream's index; an unroll's is that of its states, so it lasts as rows do."""
+        if self.kind == "windows":
+            return self.rows_per_stream + self.unroll_steps + 1
+        return self.length(stacks) // self.unroll_steps + 2
+
+    def rows_bytes(self, stacks: Mapping[str, int]) -> int:
+        """Bytes of the rings of rows."""
+        rows = self.num_streams * self.length(stacks)
+        return rings_bytes(self.packed(stacks), self.apart(stacks), rows)
+
+    def nbytes(self, stacks: Mapping[str, int]) -> int:
+        """Bytes of everything, pools as they begin."""
+        rows = self.num_streams * self.length(stacks)
+        entries = self.num_streams * self.entries(stacks)
+        total = self.rows_bytes(stacks) + 8 * entries
+        if self.states:
+            total += rings_bytes({}, self.states, entries)
+        return total + sum(
+            pool_bytes(self.leaves[name], slices, rows) for name, slices in stacks.items()
+        )
+
+    def to_json(self, stacks: Mapping[str, int]) -> dict[str, Any]:
+        """All that must be the same for files to be read again."""
+        fields = self.packed(stacks) | self.apart(stacks)
+        fields |= {f"state/{name}": s for name, s in self.states.items()}
+        return {
+            "kind": self.kind,
+            "streams": self.num_streams,
+            "unroll_steps": self.unroll_steps,
+            "rows_per_stream": self.rows_per_stream,
+            "ring_rows": self.length(stacks),
+            "fields": {k: [list(s.shape), str(array_dtype(s.dtype))] for k, s in fields.items()},
+            "stacks": dict(stacks),
+        }

@@ -1,0 +1,381 @@
+"""Replay: what was collected is kept, each row once, and drawn again as it was."""
+
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from math import ceil
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quintet.errors import CheckpointError
+from quintet.protocols import DataPlan
+from quintet.runtime.replay.batch import (
+    CUT,
+    FIRST,
+    GAP,
+    TERMINATED,
+    TRUNCATED,
+    VALID,
+)
+from quintet.runtime.replay.frames import frame_slices
+from quintet.runtime.replay.layout import Layout
+from quintet.runtime.replay.resume import load_rows, save_rows
+from quintet.runtime.replay.rings import Array, Numbers, as_array, as_tensor, require_room
+from quintet.runtime.replay.store import RowStore
+from quintet.runtime.seeds import Role, generator_seed
+from quintet.runtime.slots import RowSpecs
+from quintet.system import files
+from quintet.types import Rollout
+
+_FORMAT = 2
+_COUNTS = ("counted_steps", "owed_draws", "drawn_rows")
+
+_FLAGS = np.arange(256)
+_ENDS = np.array([(_FLAGS & bit) > 0 for bit in (TERMINATED, TRUNCATED, VALID, CUT)])
+_IS_FIRST = (_FLAGS & FIRST) > 0
+"""What a row's flags say."""
+
+
+@final
+class Replay:
+    """Stores fresh batches and draws from them what the plan owes.
+
+    Windows begin at any live valid row, uniformly.  Rows after the first cut of a window are not
+    valid: after an ending, the end of the budget, before a row that was not valid or a gap in the
+    stream, and after the newest row of the stream.  ``trace_cut`` marks the last row before a cut
+    that is no ending, so ``not_cut_t`` is 0 there; its next observation is the true one in every
+    case.  A window of one row is always whole.
+
+    Sequences are whole unrolls, exactly as they were stored, also those with few valid rows.
+
+    Columns without any valid row are not kept.  Everything drawn is on the CPU and a copy.
+    """
+
+    def __init__(
+        self,
+        plan: DataPlan,
+        rows: RowSpecs,
+        num_streams: int,
+        seed: int,
+        folder: Path | None = None,
+        slack_steps: int = 0,
+    ):
+        """Memory is taken at the first `store`, which shows whether observations are stacks of
+        frames; what can't fit in any case is refused here.
+
+        folder: for its files, and no others; None: in memory, which can't be saved.
+        slack_steps: rows that any one stream may store after a `save` without overwriting what that
+            one needs; all streams take that much more room.  After a `load` see `slack_unrolls`.
+
+        Raises:
+            ConfigError: no unroll of every stream fits into the capacity, or the replay doesn't fit
+                on the disk or in memory.
+        """
+        assert plan.replay is not None
+        self.plan, self.seed = plan.replay, seed
+        self._layout = Layout(plan, rows, num_streams, folder, slack_steps)
+        self._rate, self._rate_steps = _exact(plan.replay.rate).as_integer_ratio()
+        self._per_stream = plan.replay.column_source == "per_stream"
+        self._store: RowStore | None = None
+        self._random = _Random(seed, plan.replay.columns)
+        self._shifts = np.arange(-1, plan.replay.steps + 1)[:, None]
+        self.counted_steps = 0  # valid steps that owe draws
+        self.owed_draws = 0  # draws that they owed, all made
+        self.drawn_rows = 0
+        # Rings that are there keep their length, which may be less than is asked for now.
+        if folder is None or not any(folder.glob("*.bin")):
+            require_room(folder, self.nbytes)
+
+    @property
+    def size(self) -> int:
+        """Live valid rows."""
+        return self._store.size if self._store is not None else 0
+
+    @property
+    def capacity(self) -> int:
+        """Rows that can be live, over all streams: the plan's capacity_steps rounded down to the
+        same number for every stream, and for sequences to whole unrolls.  A gap, where a stream was
+        restarted, takes the place of a row.
+        """
+        return self._layout.rows_per_stream * self._layout.num_streams
+
+    @property
+    def slack_unrolls(self) -> int:
+        """Unrolls that any one stream may store between two calls of `save`; after a `load` that
+        is what the rings were made for.
+        """
+        return self._layout.slack_unrolls
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory or disk; before the first `store` the least that it can be."""
+        if self._store is None:
+            return self._layout.nbytes(self._layout.smallest_stacks())
+        return self._store.nbytes
+
+    def describe(self) -> str:
+        """One sentence for a person, best after the first `store`."""
+        layout = self._layout
+        where = "in memory" if layout.folder is None else f"in {layout.folder}"
+        least = "at least " if self._store is None else ""
+        notes = ""
+        if self._store is not None and self._store.stacks:
+            notes += ", stacked frames kept once"
+        if layout.slack:
+            notes += f", with room for {layout.slack:,} rows per stream between two checkpoints"
+        size = f"{self.nbytes / 2**20:,.1f} MiB"
+        return f"replay of {self.capacity:,} rows takes {least}{size} {where}{notes}"
+
+    def metrics(self) -> dict[str, float]:
+        """``replay/*`` by declared name."""
+        values = {"replay/size": float(self.size)}
+        if self._store is not None and self._store.stored:
+            values["replay/draws_per_env_step"] = self.drawn_rows / self._store.stored
+        return values
+
+    def store(self, batch: Rollout) -> None:
+        """Stores a fresh batch.
+
+        Raises:
+            ConfigError: at the first batch, the replay doesn't fit; later, so many stacks of frames
+                had to be kept whole that no room is left.
+        """
+        if self._store is None:
+            found = {
+                name: frame_slices(as_array(batch.obs[name.removeprefix("obs/")]))
+                for name in self._layout.smallest_stacks()
+            }
+            stacks = {name: slices for name, slices in found.items() if slices is not None}
+            self._store = RowStore(self._layout, stacks, fresh=True)
+        self._store.store(batch)
+
+    def cut(self) -> None:
+        """The streams were restarted: what is stored next doesn't follow on what was last."""
+        if self._store is not None:
+            self._store.cut()
+
+    def draws(self, valid_steps: int, iteration: int) -> Iterator[Rollout]:
+        """The batches that are owed after a fresh one of `valid_steps` valid rows, stored before.
+
+        Nothing is drawn, and no step owes a draw, before ``start_steps`` valid rows were stored and
+        there is something to draw from (``per_stream``: in every stream); of the batch with which
+        that begins, the steps beyond ``start_steps`` count.  Which rows are drawn follows from the
+        seed, `iteration` and what is stored; they are read one batch at a time, so take them all
+        before the next `store`.
+        """
+        store = self._store
+        if store is None or store.stored < max(self.plan.start_steps, 1):
+            return iter(())
+        plan, counts = self.plan, store.last - store.first
+        ends = counts.cumsum()
+        total = int(ends[-1])
+        if total == 0 or (self._per_stream and not counts.all()):
+            return iter(())
+        if plan.draws == "owed":
+            self.counted_steps += min(valid_steps, store.stored - plan.start_steps)
+            number = self._rate * self.counted_steps // self._rate_steps - self.owed_draws
+            self.owed_draws += number
+            if number == 0:
+                return iter(())
+        else:
+            number = self._random.poisson(iteration, plan.rate)
+        chance = self._random.uniform(iteration, number)
+        if self._per_stream:
+            stream = np.arange(len(counts))
+            entry = (chance * counts).astype(np.int64)
+            entry += store.first
+            return (self._draw(store, stream, each) for each in entry)
+        entry = (chance * total).astype(np.int64)
+        stream = ends.searchsorted(entry, "right")
+        # An entry counts over all streams; of its own one it is so much further on.
+        entry += (store.last - ends)[stream]
+        return (self._draw(store, stream[k], entry[k]) for k in range(number))
+
+    def _draw(self, store: RowStore, stream: Numbers, entry: Numbers) -> Rollout:
+        """The rows behind these entries of the streams' indices."""
+        found = store.in_index(stream, entry)
+        number = store.starts[found] + self._shifts
+        place = store.rows.at(stream, number)
+        rows = store.rows.take_records(place)
+        drawn = Drawn(store, stream, number, place, rows, rows["flags"][1:], None)
+        if self.plan.kind == "windows" and self.plan.steps > 1:
+            drawn = _cut_window(drawn)
+        state = {}
+        if store.unrolls is not None:
+            state = {
+                name: store.unrolls.read(name, found).transpose(0, 1).contiguous()
+                for name in self._layout.states
+            }
+        rollout, valid_rows = drawn.rollout(state)
+        self.drawn_rows += valid_rows
+        return rollout
+
+    def save(self) -> dict[str, Any]:
+        """What a checkpoint needs beside the files, for JSON; the disk has the rows on return."""
+        assert self._layout.folder is not None, "a replay in memory can't be saved"
+        counts = {name: getattr(self, name) for name in _COUNTS}
+        rows = save_rows(self._store) if self._store is not None else None
+        if rows is not None:
+            files.sync_folder(self._layout.folder)
+        return {"format": _FORMAT, **counts, "rows": rows}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `save` gave, with the files as they are now; before any `store`.
+
+        Raises:
+            CheckpointError: the files don't hold every row of the checkpoint, or this replay isn't
+                laid out as the saved one.
+            ConfigError: memory is missing.
+        """
+        assert self._layout.folder is not None, "a replay in memory can't be saved"
+        if state["format"] != _FORMAT:
+            raise CheckpointError(
+                f"a replay of format {_FORMAT} is required, the checkpoint's has "
+                f"{state['format']}; go on with the version of quintet that wrote it"
+            )
+        for name in _COUNTS:
+            setattr(self, name, int(state[name]))
+        if state["rows"] is not None:
+            self._store = load_rows(self._layout, state["rows"])
+
+
+_BLOCK = 64  # iterations whose random numbers are made at once, where each draws one batch
+_NUMBER, _CHANCE, _BLOCKS = range(3)  # what is drawn of an iteration, or of a block
+
+
+class _Random:
+    """Random numbers that follow from the seed and the iteration alone."""
+
+    def __init__(self, seed: int, columns: int):
+        self._bits = np.random.Philox(key=generator_seed(seed, Role.REPLAY, 0))
+        self._random = np.random.Generator(self._bits)
+        self._state: Any = self._bits.state
+        self._columns = columns
+        self._block, self._of_block = -1, np.empty((0, columns))
+
+    def poisson(self, iteration: int, mean: float) -> int:
+        """A number of that mean."""
+        return int(self._at(iteration, _NUMBER).poisson(mean))
+
+    def uniform(self, iteration: int, number: int) -> NDArray[np.float64]:
+        """``[number, columns]``, at least 0 and less than 1."""
+        if number != 1:
+            return self._at(iteration, _CHANCE).random((number, self._columns))
+        block, row = divmod(iteration, _BLOCK)
+        if block != self._block:
+            self._of_block = self._at(block, _BLOCKS).random((_BLOCK, self._columns))
+            self._block = block
+        return self._of_block[row : row + 1]
+
+    def _at(self, index: int, what: int) -> np.random.Generator:
+        counter = self._state["state"]["counter"]
+        counter[1], counter[2] = index, what  # each has its own 2**64 blocks of Philox
+        self._bits.state = self._state
+        return self._random
+
+
+def _exact(rate: float) -> Fraction:
+    """The simple fraction that is meant (1/3, 29/100), also of rates far below 1."""
+    finest = 1_000_000 * max(1, ceil(1 / Fraction(rate))) if rate > 0 else 1
+    return Fraction(rate).limit_denominator(finest)
+
+
+class Drawn(NamedTuple):
+    """Where rows -1..T of B windows or unrolls lie, and the flags of rows 0..T.
+
+    number, place: ``[T + 2, B]``, number of the row in its stream, and where it lies in the rings.
+    rows: ``[T + 2, B]``, a copy of the records there.
+    blank: ``[T, B]``, rows that are only reached and have but an observation; None: there is none.
+    """
+
+    store: RowStore
+    stream: Numbers
+    number: Numbers
+    place: Numbers
+    rows: Array
+    flags: Array
+    blank: Array | None
+
+    def rollout(self, state: dict[str, Tensor]) -> tuple[Rollout, int]:
+        """A copy of the rows, and how many of them are valid."""
+        store, layout, rows = self.store, self.store.layout, self.rows
+        stream = self.stream
+        terminated, truncated, valid, cut = _ENDS.take(self.flags[:-1], 1)
+        action, last_action = self._with_last("action")
+        reward, last_reward = self._with_last("reward")
+        rollout = Rollout(
+            obs={name[4:]: self._observed(name) for name in layout.leaves},
+            action=action,
+            reward=reward,
+            terminated=torch.from_numpy(terminated),
+            truncated=torch.from_numpy(truncated),
+            valid=torch.from_numpy(valid),
+            is_first=torch.from_numpy(_IS_FIRST[self.flags]),
+            record={name: self._read(f"record/{name}") for name in layout.records},
+            version=self._read("version"),
+            policy_id=self._read("policy_id"),
+            stream_id=torch.from_numpy(stream.copy()),
+            group_id=torch.from_numpy(store.group[stream]),
+            episode_id=torch.from_numpy(rows["episode_id"][1]),
+            last_action=last_action,
+            last_reward=last_reward,
+            state=state,
+            return_carry=self._read("return_carry") if layout.has_return_carry else None,
+            trace_cut=torch.from_numpy(cut),
+            replayed=True,
+        )
+        return rollout, int(np.count_nonzero(valid))
+
+    def _observed(self, name: str) -> Tensor:
+        """A leaf of the observation, rows 0..T."""
+        rows, store = self.store.rows, self.store
+        if name in store.packed:
+            return as_tensor(self.rows[name][1:], rows.specs[name].dtype)
+        return store.read_obs(name, self.stream, self.number[1:], self.place[1:])
+
+    def _taken(self, name: str) -> Array:
+        """What a row has but its observation, rows -1..T - 1."""
+        rows = self.store.rows
+        packed = name in self.store.packed
+        values = self.rows[name][:-1] if packed else rows.take(name, self.place[:-1])
+        if self.blank is not None:
+            values[1:][self.blank] = 0
+        return values
+
+    def _read(self, name: str) -> Tensor:
+        """Rows 0..T - 1."""
+        return as_tensor(self._taken(name)[1:], self.store.rows.specs[name].dtype)
+
+    def _with_last(self, name: str) -> tuple[Tensor, Tensor]:
+        """Rows 0..T - 1, and row -1."""
+        values, dtype = self._taken(name), self.store.rows.specs[name].dtype
+        return as_tensor(values[1:], dtype), as_tensor(values[0], dtype)
+
+
+def _cut_window(drawn: Drawn) -> Drawn:
+    """The windows with what is after the first cut of each masked."""
+    flags = drawn.flags
+    gap = (flags & GAP) > 0
+    if gap.any():
+        # What comes after a gap is of another stretch, or not there: the gap's row is repeated.
+        store, stream, number = drawn.store, drawn.stream, drawn.number
+        reach = np.where(gap.any(0), gap.argmax(0), len(gap))
+        number = np.minimum(number, number[1] + reach)
+        place = store.rows.at(stream, number)
+        records = store.rows.take_records(place)
+        flags = records["flags"][1:]
+        blank = number[1:-1] == store.head[stream]
+        drawn = Drawn(store, stream, number, place, records, flags, blank)
+    ended = (flags[:-1] & (TERMINATED | TRUNCATED)) > 0
+    broken = (flags[:-1] & CUT) > 0
+    broken[:-1] |= (flags[1:-1] & VALID) == 0
+    alive = np.ones_like(ended)
+    alive[1:] = ~np.logical_or.accumulate(ended | broken, 0)[:-1]
+    rows = flags[:-1] & np.uint8(0xFF & ~(VALID | CUT))
+    rows |= alive * np.uint8(VALID)
+    rows |= (alive & broken & ~ended) * np.uint8(CUT)
+    return drawn._replace(flags=np.concatenate([rows, flags[-1:]]))

@@ -1,0 +1,138 @@
+"""A replay's rows in a checkpoint: heads, counts and checksums; the rows stay in their files."""
+
+from collections.abc import Mapping
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from quintet.errors import CheckpointError
+from quintet.runtime.replay.batch import START
+from quintet.runtime.replay.layout import Layout
+from quintet.runtime.replay.rings import Numbers, bytes_of, damaged, require_file, rings_bytes
+from quintet.runtime.replay.store import RowStore
+
+_COUNTERS = ("head", "group", "going_on", "first", "last")
+
+
+def save_rows(store: RowStore) -> dict[str, Any]:
+    """What `load_rows` needs, for JSON; the disk has the rows when it returns.
+
+    Only segments of rows that were written to since the last call are read for checksums.
+    """
+    store.rows.seal(store.head, store.kept_whole)
+    rows = store.rows
+    state = {
+        "layout": store.layout.to_json(_stacks(store)),
+        "pools": [stack.entries for stack in store.stacks.values()],
+        "size": store.size,
+        "stored": store.stored,
+        **{name: getattr(store, name).tolist() for name in _COUNTERS},
+        "checksums": rows.checksums(_oldest(store), store.head),
+        "newest_flags": store.flags[_newest(store)].tolist(),
+        "newest_checksums": [_newest_checksum(store, i) for i in range(rows.num_streams)],
+    }
+    if store.unrolls is not None:
+        store.unrolls.seal(store.last)
+        state["state_checksums"] = store.unrolls.checksums(store.first, store.last)
+        store.unrolls.flush()
+    rows.flush()
+    for stack in store.stacks.values():
+        stack.flush()
+    return state
+
+
+def load_rows(layout: Layout, state: Mapping[str, Any]) -> RowStore:
+    """The rows as they were when `save_rows` gave `state`; what was stored since is dropped.
+
+    The rings keep the length that they have, and `layout` their slack.
+
+    Raises:
+        CheckpointError: the files don't hold every row of the checkpoint, or the layout differs.
+        ConfigError: memory is missing.
+    """
+    stacks: dict[str, int] = state["layout"]["stacks"]
+    layout.keep_length(stacks, state["layout"]["ring_rows"])
+    mine = layout.to_json(stacks)
+    if mine != state["layout"]:
+        differing = [name for name in mine if mine[name] != state["layout"].get(name)]
+        raise CheckpointError(
+            "the checkpoint's replay requires the layout with which it was written; "
+            + "; ".join(f"{k} was {state['layout'].get(k)} and is {mine[k]}" for k in differing)
+            + "; go on with the old settings, or begin anew in another run folder"
+        )
+    sizes = {"rows": layout.rows_bytes(stacks)}
+    if layout.states:
+        entries = layout.num_streams * layout.entries(stacks)
+        sizes["states"] = rings_bytes({}, layout.states, entries)
+    for name, nbytes in sizes.items():
+        place = layout.file(name)
+        assert place is not None
+        require_file(place, nbytes)
+    store = RowStore(layout, stacks, fresh=False)
+    store.size, store.stored = state["size"], state["stored"]
+    for name in _COUNTERS:
+        getattr(store, name)[:] = state[name]
+    for stack, entries in zip(store.stacks.values(), state["pools"], strict=True):
+        stack.recover(entries, _held(store))
+    # The newest row went on to be written; what its observation was is still there.
+    store.flags[_newest(store)] = state["newest_flags"]
+    _verify(store, state)
+    _rebuild_index(store)
+    return store
+
+
+def _stacks(store: RowStore) -> dict[str, int]:
+    return {name: stack.slices for name, stack in store.stacks.items()}
+
+
+def _oldest(store: RowStore) -> Numbers:
+    """By stream, the number of the oldest row that a draw can need."""
+    kept = store.layout.rows_per_stream + store.layout.history(_stacks(store))
+    oldest: Numbers = np.maximum(store.head - kept, 0)
+    return oldest
+
+
+def _newest(store: RowStore) -> Numbers:
+    """By stream, the place of the newest row."""
+    return store.rows.at(np.arange(store.rows.num_streams), store.head)
+
+
+def _newest_checksum(store: RowStore, stream: int) -> int:
+    """Of the observation that a stream has reached, and of its episode's number."""
+    place = int(_newest(store)[stream])
+    rows = slice(place, place + 1)
+    fields = store.rows.fields
+    parts = [fields[name][rows] for name in fields if name.startswith("obs/")]
+    total = 0
+    for part in (*parts, fields["episode_id"][rows], *store.kept_whole(rows)):
+        total = crc32(bytes_of(part), total)
+    return total
+
+
+def _held(store: RowStore) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which places of the rings belong to the checkpoint, whole segments."""
+    count, length = store.rows.num_streams, store.rows.length
+    held = np.zeros((count, length), np.bool_)
+    begin = _oldest(store) // store.layout.segment * store.layout.segment
+    for stream in np.flatnonzero(store.head).tolist():
+        held[stream, np.arange(begin[stream], store.head[stream] + 1) % length] = True
+    return held.reshape(-1)
+
+
+def _verify(store: RowStore, state: Mapping[str, Any]) -> None:
+    store.rows.restore(_oldest(store), store.head, state["checksums"], store.kept_whole)
+    for stream, checksum in enumerate(state["newest_checksums"]):
+        if store.head[stream] and _newest_checksum(store, stream) != checksum:
+            assert store.rows.place is not None
+            raise damaged(store.rows.place, stream)
+    if store.unrolls is not None:
+        store.unrolls.restore(store.first, store.last, state["state_checksums"])
+
+
+def _rebuild_index(store: RowStore) -> None:
+    for stream, head in enumerate(store.head.tolist()):
+        live = np.arange(max(head - store.layout.rows_per_stream, 0), head)
+        flags = store.flags[stream * store.rows.length + live % store.rows.length]
+        entry = np.arange(store.first[stream], store.last[stream]) % store.index.shape[1]
+        store.index[stream, entry] = live[(flags & START) > 0]

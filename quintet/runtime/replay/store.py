@@ -1,0 +1,279 @@
+"""The rows of a replay: rings of them, one per stream, and an index of where draws may begin."""
+
+from collections.abc import Mapping
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quintet.runtime.replay.batch import FIRST, GAP, START, VALID, Begin, Columns, Fresh, Views
+from quintet.runtime.replay.frames import FrameStacks
+from quintet.runtime.replay.layout import Layout
+from quintet.runtime.replay.rings import (
+    Array,
+    Numbers,
+    Rings,
+    as_array,
+    empty_folder,
+    require_room,
+)
+from quintet.types import Rollout
+
+
+@final
+class RowStore:
+    """Rows in the order in which each stream made them, each observation once: row T of an unroll
+    is row 0 of the next.
+
+    Where a stream breaks off (a restart, columns that never came) one row more marks the gap: it
+    keeps the observation that was reached and, as its action and reward, what the next unroll's
+    actor saw as the last ones.  A stream's first row is a gap, and so is its newest one until the
+    stream goes on.
+
+    Rows are numbered per stream, for ever; the newest ``layout.rows_per_stream`` before the last
+    are live, gaps included.
+
+    head: number of each stream's newest row.
+    index: numbers of rows, by stream; entry ``n`` is at ``n % index.shape[1]``.
+    starts: the same memory, flat.
+    first, last: the oldest entry of each stream and the one after its newest.
+    size, stored: valid rows that are live, and all that were ever stored.
+    """
+
+    def __init__(self, layout: Layout, stacks: Mapping[str, int], fresh: bool):
+        """Takes the memory; `fresh`: files that are there are an old run's."""
+        self.layout = layout
+        if fresh and layout.folder is not None:
+            empty_folder(layout.folder)
+        require_room(layout.folder, layout.nbytes(stacks))
+        count = layout.num_streams
+        length, entries = layout.length(stacks), layout.entries(stacks)
+        packed, apart = layout.packed(stacks), layout.apart(stacks)
+        self.rows = Rings(layout.file("rows"), packed, apart, count, length, layout.segment)
+        self.unrolls = (
+            Rings(layout.file("states"), {}, layout.states, count, entries, 1)
+            if layout.states
+            else None
+        )
+        self.stacks = {
+            name: FrameStacks(
+                self.rows, name, layout.leaves[name], slices, layout.file(f"frames-{index}")
+            )
+            for index, (name, slices) in enumerate(stacks.items())
+        }
+        self.packed = frozenset(packed)
+        self.flags = self.rows.fields["flags"]
+        reached = ("obs/", "flags", "episode_id")
+        self._taken = [name for name in self.rows.fields if not name.startswith(reached)]
+        if fresh:
+            self.flags[::length] = GAP
+            for stack in self.stacks.values():
+                stack.recover(0, np.zeros(count * length, np.bool_))
+        self.head = np.zeros(count, np.int64)
+        self.going_on = np.zeros(count, np.bool_)
+        self.group = np.zeros(count, np.int64)
+        self.index = np.zeros((count, entries), np.int64)
+        self.starts = self.index.reshape(-1)
+        self._index_begins = np.arange(count) * entries
+        self._where: Columns = slice(None)  # the streams of the last batch, or all of them
+        self._views = Views()
+        self._reached: Begin | None = None  # with which the last batch is followed on, if known
+        self._full = False  # whether every stream has as many rows as can be live
+        self.first = np.zeros(count, np.int64)
+        self.last = np.zeros(count, np.int64)
+        self.size = 0
+        self.stored = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of everything."""
+        states = self.unrolls.nbytes if self.unrolls is not None else 0
+        pools = sum(stack.nbytes for stack in self.stacks.values())
+        return self.rows.nbytes + states + self.index.nbytes + pools
+
+    def in_index(self, stream: Numbers, entry: Numbers) -> Numbers:
+        """Where entries lie in `starts`."""
+        place: Numbers = entry % self.index.shape[1]
+        place += self._index_begins[stream]
+        return place
+
+    def read_obs(self, name: str, stream: Numbers, number: Numbers, place: Numbers) -> Tensor:
+        """A leaf, by its field, of rows (stream, number), which lie at `place`."""
+        if name in self.stacks:
+            return self.stacks[name].read(stream, number, place)
+        return self.rows.read(name, place)
+
+    def kept_whole(self, rows: slice) -> list[Array]:
+        """What the pools hold of these rows of the rings."""
+        return [stack.whole(rows) for stack in self.stacks.values()]
+
+    def _clear_taken(self, place: Numbers) -> None:
+        """Zeroes what rows that are only reached don't have, whatever an older row left there."""
+        for name in self._taken:
+            self.rows.fields[name][place] = 0
+
+    def cut(self) -> None:
+        """What is stored next doesn't follow on what was last."""
+        self.going_on[:] = False
+        self._reached = None
+
+    def store(self, batch: Rollout) -> None:
+        """Stores the columns that have a valid row; a stream's own are in order."""
+        fresh = Fresh.of(batch, self.layout, self._views)
+        whole = _all(fresh.valid) or _all(fresh.valid.any(0))
+        if whole and self._reached == fresh.begin():
+            self._append(fresh, None)
+        else:
+            self._store_apart(fresh)
+
+    def _store_apart(self, fresh: Fresh) -> None:
+        """Stores a batch of any columns; which follow on what was stored is searched for."""
+        parts = _once_each(fresh.stream)
+        for columns in parts:
+            self._reached = None
+            part = fresh.columns(columns) if len(parts) > 1 else fresh
+            kept = part.valid.any(0)
+            if not kept.all():
+                self.going_on[part.stream[~kept]] = False
+                part = part.columns(np.flatnonzero(kept))
+            if len(part.stream):
+                follows = self._follows(part)
+                if not follows.all():
+                    self._begin(part, ~follows)
+                self._append(part, ~follows)
+
+    def _append(self, fresh: Fresh, gaps: Array | None) -> None:
+        """Stores columns of different streams, some of them after a gap; None: no gap, and the
+        streams of the last batch.
+        """
+        stream, steps = fresh.stream, len(fresh.valid)
+        if gaps is not None:
+            every = len(stream) == len(self.head) and bool((stream == np.arange(len(stream))).all())
+            self._where = slice(None) if every else stream  # numpy is faster with the former
+            self.going_on[stream] = True
+            self.group[stream] = fresh.group
+        where = self._where
+        head = self.head[where]
+        start = head if gaps is None else head + gaps
+        number = start + np.arange(steps + 1)[:, None]
+        self._retire(stream, head, number[-1], gaps is not None)
+        place = self.rows.at(stream, number)
+        body = place[:-1]
+        flags, starts = fresh.flags()
+        episodes = fresh.episodes()
+        records = self.rows.blank(place.shape)  # what row T doesn't have yet stays so
+        self.rows.fill(records, "flags", flags)
+        self.rows.fill(records, "episode_id", episodes)
+        for name, values in fresh.rows.items():
+            if name in self.packed:
+                self.rows.fill(records, name, values)
+            else:
+                self.rows.write(name, body, values)
+        for name, values in fresh.obs.items():
+            if name in self.packed:
+                self.rows.fill(records, name, values)
+            elif name in self.stacks:
+                self.stacks[name].follow(place[1:], place[0], values)
+            else:
+                self.rows.write(name, place[1:], values[1:])
+        self.rows.write_records(place, records)
+        self._enter(stream, number[:-1], starts, fresh.states)
+        count = int(np.count_nonzero(fresh.valid))
+        self.size += count
+        self.stored += count
+        self.head[where] = number[-1]
+        self._reached = fresh.end(episodes[-1])
+
+    def _follows(self, fresh: Fresh) -> NDArray[np.bool_]:
+        """Whether each stream goes on where it stopped.
+
+        Columns between may not have come, so that is seen by the observation, the episode and the
+        last action and reward: all are the bytes that are stored.
+        """
+        stream = fresh.stream
+        going_on = self.going_on[stream]
+        if not going_on.any():
+            return going_on
+        head = self.head[stream]
+        newest, before = self.rows.at(stream, head), self.rows.at(stream, head - 1)
+        going_on &= ((self.flags[newest] & FIRST) > 0) == fresh.first[0]
+        going_on &= self.rows.fields["episode_id"][newest] == fresh.episode
+        for name, values in fresh.last.items():
+            going_on &= _equal(self.rows.fields[name][before], values)
+        for name, values in fresh.obs.items():
+            going_on &= _equal(as_array(self.read_obs(name, stream, head, newest)), values[0])
+        return going_on
+
+    def _begin(self, fresh: Fresh, which: Array) -> None:
+        """Leaves a gap behind the newest rows of some streams; their row 0 comes after it."""
+        stream = fresh.stream[which]
+        head = self.head[stream]
+        gap, start = self.rows.at(stream, head), self.rows.at(stream, head + 1)
+        self._clear_taken(gap)
+        for name, values in fresh.last.items():
+            self.rows.write(name, gap, values[which])
+        for name, values in fresh.obs.items():
+            if name in self.stacks:
+                self.stacks[name].begin(start, values[0][which])
+            elif name not in self.packed:
+                self.rows.write(name, start, values[0][which])
+
+    def _retire(self, stream: Numbers, old: Numbers, new: Numbers, gaps: bool) -> None:
+        """Takes out of the index what is live with the old heads and not with the new ones."""
+        before = old - self.layout.rows_per_stream
+        most = int((new - old).max()) if gaps else int(new[0] - old[0])
+        if not self._full:
+            if before.max() <= -most:
+                return
+            self._full = bool((self.head >= self.layout.rows_per_stream).all())
+        number = before[None] if most == 1 else before + np.arange(most)[:, None]
+        flags = self.flags[self.rows.at(stream, number)]
+        if gaps or not self._full:
+            flags[(number < 0) | (number >= new - self.layout.rows_per_stream)] = 0
+        starts = (flags & START) > 0
+        self.first[self._where] += starts[0] if most == 1 else starts.sum(0)
+        self.size -= int(np.count_nonzero(flags & VALID))
+
+    def _enter(
+        self, stream: Numbers, number: Numbers, starts: Array, states: Mapping[str, Array]
+    ) -> None:
+        """Puts rows ``[T, B]`` into the index where `starts`."""
+        place = self.last[self._where][None]
+        if len(starts) > 1:
+            place = place + np.cumsum(starts, 0) - starts
+        place = self.in_index(stream, place)
+        if _all(starts):
+            self.starts[place] = number
+        else:
+            self.starts[place[starts]] = number[starts]
+        for name, values in states.items():
+            assert self.unrolls is not None
+            self.unrolls.write(name, place[0], values.swapaxes(0, 1))
+        self.last[self._where] += starts[0] if len(starts) == 1 else starts.sum(0)
+
+
+def _all(x: Any) -> bool:
+    """As ``x.all()``, which takes several times as long on few values."""
+    return bool(np.count_nonzero(x) == x.size)
+
+
+def _equal(a: Array, b: Array) -> Array:
+    """``[B]``: rows whose bytes are equal."""
+    count = len(a)
+
+    def flat(x: Array) -> Array:
+        return np.ascontiguousarray(x).reshape(count, int(np.prod(x.shape[1:]))).view(np.uint8)
+
+    same: Array = (flat(a) == flat(b)).all(1)
+    return same
+
+
+def _once_each(stream: Numbers) -> list[Columns]:
+    """The columns in parts without a stream twice, each stream's in order."""
+    if len(stream) == 1 or (np.diff(stream) > 0).all():
+        return [slice(None)]
+    order = np.argsort(stream, kind="stable")
+    ordered = stream[order]
+    rank = np.arange(len(stream)) - np.searchsorted(ordered, ordered, "left")
+    return [np.sort(order[rank == k]) for k in range(int(rank.max()) + 1)]

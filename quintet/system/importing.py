@@ -1,0 +1,51 @@
+"""Modules of the user's own, by the names that import strings give.
+
+Whoever calls this has asked `quintet.system.trust` whether a name that stands in a file may be
+imported.
+"""
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from quintet.errors import ConfigError
+
+
+def import_module(module_name: str, name: str) -> ModuleType:
+    """The module of the import string `name`; the working folder is looked into as well.
+
+    Raises:
+        ConfigError: there is no such module, or it raises when it is imported.
+    """
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        here = str(Path.cwd())
+        if error.name != module_name.partition(".")[0] or here in sys.path:
+            raise _no_module(module_name, name, error) from error
+    except Exception as error:
+        raise _raised(module_name, name, error) from error
+    sys.path.append(here)  # a console script doesn't look into the working folder by itself
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        sys.path.remove(here)
+        raise _no_module(module_name, name, error) from error
+    except Exception as error:
+        sys.path.remove(here)
+        raise _raised(module_name, name, error) from error
+
+
+def _no_module(module_name: str, name: str, error: ModuleNotFoundError) -> ConfigError:
+    return ConfigError(
+        f"{name!r} needs module {module_name!r}, which can't be imported: {error}; start in the "
+        f"folder that holds it, install it, or correct the name"
+    )
+
+
+def _raised(module_name: str, name: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"{name!r} needs module {module_name!r}; importing it raised {type(error).__name__}: "
+        f"{error}; mend the module, or correct the name"
+    )

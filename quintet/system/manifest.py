@@ -1,0 +1,210 @@
+"""Folders with a manifest: sizes and hashes of their files, so that nothing damaged is believed.
+
+Here is what needs no PyTorch: which checkpoints a run has, and what their `meta.json` says.  The
+folders themselves are described, written and read in `quintet.checkpoint`.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from quintet.errors import CheckpointError, FileFault
+from quintet.system import files, signature
+
+FORMAT_VERSION = 1
+
+MANIFEST = "manifest.json"
+META = "meta.json"
+PURPOSE = "quintet checkpoint 1"
+"""What a signature of a manifest is for."""
+REPLACED = ".old-"
+
+
+class Found(NamedTuple):
+    """What a checkpoint's ``meta.json`` says, verified.
+
+    not_own: why it is not this user's own; None: it bears a signature.
+    """
+
+    path: Path
+    meta: dict[str, Any]
+    not_own: str | None
+
+
+def numbered(root: Path) -> list[str]:
+    """Names of a run's checkpoints, whole or not, oldest first; none where `root` isn't there.
+
+    Raises:
+        CheckpointError: `root` is no folder that can be read.
+    """
+    try:
+        names = {name.removeprefix(REPLACED) for name in os.listdir(root)}
+    except FileNotFoundError:
+        return []
+    except OSError as fault:
+        raise CheckpointError(
+            f"a folder of checkpoints is required at {root}, it can't be read: "
+            f"{files.reason(fault)}; {files.advice(fault)}"
+        ) from fault
+    return sorted((name for name in names if name.isascii() and name.isdigit()), key=int)
+
+
+def newest(root: Path) -> Found | None:
+    """The newest checkpoint of a run of which everything but the tensors is whole."""
+    for name in reversed(numbered(root)):
+        try:
+            return read_meta(root, name)
+        except CheckpointError:
+            continue
+    return None
+
+
+def read_meta(root: Path, name: str) -> Found:
+    """What the run's checkpoint ``root/name`` says of itself.
+
+    ``meta.json`` is verified by its hash; of the other files, which may be large, only the sizes
+    are.
+
+    Raises:
+        CheckpointError: it is not there, damaged, or of another name; the message names the file.
+    """
+    path = root / name
+    with opened(standing(path)) as folder:
+        if folder is None:
+            raise CheckpointError(f"there is no checkpoint at {path}")
+        entries, mark = read_manifest(folder, path / MANIFEST)
+        if META not in entries:
+            raise CheckpointError(f"{path / MANIFEST} lists no {META}: this is no checkpoint")
+        for listed, entry in entries.items():
+            _check_bytes(path / listed, _size(folder, path / listed), entry)
+        meta = as_meta(read_verified(folder, path / META, entries[META]), path / META)
+    check_name(path, meta)
+    return Found(path, meta, signature.fault(PURPOSE, signed_bytes(entries), mark))
+
+
+def check_name(path: Path, meta: Mapping[str, Any]) -> None:
+    """Raises CheckpointError where a run's checkpoint has the name of another."""
+    iteration = meta.get("iteration")
+    if iteration is not None and iteration != int(path.name):
+        raise CheckpointError(
+            f"{path} holds the checkpoint of iteration {iteration}: it must have that as its name"
+        )
+
+
+def as_meta(data: bytes, file: Path) -> dict[str, Any]:
+    """The content of ``meta.json``.
+
+    Raises:
+        CheckpointError: it is no JSON object.
+    """
+    try:
+        meta = files.parse_json(data)
+    except ValueError as fault:
+        raise CheckpointError(f"{file} is no JSON: {fault}") from fault
+    if not isinstance(meta, dict):
+        raise CheckpointError(f"{file} must hold an object, it holds a {type(meta).__name__}")
+    return meta
+
+
+def standing(path: Path) -> Path:
+    """The folder that stands for `path`: itself, or the one it was about to replace."""
+    replaced = path.with_name(f"{REPLACED}{path.name}")
+    return replaced if not os.path.lexists(path) and os.path.lexists(replaced) else path
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[int | None]:
+    """A handle of a folder, good for as long as it is open even if the folder is renamed; None
+    where there is no such folder.
+
+    Raises:
+        CheckpointError: it can't be opened.
+    """
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        yield None
+        return
+    except OSError as fault:
+        raise CheckpointError(str(files.cannot_read(folder, fault))) from fault
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def signed_bytes(listed: Mapping[str, Any]) -> bytes:
+    """The sums of all files: who signs these signs the files."""
+    return json.dumps(listed, sort_keys=True).encode()
+
+
+def read_manifest(folder: int, file: Path) -> tuple[dict[str, dict[str, Any]], Any]:
+    """Size and hash of every file by its name, and the signature, None where there is none; `file`
+    is the manifest's path, for messages.
+
+    Raises:
+        CheckpointError: there is no manifest, it is damaged, or of a newer format.
+    """
+    data = _read(folder, file)
+    try:
+        manifest = files.parse_json(data)
+        version, listed = manifest["format_version"], manifest["files"]
+        entries = {str(name): dict(entry) for name, entry in listed.items()}
+        mark = manifest.get("signature")
+    except (ValueError, TypeError, KeyError, AttributeError) as fault:
+        raise CheckpointError(f"{file} is damaged: {fault!r}") from fault
+    if version != FORMAT_VERSION:
+        raise CheckpointError(
+            f"{file} has format version {version!r}, this quintet reads {FORMAT_VERSION}: use the "
+            "version of quintet that wrote it"
+        )
+    for name in entries:
+        check_file_name(name, f"a file listed in {file}")
+    return entries, mark
+
+
+def check_file_name(name: str, what: str) -> None:
+    """Raises CheckpointError where a name could lead out of its folder."""
+    allowed = name.replace("_", "").replace("-", "").replace(".", "")
+    if not (allowed.isascii() and allowed.isalnum()) or name.startswith("."):
+        raise CheckpointError(
+            f"{what} must be made of letters, digits, '_', '-' and '.', not {name!r}"
+        )
+
+
+def read_verified(folder: int, file: Path, entry: Mapping[str, Any]) -> bytes:
+    """The content of a file, which is what the manifest says.
+
+    Raises:
+        CheckpointError: it is not, or can't be read.
+    """
+    data = _read(folder, file)
+    _check_bytes(file, len(data), entry)
+    if hashlib.sha256(data).hexdigest() != entry.get("sha256"):
+        raise CheckpointError(f"{file} is corrupted: its SHA-256 is not the manifest's")
+    return data
+
+
+def _check_bytes(file: Path, size: int, entry: Mapping[str, Any]) -> None:
+    if size != entry.get("bytes"):
+        raise CheckpointError(
+            f"{file} has {size} bytes where the manifest says {entry.get('bytes')}"
+        )
+
+
+def _size(folder: int, file: Path) -> int:
+    try:
+        return os.stat(file.name, dir_fd=folder).st_size
+    except OSError as fault:
+        raise CheckpointError(str(files.cannot_read(file, fault))) from fault
+
+
+def _read(folder: int, file: Path) -> bytes:
+    try:
+        return files.read_bytes(file, folder=folder)
+    except FileFault as fault:
+        raise CheckpointError(str(fault)) from fault

@@ -1,0 +1,95 @@
+"""``config.yaml``: the resolved options of a run, and what its checkpoints say of the same.
+
+The file begins with the hash of all that follows, so a change of it is seen.  Every checkpoint
+holds the options too: they tell which of them were in force when it was trained, and a run whose
+``config.yaml`` is damaged goes on by them.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from quintet.errors import FileFault
+from quintet.system import files, manifest, trust
+
+FILE = "config.yaml"
+CONFIG = "config"
+"""Under which a checkpoint's meta holds the options."""
+
+_HASH = b"# sha256 "
+
+
+class SavedOptions(NamedTuple):
+    """What a run folder says of its run's options.
+
+    values: what ``config.yaml`` holds, empty where it can't be read; `fault` then says why.
+    altered: whether it is another than the run wrote: edited, or damaged.
+    stored: what the newest checkpoint has, empty where there is none, or one without them.
+    checkpoint: that checkpoint.
+    not_own: why that checkpoint is not this user's own; None: it bears a signature.
+    """
+
+    values: dict[str, Any]
+    fault: str | None
+    altered: bool
+    stored: dict[str, Any]
+    checkpoint: Path | None
+    not_own: str | None
+
+
+def write(run_dir: Path, values: Mapping[str, Any]) -> None:
+    """Writes ``config.yaml``, whole or not at all, to survive a power cut.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    text = yaml.safe_dump(dict(values), sort_keys=False) + trust.signature_line(values)
+    files.write_whole(run_dir / FILE, _first_line(text.encode()) + text.encode())
+
+
+def read(run_dir: Path) -> SavedOptions | None:
+    """The options in a run folder; None where it holds none at all.
+
+    Raises:
+        CheckpointError: its checkpoints are in no folder.
+    """
+    newest = manifest.newest(run_dir / "checkpoints")
+    held = newest.meta.get(CONFIG) if newest else None
+    stored = held if isinstance(held, dict) else {}
+    place = newest.path if newest and stored else None
+    not_own = newest.not_own if newest and stored else "is not there"
+    path = run_dir / FILE
+    if not path.is_symlink() and not path.exists():
+        fault = f"{path} is not there"
+        return SavedOptions({}, fault, True, stored, place, not_own) if stored else None
+    try:
+        data = files.read_bytes(path)
+        values = _mapping(data, path)
+    except FileFault as error:
+        return SavedOptions({}, str(error), True, stored, place, not_own)
+    first, _, rest = data.partition(b"\n")
+    marked = first.startswith(_HASH)
+    # Runs of before there were hashes have none, nor have their checkpoints the options.
+    altered = first + b"\n" != _first_line(rest) if marked else bool(stored)
+    return SavedOptions(values, None, altered, stored, place, not_own)
+
+
+def _first_line(text: bytes) -> bytes:
+    return _HASH + hashlib.sha256(text).hexdigest().encode() + b"\n"
+
+
+def _mapping(data: bytes, path: Path) -> dict[str, Any]:
+    try:
+        values = files.parse_yaml(data)
+    except ValueError as fault:
+        raise FileFault(f"{path} is no YAML: {fault}") from fault
+    if not isinstance(values, dict):
+        kind = "nothing" if values is None else f"a {type(values).__name__}"
+        raise FileFault(f"{path} must hold options by name, it holds {kind}")
+    strange = [name for name in values if not isinstance(name, str)]
+    if strange:
+        raise FileFault(f"{path} must hold options by name, {strange[0]!r} is no name")
+    return values

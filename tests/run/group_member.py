@@ -1,0 +1,43 @@
+"""A member of a group for `test_group`: quick to start, does what its payload says."""
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+if "--die" in os.environ.get("MEMBER", ""):
+    sys.exit(7)
+
+from quintet.run import group
+
+
+def main() -> int:
+    payload = group.attach()
+    given = json.loads(payload.split(b"\0")[0])
+    place = Path(given["place"])
+    print(f"hello\nsum {hashlib.sha256(payload).hexdigest()[:8]}", flush=True)
+    print("to stderr", file=sys.stderr)
+    if given.get("stubborn"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    elif given.get("orderly"):
+
+        def stop(*_):
+            (place / f"stopped-{os.getpid()}").touch()
+            group.answer({"stopped": True})
+            os._exit(130)
+
+        signal.signal(signal.SIGTERM, stop)
+    (place / f"running-{os.getpid()}").touch()
+    time.sleep(given.get("seconds", 0))
+    (place / f"running-{os.getpid()}").unlink()
+    if "status" in given:
+        return given["status"]
+    group.answer({"said": given})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,372 @@
+"""Groups of runs: processes that start, speak and end together, and the seeds of one experiment."""
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import quintet
+from quintet import checkpoint
+from quintet.checkpoint import tensor_hashes
+from quintet.config.load import Layer
+from quintet.config.saved import load_seeds
+from quintet.errors import ConfigError, GroupFault
+from quintet.observe.sinks import read_metrics
+from quintet.run import group, launch
+from quintet.run.group import Member, run_members
+from quintet.system import child
+from quintet.system.lock import RunLock
+
+TESTS = Path(__file__).parent
+WAIT_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    """Members find the modules beside this one."""
+    monkeypatch.setenv("PYTHONPATH", f"{TESTS}{os.pathsep}{TESTS.parent}")
+
+
+def member(place: Path, name: str = "a", pad: int = 0, **given: Any) -> Member:
+    payload = json.dumps({"place": str(place), **given}).encode() + b"\0" * pad
+    return Member(name, payload)
+
+
+def running(place: Path) -> list[int]:
+    return [int(path.name.split("-")[1]) for path in place.glob("running-*")]
+
+
+def wait_for(condition) -> None:
+    end = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return status != "Z"
+
+
+# Processes
+
+
+def test_members_look_for_modules_where_their_parent_does(tmp_path, monkeypatch):
+    """Not into the working folder, which may be a stranger's."""
+    mark, work = tmp_path / "mark", tmp_path / "work"
+    work.mkdir()
+    for name in ("json", "pickle", "hashlib"):
+        (work / f"{name}.py").write_text(f"open({str(mark)!r}, 'w')\n")
+    monkeypatch.chdir(work)
+    (ended,) = run_members("group_member", [member(tmp_path)], 1, lambda _: None)
+    assert not mark.exists()
+    assert ended.status == 0
+
+
+def test_members_answer_in_their_order_and_speak_under_their_names(tmp_path):
+    said: list[str] = []
+    members = [member(tmp_path, name, seconds=s) for name, s in (("s1", 0.6), ("s20", 0))]
+    members.append(member(tmp_path, "bad", status=3))
+    ended = run_members("group_member", members, 3, said.append)
+    assert [each.status for each in ended] == [0, 0, 3]
+    assert ended[0].answer == {"said": {"place": str(tmp_path), "seconds": 0.6}}
+    assert ended[1].answer == {"said": {"place": str(tmp_path), "seconds": 0}}
+    assert ended[2].answer is None
+    for name in ("s1", "s20", "bad"):
+        lines = [line for line in said if line.startswith(f"[{name}] ")]
+        assert lines[0] == f"[{name}] hello"
+        assert lines[1].startswith(f"[{name}] sum ")
+        assert lines[2] == f"[{name}] to stderr"
+        assert len(lines) == 3
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_no_more_than_so_many_at_once(tmp_path, jobs):
+    most, done = 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not done.is_set():
+            most = max(most, len(running(tmp_path)))
+            time.sleep(0.01)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    members = [member(tmp_path, str(i), seconds=0.4) for i in range(3)]
+    ended = run_members("group_member", members, jobs, lambda _: None)
+    done.set()
+    watcher.join()
+    assert [each.status for each in ended] == [0, 0, 0]
+    assert most == jobs
+
+
+def test_a_large_payload_arrives_whole(tmp_path):
+    said: list[str] = []
+    large = member(tmp_path, pad=3_000_000)
+    (ended,) = run_members("group_member", [large], 1, said.append)
+    assert ended.status == 0
+    assert f"[a] sum {hashlib.sha256(large.payload).hexdigest()[:8]}" in said
+
+
+def test_a_member_that_dies_before_it_reads_stops_no_other(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMBER", "--die")
+    members = [member(tmp_path, pad=3_000_000), member(tmp_path)]
+    ended = run_members("group_member", members, 1, lambda _: None)
+    assert [(each.status, each.answer) for each in ended] == [(7, None)] * 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_passed_on_and_no_more_are_started(tmp_path, number):
+    before = signal.getsignal(number)
+
+    def interrupt() -> None:
+        wait_for(lambda: len(running(tmp_path)) == 2)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=interrupt).start()
+    members = [member(tmp_path, str(i), seconds=WAIT_S, orderly=True) for i in range(3)]
+    ended = run_members("group_member", members, 2, lambda _: None)
+    assert [each.status for each in ended] == [130, 130, None]
+    assert [each.answer for each in ended] == [{"stopped": True}, {"stopped": True}, None]
+    assert signal.getsignal(number) is before
+
+
+def test_a_second_ctrl_c_kills(tmp_path):
+    def interrupt() -> None:
+        wait_for(lambda: running(tmp_path))
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_members(
+            "group_member", [member(tmp_path, seconds=WAIT_S, stubborn=True)], 1, lambda _: None
+        )
+    assert not any(alive(pid) for pid in running(tmp_path))
+
+
+def test_nothing_outlives_a_killed_parent(tmp_path):
+    code = (
+        "import json; from quintet.run.group import Member, run_members\n"
+        f"given = {{'place': {str(tmp_path)!r}, 'seconds': {WAIT_S}, 'orderly': True}}\n"
+        "members = [Member(name, json.dumps(given).encode()) for name in 'ab']\n"
+        "run_members('group_member', members, 2, print)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    wait_for(lambda: len(running(tmp_path)) == 2)
+    pids = running(tmp_path)
+    parent.kill()
+    parent.communicate()
+    wait_for(lambda: not any(alive(pid) for pid in pids))
+    assert {path.name for path in tmp_path.glob("stopped-*")} == {f"stopped-{p}" for p in pids}
+
+
+def test_a_member_that_hangs_ends_a_while_after_its_parent(tmp_path):
+    """One that can't stop in good order is given its grace and no more."""
+    code = (
+        "import os, time; from quintet.run import group; group.ORPHAN_GRACE_S = 0.2\n"
+        "import group_member; group_member.main()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, "1"], stdin=subprocess.PIPE) as process:
+        given = member(tmp_path, seconds=WAIT_S, stubborn=True).payload
+        process.stdin.write(child._LENGTH.pack(len(given)) + given)
+        process.stdin.flush()
+        wait_for(lambda: running(tmp_path))
+        process.stdin.close()
+        assert process.wait(WAIT_S) == 130
+
+
+# Seeds
+
+SMALL: dict[str, Any] = {
+    "env.num_streams": 4,
+    "unroll_steps": 16,
+    "minibatch_steps": 32,
+    "num_epochs": 1,
+    "model.policy_hidden": (8,),
+    "report.interval_s": 0.0,
+    "report.sinks": ("jsonl",),
+    "eval.episodes": 2,
+    "eval.interval": 100,  # auto skips evaluations by the clock
+}
+ENV = "quintet.envs.toy:Contextual"
+
+
+def newest(folder: Path) -> checkpoint.Checkpoint:
+    found = checkpoint.latest(folder / "checkpoints", warn=print)
+    assert found is not None
+    return found
+
+
+def timeless(folder: Path) -> list[dict[str, float]]:
+    clock = ("wall_s", "time/", "throughput/", "machine/", "process/")
+    return [
+        {name: value for name, value in report.items() if not name.startswith(clock)}
+        for report in read_metrics(folder)
+    ]
+
+
+def test_a_group_is_single_runs_side_by_side(tmp_path, capsys, monkeypatch):
+    """Same bytes, folders of their own; again it goes on, and one that fails stops no other."""
+    from quintet.envs.toy import Contextual
+
+    def make() -> Contextual:  # found by no import: it travels by value
+        return Contextual(num_contexts=4)
+
+    results = quintet.train("ppo", make, 300, None, tmp_path / "g", SMALL, seeds=[2, 1], jobs=2)
+    assert [result.run_dir for result in results] == [tmp_path / "g/s2", tmp_path / "g/s1"]
+    assert [result.status for result in results] == ["finished"] * 2
+    out = capsys.readouterr().out
+    assert "[s1] 100%" in out
+    assert "[s2] 100%" in out
+    quiet = {**SMALL, "report.progress": False}
+    for result, seed in zip(results, (2, 1), strict=True):
+        alone = quintet.train("ppo", make, 300, seed, tmp_path / f"alone{seed}", SMALL)
+        assert tensor_hashes(newest(alone.run_dir)) == tensor_hashes(newest(result.run_dir))
+        config = (alone.run_dir / "config.yaml").read_text()
+        assert (result.run_dir / "config.yaml").read_text() == config
+        assert timeless(alone.run_dir) == timeless(result.run_dir)
+        assert result.metrics["eval/return_mean"] == alone.metrics["eval/return_mean"]
+        assert result.policy.act([0, 0, 1, 0])[0] == alone.policy.act([0, 0, 1, 0])[0]
+
+    # A reader that went away stops nobody, and what members say is still taken from them.
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", Closed())
+        (unheard,) = quintet.train("ppo", make, 300, None, tmp_path / "u", SMALL, seeds=[3])
+    assert unheard.status == "finished"
+
+    shutil.rmtree(tmp_path / "g/s1/checkpoints" / newest(tmp_path / "g/s1").path.name)
+    for path in (tmp_path / "g/s1/checkpoints").iterdir():
+        (path / "learner.safetensors").write_bytes(b"")
+    (tmp_path / "g/s1/checkpoints/000000001").mkdir(exist_ok=True)
+    with pytest.raises(
+        GroupFault, match=r"1 of 2 runs failed\nseed 1: no checkpoint in .* be read"
+    ):
+        quintet.train("ppo", make, 364, None, tmp_path / "g", quiet, seeds=[1, 2], jobs=1)
+    assert newest(tmp_path / "g/s2").meta["env_steps"] == 364
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "wanted", "says"),
+    [
+        (0, {"status": "finished", "metrics": {"env_steps": 5.0}}, "finished", None),
+        (130, {"status": "stopped", "metrics": {}}, "stopped", None),
+        (None, None, "waiting", None),
+        (130, None, "waiting", None),
+        (-signal.SIGTERM, None, "waiting", None),
+        (2, {"error": "why"}, "failed", "why"),
+        (3, None, "failed", "its process ended with status 3"),
+        (-signal.SIGKILL, None, "failed", "status -9 (killed; was there enough memory?)"),
+    ],
+)
+def test_what_became_of_a_run_follows_from_its_process(tmp_path, status, answer, wanted, says):
+    asked = Layer("call", {"env.id": ENV, "run_dir": str(tmp_path)})
+    (loaded,) = load_seeds("ppo", [], asked, [7])
+    outcome = launch._seed_outcome(loaded.config, group.Outcome(status, answer))
+    assert (outcome.seed, outcome.run_dir, outcome.status) == (7, tmp_path / "s7", wanted)
+    assert outcome.metrics == (answer or {}).get("metrics", {})
+    assert (outcome.error or "").endswith(says) if says else outcome.error is None
+
+
+def test_ctrl_c_stops_the_group_and_the_same_command_goes_on(tmp_path):
+    command = [sys.executable, "-m", "quintet", "train", "ppo", "--env", "test_launch:Trouble"]
+    command += ["--env.kwargs", '{"kind": "slow", "after": 0}', "--total-steps", "100000"]
+    command += ["--run-dir", str(tmp_path / "g"), "--env.num-streams", "4", "--unroll-steps", "16"]
+    command += ["--eval.episodes", "0", "--seeds", "1,2,3", "--jobs", "2"]
+    command += ["--report.interval-s", "0", "--minibatch-steps", "32", "--num-epochs", "1"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        # A shell's background jobs ignore Ctrl-C, and what they start inherits that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:  # fmt: skip
+        wait_for(lambda: len(list((tmp_path / "g").glob("s[12]/metrics.jsonl"))) == 2)
+        process.send_signal(signal.SIGINT)
+        out = process.stdout.read().decode()
+    assert process.returncode == 130, out
+    assert "Traceback" not in out
+    for seed in (1, 2):
+        assert f"[s{seed}] stopped at" in out
+        assert newest(tmp_path / f"g/s{seed}").meta["env_steps"] > 0
+        with RunLock(tmp_path / f"g/s{seed}"):
+            pass
+    assert not (tmp_path / "g/s3").exists()
+    rows = [line.split() for line in out.splitlines()]
+    assert [row[1] for row in rows if row[:1] in (["1"], ["2"])] == ["stopped"] * 2
+    assert ["3", "not", "begun", "-", "-", "-", str(tmp_path / "g/s3")] in rows
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"seeds": []}, r"seeds requires at least one whole number and none twice, got \[\]"),
+        ({"seeds": [1, 1]}, r"none twice, got \[1, 1\]"),
+        ({"seeds": [1.5]}, "whole number"),
+        ({"seeds": 3}, "whole number and none twice, got 3"),
+        ({"seeds": [True]}, "whole number"),
+        ({"seed": True}, "seed: input should be a whole number, got True"),
+        ({"algo": None}, "the algorithm must be one of ppo, impala; got None"),
+        ({"run_dir": 5}, "run_dir requires the path of a folder, got 5"),
+        ({"run_dir": 5, "seeds": [1]}, "run_dir requires the path of a folder, got 5"),
+        ({"seeds": [-1]}, "seed: .*greater than or equal to 0"),
+        ({"seeds": [1], "seed": 3}, r"seed=3 has no effect with seeds=\[1\]"),
+        ({"seeds": [1], "jobs": 0}, "jobs requires a whole number of at least 1, got 0"),
+        ({"jobs": 2}, "jobs=2 has no effect without seeds"),
+        ({"seeds": [1], "on_report": print}, "on_report requires a single run"),
+        ({"seeds": [1], "config": {"runtime.kind": "x"}}, "runtime.kind"),
+    ],
+)
+def test_what_a_group_can_not_be(tmp_path, monkeypatch, given, says):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=says):
+        quintet.train(**{"algo": "ppo", "env": ENV, "total_steps": 2048, **given})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_folder_stops_no_other_run(tmp_path):
+    for name in ("s1", "s3"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text("algo: [")
+    with pytest.raises(GroupFault, match=r"(?s)2 of 3 runs failed\nseed 1: .*s1.*seed 3: .*s3"):
+        quintet.train("ppo", ENV, 64, None, tmp_path, SMALL, seeds=np.array([1, 2, 3]))
+    assert newest(tmp_path / "s2").meta["env_steps"] == 64
+    with pytest.raises(ConfigError, match="s1, it is damaged"):
+        quintet.train("ppo", ENV, 64, None, tmp_path, SMALL, seeds=[1])
+
+
+def test_an_environment_that_can_not_travel_is_refused(tmp_path):
+    from quintet.envs.toy import Contextual
+
+    lock = threading.Lock()
+
+    def make() -> Contextual:
+        with lock:
+            return Contextual()
+
+    with pytest.raises(ConfigError, match=r"sent to other processes.*give a function that makes"):
+        quintet.train("ppo", make, 300, None, tmp_path / "g", SMALL, seeds=[1])
+    assert not (tmp_path / "g").exists()
+
+
+def test_a_run_is_no_group(tmp_path):
+    (tmp_path / "config.yaml").write_text("algo: ppo\n")
+    with pytest.raises(ConfigError, match="is a run by itself"):
+        quintet.train("ppo", ENV, 300, None, tmp_path, SMALL, seeds=[1])

@@ -1,0 +1,297 @@
+"""What the speed of a run depends on: when compiling pays, and that the advice's facts are true."""
+
+import sys
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+
+from quintet.config.load import Layer, compose
+from quintet.config.runtime import RuntimeConfig
+from quintet.envs import envpool
+from quintet.envs.envpool import EnvPoolVectorEnv
+from quintet.envs.given import GivenEnv, settle
+from quintet.envs.make import group_size, make_group_env
+from quintet.envs.toy import EndlessPay
+from quintet.models.config import resolve_model
+from quintet.observe.advice import Setting
+from quintet.protocols import DataPlan
+from quintet.run import setting
+from quintet.run.launch import resolve
+from quintet.types import Spaces
+
+TOY = "quintet.envs.toy:EndlessPay"
+NUMBERS = Spaces(spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Discrete(2))
+PICTURES = Spaces(spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(2))
+GRIDS = Spaces(
+    spaces.Dict(
+        {
+            "direction": spaces.Discrete(4),
+            "image": spaces.Box(0, 255, (7, 7, 3), np.uint8),
+            "mission": spaces.Box(0, 255, (512,), np.uint8),
+        }
+    ),
+    spaces.Discrete(7),
+)
+SMALL = {
+    "preset": "none",
+    "env.num_streams": 4,
+    "unroll_steps": 32,
+    "minibatch_steps": 32,
+    "num_epochs": 1,
+    "total_env_steps": 1024,
+}
+OF_PPO = ("minibatch_steps", "num_epochs")
+CORES = 4
+
+
+@pytest.mark.parametrize(
+    ("seen", "updates", "options", "worth"),
+    [
+        (NUMBERS, 30_000, {}, True),
+        (NUMBERS, 29_999, {}, False),
+        (NUMBERS, 15_000, {"num_epochs": 2}, True),
+        (PICTURES, 3_000, {}, True),
+        (PICTURES, 2_999, {}, False),
+        (NUMBERS, 10**6, {"device": "cuda"}, False),
+        (PICTURES, 10**6, {"device": "cuda:1"}, False),
+        (NUMBERS, 10**6, {"model.core": "lstm"}, False),
+        (NUMBERS, 10**6, {"model.core": "gru"}, False),
+        (NUMBERS, 10**6, {"model.encoder": "my.models:Net"}, False),
+        (PICTURES, 10**6, {"model.encoder": "my.models:Net"}, False),
+        (GRIDS, 10**6, {"model.encoder": "mlp"}, True),
+        (GRIDS, 10**6, {}, False),
+        (NUMBERS, 10**6, {"check_numerics": True}, False),
+    ],
+)
+def test_compiling_is_worth_it_in_long_runs_of_plain_networks(
+    seen: Spaces, updates: int, options: dict[str, Any], worth: bool
+) -> None:
+    given = dict(options)
+    device = given.pop("device", "cpu")
+    values = SMALL | {"env.id": TOY, "total_env_steps": 32 * updates} | given
+    config = compose("ppo", [Layer("call", values)]).config
+    model = resolve_model(config.model, seen)
+    assert setting.worth_compiling(config, model, seen, device) is worth
+
+
+def test_the_option_says_from_when_on_it_compiles() -> None:
+    said = RuntimeConfig.model_fields["compile"].description
+    assert said is not None
+    assert f"at {setting.COMPILE_FROM_UPDATES:,} planned optimizer steps or more" in said
+    assert f"({setting.COMPILE_FROM_UPDATES_OF_PICTURES:,} on pictures)" in said
+
+
+def test_the_compiler_is_what_cxx_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", sys.executable)
+    assert setting.has_compiler()
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert not setting.has_compiler()
+    monkeypatch.delenv("CXX")
+    monkeypatch.setattr(setting.shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert setting.has_compiler()
+    monkeypatch.setattr(setting.shutil, "which", lambda name: None)
+    assert not setting.has_compiler()
+
+
+def setting_for(
+    env: GivenEnv, callback: bool = False, algo: str = "ppo", **options: Any
+) -> Setting:
+    """Of a run on these environments, which are made to see what they are."""
+    says, source = settle(env)
+    given = {name.replace("__", "."): value for name, value in options.items()}
+    small = SMALL if algo == "ppo" else {k: v for k, v in SMALL.items() if k not in OF_PPO}
+    values = small | {f"env.{name}": value for name, value in says.items()} | given
+    config = compose(algo, [Layer("call", values)], check_env=source is None).config
+    made = make_group_env(config.env, group_size(config.env), source)
+    try:
+        config = resolve(config, made.spaces, made.description.backend)
+        plan = DataPlan(SMALL["unroll_steps"], config.env.num_streams)
+        found = setting.setting_of(config, plan, made.spaces, made.description, source, callback)
+        if isinstance(made, EnvPoolVectorEnv):
+            assert found.env_threads == made.num_threads
+        assert found.num_streams == found.num_groups * made.num_streams
+        return found
+    finally:
+        made.close()
+
+
+def facts(found: Setting, *names: str) -> tuple[Any, ...]:
+    return tuple(getattr(found, name) for name in names)
+
+
+@pytest.fixture(autouse=True)
+def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (envpool, setting):
+        monkeypatch.setattr(module, "usable_cores", lambda: CORES)
+    monkeypatch.setattr(setting.torch.cuda, "is_available", lambda: False)
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "groups", "threads", "auto", "pictures"),
+    [
+        ("CartPole-v1", {}, 1, 1, 1, False),  # cheap: one thread, whatever the cores
+        ("CartPole-v1", {"env__streams_per_group": 1}, 4, 1, 1, False),
+        ("CartPole-v1", {"env__num_threads": 3}, 1, 3, 1, False),
+        ("HalfCheetah-v4", {"env__num_streams": 8}, 2, 2, 2, False),
+        ("HalfCheetah-v4", {"env__num_streams": 8, "env__streams_per_group": 8}, 1, 4, 4, False),
+        ("HalfCheetah-v4", {"env__num_streams": 8, "env__streams_per_group": 2}, 4, 1, 1, False),
+        ("HalfCheetah-v4", {"env__num_streams": 8, "env__num_threads": 1}, 2, 1, 2, False),
+        ("HalfCheetah-v4", {"env__num_streams": 1}, 1, 1, 1, False),  # one per stream at most
+        ("Pong-v5", {"env__num_streams": 2, "env__streams_per_group": 2}, 1, 2, 2, True),
+    ],
+)
+def test_pools(
+    env: str, options: dict[str, Any], groups: int, threads: int, auto: int, pictures: bool
+) -> None:
+    pytest.importorskip("envpool")
+    found = setting_for(env, env__backend="envpool", **options)
+    assert facts(found, "env", "backend", "source") == (env, "envpool", "id")
+    assert facts(found, "envpool", "single_only", "cores") == ("has it", False, CORES)
+    assert facts(found, "num_groups", "env_threads", "auto_env_threads") == (groups, threads, auto)
+    assert found.auto_num_groups == (1 if env == "CartPole-v1" else min(2, found.num_streams))
+    assert found.large_network is pictures
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "source", "known"),
+    [
+        ("CartPole-v1", {"env__backend": "gymnasium"}, "id", "has it"),
+        ("OwnPay-v0", {}, "id", "lacks it"),
+        (TOY, {}, "maker", "lacks it"),
+        ("gymnasium:CartPole-v1", {}, "maker", "lacks it"),
+        (EndlessPay, {}, "maker", "lacks it"),
+        (partial(gymnasium.make, "CartPole-v1"), {}, "maker", "lacks it"),
+        (partial(gymnasium.make_vec, "CartPole-v1"), {}, "group maker", "lacks it"),
+        ("gymnasium:make_vec", {"env__kwargs": {"id": "CartPole-v1"}}, "group maker", "lacks it"),
+    ],
+)
+def test_environments_in_python(
+    monkeypatch: pytest.MonkeyPatch,
+    env: GivenEnv,
+    options: dict[str, Any],
+    source: str,
+    known: str,
+) -> None:
+    pytest.importorskip("envpool")
+    own = EnvSpec("OwnPay-v0", entry_point=EndlessPay)
+    monkeypatch.setitem(gymnasium.registry, "OwnPay-v0", own)
+    found = setting_for(env, **options)
+    assert facts(found, "source", "envpool", "backend") == (source, known, "gymnasium")
+    assert facts(found, "num_streams", "num_groups") == (4, 1)
+    assert facts(found, "env_threads", "auto_env_threads", "single_only") == (1, 1, False)
+
+
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+def test_given_vector_environments(kind: Any) -> None:
+    given = kind([EndlessPay] * 3)
+    try:
+        found = setting_for(given)
+    finally:
+        given.close()
+    assert facts(found, "source", "backend") == ("vector environment", "gymnasium")
+    assert facts(found, "num_streams", "num_groups", "batch_steps") == (3, 1, 96)
+
+
+def test_a_given_pool_stands_for_its_id() -> None:
+    made = pytest.importorskip("envpool").make(
+        "CartPole-v1", env_type="gymnasium", num_envs=2, num_threads=2
+    )
+    found = setting_for(made)
+    assert facts(found, "env", "source", "backend") == ("CartPole-v1", "id", "envpool")
+    assert facts(found, "num_streams", "env_threads", "auto_env_threads") == (2, 2, 1)
+
+
+def test_without_envpool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(envpool, "is_installed", lambda: False)
+    assert facts(setting_for("CartPole-v1"), "envpool", "backend") == ("absent", "gymnasium")
+
+
+def test_masks_from_info_are_of_single_environments() -> None:
+    taxi = next(name for name in gymnasium.registry if name.startswith("Taxi-"))
+    found = setting_for(taxi, env__backend="gymnasium", env__mask_from_info=True)
+    assert facts(found, "source", "single_only") == ("id", True)
+
+
+def test_learner_and_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setting, "has_compiler", lambda: False)
+    found = setting_for(TOY)
+    assert facts(found, "device", "threads", "gpu", "large_network") == ("cpu", 1, False, False)
+    assert facts(found, "batch_steps", "passes", "minibatch_steps", "chunk_steps") == (
+        (128, 1, 32, 1)
+    )
+    assert facts(found, "compiles", "may_compile", "compiler") == (False, False, False)
+    assert facts(found, "sinks", "callback", "report_interval_s") == (True, False, 1.0)
+
+    found = setting_for(
+        TOY,
+        callback=True,
+        model__core="lstm",
+        bptt_steps=16,
+        num_epochs=3,
+        minibatch_steps=None,
+        eval__episodes=7,
+        report__sinks=[],
+        report__interval_s=0.5,
+    )
+    assert facts(found, "passes", "minibatch_steps", "chunk_steps") == (3, None, 16)
+    assert facts(found, "sinks", "callback", "report_interval_s") == (False, True, 0.5)
+    assert found.eval_episodes == 7
+
+
+@pytest.mark.parametrize(("option", "compiles"), [("auto", True), ("on", True), ("off", False)])
+def test_compiling_is_told_as_it_was_resolved(
+    monkeypatch: pytest.MonkeyPatch, option: str, compiles: bool
+) -> None:
+    monkeypatch.setenv("CXX", sys.executable)  # which is never called
+    found = setting_for(TOY, runtime__compile=option, total_env_steps=32 * 30_000)
+    assert facts(found, "compiles", "may_compile", "compiler") == (compiles, True, True)
+
+
+def test_one_process() -> None:
+    assert facts(setting_for(TOY), "kind", "num_workers", "batch_unrolls") == ("serial", 0, None)
+    assert facts(setting_for(TOY), "num_learners") == (1,)
+
+
+@pytest.mark.parametrize(("gpus", "enough"), [(0, False), (1, False), (2, True)])
+def test_several_learners(gpus: int, enough: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setting.torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(setting.torch.cuda, "device_count", lambda: gpus)
+    found = setting_for(TOY, algo="impala", batch_unrolls=8, runtime__num_learners=2)
+    assert facts(found, "num_learners", "gpu") == (2, enough)
+
+
+def test_workers() -> None:
+    found = setting_for(
+        TOY,
+        env__streams_per_group=2,
+        runtime__kind="lockstep",
+        runtime__lag=0,
+        runtime__num_workers=2,
+        runtime__actor_threads=3,
+        runtime__threads=2,
+    )
+    assert facts(found, "kind", "lag", "num_workers", "inference") == ("lockstep", 0, 2, "local")
+    assert facts(found, "threads", "actor_threads", "num_streams") == (2, 3, 4)
+    assert facts(found, "num_groups", "env_threads") == (2, 1)
+    found = setting_for(
+        TOY,
+        env__streams_per_group=1,
+        runtime__kind="async",
+        runtime__num_workers=2,
+        runtime__inference="server",
+        runtime__inference_batch_min=2,
+        runtime__inference_batch_max=3,
+    )
+    assert facts(found, "kind", "num_workers", "inference", "num_groups") == (
+        "async",
+        2,
+        "server",
+        4,
+    )
+    assert facts(found, "inference_batch_min", "inference_batch_max") == (2, 3)

@@ -1,0 +1,246 @@
+"""Beginning with what another run learned: what is taken over, what is not, and what must fit."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import quintet
+from quintet import checkpoint
+from quintet.errors import ConfigError
+from quintet.observe.sinks import read_metrics
+from quintet.run import warm_start
+from quintet.run.launch import Result
+from quintet.run.trainer import Trainer
+
+SMALL = {
+    "env.num_streams": 4,
+    "unroll_steps": 16,
+    "minibatch_steps": 32,
+    "num_epochs": 1,
+    "model.policy_hidden": [8],
+    "eval.episodes": 0,
+    "report.interval_s": 0.0,
+    "report.sinks": ["jsonl"],
+    "report.progress": False,
+    "checkpoint.interval_updates": 5,
+    "checkpoint.keep": 100,
+}
+ENV = "quintet.envs.toy:Contextual"
+TOTAL = 1000
+
+Tensors = dict[str, torch.Tensor]
+
+
+def run(folder: Path, total: int = TOTAL, env: str = ENV, **config: Any) -> Result:
+    options = {name.replace("__", "."): value for name, value in config.items()}
+    return quintet.train("ppo", env, total, 5, folder, SMALL | options)
+
+
+@pytest.fixture(scope="module")
+def donor(tmp_path_factory) -> Result:
+    """Contexts are one-hot, so the normaliser has something to say."""
+    return run(tmp_path_factory.mktemp("donor") / "run", seed=9, eval__episodes=2)
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """What every run has when its loop begins: the learner's state, and the policy."""
+    found: list[tuple[Tensors, dict[str, Any], quintet.Policy]] = []
+    train = Trainer.train
+
+    def watched(self: Trainer, *given: Any) -> Any:
+        state = self.learner.save()
+        tensors = {name: x.clone() for name, x in state.tensors.items()}
+        found.append((tensors, dict(state.scalars), self.policy()))
+        return train(self, *given)
+
+    monkeypatch.setattr(Trainer, "train", watched)
+    return found
+
+
+def same(a: Tensors, b: Tensors) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def newest(folder: Path) -> checkpoint.Checkpoint:
+    found = checkpoint.latest(folder / "checkpoints", warn=print)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("kind", ["run", "checkpoint", "policy", "best"])
+def test_a_run_begins_with_the_weights_and_statistics_of_another(donor, tmp_path, begun, kind):
+    places = {
+        "run": donor.run_dir,
+        "checkpoint": sorted((donor.run_dir / "checkpoints").iterdir())[0],
+        "policy": donor.run_dir / "policy",
+        "best": donor.run_dir / "best",
+    }
+    given = quintet.load(places[kind])
+    theirs = dict(given.publication.tensors)
+    assert {name.split("/")[0] for name in theirs} == {"network", "normalizer", "reward_moments"}
+    result = run(tmp_path / "new", init_from=str(places[kind]))
+    (tensors, scalars, policy), *_ = begun
+    assert same({name: tensors[name] for name in theirs}, theirs)
+    played = [quintet.evaluate(each, episodes=5).returns.tolist() for each in (policy, given)]
+    assert played[0] == played[1]
+    # All else is new.
+    assert not tensors["optimizer/exp_avg"].any()
+    assert not tensors["optimizer/exp_avg_sq"].any()
+    assert (scalars["updates"], scalars["version"]) == (0, 0)
+    first = read_metrics(tmp_path / "new")[0]
+    assert first["iterations"] == 1
+    assert first["optim/learning_rate"] == pytest.approx(3e-4)
+    # And it learned.
+    assert result.metrics["env_steps"] == TOTAL
+    assert not same(dict(result.policy.publication.tensors), theirs)
+    version = given.publication.version
+    assert (
+        f"begins with {len(theirs)} tensors of {places[kind]} (version {version})"
+        in (tmp_path / "new/log.txt").read_text()
+    )
+    config = yaml.safe_load((tmp_path / "new/config.yaml").read_text())
+    assert config["init_from"] == str(places[kind])
+
+
+def test_it_differs_from_a_run_that_begins_anew(donor, tmp_path, begun):
+    run(tmp_path / "a")
+    run(tmp_path / "b", init_from=str(donor.run_dir))
+    assert not same(begun[0][0], begun[1][0])
+
+
+def test_the_donor_is_read_once_and_the_bytes_are_those_of_the_whole_run(donor, tmp_path):
+    shutil.copytree(donor.run_dir, tmp_path / "donor")
+    given = {"init_from": str(tmp_path / "donor")}
+    run(tmp_path / "whole", **given)
+
+    def stop(report):
+        return report["iterations"] == 7
+
+    options = SMALL | given
+    half = quintet.train("ppo", ENV, TOTAL, 5, tmp_path / "half", options, stop)
+    assert half.status == "stopped"
+    shutil.rmtree(tmp_path / "donor")
+    run(tmp_path / "half", resume="exact", **given)
+    whole, resumed = (newest(tmp_path / name) for name in ("whole", "half"))
+    assert checkpoint.tensor_hashes(whole) == checkpoint.tensor_hashes(resumed)
+    # Left out, the saved run's own stands; another one is another run.
+    run(tmp_path / "half")
+    with pytest.raises(ConfigError, match=r"init_from: the run has .*donor', asked is 'elsewhere'"):
+        run(tmp_path / "half", init_from="elsewhere")
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_reads_it_again(donor, tmp_path, begun):
+    given = {"init_from": str(donor.run_dir)}
+    run(tmp_path, **given)
+    shutil.rmtree(tmp_path / "checkpoints")
+    run(tmp_path, **given)
+    assert same(begun[0][0], begun[1][0])
+
+
+def test_frozen_normalisers_keep_the_statistics_of_the_donor(donor, tmp_path):
+    result = run(tmp_path, init_from=str(donor.run_dir), update_normalizers=False)
+    kept = dict(result.policy.publication.tensors)
+    theirs = dict(donor.policy.publication.tensors)
+    frozen = {name for name in kept if not name.startswith("network/")}
+    assert same({name: kept[name] for name in frozen}, {name: theirs[name] for name in frozen})
+    assert kept["normalizer/moments.0.count"] > 0
+    assert kept["reward_moments/count"] > 0
+    assert not same(kept, theirs)
+
+
+def test_a_part_by_the_names_of_its_tensors(donor, tmp_path, begun):
+    """Only what the patterns name has to fit: other actions, another head."""
+    run(tmp_path / "plain", env__kwargs={"num_contexts": 3})
+    keys = ["network/encoder.*", "network/value_*", "normalizer/*"]
+    run(tmp_path / "part", init_from=str(donor.run_dir), init_from_keys=keys)
+    theirs = donor.policy.publication.tensors
+    mine, plain = begun[1][0], begun[0][0]
+    taken = {name for name in theirs if torch.equal(mine[name], theirs[name])}
+    assert {name for name in theirs if name.startswith(("network/enc", "network/val"))} <= taken
+    left = {name for name in theirs if name.startswith(("network/policy_head", "reward_moments"))}
+    assert left
+    assert all(torch.equal(mine[name], plain[name]) for name in left)
+    config = yaml.safe_load((tmp_path / "part/config.yaml").read_text())
+    assert config["init_from_keys"] == keys
+    run(tmp_path / "part", init_from_keys=keys)  # the same command again is the same run
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"env": "quintet.envs.toy:Target"}, r"observation_space: .*action_space: .*'discrete'"),
+        ({"env__kwargs": {"num_contexts": 4}}, r"observation_space: .*\[4\].*\[3\]"),
+        ({"model__policy_hidden": [9]}, r"policy_hidden: the run has \[9\], init_from \[8\]"),
+        ({"model__policy_hidden": [9]}, r"weight: the run has shape \(9, 3\), init_from \(8, 3\)"),
+        ({"model__shared_torso": True}, r"value_encoder.*: the run has none, init_from shape"),
+        ({"model__activation": "relu"}, "model.activation: the run has relu, init_from tanh"),
+        ({"normalize_observations": False}, "normalizer/moments.0.mean: the run has none"),
+        ({"init_from": "absent"}, "init_from requires a trained policy: .*absent does not exist"),
+        ({"init_from_keys": ["core.*", "network/*"]}, r"'core\.\*' matches none of its tensors"),
+        ({"init_from_keys": ["core.*"]}, "its tensors are network/encoder"),
+        (
+            {"init_from_keys": ["*encoder*"], "model__policy_hidden": [9]},
+            r"encoder.*weight: the run has shape \(9, 3\), init_from \(8, 3\)",
+        ),
+        ({"init_from": None, "init_from_keys": ["*"]}, "init_from_keys has no effect without init"),
+    ],
+)
+def test_what_does_not_fit_is_told_before_anything_is_written(donor, tmp_path, given, says):
+    with pytest.raises(ConfigError, match=f"(?s){says}"):
+        run(tmp_path / "new", **{"init_from": str(donor.run_dir)} | given)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(("known", "fits"), [({}, True), ({"tokenizer": "words"}, False)])
+def test_a_donor_of_before_there_was_an_option(donor, known: dict[str, str], fits: bool):
+    mine = donor.policy.description
+    model = {k: x for k, x in mine["model"].items() if k != "tokenizer"} | known
+    assert (warm_start._other_policy(mine, mine | {"model": model}) == []) == fits
+
+
+def test_a_damaged_donor_keeps_its_checkpoints(donor, tmp_path):
+    shutil.copytree(donor.run_dir, tmp_path / "donor")
+    for path in (tmp_path / "donor/checkpoints").iterdir():
+        (path / "policy.safetensors").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"can be read.*give another run, or a ch") as raised:
+        run(tmp_path / "new", init_from=str(tmp_path / "donor"))
+    assert "remove" not in str(raised.value)
+    run(tmp_path / "new", init_from=str(tmp_path / "donor/policy"))
+
+
+def test_a_group_lists_its_runs(donor, tmp_path):
+    for name in ("s1", "s2"):
+        shutil.copytree(donor.run_dir, tmp_path / "g" / name)
+    says = f"give one of them: {tmp_path}/g/s1, {tmp_path}/g/s2"
+    with pytest.raises(ConfigError, match=says):
+        run(tmp_path / "new", init_from=str(tmp_path / "g"))
+
+
+def test_one_pattern_needs_no_list(donor, tmp_path):
+    run(tmp_path, init_from=str(donor.run_dir), init_from_keys="network*")
+    config = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert config["init_from_keys"] == ["network*"]
+
+
+def test_bounds_of_observations_and_the_drawing_of_weights_may_differ(donor, tmp_path, begun):
+    given = {"model__init": "truncated_normal", "init_from": str(donor.run_dir)}
+    run(tmp_path / "a", env="test_warm_start:make_wider", **given)
+    assert same(
+        {k: v for k, v in begun[0][0].items() if k.startswith("network/")},
+        {k: v for k, v in donor.policy.publication.tensors.items() if k.startswith("network/")},
+    )
+
+
+def make_wider():
+    from gymnasium import spaces
+
+    from quintet.envs.toy import Contextual
+
+    env = Contextual()
+    env.observation_space = spaces.Box(-2.0, 2.0, (3,))
+    return env

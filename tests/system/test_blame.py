@@ -1,0 +1,105 @@
+"""The line of the user's code that an error names, and the traceback that it keeps."""
+
+import json
+import traceback
+
+import gymnasium
+import numpy as np
+import pytest
+
+from quintet.envs.make import make_vector_env
+from quintet.errors import ConfigError, EnvironmentFault
+from quintet.system import blame
+from quintet.system.blame import place_in, raised, traced
+
+HERE = __file__
+
+
+def caught(function) -> Exception:
+    try:
+        function()
+    except Exception as error:
+        return error
+    raise AssertionError("it raised nothing")
+
+
+def in_numpy() -> None:
+    np.zeros(3).reshape(2, 2)
+
+
+def in_json() -> None:
+    json.loads("{")
+
+
+def test_the_line_is_the_users_own_and_not_the_librarys_that_it_calls() -> None:
+    line = in_json.__code__.co_firstlineno + 1
+    error = caught(in_json)
+    assert traceback.extract_tb(error.__traceback__)[-1].filename.endswith("decoder.py")
+    assert raised(error).endswith(f"({HERE}:{line} in in_json)")
+    assert raised(error).startswith("raised JSONDecodeError: Expecting property name")
+    assert raised(caught(in_numpy), "reset").startswith("raised in reset ValueError: cannot resh")
+
+
+def test_an_installed_environments_line_is_better_than_none() -> None:
+    env = make_vector_env("CartPole-v1", 1, backend="gymnasium")
+    frames = [
+        traceback.FrameSummary(make_vector_env.__code__.co_filename, 1, "make_vector_env"),
+        traceback.FrameSummary(gymnasium.__path__[0] + "/wrappers/common.py", 2, "step"),
+        traceback.FrameSummary(gymnasium.__path__[0] + "/envs/toy_text/taxi.py", 3, "step"),
+        traceback.FrameSummary("<frozen importlib._bootstrap>", 4, "load"),
+    ]
+    env.close()
+    assert place_in(frames).endswith("taxi.py:3 in step")
+    assert place_in(frames[:2]) == ""  # it only hands on
+    assert place_in([]) == ""
+
+
+def test_a_traceback_is_kept_whole_but_for_what_nobody_reads(monkeypatch) -> None:
+    error = caught(in_json)
+    fault = traced(EnvironmentFault("it fell"), error)
+    assert str(fault) == "it fell"
+    assert fault.detail.startswith("Traceback")
+    assert 'json.loads("{")' in fault.detail
+    assert fault.detail.rstrip().endswith(str(error))
+    monkeypatch.setattr(blame, "_MOST_CHARACTERS", 50)
+    assert len(traced(EnvironmentFault("it fell"), error).detail) == 50
+    assert EnvironmentFault("it fell").detail == ""
+
+
+class Fragile(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, at: str = "") -> None:
+        if at == "make":
+            raise RuntimeError("no wood")
+
+
+def test_an_environment_that_can_not_be_made_names_its_line() -> None:
+    with pytest.raises(
+        ConfigError, match=rf"raised RuntimeError: no wood \({HERE}:\d+ in __init"
+    ) as e:
+        make_vector_env(lambda: Fragile("make"), 1)
+    assert "no wood" in e.value.detail
+    assert "Traceback" in e.value.detail
+
+
+def test_what_a_pool_of_envpools_raises_is_told() -> None:
+    pytest.importorskip("envpool")
+    env = make_vector_env("CartPole-v1", 2, backend="envpool")
+
+    class Broken:
+        def send(self, action) -> None: ...
+
+        def recv(self):
+            raise RuntimeError("out of threads")
+
+    env._pool, whole = Broken(), env._pool  # type: ignore[attr-defined]
+    env.send(np.zeros(2, np.int64))
+    with pytest.raises(
+        EnvironmentFault, match=r"CartPole-v1 \(envpool\).*RuntimeError: out of th"
+    ) as e:
+        env.recv(None)  # type: ignore[arg-type]
+    assert "out of threads" in e.value.detail
+    env._pool = whole  # type: ignore[attr-defined]
+    env.close()
