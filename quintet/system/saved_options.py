@@ -71,9 +71,7 @@ def read(run_dir: Path) -> SavedOptions | None:
     except FileFault as error:
         return SavedOptions({}, str(error), True, stored, place, not_own)
     first, _, rest = data.partition(b"\n")
-    marked = first.startswith(_HASH)
-    # Runs of before there were hashes have none, nor have their checkpoints the options.
-    altered = first + b"\n" != _first_line(rest) if marked else bool(stored)
+    altered = first + b"\n" != _first_line(rest)
     return SavedOptions(values, None, altered, stored, place, not_own)
 
 

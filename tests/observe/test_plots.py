@@ -21,6 +21,7 @@ from quintet.observe.plots import (
     iqm_interval,
     plot_runs,
 )
+from quintet.system import saved_options
 
 
 def make_run(
@@ -37,9 +38,8 @@ def make_run(
     """
     folder.mkdir(parents=True)
     config = {"algo": "ppo", "seed": seed, "run_dir": str(folder), "env": {"id": "CartPole-v1"}}
-    (folder / "config.yaml").write_text(
-        yaml.safe_dump({**config, "learning_rate": 1e-3, **options})
-    )
+    text = yaml.safe_dump({**config, "learning_rate": 1e-3, **options}).encode()
+    (folder / "config.yaml").write_bytes(saved_options._first_line(text) + text)
     noise = np.random.default_rng(seed)
     with (folder / "metrics.jsonl").open("w") as file:
         for number in range(1, reports + 1):
@@ -331,6 +331,16 @@ def test_one_report_is_a_point(tmp_path: Path, drawn: dict[str, Any], kind: plot
 def test_environments_name_groups_by_themselves() -> None:
     configs = [{"algo": "ppo", "env.id": name} for name in ("A-v1", "B-v1")]
     assert group_labels(configs) == ["ppo, A-v1", "ppo, B-v1"]
+
+
+def test_a_configuration_that_no_run_wrote_is_named(
+    tmp_path: Path, drawn: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another file in its place, which bears no hash either."""
+    folder = make_run(tmp_path / "a", 1)
+    (folder / "config.yaml").write_text('{"format_version": 1, "files": {}}')
+    plot_runs([folder], tmp_path / "out.png")
+    assert "config.yaml was changed since it was written" in capsys.readouterr().err
 
 
 def test_a_run_under_two_names_is_no_second_seed(tmp_path: Path, drawn: dict[str, Any]) -> None:

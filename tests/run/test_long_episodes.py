@@ -84,12 +84,18 @@ def test_long_episodes_are_finished(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_is_paid_late_is_learned_with_default_options(tmp_path: Path) -> None:
-    """Where streams began anew every 2,048 steps, no row that pays was ever seen."""
-    train(tmp_path, LatePay, 262_144)
+    """Where streams began anew every 2,048 steps, no row that pays was ever seen.
+
+    Nine batches of ten hold no pay; their advantages, noise that is brought to variance 1, make the
+    sampled actions random again from time to time, so the last return says little.
+    """
+    last = train(tmp_path, LatePay, 262_144)
     reports = read_metrics(tmp_path)
     returns = [r["episode/return_mean"] for r in reports if "episode/return_mean" in r]
     assert 30 < returns[0] < 80  # near chance: 50
-    assert returns[-1] > 90
+    in_a_row = [min(returns[k : k + 3]) for k in range(len(returns) - 2)]
+    assert max(in_a_row) > 90  # 24 episodes of 100 paying steps: chance gives 50 +- 1
+    assert last["eval/return_mean"] == 100
 
 
 def test_short_episodes_leave_room_for_many_exact_checkpoints(tmp_path: Path) -> None:
