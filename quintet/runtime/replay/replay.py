@@ -35,8 +35,7 @@ _FORMAT = 2
 _COUNTS = ("counted_steps", "owed_draws", "drawn_rows")
 
 _FLAGS = np.arange(256)
-_ENDS = np.array([(_FLAGS & bit) > 0 for bit in (TERMINATED, TRUNCATED, VALID, CUT)])
-_IS_FIRST = (_FLAGS & FIRST) > 0
+_SAID = np.array([(_FLAGS & bit) > 0 for bit in (TERMINATED, TRUNCATED, VALID, CUT, FIRST)])
 """What a row's flags say."""
 
 
@@ -304,7 +303,8 @@ class Drawn(NamedTuple):
         """A copy of the rows, and how many of them are valid."""
         store, layout, rows = self.store, self.store.layout, self.rows
         stream = self.stream
-        terminated, truncated, valid, cut = _ENDS.take(self.flags[:-1], 1)
+        said = _SAID.take(self.flags, 1)
+        terminated, truncated, valid, cut = said[:4, :-1]
         action, last_action = self._with_last("action")
         reward, last_reward = self._with_last("reward")
         rollout = Rollout(
@@ -314,7 +314,7 @@ class Drawn(NamedTuple):
             terminated=torch.from_numpy(terminated),
             truncated=torch.from_numpy(truncated),
             valid=torch.from_numpy(valid),
-            is_first=torch.from_numpy(_IS_FIRST[self.flags]),
+            is_first=torch.from_numpy(said[4]),
             record={name: self._read(f"record/{name}") for name in layout.records},
             version=self._read("version"),
             policy_id=self._read("policy_id"),

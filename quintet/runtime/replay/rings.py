@@ -42,7 +42,7 @@ def as_array(x: Tensor) -> Array:
 def as_tensor(x: Array, dtype: torch.dtype) -> Tensor:
     """The way back from `as_array`."""
     tensor = torch.from_numpy(x)
-    return tensor if tensor.dtype == dtype else tensor.view(dtype)
+    return tensor.view(dtype) if dtype is torch.bfloat16 else tensor
 
 
 def array_dtype(dtype: torch.dtype) -> np.dtype[Any]:
