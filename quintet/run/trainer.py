@@ -354,11 +354,8 @@ class Trainer:
             {POLICY: publication.tensors, "learner": rest},
             meta,
         )
-        self.folder.prune(
-            self.config.checkpoint.keep,
-            lambda kept: bool(kept.get("milestone")),
-            self.warn,
-        )
+        keep = self.config.checkpoint.keep
+        self.folder.prune(keep, lambda kept: bool(kept.get("milestone")), self.warn)
         self._checkpoint_s += time.perf_counter() - begin
         self.timer.switch(before)
 
