@@ -51,7 +51,8 @@ class Replay:
 
     Sequences are whole unrolls, exactly as they were stored, also those with few valid rows.
 
-    Columns without any valid row are not kept.  Everything drawn is on the CPU and a copy.
+    Columns without any valid row are not kept.  Everything drawn is on the CPU and a copy, perhaps
+    with strides.
     """
 
     def __init__(
@@ -199,8 +200,8 @@ class Replay:
         found = store.in_index(stream, entry)
         number = store.starts[found] + self._shifts
         place = store.rows.at(stream, number)
-        rows = store.rows.take_records(place)
-        drawn = Drawn(store, stream, number, place, rows, rows["flags"][1:], None)
+        records = store.rows.take_records(place)
+        drawn = Drawn(store, stream, number, place, records, records["flags"][1:], None)
         if self.plan.kind == "windows" and self.plan.steps > 1:
             drawn = _cut_window(drawn)
         state = {}
@@ -287,7 +288,7 @@ class Drawn(NamedTuple):
     """Where rows -1..T of B windows or unrolls lie, and the flags of rows 0..T.
 
     number, place: ``[T + 2, B]``, number of the row in its stream, and where it lies in the rings.
-    rows: ``[T + 2, B]``, a copy of the records there.
+    records: ``[T + 2, B]``, a copy of those there.
     blank: ``[T, B]``, rows that are only reached and have but an observation; None: there is none.
     """
 
@@ -295,14 +296,13 @@ class Drawn(NamedTuple):
     stream: Numbers
     number: Numbers
     place: Numbers
-    rows: Array
+    records: Array
     flags: Array
     blank: Array | None
 
     def rollout(self, state: dict[str, Tensor]) -> tuple[Rollout, int]:
         """A copy of the rows, and how many of them are valid."""
-        store, layout, rows = self.store, self.store.layout, self.rows
-        stream = self.stream
+        store, layout, stream = self.store, self.store.layout, self.stream
         said = _SAID.take(self.flags, 1)
         terminated, truncated, valid, cut = said[:4, :-1]
         action, last_action = self._with_last("action")
@@ -320,7 +320,7 @@ class Drawn(NamedTuple):
             policy_id=self._read("policy_id"),
             stream_id=torch.from_numpy(stream.copy()),
             group_id=torch.from_numpy(store.group[stream]),
-            episode_id=torch.from_numpy(rows["episode_id"][1]),
+            episode_id=torch.from_numpy(self.records["episode_id"][1]),
             last_action=last_action,
             last_reward=last_reward,
             state=state,
@@ -334,14 +334,14 @@ class Drawn(NamedTuple):
         """A leaf of the observation, rows 0..T."""
         rows, store = self.store.rows, self.store
         if name in store.packed:
-            return as_tensor(self.rows[name][1:], rows.specs[name].dtype)
+            return as_tensor(self.records[name][1:], rows.specs[name].dtype)
         return store.read_obs(name, self.stream, self.number[1:], self.place[1:])
 
     def _taken(self, name: str) -> Array:
         """What a row has but its observation, rows -1..T - 1."""
         rows = self.store.rows
         packed = name in self.store.packed
-        values = self.rows[name][:-1] if packed else rows.take(name, self.place[:-1])
+        values = self.records[name][:-1] if packed else rows.take(name, self.place[:-1])
         if self.blank is not None:
             values[1:][self.blank] = 0
         return values
