@@ -61,7 +61,7 @@ class CheckpointConfig(BaseModel):
 
     interval_updates: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         default="auto",
-        description="Iterations (calls of the learner's update) between checkpoints, at least 1; "
+        description="Iterations (fresh batches) between checkpoints, at least 1; "
         "auto is 1/20 of the run, left out while checkpoints have taken more than 1% of the time.",
     )
     max_cut_frac: float = Field(

@@ -28,7 +28,7 @@ _COUNTERS = {
     "env_frames": Metric("frames", "env_steps times the action repeat"),
     "wall_s": Metric("s", "wall time of training so far, over all resumptions"),
     "updates": Metric("updates", "optimizer steps made so far"),
-    "iterations": Metric("iterations", "calls of the learner's update so far"),
+    "iterations": Metric("iterations", "fresh batches so far"),
     "version": Metric("updates", "calls of the learner's update that its weights come from"),
     "process/resident_bytes": Metric("bytes", "resident memory of the learner's process"),
 }

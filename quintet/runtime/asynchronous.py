@@ -116,7 +116,7 @@ class AsyncSampling:
                 with self.handling:  # it may have aged while it waited
                     waited = self.delivery.queues[policy]
                     part = waited.mask_old(part, self.delivery.learned[policy])
-                if part is taken[0] or part.rollout.valid.any():
+                if part.rollout.valid.any():
                     break
                 part.release()
         with self.handling:

@@ -239,8 +239,8 @@ def _restart(parts: Parts, counters: Counters) -> None:
 
 
 def _learn(parts: Parts, batch: Batch, counters: Counters, hooks: Hooks) -> dict[str, float]:
-    """One update from the fresh batch and as many from replay as are due; each metric is the mean
-    over the updates that gave it.
+    """One update from the fresh batch, unless all its rows are invalid, and as many from replay as
+    are due; each metric is the mean over the updates that gave it.
     """
     learner, replay = parts.learners[batch.policy], parts.replay
     if replay is not None:
@@ -252,7 +252,7 @@ def _learn(parts: Parts, batch: Batch, counters: Counters, hooks: Hooks) -> dict
         except NonFiniteError as error:
             raise NonFiniteError(f"{error}. {hooks.keep_batch(rollout)}") from error
 
-    given = [update(batch.rollout, counters.env_steps)]
+    given = [update(batch.rollout, counters.env_steps)] if batch.env_steps else []
     if replay is not None:
         now = counters.env_steps + batch.env_steps
         given += [update(drawn, now) for drawn in replay.draws(batch.env_steps, counters.iteration)]

@@ -24,7 +24,7 @@ from quintet.runtime.slots import Slot, slot_specs, zeros
 from quintet.types import Publication, Rollout
 
 KINDS = {
-    "serial": {},
+    "serial": {"runtime.kind": "serial"},
     "lockstep": {"runtime.kind": "lockstep", "runtime.num_workers": 2, "runtime.lag": 0},
     "lockstep1": {"runtime.kind": "lockstep", "runtime.num_workers": 2, "runtime.lag": 1},
     "async": {"runtime.kind": "async", "runtime.num_workers": 2},
@@ -164,6 +164,19 @@ def test_rows_beyond_the_bound_are_never_learned_from(tmp_path: Path) -> None:
     # Episodes that ended in dropped rows count: on average they have 7.5 steps.
     ended = sum(r.get("episode/count", 0) for r in reports)
     assert ended > 0.9 * last["real"] / 7.5 - STREAMS
+
+
+@pytest.mark.parametrize("kind", ["serial", "async"])
+def test_a_batch_without_a_valid_row_is_not_learned_from(kind: str, tmp_path: Path) -> None:
+    """Every row of a reset is a batch of its own here; a step without data would still move Adam's
+    or RMSProp's memory.
+    """
+    alone: dict[str, Any] = {"env__num_streams": 1, "env__streams_per_group": 1, "unroll_steps": 1}
+    alone |= {"batch_unrolls": 1, "checkpoint__interval_updates": 1_000}
+    alone |= {"runtime__num_workers": 1} if kind == "async" else {}
+    last = train(tmp_path, kind, 60, "impala", **alone)
+    assert last["updates"] == last["env_steps"] == 60
+    assert (last["iterations"] > 60) == (kind == "serial")  # async does not deliver it at all
 
 
 def test_a_bound_that_no_row_would_meet_is_refused(tmp_path: Path) -> None:
