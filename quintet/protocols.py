@@ -124,14 +124,20 @@ class Learner(Protocol):
         """
         ...
 
-    def update(self, batch: Rollout, env_steps: int) -> dict[str, float]:
+    def update(self, batch: Rollout, env_steps: int) -> None:
         """Learns from a batch; `env_steps` have been collected before it (a replayed one: by now).
 
-        Every fresh batch comes once, in order, then those drawn from replay (``replayed``); a
-        learner from replay alone takes its statistics from the fresh ones.  Returns metrics by
-        declared name.
+        Every fresh batch with a valid row comes once, in order, then those drawn from replay
+        (``replayed``); a learner from replay alone takes its statistics from the fresh ones.
 
-        Raises NonFiniteError when a loss or gradient became NaN or infinite.
+        Raises NonFiniteError when a loss or gradient became NaN or infinite, on a GPU within a
+        bounded number of updates.
+        """
+        ...
+
+    def metrics(self) -> Mapping[str, float]:
+        """What is reported of all updates since the last call, by declared name; what is counted in
+        updates is a mean, a minimum or a maximum over these, as its name says.
         """
         ...
 
@@ -171,6 +177,10 @@ class Ranks(Protocol):
     @property
     def index(self) -> int:
         """Which of them this is; 0 is the one that publishes, reports and is saved."""
+        ...
+
+    def whole(self, batch: Rollout) -> Rollout:
+        """The batch on the device where this rank computes."""
         ...
 
     def shard(self, batch: Rollout) -> Rollout:

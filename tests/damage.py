@@ -237,10 +237,10 @@ def make_runs(root: Path) -> dict[str, Path]:
         assert cli.main(arguments(finished)) == 0
         whole = Trainer.after_iteration
 
-        def stopping(self: Trainer, metrics: dict[str, float], episodes: list) -> bool:
+        def stopping(self: Trainer, episodes: list) -> bool:
             if self.counters.iteration == STOP_AT + 1:
                 raise KeyboardInterrupt  # as a kill: with a checkpoint at 2 and reports up to 3
-            return whole(self, metrics, episodes)
+            return whole(self, episodes)
 
         Trainer.after_iteration = stopping  # type: ignore[method-assign]
         try:

@@ -30,3 +30,18 @@ def strip_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor
     """The tensors below ``prefix/``, by the rest of their names."""
     start = prefix + "/"
     return {name[len(start) :]: x for name, x in tensors.items() if name.startswith(start)}
+
+
+def tensors_of(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """The parameters and buffers of modules, each below its name and ``/``."""
+    return {
+        f"{prefix}/{name}": x
+        for prefix, module in modules.items()
+        for name, x in module.state_dict().items()
+    }
+
+
+def load_into(modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> None:
+    """Copies what `tensors_of` gave into modules of the same names."""
+    for prefix, module in modules.items():
+        module.load_state_dict(strip_prefix(tensors, prefix))

@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from quintet.ops.adam import Scalar
+
 
 def log_prob(logp_pi: Float[Tensor, "*n"], advantage: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
     """Policy-gradient term ``-logp_pi * advantage``.
@@ -32,7 +34,7 @@ def ratio(rho: Float[Tensor, "*n"], advantage: Float[Tensor, "*n"]) -> Float[Ten
 def ratio_clip(
     rho: Float[Tensor, "*n"],
     advantage: Float[Tensor, "*n"],
-    clip_epsilon: float | Float[Tensor, ""],
+    clip_epsilon: Scalar,
 ) -> Float[Tensor, "*n"]:
     """Clipped policy term ``-min(rho * advantage, clamp(rho, 1 - eps, 1 + eps) * advantage)``.
 
@@ -69,7 +71,7 @@ def approx_kl(log_rho: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
 
 
 def kl_cutoff(
-    mean_kl: Float[Tensor, ""], *, target: float, factor: float, coef: float
+    mean_kl: Float[Tensor, ""], *, target: Scalar, factor: Scalar, coef: Scalar
 ) -> Float[Tensor, ""]:
     """Hard penalty on a large mean KL: ``coef * max(0, mean_kl - factor * target)^2``.
 

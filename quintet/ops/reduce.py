@@ -76,7 +76,19 @@ def normalize_valid(
 
     Returns: dimensionless; 0 where the weight is 0.
     """
-    used = weight != 0
-    centred = torch.where(used, x - mean_valid(x, weight), 0.0)
-    variance = mean_valid(centred.square(), weight)
-    return centred / (variance + epsilon).sqrt()
+    flat = x.flatten().unsqueeze(0), weight.to(x.dtype).flatten().unsqueeze(0)
+    return normalize_rows(*flat, epsilon).view_as(x)
+
+
+def normalize_rows(
+    x: Float[Tensor, "K N"], weight: Float[Tensor, "K N"], epsilon: float = 1e-8
+) -> Float[Tensor, "K N"]:
+    """`normalize_valid` of each row by itself."""
+    used, total = weight != 0, weight.sum(1, keepdim=True)
+    total = torch.where(total > 0, total, 1.0)
+
+    def mean(y: Float[Tensor, "K N"]) -> Float[Tensor, "K 1"]:
+        return (weight * y).sum(1, keepdim=True) / total
+
+    centred = torch.where(used, x - mean(torch.where(used, x, 0.0)), 0.0)
+    return centred / (mean(centred.square()) + epsilon).sqrt()

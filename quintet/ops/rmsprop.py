@@ -1,8 +1,30 @@
 """RMSProp on one flat vector, so that an optimizer step is a handful of operations."""
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from quintet.ops.adam import Scalar
+
+
+class RMSPropRates(NamedTuple):
+    """The numbers of one step, as floats or as scalar tensors.
+
+    one_minus_decay: which float32 can't tell from the decay.
+    """
+
+    learning_rate: Scalar
+    decay: Scalar
+    one_minus_decay: Scalar
+    momentum: Scalar
+    epsilon: Scalar
+
+
+def rates(learning_rate: float, decay: float, momentum: float, epsilon: float) -> RMSPropRates:
+    """The numbers of a step."""
+    return RMSPropRates(learning_rate, decay, 1.0 - decay, momentum, epsilon)
 
 
 def initial_mean_sq(
@@ -21,11 +43,8 @@ def rmsprop_(
     grad: Float[Tensor, " P"],
     mean_sq: Float[Tensor, " P"],
     velocity: Float[Tensor, " P"] | None,
+    rates: RMSPropRates,
     *,
-    rate: Float[Tensor, ""],
-    decay: float,
-    momentum: float,
-    epsilon: float,
     epsilon_inside_sqrt: bool,
 ) -> None:
     """One step in place on `theta`, `mean_sq` and `velocity`.
@@ -33,12 +52,12 @@ def rmsprop_(
     ``mean_sq = decay * mean_sq + (1 - decay) * g^2``, then in PyTorch's form::
 
         velocity = momentum * velocity + g / (sqrt(mean_sq) + epsilon)
-        theta   -= rate * velocity
+        theta   -= learning_rate * velocity
 
     and with `epsilon_inside_sqrt` in TensorFlow's, in which the velocity remembers the rates of its
     steps::
 
-        velocity = momentum * velocity + rate * g / sqrt(mean_sq + epsilon)
+        velocity = momentum * velocity + learning_rate * g / sqrt(mean_sq + epsilon)
         theta   -= velocity
 
     Args:
@@ -47,7 +66,8 @@ def rmsprop_(
     Source: Tieleman and Hinton (2012), lecture 6.5; the forms of torch.optim.RMSprop and of
     TensorFlow 1's RMSPropOptimizer, neither centred.
     """
-    mean_sq.mul_(decay).addcmul_(grad, grad, value=1.0 - decay)
+    rate, decay, one_minus_decay, momentum, epsilon = rates
+    mean_sq.mul_(decay).add_(one_minus_decay * grad * grad)
     root = (mean_sq + epsilon).sqrt() if epsilon_inside_sqrt else mean_sq.sqrt() + epsilon
     if velocity is None:
         theta.sub_(rate * grad / root)

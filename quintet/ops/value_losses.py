@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from quintet.ops.adam import Scalar
+
 
 def squared(v: Float[Tensor, "*n"], target: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
     """Squared error ``0.5 * (v - target)^2``.
@@ -20,7 +22,7 @@ def clipped(
     v: Float[Tensor, "*n"],
     v_old: Float[Tensor, "*n"],
     target: Float[Tensor, "*n"],
-    clip: float,
+    clip: Scalar,
 ) -> Float[Tensor, "*n"]:
     """Squared error of the value or of the value held near its old one, whichever is larger.
 
@@ -34,5 +36,6 @@ def clipped(
 
     Source: OpenAI baselines, PPO2; not in arXiv 1707.06347.
     """
-    v_near = v_old + (v - v_old).clamp(-clip, clip)
+    bound = torch.as_tensor(clip)  # a tensor where the clip may change
+    v_near = v_old + (v - v_old).clamp(-bound, bound)
     return 0.5 * torch.maximum((v - target).square(), (v_near - target).square())

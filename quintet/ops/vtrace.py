@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from quintet.ops.adam import Scalar
 from quintet.ops.scan import continues, next_row, require_same_shape, scan_back_doubling
 
 
@@ -19,7 +20,7 @@ class VTraceResult(NamedTuple):
     pg_advantage_tm1: Float[Tensor, "T B"]
 
 
-def _clip(rho_tm1: Float[Tensor, "T B"], bar: float | None) -> Float[Tensor, "T B"]:
+def _clip(rho_tm1: Float[Tensor, "T B"], bar: Scalar | None) -> Float[Tensor, "T B"]:
     return rho_tm1 if bar is None else rho_tm1.clamp(max=bar)
 
 
@@ -32,10 +33,10 @@ def vtrace(
     not_cut_t: Float[Tensor, "T B"],
     rho_tm1: Float[Tensor, "T B"],
     *,
-    rho_bar: float | None,
-    c_bar: float | None,
-    pg_rho_bar: float | None,
-    lambda_: float,
+    rho_bar: Scalar | None,
+    c_bar: Scalar | None,
+    pg_rho_bar: Scalar | None,
+    lambda_: Scalar,
 ) -> VTraceResult:
     """V-trace targets and advantages.
 
@@ -49,7 +50,7 @@ def vtrace(
     Args:
         rho_tm1: ratio pi / mu of the action taken, unclipped.
         rho_bar, c_bar, pg_rho_bar: caps of the ratio in the error, in the trace and in the
-            advantage; None is no cap.
+            advantage; None or infinity is no cap.
         lambda_: in [0, 1].
 
     Returns: target and advantage, detached, in reward units.

@@ -359,14 +359,12 @@ class Trainer:
         self._checkpoint_s += time.perf_counter() - begin
         self.timer.switch(before)
 
-    def after_iteration(self, metrics: dict[str, float], episodes: list[Episode]) -> bool:
+    def after_iteration(self, episodes: list[Episode]) -> bool:
         """Evaluates and reports when it is time; says whether to stop."""
         for episode in episodes:
             self.episodes.add(episode.return_, episode.length, episode.success)
-        if self.replay is not None:
-            metrics = metrics | self.replay.replay.metrics()
-            if (description := self.replay.describe_once()) is not None:
-                self.say(description)
+        if self.replay is not None and (description := self.replay.describe_once()) is not None:
+            self.say(description)
         for notice in self.long_episodes.notices(self.counters):
             self.say(notice)
         steps = self.counters.env_steps
@@ -379,10 +377,10 @@ class Trainer:
             or self.stop_requested
             or time.perf_counter() - self._reported_at >= self.config.report.interval_s
         ):
-            self._report(metrics)
+            self._report()
         return self.stop_requested
 
-    def _report(self, metrics: dict[str, float]) -> None:
+    def _report(self) -> None:
         self.folder.check()
         now, steps, updates = time.perf_counter(), self.counters.env_steps, self.learner.updates
         passed_s = now - self._reported_at
@@ -399,7 +397,8 @@ class Trainer:
             "throughput/env_steps_per_s": (steps - self._reported_steps) / passed_s,
             "throughput/updates_per_s": (updates - self._reported_updates) / passed_s,
             **self.episodes.report(),
-            **metrics,
+            **self.learner.metrics(),
+            **({} if self.replay is None else self.replay.replay.metrics()),
             **self.timer.report(),
             **self.machine.report(),
             **self.sampling.report(),

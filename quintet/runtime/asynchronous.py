@@ -3,7 +3,7 @@
 import queue
 import sys
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
 from quintet.errors import QuintetError, WorkerFault
@@ -123,12 +123,15 @@ class AsyncSampling:
             batch = self.delivery.batch(part, policy, env_steps_left)
         self.lease = batch.lease
         self.iteration += 1
-        waiting = {"data/waiting_batches": float(self.ready.qsize())}
-        return replace(batch, metrics=batch.metrics | waiting)
+        return batch
 
     def report(self) -> dict[str, float]:
-        restarts = {"data/worker_restarts": float(self.num_restarts)}
-        return self.workers.report() | restarts
+        found = {
+            "data/worker_restarts": float(self.num_restarts),
+            "data/waiting_batches": float(self.ready.qsize()),
+        }
+        with self.handling:
+            return found | self.workers.report() | self.delivery.report()
 
     def close(self) -> None:
         """Ends the assembling and the workers."""

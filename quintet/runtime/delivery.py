@@ -1,8 +1,11 @@
-"""From unrolls to batches: the queues of all policies, and what a batch is told with."""
+"""From unrolls to batches: the queues of all policies."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
+
+from torch import Tensor
 
 from quintet.protocols import DataPlan
 from quintet.runtime.batch import ColumnQueue, Episode, Lease, Part, within_budget
@@ -30,8 +33,8 @@ class Steps:
 @dataclass(frozen=True)
 class Batch:
     """What one collection gives: the rollout, the policy whose learner it is for, the env_steps in
-    it, the episodes that ended in it or in rows dropped since the one before, what became of other
-    env_steps, and what there is to report of its way here.
+    it, the episodes that ended in it or in rows dropped since the one before, and what became of
+    other env_steps.
 
     lease: of the slot that the rollout is a view of; None: its memory is its own.
     """
@@ -41,8 +44,33 @@ class Batch:
     env_steps: int
     episodes: list[Episode]
     steps: Steps
-    metrics: dict[str, float]
     lease: Lease | None = None
+
+
+@final
+class Lag:
+    """Ages of the weights that acted, over all rows since the last report, in updates."""
+
+    def __init__(self) -> None:
+        self.least, self.total, self.count, self.greatest = math.inf, 0, 0, -math.inf
+
+    def add(self, lag: Tensor) -> None:
+        """Takes those of some rows, int64."""
+        if lag.numel():
+            self.least = min(self.least, int(lag.min()))
+            self.greatest = max(self.greatest, int(lag.max()))
+            self.total += int(lag.sum())
+            self.count += lag.numel()
+
+    def metrics(self) -> dict[str, float]:
+        """By declared name; none without rows."""
+        if not self.count:
+            return {}
+        return {
+            "policy_lag/min": float(self.least),
+            "policy_lag/mean": self.total / self.count,
+            "policy_lag/max": float(self.greatest),
+        }
 
 
 BeginsAnew = Callable[[Batch], bool]
@@ -71,6 +99,7 @@ class Delivery:
         # Of the weights that are acted by next, and of those that are learned with.
         self.published, self.learned = [-1] * num_policies, [-1] * num_policies
         self.queues = [ColumnQueue(plan, k, num_policies) for k in range(num_policies)]
+        self.lags = [Lag() for _ in range(num_policies)]
         self.may_lag = may_lag or num_policies > 1 or num_streams != plan.columns_per_batch
         self.first_stream = 0
         self.running: dict[int, int] = {}  # env_steps in episodes that have not ended, by group
@@ -182,8 +211,9 @@ class Delivery:
         episodes = sorted(part.episodes, key=lambda episode: (episode.row, episode.column))
         kept = [episode for episode in episodes if rollout.valid[episode.row, episode.column]]
         kept, queue.ended = queue.ended + kept, []
-        metrics = self._lag_metrics(rollout, policy) if self.may_lag else {}
-        return Batch(rollout, policy, env_steps, kept, self._steps(), metrics, part.lease)
+        if self.may_lag:
+            self.lags[policy].add((self.learned[policy] - rollout.version)[rollout.valid])
+        return Batch(rollout, policy, env_steps, kept, self._steps(), part.lease)
 
     def _steps(self) -> Steps:
         now = (self.executed, self.discarded, self.cut)
@@ -192,16 +222,15 @@ class Delivery:
         waiting = self.executed - self.counted - self.discarded
         return Steps(executed, discarded, cut, sum(self.running.values()), waiting)
 
-    def _lag_metrics(self, rollout: Rollout, policy: int) -> dict[str, float]:
-        lag = (self.learned[policy] - rollout.version)[rollout.valid].double()
+    def report(self, policy: int = 0) -> dict[str, float]:
+        """Of the batches of `policy` since the last call: the age of the weights that acted, and
+        the columns dropped so far.
+        """
+        if not self.may_lag:
+            return {}
         metrics = {"data/discarded_columns": float(self.queues[policy].dropped_columns)}
-        if lag.numel():
-            metrics |= {
-                "policy_lag/min": lag.min().item(),
-                "policy_lag/mean": lag.mean().item(),
-                "policy_lag/max": lag.max().item(),
-            }
-        return metrics
+        lag, self.lags[policy] = self.lags[policy], Lag()
+        return metrics | lag.metrics()
 
     def _turn_to(self, stream: int) -> None:
         """Whose columns come first in the next round."""

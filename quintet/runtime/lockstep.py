@@ -77,7 +77,7 @@ class LockstepSampling:
         return batch
 
     def report(self) -> dict[str, float]:
-        return self.workers.report()
+        return self.workers.report() | self.delivery.report()
 
     def close(self) -> None:
         """Ends the workers."""

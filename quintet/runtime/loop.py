@@ -115,12 +115,12 @@ class Hooks:
     """What happens around the loop; none of it has a say in the result's bytes.
 
     save: writes a checkpoint; its argument says whether it is an exact one.
-    after_iteration: gets the metrics and the ended episodes; True asks for a stop.
+    after_iteration: gets the ended episodes; True asks for a stop.
     keep_batch: gets the batch on which an update became NaN, and says where it was kept.
     """
 
     save: Callable[[bool], None]
-    after_iteration: Callable[[dict[str, float], list[Episode]], bool]
+    after_iteration: Callable[[list[Episode]], bool]
     keep_batch: Callable[[Rollout], str]
 
 
@@ -198,7 +198,7 @@ def run(
         timer.switch("learning")
         learner = parts.learners[batch.policy]
         exact = begins_anew(batch)
-        metrics = _learn(parts, batch, counters, hooks)
+        _learn(parts, batch, counters, hooks)
         counters.add(batch)
         finished = counters.env_steps >= budget.total_env_steps
         unpublished[batch.policy] += 1
@@ -216,7 +216,7 @@ def run(
             counters.discard_waiting()
         timer.switch("other")
         # Before the checkpoint, which holds the best score that an evaluation found.
-        stop = hooks.after_iteration(metrics, batch.episodes)
+        stop = hooks.after_iteration(batch.episodes)
         due = counters.iteration - counters.checkpoint_iteration >= budget.checkpoint_iterations
         if exact or finished or due or stop:
             hooks.save(exact or finished)  # it may leave out one that is only due
@@ -238,30 +238,23 @@ def _restart(parts: Parts, counters: Counters) -> None:
         parts.replay.cut()
 
 
-def _learn(parts: Parts, batch: Batch, counters: Counters, hooks: Hooks) -> dict[str, float]:
+def _learn(parts: Parts, batch: Batch, counters: Counters, hooks: Hooks) -> None:
     """One update from the fresh batch, unless all its rows are invalid, and as many from replay as
-    are due; each metric is the mean over the updates that gave it.
+    are due.
     """
     learner, replay = parts.learners[batch.policy], parts.replay
-    if replay is not None:
-        replay.store(batch.rollout)
 
-    def update(rollout: Rollout, env_steps: int) -> dict[str, float]:
+    def update(rollout: Rollout, env_steps: int) -> None:
         try:
-            return learner.update(to_device(rollout, parts.device), env_steps)
+            learner.update(to_device(rollout, parts.device), env_steps)
         except NonFiniteError as error:
             raise NonFiniteError(f"{error}. {hooks.keep_batch(rollout)}") from error
 
-    given = [update(batch.rollout, counters.env_steps)] if batch.env_steps else []
+    if replay is not None:
+        replay.store(batch.rollout)
+    if batch.env_steps:
+        update(batch.rollout, counters.env_steps)
     if replay is not None:
         now = counters.env_steps + batch.env_steps
-        given += [update(drawn, now) for drawn in replay.draws(batch.env_steps, counters.iteration)]
-    return _mean_by_name(given) | batch.metrics
-
-
-def _mean_by_name(given: Sequence[dict[str, float]]) -> dict[str, float]:
-    values: dict[str, list[float]] = {}
-    for metrics in given:
-        for name, value in metrics.items():
-            values.setdefault(name, []).append(value)
-    return {name: sum(each) / len(each) for name, each in values.items()}
+        for drawn in replay.draws(batch.env_steps, counters.iteration):
+            update(drawn, now)

@@ -114,8 +114,8 @@ class SerialSampling:
         torch.set_num_threads(threads)
 
     def report(self) -> dict[str, float]:
-        """Nothing: all that there is to tell is this process's own."""
-        return {}
+        """The age of the weights that acted, see `Delivery.report`."""
+        return self.delivery.report()
 
     def close(self) -> None:
         """Closes all environments."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
+from ppo_helpers import learn
 from torch import Tensor
 
 from quintet.types import Rollout
@@ -34,7 +35,7 @@ def assert_same_gradients(
         for other in others:
             other.load(deepcopy(exact.save()))
         before = first_moment(exact).clone()
-        found = [each.update(batch, 100 * update) for each in learners]
+        found = [learn(each, batch, 100 * update) for each in learners]
         assert found[1].keys() == found[2].keys()
         sizes = [x.numel() for x in exact.parameters.values()]
         parts = [(first_moment(each) - 0.9 * before).split(sizes) for each in learners]

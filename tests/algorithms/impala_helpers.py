@@ -4,12 +4,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from ppo_helpers import DISCRETE, SMALL, TOTAL, make_rollout
+from ppo_helpers import DISCRETE, SMALL, TOTAL, learn, make_rollout
 from torch import Tensor
 
 from quintet.algorithms.impala.config import ImpalaConfig
-from quintet.algorithms.impala.learner import ImpalaLearner, Unrolls, make_actor
+from quintet.algorithms.impala.learner import ImpalaLearner, Knobs, Unrolls, make_actor
 from quintet.algorithms.parts.setup import ALONE, Compute, Setup
+from quintet.algorithms.parts.vtrace_statistics import Terms
 from quintet.envs.make import MakeEnv, make_vector_env
 from quintet.models.config import ModelConfig, resolve_model
 from quintet.observe.timing import PhaseTimer
@@ -48,10 +49,17 @@ def make_batch(
 
 def loss_and_gradient(learner: ImpalaLearner, batch: Rollout) -> tuple[Tensor, Tensor]:
     """Of the weights that the learner has."""
-    knobs = torch.tensor([1.0, 1.0, learner.config.entropy_coef])
-    loss, _ = learner._loss(learner.parameters, learner._unrolls(batch), knobs)
-    gradients = torch.autograd.grad(loss, [*learner.parameters.values()], materialize_grads=True)
+    knobs = Knobs(*map(torch.tensor, learner.knobs(learner.config.entropy_coef)))
+    loss, _ = learner._loss(learner.trained.parameters, learner._unrolls(batch), knobs)
+    parameters = [*learner.trained.parameters.values()]
+    gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
     return loss.detach(), torch.cat([g.flatten() for g in gradients])
+
+
+def terms_of(learner: ImpalaLearner, batch: Rollout) -> Terms:
+    """What the loss of the weights that the learner has is made of."""
+    knobs = Knobs(*map(torch.tensor, learner.knobs(learner.config.entropy_coef)))
+    return learner._terms(learner.trained.parameters, learner._unrolls(batch), knobs)
 
 
 def unrolls(learner: ImpalaLearner, batch: Rollout, **other: Any) -> Unrolls:
@@ -95,7 +103,7 @@ def train(
         rollout = sampling.collect(10**9).rollout
         # A copy: its memory is written anew by the next unroll.
         rollout = select(rollout, torch.arange(config.batch_unrolls))
-        metrics.append(learner.update(rollout, 0))
+        metrics.append(learn(learner, rollout, 0))
         sampling.publish(learner.publication())
         batches.append(rollout)
     for group in sampling.groups:

@@ -1,6 +1,7 @@
 """Learners and batches for the tests of PPO: small, fixed, and without environments."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -8,13 +9,16 @@ import torch
 from gymnasium import spaces as gym
 from torch import Tensor
 
+from quintet.algorithms.parts.minibatches import Minibatch
 from quintet.algorithms.parts.setup import Compute, Setup
+from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.ppo.config import PPOConfig
-from quintet.algorithms.ppo.learner import PPOLearner, Rows, make_actor
+from quintet.algorithms.ppo.learner import Knobs, PPOLearner, Rows, make_actor
 from quintet.envs.make import MakeEnv, make_vector_env
 from quintet.models.config import ModelConfig, resolve_model
 from quintet.models.heads import action_family
 from quintet.observe.timing import PhaseTimer
+from quintet.protocols import Learner
 from quintet.runtime.batch import select
 from quintet.runtime.serial import SerialSampling
 from quintet.spaces import observation_leaves
@@ -147,9 +151,38 @@ def valid_rows(learner: PPOLearner, batch: Rollout) -> tuple[Rows, Tensor]:
 
 def knobs(
     learner: PPOLearner, beta: float = 0.0, share: float = 1.0, dtype: torch.dtype = torch.float32
-) -> Tensor:
-    """The step's numbers with a chosen weight of the KL penalty and share of valid rows."""
-    return torch.tensor([1e-3, 1.0, beta, learner.clip_epsilon or 0.0, share], dtype=dtype)
+) -> Knobs:
+    """The loss's numbers with a chosen weight of the KL penalty and share of valid rows."""
+    numbers = learner.knobs(share)._replace(kl_beta=beta)
+    return Knobs(*(torch.tensor(x, dtype=dtype) for x in numbers))
+
+
+def minibatch(rows: Rows, weight: Tensor) -> Minibatch:
+    """All these rows, which have chunks of one row."""
+    every = torch.arange(len(rows.target))
+    return Minibatch(rows, every, every, weight, rows.advantage)
+
+
+def map_rows(rows: Rows, of: Callable[[Tensor], Tensor]) -> Rows:
+    """The rows with a function of each tensor."""
+
+    def mapped(x: Any) -> Any:
+        return {name: of(each) for name, each in x.items()} if isinstance(x, dict) else of(x)
+
+    return Rows(**{field.name: mapped(getattr(rows, field.name)) for field in fields(rows)})
+
+
+def told(statistics: Statistics) -> dict[str, float]:
+    """By name, as a report would have them."""
+    packed = statistics.pack().unsqueeze(0)
+    return {name: x.item() for name, x in statistics.names.by_name(packed).items()}
+
+
+def learn(learner: Learner, batch: Rollout, env_steps: int = 0) -> dict[str, float]:
+    """One call of `update` and its metrics alone."""
+    learner.metrics()
+    learner.update(batch, env_steps)
+    return dict(learner.metrics())
 
 
 def everything(learner: PPOLearner) -> bytes:
@@ -189,7 +222,7 @@ def train(
     metrics = []
     for _ in range(iterations):
         rollout = sampling.collect(10**9).rollout
-        metrics.append(learner.update(rollout, 0))
+        metrics.append(learn(learner, rollout))
         sampling.publish(learner.publication())
     for group in sampling.groups:
         group.env.close()

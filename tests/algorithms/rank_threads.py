@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from ppo_helpers import learn
 
 from quintet.protocols import Learner, Ranks
 from quintet.runtime.parallel.ranks import RankGroup
@@ -29,7 +30,7 @@ class RankThreads:
 
     def update(self, batch: Rollout, env_steps: int) -> dict[str, float]:
         """One update of all of them; every one reports the same."""
-        first, *others = self._each(lambda i: self.learners[i].update(batch, env_steps))
+        first, *others = self._each(lambda i: learn(self.learners[i], batch, env_steps))
         assert all(each == first for each in others)
         return first
 

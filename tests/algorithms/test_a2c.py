@@ -3,33 +3,27 @@ docs/adding-a-learner.md.  Mnih et al., arXiv 1602.01783: one gradient step per 
 
 import shutil
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
+from torch.func import functional_call
 
 import quintet
 from quintet.algorithms import registry
+from quintet.algorithms.parts.acting import SamplingActor, make_family, masked
 from quintet.algorithms.parts.setup import Compute, Setup
-from quintet.errors import NonFiniteError
+from quintet.algorithms.parts.statistics import Statistics
+from quintet.algorithms.parts.trained import Descent, Knob, Parameters, Trained
 from quintet.models.build import ActorCritic
 from quintet.models.config import ModelConfig
-from quintet.models.flat import flatten_in_place, strip_prefix
-from quintet.models.heads import action_family
-from quintet.ops import adam, reduce, returns, value_losses
+from quintet.models.flat import load_into, tensors_of
+from quintet.models.normalize import ObservationNormalizer
+from quintet.ops import adam, policy_losses, reduce, returns, schedules, value_losses
 from quintet.protocols import DataPlan
-from quintet.types import (
-    ACTION_MASK,
-    ActOutput,
-    LearnerState,
-    Obs,
-    Publication,
-    Rollout,
-    Spaces,
-    State,
-)
-from quintet.types import TensorSpec as Spec
+from quintet.types import LearnerState, Publication, Rollout, Spaces
 
 
 class A2CConfig(BaseModel):
@@ -45,39 +39,19 @@ class A2CConfig(BaseModel):
     max_grad_norm: float = Field(0.5, gt=0, description="bound of the global gradient norm")
 
 
-class A2CActor:
+class Knobs(NamedTuple):
+    """What the loss is made with."""
+
+    gamma: Knob
+    value_coef: Knob
+    entropy_coef: Knob
+
+
+def make_actor(
+    config: A2CConfig, model: ModelConfig, spaces: Spaces, compute: Compute
+) -> SamplingActor:
     """Samples; nothing but the action is needed to learn from it."""
-
-    record_specs: dict[str, Spec] = {}
-
-    def __init__(self, config: A2CConfig, model: ModelConfig, spaces: Spaces, compute: Compute):
-        self.family = action_family(spaces.action, model.action_bounds)
-        self.network = ActorCritic(spaces, self.family, model, None, compute.precision)
-
-    @property
-    def action_spec(self) -> Spec:
-        return Spec(self.family.action_shape, self.family.action_dtype)
-
-    @property
-    def state_specs(self) -> dict[str, Spec]:
-        return self.network.state_specs
-
-    def load(self, publication: Publication) -> None:
-        self.network.load_state_dict(strip_prefix(publication.tensors, "network"))
-
-    def initial_state(self, num_streams: int) -> State:
-        return self.network.initial_state(num_streams)
-
-    def draw_noise(self, steps: int, num_streams: int, generator: torch.Generator) -> Tensor:
-        return self.family.draw_noise((steps, num_streams), generator)
-
-    @torch.inference_mode()
-    def act(self, obs: Obs, state: State, is_first: Tensor, noise: Tensor | None) -> ActOutput:
-        params, _, state = self.network(obs, state, is_first)
-        if ACTION_MASK in obs:
-            params = self.family.apply_mask(params, obs[ACTION_MASK])
-        action = self.family.mode(params) if noise is None else self.family.sample(params, noise)
-        return ActOutput(action, self.family.to_env(action), {}, state)
+    return SamplingActor(model, spaces, ObservationNormalizer({}, 1.0, 1.0), (), compute)
 
 
 class A2CLearner:
@@ -85,82 +59,71 @@ class A2CLearner:
 
     def __init__(self, config: A2CConfig, model: ModelConfig, spaces: Spaces, setup: Setup):
         self.config, self.setup = config, setup
-        self.family = action_family(spaces.action, model.action_bounds)
+        self.family = make_family(model, spaces)
         generator = torch.Generator().manual_seed(setup.seeds[0])
-        self.network = ActorCritic(spaces, self.family, model, generator, setup.compute.precision)
-        self.theta = flatten_in_place([p for _, p in sorted(self.network.named_parameters())])
-        self.exp_avg = torch.zeros_like(self.theta)
-        self.exp_avg_sq = torch.zeros_like(self.theta)
-        self.updates = self.version = 0
+        network = ActorCritic(spaces, self.family, model, generator, setup.compute.precision)
+        self.network = network.to(setup.device)
+        self.trained: Trained[Rollout, Knobs] = Trained(self.network, self._loss, Knobs, setup)
 
     @property
     def plan(self) -> DataPlan:
         steps = self.config.unroll_steps
         return DataPlan(steps, self.setup.num_streams, state_every=steps)
 
+    @property
+    def updates(self) -> int:
+        return self.trained.steps
+
+    version = updates
+
+    def update(self, batch: Rollout, env_steps: int) -> None:
+        config = self.config
+        left = schedules.linear(env_steps, self.setup.total_env_steps)
+        rates = adam.rates(self.updates + 1, config.learning_rate * left, epsilon=1e-5)
+        knobs = Knobs(config.gamma, config.value_coef, config.entropy_coef)
+        self.trained.step(batch, knobs, Descent(rates, config.max_grad_norm))
+        self.trained.fold()
+
+    def _loss(
+        self, parameters: Parameters, batch: Rollout, knobs: Knobs
+    ) -> tuple[Tensor, Statistics]:
+        steps, streams = batch.reward.shape
+        obs = {name: x.flatten(0, 1) for name, x in batch.obs.items()}
+        start = {name: x[0] for name, x in batch.state.items()}
+        inputs = (obs, start, batch.is_first.flatten())
+        params, values, _ = functional_call(self.network, parameters, inputs)
+        params, v = masked(self.family, params, obs), values.view(steps + 1, streams)
+        params = params.view(steps + 1, streams, -1)[:-1]
+        discount = knobs.gamma * (~batch.terminated).float()
+        target = returns.n_step(batch.reward, discount, batch.not_cut_t, v[1:].detach(), n=None)
+        advantage = target - v[:-1].detach()
+        logp = self.family.log_prob(params, batch.action)
+        policy = reduce.mean_valid(policy_losses.log_prob(logp, advantage), batch.valid)
+        value = reduce.mean_valid(value_losses.squared(v[:-1], target), batch.valid)
+        entropy = reduce.mean_valid(self.family.entropy(params), batch.valid)
+        total = policy + knobs.value_coef * value - knobs.entropy_coef * entropy
+        told = {"loss/policy": policy, "loss/value": value, "policy/entropy": entropy}
+        return total, Statistics(told | {"loss/total": total})
+
+    def metrics(self) -> dict[str, float]:
+        return self.trained.interval.read()
+
     def histograms(self) -> dict[str, Tensor]:
         return {}
 
     def publication(self) -> Publication:
-        tensors = {f"network/{k}": v for k, v in self.network.state_dict().items()}
-        return Publication(self.version, tensors)
+        return Publication(self.version, tensors_of({"network": self.network}))
 
-    def update(self, batch: Rollout, env_steps: int) -> dict[str, float]:
-        config, (steps, streams) = self.config, batch.reward.shape
-        obs = {name: x.flatten(0, 1) for name, x in batch.obs.items()}
-        start = {name: x[0] for name, x in batch.state.items()}
-        params, values, _ = self.network(obs, start, batch.is_first.flatten())
-        params, v = params.view(steps + 1, streams, -1)[:-1], values.view(steps + 1, streams)
-        if ACTION_MASK in obs:  # as in acting, or what is learned from is not what was done
-            params = self.family.apply_mask(params, batch.obs[ACTION_MASK][:-1])
-        discount = config.gamma * (~batch.terminated).float()
-        target = returns.n_step(batch.reward, discount, batch.not_cut_t, v[1:].detach(), n=None)
-        advantage = target - v[:-1].detach()
-        valid = batch.valid.float()
-        policy = reduce.mean_valid(-self.family.log_prob(params, batch.action) * advantage, valid)
-        value = reduce.mean_valid(value_losses.squared(v[:-1], target), valid)
-        entropy = reduce.mean_valid(self.family.entropy(params), valid)
-        total = policy + config.value_coef * value - config.entropy_coef * entropy
-        if not torch.isfinite(total):
-            raise NonFiniteError(f"a finite loss is required, got {total} at {self.updates}")
-        self._descend(total, 1.0 - env_steps / self.setup.total_env_steps)
-        return {
-            "loss/total": total.item(),
-            "loss/policy": policy.item(),
-            "loss/value": value.item(),
-            "policy/entropy": entropy.item(),
-        }
-
-    def _descend(self, loss: Tensor, left: float) -> None:
-        named = sorted(self.network.named_parameters())
-        gradients = torch.autograd.grad(loss, [p for _, p in named])
-        grad = torch.cat([g.flatten() for g in gradients])
-        grad, _ = adam.clip_norm(grad, self.config.max_grad_norm)
-        self.updates = self.version = self.updates + 1
-        correction, root_correction = adam.corrections(self.updates)
-        adam.adam_(
-            self.theta,
-            grad,
-            self.exp_avg,
-            self.exp_avg_sq,
-            step_size=torch.tensor(self.config.learning_rate * left / correction),
-            root_correction=torch.tensor(root_correction),
-            epsilon=1e-5,
-        )
+    def warm_start(self, publication: Publication) -> None:
+        load_into({"network": self.network}, publication.tensors)
 
     def save(self) -> LearnerState:
-        tensors = dict(self.publication().tensors)
-        tensors |= {"optimizer/exp_avg": self.exp_avg, "optimizer/exp_avg_sq": self.exp_avg_sq}
+        tensors = tensors_of({"network": self.network}) | self.trained.save()
         return LearnerState(tensors, {"updates": self.updates})
 
     def load(self, state: LearnerState) -> None:
         self.warm_start(Publication(0, state.tensors))
-        self.exp_avg.copy_(state.tensors["optimizer/exp_avg"])
-        self.exp_avg_sq.copy_(state.tensors["optimizer/exp_avg_sq"])
-        self.updates = self.version = int(state.scalars["updates"] or 0)
-
-    def warm_start(self, publication: Publication) -> None:
-        self.network.load_state_dict(strip_prefix(publication.tensors, "network"))
+        self.trained.load(state.tensors, int(state.scalars["updates"] or 0))
 
 
 A2C = registry.Algorithm(
@@ -168,7 +131,7 @@ A2C = registry.Algorithm(
     check=lambda config, model, num_streams, total_env_steps: [],
     planned_updates=lambda config, num_streams, total_env_steps: 0,  # nothing is compiled
     make_learner=A2CLearner,
-    make_actor=A2CActor,
+    make_actor=make_actor,
 )
 
 

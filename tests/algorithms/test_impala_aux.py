@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from impala_helpers import COLUMNS, STEPS, loss_and_gradient, make_batch, make_learner
-from ppo_helpers import DISCRETE, make_obs
+from ppo_helpers import DISCRETE, learn, make_obs
 from ppo_helpers import make_learner as make_ppo
 from torch import Tensor, nn
 
@@ -79,7 +79,7 @@ def test_terms_weights_and_reports():
             rows = losses["per_row"].view(STEPS, COLUMNS)[batch.valid].double()
             per_row = (rows.sum() / (divisor or len(rows))).item() * given.get("per_row", 1.0)
             scalar = losses["scalar"].item() * given.get("scalar", 1.0)
-            metrics = learner.update(batch, 0)
+            metrics = learn(learner, batch, 0)
             assert metrics["loss/aux/per_row"] == pytest.approx(per_row, rel=1e-6)
             assert metrics["loss/aux/scalar"] == pytest.approx(scalar, rel=1e-6)
             rest = sum(metrics[f"loss/{name}"] for name in ("policy", "value", "entropy"))
@@ -93,17 +93,17 @@ def test_their_gradient_reaches_the_weights():
     batch = make_batch(learner)
     _, gradient = loss_and_gradient(learner, batch)
     index = next(
-        sum(learner.shapes[other].numel() for other in list(learner.shapes)[:i])
-        for i, name in enumerate(learner.shapes)
+        sum(learner.trained.shapes[other].numel() for other in list(learner.trained.shapes)[:i])
+        for i, name in enumerate(learner.trained.shapes)
         if "decoder.weight" in name
     )
     found = []
     for step in (1e-2, -1e-2):
         with torch.no_grad():
-            learner.theta[index] += step
+            learner.trained.theta[index] += step
         found.append(loss_and_gradient(learner, batch)[0].item())
         with torch.no_grad():
-            learner.theta[index] -= step
+            learner.trained.theta[index] -= step
     slope = (found[0] - found[1]) / 2e-2
     assert abs(slope) > 1e-2
     # A loss near 33 is rounded by 2e-6, which over the step of 2e-2 is 1e-4 of a slope of 0.3.
@@ -127,7 +127,7 @@ def test_two_encoders_give_the_sum():
     batch = make_batch(learner)
     modules = [learner.network.encoder.module, learner.network.value_encoder.module]
     wanted = sum(module.linear.weight.square().sum().item() for module in modules)
-    assert learner.update(batch, 0)["loss/aux/scalar"] == pytest.approx(wanted, rel=1e-6)
+    assert learn(learner, batch, 0)["loss/aux/scalar"] == pytest.approx(wanted, rel=1e-6)
 
 
 def test_they_stay_apart_from_acting():

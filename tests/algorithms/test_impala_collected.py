@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from impala_helpers import everything, make_learner, train
-from ppo_helpers import columns
+from impala_helpers import everything, make_learner, terms_of, train
+from ppo_helpers import columns, learn
 from test_ppo_recurrent import CORES, Walk, model
 from test_spaces_matrix import ACTIONS, OBSERVATIONS, Case, Noise, choices, floats, learner_spaces
 
@@ -46,7 +46,7 @@ def test_the_state_of_row_0_gives_the_actor_s_probabilities(core: str, options: 
     again.network.load_state_dict(learner.network.state_dict())
     found = []
     for each in (batch, lost):
-        terms = again._terms(again.parameters, again._unrolls(each))
+        terms = terms_of(again, each)
         found.append(terms.log_rho.detach())
     assert (found[0] - found[1]).abs().max() > 1e-4
 
@@ -62,7 +62,7 @@ def test_values_of_rows_0_to_T_are_those_of_one_act_after_another(core: str):
         _, v, state = learner.network(obs, state, batch.is_first[t])
         values.append(v.detach())
     v = torch.stack(values)
-    terms = learner._terms(learner.parameters, learner._unrolls(batch))
+    terms = terms_of(learner, batch)
     torch.testing.assert_close(terms.v_tm1, v[:-1], atol=2e-7, rtol=0)
     ends = (batch.not_cut_t[-1] > 0) & batch.valid[-1]
     assert ends.any()
@@ -81,7 +81,7 @@ def test_columns_of_older_weights_have_other_ratios():
     again = make_learner(config, WALK)
     seen = set()
     for update, batch in enumerate(batches):
-        terms = again._terms(again.parameters, again._unrolls(batch))
+        terms = terms_of(again, batch)
         off = (terms.rho - 1.0).abs().amax(0)
         lag = update - batch.version[0]
         seen |= set(lag.tolist())
@@ -119,7 +119,7 @@ def check(case: Case) -> None:
     found = []
     for given in (batch, spoilt, columns(batch, [2, 0, 3, 1])):
         one = make_learner(config, learner_spaces(case), case.model)
-        found.append((one.update(given, 0), everything(one)))
+        found.append((learn(one, given, 0), everything(one)))
     assert found[0] == found[1]
     for name, value in found[0][0].items():
         if name.startswith("loss/"):

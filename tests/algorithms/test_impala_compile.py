@@ -14,6 +14,7 @@ import torch
 from bf16_helpers import assert_same_gradients
 from gymnasium import spaces as gym_spaces
 from impala_helpers import make_batch, make_learner
+from ppo_helpers import learn
 from ppo_helpers import DISCRETE, HYBRID, MASKED, columns
 
 from quintet.algorithms.impala.learner import ImpalaLearner, make_actor
@@ -46,7 +47,7 @@ def compare(config, spaces, model, updates=3, ranks=ALONE):
         make_learner(config, spaces, model, compiled=compiled, ranks=ranks)
         for compiled in (False, True)
     ]
-    start = learners[0].theta.clone()
+    start = learners[0].trained.theta.clone()
     for update in range(updates):
         batch = make_batch(learners[0], spaces, seed=update)
         if update:  # the end of a budget, columns that are parts of larger tensors
@@ -60,14 +61,14 @@ def compare(config, spaces, model, updates=3, ranks=ALONE):
                 action=wide.action[:, ::2],
                 obs={name: x[:, ::2] for name, x in wide.obs.items()},
             )
-        eager, compiled = (x.update(batch, 1000 * update) for x in learners)
+        eager, compiled = (learn(x, batch, 1000 * update) for x in learners)
         assert eager.keys() == compiled.keys()
         for name, value in eager.items():
             assert abs(value - compiled[name]) <= 1e-4 * max(1.0, abs(value)), name
-    assert (learners[0].theta - start).abs().max() > 1e-4
-    error = (learners[0].theta - learners[1].theta).abs().max().item()
+    assert (learners[0].trained.theta - start).abs().max() > 1e-4
+    error = (learners[0].trained.theta - learners[1].trained.theta).abs().max().item()
     assert error <= 1e-5, error
-    return learners[1].theta
+    return learners[1].trained.theta
 
 # Every option that takes part, and both optimizers.
 small = ModelConfig(policy_hidden=(8, 8))
@@ -123,7 +124,7 @@ for normalizes in (False, True):
         for compute in (Compute("fp32"), Compute("bf16"), Compute("bf16", True))
     ]
     batches = [make_batch(learners[0], pictures, seed=update) for update in range(2)]
-    assert_same_gradients(learners, lambda learner: learner.moments["exp_avg"], batches)
+    assert_same_gradients(learners, lambda learner: learner.trained.memory["exp_avg"], batches)
 print("same")
 """
 

@@ -14,12 +14,14 @@ from impala_helpers import (
     loss_and_gradient,
     make_batch,
     make_learner,
+    terms_of,
     unrolls,
 )
-from ppo_helpers import CONTINUOUS, DISCRETE, HYBRID, MASKED, columns, make_rollout
+from ppo_helpers import CONTINUOUS, DISCRETE, HYBRID, MASKED, columns, learn, make_rollout
 from torch import Tensor, nn
 
 from quintet.algorithms.impala.config import ImpalaConfig
+from quintet.algorithms.impala.learner import Knobs
 from quintet.models.config import ModelConfig
 from quintet.types import Rollout
 
@@ -80,12 +82,13 @@ def test_golden_losses(reduction: str, suffix: str, dtype: torch.dtype, toleranc
         logp_mu=mu.log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1),
     )
     learner.family = type(learner.family)(mu.shape[-1])
-    knobs = torch.tensor([1.0, 1.0, config.entropy_coef], dtype=dtype)
+    numbers = learner.knobs(config.entropy_coef)
+    knobs = Knobs(*(torch.tensor(number, dtype=dtype) for number in numbers))
     loss, stats = learner._loss(dict(learner.network.named_parameters()), given, knobs)
     found = {
-        "pg_loss": stats[0],
-        "baseline_loss": stats[1] / params["baseline_cost"],
-        "entropy_loss": stats[2] / params["entropy_cost"],
+        "pg_loss": stats.means["loss/policy"].detach(),
+        "baseline_loss": stats.means["loss/value"].detach() / params["baseline_cost"],
+        "entropy_loss": stats.means["loss/entropy"].detach() / params["entropy_cost"],
         "total": loss.detach(),
     }
     for name, value in found.items():
@@ -102,10 +105,10 @@ def test_golden_rate():
     batch = make_batch(learner)
     for update, expected in zip(case["inputs"]["update"], case["expected"]["lr"], strict=True):
         steps = int(update) * params["T"] * params["B"]
-        before = learner.theta.clone()
-        metrics = learner.update(batch, steps)
+        before = learner.trained.theta.clone()
+        metrics = learn(learner, batch, steps)
         assert metrics["optim/learning_rate"] == pytest.approx(expected, rel=1e-12, abs=1e-15)
-        assert torch.equal(learner.theta, before) == (expected == 0.0)
+        assert torch.equal(learner.trained.theta, before) == (expected == 0.0)
 
 
 def by_hand(
@@ -197,10 +200,12 @@ def test_two_updates_by_hand(reduction: str, inside: bool):
         "c": "value_head.bias",
         "w": "value_head.weight",
     }
-    assert list(learner.parameters) == list(names.values())
+    assert list(learner.trained.parameters) == list(names.values())
     with torch.no_grad():  # far enough from 0 for every term to count
-        learner.theta.copy_(0.5 * torch.randn(16, generator=torch.Generator().manual_seed(4)))
-    theta = learner.theta.double().tolist()
+        learner.trained.theta.copy_(
+            0.5 * torch.randn(16, generator=torch.Generator().manual_seed(4))
+        )
+    theta = learner.trained.theta.double().tolist()
     squares, velocity = [float(inside)] * 16, [0.0] * 16
     for seed in (1, 2):
         batch = make_batch(learner, seed=seed)
@@ -210,7 +215,7 @@ def test_two_updates_by_hand(reduction: str, inside: bool):
         terms, g = by_hand(config, batch, weights)
         flat = [*g["b"], *(x for row in g["W"] for x in row), g["c"], *g["w"]]
         norm = math.sqrt(math.fsum(x * x for x in flat))
-        metrics = learner.update(batch, 0)
+        metrics = learn(learner, batch, 0)
         for name, value in terms.items():
             assert metrics[f"loss/{name}"] == pytest.approx(value, rel=1e-6), name
         assert metrics["loss/total"] == pytest.approx(sum(terms.values()), rel=1e-6)
@@ -225,7 +230,7 @@ def test_two_updates_by_hand(reduction: str, inside: bool):
                 velocity[k] = 0.5 * velocity[k] + x / (math.sqrt(squares[k]) + 0.01)
                 theta[k] -= 1e-2 * velocity[k]
         # Steps are some 1e-2; weights of size 1 are rounded by 1e-7.
-        torch.testing.assert_close(learner.theta, torch.tensor(theta), rtol=0, atol=4e-7)
+        torch.testing.assert_close(learner.trained.theta, torch.tensor(theta), rtol=0, atol=4e-7)
     assert metrics["optim/grad_clip_frac"] == float(norm > 1.0)
 
 
@@ -233,20 +238,20 @@ def test_adam_is_pytorch_s():
     """Three updates, with the gradients that the learner itself has at each."""
     config = ImpalaConfig(optimizer="adam", max_grad_norm=None, lr_schedule="constant")
     learner = make_learner(config)
-    theirs = learner.theta.clone().requires_grad_()
+    theirs = learner.trained.theta.clone().requires_grad_()
     optimizer = torch.optim.Adam([theirs], lr=config.learning_rate, eps=config.adam_epsilon)
     for seed in range(3):
         batch = make_batch(learner, seed=seed)
         _, theirs.grad = loss_and_gradient(learner, batch)
         optimizer.step()
         learner.update(batch, 0)
-        torch.testing.assert_close(learner.theta, theirs.detach(), rtol=0, atol=2.5e-7)
+        torch.testing.assert_close(learner.trained.theta, theirs.detach(), rtol=0, atol=2.5e-7)
 
 
 def test_metrics_by_loop():
     learner = make_learner(ImpalaConfig(entropy_coef=0.01))
     batch = make_batch(learner)
-    terms = learner._terms(learner.parameters, learner._unrolls(batch))
+    terms = terms_of(learner, batch)
     valid = batch.valid.flatten().tolist()
 
     def kept(x: Tensor) -> list[float]:
@@ -277,7 +282,7 @@ def test_metrics_by_loop():
         "reward/mean": mean(kept(batch.reward)),
         "data/valid_frac": sum(valid) / len(valid),
     }
-    metrics = learner.update(batch, 0)
+    metrics = learn(learner, batch, 0)
     assert min(rho) < 0.9 < 1.1 < max(rho)
     for name, value in expected.items():
         assert metrics[name] == pytest.approx(value, rel=1e-6, abs=1e-7), name
@@ -309,8 +314,8 @@ def test_rows_that_are_not_valid_change_nothing(spaces: Any, junk: float):
                 batch.record["logp_mu"][hidden] = junk
                 floats = batch.action.is_floating_point()
                 batch.action[hidden] = torch.tensor(junk if floats else 10**6).to(batch.action)
-            metrics = learner.update(batch, 0)
-        found.append((learner.theta.clone(), metrics))
+            metrics = learn(learner, batch, 0)
+        found.append((learner.trained.theta.clone(), metrics))
     assert torch.equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1]
 
@@ -318,9 +323,9 @@ def test_rows_that_are_not_valid_change_nothing(spaces: Any, junk: float):
 def test_a_batch_of_nothing_valid_moves_nothing():
     learner = make_learner(ImpalaConfig(unroll_steps=1, batch_unrolls=COLUMNS))
     batch = make_batch(learner, steps=1)
-    before = learner.theta.clone()
-    metrics = learner.update(replace(batch, valid=torch.zeros_like(batch.valid)), 0)
-    assert torch.equal(learner.theta, before)
+    before = learner.trained.theta.clone()
+    metrics = learn(learner, replace(batch, valid=torch.zeros_like(batch.valid)), 0)
+    assert torch.equal(learner.trained.theta, before)
     assert metrics["data/valid_frac"] == metrics["loss/total"] == 0.0
     assert "policy/ratio_min" not in metrics
 
@@ -383,7 +388,7 @@ def test_truncation_as_termination_takes_the_bootstrap_away():
     for as_end in (False, True):
         learner = make_learner(ImpalaConfig(truncation_as_termination=as_end))
         batch = make_batch(learner)
-        terms = learner._terms(learner.parameters, learner._unrolls(batch))
+        terms = terms_of(learner, batch)
         targets.append(terms.target_tm1 - terms.v_tm1)
         ends = batch.truncated & batch.valid
         assert ends.any()

@@ -64,7 +64,7 @@ def after_three_updates(
     learner = make_learner(config, spaces, model)
     for update in range(3):
         learner.update(make_batch(learner, spaces, seed=update), update * TOTAL // 4)
-    return learner.theta
+    return learner.trained.theta
 
 
 def test_every_option_has_an_entry():
@@ -186,9 +186,11 @@ def test_planned_updates():
 
 def test_a_coefficient_of_0_takes_its_layers_out_of_the_gradient():
     learner = make_learner(ImpalaConfig(value_coef=0.0))
-    before = {name: x.clone() for name, x in learner.parameters.items()}
+    before = {name: x.clone() for name, x in learner.trained.parameters.items()}
     learner.update(make_batch(learner), 0)
-    moved = {name for name, x in learner.parameters.items() if not torch.equal(x, before[name])}
+    moved = {
+        name for name, x in learner.trained.parameters.items() if not torch.equal(x, before[name])
+    }
     assert moved == {name for name in before if not name.startswith("value")}
 
 

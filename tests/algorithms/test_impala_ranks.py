@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 import torch
 from impala_helpers import COLUMNS, make_batch, make_learner
-from ppo_helpers import CONTINUOUS, DISCRETE, MASKED, PICTURE, SMALL
+from ppo_helpers import CONTINUOUS, DISCRETE, MASKED, PICTURE, SMALL, learn
 from rank_threads import RankThreads, states
 from test_impala_aux import OWN
 
 from quintet.algorithms.impala.config import ImpalaConfig
-from quintet.algorithms.parts.vtrace_diagnostics import LOSSES, MEANS, OTHERS, SUMS, combined_stats
 from quintet.errors import NonFiniteError
 from quintet.models.config import ModelConfig
 from quintet.types import Rollout, Spaces
@@ -38,10 +37,10 @@ def assert_same_as_one(
     config: ImpalaConfig, spaces: Spaces, model: ModelConfig, sizes: tuple[int, ...] = (2, 4)
 ) -> None:
     one = make_learner(config, spaces, model)
-    start = one.theta.clone()
+    start = one.trained.theta.clone()
     given = batches(spaces, model)
-    wanted = [one.update(batch, 1_000 * i) for i, batch in enumerate(given)]
-    assert (one.theta - start).abs().max() > 1e-3
+    wanted = [learn(one, batch, 1_000 * i) for i, batch in enumerate(given)]
+    assert (one.trained.theta - start).abs().max() > 1e-3
     (whole,) = states([one])
     for size in sizes:
         threads = RankThreads(size, lambda ranks: make_learner(config, spaces, model, ranks=ranks))
@@ -98,7 +97,7 @@ def test_the_norm_is_clipped_after_the_sum() -> None:
     (batch, *_) = batches(DISCRETE, SMALL)
     threads = RankThreads(2, lambda ranks: make_learner(config, ranks=ranks))
     found = threads.update(batch, 0)
-    alone = make_learner(config).update(batch, 0)
+    alone = learn(make_learner(config), batch, 0)
     assert found["optim/grad_norm"] == pytest.approx(alone["optim/grad_norm"], rel=1e-6)
     assert found["optim/grad_clip_frac"] == 1.0
 
@@ -110,41 +109,3 @@ def test_a_nan_in_any_share_is_told_by_all() -> None:
     threads = RankThreads(4, lambda ranks: make_learner(ImpalaConfig(), ranks=ranks))
     with pytest.raises(NonFiniteError, match="loss/policy became nan at update 1"):
         threads.update(batch, 0)
-
-
-def test_statistics_of_parts_are_those_of_the_whole() -> None:
-    """Against plain means and variances over all rows; parts of 5, 0 and 3 rows of 8."""
-    g = torch.Generator().manual_seed(0)
-    counts, rows_of_part = [5, 0, 3], 8
-    parts, rows = [], []
-    for count in counts:
-        target, value, advantage = 3 + torch.randn((3, count), generator=g, dtype=torch.float64)
-        rows.append(torch.stack((target, value, advantage), 1))
-        means = dict.fromkeys(MEANS, 0.0)
-        others = dict.fromkeys(OTHERS, 0.0)
-        others["data/valid_frac"] = count / rows_of_part
-        others["policy/ratio_min"], others["policy/ratio_max"] = torch.inf, 0.0
-        if count:
-            means["value/target_mean"] = target.mean().item()
-            means["value/prediction_mean"] = value.mean().item()
-            means["advantage/mean"] = advantage.mean().item()
-            others["value/target_variance"] = target.var(correction=0).item()
-            others["value/error_variance"] = (target - value).var(correction=0).item()
-            others["advantage/variance"] = advantage.var(correction=0).item()
-            others["policy/ratio_min"], others["policy/ratio_max"] = 0.1 * count, float(count)
-        else:
-            means["value/target_mean"] = torch.nan  # has no say
-        losses = [1.0 * count, -2.0 * count, 0.5]
-        parts.append([*losses, 0.0, 0.0, *means.values(), *others.values()])
-    found = combined_stats(torch.tensor(parts, dtype=torch.float64), 0).tolist()
-    named = dict(zip((*LOSSES, *SUMS, *MEANS, *OTHERS), found, strict=True))
-    target, value, advantage = torch.cat(rows).unbind(1)
-    assert named["loss/policy"] == pytest.approx(8.0)
-    assert named["loss/total"] == pytest.approx(8.0 - 16.0 + 1.5)
-    assert named["loss/total_abs"] == pytest.approx(8.0 + 16.0 + 1.5)
-    assert named["value/target_mean"] == pytest.approx(target.mean().item())
-    assert named["value/target_variance"] == pytest.approx(target.var(correction=0).item())
-    assert named["value/error_variance"] == pytest.approx((target - value).var(correction=0).item())
-    assert named["advantage/variance"] == pytest.approx(advantage.var(correction=0).item())
-    assert named["data/valid_frac"] == pytest.approx(1 / 3)
-    assert (named["policy/ratio_min"], named["policy/ratio_max"]) == pytest.approx((0.3, 5.0))

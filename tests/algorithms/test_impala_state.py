@@ -93,10 +93,10 @@ def test_a_warm_start_takes_weights_and_statistics_and_nothing_else():
     donor, learner = (make_learner(config, CONTINUOUS) for _ in range(2))
     go_on(donor, 0, 3)
     learner.warm_start(donor.publication())
-    assert torch.equal(learner.theta, donor.theta)
+    assert torch.equal(learner.trained.theta, donor.trained.theta)
     for name in donor.normalizer.names:
         one, other = (x.normalizer.leaf_moments(name) for x in (learner, donor))
         assert torch.equal(one.mean, other.mean)
     assert learner.updates == learner.version == 0
-    assert (learner.moments["mean_sq"] == 1.0).all()
-    assert not learner.moments["velocity"].any()
+    assert (learner.trained.memory["mean_sq"] == 1.0).all()
+    assert not learner.trained.memory["velocity"].any()

@@ -9,7 +9,7 @@ import ppo_helpers
 import pytest
 import torch
 from gymnasium import spaces as gym
-from ppo_helpers import DISCRETE, GRID, PICTURE
+from ppo_helpers import DISCRETE, GRID, PICTURE, learn
 from torch import Tensor, nn
 
 from quintet.algorithms.impala import learner as impala
@@ -65,7 +65,7 @@ def test_statistics_are_those_of_all_valid_rows(algo: str):
     scaled = learner.normalizer(frames)["obs"]
     torch.testing.assert_close(scaled, frames["obs"] / 255.0)
     for batch in batches:
-        metrics = learner.update(batch, 0)
+        metrics = learn(learner, batch, 0)
     seen, moments = pixels(batches), learner.normalizer.leaf_moments("obs")
     assert moments.count == len(seen) < 3 * 16 * 4
     np.testing.assert_allclose(moments.mean.numpy() / 255.0, seen.mean(0), rtol=1e-12)
@@ -180,7 +180,7 @@ def test_what_is_said_to_have_no_effect_has_none_and_all_else_has_some(algo: str
         learner = LEARNERS[algo](type(CONFIGS[algo])(**base, **options), model, spaces, setup)
         for seed in range(3):
             learner.update(batch_of(seed, spaces), 0)
-        return learner.theta
+        return learner.trained.theta
 
     for name, value in CHANGES.items():
         begins = not name.startswith("normalize_")

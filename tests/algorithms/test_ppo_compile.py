@@ -8,6 +8,7 @@ import pytest
 
 SCRIPT = """
 import torch
+from ppo_helpers import learn
 from ppo_helpers import CONTINUOUS, HYBRID, MASKED, make_learner, make_rollout
 from quintet.algorithms.ppo.config import PPOConfig
 
@@ -20,16 +21,16 @@ full = dict(
 for spaces, options in ((CONTINUOUS, {}), (MASKED, full), (HYBRID, full)):
     config = PPOConfig(minibatch_steps=16, num_epochs=2, lr_schedule="constant", **options)
     learners = [make_learner(config, spaces, compiled=compiled) for compiled in (False, True)]
-    start = learners[0].theta.clone()
+    start = learners[0].trained.theta.clone()
     for iteration in range(3):
         batch = make_rollout(spaces, seed=iteration)
-        eager, compiled = (x.update(batch, 1000 * iteration) for x in learners)
+        eager, compiled = (learn(x, batch, 1000 * iteration) for x in learners)
         assert eager.keys() == compiled.keys()
         for name, value in eager.items():
             assert abs(value - compiled[name]) <= 1e-4 * max(1.0, abs(value)), name
     assert learners[0].updates == learners[1].updates > 10
-    assert (learners[0].theta - start).abs().max() > 1e-3
-    error = (learners[0].theta - learners[1].theta).abs().max().item()
+    assert (learners[0].trained.theta - start).abs().max() > 1e-3
+    error = (learners[0].trained.theta - learners[1].trained.theta).abs().max().item()
     assert error <= 1e-5, error
 
 # Graphs of the same shapes, compiled without guards: each learner keeps its own options.
@@ -39,9 +40,9 @@ for options in ({}, {"clip_epsilon": 0.01, "max_grad_norm": 0.05, "entropy_coef"
     learners = [make_learner(config, compiled=compiled) for compiled in (False, True)]
     for learner in learners:
         learner.update(make_rollout(seed=1), 0)
-    error = (learners[0].theta - learners[1].theta).abs().max().item()
+    error = (learners[0].trained.theta - learners[1].trained.theta).abs().max().item()
     assert error <= 1e-5, error
-    apart.append(learners[1].theta)
+    apart.append(learners[1].trained.theta)
 assert (apart[0] - apart[1]).abs().max() > 1e-3
 
 # Acts: before and after the normaliser has statistics, with other weights, in every space.
@@ -107,7 +108,7 @@ for batch in batches:
     with torch.no_grad():
         params, value, _ = learners[1].network(obs)
     assert torch.equal(value, eager["value"])
-    assert_same_gradients(learners, lambda learner: learner.exp_avg, [batch])
+    assert_same_gradients(learners, lambda learner: learner.trained.memory["exp_avg"], [batch])
 torch.set_num_threads(1)
 
 from ppo_helpers import with_states
@@ -119,7 +120,7 @@ for iteration in range(2):
     batch = with_states(learners[0], make_rollout(MASKED, seed=iteration))
     for learner in learners:
         learner.update(batch, 1000 * iteration)
-error = (learners[0].theta - learners[1].theta).abs().max().item()
+error = (learners[0].trained.theta - learners[1].trained.theta).abs().max().item()
 assert error <= 1e-5, error
 print("same")
 """

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from ppo_helpers import CONTINUOUS, DISCRETE, make_learner, make_rollout, valid_rows
+from ppo_helpers import learn as iterate
 from torch import Tensor, nn
 
-from quintet.algorithms.parts.diagnostics import LOSS_METRICS
 from quintet.algorithms.parts.minibatches import Chunks, Rows, ended_rows
 from quintet.algorithms.ppo.config import PPOConfig
 from quintet.algorithms.ppo.learner import PPOLearner
+from quintet.algorithms.ppo.metrics import LOSSES
 from quintet.ops.policy_losses import adaptive_kl_beta
 from quintet.runtime.batch import within_budget
 from quintet.types import Rollout, State
@@ -24,7 +25,6 @@ GOLDEN = {
         "cases"
     ]
 }
-APPROX_KL = LOSS_METRICS.index("policy/approx_kl")
 
 
 def on_policy(learner: PPOLearner, batch: Rollout) -> Rollout:
@@ -56,14 +56,14 @@ def test_beta_moves_once_by_the_updated_policy(kl_target: float):
     rows, index = valid_rows(learner, batch)
     before = mean_kl(learner, rows, index)
     assert before < 1e-6
-    metrics = learner.update(batch, 0)
+    metrics = iterate(learner, batch, 0)
     assert learner.updates > 9
     after = mean_kl(learner, rows, index)
     assert metrics["policy/kl"] == pytest.approx(after, rel=1e-6)
     assert 1e-4 < after < 0.5
     assert metrics["policy/kl_beta"] == 1.0  # what the loss had
     assert learner.beta == (1.5 if kl_target < after else 1 / 1.5)
-    more = learner.update(batch, 0)["policy/kl"]
+    more = iterate(learner, batch, 0)["policy/kl"]
     assert learner.beta == pytest.approx(1.5**2 if kl_target < more else 1 / 1.5**2)
 
 
@@ -96,7 +96,8 @@ def test_golden_adaptive_kl():
             {"mean": shift}, zeros > 0, zeros, zeros, torch.zeros(4, 4), zeros, zeros, zeros, {}
         )
         before = learner.beta
-        found = learner._adapt_to_kl(rows, chunks, torch.tensor([[True, True, True, False]]))
+        learner._adapt_to_kl(rows, chunks, torch.tensor([[True, True, True, False]]))
+        found = learner.trained.interval.read()
         assert found["policy/kl"] == pytest.approx(kl, rel=1e-6)
         assert learner.beta == pytest.approx(beta, abs=1e-10)
         assert found["policy/kl_beta_factor"] == pytest.approx(beta / before)
@@ -104,7 +105,7 @@ def test_golden_adaptive_kl():
 
 def test_beta_stays_without_the_penalty():
     learner = make_learner(PPOConfig(kl_cutoff_coef=1.0))
-    metrics = learner.update(make_rollout(), 0)
+    metrics = iterate(learner, make_rollout(), 0)
     assert metrics["policy/kl"] > 0
     assert learner.beta == 0.0
     assert adaptive_kl_beta(0.0, 1.0, target=0.01, tolerance=0.3) > 0.0
@@ -114,7 +115,7 @@ def test_beta_stays_without_the_penalty():
 def test_kl_adaptive_rate(kl_target: float, factor: float):
     learner = make_learner(PPOConfig(lr_schedule="kl_adaptive", kl_target=kl_target))
     batch = on_policy(learner, make_rollout(seed=1))
-    metrics = learner.update(batch, 9_000)
+    metrics = iterate(learner, batch, 9_000)
     assert metrics["policy/kl"] < 0.5
     assert learner.learning_rate == pytest.approx(3e-4 * factor)
     assert metrics["optim/learning_rate"] == 3e-4  # what the steps were made with
@@ -128,18 +129,18 @@ def test_golden_linear_rate():
     per_update = params["T"] * params["B"]
     learner = make_learner(PPOConfig(learning_rate=params["lr"]), total=params["total"])
     for update, rate in zip(case["inputs"]["update"], case["expected"]["lr"], strict=True):
-        before = learner.theta.clone()
-        metrics = learner.update(make_rollout(), int(update) * per_update)
+        before = learner.trained.theta.clone()
+        metrics = iterate(learner, make_rollout(), int(update) * per_update)
         assert metrics["optim/learning_rate"] == pytest.approx(rate, abs=1e-15)
-        assert torch.equal(learner.theta, before) == (rate == 0.0)
-        largest = (learner.theta - before).abs().max().item()
+        assert torch.equal(learner.trained.theta, before) == (rate == 0.0)
+        largest = (learner.trained.theta - before).abs().max().item()
         # Ten steps of Adam, none much larger than its rate.
         assert 9 * rate <= largest <= 15 * rate
 
 
 def test_constant_rate():
     learner = make_learner(PPOConfig(lr_schedule="constant"))
-    assert learner.update(make_rollout(), 9_000)["optim/learning_rate"] == 3e-4
+    assert iterate(learner, make_rollout(), 9_000)["optim/learning_rate"] == 3e-4
 
 
 def test_clip_schedule():
@@ -151,9 +152,11 @@ def test_clip_schedule():
 
     falling = learn("linear", 0.2, 7_500)
     assert falling.clip_epsilon == pytest.approx(0.05)
-    assert torch.equal(falling.theta, learn("constant", 0.05, 7_500).theta)
-    assert torch.equal(learn("linear", 0.2, 0).theta, learn("constant", 0.2, 0).theta)
-    assert (falling.theta - learn("constant", 0.2, 7_500).theta).abs().max() > 1e-5
+    assert torch.equal(falling.trained.theta, learn("constant", 0.05, 7_500).trained.theta)
+    assert torch.equal(
+        learn("linear", 0.2, 0).trained.theta, learn("constant", 0.2, 0).trained.theta
+    )
+    assert (falling.trained.theta - learn("constant", 0.2, 7_500).trained.theta).abs().max() > 1e-5
 
 
 def test_target_kl_stops_the_epochs():
@@ -161,45 +164,68 @@ def test_target_kl_stops_the_epochs():
     learner = make_learner(config)
     batch = on_policy(learner, make_rollout(seed=1))
     parts = math.ceil(int(batch.valid.sum()) / 16)
-    by_epoch = watched(learner, batch).view(8, parts, -1)[:, :, APPROX_KL].mean(1).tolist()
+    told, _ = watched(learner, batch)
+    kls = [x["policy/approx_kl"] for x in told]
+    by_epoch = torch.tensor(kls).view(8, parts).mean(1).tolist()
     assert by_epoch == sorted(by_epoch)
     for last in (1, 4):
         # Between the KLs of two epochs: the loop ends with the first above 1.5 x target_kl.
         bound = (by_epoch[last - 1] + by_epoch[last]) / 2 / 1.5
         other = make_learner(config.model_copy(update={"target_kl": bound}))
-        stats = watched(other, batch)
-        assert len(stats) == other.updates == (last + 1) * parts
-        assert other.metrics["optim/epochs"] == last + 1
-        total = stats[-parts:, LOSS_METRICS.index("loss/total")].double().mean().item()
-        assert other.metrics["loss/total_last_epoch"] == pytest.approx(total)
+        told, metrics = watched(other, batch)
+        assert len(told) == other.updates == (last + 1) * parts
+        assert metrics["optim/epochs"] == last + 1
+        total = math.fsum(x["loss/total"] for x in told[-parts:]) / parts
+        assert metrics["loss/total_last_epoch"] == pytest.approx(total)
     never = make_learner(config.model_copy(update={"target_kl": by_epoch[-1]}))
     never.update(batch, 0)
     assert never.updates == 8 * parts
 
 
-def watched(learner: PPOLearner, batch: Rollout) -> Tensor:
-    """The statistics of every optimizer step of one update; its metrics stay at the learner."""
-    stats: list[Tensor] = []
-    step = learner.optimizer_step
+def watched(learner: PPOLearner, batch: Rollout) -> tuple[list[dict[str, float]], dict[str, float]]:
+    """What every optimizer step of one update tells, and the update's metrics."""
+    told: list[dict[str, float]] = []
+    step = learner.trained.step
 
-    def watch(*args) -> Tensor:
-        stats.append(step(*args))
-        return stats[-1]
+    def watch(*args) -> None:
+        step(*args)
+        last = learner.trained.recent(learner.trained.untold - 1)
+        told.append({name: x.item() for name, x in last.items()})
 
-    learner.optimizer_step = watch
-    learner.metrics = learner.update(batch, 0)
-    return torch.stack(stats)
+    learner.trained.step = watch
+    return told, iterate(learner, batch)
 
 
-def test_metrics_are_means_over_the_steps():
+def test_metrics_are_means_and_maxima_over_the_steps():
     learner = make_learner(PPOConfig(minibatch_steps=16, num_epochs=3, entropy_coef=0.01))
-    stats = watched(learner, on_policy(learner, make_rollout(seed=1)))
-    for name, column in zip((*LOSS_METRICS, "optim/grad_norm"), stats.T, strict=True):
-        expected = column.double().mean().item()
-        assert learner.metrics[name] == pytest.approx(expected, rel=1e-6, abs=1e-12), name
-    first = stats[0, LOSS_METRICS.index("policy/ratio_max_error")].item()
-    assert learner.metrics["policy/ratio_first_max_error"] == first <= 1e-5
-    assert learner.metrics["policy/ratio_max_error"] > 1e-3
+    told, metrics = watched(learner, on_policy(learner, make_rollout(seed=1)))
+    assert len(told) > 9
+    for name in told[0]:
+        each = [x[name] for x in told]
+        expected = max(each) if name == "policy/ratio_max_error" else math.fsum(each) / len(each)
+        assert metrics[name] == pytest.approx(expected, rel=1e-6, abs=1e-12), name
+    first = told[0]["policy/ratio_max_error"]
+    assert metrics["policy/ratio_first_max_error"] == first <= 1e-5
+    assert metrics["policy/ratio_max_error"] > 1e-3
+    losses = [metrics[name] for name in LOSSES]
+    assert metrics["loss/total_abs"] == pytest.approx(sum(map(abs, losses)))
+
+
+def test_metrics_are_those_of_all_updates_since_they_were_asked_for():
+    config = PPOConfig(minibatch_steps=16, num_epochs=2)
+    one, other = make_learner(config), make_learner(config)
+    batches = [make_rollout(seed=seed) for seed in range(3)]
+    apart = [iterate(one, batch) for batch in batches]
+    for batch in batches:
+        other.update(batch, 0)
+    together = other.metrics()
+    for name in ("reward/mean", "value/target_mean", "data/valid_frac"):
+        values = [x[name] for x in apart]
+        assert len(set(values)) == 3
+        assert together[name] == pytest.approx(math.fsum(values) / 3), name
+    errors = [x["policy/ratio_max_error"] for x in apart]
+    assert together["policy/ratio_max_error"] == max(errors) > min(errors)
+    assert "reward/mean" not in other.metrics()
 
 
 @pytest.mark.parametrize("size", [16, None])
@@ -216,8 +242,8 @@ def test_refreshing_per_epoch_equals_iterations_of_one_epoch(size: int | None):
     for _ in range(3):
         single.update(batch, 0)
     stale.update(batch, 0)
-    assert torch.equal(refreshed.theta, single.theta)
-    assert (refreshed.theta - stale.theta).abs().max() > 1e-6
+    assert torch.equal(refreshed.trained.theta, single.trained.theta)
+    assert (refreshed.trained.theta - stale.trained.theta).abs().max() > 1e-6
 
 
 @pytest.mark.parametrize("source", ["recorded", "recomputed"])
@@ -277,8 +303,8 @@ def test_unfinished_episodes_are_dropped():
     results = []
     for reward in (batch.reward, torch.where(dropped, 99.0, batch.reward)):
         learner = make_learner(PPOConfig(unfinished_episode="drop", reward_normalizer="none"))
-        metrics = learner.update(replace(batch, reward=reward), 0)
-        results.append((learner.theta.clone(), metrics["reward/mean"]))
+        metrics = iterate(learner, replace(batch, reward=reward), 0)
+        results.append((learner.trained.theta.clone(), metrics["reward/mean"]))
     assert torch.equal(results[0][0], results[1][0])
     assert results[0][1] == results[1][1] == pytest.approx(batch.reward[kept].mean().item())
 
@@ -319,15 +345,19 @@ def test_one_full_batch_is_the_vanilla_policy_gradient(spaces, clip: float | Non
     logp = reference.family.log_prob(params, rows.action)
     loss = -(logp * rows.advantage)[index].mean()
     loss = loss + 0.5 * (value - rows.target)[index].square().mean()
-    parameters = list(reference.parameters.values())
+    parameters = list(reference.trained.parameters.values())
     gradient = torch.cat([x.flatten() for x in torch.autograd.grad(loss, parameters)])
-    metrics = learner.update(batch, 0)
+    metrics = iterate(learner, batch, 0)
     # After one step Adam's first moment is a tenth of the gradient.
-    torch.testing.assert_close(10.0 * learner.exp_avg, gradient, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        10.0 * learner.trained.memory["exp_avg"], gradient, rtol=1e-6, atol=1e-6
+    )
     assert metrics["optim/grad_norm"] == pytest.approx(gradient.norm().item(), rel=1e-6)
     expected = -config.learning_rate * gradient / (gradient.abs() + config.adam_epsilon)
     # A step is 3e-4; weights near 1 are rounded by 6e-8.
-    torch.testing.assert_close(learner.theta - reference.theta, expected, rtol=0, atol=2e-7)
+    torch.testing.assert_close(
+        learner.trained.theta - reference.trained.theta, expected, rtol=0, atol=2e-7
+    )
 
 
 @pytest.mark.parametrize("mode", ["return_std", "step_std"])
@@ -381,10 +411,10 @@ def test_drop_without_any_ending_learns_nothing_and_goes_on():
     never = torch.zeros_like(batch.terminated)
     batch = replace(batch, terminated=never, truncated=never, valid=~never)
     learner = make_learner(PPOConfig(unfinished_episode="drop"))
-    before = learner.theta.clone()
-    metrics = learner.update(batch, 0)
+    before = learner.trained.theta.clone()
+    metrics = iterate(learner, batch, 0)
     assert metrics["optim/epochs"] == 0
     assert learner.updates == 0
     assert learner.version == 1
-    assert torch.equal(learner.theta, before)
+    assert torch.equal(learner.trained.theta, before)
     assert learner.reward_normalizer.moments.count == batch.valid.sum()

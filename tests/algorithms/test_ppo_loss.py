@@ -9,16 +9,29 @@ from pathlib import Path
 
 import pytest
 import torch
-from ppo_helpers import CONTINUOUS, DISCRETE, MASKED, knobs, make_learner, make_rollout, valid_rows
+from ppo_helpers import (
+    CONTINUOUS,
+    DISCRETE,
+    MASKED,
+    knobs,
+    learn,
+    make_learner,
+    make_rollout,
+    map_rows,
+    minibatch,
+    told,
+    valid_rows,
+)
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from quintet.algorithms.parts.diagnostics import LOSS_METRICS
 from quintet.algorithms.parts.minibatches import Rows
+from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.ppo.config import PPOConfig
 from quintet.algorithms.ppo.learner import PPOLearner
+from quintet.algorithms.ppo.metrics import LOSSES
 from quintet.models.config import ModelConfig
-from quintet.ops import value_losses
+from quintet.ops import reduce, value_losses
 from quintet.types import ACTION_MASK, Spaces, State
 
 FLOAT64 = torch.float64
@@ -69,6 +82,17 @@ def double(x: Tensor) -> Tensor:
     return x.double() if x.is_floating_point() else x
 
 
+REPORTED = (
+    "policy/entropy",
+    "policy/kl",
+    "policy/approx_kl",
+    "policy/clip_frac",
+    "policy/ratio_mean",
+    "policy/ratio_max_error",
+    "value/prediction_mean",
+)
+
+
 class Case:
     """A learner in float64, some rows, and weights of which one is 0."""
 
@@ -78,20 +102,22 @@ class Case:
         self.parameters = {
             # Far from the tiny policy head of the start, where entropies and KLs are flat.
             name: (p.detach().double() + 0.3 * torch.randn(p.shape, generator=g, dtype=FLOAT64))
-            for name, p in self.learner.parameters.items()
+            for name, p in self.learner.trained.parameters.items()
         }
         rows, index = valid_rows(self.learner, make_rollout(spaces, seed=5))
         rows = rows.take(index[:12], index[:12])
-        self.rows: Rows = rows._map(double, double)
+        self.rows: Rows = map_rows(rows, double)
         self.weight = torch.rand(12, generator=g, dtype=FLOAT64)
         self.weight[4] = 0.0
         self.weight /= self.weight.sum()
         self.knobs = knobs(self.learner, BETA, SHARE, FLOAT64)
 
-    def __call__(self, parameters: dict[str, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        parameters = parameters or self.parameters
+    def __call__(self, parameters: dict[str, Tensor] | None = None) -> tuple[Tensor, Statistics]:
+        parameters, rows = parameters or self.parameters, self.rows
+        if self.learner.config.normalize_advantage == "minibatch":
+            rows = replace(rows, advantage=reduce.normalize_valid(rows.advantage, self.weight))
         with float_means_double():
-            return self.learner._loss(parameters, self.rows, self.weight, self.knobs)
+            return self.learner._loss(parameters, minibatch(rows, self.weight), self.knobs)
 
     def network(self, parameters: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         with float_means_double():
@@ -138,7 +164,7 @@ def clamp(x: float, low: float, high: float) -> float:
 
 
 def by_loop(case: Case, config: PPOConfig) -> dict[str, float]:
-    """LOSS_METRICS as the specification words them, in plain numbers."""
+    """What the loss tells, as the specification words it, in plain numbers."""
     params, value = case.heads()
     rows, weight = case.rows, case.weight.tolist()
     action, mu = rows.action.tolist(), rows.params_mu.tolist()
@@ -148,7 +174,7 @@ def by_loop(case: Case, config: PPOConfig) -> dict[str, float]:
         mean = sum(w * a for w, a in zip(weight, adv, strict=True))
         var = sum(w * (a - mean) ** 2 for w, a in zip(weight, adv, strict=True))
         adv = [(a - mean) / math.sqrt(var + 1e-8) for a in adv]
-    out = dict.fromkeys(LOSS_METRICS, 0.0)
+    out = dict.fromkeys((*LOSSES, *REPORTED), 0.0)
     eps = config.clip_epsilon
     for i, w in enumerate(weight):
         if w == 0.0:
@@ -189,7 +215,6 @@ def by_loop(case: Case, config: PPOConfig) -> dict[str, float]:
             out["loss/l2"] += owner * sum(x * x for x in parameter.flatten().tolist())
     terms = [out[f"loss/{x}"] for x in ("policy", "value", "entropy", "l2", "kl", "kl_cutoff")]
     out["loss/total"] = sum(terms)
-    out["loss/total_abs"] = sum(abs(x) for x in terms)
     return out
 
 
@@ -199,8 +224,10 @@ def test_terms_by_loop(config: PPOConfig, spaces: Spaces):
     case = Case(config, spaces)
     total, stats = case()
     expected = by_loop(case, config)
-    for name, actual in zip(LOSS_METRICS, stats.tolist(), strict=True):
-        assert actual == pytest.approx(expected[name], rel=1e-13, abs=1e-13), name
+    actual = told(stats)
+    assert set(actual) == set(expected)
+    for name, x in actual.items():
+        assert x == pytest.approx(expected[name], rel=1e-13, abs=1e-13), name
     assert total.item() == pytest.approx(expected["loss/total"], rel=1e-13)
 
 
@@ -256,7 +283,7 @@ def test_a_coefficient_of_0_leaves_the_term_out(option: str, term: str):
     config = CONFIGS["all"].model_copy(update={option: 0.0})
     other = CONFIGS["all"].model_copy(update={option: 1.0})
     case, with_term = Case(config, DISCRETE), Case(other, DISCRETE)
-    stats, more = (x()[1][LOSS_METRICS.index(term)].item() for x in (case, with_term))
+    stats, more = (told(x()[1])[term] for x in (case, with_term))
     if term != "loss/l2":
         assert stats == 0.0
     assert abs(more) > abs(stats) + 1e-4
@@ -310,6 +337,7 @@ def test_an_l2_coefficient_of_0_takes_the_kernels_out_of_the_graph(group: str):
     plain = gradient(case)
     kernels = make_learner(PPOConfig(), CONTINUOUS, model).kernels
     case.learner.config = PPOConfig(**{f"{group}_l2_coef": 0.1})
+    case.knobs = knobs(case.learner, BETA, SHARE, FLOAT64)
     with pytest.raises(KeyError, match="no such kernel"):
         gradient(case)
     case.learner.kernels = case.learner.kernels | {group: kernels[group]}
@@ -320,7 +348,7 @@ def test_what_is_only_reported_is_not_in_the_gradient():
     plain = Case(PPOConfig(clip_epsilon=None, value_coef=0.0), DISCRETE)
     tracked = {name: p.clone().requires_grad_() for name, p in plain.parameters.items()}
     total, stats = plain(tracked)
-    assert not stats.requires_grad
+    assert not stats.pack().requires_grad
     params, _ = plain.network(tracked)
     log_p = params.log_softmax(-1)[torch.arange(12), plain.rows.action]
     rho = (log_p - plain.rows.logp_mu).exp()
@@ -348,7 +376,7 @@ def test_l2_counts_each_kernel_once_and_no_bias(shared: bool):
         squares[group] += parameter.square().sum().item()
     expected = sum(options[group] * x for group, x in squares.items())
     assert (squares["shared"] > 0) == shared
-    l2 = case()[1][LOSS_METRICS.index("loss/l2")].item()
+    l2 = told(case()[1])["loss/l2"]
     assert l2 == pytest.approx(expected, rel=1e-14)
     grouped = [name for names in case.learner.kernels.values() for name in names]
     assert sorted(grouped) == sorted(x for x in case.parameters if x.endswith(".weight"))
@@ -375,8 +403,9 @@ def given_rows(count: int) -> Rows:
 def golden_loss(learner: PPOLearner, rows: Rows, weight: Tensor, share: float) -> dict[str, float]:
     learner.network = Given()
     with float_means_double():
-        _, stats = learner._loss({}, rows, weight, knobs(learner, share=share, dtype=FLOAT64))
-    return dict(zip(LOSS_METRICS, stats.tolist(), strict=True))
+        given = minibatch(rows, weight)
+        _, stats = learner._loss({}, given, knobs(learner, share=share, dtype=FLOAT64))
+    return told(stats)
 
 
 @pytest.mark.parametrize("over_all", [False, True])
@@ -412,7 +441,7 @@ def test_mean_over_all_divides_by_every_row():
     batch = make_rollout(seed=3)
     once = PPOConfig(num_epochs=1, minibatch_steps=None, entropy_coef=0.1)
     ours, orig = (
-        make_learner(config).update(batch, 0)
+        learn(make_learner(config), batch)
         for config in (once, once.model_copy(update={"reduction": "mean_over_all"}))
     )
     share = batch.valid.float().mean().item()

@@ -13,8 +13,11 @@ from ppo_helpers import (
     columns,
     everything,
     knobs,
+    learn,
     make_learner,
     make_rollout,
+    map_rows,
+    minibatch,
     valid_rows,
     with_states,
 )
@@ -24,6 +27,7 @@ from quintet.algorithms.parts.minibatches import Chunks, Rows, ended_rows
 from quintet.algorithms.ppo.config import PPOConfig
 from quintet.algorithms.ppo.learner import PPOLearner
 from quintet.models.config import ModelConfig
+from quintet.ops import reduce
 from quintet.runtime.batch import within_budget
 from quintet.types import Rollout, Spaces
 
@@ -49,8 +53,8 @@ def one_pass(learner: PPOLearner, index: Tensor, count: int) -> list[tuple[list[
     parts = []
     use = torch.zeros(count, dtype=torch.bool).index_fill(0, index, True)
     chunks = Chunks((count // 4, 4), 1, use.device)
-    for place, chunk, weight in learner._minibatches(chunks, use):
-        rows = numbered_rows(count).take(place, chunk)
+    for each in learner._minibatches(numbered_rows(count), chunks, use):
+        rows, weight = each.take(), each.weight
         assert torch.equal(rows.is_first, rows.action > 3)
         assert torch.equal(rows.obs["obs"].long(), rows.action)
         for name in ("logp_mu", "value_mu", "advantage", "target"):
@@ -68,7 +72,8 @@ INDEX = torch.tensor([i for i in range(64) if i % 5 != 3 and i not in (0, 17, 62
 def test_a_pass_visits_every_valid_row_once(size: int | None, drop_last: bool):
     if size is None and drop_last:
         return
-    learner = make_learner(PPOConfig(minibatch_steps=size, drop_last=drop_last))
+    config = PPOConfig(minibatch_steps=size, drop_last=drop_last)
+    learner = make_learner(config)
     parts = one_pass(learner, INDEX, 64)
     count, rows = len(INDEX), size or 64
     visited = [i for numbers, _ in parts for i in numbers]
@@ -96,10 +101,11 @@ def test_a_pass_over_chunks_visits_every_valid_row_once(size: int, drop_last: bo
     chunks, use = Chunks((16, 4), 4, torch.device("cpu")), torch.ones(16, 4, dtype=torch.bool)
     use[5, 1] = use[8:12, 2] = use[15] = False  # a row, a chunk, the last rows
     generator = torch.Generator().manual_seed(1)
-    rows, numbers, weights = chunks.minibatches(use.flatten(), size, drop_last, generator)
-    assert len(rows) == len(weights) * size == len(numbers) * 4
+    found = chunks.one_pass(use.flatten(), size, drop_last, generator)
+    rows, numbers, weights = found.index, found.chunk_index, found.weight
+    assert rows.shape == weights.shape == (len(numbers), size)
     visited = []
-    parts = zip(rows.split(size), numbers.split(size // 4), weights, strict=True)
+    parts = zip(rows, numbers, weights, strict=True)
     for row, number, weight in parts:
         assert torch.equal(row.view(4, -1), chunks.rows[:, number])
         assert weight.sum().item() == pytest.approx(1.0)
@@ -147,17 +153,23 @@ def test_rows_of_weight_0_change_nothing(advantage: str):
     rows = rows.take(index[:12], index[:12])
     weight = (torch.arange(12) < 9) / 9.0
 
+    def advantages(rows: Rows, weight: Tensor) -> Tensor:
+        if advantage == "batch":
+            return rows.advantage
+        return reduce.normalize_rows(rows.advantage[None], weight[None])[0]
+
     def gradient(rows: Rows, weight: Tensor) -> tuple[Tensor, Tensor]:
-        loss, stats = learner._loss(learner.parameters, rows, weight, knobs(learner, 0.5))
-        parts = torch.autograd.grad(loss, list(learner.parameters.values()))
-        return torch.cat([x.flatten() for x in parts]), stats
+        given = minibatch(replace(rows, advantage=advantages(rows, weight)), weight)
+        loss, stats = learner._loss(learner.trained.parameters, given, knobs(learner, 0.5))
+        parts = torch.autograd.grad(loss, list(learner.trained.parameters.values()))
+        return torch.cat([x.flatten() for x in parts]), stats.pack()
 
     whole, stats = gradient(rows, weight)
 
     def repeat(x: Tensor) -> Tensor:
         return torch.cat([x[:9], x[:3].flip(0)])
 
-    spoilt, first = rows._map(repeat, repeat), torch.arange(9)
+    spoilt, first = map_rows(rows, repeat), torch.arange(9)
     assert not torch.equal(spoilt.advantage, rows.advantage)
     for other in (
         gradient(spoilt, weight),
@@ -282,14 +294,14 @@ def test_data_behind_a_truncation_do_count():
     learners = [make_learner(CONFIGS["default"]) for _ in range(2)]
     for learner, x in zip(learners, (batch, other), strict=True):
         learner.update(x, 0)
-    assert not torch.equal(learners[0].theta, learners[1].theta)
+    assert not torch.equal(learners[0].trained.theta, learners[1].trained.theta)
 
 
 def test_rows_past_the_budget_are_in_no_mean_and_no_normaliser():
     batch, left = within_budget(make_rollout(seed=3), 30)
     assert left == 30
     learner = make_learner(PPOConfig(minibatch_steps=None, num_epochs=2))
-    metrics = learner.update(batch, 0)
+    metrics = learn(learner, batch, 0)
     assert int(batch.valid.sum()) == 30
     assert metrics["data/valid_frac"] == pytest.approx(30 / 64)
     assert metrics["reward/mean"] == pytest.approx(batch.reward[batch.valid].mean().item())
@@ -322,15 +334,15 @@ def test_duplicating_every_stream_leaves_the_mean_loss(reduction: str, model: Mo
     )
     learner = make_learner(config, model=model)
     batch = with_states(learner, make_rollout(seed=6))
-    once = learner.update(batch, 0)
+    once = learn(learner, batch, 0)
     double = make_learner(config, model=model, streams=8)
-    twice = double.update(columns(batch, [*range(4), *range(4)]), 0)
+    twice = learn(double, columns(batch, [*range(4), *range(4)]), 0)
     assert set(once) == set(twice)
     for name, value in once.items():
         # Sums of 64 and 128 float32 terms.
         assert twice[name] == pytest.approx(value, rel=3e-6, abs=1e-7), name
     learner = make_learner(config, model=model)
-    other = learner.update(with_states(learner, make_rollout(seed=7)), 0)
+    other = learn(learner, with_states(learner, make_rollout(seed=7)), 0)
     assert other["loss/total"] != pytest.approx(once["loss/total"], rel=1e-3)
 
 

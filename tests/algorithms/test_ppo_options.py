@@ -15,6 +15,7 @@ from ppo_helpers import (
     GRID,
     PICTURE,
     TOTAL,
+    learn,
     make_learner,
     make_obs,
     make_rollout,
@@ -149,17 +150,23 @@ class Steps:
         self.found: list[tuple[float, Tensor]] = []
         self.metrics: dict[str, float] = {}
         self.learner = make_learner(config, spaces, model)
-        descend = self.learner._descend
+        trained = self.learner.trained
+        step, descend, gradients = trained.step, trained._descend, []
 
-        def watch(gradients: tuple[Tensor, ...], stats: Tensor, knobs: Tensor) -> Tensor:
-            self.found.append((stats[6].item(), torch.cat([g.flatten() for g in gradients])))
-            return descend(gradients, stats, knobs)
+        def watch_gradient(grad: Tensor, numbers: Tensor) -> Tensor:
+            gradients.append(grad.clone())
+            return descend(grad, numbers)
 
-        self.learner._descend = watch
+        def watch(*args: Any) -> None:
+            step(*args)
+            total = trained.recent(trained.untold - 1)["loss/total"].item()
+            self.found.append((total, gradients.pop()))
+
+        trained._descend, trained.step = watch_gradient, watch
         for iteration in range(2):
             batch = make_rollout(spaces, config.unroll_steps, seed=iteration + 1)
             batch = with_states(self.learner, batch)
-            self.metrics = self.learner.update(batch, iteration * TOTAL // 3)
+            self.metrics = learn(self.learner, batch, iteration * TOTAL // 3)
 
     def differ(self, other: "Steps") -> bool:
         """By more than 1e-6 in a loss or in an element of a gradient, or in their number."""

@@ -158,12 +158,12 @@ def test_rows_that_are_not_valid_change_nothing() -> None:
     def result(batch: Rollout) -> tuple[torch.Tensor, torch.Tensor]:
         rows, _ = learner._rows(batch, batch.valid)
         generator = torch.Generator().manual_seed(0)
-        index, chunk, weights = chunks.minibatches(batch.valid.flatten(), 48, False, generator)
-        part = rows.take(index[:48], chunk[:12])
-        loss, stats = learner._loss(learner.parameters, part, weights[0], knobs(learner))
-        return stats, torch.cat(
-            [g.flatten() for g in torch.autograd.grad(loss, list(learner.parameters.values()))]
-        )
+        found = chunks.one_pass(batch.valid.flatten(), 48, False, generator)
+        part = next(found.minibatches(rows, rows.advantage[found.index], 0, 1))
+        parameters = learner.trained.parameters
+        loss, stats = learner._loss(parameters, part, knobs(learner))
+        gradients = torch.autograd.grad(loss, list(parameters.values()))
+        return stats.pack(), torch.cat([g.flatten() for g in gradients])
 
     before = result(batch)
     record = {name: x.clone() for name, x in batch.record.items()}
@@ -182,10 +182,9 @@ def test_every_valid_row_comes_once_per_epoch_in_whole_chunks(drop_last: bool) -
     _, _, batch = collected("gru")
     chunks = Chunks(batch.valid.shape, CHUNK, torch.device("cpu"))
     use = batch.valid.flatten()
-    index, _, weights = chunks.minibatches(use, 16, drop_last, torch.Generator().manual_seed(1))
+    found = chunks.one_pass(use, 16, drop_last, torch.Generator().manual_seed(1))
     seen = torch.zeros_like(use, dtype=torch.int64)
-    for part, weight in enumerate(weights):
-        rows = index[16 * part : 16 * (part + 1)]
+    for rows, weight in zip(found.index, found.weight, strict=True):
         seen[rows[weight > 0]] += 1
         assert float(weight.sum()) == pytest.approx(1.0)
         assert len(set(weight[weight > 0].tolist())) == 1

@@ -9,13 +9,14 @@ from ppo_helpers import (
     DISCRETE,
     MASKED,
     everything,
+    learn,
     make_learner,
     make_rollout,
     train,
 )
 
 import quintet
-from quintet.algorithms.parts import diagnostics
+from quintet.algorithms.ppo import metrics
 from quintet.algorithms.ppo.config import PPOConfig
 from quintet.models.config import ModelConfig
 from quintet.observe import metrics as declared
@@ -59,11 +60,11 @@ BY_SPACE: dict[str, tuple[Spaces, set[str], set[str]]] = {
 
 
 def test_every_scalar_is_told_and_declared():
-    found = make_learner(EVERY_TERM).update(make_rollout(seed=1), 0)
+    found = learn(make_learner(EVERY_TERM), make_rollout(seed=1), 0)
     declared.check(found)
-    losses = set(diagnostics.LOSSES)
+    losses = set(metrics.LOSSES)
     assert {"loss/policy", "loss/value", "loss/l2", "loss/entropy", "loss/kl"} <= losses
-    expected = losses | {f"{name}_last_epoch" for name in losses}
+    expected = losses | set(metrics.LAST_EPOCH) | {"loss/total", "loss/total_abs"}
     expected |= {f"policy/{x}" for x in ["entropy", "clip_frac", "ratio_mean", "approx_kl", "kl"]}
     expected |= {f"policy/{x}" for x in ["kl_cutoff_frac", "kl_beta", "kl_beta_factor"]}
     expected |= {f"value/{x}" for x in ["prediction_mean", "target_mean", "explained_variance"]}
@@ -75,14 +76,6 @@ def test_every_scalar_is_told_and_declared():
     assert found["policy/entropy"] > 0 > found["loss/entropy"]
 
 
-def test_the_last_epoch_has_losses_of_its_own():
-    stats = torch.rand(6, len(diagnostics.STEP_METRICS))
-    found = diagnostics.step_means(stats, 4, updates=6)
-    for column, name in enumerate(diagnostics.LOSSES):
-        assert found[name] == pytest.approx(stats[:, column].mean().item())
-        assert found[f"{name}_last_epoch"] == pytest.approx(stats[4:, column].mean().item())
-
-
 @pytest.mark.parametrize(("spaces", "data", "loss"), BY_SPACE.values(), ids=BY_SPACE)
 def test_every_distribution_is_told_over_the_valid_rows(
     spaces: Spaces, data: set[str], loss: set[str]
@@ -92,7 +85,11 @@ def test_every_distribution_is_told_over_the_valid_rows(
     found = {k.removeprefix("histogram/"): x for k, x in learner.histograms().items()}
     declared.check(learner.histograms())
     expected = ONCE | data | {f"{w}/{x}" for w in ("first", "last") for x in OF_LOSS | loss}
-    layers = {f"{kind}/{name}" for kind in ("parameter", "gradient") for name in learner.parameters}
+    layers = {
+        f"{kind}/{name}"
+        for kind in ("parameter", "gradient")
+        for name in learner.trained.parameters
+    }
     assert set(found) == expected | layers
     count = int(batch.valid.sum())
     assert all(x.ndim == 1 and not x.requires_grad for x in found.values())
@@ -146,24 +143,24 @@ def test_without_a_clip_there_is_nothing_clipped():
 
 def test_norms_are_those_of_the_last_step():
     learner = make_learner(TOLD.model_copy(update={"minibatch_steps": None, "num_epochs": 1}))
-    start = learner.theta.clone()
-    found = learner.update(make_rollout(seed=1), 0)
-    grad = [found[f"grad_norm/{name}"] for name in learner.parameters]
+    start = learner.trained.theta.clone()
+    found = learn(learner, make_rollout(seed=1), 0)
+    grad = [found[f"grad_norm/{name}"] for name in learner.trained.parameters]
     assert sum(x * x for x in grad) ** 0.5 == pytest.approx(found["optim/grad_norm"], rel=3e-7)
     assert found["optim/grad_norm"] > 0.5  # that is, before clipping
     for name, parameter in learner.network.named_parameters():
         assert found[f"param_norm/{name}"] == pytest.approx(parameter.norm().item(), rel=1e-6)
     # Adam's first step goes against the sign of the gradient.
     gradient = torch.cat(
-        [learner.histograms()[f"histogram/gradient/{name}"] for name in learner.parameters]
+        [learner.histograms()[f"histogram/gradient/{name}"] for name in learner.trained.parameters]
     )
-    moved = learner.theta - start
+    moved = learner.trained.theta - start
     clear = gradient.abs() > 1e-3
     assert clear.sum() > 20
     assert torch.equal(moved[clear].sign(), -gradient[clear].sign())
-    again = learner.update(make_rollout(seed=2), 0)
+    again = learn(learner, make_rollout(seed=2), 0)
     assert again.keys() == found.keys()
-    grad = [again[f"grad_norm/{name}"] for name in learner.parameters]
+    grad = [again[f"grad_norm/{name}"] for name in learner.trained.parameters]
     assert sum(x * x for x in grad) ** 0.5 == pytest.approx(again["optim/grad_norm"], rel=3e-7)
 
 
@@ -174,13 +171,13 @@ def test_nothing_is_computed_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPa
     told = make_learner(TOLD)
     plain = make_learner(PLAIN)
     told.update(make_rollout(seed=1), 0)
-    monkeypatch.setattr(diagnostics, "loss_values", never)
-    monkeypatch.setattr(diagnostics, "batch_values", never)
+    monkeypatch.setattr(metrics, "loss_values", never)
+    monkeypatch.setattr(metrics, "batch_values", never)
     terms, calls = plain._terms, []
     monkeypatch.setattr(plain, "_terms", lambda *args: calls.append(1) or terms(*args))
     plain.update(make_rollout(seed=1), 0)
     assert len(calls) == plain.updates
-    assert plain.gradient is None
+    assert plain.trained.gradient is None
     assert plain.histograms() == {}
     assert everything(plain) == everything(told)
 

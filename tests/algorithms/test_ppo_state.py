@@ -70,7 +70,7 @@ def test_every_part_of_the_state_matters():
         go_on(other, 2, 4)
         # The mean of rewards is never subtracted: it has no effect on what is learned.
         if name != "reward_moments/mean":
-            assert not torch.equal(other.theta, learner.theta), name
+            assert not torch.equal(other.trained.theta, learner.trained.theta), name
 
 
 def test_a_publication_is_what_the_actor_needs():
@@ -148,11 +148,11 @@ def test_check_numerics_names_the_tensor(name: str):
     updates = learner.updates
     nan = float("nan")
     if name == "logp_pi":
-        learner.parameters["policy_head.std_param"].data.fill_(nan)
+        learner.trained.parameters["policy_head.std_param"].data.fill_(nan)
     elif name == "rho":
         batch.record["logp_mu"].fill_(nan)
     elif name == "value":
-        learner.parameters["value_head.bias"].data.fill_(nan)
+        learner.trained.parameters["value_head.bias"].data.fill_(nan)
     else:
         batch.reward[batch.valid] = nan
     pattern = rf"finite numbers are required, {name} holds nan at update {updates + 1};"

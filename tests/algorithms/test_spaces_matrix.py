@@ -14,7 +14,7 @@ import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ppo_helpers import columns, everything, make_learner, train
+from ppo_helpers import columns, everything, learn, make_learner, train
 
 from quintet.algorithms.parts.minibatches import Chunks
 from quintet.algorithms.ppo.config import PPOConfig
@@ -157,11 +157,12 @@ def check(case: Case) -> None:
 
 def rows_are_visited_once(learner: PPOLearner, batch: Rollout) -> None:
     rows, _ = learner._rows(batch, batch.valid)
-    rows = replace(rows, advantage=torch.arange(batch.valid.numel()))
+    rows = replace(rows, advantage=torch.arange(batch.valid.numel()).float())
     chunks = Chunks(batch.valid.shape, learner.chunk_steps, torch.device("cpu"))
     visited: list[int] = []
-    for index, chunk_index, weight in learner._minibatches(chunks, batch.valid.flatten()):
-        visited += rows.take(index, chunk_index).advantage[weight > 0].tolist()
+    for each in learner._minibatches(rows, chunks, batch.valid.flatten()):
+        weight = each.weight
+        visited += each.take().advantage[weight > 0].int().tolist()
         assert weight.sum().item() == pytest.approx(1.0, abs=1e-6)
     assert sorted(visited) == batch.valid.flatten().nonzero().squeeze(1).tolist()
 
@@ -194,8 +195,8 @@ def invalid_rows_change_nothing(case: Case, learner: PPOLearner, batch: Rollout)
 
 def order_of_streams_changes_nothing(case: Case, learner: PPOLearner, batch: Rollout) -> None:
     whole = {"minibatch_steps": None, "num_epochs": 1}
-    one = anew(case, learner, **whole).update(batch, 0)
-    two = anew(case, learner, **whole).update(columns(batch, [2, 0, 3, 1]), 0)
+    one = learn(anew(case, learner, **whole), batch, 0)
+    two = learn(anew(case, learner, **whole), columns(batch, [2, 0, 3, 1]), 0)
     assert one.keys() == two.keys()
     for name in (*(name for name in one if name.startswith("loss/")), "policy/entropy"):
         assert two[name] == pytest.approx(one[name], rel=2e-6, abs=1e-6), name

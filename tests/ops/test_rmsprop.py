@@ -34,15 +34,13 @@ def ours(
     mean_sq = rmsprop.initial_mean_sq(theta, epsilon_inside_sqrt=inside)
     velocity = torch.zeros_like(theta) if momentum else None
     for step in range(1, steps + 1):
+        rates = rmsprop.rates(1e-2 / step, decay, momentum, epsilon)
         rmsprop.rmsprop_(
             theta,
             gradient(step, dtype),
             mean_sq,
             velocity,
-            rate=torch.tensor(1e-2 / step, dtype=dtype),
-            decay=decay,
-            momentum=momentum,
-            epsilon=epsilon,
+            rmsprop.RMSPropRates(*(torch.tensor(x, dtype=dtype) for x in rates)),
             epsilon_inside_sqrt=inside,
         )
     return [theta, mean_sq] + ([velocity] if momentum else [])

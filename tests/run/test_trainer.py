@@ -53,10 +53,10 @@ def stopped(folder: Path, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs until iteration `at` and asks for a stop there, as Ctrl-C does."""
     whole = trainer.Trainer.after_iteration
 
-    def asking(self: trainer.Trainer, metrics: Any, episodes: Any) -> bool:
+    def asking(self: trainer.Trainer, episodes: Any) -> bool:
         if self.counters.iteration == at:
             self.request_stop()
-        return whole(self, metrics, episodes)
+        return whole(self, episodes)
 
     with monkeypatch.context() as patched:
         patched.setattr(trainer.Trainer, "after_iteration", asking)

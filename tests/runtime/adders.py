@@ -78,7 +78,7 @@ class Adder:
     def plan(self) -> DataPlan:
         return PLAN
 
-    def update(self, batch: Rollout, env_steps: int) -> dict[str, float]:
+    def update(self, batch: Rollout, env_steps: int) -> None:
         self.updates = self.version = self.updates + 1
         if self.ranks.index == 1 and self.updates == 2:
             self.make_trouble()
@@ -86,7 +86,10 @@ class Adder:
         self.weights[: len(seen)] += seen
         self.weights[-1] += env_steps
         who = self.ranks.gather(torch.tensor([float(self.ranks.index)]))
-        return {"ranks": float(len(who)), "last": who[-1].item()}
+        self.told = {"ranks": float(len(who)), "last": who[-1].item()}
+
+    def metrics(self) -> dict[str, float]:
+        return self.told
 
     def make_trouble(self) -> None:
         match self.trouble:

@@ -286,7 +286,7 @@ class SeamLearner:
         self.kinds: list[str] = []
         self.env_steps: list[int] = []
 
-    def update(self, batch: Rollout, env_steps: int) -> dict[str, float]:
+    def update(self, batch: Rollout, env_steps: int) -> None:
         self.ledger.check(batch, self.policy)
         if not batch.replayed:
             lag = self.version - batch.version[batch.valid]
@@ -302,7 +302,6 @@ class SeamLearner:
             self.on_update(self, batch)
         self.updates += 1
         self.version += 1
-        return {}
 
     def publication(self) -> Publication:
         return Publication(self.version, {"policy": torch.tensor(self.policy)})
@@ -374,8 +373,8 @@ def drive(
     reports: list[dict[str, float]] = []
     played: list[Any] = []
 
-    def after(metrics: dict[str, float], episodes: Any) -> bool:
-        reports.append(metrics)
+    def after(episodes: Any) -> bool:
+        reports.append(sampling.report())
         played.extend(episodes)
         # the next restart is due right after this
         ledger.restarted(counters.iteration)

@@ -231,13 +231,13 @@ def test_every_policy_is_published_as_often_as_it_learns() -> None:
         def collect(self, env_steps_left: int, begins_anew: Any) -> Batch:
             self.turn += 1
             steps = Steps(18, 0, 0, 0, 0)
-            return Batch(all_valid(3), self.turn % 2, 18, [], steps, {})
+            return Batch(all_valid(3), self.turn % 2, 18, [], steps)
 
     class Idle:
         version = updates = 0
 
-        def update(self, batch: Rollout, env_steps: int) -> dict[str, float]:
-            return {}
+        def update(self, batch: Rollout, env_steps: int) -> None:
+            pass
 
         def publication(self) -> Publication:
             return Publication(0, {})
@@ -246,7 +246,7 @@ def test_every_policy_is_published_as_often_as_it_learns() -> None:
         loop.Parts([Idle(), Idle()], Turns()),
         loop.Counters(),
         loop.Budget(18 * 12, 100, publish_iterations=2),
-        loop.Hooks(lambda exact: None, lambda metrics, episodes: False, lambda batch: ""),
+        loop.Hooks(lambda exact: None, lambda episodes: False, lambda batch: ""),
         PhaseTimer(),
     )
     assert sorted(published) == [0] * 4 + [1] * 4  # at the start, and 3 times in 6 batches each

@@ -66,13 +66,11 @@ def test_ppo_chunks_for_minibatches(kind: str) -> None:
             state={"s": batch.state["rows_and_sum"][:-1].flatten(0, 1)},
         )  # fmt: skip
         use = batch.valid.flatten()
-        index, chunks, weights = Chunks(batch.valid.shape, chunk, use.device).minibatches(
-            use, 16, False, generator
-        )
+        chunks = Chunks(batch.valid.shape, chunk, use.device)
+        found = chunks.one_pass(use, 16, False, generator)
         seen: Counter[tuple[int, ...]] = Counter()
-        parts = index.view(-1, 16), chunks.view(-1, 16 // chunk), weights
-        for part, some, weight in zip(*parts, strict=True):
-            mini = rows.take(part, some)
+        for minibatch in found.minibatches(rows, unused[found.index], 0, 1):
+            mini, weight = minibatch.take(), minibatch.weight
             assert math.isclose(float(weight.sum()), 1.0, rel_tol=1e-6)
             table = mini.obs["where"].view(chunk, -1, 3)
             for c in range(table.shape[1]):

@@ -1,6 +1,6 @@
 """The actor of learners that sample from their policy: PPO and IMPALA."""
 
-from typing import Literal, final
+from typing import Literal, Protocol, final
 
 import torch
 from torch import Tensor
@@ -9,10 +9,10 @@ from torch.func import functional_call
 from quintet.algorithms.parts.setup import PLAIN, Compute
 from quintet.models.build import ActorCritic
 from quintet.models.compiled import RowsGraph
-from quintet.models.config import ModelConfig
-from quintet.models.flat import flatten_in_place, strip_prefix, views_of
+from quintet.models.config import ModelConfig, picture_leaves
+from quintet.models.flat import flatten_in_place, load_into, views_of
 from quintet.models.heads import action_family
-from quintet.models.normalize import ObservationNormalizer
+from quintet.models.normalize import ObservationNormalizer, observation_normalizer
 from quintet.ops.distributions import Family
 from quintet.types import ACTION_MASK, ActOutput, Obs, Publication, Spaces, State, TensorSpec
 
@@ -25,6 +25,35 @@ of the (masked) distribution, in nats.
 def make_family(model: ModelConfig, spaces: Spaces) -> Family:
     """The distribution that a policy acts by in this action space."""
     return action_family(spaces.action, model.action_bounds)
+
+
+class Normalizes(Protocol):
+    """The options of a learner that normalises observations."""
+
+    @property
+    def normalize_observations(self) -> bool: ...
+
+    @property
+    def normalize_pictures(self) -> bool: ...
+
+    @property
+    def observation_clip(self) -> float: ...
+
+    @property
+    def normalizer_variance_epsilon(self) -> float: ...
+
+
+def make_normalizer(
+    config: Normalizes, model: ModelConfig, spaces: Spaces
+) -> ObservationNormalizer:
+    """The normaliser of observations that actors and their learner have alike."""
+    return observation_normalizer(
+        spaces.observation,
+        on=config.normalize_observations,
+        pictures=picture_leaves(model, spaces) if config.normalize_pictures else {},
+        clip=config.observation_clip,
+        epsilon=config.normalizer_variance_epsilon,
+    )
 
 
 def masked(family: Family, params: Tensor, obs: Obs) -> Tensor:
@@ -73,8 +102,7 @@ class SamplingActor:
         return TensorSpec(self.family.action_shape, self.family.action_dtype)
 
     def load(self, publication: Publication) -> None:
-        for prefix, module in (("network", self.network), ("normalizer", self.normalizer)):
-            module.load_state_dict(strip_prefix(publication.tensors, prefix))
+        load_into({"network": self.network, "normalizer": self.normalizer}, publication.tensors)
         self.normalizer.refresh()
 
     @property

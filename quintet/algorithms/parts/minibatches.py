@@ -1,9 +1,8 @@
 """How learners that pass several times over a batch lay it out and split it."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from itertools import pairwise
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 from typing import final
 
 import torch
@@ -35,17 +34,62 @@ class Rows:
 
     def take(self, rows: Tensor, chunks: Tensor) -> "Rows":
         """The rows and the states at these indices, copied."""
-        return self._map(lambda x: x.index_select(0, rows), lambda x: x.index_select(0, chunks))
-
-    def _map(
-        self, of_row: Callable[[Tensor], Tensor], of_chunk: Callable[[Tensor], Tensor]
-    ) -> "Rows":
         plain = [field.name for field in fields(self) if field.name not in ("obs", "state")]
         return Rows(
-            obs={name: of_row(x) for name, x in self.obs.items()},
-            state={name: of_chunk(x) for name, x in self.state.items()},
-            **{name: of_row(getattr(self, name)) for name in plain},
+            obs={name: x.index_select(0, rows) for name, x in self.obs.items()},
+            state={name: x.index_select(0, chunks) for name, x in self.state.items()},
+            **{name: getattr(self, name).index_select(0, rows) for name in plain},
         )
+
+
+@final
+@dataclass(frozen=True)
+class Minibatch:
+    """Some rows of a batch, not yet copied; of several learners, one's part of them.
+
+    index: of rows ``[N]``.
+    chunk_index: of states.
+    weight: of rows; they sum to 1 over all learners.
+    advantage: ``[N]``, in place of the rows' own.
+    """
+
+    rows: Rows
+    index: Tensor
+    chunk_index: Tensor
+    weight: Tensor
+    advantage: Tensor
+
+    def take(self) -> Rows:
+        """The rows, copied, with the minibatch's advantage."""
+        return replace(self.rows.take(self.index, self.chunk_index), advantage=self.advantage)
+
+
+@final
+@dataclass(frozen=True)
+class Pass:
+    """The minibatches of one pass over a batch: their rows and the rows' weights ``[parts, size]``,
+    and their chunks ``[parts, size / C]``.
+    """
+
+    index: Tensor
+    chunk_index: Tensor
+    weight: Tensor
+
+    def minibatches(
+        self, rows: Rows, advantage: Tensor, rank: int, ranks: int
+    ) -> Iterator[Minibatch]:
+        """Each of them; of several learners, whole chunks for one of these.
+
+        advantage: ``[parts, size]``.
+        """
+        units = self.chunk_index.shape[1]
+        mine = slice(rank * units // ranks, (rank + 1) * units // ranks)
+
+        def own(x: Tensor) -> Tensor:
+            return x.view(len(x), -1, units)[:, :, mine].flatten(1)
+
+        parts = own(self.index), self.chunk_index[:, mine], own(self.weight), own(advantage)
+        return (Minibatch(rows, *each) for each in zip(*parts, strict=True))
 
 
 @final
@@ -67,32 +111,25 @@ class Chunks:
         """All rows in the order of `Rows` ``[T * B]``."""
         return self.rows.flatten()
 
-    def minibatches(
-        self, use: Tensor, size: int, drop_last: bool, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+    def one_pass(self, use: Tensor, size: int, drop_last: bool, generator: torch.Generator) -> Pass:
         """One pass over the rows where `use` ``[T * B]`` is set, see `even_minibatches`.
 
-        Whole chunks stay together; those without any row to use are left out.
-
-        Returns:
-            Rows ``[parts * size]`` and chunks, part after part, and the rows' weights ``[size]`` in
-            each part, which sum to 1.
+        Whole chunks stay together; those without any row to use are left out.  The weights of each
+        minibatch sum to 1.
         """
         wanted = use[self.rows].any(0).nonzero().squeeze(1)
         units = size // self.chunk_steps
         chunks, weights = even_minibatches(wanted, units, drop_last, generator)
         if self.chunk_steps == 1:
-            return self.rows[0, chunks], chunks, weights
-        rows = self.rows[:, chunks].view(self.chunk_steps, -1, units).transpose(0, 1).flatten(1)
-        present = use[rows].float()
-        for part, weight in enumerate(weights):
-            present[part] *= (weight > 0).float().repeat(self.chunk_steps)
-        return rows.flatten(), chunks, list((present / present.sum(1, keepdim=True)).unbind(0))
+            return Pass(self.rows[0, chunks], chunks, weights)
+        rows = self.rows[:, chunks].transpose(0, 1).flatten(1)
+        present = use[rows] * (weights > 0).repeat(1, self.chunk_steps)
+        return Pass(rows, chunks, present / present.sum(1, keepdim=True))
 
 
 def even_minibatches(
     index: Tensor, size: int, drop_last: bool, generator: torch.Generator
-) -> tuple[Tensor, list[Tensor]]:
+) -> tuple[Tensor, Tensor]:
     """One pass over the rows at `index` ``[N]`` in fresh random order, in minibatches of one shape.
 
     The rows are split in ceil(N / size) parts that differ by at most one row; what a part lacks is
@@ -100,19 +137,18 @@ def even_minibatches(
     With `drop_last` the parts are whole and what fills none is left out, if there is a whole one.
 
     Returns:
-        All rows, part after part ``[parts * size]``, and the weights ``[size]`` of each part, which
-        sum to 1.
+        Rows and their weights, which sum to 1 in each part, ``[parts, size]``.
     """
     count = index.numel()
     order = index[torch.randperm(count, generator=generator).to(index.device)]
     whole = drop_last and count >= size
     parts = count // size if whole else math.ceil(count / size)
-    starts = [k * size if whole else k * count // parts for k in range(parts + 1)]
-    spans = [(start, end - start) for start, end in pairwise(starts)]
+    bounds = torch.arange(parts + 1, device=index.device)
+    bounds = bounds * size if whole else bounds * count // parts
+    starts, sizes = bounds[:-1, None], bounds.diff()[:, None]
     place = torch.arange(size, device=index.device)
-    rows = torch.cat([order[start + place.clamp_max(n - 1)] for start, n in spans])
-    weights = {n: (place < n).float() / n for _, n in spans}
-    return rows, [weights[n] for _, n in spans]
+    rows = order[starts + torch.minimum(place, sizes - 1)]
+    return rows, (place < sizes).float() / sizes
 
 
 def ended_rows(batch: Rollout) -> Tensor:

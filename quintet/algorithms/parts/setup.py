@@ -39,6 +39,9 @@ class Alone:
 
     size, index = 1, 0
 
+    def whole(self, batch: Rollout) -> Rollout:
+        return batch
+
     def shard(self, batch: Rollout) -> Rollout:
         return batch
 

@@ -191,7 +191,11 @@ class Learners:
         self._alike = False
         self.learner.warm_start(publication)
 
-    def update(self, batch: Rollout, env_steps: int) -> dict[str, float]:
+    def metrics(self) -> Mapping[str, float]:
+        """The first learner's, which are those of the whole batches."""
+        return self.learner.metrics()
+
+    def update(self, batch: Rollout, env_steps: int) -> None:
         """One update of all learners; the batch is on the CPU, each takes its columns from there.
 
         Raises:
@@ -208,11 +212,10 @@ class Learners:
             self._begin()
             self._memory.write(batch)
             self._tell(Learn(env_steps, batch.trace_cut is not None))
-            metrics = self.learner.update(batch, env_steps)
+            self.learner.update(batch, env_steps)
         except PeerGone as error:
             raise self._culprit(str(error)) from error
         self._at_work = False
-        return metrics
 
     # Processes
 

@@ -80,6 +80,9 @@ class RankGroup:
         except RuntimeError as error:
             raise PeerGone(str(error)) from error
 
+    def whole(self, batch: Rollout) -> Rollout:
+        return to_device(batch, self.device)
+
     def shard(self, batch: Rollout) -> Rollout:
         columns = batch.stream_id.numel() // self.size
         return to_device(narrow(batch, self.index * columns, columns), self.device)

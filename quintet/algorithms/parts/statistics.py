@@ -1,0 +1,107 @@
+"""What updates tell of themselves, gathered on the device until a report asks for it."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+NOTHING: Mapping[str, Tensor] = {}
+
+
+class Statistics(NamedTuple):
+    """Scalars by metric's name; NaN where there is nothing to say.
+
+    means: of several ranks each gives its share, and their sum is the whole batch's mean.
+    least, greatest: over the rank's rows.
+    """
+
+    means: Mapping[str, Tensor]
+    least: Mapping[str, Tensor] = NOTHING
+    greatest: Mapping[str, Tensor] = NOTHING
+
+    @property
+    def names(self) -> "Names":
+        return Names(tuple(self.means), tuple(self.least), tuple(self.greatest))
+
+    def pack(self) -> Tensor:
+        """All as one vector, float64: means, what is least negated, and what is greatest."""
+        least = [-x for x in self.least.values()]
+        values = [*self.means.values(), *least, *self.greatest.values()]
+        return torch.stack(values).detach().double()
+
+
+class Names(NamedTuple):
+    """What stands where in the vectors of `Statistics.pack`."""
+
+    means: tuple[str, ...]
+    least: tuple[str, ...] = ()
+    greatest: tuple[str, ...] = ()
+
+    def over_ranks(self, vectors: Tensor) -> Tensor:
+        """The whole batch's vector from each rank's ``[ranks, N]``."""
+        split = len(self.means)
+        return torch.cat((vectors[:, :split].sum(0), vectors[:, split:].amax(0)))
+
+    def by_name(self, vectors: Tensor) -> dict[str, Tensor]:
+        """Means, minima and maxima over some updates ``[K, N]``."""
+        split = len(self.means)
+        signs = [1.0] * split + [-1.0] * len(self.least) + [1.0] * len(self.greatest)
+        values = torch.cat((vectors[:, :split].mean(0), vectors[:, split:].amax(0)))
+        each = (values * values.new_tensor(signs)).unbind()
+        return dict(zip((*self.means, *self.least, *self.greatest), each, strict=True))
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Of the vectors of one sort: sums and counts of what is averaged, and extremes."""
+
+    total: Tensor
+    count: Tensor
+    extremes: Tensor
+
+
+@final
+class Interval:
+    """Means, minima and maxima over all updates since they were last read.
+
+    Nothing is read from the device before `read`.  A mean is over the updates that gave it.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[Names, _Sums] = {}
+        self._numbers: dict[str, list[float]] = {}
+
+    def add(self, statistics: Statistics) -> None:
+        """Takes those of one update."""
+        self.add_vectors(statistics.names, statistics.pack().unsqueeze(0))
+
+    def add_vectors(self, names: Names, vectors: Tensor) -> None:
+        """Takes the packed ones of some updates ``[K, N]``."""
+        split = len(names.means)
+        means, extremes = vectors[:, :split], vectors[:, split:]
+        given = ~means.isnan()
+        total, count = means.where(given, 0.0).sum(0), given.sum(0)
+        highest = extremes.nan_to_num(-math.inf, math.inf, -math.inf).amax(0)
+        if names in self._sums:
+            old = self._sums[names]
+            total, count = old.total + total, old.count + count
+            highest = torch.maximum(old.extremes, highest)
+        self._sums[names] = _Sums(total, count, highest)
+
+    def add_numbers(self, means: Mapping[str, float]) -> None:
+        """Takes what is no tensor of one update."""
+        for name, x in means.items():
+            self._numbers.setdefault(name, []).append(x)
+
+    def read(self) -> dict[str, float]:
+        """All by name but for what is not finite; then begins anew."""
+        found: dict[str, float] = {}
+        for names, sums in self._sums.items():
+            vector = torch.cat((sums.total / sums.count, sums.extremes)).cpu()
+            found |= {n: x.item() for n, x in names.by_name(vector.unsqueeze(0)).items()}
+        found |= {name: math.fsum(x) / len(x) for name, x in self._numbers.items()}
+        self._sums, self._numbers = {}, {}
+        return {name: x for name, x in found.items() if math.isfinite(x)}

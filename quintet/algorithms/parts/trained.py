@@ -1,0 +1,302 @@
+"""The weights that a learner trains, and the optimizer step that follows from its loss."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Generic, Literal, NamedTuple, TypeVar, final
+
+import torch
+from torch import Tensor, nn
+
+from quintet.algorithms.parts.setup import Setup
+from quintet.algorithms.parts.statistics import Interval, Names, Statistics
+from quintet.errors import ConfigError, NonFiniteError
+from quintet.models.compiled import one_graph
+from quintet.models.flat import flatten_in_place, views_of
+from quintet.ops import adam, rmsprop
+from quintet.ops.adam import AdamRates
+from quintet.ops.rmsprop import RMSPropRates
+
+Knob = float | Tensor
+"""A number that may change from step to step: a float for `Trained.step`, a scalar tensor for the
+loss.
+"""
+
+Parameters = dict[str, Tensor]
+
+B = TypeVar("B")
+K = TypeVar("K", bound=tuple[Knob, ...])
+
+Loss = Callable[[Parameters, B, K], tuple[Tensor, Statistics]]
+"""Of parameters, a batch and knobs: the loss and what it tells.  Of several ranks each gives its
+share of the whole batch's loss, so that their sum is that.
+"""
+
+
+class Optimizer(NamedTuple):
+    """Which rule follows the gradient.
+
+    kind: rmsprop_tf: TensorFlow's form, see `quintet.ops.rmsprop`.
+    momentum: whether RMSProp keeps a velocity.
+    """
+
+    kind: Literal["adam", "rmsprop", "rmsprop_tf"] = "adam"
+    momentum: bool = False
+
+
+ADAM = Optimizer()
+
+CHECK_EVERY = 16
+"""Updates after which steps on a GPU are looked at for NaN: looking makes the host wait for it."""
+
+
+class Descent(NamedTuple):
+    """How far a segment goes in one step.
+
+    max_norm: of its gradient; None: any.
+    """
+
+    rates: AdamRates | RMSPropRates
+    max_norm: float | None
+
+
+def _flat(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.cat([x.flatten() for x in tensors])
+
+
+def non_finite(name: str, value: float, update: int) -> str:
+    """What is said of a loss or norm that became NaN or infinite."""
+    return (
+        f"finite losses are required, {name} became {value} at update {update}; begin anew "
+        "(another --run-dir) with a lower --learning-rate or --env.reward-clip abs_one, or find "
+        "the tensor with --check-numerics true"
+    )
+
+
+@final
+class Trained(Generic[B, K]):
+    """All weights of a network as one vector, its optimizer's memory, and `step`.
+
+    A step is the gradient of the loss, its sum over all ranks, clipping, and the optimizer's rule;
+    compiled it is one graph, or two where ranks exchange gradients in between.
+
+    parameters: views of the vector by name.
+    steps: optimizer steps made.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        loss: Loss[B, K],
+        knobs: type[K],
+        setup: Setup,
+        optimizer: Optimizer = ADAM,
+        *,
+        segments: Sequence[str] = (),
+        check_numerics: bool = False,
+    ):
+        """segments: children of the network, each with a `Descent` of its own; none: it is one.
+
+        Raises:
+            ConfigError: the loss is to look at its tensors, which compiled it can't.
+        """
+        if check_numerics and setup.compute.compile:
+            raise ConfigError("check_numerics requires --runtime.compile off, it is on")
+        named = dict(sorted(network.named_parameters()))
+        groups = [
+            {name: p for name, p in named.items() if name.startswith(f"{segment}.")}
+            for segment in segments
+        ] or [named]
+        self.parameters: Parameters = {name: p for group in groups for name, p in group.items()}
+        assert len(self.parameters) == len(named), "every parameter belongs to a segment"
+        self.theta = flatten_in_place([named[name] for name in self.parameters])
+        self.shapes = {name: p.shape for name, p in self.parameters.items()}
+        self.sizes = [sum(p.numel() for p in group.values()) for group in groups]
+        self.optimizer = optimizer
+        self.memory = _memory(optimizer, self.theta)
+        self.loss, self.ranks = loss, setup.ranks
+        self.gradient: Tensor | None = None
+        self.interval = Interval()
+        self.steps = 0
+        self._knobs: Callable[..., K] = knobs
+        # What each step tells beside the loss's statistics.
+        self._own = tuple(f"optim/{segment}_grad_norm" for segment in segments)
+        self._own = self._own or ("optim/grad_norm", "optim/grad_clip_frac")
+        self._num_knobs = len(knobs._fields)  # type: ignore[attr-defined]
+        self._names = Names(())
+        self._told: list[Tensor] = []
+        self._unchecked: list[Tensor] = []
+        self._step = self._make_step(setup.compute.compile)
+
+    def keep_gradient(self) -> None:
+        """Keeps the gradient of the last step, before clipping, in `gradient`."""
+        self.gradient = torch.zeros_like(self.theta)
+
+    def _make_step(self, compiles: bool) -> Callable[[B, Tensor], Tensor]:
+        if self.ranks.size == 1:
+            return one_graph(self._compiled_step) if compiles else self._eager_step
+        gradient, descend = self._eager_gradient, self._descend
+        if compiles:
+            gradient = one_graph(self._compiled_gradient)
+            descend = one_graph(self._compiled_descend)
+
+        def step(batch: B, numbers: Tensor) -> Tensor:
+            grad, told = gradient(batch, numbers)
+            of_step = descend(self.ranks.sum(grad), numbers)
+            return torch.cat((of_step, self._names.over_ranks(self.ranks.gather(told))))
+
+        return step
+
+    def step(self, batch: B, knobs: K, *descents: Descent) -> None:
+        """One optimizer step on the batch, one `Descent` for each segment."""
+        self.steps += 1
+        numbers: list[Knob] = [*knobs]
+        for rates, max_norm in descents:
+            numbers += [math.inf if max_norm is None else max_norm, *rates]
+        packed = torch.tensor(numbers, dtype=self.theta.dtype, device=self.theta.device)
+        self._told.append(self._step(batch, packed))
+
+    # The graphs
+
+    def _eager_step(self, batch: B, numbers: Tensor) -> Tensor:
+        grad, told = self._eager_gradient(batch, numbers)
+        return torch.cat((self._descend(grad, numbers), told))
+
+    def _compiled_step(self, batch: B, numbers: Tensor) -> Tensor:
+        grad, told = self._compiled_gradient(batch, numbers)
+        return torch.cat((self._descend(grad, numbers), told))
+
+    def _eager_gradient(self, batch: B, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss's gradient ``[P]`` and its packed statistics."""
+        loss, statistics = self.loss(self.parameters, batch, self._knobs_in(numbers))
+        self._names = statistics.names
+        # A coefficient of 0 takes its term, and so whole layers, out of the graph.
+        gradients = torch.autograd.grad(loss, [*self.parameters.values()], materialize_grads=True)
+        return _flat(gradients), statistics.pack()
+
+    def _compiled_gradient(self, batch: B, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """`_eager_gradient` in the form that compiles, whose only weights are theta."""
+        parameters = views_of(self.theta, self.shapes)
+        gradients, statistics = torch.func.grad(self.loss, has_aux=True)(
+            parameters, batch, self._knobs_in(numbers)
+        )
+        self._names = statistics.names
+        return _flat(gradients.values()), statistics.pack()
+
+    def _compiled_descend(self, grad: Tensor, numbers: Tensor) -> Tensor:
+        """`_descend` in the form that compiles by itself, without a wrapper."""
+        return self._descend(grad, numbers)
+
+    @torch.no_grad()
+    def _descend(self, grad: Tensor, numbers: Tensor) -> Tensor:
+        """A step against the whole batch's gradient ``[P]``; what it tells, float64."""
+        if self.gradient is not None:
+            self.gradient.copy_(grad)
+        told: list[Tensor] = []
+        record = AdamRates if self.optimizer.kind == "adam" else RMSPropRates
+        per_segment = 1 + len(record._fields)
+        place = 0
+        for index, size in enumerate(self.sizes):
+            begin = self._num_knobs + index * per_segment
+            max_norm, *rates = numbers[begin : begin + per_segment].unbind()
+            where = slice(place, place + size)
+            clipped, norm = adam.clip_norm(grad[where], max_norm)
+            self._follow(clipped, where, rates)
+            told.append(norm)
+            place += size
+        if len(told) == 1:
+            told.append(torch.where(max_norm.isinf(), math.nan, norm > max_norm))
+        return torch.stack(told).double()
+
+    def _follow(self, grad: Tensor, where: slice, rates: list[Tensor]) -> None:
+        """The optimizer's rule on a segment, in place."""
+        theta, memory = self.theta[where], {name: x[where] for name, x in self.memory.items()}
+        if self.optimizer.kind == "adam":
+            adam.adam_(theta, grad, memory["exp_avg"], memory["exp_avg_sq"], AdamRates(*rates))
+        else:
+            rmsprop.rmsprop_(
+                theta,
+                grad,
+                memory["mean_sq"],
+                memory.get("velocity"),
+                RMSPropRates(*rates),
+                epsilon_inside_sqrt=self.optimizer.kind == "rmsprop_tf",
+            )
+
+    def _knobs_in(self, numbers: Tensor) -> K:
+        return self._knobs(*numbers[: self._num_knobs].unbind())
+
+    # What steps have told
+
+    @property
+    def untold(self) -> int:
+        """How many steps were made since `fold`."""
+        return len(self._told)
+
+    def recent(self, begin: int = 0, end: int | None = None) -> dict[str, Tensor]:
+        """What the steps since `fold` with these numbers have told, by name."""
+        return self._all_names.by_name(torch.stack(self._told[begin:end]))
+
+    @property
+    def _all_names(self) -> Names:
+        return Names((*self._own, *self._names.means), *self._names[1:])
+
+    def fold(self) -> None:
+        """Adds what steps have told to the interval.
+
+        Raises:
+            NonFiniteError: a loss or the gradient's norm is not finite.  On a GPU up to CHECK_EVERY
+                calls are looked at together.
+        """
+        vectors, self._told = torch.stack(self._told), []
+        self._unchecked.append(vectors)
+        if not self.theta.is_cuda or len(self._unchecked) >= CHECK_EVERY:
+            self.check()
+        self.interval.add_vectors(self._all_names, vectors)
+
+    def check(self) -> None:
+        """Looks at all steps that were not looked at.
+
+        Raises:
+            NonFiniteError: names the first step and what of it is not finite.
+        """
+        if not self._unchecked:
+            return
+        names = self._all_names.means
+        # A loss is named before the norm that it has spoilt.
+        columns = [k for k, name in enumerate(names) if name.startswith("loss/")]
+        columns += [k for k, name in enumerate(self._own) if name.endswith("grad_norm")]
+        vectors, self._unchecked = torch.cat(self._unchecked)[:, columns], []
+        finite = vectors.isfinite()
+        if not finite.all():
+            row, column = (~finite).nonzero()[0].tolist()
+            update = self.steps - len(vectors) + row + 1
+            value = vectors[row, column].item()
+            raise NonFiniteError(non_finite(names[columns[column]], value, update))
+
+    # Saving
+
+    def save(self) -> dict[str, Tensor]:
+        """The optimizer's memory by name; what it trains is saved as the network's.
+
+        Raises:
+            NonFiniteError: see `check`.
+        """
+        self.check()
+        return {f"optimizer/{name}": x for name, x in self.memory.items()}
+
+    def load(self, tensors: Mapping[str, Tensor], steps: int) -> None:
+        """Takes what `save` gave after so many steps."""
+        for name, x in self.memory.items():
+            x.copy_(tensors[f"optimizer/{name}"])
+        self.steps = steps
+
+
+def _memory(optimizer: Optimizer, theta: Tensor) -> dict[str, Tensor]:
+    """The optimizer's memory at the start, by name."""
+    if optimizer.kind == "adam":
+        return {"exp_avg": torch.zeros_like(theta), "exp_avg_sq": torch.zeros_like(theta)}
+    inside = optimizer.kind == "rmsprop_tf"
+    memory = {"mean_sq": rmsprop.initial_mean_sq(theta, epsilon_inside_sqrt=inside)}
+    if optimizer.momentum:
+        memory["velocity"] = torch.zeros_like(theta)
+    return memory

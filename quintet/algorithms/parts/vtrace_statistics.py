@@ -1,0 +1,131 @@
+"""What a learner with V-trace reports of an update, by the names of quintet.observe.metrics."""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quintet.algorithms.parts.statistics import Statistics
+from quintet.ops import policy_losses
+
+METRICS = (
+    "policy/entropy",
+    "policy/approx_kl",
+    "policy/ratio_mean",
+    "policy/ratio_min",
+    "policy/ratio_max",
+    "policy/rho_clip_frac",
+    "policy/c_clip_frac",
+    "value/prediction_mean",
+    "value/target_mean",
+    "value/explained_variance",
+    "advantage/mean",
+    "advantage/std",
+    "reward/mean",
+    "data/valid_frac",
+)
+"""What `vtrace_statistics` and `with_spreads` give."""
+
+_TARGET, _ERROR, _ADVANTAGE = "value/target_mean", "value/error_mean", "advantage/mean"
+_SQUARED = "_squared"
+
+CLIPPED = 1.001
+"""A ratio is counted as clipped from this many times its cap on: on-policy ratios are 1 but for
+rounding, and half of them above it.
+"""
+
+
+class Terms(NamedTuple):
+    """What a loss with V-trace is a sum or mean of, by row ``[T, B]``, unweighted, and what that
+    was made of.
+
+    policy, error, entropy: terms of policy and value function, and the policy's entropy; `error` is
+        half the squared error.
+    aux: auxiliary losses by name, scalars or ``[T, B]``.
+    log_rho, rho: of pi to mu; 0 and 1 in rows that are not valid.
+    reward: 0 in these.
+    """
+
+    policy: Tensor
+    error: Tensor
+    entropy: Tensor
+    aux: dict[str, Tensor]
+    logp_pi: Tensor
+    log_rho: Tensor
+    rho: Tensor
+    v_tm1: Tensor
+    target_tm1: Tensor
+    pg_advantage_tm1: Tensor
+    reward: Tensor
+
+
+@torch.no_grad()
+def vtrace_statistics(
+    losses: Mapping[str, Tensor],
+    terms: Terms,
+    valid: Tensor,
+    whole: tuple[Tensor, int],
+    bars: tuple[float | Tensor, float | Tensor],
+) -> Statistics:
+    """Of a batch, or of one rank's columns of it.
+
+    losses: the weighted terms by name.
+    valid: ``[T, B]``.
+    whole: how many valid rows the whole batch has, at least 1, and how many rows.
+    bars: caps of the ratio, rho_bar and c_bar; infinity is none.
+    """
+    count, rows_of_batch = whole
+    used = valid.double()
+    spread = torch.stack(
+        (terms.target_tm1, terms.target_tm1 - terms.v_tm1, terms.pg_advantage_tm1)
+    ).double()
+    over = [(terms.rho > CLIPPED * bar).to(terms.rho.dtype) for bar in bars]
+    rows = torch.stack(
+        (
+            terms.entropy,
+            policy_losses.approx_kl(terms.log_rho),
+            terms.rho,
+            *over,
+            terms.v_tm1,
+            terms.reward,
+        )
+    )
+    names = (
+        "policy/entropy",
+        "policy/approx_kl",
+        "policy/ratio_mean",
+        "policy/rho_clip_frac",
+        "policy/c_clip_frac",
+        "value/prediction_mean",
+        "reward/mean",
+    )
+    means = dict(zip(names, ((rows * used).sum((1, 2)) / count).unbind(), strict=True))
+    spreads = (_TARGET, _ERROR, _ADVANTAGE)
+    means |= dict(zip(spreads, ((spread * used).sum((1, 2)) / count).unbind(), strict=True))
+    squares = ((spread.square() * used).sum((1, 2)) / count).unbind()
+    means |= {f"{name}{_SQUARED}": x for name, x in zip(spreads, squares, strict=True)}
+    means["data/valid_frac"] = valid.sum() / rows_of_batch
+    return Statistics(
+        {**losses, "loss/total": torch.stack([*losses.values()]).sum(), **means},
+        least={"policy/ratio_min": torch.where(valid, terms.rho, math.inf).min()},
+        greatest={"policy/ratio_max": torch.where(valid, terms.rho, -math.inf).max()},
+    )
+
+
+def with_spreads(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics with the spreads over all rows of the interval in place of means of squares."""
+    found = dict(metrics)
+    if _TARGET not in found:
+        return found
+
+    def variance(name: str) -> float:
+        return max(found.pop(f"{name}{_SQUARED}") - found[name] ** 2, 0.0)
+
+    target, error = variance(_TARGET), variance(_ERROR)
+    found["advantage/std"] = math.sqrt(variance(_ADVANTAGE))
+    del found[_ERROR]
+    if target > 1e-12:
+        found["value/explained_variance"] = 1.0 - error / target
+    return found

@@ -1,0 +1,210 @@
+"""What PPO reports, by the names of quintet.observe.metrics."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quintet.algorithms.parts.statistics import Statistics
+from quintet.models.normalize import RewardNormalizer
+from quintet.ops import policy_losses
+from quintet.ops.distributions import (
+    DiagGaussian,
+    Family,
+    TanhGaussian,
+    TupleFamily,
+    leaf_families,
+)
+from quintet.types import Rollout
+
+LOSSES = (
+    "loss/policy",
+    "loss/value",
+    "loss/entropy",
+    "loss/l2",
+    "loss/kl",
+    "loss/kl_cutoff",
+)
+"""The weighted terms, in the order of the sum."""
+
+LAST_EPOCH = tuple(f"{name}_last_epoch" for name in (*LOSSES, "loss/total"))
+
+METRICS = (
+    *LOSSES,
+    *LAST_EPOCH,
+    "loss/total",
+    "loss/total_abs",
+    "policy/entropy",
+    "policy/kl",
+    "policy/kl_cutoff_frac",
+    "policy/kl_beta",
+    "policy/kl_beta_factor",
+    "policy/approx_kl",
+    "policy/clip_epsilon",
+    "policy/clip_frac",
+    "policy/ratio_mean",
+    "policy/ratio_max_error",
+    "policy/ratio_first_max_error",
+    "policy/std_mean",
+    "value/prediction_mean",
+    "value/target_mean",
+    "value/explained_variance",
+    "advantage/mean",
+    "advantage/std",
+    "reward/mean",
+    "reward/normalized_mean",
+    "data/valid_frac",
+    "normalizer/observation_mean_min",
+    "normalizer/observation_mean_max",
+    "normalizer/observation_std_min",
+    "normalizer/observation_std_max",
+    "normalizer/observation_clip_frac",
+    "normalizer/reward_clip_frac",
+    "normalizer/reward_std",
+    "optim/grad_norm",
+    "optim/learning_rate",
+    "optim/epochs",
+    "grad_norm/",
+    "param_norm/",
+)
+"""All that it may report, `/` at the end for every name that begins so."""
+
+
+class Estimates(NamedTuple):
+    """What a batch says of returns ``[T, B]``, in units of the normalised reward.
+
+    reward: normalised.
+    advantage: before normalising.
+    value: what the advantage was taken against.
+    """
+
+    reward: Tensor
+    advantage: Tensor
+    target: Tensor
+    value: Tensor
+
+
+class Terms(NamedTuple):
+    """What the loss is the mean of, by row ``[N]``, unweighted.
+
+    params: of the distribution, masked.
+    log_rho: logp_pi - logp_mu; 0 in rows of weight 0 of a recurrent minibatch.
+    advantage: as the policy term has it.
+    policy, error: terms of policy and value function; `error` is half the squared error.
+    """
+
+    params: Tensor
+    value: Tensor
+    logp_pi: Tensor
+    logp_mu: Tensor
+    log_rho: Tensor
+    rho: Tensor
+    advantage: Tensor
+    policy: Tensor
+    error: Tensor
+    entropy: Tensor
+    kl: Tensor
+
+
+def loss_statistics(
+    losses: Tensor, terms: Terms, weight: Tensor, cut_off: Tensor, clip_epsilon: float | Tensor
+) -> Statistics:
+    """Of a minibatch whose rows have the `weight` ``[N]``.
+
+    losses: the weighted LOSSES ``[6]``; cut_off: whether the mean KL is above the cutoff.
+    """
+    error = ((terms.rho - 1.0).abs() * (weight > 0)).detach()
+    means = dict(zip(LOSSES, losses.unbind(), strict=True)) | {
+        "loss/total": losses.sum(),
+        "policy/entropy": torch.dot(weight, terms.entropy),
+        "policy/kl": torch.dot(weight, terms.kl),
+        "policy/kl_cutoff_frac": cut_off.float(),
+        "policy/approx_kl": torch.dot(weight, policy_losses.approx_kl(terms.log_rho)),
+        "policy/clip_frac": torch.dot(weight, (error > clip_epsilon).float()),
+        "policy/ratio_mean": torch.dot(weight, terms.rho),
+        "value/prediction_mean": torch.dot(weight, terms.value),
+    }
+    return Statistics(means, greatest={"policy/ratio_max_error": error.max()})
+
+
+def batch_statistics(batch: Rollout, use: Tensor, estimates: Estimates) -> Statistics:
+    """Means over the rows to `use` ``[T, B]``."""
+    r_t, advantage, target, value = (x[use] for x in estimates)
+    spread = target.var(correction=0)
+    explained = 1.0 - (target - value).var(correction=0) / spread
+    return Statistics(
+        {
+            "reward/mean": batch.reward[use].mean(),
+            "reward/normalized_mean": r_t.mean(),
+            "value/target_mean": target.mean(),
+            "advantage/mean": advantage.mean(),
+            "advantage/std": advantage.std(correction=0),
+            "data/valid_frac": batch.valid.float().mean(),
+            "value/explained_variance": torch.where(spread > 1e-12, explained, math.nan),
+        }
+    )
+
+
+def reward_statistics(rewards: RewardNormalizer, r_t: Tensor, use: Tensor) -> Statistics:
+    """Share of the normalised rewards ``[T, B]`` to `use` that were clipped."""
+    clip = math.inf if rewards.clip is None else rewards.clip
+    outside = (r_t[use].abs() >= clip) & (rewards.moments.count > 0)
+    share = outside.float().mean() if rewards.clip is not None else r_t.new_tensor(math.nan)
+    return Statistics({"normalizer/reward_clip_frac": share})
+
+
+# What follows are the values of an iteration, by row, whose distribution a report shows.
+
+
+def batch_values(
+    batch: Rollout, use: Tensor, estimates: Estimates, family: Family
+) -> dict[str, Tensor]:
+    """Of the data: observations and actions by leaf, rewards, advantages, value targets."""
+    action = batch.action[use]
+    actions = family.unpack(action) if isinstance(family, TupleFamily) else (action,)
+    names = ["action"] if len(actions) == 1 else [f"action/{k}" for k in range(len(actions))]
+    return {
+        **{f"observation/{name}": x[:-1][use] for name, x in batch.obs.items()},
+        **dict(zip(names, actions, strict=True)),
+        "reward": batch.reward[use],
+        "reward_normalized": estimates.reward[use],
+        "advantage": estimates.advantage[use],
+        "value_target": estimates.target[use],
+    }
+
+
+def loss_values(
+    terms: Terms, target: Tensor, use: Tensor, family: Family, clip_epsilon: float | None
+) -> dict[str, Tensor]:
+    """Of the loss, over the rows to `use` ``[N]``: log-probabilities, ratios, objectives, values.
+
+    clip_epsilon: in force; without a clip, what it would change is left out.
+    """
+    rho, advantage = terms.rho, terms.advantage
+    values = {
+        "advantage_normalized": advantage,
+        "value_prediction": terms.value,
+        "value_error": target - terms.value,
+        "logp_mu": terms.logp_mu,
+        "logp_pi": terms.logp_pi,
+        "ratio": rho,
+        "objective": rho * advantage,
+        "entropy": terms.entropy,
+        "kl": terms.kl,
+        "loss_policy": terms.policy,
+        "loss_value": terms.error,
+    }
+    if clip_epsilon is not None:
+        clipped = rho.clamp(1.0 - clip_epsilon, 1.0 + clip_epsilon)
+        values["ratio_clipped"] = clipped
+        values["objective_clipped"] = clipped * advantage
+        values["objective_minimum"] = torch.minimum(rho * advantage, clipped * advantage)
+    leaves = leaf_families(family)
+    split = torch.split(terms.params, [leaf.param_size for leaf in leaves], -1)
+    for number, (leaf, params) in enumerate(zip(leaves, split, strict=True)):
+        if isinstance(leaf, DiagGaussian | TanhGaussian):
+            place = "" if len(leaves) == 1 else f"/{number}"
+            values[f"action_mean{place}"] = leaf.mode(params)
+            values[f"action_std{place}"] = params[:, leaf.size :].exp()
+    return {name: x[use] for name, x in values.items()}
