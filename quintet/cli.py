@@ -30,7 +30,7 @@ commands:
   envs [PATTERN]        environments that can be trained on
   config ALGO --env ID  the resolved configuration and where each value comes from
 
-`quintet COMMAND --help` lists the options of a command.  Algorithms: ppo, impala.
+`quintet COMMAND --help` lists the options of a command.  Algorithms: {algorithms}.
 """
 
 BENCH_HELP = """usage: quintet bench [WORKLOAD] [--json] [--runtime.OPTION ...] [--env.OPTION ...]
@@ -62,7 +62,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(HELP, end="")
+        # Those of the registry, which imports PyTorch.
+        found = (Path(__file__).parent / "algorithms").glob("*/learner.py")
+        print(HELP.format(algorithms=", ".join(sorted(each.parent.name for each in found))), end="")
         return 0 if arguments else 2
     if arguments[0] in ("-V", "--version"):
         from quintet import __version__

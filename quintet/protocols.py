@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -69,6 +69,22 @@ class DataPlan:
     def __post_init__(self) -> None:
         if self.unroll_steps % self.state_every:
             raise AssertionError(f"state_every must divide unroll_steps: {self}")
+
+
+class UpdateAdvice(NamedTuple):
+    """What a person is told of the speed of a learner's update, in its own options.
+
+    work: how it learns from a batch, as in "10 passes in minibatches of 64"; "" where there is
+        nothing to say.
+    less_work: what would make it faster, each with its option, as in "fewer passes than 10
+        (--num-epochs)".
+    larger_batches: the same for updates whose time does not lie in their rows: fewer and larger
+        ones.
+    """
+
+    work: str = ""
+    less_work: tuple[str, ...] = ()
+    larger_batches: tuple[str, ...] = ()
 
 
 class Actor(Protocol):

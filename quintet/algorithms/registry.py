@@ -1,10 +1,11 @@
 """The learners by name: all that the rest of quintet knows of them."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
+from gymnasium import spaces as gym_spaces
 from pydantic import BaseModel
 
 from quintet.algorithms.impala import config as impala_config
@@ -15,12 +16,10 @@ from quintet.algorithms.ppo import config as ppo_config
 from quintet.algorithms.ppo import learner as ppo
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
-from quintet.protocols import Actor, Learner
+from quintet.protocols import Actor, Learner, UpdateAdvice
 from quintet.types import Spaces
 
-
-def _none_idle(*_: object) -> dict[str, Idle]:
-    return {}
+ActionKind = type[gym_spaces.Space[Any]]
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,10 @@ class Algorithm:
     shared: the option that says how many columns of a batch several learners may share; None: it
         knows nothing of `Ranks`, so there can be only one.
     idle_in: options that (options, resolved model, spaces) leave without effect, by name.
+    actions: the kinds of action spaces that it can choose from.
+    defaults: its own of options under ``model.``, ``env.`` and ``runtime.``, by dotted name, where
+        those of every learner don't suit it.
+    advice: what is said of the speed of updates by (options, resolved model, env_steps of a batch).
     """
 
     config: type[BaseModel]
@@ -42,7 +45,10 @@ class Algorithm:
     make_learner: Callable[[Any, ModelConfig, Spaces, Setup], Learner]
     make_actor: Callable[[Any, ModelConfig, Spaces, Compute], Actor]
     shared: str | None = None
-    idle_in: Callable[[Any, ModelConfig, Spaces], dict[str, Idle]] = _none_idle
+    idle_in: Callable[[Any, ModelConfig, Spaces], dict[str, Idle]] = lambda *_: {}
+    actions: tuple[ActionKind, ...] = (gym_spaces.Space,)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    advice: Callable[[Any, ModelConfig, int], UpdateAdvice] = lambda *_: UpdateAdvice()
 
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -53,6 +59,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         ppo.PPOLearner,
         ppo.make_actor,
         idle_in=ppo_config.idle_in,
+        advice=ppo_config.advice,
     ),
     "impala": Algorithm(
         impala_config.ImpalaConfig,
@@ -62,6 +69,8 @@ ALGORITHMS: dict[str, Algorithm] = {
         impala.make_actor,
         shared="batch_unrolls",
         idle_in=impala_config.idle_in,
+        defaults={"runtime.kind": "async"},
+        advice=impala_config.advice,
     ),
 }
 
@@ -77,3 +86,19 @@ def find(name: str) -> Algorithm:
     near = get_close_matches(str(name), ALGORITHMS, 1)
     hint = f"did you mean {near[0]!r}?" if near else "choose one of them"
     raise ConfigError(f"the algorithm must be one of {', '.join(ALGORITHMS)}; got {name!r}; {hint}")
+
+
+def require_actions(name: str, space: gym_spaces.Space[Any]) -> None:
+    """Refuses an action space that the learner of that name can't choose from.
+
+    Raises:
+        ConfigError: names the kinds of spaces it can, and the learners that can do this one.
+    """
+    kinds = find(name).actions
+    if isinstance(space, kinds):
+        return
+    able = [other for other, one in ALGORITHMS.items() if isinstance(space, one.actions)]
+    raise ConfigError(
+        f"{name} requires {' or '.join(kind.__name__ for kind in kinds)} actions, the action space "
+        f"is {space}; use another environment" + (f" or algorithm ({', '.join(able)})" * bool(able))
+    )

@@ -9,7 +9,7 @@ import tyro
 from pydantic.fields import FieldInfo
 
 from quintet.algorithms import registry
-from quintet.config.load import Layer, flatten, kinds, options, read_file
+from quintet.config.load import Layer, flatten, kinds, learner_defaults, options, read_file
 from quintet.config.run import ALIASES
 from quintet.errors import ConfigError
 from quintet.system import files
@@ -197,10 +197,12 @@ def _schema(algo: str, *, of_group: bool) -> Any:
             ),
         ]
     short = {target: alias for alias, target in ALIASES.items()}
+    own = learner_defaults(algo)
     for name, info in options(algo).items():
         if name == "algo":
             continue
         default = "required" if info.is_required() else info.get_default(call_default_factory=True)
+        default = own.values.get(name, default)
         if isinstance(default, tuple):
             default = " ".join(str(item) for item in default)
         flag = name.replace("_", "-")
@@ -211,7 +213,8 @@ def _schema(algo: str, *, of_group: bool) -> Any:
                 aliases=[f"--{short[name].replace('_', '-')}"] if name in short else None,
                 help=info.description,
                 metavar=_metavar(info),
-                help_behavior_hint=f"(default: {str(default).lower()})",
+                help_behavior_hint=f"({own.source if name in own.values else 'default'}: "
+                f"{str(default).lower()})",
             ),
         ]
     return TypedDict("Options", fields, total=False)  # type: ignore[operator]

@@ -6,10 +6,27 @@ environment; what is found here takes one.
 
 from quintet.algorithms import registry
 from quintet.algorithms.parts.options import Idle
-from quintet.config.load import Loaded
+from quintet.config.load import Loaded, dropped
 from quintet.config.run import RunConfig
 from quintet.errors import ConfigError
+from quintet.models.config import ModelConfig, idle_options
 from quintet.types import Spaces
+
+
+def without_idle_defaults(loaded: Loaded, spaces: Spaces) -> Loaded:
+    """Without what the learner's own defaults say of layers and actions that are not there: who
+    gives no such option can't leave it out.
+    """
+    sources, changes = dict(loaded.sources), {}
+    for option in idle_options(loaded.config.model, spaces):
+        name = f"model.{option}"
+        if sources[name].startswith("default of "):
+            changes[option] = ModelConfig.model_fields[option].get_default(
+                call_default_factory=True
+            )
+            sources[name] = dropped(sources[name])
+    model = loaded.config.model.model_copy(update=changes)
+    return Loaded(loaded.config.model_copy(update={"model": model}), sources, loaded.notes)
 
 
 def without_idle(loaded: Loaded, config: RunConfig, spaces: Spaces) -> Loaded:

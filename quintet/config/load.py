@@ -1,7 +1,8 @@
 """Puts a configuration together from layers and remembers where each value came from.
 
-Layers, later wins: defaults < preset < file < saved run < command line (or the caller).  Nothing is
-validated before all layers are in place; then everything is, at once, and every fault is listed.
+Layers, later wins: defaults < the learner's own defaults < preset < file < saved run < command line
+(or the caller).  Nothing is validated before all layers are in place; then everything is, at once,
+and every fault is listed.
 """
 
 import re
@@ -129,6 +130,25 @@ def preset_layers(
     return [Layer(f"preset {key}", flatten(chosen[key], options(algo))) for key in chosen]
 
 
+def learner_defaults(algo: str) -> Layer:
+    """The layer of the defaults that a learner has of its own."""
+    values = registry.find(algo).defaults
+    parts = ("env.", "model.", "runtime.")
+    wrong = values.keys() - {name for name in options(algo) if name.startswith(parts)}
+    assert not wrong, f"defaults of {algo} must be options under {', '.join(parts)}: {wrong}"
+    return Layer(f"default of {algo}", values)
+
+
+def nobody_gave(source: str) -> bool:
+    """Whether a preset or the learner says so, and not who started the run."""
+    return source.startswith(("preset ", "default of "))
+
+
+def dropped(source: str) -> str:
+    """The source of an option's default, where what that source says has no effect."""
+    return f"default (that of {source.removeprefix('default of ')} has no effect here)"
+
+
 def _nearest(name: str, known: Iterable[str]) -> str:
     names = list(known)
     near = get_close_matches(name, names, 1, 0.5)
@@ -149,18 +169,18 @@ def compose(algo: str, layers: Iterable[Layer], *, check_env: bool = True) -> Lo
     values: dict[str, Any] = {"algo": algo}
     sources: dict[str, str] = {"algo": "given"}
     unknown: list[str] = []
-    for layer in layers:
+    for layer in (learner_defaults(algo), *layers):
         for name, value in layer.values.items():
             if name in known:
                 values[name] = absent(value, known[name])
                 sources[name] = layer.source
             else:
                 unknown.append(f"unknown option {name!r} ({layer.source}){_nearest(name, known)}")
-    _drop_idle_presets(algo, values, sources)
+    _drop_idle(algo, values, sources)
     faults: list[str] = []
     config = _validate(algo, values, faults, check_env)
     if unknown or faults:
-        raise ConfigError(_listed([*unknown, *(with_presets(fault, sources) for fault in faults)]))
+        raise ConfigError(_listed([*unknown, *(with_sources(fault, sources) for fault in faults)]))
     assert config is not None
     return Loaded(config, {name: sources.get(name, "default") for name in config.flat()})
 
@@ -186,18 +206,19 @@ def kinds(info: FieldInfo) -> tuple[Any, ...]:
     return (info.annotation, *get_args(info.annotation))
 
 
-def _drop_idle_presets(algo: str, values: dict[str, Any], sources: dict[str, str]) -> None:
-    """Takes out what a preset set, or a saved run for other options than it goes on with, and the
-    other options have left without effect: who gives no such option can't leave it out.
+def _drop_idle(algo: str, values: dict[str, Any], sources: dict[str, str]) -> None:
+    """Takes out what a preset or the learner's defaults set, or a saved run for other options than
+    it goes on with, and the other options have left without effect: who gives no such option can't
+    leave it out.
     """
     for model, prefix in ((registry.find(algo).config, ""), (PARTS["runtime"], "runtime.")):
-        while idle := _idle_presets(model, prefix, values, sources):
+        while idle := _idle(model, prefix, values, sources):
             for name in idle:
                 del values[name]
-                sources[name] = f"default (that of {sources[name]} has no effect here)"
+                sources[name] = dropped(sources[name])
 
 
-def _idle_presets(
+def _idle(
     model: type[BaseModel], prefix: str, values: dict[str, Any], sources: dict[str, str]
 ) -> list[str]:
     """Options of a part that nobody gave to this run and that have no effect."""
@@ -213,21 +234,22 @@ def _idle_presets(
         for cause in causes
         if isinstance(cause, IdleOptions)
         for name in cause.said
-        if sources.get(prefix + name, "").startswith("preset")
+        if nobody_gave(sources.get(prefix + name, ""))
         or (sources.get(prefix + name) == "saved run" and prefix + name in MAY_CHANGE_ON_RESUME)
     ]
 
 
-def with_presets(fault: str, sources: Mapping[str, str]) -> str:
-    """The fault, and which of the options in it a preset has set: the user didn't."""
+def with_sources(fault: str, sources: Mapping[str, str]) -> str:
+    """The fault, and which of the options in it a preset or the learner sets: the user didn't."""
     named: dict[str, list[str]] = {}
     for name, source in sources.items():
-        if source.startswith("preset") and re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", fault):
+        if nobody_gave(source) and re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", fault):
             named.setdefault(source, []).append(name)
     if not named:
         return fault
     told = [f"{', '.join(names)} from the {source}" for source, names in named.items()]
-    return f"{fault} ({'; '.join(told)}; set it yourself, or use --preset none)"
+    way_out = ", or use --preset none" if any(s.startswith("preset") for s in named) else ""
+    return f"{fault} ({'; '.join(told)}; set it yourself{way_out})"
 
 
 def _listed(faults: list[str]) -> str:

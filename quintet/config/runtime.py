@@ -78,7 +78,7 @@ class RuntimeConfig(BaseModel):
         ge=1,
         description="processes that share every batch and make one update together, what one "
         "learner makes of the whole batch but for rounding; each on a GPU of its own, from cuda:0 "
-        "on, or with `threads` of the CPU. impala only",
+        "on, or with `threads` of the CPU",
     )
     learner_timeout_s: float = Field(
         300.0,

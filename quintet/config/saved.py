@@ -13,7 +13,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from quintet.config.kind import Kind, kind_asked_for
-from quintet.config.load import Layer, Loaded, compose, flatten, options, preset_layers
+from quintet.config.load import (
+    Layer,
+    Loaded,
+    compose,
+    flatten,
+    learner_defaults,
+    options,
+    preset_layers,
+)
 from quintet.config.run import AUTOMATIC, MAY_CHANGE_ON_RESUME
 from quintet.envs.given import EnvSource
 from quintet.errors import CheckpointError, ConfigError
@@ -51,7 +59,7 @@ def load_config(
         ConfigError: any fault, or the folder holds a run of another configuration.
         UntrustedError: the folder names code that may not run.
     """
-    kind = partial(kind_asked_for, asked_for(files, command), source)
+    kind = partial(kind_asked_for, asked_for([learner_defaults(algo), *files], command), source)
     return _load(algo, files, command, source is None, kind, trust)
 
 
@@ -183,7 +191,7 @@ def load_seeds(
             f"run_dir with seeds requires a folder for a group of runs, {folder} is a run by "
             "itself; give another --run-dir"
         )
-    kind = cache(partial(kind_asked_for, asked, source))
+    kind = cache(partial(kind_asked_for, {**learner_defaults(algo).values, **asked}, source))
     loaded: list[Loaded | Unusable] = []
     for seed in seeds:
         mine = {"seed": seed} | (

@@ -228,11 +228,10 @@ def resolve_model(config: ModelConfig, spaces: Spaces) -> ModelConfig:
     Raises:
         ConfigError: an option would have no effect.
     """
-    leaves = encoded_leaves(spaces)
-    encoder = config.encoder
-    if encoder == "auto":
-        encoder = _suited(leaves)
-    _refuse_idle(config, encoder, spaces)
+    encoder = _resolved_encoder(config, spaces)
+    idle = idle_options(config, spaces)
+    if idle:
+        raise ConfigError("; ".join(idle.values()) + "; leave it out")
     if config.custom:  # has no layers of ours
         return config
     hidden = config.policy_hidden
@@ -252,8 +251,11 @@ def resolve_model(config: ModelConfig, spaces: Spaces) -> ModelConfig:
     )
 
 
-def _suited(leaves: Leaves) -> str:
-    """The encoder that these leaves are for."""
+def _resolved_encoder(config: ModelConfig, spaces: Spaces) -> str:
+    """As configured, else the one that these leaves are for."""
+    if config.encoder != "auto":
+        return config.encoder
+    leaves = encoded_leaves(spaces)
     if any(is_image(space) for space in leaves.values()):
         return "nature_cnn"
     # Of a grid with other leaves it is not known whether its image holds ids.
@@ -266,29 +268,25 @@ def _without_layers(config: ModelConfig) -> bool:
     return config.policy_hidden == () and value_hidden in ((), None)
 
 
-def _refuse_idle(config: ModelConfig, encoder: str, spaces: Spaces) -> None:
-    """Options that would have no effect on this network.
-
-    Raises:
-        ConfigError: lists them.
-    """
-    faults = []
-    fields = type(config).model_fields
+def idle_options(config: ModelConfig, spaces: Spaces) -> dict[str, str]:
+    """Options that would have no effect on this network: by name what each requires, a sentence."""
+    idle: dict[str, str] = {}
+    encoder, fields = _resolved_encoder(config, spaces), type(config).model_fields
 
     def refuse(names: tuple[str, ...], required: str) -> None:
         for name in names:
             value = getattr(config, name)
             if value != fields[name].get_default(call_default_factory=True):
-                faults.append(f"model.{name}={value} requires {required}")
+                idle[name] = f"model.{name}={value} requires {required}"
 
     empty = not config.custom and _without_layers(config)
     if empty and encoder == "mlp":
         if config.activation == "relu":
-            faults.append("model.activation=relu requires a hidden layer, there is none")
+            refuse(("activation",), "a hidden layer, there is none")
         if config.core == "none":
             refuse(("shared_torso",), "layers that can be shared, there are none")
     if not config.custom and encoder != "mlp" and config.activation == "tanh":
-        faults.append(f"model.activation=tanh requires an mlp, {encoder} has relu throughout")
+        refuse(("activation",), f"an mlp, {encoder} has relu throughout")
     if config.custom:
         ours = ("policy_hidden", "value_hidden", "activation", "layer_norm")
         refuse(ours, f"an encoder with layers of ours, {encoder} has its own")
@@ -311,5 +309,4 @@ def _refuse_idle(config: ModelConfig, encoder: str, spaces: Spaces) -> None:
             ("action_std", "action_std_init", "action_bounds"),
             f"continuous actions, the action space is {spaces.action}",
         )
-    if faults:
-        raise ConfigError("; ".join(faults) + "; leave it out")
+    return idle

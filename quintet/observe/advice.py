@@ -3,10 +3,13 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import TYPE_CHECKING, Literal, final
 
 from quintet.observe.shares import Load
 from quintet.observe.timing import Phase
+
+if TYPE_CHECKING:  # imports PyTorch, which plots have no use for
+    from quintet.protocols import UpdateAdvice
 
 _BUSY = 0.9  # of all cores, from which on none is idle
 
@@ -26,10 +29,8 @@ class Setting:
     compiles: acts and updates are compiled; may_compile: it would be worth it; compiler: there is
         one.
     gpu: PyTorch sees one, or one for each learner.
-    passes, minibatch_steps: over and of a batch of `batch_steps` env_steps, where the learner makes
-        several; None: it has no such option, or the minibatch is the batch.
-    chunk_steps: steps that a minibatch keeps together, so its size is a multiple of them.
-    batch_unrolls: that the learner is told to take; None: as many as there are streams.
+    batch_steps: env_steps that an update learns from.
+    update: what the learner says of its speed.
     kind, num_workers, lag, inference, inference_batch_min, inference_batch_max: of the runtime, as
         configured; no workers in the serial one.
     num_learners: processes that share every batch; each has `threads`.
@@ -56,10 +57,7 @@ class Setting:
     may_compile: bool
     compiler: bool
     batch_steps: int
-    passes: int | None = None
-    minibatch_steps: int | None = None
-    chunk_steps: int = 1
-    batch_unrolls: int | None = None
+    update: "UpdateAdvice"
     kind: Literal["serial", "lockstep", "async"] = "serial"
     num_workers: int = 0
     num_learners: int = 1
@@ -157,11 +155,7 @@ def _lighter_update(setting: Setting) -> list[str]:
     advice = _compiling(setting)
     if setting.num_learners > 1 and not setting.large_network:  # an exchange takes longer
         advice.append("one learner (--runtime.num-learners 1)")
-    if setting.passes is not None and setting.passes > 1:
-        advice.append(f"fewer passes than {setting.passes} (--num-epochs)")
-    if setting.minibatch_steps is not None and setting.minibatch_steps < setting.batch_steps:
-        larger = _larger_minibatch(setting.minibatch_steps, setting)
-        advice.append(f"larger minibatches (--minibatch-steps {larger})")
+    advice += setting.update.less_work
     if setting.large_network and setting.device == "cpu":
         advice.append("the GPU (--runtime.device cuda)" if setting.gpu else "a GPU")
     return advice
@@ -199,8 +193,8 @@ def _learning_beside_workers(load: Load, setting: Setting) -> list[str]:
     more = min(setting.cores // learners, setting.threads + idle_cores(load, setting) // learners)
     if at_length and more > setting.threads:
         advice.append(f"more threads (--runtime.threads {more})")
-    if setting.batch_unrolls is not None and not at_length:  # else its rows are what takes time
-        advice.append(f"larger batches (--batch-unrolls {2 * setting.batch_unrolls})")
+    if not at_length:  # else its rows are what takes time
+        advice += setting.update.larger_batches
     return advice or ["a faster machine"]
 
 
@@ -317,16 +311,6 @@ def _larger_groups(setting: Setting) -> str:
 def _largest_group(num_groups: int, streams: int) -> int:
     """Streams of each of so many groups, or a few more, of the same size."""
     return streams // next(n for n in range(num_groups, streams + 1) if streams % n == 0)
-
-
-def _larger_minibatch(steps: int, setting: Setting) -> int:
-    """About twice as large, and such that the batch is divided in whole minibatches of whole
-    chunks.
-    """
-    batch, chunk = setting.batch_steps, setting.chunk_steps
-    half_as_many = (-(-batch // steps) + 1) // 2
-    fitting = (n for n in range(half_as_many, 0, -1) if batch % n == 0 and batch // n % chunk == 0)
-    return batch // next(fitting, 1)
 
 
 def groups(number: int) -> str:

@@ -113,17 +113,14 @@ def _told_of_others(load: Load, setting: Setting) -> str:
 
 def _told(phase: Phase, percent: str, setting: Setting) -> str:
     size = setting.num_streams // setting.num_groups
-    minibatches = (
-        f" in minibatches of {setting.minibatch_steps:,}" if setting.minibatch_steps else ""
-    )
-    passes = f" ({setting.passes} passes{minibatches})" if setting.passes else ""
+    work = f" ({setting.update.work})" if setting.update.work else ""
     return {
         "stepping": f"Environments limit the speed: {percent} of the time goes into stepping "
         f"{setting.env} ({setting.backend}).",
         "acting": f"Choosing actions limits the speed: {percent} of the time goes into acting, for "
         f"{groups(setting.num_groups)} of {count(size, 'stream')} at a time.",
         "learning": f"The update limits the speed: {percent} of the time goes into learning on "
-        f"{setting.device}{passes}.",
+        f"{setting.device}{work}.",
         "waiting": f"Sampling limits the speed: {percent} of the time the update waits for other "
         "processes.",
         "evaluation": f"Evaluation limits the speed: it takes {percent} of the time.",

@@ -17,9 +17,9 @@ import torch
 
 from quintet import checkpoint
 from quintet.algorithms import registry
-from quintet.algorithms.parts.setup import ALONE, Setup
-from quintet.config.idle import without_idle
-from quintet.config.load import Loaded, with_presets
+from quintet.algorithms.parts.setup import ALONE, PLAIN, Setup
+from quintet.config.idle import without_idle, without_idle_defaults
+from quintet.config.load import Loaded, with_sources
 from quintet.config.run import RunConfig
 from quintet.config.runtime import RuntimeConfig
 from quintet.config.saved import Unusable
@@ -165,13 +165,15 @@ def _resolve_device(runtime: RuntimeConfig, pictures: bool) -> str:
 
 
 def _resolve_loaded(loaded: Loaded, spaces: Spaces, backend: str) -> Loaded:
-    """`resolve`, without options that have no effect, and with the preset named that has set what
-    is refused.
+    """`resolve`, for spaces that the learner can do, without options that have no effect, and with
+    the preset named that has set what is refused.
     """
+    registry.require_actions(loaded.config.algo, spaces.action)
+    loaded = without_idle_defaults(loaded, spaces)
     try:
         return without_idle(loaded, resolve(loaded.config, spaces, backend), spaces)
     except ConfigError as error:
-        raise ConfigError(with_presets(str(error), loaded.sources)) from error
+        raise ConfigError(with_sources(str(error), loaded.sources)) from error
 
 
 def resolved(
@@ -183,6 +185,9 @@ def resolved(
     probe = make_group_env(loaded.config.env, 1, make_env)
     try:
         found = _resolve_loaded(loaded, probe.spaces, probe.description.backend)
+        now = found.config
+        # Refuses what its network can't observe or do.
+        registry.find(now.algo).make_actor(now.learner, now.model, probe.spaces, PLAIN)
     finally:
         probe.close()
     before, values = loaded.config.flat(), found.config.flat()

@@ -58,7 +58,7 @@ def setting_of(
 
     source: where environments come from if not from an id; callback: reports go to the user's code.
     """
-    options, runtime = config.flat(), config.runtime
+    runtime, batch_steps = config.runtime, plan.unroll_steps * plan.columns_per_batch
     pictures = uses_pictures(config.model, spaces)
     known: Literal["has it", "lacks it", "absent"] = "absent"
     if envpool.is_installed():
@@ -90,11 +90,8 @@ def setting_of(
         compiles=runtime.compile == "on",
         may_compile=worth_compiling(config, config.model, spaces, runtime.device),
         compiler=has_compiler(),
-        batch_steps=plan.unroll_steps * plan.columns_per_batch,
-        passes=options.get("num_epochs"),
-        minibatch_steps=options.get("minibatch_steps"),
-        chunk_steps=1 if config.model.core == "none" else options.get("bptt_steps", 1),
-        batch_unrolls=options.get("batch_unrolls"),
+        batch_steps=batch_steps,
+        update=registry.find(config.algo).advice(config.learner, config.model, batch_steps),
         kind=runtime.kind,
         num_workers=runtime.num_workers or 0,
         num_learners=runtime.num_learners,

@@ -37,8 +37,8 @@ def memory_fault(error: BaseException) -> QuintetError | None:
         return None
     said = " ".join(f"{type(error).__name__}: {error}".split())
     return QuintetError(
-        f"memory ran out ({said}{limit_told()}); make room, or lower env.num_streams, unroll_steps "
-        "or runtime.num_workers"
+        f"memory ran out ({said}{limit_told()}); make room, lower env.num_streams or "
+        "runtime.num_workers, or shorten unrolls"
     )
 
 

@@ -18,6 +18,7 @@ from quintet.errors import ConfigError
 
 SMALL: dict[str, Any] = {
     "preset": "none",
+    "runtime.kind": "serial",
     "env.num_streams": 6,
     "env.backend": "gymnasium",
     "unroll_steps": 16,

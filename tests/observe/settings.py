@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from quintet.observe.advice import Setting
+from quintet.protocols import UpdateAdvice
 
 SETTING = Setting(
     env="CartPole-v1",
@@ -22,8 +23,10 @@ SETTING = Setting(
     may_compile=True,
     compiler=True,
     batch_steps=2048,
-    passes=10,
-    minibatch_steps=64,
+    update=UpdateAdvice(
+        "10 passes in minibatches of 64",
+        ("fewer passes than 10 (--num-epochs)", "larger minibatches (--minibatch-steps 128)"),
+    ),
     eval_episodes=10,
     sinks=True,
 )

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from settings import PICTURES, SETTING
 
-from quintet.algorithms.parts import minibatches
 from quintet.observe.limits import limit
 from quintet.observe.shares import Cores, Load
 from quintet.observe.timing import PHASES
+from quintet.protocols import UpdateAdvice
 
 
 def told(phase: str, share: float = 0.71, **changes: object) -> str:
@@ -17,6 +17,9 @@ def told(phase: str, share: float = 0.71, **changes: object) -> str:
     rest = (1 - share) / 2
     others = [each for each in ("stepping", "acting", "learning") if each != phase][:2]
     return limit(Load({phase: share, others[0]: rest, others[1]: rest}), setting)  # type: ignore[dict-item]
+
+
+LARGER = UpdateAdvice(larger_batches=("larger batches (--batch-unrolls 48)",))
 
 
 def test_environments() -> None:
@@ -65,35 +68,10 @@ def test_update() -> None:
     assert "compile on" not in told("learning", compiles=True)
     assert "compile on" not in told("learning", may_compile=False)
     assert "C++ compiler" in told("learning", compiler=False)
-    assert "--num-epochs" not in told("learning", passes=1)
-    assert "--num-epochs" not in told("learning", passes=None)
-    assert "--minibatch-steps" not in told("learning", minibatch_steps=2048)
-    nothing = told("learning", compiles=True, passes=1, minibatch_steps=None)
-    assert nothing.endswith(" A faster machine would help.")
-
-
-@pytest.mark.parametrize(
-    ("batch", "steps", "chunk", "larger"),
-    [
-        (2048, 64, 1, 128),
-        (2048, 1024, 1, 2048),
-        (768, 256, 1, 384),
-        (768, 256, 128, 384),
-        (768, 256, 256, 768),
-        (600, 60, 1, 120),
-        (500, 100, 1, 250),
-        (2048, 1100, 1, 2048),  # as --drop-last allows
-        (2048, 100, 1, 256),
-        (7, 1, 1, 7),
-    ],
-)
-def test_larger_minibatches_divide_the_batch(
-    batch: int, steps: int, chunk: int, larger: int
-) -> None:
-    text = told("learning", batch_steps=batch, minibatch_steps=steps, chunk_steps=chunk)
-    assert f"(--minibatch-steps {larger})" in text
-    assert minibatches.size_faults(larger, batch, 1, drop_last=False) == []
-    assert minibatches.chunk_faults(chunk, batch, larger) == []
+    nothing = told("learning", compiles=True, update=UpdateAdvice())
+    assert nothing.endswith("learning on cpu. A faster machine would help.")
+    unrolls = told("learning", compiles=True, update=LARGER)
+    assert unrolls.endswith(" A faster machine would help."), "rows, which are what takes the time"
 
 
 def test_large_networks_are_worth_a_gpu_and_threads() -> None:
@@ -166,12 +144,12 @@ def test_start() -> None:
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_every_setting_has_a_whole_sentence(phase: str) -> None:
-    for backend, envpool, device, large, passes, starting in itertools.product(
+    for backend, envpool, device, large, update, starting in itertools.product(
         ("envpool", "ale", "gymnasium"),
         ("has it", "lacks it", "absent"),
         ("cpu", "cuda"),
         (True, False),
-        (None, 1, 4),
+        (SETTING.update, UpdateAdvice(), LARGER),
         (True, False),
     ):
         setting = replace(
@@ -180,7 +158,7 @@ def test_every_setting_has_a_whole_sentence(phase: str) -> None:
             envpool=envpool,
             device=device,
             large_network=large,
-            passes=passes,
+            update=update,
         )
         for share in (0.2, 1.0):
             text = limit(Load({phase: share}), setting, starting=starting)  # type: ignore[dict-item]
@@ -288,13 +266,13 @@ def test_workers_wait_for_the_update() -> None:
         "minibatches of 64), while the workers wait 50% of theirs. Fewer passes than 10 "
         "(--num-epochs) or larger minibatches (--minibatch-steps 128) would help."
     )
-    one_pass = {"passes": None, "minibatch_steps": None}
+    one_pass = {"update": UpdateAdvice()}
     assert "(--runtime.compile on)" in with_workers(LEARNER, may_compile=True)
     assert "compile" not in with_workers(LEARNER, may_compile=True, compiles=True)
     assert with_workers(LEARNER, **one_pass).endswith(" A faster machine would help.")
-    impala = with_workers(LEARNER, **one_pass, batch_unrolls=24)
+    impala = with_workers(LEARNER, update=LARGER)
     assert impala.endswith(" Larger batches (--batch-unrolls 48) would help.")
-    large = {**one_pass, "batch_unrolls": 24, "large_network": True, "threads": 4}
+    large = {"update": LARGER, "large_network": True, "threads": 4}
     assert with_workers(LEARNER, **large).endswith(
         " A GPU or more threads (--runtime.threads 12) would help."
     )

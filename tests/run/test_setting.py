@@ -222,8 +222,8 @@ def test_learner_and_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setting, "has_compiler", lambda: False)
     found = setting_for(TOY)
     assert facts(found, "device", "threads", "gpu", "large_network") == ("cpu", 1, False, False)
-    assert facts(found, "batch_steps", "passes", "minibatch_steps", "chunk_steps") == (
-        (128, 1, 32, 1)
+    assert facts(found, "batch_steps", "update") == (
+        (128, ("1 pass in minibatches of 32", ("larger minibatches (--minibatch-steps 64)",), ()))
     )
     assert facts(found, "compiles", "may_compile", "compiler") == (False, False, False)
     assert facts(found, "sinks", "callback", "report_interval_s") == (True, False, 1.0)
@@ -239,7 +239,7 @@ def test_learner_and_reports(monkeypatch: pytest.MonkeyPatch) -> None:
         report__sinks=[],
         report__interval_s=0.5,
     )
-    assert facts(found, "passes", "minibatch_steps", "chunk_steps") == (3, None, 16)
+    assert found.update == ("3 passes", ("fewer passes than 3 (--num-epochs)",), ())
     assert facts(found, "sinks", "callback", "report_interval_s") == (False, True, 0.5)
     assert found.eval_episodes == 7
 
@@ -254,7 +254,7 @@ def test_compiling_is_told_as_it_was_resolved(
 
 
 def test_one_process() -> None:
-    assert facts(setting_for(TOY), "kind", "num_workers", "batch_unrolls") == ("serial", 0, None)
+    assert facts(setting_for(TOY), "kind", "num_workers") == ("serial", 0)
     assert facts(setting_for(TOY), "num_learners") == (1,)
 
 
@@ -262,8 +262,11 @@ def test_one_process() -> None:
 def test_several_learners(gpus: int, enough: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setting.torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(setting.torch.cuda, "device_count", lambda: gpus)
-    found = setting_for(TOY, algo="impala", batch_unrolls=8, runtime__num_learners=2)
+    found = setting_for(
+        TOY, algo="impala", batch_unrolls=8, runtime__num_learners=2, runtime__kind="serial"
+    )
     assert facts(found, "num_learners", "gpu") == (2, enough)
+    assert found.update.larger_batches == ("larger batches (--batch-unrolls 16)",)
 
 
 def test_workers() -> None:

@@ -41,7 +41,7 @@ def test_what_stands_for_want_of_memory(error: Exception, monkeypatch: pytest.Mo
     text = str(memory_fault(error))
     assert text.startswith("memory ran out (")
     assert "\n" not in text
-    assert "; ulimit -v leaves each process 2.0 GiB); make room, or lower env.num_str" in text
+    assert "; ulimit -v leaves each process 2.0 GiB); make room, lower env.num_str" in text
 
 
 def test_other_errors_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from quintet.algorithms.parts.options import Idle, idle_normalizers, refuse_idle
 from quintet.models.config import ModelConfig, torso_faults
+from quintet.protocols import UpdateAdvice
 from quintet.types import Spaces
 
 Weight = Annotated[float, Field(ge=0)]
@@ -175,3 +176,13 @@ def planned_updates(
     if config.check_numerics:
         return 0
     return total_env_steps // (config.batch_unrolls * config.unroll_steps)
+
+
+def advice(
+    config: ImpalaConfig,
+    model: ModelConfig,  # noqa: ARG001
+    batch_steps: int,  # noqa: ARG001
+) -> UpdateAdvice:
+    """Every row is learned from once, so there can only be fewer updates."""
+    larger = f"larger batches (--batch-unrolls {2 * config.batch_unrolls})"
+    return UpdateAdvice(larger_batches=(larger,))

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from quintet.algorithms.parts import minibatches
 from quintet.algorithms.parts.options import Idle, idle_normalizers, refuse_idle
 from quintet.models.config import ModelConfig, torso_faults
+from quintet.protocols import UpdateAdvice
 from quintet.types import Spaces
 
 
@@ -201,3 +202,26 @@ def planned_updates(config: PPOConfig, num_streams: int, total_env_steps: int) -
         return 0
     batch = num_streams * config.unroll_steps
     return total_env_steps * config.num_epochs // (config.minibatch_steps or batch)
+
+
+def advice(config: PPOConfig, model: ModelConfig, batch_steps: int) -> UpdateAdvice:
+    """Fewer passes, larger minibatches."""
+    passes, size = config.num_epochs, config.minibatch_steps
+    work = "1 pass" if passes == 1 else f"{passes} passes"
+    less = [f"fewer passes than {passes} (--num-epochs)"] if passes > 1 else []
+    if size is not None:
+        work += f" in minibatches of {size:,}"
+        if size < batch_steps:
+            chunk = 1 if model.core == "none" else config.bptt_steps
+            larger = _larger_minibatch(size, batch_steps, chunk)
+            less.append(f"larger minibatches (--minibatch-steps {larger})")
+    return UpdateAdvice(work, tuple(less))
+
+
+def _larger_minibatch(size: int, batch: int, chunk: int) -> int:
+    """About twice as large, and such that the batch is divided in whole minibatches of whole
+    chunks.
+    """
+    half_as_many = (-(-batch // size) + 1) // 2
+    fitting = (n for n in range(half_as_many, 0, -1) if batch % n == 0 and batch // n % chunk == 0)
+    return batch // next(fitting, 1)

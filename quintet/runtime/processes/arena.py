@@ -130,5 +130,5 @@ def _left_to_container() -> float:
 def _too_large(size: int, why: str) -> str:
     return (
         f"shared memory of {size:,} bytes is required for unrolls and weights, it can't be had "
-        f"({why}); make room, or lower env.num_streams, unroll_steps or runtime.slots"
+        f"({why}); make room, lower env.num_streams or runtime.slots, or shorten unrolls"
     )
