@@ -103,6 +103,20 @@ def build(seed: int | None = 0, **given: object) -> ActorCritic:
     return ActorCritic(SPACES, action_family(SPACES.action, "clip"), config, generator)
 
 
+class Pixels(nn.Module):
+    """Layers of several forms, whose names are those of other things."""
+
+    def __init__(self, leaves: dict):
+        super().__init__()
+        self.value_head = nn.Conv1d(1, 2, 2)
+        self.core = nn.LayerNorm((2, 2))
+        self.bias = nn.Linear(4, 3)
+        self.feature_size = 3
+
+    def forward(self, obs: dict[str, Tensor]) -> Tensor:
+        return self.bias(self.core(self.value_head(obs["place"][:, None])).flatten(1))
+
+
 def observations(rows: int = 4) -> dict[str, Tensor]:
     return {
         "place": torch.randn(rows, 3),
@@ -125,6 +139,18 @@ def test_a_network_around_it(shared: bool, core: str):
     groups = network.kernel_groups()
     assert sorted(name for names in groups.values() for name in names) == sorted(kernels)
     assert ("encoder.module.embedding.weight" in groups["shared"]) == shared
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_its_kernels_are_told_by_their_modules(shared: bool):
+    groups = build(encoder="test_custom:Pixels", shared_torso=shared).kernel_groups()
+    own = ("encoder.module.bias.weight", "encoder.module.value_head.weight")
+    policy, value = ["policy_head.linear.weight"], ["value_head.weight"]
+    if shared:
+        assert groups == {"policy": policy, "value": value, "shared": [*own]}
+    else:
+        of_value = [f"value_{name}" for name in own]
+        assert groups == {"policy": [*own, *policy], "value": [*of_value, *value], "shared": []}
 
 
 def test_its_weights_follow_from_the_run_s_seed_alone():
