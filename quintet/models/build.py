@@ -96,10 +96,10 @@ def make_core(config: ModelConfig, size_in: int) -> cores.Core | None:
 
 @final
 class Trunk:
-    """All that observations pass before a head: an encoder, then a recurrent core if there is one.
+    """Turns observations into what a head reads, by an encoder and perhaps a recurrent core.
 
-    It computes and holds no weights of its own: the network that has it registers `encoder` and
-    `core` and so names their weights.
+    It is no module: the network that uses it registers `encoder` and `core` as modules of its own,
+    under names of its choice.
 
     A recurrent trunk reads sequences: rows ``[T * B, ...]`` in time-major order, the state before
     the first step ``[B, ...]``, and `is_first` ``[T * B]``, where the state is reset; T follows
@@ -107,12 +107,12 @@ class Trunk:
     """
 
     def __init__(self, name: str, encoder: Encoder, core: cores.Core | None, precision: Precision):
-        """name: of the state, whose leaves are ``name/h0``, ...; precision: of the encoder."""
+        """name: the state's leaves are ``name/h0``, ...; precision: the encoder computes in it."""
         self.name, self.encoder, self.core, self.precision = name, encoder, core, precision
         self.feature_size = encoder.feature_size if core is None else core.feature_size
 
     def modules(self) -> Iterator[nn.Module]:
-        """All of the encoder and the core."""
+        """All modules in the encoder and the core."""
         yield from self.encoder.modules()
         if self.core is not None:
             yield from self.core.modules()
@@ -136,7 +136,7 @@ class Trunk:
 
         Only a feed-forward trunk can do without `state` and `is_first`.
 
-        losses: takes the encoder's auxiliary losses on top of those that it has.
+        losses: the encoder's auxiliary losses are added to those that it holds.
         """
         features = self._encode(obs, losses)
         if self.core is None:
@@ -165,7 +165,7 @@ def make_trunks(
     generator: torch.Generator | None,
     precision: Precision,
 ) -> tuple[Trunk, Trunk]:
-    """The policy's and the value function's, with `shared_torso` one and the same.
+    """The policy's trunk and the value function's; with `shared_torso` both are the same object.
 
     generator: see `make_encoder`.
     """
@@ -180,7 +180,7 @@ def make_trunks(
 
 
 class Branch(NamedTuple):
-    """Of a network: a head, and the trunk that it reads, which may be the same for several."""
+    """A head of a network and the trunk that it reads; several heads may read the same trunk."""
 
     trunk: Trunk
     head: nn.Module
@@ -188,8 +188,10 @@ class Branch(NamedTuple):
 
 
 def draw_weights(branches: Sequence[Branch], init: Init, generator: torch.Generator) -> None:
-    """Draws a network's weights from `generator`, branch by branch; its cores last, so that they change
-    no other weights, and the same way whatever `init` is, see `cores.draw_weights`.
+    """Draws the weights of a network from `generator`: each branch's trunk, then its head.
+
+    Cores come last, so that they change no other weights, and do not depend on `init`, see
+    `cores.draw_weights`.
     """
     trunks: list[Trunk] = []
     for trunk, head, role in branches:

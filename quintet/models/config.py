@@ -33,18 +33,18 @@ Activation = Literal["tanh", "relu"]
 @final
 @dataclass(frozen=True)
 class Traits:
-    """What is known of an encoder by its name, before there is one.
+    """What is known of an encoder before it is built.
 
-    hidden: widths of its hidden layers where nothing is said; None: it has none of ours.
-    activations: that it can have, first the one that it has where nothing is said.
-    only_hidden: whether it has no other layers.
-    options: of `ModelConfig` that no other encoder has.
+    hidden: default widths of its hidden layers; None: it has no layers of ours.
+    activations: those that it can have, the default first.
+    only_hidden: whether it has no layers but the hidden ones.
+    options: fields of `ModelConfig` that no other encoder has.
     smallest: height and width from which on it reads uint8 as a picture; None: it is given uint8
         as it is.
     reads_ids: whether it reads a grid's `image` as ids, however large it is.
     large: whether its kernels are worth threads, a GPU and bfloat16 (measured:
         docs/performance.md); None: where it is given a picture.
-    one_graph: whether it can be compiled: its work does not depend on what it is given.
+    one_graph: whether it does the same work for every batch, so that it can be compiled.
     """
 
     hidden: tuple[int, ...] | None
@@ -67,7 +67,7 @@ TRAITS: dict[str, Traits] = {
 """Encoders of ours."""
 
 CUSTOM = Traits(None, smallest=None, large=None)
-"""Any of the user's own."""
+"""The traits of any encoder of the user's own."""
 
 
 @final
@@ -202,7 +202,7 @@ class ModelConfig(BaseModel):
 
     @property
     def traits(self) -> Traits:
-        """Those of the encoder, which must be resolved."""
+        """The traits of the encoder, which must be resolved."""
         return CUSTOM if self.custom else TRAITS[self.encoder]
 
     @property

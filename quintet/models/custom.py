@@ -13,6 +13,8 @@ The contract of such a class:
   buffers, which `forward` must leave as they are: actors and learner hold copies, so running
   statistics (BatchNorm) would drift apart; LayerNorm and GroupNorm keep none.
 
+- kernels, on which L2 terms are, are the parameters of two or more dimensions but for those of
+  normalising layers, whatever their names.
 - `forward` draws no random numbers (dropout): the learner would see other outputs than the actor
   had, greedy acting would not be greedy, and no run would have the same bytes twice.
 

@@ -24,33 +24,33 @@ Encoded = Tensor | tuple[Tensor, dict[str, Tensor]]
 
 
 class Encoder(Protocol):
-    """What a network asks of its encoder: a `torch.nn.Module` of ours, or of the user's own within
-    a `CustomEncoder`.  What is asked before there is one is in `models.config.Traits`.
+    """What a network requires of its encoder, a `torch.nn.Module` of ours or a `CustomEncoder`
+    around the user's own.  `models.config.Traits` says what must be known before one is built.
 
     feature_size: F, numbers per row.
-    loss_names: of the auxiliary losses that come with the features, sorted.
+    loss_names: sorted names of the auxiliary losses that come with the features.
     """
 
     feature_size: int
     loss_names: tuple[str, ...]
 
     def __call__(self, obs: Obs) -> Encoded:
-        """Encodes leaves ``[N, ...]``, every row by itself; leaves that it does not know may be
-        among them.
+        """Encodes leaves ``[N, ...]``, every row by itself; it ignores leaves that it was not built
+        for.
         """
 
     def modules(self) -> Iterator[nn.Module]:
         """Itself and all modules in it, as `torch.nn.Module` gives them."""
 
     def draw_weights(self, init: Init, generator: torch.Generator) -> None:
-        """Draws all weights anew, unless they are the user's own."""
+        """Draws all weights anew; a user's module keeps the weights that it drew itself."""
 
     def cast_weights(self, precision: Precision) -> None:
-        """Holds weights as acting uses them, where that is known to change no result."""
+        """Converts weights to `precision` for acting, where that changes no result."""
 
 
 def encoded_parts(encoded: Encoded) -> tuple[Tensor, dict[str, Tensor]]:
-    """Features and auxiliary losses, the latter perhaps none."""
+    """The features, and the auxiliary losses by name, `{}` where there are none."""
     if isinstance(encoded, tuple) and len(encoded) == 2 and isinstance(encoded[1], dict):
         return encoded
     return encoded, {}

@@ -1,4 +1,4 @@
-"""Kernels, the weights that layers multiply their inputs by: which they are, how they are drawn."""
+"""Kernels, the weights by which layers multiply their inputs: finding and drawing them."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -8,18 +8,18 @@ from torch import nn
 
 Init = Literal["orthogonal", "truncated_normal"]
 Role = Literal["hidden", "policy", "value"]
-"""Of a layer in its network: below the heads, or a head itself."""
+"""Where in its network a layer is: the policy's head, the value's head, or below a head."""
 
 _GAIN: dict[Role, float] = {"hidden": 2.0**0.5, "policy": 0.01, "value": 1.0}
 _VARIANCE: dict[Role, float] = {"hidden": 2.0, "policy": 0.1, "value": 1.0}
 
 
 def kernels(network: nn.Module, modules: Iterable[nn.Module]) -> list[str]:
-    """Names, sorted, that `network` has for the kernels of some of its modules: their own
-    parameters of two dimensions or more, but for those of normalising layers, which scale each
-    number by itself.  Embeddings are kernels.
+    """Sorted names, within `network`, of the kernels of some of its modules.
 
-    Modules below those that are given count only where they are given too.
+    Kernels are the parameters of two or more dimensions, embeddings included.  Those of normalising
+    layers are none, since they scale each number by itself.  A module is asked for the parameters
+    that are its own, not for those of modules within it.
     """
     found = {
         parameter
@@ -35,8 +35,8 @@ def kernels(network: nn.Module, modules: Iterable[nn.Module]) -> list[str]:
 def draw_layers(
     module: nn.Module, init: Init, generator: torch.Generator, role: Role = "hidden"
 ) -> None:
-    """Draws the kernels of all linear layers and convolutions in a module from `generator`, in
-    order of the layers' names; their biases are 0.  Other layers stay as they are.
+    """Draws the kernels of all linear layers and convolutions in a module from `generator`, in the
+    order of the layers' names, and sets their biases to 0.  Other layers stay as they are.
 
     orthogonal: gain sqrt 2, 0.01 for the policy head, 1 for the value head (Andrychowicz et al.,
     arXiv 2006.05990).  truncated_normal: variance 2 over fan-in, cut at two standard deviations,

@@ -14,6 +14,7 @@ from quintet.models.build import ActorCritic
 from quintet.models.config import ModelConfig, resolve_model
 from quintet.models.custom import CustomEncoder, encoder_import_string, find_encoder
 from quintet.models.heads import action_family
+from quintet.models.precision import Precision
 from quintet.types import ACTION_MASK, Spaces
 
 OBSERVATION = spaces.Dict(
@@ -97,10 +98,11 @@ class Bare(nn.Module):
         return obs["place"]
 
 
-def build(seed: int | None = 0, **given: object) -> ActorCritic:
+def build(seed: int | None = 0, precision: Precision = "fp32", **given: object) -> ActorCritic:
     config = resolve_model(ModelConfig(**{"encoder": "test_custom:Good"} | given), SPACES)
     generator = None if seed is None else torch.Generator().manual_seed(seed)
-    return ActorCritic(SPACES, action_family(SPACES.action, "clip"), config, generator)
+    family = action_family(SPACES.action, "clip")
+    return ActorCritic(SPACES, family, config, generator, precision)
 
 
 class Pixels(nn.Module):
@@ -172,6 +174,15 @@ def test_it_keeps_the_weights_that_it_drew():
     module = build().encoder.module
     assert module.linear.bias.abs().min() > 0
     assert 0.5 < module.embedding.weight.std() < 2.0
+
+
+def test_its_weights_stay_in_float32_where_acting_casts_ours():
+    network = build(precision="bf16")
+    network.freeze_precision()
+    assert {x.dtype for x in network.parameters()} == {torch.float32}
+    ours = build(precision="bf16", encoder="mlp")
+    ours.freeze_precision()
+    assert torch.bfloat16 in {x.dtype for x in ours.encoder.parameters()}
 
 
 def test_weights_go_into_another_network():
