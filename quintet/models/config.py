@@ -1,6 +1,7 @@
 """Which network is asked for: its options, and what is automatic in them resolved."""
 
 import json
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, final
 
 from gymnasium.spaces import Box
@@ -9,20 +10,13 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from quintet.errors import ConfigError
 from quintet.models.encoders import SMALLEST, Leaves, is_grid_with_mission, is_image
 from quintet.models.heads import ActionBounds, ActionStd
+from quintet.models.weights import Init
 from quintet.models.words import is_word, word_hash
 from quintet.spaces import action_leaves, observation_leaves
 from quintet.types import ACTION_MASK, LAST_ACTION, LAST_REWARD, Spaces
 
 Width = Annotated[int, Field(ge=1)]
 """Units of a hidden layer."""
-
-HIDDEN: dict[str, tuple[int, ...]] = {
-    "mlp": (64, 64),
-    "nature_cnn": (512,),
-    "impala_cnn": (256,),
-    "film_grid": (256,),
-}
-"""Encoders of ours, and the hidden layers that they have when nothing is said."""
 
 OF_TEXTS = (
     *("vocabulary", "hash_buckets", "text_embedding", "text_hidden", "text_pooling"),
@@ -32,6 +26,48 @@ OF_TEXTS = (
 
 OF_GRIDS = ("tokenizer", *OF_TEXTS, "image_channels", "film_blocks")
 """All options of film_grid."""
+
+Activation = Literal["tanh", "relu"]
+
+
+@final
+@dataclass(frozen=True)
+class Traits:
+    """What is known of an encoder before it is built.
+
+    hidden: default widths of its hidden layers; None: it has no layers of ours.
+    activations: those that it can have, the default first.
+    only_hidden: whether it has no layers but the hidden ones.
+    options: fields of `ModelConfig` that no other encoder has.
+    smallest: height and width from which on it reads uint8 as a picture; None: it is given uint8
+        as it is.
+    reads_ids: whether it reads a grid's `image` as ids, however large it is.
+    large: whether its kernels are worth threads, a GPU and bfloat16 (measured:
+        docs/performance.md); None: where it is given a picture.
+    one_graph: whether it does the same work for every batch, so that it can be compiled.
+    """
+
+    hidden: tuple[int, ...] | None
+    activations: tuple[Activation, ...] = ("relu",)
+    only_hidden: bool = False
+    options: tuple[str, ...] = ()
+    smallest: int | None = SMALLEST["nature_cnn"]
+    reads_ids: bool = False
+    large: bool | None = True
+    one_graph: bool = True
+
+
+TRAITS: dict[str, Traits] = {
+    "mlp": Traits((64, 64), ("tanh", "relu"), only_hidden=True, large=False),
+    "nature_cnn": Traits((512,)),
+    "impala_cnn": Traits((256,), smallest=SMALLEST["impala_cnn"]),
+    # How many missions differ, and how long they are, changes from batch to batch.
+    "film_grid": Traits((256,), options=OF_GRIDS, reads_ids=True, one_graph=False),
+}
+"""Encoders of ours."""
+
+CUSTOM = Traits(None, smallest=None, large=None)
+"""The traits of any encoder of the user's own."""
 
 
 @final
@@ -59,7 +95,7 @@ class ModelConfig(BaseModel):
         None, description="widths of the value function's hidden layers; none: as the policy's"
     )
     shared_torso: bool = Field(False, description="policy and value share all but the heads")
-    activation: Literal["tanh", "relu"] | None = Field(
+    activation: Activation | None = Field(
         None, description="after each hidden layer; none: tanh for mlp, relu for the others"
     )
     layer_norm: bool = Field(
@@ -107,7 +143,7 @@ class ModelConfig(BaseModel):
         description="heads read what goes into the core beside what comes out: what can be done "
         "without memory is learned as fast as without a core",
     )
-    init: Literal["orthogonal", "truncated_normal"] = Field(
+    init: Init = Field(
         "orthogonal",
         description="orthogonal: gain sqrt 2, heads 0.01 and 1; truncated_normal: scale 2 over "
         "fan-in, policy head 0.1 (TF-Agents); cores are orthogonal per gate in both, an encoder of "
@@ -134,10 +170,10 @@ class ModelConfig(BaseModel):
     def _encoder_is_known(cls, value: str) -> str:
         module, _, name = value.partition(":")
         parts = [*module.split("."), *name.split(".")]
-        if value in ("auto", *HIDDEN) or all(part.isidentifier() for part in parts):
+        if value in ("auto", *TRAITS) or all(part.isidentifier() for part in parts):
             return value
         raise ValueError(
-            f"must be auto, {', '.join(HIDDEN)} or an import string 'pkg.module:Class'"
+            f"must be auto, {', '.join(TRAITS)} or an import string 'pkg.module:Class'"
         )
 
     @field_validator("vocabulary")
@@ -165,11 +201,9 @@ class ModelConfig(BaseModel):
         return value
 
     @property
-    def compilable(self) -> bool:
-        """Whether a resolved network can be one compiled graph.  The work of film_grid depends on
-        what it is given: on the missions' length, and on how many of them differ.
-        """
-        return self.encoder != "film_grid"
+    def traits(self) -> Traits:
+        """The traits of the encoder, which must be resolved."""
+        return CUSTOM if self.custom else TRAITS[self.encoder]
 
     @property
     def custom(self) -> bool:
@@ -193,31 +227,33 @@ def encoded_leaves(spaces: Spaces) -> Leaves:
 
 def uses_pictures(model: ModelConfig, spaces: Spaces) -> bool:
     """Whether a resolved network is a picture network: large kernels, which are worth threads, a
-    GPU and bfloat16.  So are those of film_grid (measured: docs/performance.md).  An encoder of
-    the user's own counts as one where it is given a picture.
+    GPU and bfloat16.
     """
-    if not model.custom:
-        return model.encoder in (*SMALLEST, "film_grid")
+    if model.traits.large is not None:
+        return model.traits.large
     return any(is_image(space) for space in encoded_leaves(spaces).values())
 
 
 def picture_leaves(model: ModelConfig, spaces: Spaces) -> dict[str, tuple[int, ...]]:
     """Shapes of the leaves that a resolved network takes for pictures, so that each of their pixels
-    can be normalised: of uint8, and as large as nature_cnn needs them (8 x 8 for impala_cnn).
+    can be normalised: of uint8, and as large as the encoder needs them.
 
-    An encoder of the user's own has none, since it is given uint8 as it is; nor is the image of a
-    grid with a mission one, whose numbers are ids, unless it is as large and the network reads it
-    as a picture.
+    The image of a grid with a mission is none, since its numbers are ids, unless it is as large as
+    nature_cnn needs them and the network reads it as a picture.
     """
-    if model.custom:
+    leaves, traits = encoded_leaves(spaces), model.traits
+    if traits.smallest is None:
         return {}
-    leaves = encoded_leaves(spaces)
-    smallest, grid = SMALLEST.get(model.encoder, 36), is_grid_with_mission(leaves)
-    found = {}
+    grid, found = is_grid_with_mission(leaves), {}
     for name, leaf in leaves.items():
-        of_ids = grid and name == "image" and (model.encoder == "film_grid" or not is_image(leaf))
+        of_ids = grid and name == "image" and (traits.reads_ids or not is_image(leaf))
         own = name.split("/")[0] in (LAST_ACTION, LAST_REWARD)
-        if not of_ids and not own and len(leaf.shape or ()) <= 4 and is_image(leaf, smallest):
+        if (
+            not of_ids
+            and not own
+            and len(leaf.shape or ()) <= 4
+            and is_image(leaf, traits.smallest)
+        ):
             found[name] = tuple(leaf.shape or ())
     return found
 
@@ -228,38 +264,37 @@ def resolve_model(config: ModelConfig, spaces: Spaces) -> ModelConfig:
     Raises:
         ConfigError: an option would have no effect.
     """
-    encoder = _resolved_encoder(config, spaces)
+    config = _with_encoder(config, spaces)
     idle = idle_options(config, spaces)
     if idle:
         raise ConfigError("; ".join(idle.values()) + "; leave it out")
-    if config.custom:  # has no layers of ours
+    if config.traits.hidden is None:
         return config
     hidden = config.policy_hidden
     if hidden is None:
-        hidden = HIDDEN[encoder]
+        hidden = config.traits.hidden
     value_hidden = config.value_hidden
     if value_hidden is None and not config.shared_torso:
         value_hidden = hidden
-    activation = config.activation or ("tanh" if encoder == "mlp" else "relu")
     return config.model_copy(
         update={
-            "encoder": encoder,
             "policy_hidden": hidden,
             "value_hidden": value_hidden,
-            "activation": activation,
+            "activation": config.activation or config.traits.activations[0],
         }
     )
 
 
-def _resolved_encoder(config: ModelConfig, spaces: Spaces) -> str:
-    """As configured, else the one that these leaves are for."""
+def _with_encoder(config: ModelConfig, spaces: Spaces) -> ModelConfig:
+    """The configuration with the encoder that its leaves are for, if it names none."""
     if config.encoder != "auto":
-        return config.encoder
+        return config
     leaves = encoded_leaves(spaces)
-    if any(is_image(space) for space in leaves.values()):
-        return "nature_cnn"
     # Of a grid with other leaves it is not known whether its image holds ids.
-    return "film_grid" if len(leaves) == 3 and is_grid_with_mission(leaves) else "mlp"
+    encoder = "film_grid" if len(leaves) == 3 and is_grid_with_mission(leaves) else "mlp"
+    if any(is_image(space) for space in leaves.values()):
+        encoder = "nature_cnn"
+    return config.model_copy(update={"encoder": encoder})
 
 
 def _without_layers(config: ModelConfig) -> bool:
@@ -270,8 +305,9 @@ def _without_layers(config: ModelConfig) -> bool:
 
 def idle_options(config: ModelConfig, spaces: Spaces) -> dict[str, str]:
     """Options that would have no effect on this network: by name what each requires, a sentence."""
+    config = _with_encoder(config, spaces)
     idle: dict[str, str] = {}
-    encoder, fields = _resolved_encoder(config, spaces), type(config).model_fields
+    fields = type(config).model_fields
 
     def refuse(names: tuple[str, ...], required: str) -> None:
         for name in names:
@@ -279,28 +315,29 @@ def idle_options(config: ModelConfig, spaces: Spaces) -> dict[str, str]:
             if value != fields[name].get_default(call_default_factory=True):
                 idle[name] = f"model.{name}={value} requires {required}"
 
-    empty = not config.custom and _without_layers(config)
-    if empty and encoder == "mlp":
-        if config.activation == "relu":
-            refuse(("activation",), "a hidden layer, there is none")
-        if config.core == "none":
-            refuse(("shared_torso",), "layers that can be shared, there are none")
-    if not config.custom and encoder != "mlp" and config.activation == "tanh":
-        refuse(("activation",), f"an mlp, {encoder} has relu throughout")
-    if config.custom:
+    encoder, traits = config.encoder, config.traits
+    if traits.hidden is None:
         ours = ("policy_hidden", "value_hidden", "activation", "layer_norm")
         refuse(ours, f"an encoder with layers of ours, {encoder} has its own")
     else:
         refuse(("encoder_kwargs",), f"an encoder of your own, model.encoder is {encoder}")
-        if empty:
+        if config.activation not in (None, *traits.activations):
+            refuse(("activation",), f"an mlp, {encoder} has {traits.activations[0]} throughout")
+        if _without_layers(config):
             refuse(("layer_norm",), "a hidden layer, there is none")
-    if encoder != "film_grid":
-        refuse(OF_GRIDS, f"the encoder film_grid, model.encoder is {encoder}")
-    elif config.tokenizer == "none":
+            if traits.only_hidden and config.activation != traits.activations[0]:
+                refuse(("activation",), "a hidden layer, there is none")
+            if traits.only_hidden and config.core == "none":
+                refuse(("shared_torso",), "layers that can be shared, there are none")
+    for name, other in TRAITS.items():
+        if name != encoder:
+            refuse(other.options, f"the encoder {name}, model.encoder is {encoder}")
+    tokenizer = config.tokenizer if "tokenizer" in traits.options else None
+    if tokenizer == "none":
         refuse(OF_TEXTS, "that missions are read, model.tokenizer is none")
-    elif config.tokenizer == "bytes":
+    elif tokenizer == "bytes":
         refuse(("vocabulary", "hash_buckets"), "model.tokenizer words, it is bytes")
-    elif config.vocabulary:
+    elif tokenizer == "words" and config.vocabulary:
         refuse(("hash_buckets",), "words that are hashed, there is a model.vocabulary")
     if config.core == "none":
         refuse(("core_size", "core_layers", "core_skip"), "a recurrent core, model.core is none")

@@ -243,28 +243,31 @@ class Core(nn.Module):
     h0, h1, ... and, for LSTMs, c0, c1, ...
     """
 
-    def __init__(self, kind: CoreKind, size_in: int, size: int, layers: int):
+    def __init__(self, kind: CoreKind, size_in: int, size: int, layers: int, skip: bool = False):
+        """skip: outputs have the inputs before them."""
         super().__init__()
         self.cells = nn.ModuleList(
             CELLS[kind](size if layer else size_in, size) for layer in range(layers)
         )
-        self.parts, self.size = CELLS[kind].parts, size
+        self.parts, self.size, self.skip = CELLS[kind].parts, size, skip
+        self.feature_size = size + (size_in if skip else 0)
         self.state_names = tuple(f"{part}{i}" for i in range(layers) for part in self.parts)
 
     def forward(self, x: Tensor, state: State, is_first: Tensor) -> tuple[Tensor, State]:
-        """Outputs ``[T, B, H]`` and the state after the last step, leaves ``[B, H]``.
+        """Outputs ``[T, B, feature_size]`` and the state after the last step, leaves ``[B, H]``.
 
         x: ``[T, B, F]``; T = 1 is acting.
         state: before step 0.
         is_first: ``[T, B]``, bool; the state is zeroed before a step where it is true.
         """
         keep = (~is_first).unsqueeze(-1).to(state["h0"].dtype)
+        y = x
         after: State = {}
         for layer, cell in enumerate(self.cells):
             names = [f"{part}{layer}" for part in self.parts]
-            x, values = cell(x, keep, tuple(state[name] for name in names))
+            y, values = cell(y, keep, tuple(state[name] for name in names))
             after |= dict(zip(names, values, strict=True))
-        return x, after
+        return torch.cat((x, y), -1) if self.skip else y, after
 
 
 @torch.no_grad()
@@ -273,8 +276,8 @@ def draw_weights(core: Core, generator: torch.Generator) -> None:
     names; biases 0, but 1 for an LSTM's forget gate, so that a new core remembers (Jozefowicz et
     al. 2015).
     """
-    for name, parameter in sorted(core.named_parameters()):
-        if name.endswith("bias"):
+    for _, parameter in sorted(core.named_parameters()):
+        if parameter.ndim == 1:  # a bias
             parameter.zero_()
         else:
             for gate in torch.split(parameter, core.size):

@@ -13,6 +13,8 @@ The contract of such a class:
   buffers, which `forward` must leave as they are: actors and learner hold copies, so running
   statistics (BatchNorm) would drift apart; LayerNorm and GroupNorm keep none.
 
+- kernels, on which L2 terms are, are the parameters of two or more dimensions but for those of
+  normalising layers, whatever their names.
 - `forward` draws no random numbers (dropout): the learner would see other outputs than the actor
   had, greedy acting would not be greedy, and no run would have the same bytes twice.
 
@@ -33,7 +35,9 @@ import torch
 from torch import Tensor, nn
 
 from quintet.errors import ConfigError
-from quintet.models.encoders import Leaves
+from quintet.models.encoders import Encoded, Leaves, encoded_parts
+from quintet.models.precision import Precision
+from quintet.models.weights import Init
 from quintet.spaces import leaf_spec
 from quintet.system.blame import raised, traced
 from quintet.system.importing import import_module
@@ -130,20 +134,16 @@ class CustomEncoder(nn.Module):
             raise traced(fault, error) from error
         self.feature_size, self.loss_names = _check(self.module, name, leaves)
 
-    def forward(self, obs: Obs) -> Tensor:
-        """``[N, features]`` from leaves ``[N, ...]``."""
-        return self.with_losses(obs)[0]
+    def forward(self, obs: Obs) -> Encoded:
+        """What the module makes of its leaves ``[N, ...]``."""
+        encoded: Encoded = self.module({name: obs[name] for name in self.names})
+        return encoded
 
-    def with_losses(self, obs: Obs) -> tuple[Tensor, dict[str, Tensor]]:
-        """The features, and the auxiliary losses by name, scalars or ``[N]``."""
-        return _parts(self.module({name: obs[name] for name in self.names}))
+    def draw_weights(self, init: Init, generator: torch.Generator) -> None:
+        """Nothing to do: the module has drawn its own."""
 
-
-def _parts(given: Any) -> tuple[Any, dict[str, Any]]:
-    """What a module returned as features and auxiliary losses."""
-    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], dict):
-        return given
-    return given, {}
+    def cast_weights(self, precision: Precision) -> None:
+        """Nothing to do: the module may use its weights in ways that need float32."""
 
 
 def _check(module: nn.Module, name: str, leaves: Leaves) -> tuple[int, tuple[str, ...]]:
@@ -167,7 +167,7 @@ def _check(module: nn.Module, name: str, leaves: Leaves) -> tuple[int, tuple[str
     random_before = torch.default_generator.get_state()
     try:
         with torch.enable_grad():
-            features, losses = _parts(module(zeros))
+            features, losses = encoded_parts(module(zeros))
     except Exception as error:
         given = {path: f"{x.dtype} {tuple(x.shape)}" for path, x in zeros.items()}
         fault = ConfigError(

@@ -1,8 +1,8 @@
 """Encoders: from an observation's leaves to a feature vector."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import final
+from typing import Protocol, final
 
 import numpy as np
 import torch
@@ -11,11 +11,49 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from quintet.errors import ConfigError
+from quintet.models.precision import Precision, cast_weights
+from quintet.models.weights import Init, draw_layers
 from quintet.types import Obs
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
 Leaves = dict[str, gym_spaces.Space]  # type: ignore[type-arg]
+
+Encoded = Tensor | tuple[Tensor, dict[str, Tensor]]
+"""Features ``[N, F]``, alone or beside auxiliary losses by name, scalars or ``[N]``."""
+
+
+class Encoder(Protocol):
+    """What a network requires of its encoder, a `torch.nn.Module` of ours or a `CustomEncoder`
+    around the user's own.  `models.config.Traits` says what must be known before one is built.
+
+    feature_size: F, numbers per row.
+    loss_names: sorted names of the auxiliary losses that come with the features.
+    """
+
+    feature_size: int
+    loss_names: tuple[str, ...]
+
+    def __call__(self, obs: Obs) -> Encoded:
+        """Encodes leaves ``[N, ...]``, every row by itself; it ignores leaves that it was not built
+        for.
+        """
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Itself and all modules in it, as `torch.nn.Module` gives them."""
+
+    def draw_weights(self, init: Init, generator: torch.Generator) -> None:
+        """Draws all weights anew; a user's module keeps the weights that it drew itself."""
+
+    def cast_weights(self, precision: Precision) -> None:
+        """Converts weights to `precision` for acting, where that changes no result."""
+
+
+def encoded_parts(encoded: Encoded) -> tuple[Tensor, dict[str, Tensor]]:
+    """The features, and the auxiliary losses by name, `{}` where there are none."""
+    if isinstance(encoded, tuple) and len(encoded) == 2 and isinstance(encoded[1], dict):
+        return encoded
+    return encoded, {}
 
 
 SMALLEST: dict[str, int] = {"nature_cnn": 36, "impala_cnn": 8}
@@ -128,6 +166,9 @@ def flat_size(leaves: Leaves) -> int:
 class Mlp(nn.Module):
     """All leaves flattened and concatenated (discrete ones one-hot), then linear layers."""
 
+    loss_names: tuple[str, ...] = ()
+    draw_weights, cast_weights = draw_layers, cast_weights
+
     def __init__(
         self, leaves: Leaves, hidden: tuple[int, ...], activation: str, layer_norm: bool = False
     ):
@@ -209,6 +250,9 @@ class Cnn(nn.Module):
     """Convolutions over each picture; their features beside all other leaves, flattened as `Mlp`
     does it; then linear layers.  ReLU throughout.
     """
+
+    loss_names: tuple[str, ...] = ()
+    draw_weights, cast_weights = draw_layers, cast_weights
 
     def __init__(
         self, kind: str, leaves: Leaves, hidden: tuple[int, ...], layer_norm: bool = False

@@ -26,7 +26,9 @@ from quintet.models.encoders import (
     is_grid_with_mission,
     layers,
 )
+from quintet.models.precision import cast_weights
 from quintet.models.text import TextEncoder
+from quintet.models.weights import Init, draw_layers
 from quintet.types import Obs
 
 OBJECTS, COLOURS, STATES = 11, 6, 4
@@ -112,6 +114,9 @@ class FilmGrid(nn.Module):
     all other leaves, flattened as `Mlp` does it; then linear layers.  ReLU throughout.
     """
 
+    loss_names: tuple[str, ...] = ()
+    cast_weights = cast_weights
+
     def __init__(self, leaves: Leaves, hidden: tuple[int, ...], config: ModelConfig):
         """
         Raises:
@@ -179,10 +184,11 @@ class FilmGrid(nn.Module):
         return functional.embedding((kind * COLOURS + colour) * STATES + state, table)
 
     @torch.no_grad()
-    def draw_weights(self, generator: torch.Generator) -> None:
-        """Draws embeddings, the image's such that their sum has variance 1, and what reads the
-        text, and puts what text and image modulate each other by at 0.
+    def draw_weights(self, init: Init, generator: torch.Generator) -> None:
+        """Draws its layers; embeddings, the image's such that their sum has variance 1; and what
+        reads the text.  Puts what text and image modulate each other by at 0.
         """
+        draw_layers(self, init, generator)
         for table in (self.objects, self.colours, self.states):
             table.weight.normal_(0.0, 3.0**-0.5, generator=generator)
         self.directions.weight.normal_(generator=generator)

@@ -100,7 +100,7 @@ def resolve(config: RunConfig, spaces: Spaces, backend: str) -> RunConfig:
             "none; install one, or begin a run of its own with --runtime.compile off (a run that "
             "began compiled goes on so)"
         )
-    if compile_ == "on" and not model.compilable:
+    if compile_ == "on" and not model.traits.one_graph:
         raise ConfigError(
             f"runtime.compile=on requires an encoder that is one graph, {model.encoder} does other "
             "work in every batch (it reads each mission once); use --runtime.compile off"

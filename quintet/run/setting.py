@@ -42,7 +42,7 @@ def worth_compiling(config: RunConfig, model: ModelConfig, spaces: Spaces, devic
     # A loop over steps takes minutes to compile, a user's module may not compile at all, and what
     # is gained was measured on CPUs only.
     plain = device == "cpu" and model.core == "none" and not model.custom
-    plain = plain and model.compilable
+    plain = plain and model.traits.one_graph
     return plain and planned >= enough
 
 

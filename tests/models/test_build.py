@@ -431,9 +431,14 @@ def test_state_of_a_recurrent_network(core: str, shared: bool):
     for name, spec in network.state_specs.items():
         assert spec.shape == (5,)
         assert torch.equal(state[name], torch.zeros((3, 5), dtype=spec.dtype))
-    after = network({"obs": torch.randn(3, 3)}, state, torch.zeros(3, dtype=torch.bool))[2]
+    inputs = {"obs": torch.randn(3, 3)}, state, torch.zeros(3, dtype=torch.bool)
+    params, _, after = network(*inputs)
     assert set(after) == set(state)
     assert all(x.shape == (3, 5) and x.any() for x in after.values())
+    # Without the value, its state goes on all the same.
+    alone, after_alone = network.policy(*inputs)
+    assert torch.equal(alone, params)
+    assert all(torch.equal(after_alone[name], x) for name, x in after.items())
 
 
 @pytest.mark.parametrize("shared", [False, True])

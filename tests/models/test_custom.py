@@ -14,6 +14,7 @@ from quintet.models.build import ActorCritic
 from quintet.models.config import ModelConfig, resolve_model
 from quintet.models.custom import CustomEncoder, encoder_import_string, find_encoder
 from quintet.models.heads import action_family
+from quintet.models.precision import Precision
 from quintet.types import ACTION_MASK, Spaces
 
 OBSERVATION = spaces.Dict(
@@ -97,10 +98,25 @@ class Bare(nn.Module):
         return obs["place"]
 
 
-def build(seed: int | None = 0, **given: object) -> ActorCritic:
+def build(seed: int | None = 0, precision: Precision = "fp32", **given: object) -> ActorCritic:
     config = resolve_model(ModelConfig(**{"encoder": "test_custom:Good"} | given), SPACES)
     generator = None if seed is None else torch.Generator().manual_seed(seed)
-    return ActorCritic(SPACES, action_family(SPACES.action, "clip"), config, generator)
+    family = action_family(SPACES.action, "clip")
+    return ActorCritic(SPACES, family, config, generator, precision)
+
+
+class Pixels(nn.Module):
+    """Layers of several forms, whose names are those of other things."""
+
+    def __init__(self, leaves: dict):
+        super().__init__()
+        self.value_head = nn.Conv1d(1, 2, 2)
+        self.core = nn.LayerNorm((2, 2))
+        self.bias = nn.Linear(4, 3)
+        self.feature_size = 3
+
+    def forward(self, obs: dict[str, Tensor]) -> Tensor:
+        return self.bias(self.core(self.value_head(obs["place"][:, None])).flatten(1))
 
 
 def observations(rows: int = 4) -> dict[str, Tensor]:
@@ -127,6 +143,18 @@ def test_a_network_around_it(shared: bool, core: str):
     assert ("encoder.module.embedding.weight" in groups["shared"]) == shared
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_its_kernels_are_told_by_their_modules(shared: bool):
+    groups = build(encoder="test_custom:Pixels", shared_torso=shared).kernel_groups()
+    own = ("encoder.module.bias.weight", "encoder.module.value_head.weight")
+    policy, value = ["policy_head.linear.weight"], ["value_head.weight"]
+    if shared:
+        assert groups == {"policy": policy, "value": value, "shared": [*own]}
+    else:
+        of_value = [f"value_{name}" for name in own]
+        assert groups == {"policy": [*own, *policy], "value": [*of_value, *value], "shared": []}
+
+
 def test_its_weights_follow_from_the_run_s_seed_alone():
     torch.manual_seed(11)
     before = torch.get_rng_state()
@@ -146,6 +174,15 @@ def test_it_keeps_the_weights_that_it_drew():
     module = build().encoder.module
     assert module.linear.bias.abs().min() > 0
     assert 0.5 < module.embedding.weight.std() < 2.0
+
+
+def test_its_weights_stay_in_float32_where_acting_casts_ours():
+    network = build(precision="bf16")
+    network.freeze_precision()
+    assert {x.dtype for x in network.parameters()} == {torch.float32}
+    ours = build(precision="bf16", encoder="mlp")
+    ours.freeze_precision()
+    assert torch.bfloat16 in {x.dtype for x in ours.encoder.parameters()}
 
 
 def test_weights_go_into_another_network():

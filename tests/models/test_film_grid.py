@@ -16,6 +16,7 @@ from quintet.models.encoders import is_grid_with_mission
 from quintet.models.film_grid import FilmBlock, FilmGrid
 from quintet.models.heads import action_family
 from quintet.models.normalize import normalized_leaves
+from quintet.models.precision import Precision
 from quintet.models.text import TextEncoder
 from quintet.types import ACTION_MASK, Obs, Spaces
 
@@ -35,15 +36,17 @@ SMALL: dict[str, Any] = {
 MISSIONS = ("go to a red ball", "open the door", "go to a red ball", "", "a", "open the doo")
 
 
-def build(options: dict[str, Any] | None = None, of: Spaces = GRID, seed: int = 0) -> ActorCritic:
+def build(
+    options: dict[str, Any] | None = None, of: Spaces = GRID, precision: Precision = "fp32"
+) -> ActorCritic:
     model = resolve_model(ModelConfig(**(SMALL | (options or {}))), of)
-    generator = torch.Generator().manual_seed(seed)
-    return ActorCritic(of, action_family(of.action, "clip"), model, generator)
+    generator = torch.Generator().manual_seed(0)
+    return ActorCritic(of, action_family(of.action, "clip"), model, generator, precision)
 
 
-def stirred(options: dict[str, Any] | None = None) -> ActorCritic:
+def stirred(options: dict[str, Any] | None = None, precision: Precision = "fp32") -> ActorCritic:
     """A network whose weights are none of the zeros that it begins with."""
-    network, g = build(options), torch.Generator().manual_seed(7)
+    network, g = build(options, precision=precision), torch.Generator().manual_seed(7)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter += 0.3 * torch.randn(parameter.shape, generator=g)
@@ -328,7 +331,7 @@ def test_when_it_is_chosen(change: dict[str, spaces.Space | None], form: bool):
             "relu",
         )
         assert resolve_model(model, of) == model
-        assert not model.compilable
+        assert not model.traits.one_graph
     else:
         with pytest.raises(ConfigError, match="film_grid requires the leaves direction"):
             build({"encoder": "film_grid"}, of)
@@ -435,8 +438,7 @@ def test_a_recurrent_network_remembers_the_mission():
 
 def test_in_bfloat16_acting_and_learning_agree_to_the_bit():
     for options in ({}, {"text_pooling": "attention", "bidirectional_film": True}):
-        learns, acts = stirred(options), build(options)
-        learns.precision = acts.precision = "bf16"
+        learns, acts = stirred(options, "bf16"), build(options, precision="bf16")
         acts.freeze_precision()
         acts.load_state_dict(learns.state_dict())
         assert acts.encoder.blocks[0].conv.weight.dtype == torch.bfloat16
