@@ -30,6 +30,9 @@ POLICY = "policy"
 policy.
 """
 
+POLICIES = "policies"
+"""Where the meta of a checkpoint of several policies has what it says of each."""
+
 
 def describe(
     algo: str, learner: Any, model: ModelConfig, env: EnvConfig, of: Spaces
@@ -380,6 +383,11 @@ def find_policy(path: Path) -> tuple[dict[str, Any], Publication]:
 
 
 def _parts(found: checkpoint.Checkpoint) -> tuple[dict[str, Any], Publication]:
+    if POLICIES in found.meta:
+        raise CheckpointError(
+            f"one policy is required, {found.path} holds {len(found.meta[POLICIES])}; give the "
+            "folder of one, as RUN/policy_0/policy of a finished run, or RUN/policy_0/best"
+        )
     publication = Publication(int(found.meta["version"]), found.tensors[POLICY])
     return dict(found.meta["policy"]), publication
 

@@ -16,12 +16,13 @@ from quintet.config.load import Layer, compose
 from quintet.config.run import RunConfig
 from quintet.observe.timing import Phase, PhaseTimer
 from quintet.protocols import Learner
-from quintet.run.launch import make_learner, resolve
+from quintet.run.launch import resolve
+from quintet.run.learners import make_learner
 from quintet.run.sampling import Source, make_sampling, open_source
 from quintet.run.setting import has_compiler
 from quintet.runtime import loop
 from quintet.runtime.torch_settings import configure_torch
-from quintet.types import Rollout, Spaces
+from quintet.types import Spaces
 
 _NEVER = 10**9
 
@@ -140,9 +141,9 @@ def _train(
 ) -> Stopwatch:
     timer, counters = PhaseTimer(), loop.Counters()
     learner = make_learner(config, source.spaces)
-    sampling = make_sampling(config, source, learner, timer, print, print)
+    sampling = make_sampling(config, source, [learner], timer, print, print)
 
-    def nowhere(_: Rollout) -> str:
+    def nowhere(*_: object) -> str:
         return "The batch is not kept"
 
     watch = Stopwatch(work, learner, counters, timer, on_iteration)

@@ -6,6 +6,7 @@ from a report; it is never NaN.
 
 import difflib
 import math
+import re
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, final
@@ -209,8 +210,17 @@ PREFIXES: Mapping[str, Metric] = {
 """Families of metrics: any name that begins so is declared."""
 
 
+def policy_prefix(policy: int, num_policies: int) -> str:
+    """Before the names of what a run of several policies keeps and reports of one; "" for one."""
+    return "" if num_policies == 1 else f"policy_{policy}/"
+
+
+_POLICY_PREFIX = re.compile(r"^policy_\d+/")
+
+
 def describe(name: str) -> Metric | None:
-    """Unit and meaning of a metric, or None when it is not declared."""
+    """Unit and meaning of a metric, of whichever policy, or None when it is not declared."""
+    name = _POLICY_PREFIX.sub("", name)
     if name in METRICS:
         return METRICS[name]
     return next((m for prefix, m in PREFIXES.items() if name.startswith(prefix)), None)

@@ -1,4 +1,4 @@
-"""Evaluations of a run while it trains: when they are due, what they score, the best policy."""
+"""Evaluations of a run while it trains: when they are due, and what they take."""
 
 import time
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import final
 
 from quintet.config.run import RunConfig
 from quintet.envs.given import EnvSource
-from quintet.evaluation import evaluate
+from quintet.evaluation import Scores, evaluate
 from quintet.policy import Policy
 
 EVALUATION_SEED = 20_000
@@ -18,19 +18,14 @@ _TIME_FRAC = 0.05
 
 @final
 class Evaluations:
-    """What a run knows of them.
+    """Plays the policies of a run, all of them whenever an evaluation is due.
 
-    best, best_version: the highest mean return and the version of the weights that reached it.
-    evaluated_steps: env_steps at the last one, or at the start.
-    metrics: ``eval/*`` of the last one, until they are reported.
+    evaluated_steps: env_steps of the run at the last one, or at the start.
     """
 
     def __init__(self, config: RunConfig, make_env: EnvSource | None):
         self.config, self.make_env = config, make_env
-        self.best: float | None = None
-        self.best_version: int | None = None
         self.evaluated_steps = 0
-        self.metrics: dict[str, float] = {}
         self._seconds = 0.0
 
     def due(self, env_steps: int, wall_s: float) -> bool:
@@ -44,14 +39,8 @@ class Evaluations:
             return False
         return finished or env_steps // steps > self.evaluated_steps // steps
 
-    def play(
-        self,
-        policy: Policy,
-        env_steps: int,
-        stop: Callable[[], bool],
-        keep_best: Callable[[Policy], None],
-    ) -> None:
-        """Plays the episodes, unless `stop` ends them; `keep_best` gets the best policy so far."""
+    def play(self, policy: Policy, env_steps: int, stop: Callable[[], bool]) -> Scores | None:
+        """The scores of a policy after so many env_steps; None where `stop` ended them."""
         begin = time.perf_counter()
         config = self.config.eval
         scores = evaluate(
@@ -63,9 +52,5 @@ class Evaluations:
             stop=stop,
         )
         self.evaluated_steps = env_steps
-        if len(scores.returns) == config.episodes:
-            self.metrics = scores.metrics()
-            if self.config.checkpoint.save_best and (self.best is None or scores.mean > self.best):
-                self.best, self.best_version = scores.mean, policy.publication.version
-                keep_best(policy)
         self._seconds += time.perf_counter() - begin
+        return scores if len(scores.returns) == config.episodes else None

@@ -1,11 +1,10 @@
 """The folder of a run: that it stays the same one, and what stands in it beside the reports.
 
-``config.yaml`` (the options), ``checkpoints/``, ``policy/`` (of a finished run), ``best/``,
-``log.txt`` and ``run.json``, which says how the run ended and which code began it.
+``config.yaml`` (the options), ``checkpoints/``, ``log.txt`` and ``run.json``, which says how the
+run ended and which code began it; for what it keeps of each policy see `quintet.run.policy_folder`.
 """
 
 import dataclasses
-import hashlib
 import json
 import os
 import shutil
@@ -22,11 +21,9 @@ from torch import Tensor
 from quintet import checkpoint
 from quintet.errors import CheckpointError, FileFault, QuintetError
 from quintet.observe.log import LogFile
-from quintet.policy import POLICY, Policy
 from quintet.system import files, manifest, provenance, saved_options
 from quintet.types import Rollout
 
-BEST = "best"
 RECORD = "run.json"
 
 
@@ -182,86 +179,6 @@ class RunFolder:
 
         checkpoint.prune(self.checkpoints, keep, protect, once)
 
-    # Policies
-
-    def write_policy(self, name: str, policy: Policy) -> None:
-        """Writes ``policy/`` or ``best/``.
-
-        Raises:
-            CheckpointError: it can't be written, or the folder is another one.
-        """
-        self.check()
-        checkpoint.write(self.path, name, *policy.contents(), signed=policy.signed)
-
-    def renew_policy(self, policy: Policy, warn: Callable[[str], None]) -> None:
-        """Writes ``policy/``, unless exactly this one stands there."""
-        path = self.path / POLICY
-        if os.path.lexists(path):
-            try:
-                found = checkpoint.read(path)
-            except CheckpointError as fault:
-                warn(f"the final policy is damaged ({fault}); it is written anew")
-            else:
-                if found.meta.get("version") == policy.publication.version:
-                    if _same(found, policy):
-                        return
-                    warn(f"{path} holds another policy than the run's; it is written anew")
-        self.write_policy(POLICY, policy)
-
-    def best_mark(self) -> str | None:
-        """By which ``best/`` is known again; None where there is nothing to read."""
-        try:
-            return hashlib.sha256(
-                files.read_bytes(self.path / BEST / manifest.MANIFEST)
-            ).hexdigest()
-        except FileFault:
-            return None
-
-    def mend_best(self, meta: Mapping[str, Any], ended: bool) -> tuple[str | None, bool]:
-        """Checks ``best/`` by what a checkpoint says of it, and writes it anew where a checkpoint
-        holds the same policy.
-
-        ended: whether no more evaluations follow.
-
-        Returns:
-            What is to be said, None where all is well; and whether the best policy is lost.
-        """
-        fault = None if meta["best"] is None else self._best_fault(meta)
-        if fault is None:
-            return None, False
-        held = self._rebuild_best(meta.get("best_version"))
-        if held is not None:
-            return f"the best policy was damaged ({fault}); it is taken from {held}", False
-        after = "use the final one" if ended else "the next evaluation writes it anew"
-        return f"the best policy is lost ({fault}), and no checkpoint holds it; {after}", True
-
-    def _best_fault(self, meta: Mapping[str, Any]) -> str | None:
-        path = self.path / BEST
-        try:
-            found = checkpoint.read(path)
-        except CheckpointError as fault:
-            return str(fault)
-        mark = meta.get("best_mark")
-        # One that is newer is as it should be: the run was killed between it and its checkpoint.
-        newer = int(found.meta.get("version", 0)) > meta["version"]
-        if mark is None or newer or mark == self.best_mark():
-            return None
-        return f"{path} holds another policy than the run's best"
-
-    def _rebuild_best(self, version: int | None) -> Path | None:
-        for name in reversed(manifest.numbered(self.checkpoints)) if version is not None else ():
-            with suppress(CheckpointError):
-                if manifest.read_meta(self.checkpoints, name).meta.get("version") != version:
-                    continue
-                held = checkpoint.read(self.checkpoints / name)
-                said = {"policy": held.meta["policy"], "version": version}
-                self.check()
-                signed = held.not_own is None
-                tensors = {POLICY: held.tensors[POLICY]}
-                checkpoint.write(self.path, BEST, tensors, said, signed=signed)
-                return held.path
-        return None
-
     # How it goes
 
     def begin_record(self, system: Mapping[str, str]) -> None:
@@ -326,10 +243,3 @@ class RunFolder:
             f"a run folder that can be written is required, {fault.filename or self.path} can't be "
             f"({files.reason(fault)}); {files.advice(fault)}, or give another --run-dir"
         )
-
-
-def _same(found: checkpoint.Checkpoint, policy: Policy) -> bool:
-    tensors, meta = policy.contents()
-    mine = checkpoint.tensor_hashes(checkpoint.Checkpoint(found.path, tensors, {}, None))
-    same = json.dumps(found.meta, sort_keys=True) == json.dumps(meta, sort_keys=True)
-    return same and mine == checkpoint.tensor_hashes(found)

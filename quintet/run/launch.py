@@ -9,15 +9,15 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, final
 
 import torch
+from pydantic import BaseModel
 
 from quintet import checkpoint
 from quintet.algorithms import registry
-from quintet.algorithms.parts.setup import ALONE, PLAIN, Setup
+from quintet.algorithms.parts.setup import PLAIN
 from quintet.config.idle import without_idle, without_idle_defaults
 from quintet.config.load import Loaded, with_sources
 from quintet.config.run import RunConfig
@@ -30,17 +30,16 @@ from quintet.models.config import resolve_model, uses_pictures
 from quintet.models.precision import fast_bf16
 from quintet.observe.stream import QuietStream
 from quintet.policy import Policy
-from quintet.protocols import Learner, Ranks
 from quintet.run import group
+from quintet.run.folder import RunFolder
+from quintet.run.learners import make_policies, several
 from quintet.run.sampling import make_sampling, num_workers, open_source, streams_per_group
 from quintet.run.setting import has_compiler, worth_compiling
 from quintet.run.trainer import OnReport, Trainer
 from quintet.runtime.loop import Sampling
-from quintet.runtime.parallel.learners import LearnerCrew, Learners
 from quintet.runtime.processes.process import pickled
-from quintet.runtime.seeds import Role, generator_seed
-from quintet.runtime.slots import RowSpecs
 from quintet.runtime.torch_settings import inexact_told, torch_settings
+from quintet.system import trust
 from quintet.system.blame import traced
 from quintet.system.cpus import usable_cores
 from quintet.system.lock import RunLock
@@ -52,7 +51,9 @@ from quintet.types import Spaces
 @final
 @dataclass(frozen=True)
 class Result:
-    """What a call of `train` gives: the run's folder, its final policy, its last report."""
+    """What a call of `train` gives: the run's folder, its final policy (of several the first), its
+    last report.
+    """
 
     run_dir: Path
     policy: Policy
@@ -200,60 +201,29 @@ def resolved(
     return values, sources
 
 
-def make_learner(config: RunConfig, spaces: Spaces, ranks: Ranks = ALONE) -> Learner:
-    """The learner of a resolved configuration; of several the one that `ranks` is of."""
-    seeds = tuple(generator_seed(config.seed, Role.LEARNER, index) for index in range(2))
-    setup = Setup(
-        config.env.num_streams,
-        config.total_env_steps,
-        (seeds[0], seeds[1]),
-        torch.device(_devices(config.runtime)[ranks.index]),
-        config.runtime.compute,
-        ranks,
-    )
-    return registry.find(config.algo).make_learner(config.learner, config.model, spaces, setup)
-
-
-def _devices(runtime: RuntimeConfig) -> tuple[str, ...]:
-    """Where each learner computes."""
-    if runtime.num_learners == 1 or runtime.device == "cpu":
-        return (runtime.device,) * runtime.num_learners
-    return tuple(f"{runtime.device}:{index}" for index in range(runtime.num_learners))
-
-
-def make_learners(config: RunConfig, spaces: Spaces) -> Learners:
-    """The learners of a resolved configuration that share every batch."""
-    runtime = config.runtime
-    assert runtime.threads is not None
-    compute = replace(runtime.compute, compile=False)  # only to see what it records
-    actor = registry.find(config.algo).make_actor(config.learner, config.model, spaces, compute)
-    crew = LearnerCrew(
-        make_learner=partial(make_learner, config, spaces),
-        devices=_devices(runtime),
-        rows=RowSpecs.of(spaces, actor),
-        threads=runtime.threads,
-        timeout_s=runtime.learner_timeout_s,
-        exact=runtime.exact,
-    )
-    return Learners(crew)
-
-
 def run(
-    loaded: Loaded, make_env: EnvSource | None = None, on_report: OnReport | None = None
+    loaded: Loaded,
+    make_env: EnvSource | None = None,
+    on_report: OnReport | None = None,
+    further: Sequence[BaseModel] = (),
 ) -> Result:
     """Trains by a loaded configuration, from its folder's newest checkpoint if there is one.
 
     All that can be refused is refused before the folder is touched.
+
+    further: the learner's options of further policies, beside the one of the configuration. All of
+        them play in the same streams: who plays an episode is drawn when it begins.
     """
     try:
         try:
-            return _run(loaded, make_env, on_report, may_go_back=True)
+            return _run(loaded, make_env, on_report, further, may_go_back=True)
         except _GoesBack as back:
             resume = back.resume
         gc.collect()  # what the traceback held: slots in shared memory
         # Once: what always fails would fail again.
         again = loaded.config.model_copy(update={"resume": resume})
-        return _run(replace(loaded, config=again, notes=()), make_env, on_report, may_go_back=False)
+        loaded = replace(loaded, config=again, notes=())
+        return _run(loaded, make_env, on_report, further, may_go_back=False)
     except (MemoryError, RuntimeError, OSError) as error:
         fault = memory_fault(error)
         if fault is None:
@@ -270,7 +240,12 @@ class _GoesBack(Exception):
 
 
 def _run(
-    loaded: Loaded, make_env: EnvSource | None, on_report: OnReport | None, *, may_go_back: bool
+    loaded: Loaded,
+    make_env: EnvSource | None,
+    on_report: OnReport | None,
+    further: Sequence[BaseModel],
+    *,
+    may_go_back: bool,
 ) -> Result:
     with ExitStack() as ends:
         source = open_source(loaded.config, make_env)
@@ -281,17 +256,21 @@ def _run(
         runtime = config.runtime
         assert runtime.threads is not None
         ends.enter_context(torch_settings(runtime.threads, runtime.device, runtime.exact))
-        learner: Learner
-        if config.runtime.num_learners == 1:
-            learner = make_learner(config, source.spaces)
-        else:
-            learner = make_learners(config, source.spaces)
-            ends.callback(learner.close)
-        trainer = Trainer(config, learner, source.spaces, env, on_report, make_env)
+        # All that the configuration names was given, or vouched for, by who began this process.
+        folder = RunFolder(config.run_dir, signed=not trust.all_harmless(config.flat()))
+        policies = make_policies(config, further, source.spaces, folder)
+        for each in several(policies):
+            ends.callback(each.close)
+        trainer = Trainer(config, folder, policies, env, on_report, make_env)
         trainer.beware(loaded.notes)
         trainer.warm_start()
         sampling = make_sampling(
-            config, source, learner, trainer.timer, trainer.say, trainer.waiting
+            config,
+            source,
+            [policy.learner for policy in policies],
+            trainer.timer,
+            trainer.say,
+            trainer.waiting,
         )
         ends.callback(sampling.close)
         with RunLock(config.run_dir), stop_on_signals(trainer):
@@ -374,9 +353,9 @@ def _seed_outcome(config: RunConfig, how: group.Outcome) -> SeedOutcome:
 def _train(trainer: Trainer, sampling: Sampling, spaces: Spaces, may_go_back: bool) -> Result:
     config = trainer.config
     make_actor = registry.find(config.algo).make_actor
-    trainer.make_replay(
-        make_actor(config.learner, config.model, spaces, config.runtime.compute), spaces
-    )
+    for policy in trainer.policies:
+        actor = make_actor(config.learner, config.model, spaces, config.runtime.compute)
+        policy.make_replay(actor, trainer.saving.interval)
     try:
         trainer.open()
         status = _trained(trainer, sampling, may_go_back)
@@ -388,10 +367,11 @@ def _train(trainer: Trainer, sampling: Sampling, spaces: Spaces, may_go_back: bo
         raise
     finally:
         sampling.close()  # what processes say last is said to the trainer
-        if isinstance(trainer.learner, Learners):
-            trainer.learner.close()
+        for each in several(trainer.policies):
+            each.close()
         trainer.close()
-    return Result(trainer.run_dir, trainer.policy(), trainer.last_report, status)
+    final = trainer.policies[0].policy()
+    return Result(trainer.folder.path, final, trainer.reports.last, status)
 
 
 def _trained(
@@ -406,8 +386,8 @@ def _trained(
         trainer.save_policy()  # a kill may have come between the last checkpoint and it
         return "finished"
     try:
-        if isinstance(trainer.learner, Learners):
-            trainer.learner.start(trainer.say, trainer.waiting)
+        for each in several(trainer.policies):
+            each.start(trainer.say, trainer.waiting)
         runtime = trainer.config.runtime
         on_gpu = runtime.exact and runtime.device.startswith("cuda")
         with trainer.watched(), inexact_told(trainer.say) if on_gpu else nullcontext():
@@ -430,8 +410,8 @@ def _goes_back_exactly(trainer: Trainer) -> bool:
     """Whether the run can go on, with the bytes of one that nothing happened to, from its last
     exact checkpoint, or from its beginning where it has none of any kind.
     """
-    if trainer.config.runtime.kind == "async" or not trainer.exact:
+    if trainer.config.runtime.kind == "async" or not trainer.saving.on_path:
         return False
-    if not checkpoint.any_of_run(trainer.checkpoints):
+    if not checkpoint.any_of_run(trainer.folder.checkpoints):
         return True
     return trainer.long_episodes.goes_back_exactly(trainer.counters)

@@ -133,13 +133,14 @@ def slots_per_group(runtime: RuntimeConfig, plan: DataPlan, num_streams: int) ->
 def make_sampling(
     config: RunConfig,
     source: Source,
-    learner: Learner,
+    learners: Sequence[Learner],
     timer: PhaseTimer,
     say: Callable[[str], None],
     notice: Callable[[str], None],
 ) -> loop.Sampling:
     """What samples by a resolved configuration; processes begin at the first restart.
 
+    learners: one for each policy; their plans are equal.
     say: gets what worker processes print, and what became of them.
     notice: gets what of them is waited for, when that takes long.
 
@@ -151,7 +152,7 @@ def make_sampling(
         algorithm.make_actor, config.learner, config.model, source.spaces, runtime.compute
     )
     assert runtime.actor_threads is not None
-    plan = learner.plan
+    plan = learners[0].plan
     if runtime.max_policy_lag is not None:
         plan = replace(plan, max_policy_lag=runtime.max_policy_lag)
     _require_fresh_rows(runtime, plan)
@@ -163,6 +164,7 @@ def make_sampling(
             config.seed,
             timer,
             SerialOptions(
+                num_policies=len(learners),
                 threads=runtime.actor_threads,
                 may_lag=runtime.publish_interval_updates > 1,
             ),
@@ -185,7 +187,7 @@ def make_sampling(
         notice=notice,
         server=server,
     )
-    workers = Workers(crew, [learner.publication()])
+    workers = Workers(crew, [learner.publication() for learner in learners])
     if runtime.kind == "lockstep":
         may_lag = runtime.publish_interval_updates > 1
         return LockstepSampling(workers, timer, runtime.lag, may_lag)

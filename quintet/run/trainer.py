@@ -1,132 +1,95 @@
-"""One run and its folder: resume, checkpoints, reports, evaluation, and how it ends."""
+"""One run: its policies, its folder, what a person is told, and how it ends."""
 
-import dataclasses
 import io
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Literal, final
 
 import numpy as np
 import torch
 
 from quintet import checkpoint
-from quintet.checkpoint import Checkpoint
 from quintet.config.run import RunConfig
-from quintet.config.saved import require_same
 from quintet.envs.given import EnvSource
 from quintet.envs.vector import EnvDescription
-from quintet.errors import CheckpointError, ConfigError
+from quintet.errors import ConfigError
 from quintet.observe.log import Voice, silent
-from quintet.observe.machine import MachineUse
-from quintet.observe.metrics import EpisodeStats
 from quintet.observe.progress import Begin, first_stage, make_progress, stage_of
-from quintet.observe.report_files import MARK, mark_in
-from quintet.observe.sinks import Reporter, mend_reports, open_sinks
+from quintet.observe.report_files import MARK
 from quintet.observe.timing import Phase, PhaseTimer
-from quintet.policy import POLICY, Policy, describe, misfit
-from quintet.protocols import Actor, Learner
 from quintet.run.evaluations import Evaluations
-from quintet.run.folder import BEST, RunFolder
+from quintet.run.folder import RunFolder
 from quintet.run.long_episodes import LongEpisodes
-from quintet.run.replay import RunReplay
+from quintet.run.policy_run import PolicyRun
+from quintet.run.reports import Reports
+from quintet.run.saving import Saving
 from quintet.run.setting import setting_of
-from quintet.run.warm_start import donated
 from quintet.runtime import loop
-from quintet.runtime.batch import Episode
+from quintet.runtime.delivery import Batch
 from quintet.runtime.processes.watch import Watch
 from quintet.system import provenance, saved_options, signature, trust
-from quintet.types import LearnerState, Publication, Rollout, Spaces
+from quintet.types import Rollout
 
 OnReport = Callable[[dict[str, float]], object]
 """Gets every report; True asks for a stop, anything else for nothing."""
 
-_CHECKPOINT_FRAC = 0.01
-"""Of a run's time; more is not spent on checkpoints that may be left out."""
-
 
 @final
 class Trainer:
-    """Keeps the folder of one run while the loop trains."""
+    """Leads the policies of one run and keeps its folder while the loop trains.
+
+    max_cut_frac: as `loop.Budget` has it, which depends on where the run goes on.
+    finished: whether its budget was spent when it was opened.
+    """
 
     def __init__(
         self,
         config: RunConfig,
-        learner: Learner,
-        spaces: Spaces,
+        folder: RunFolder,
+        policies: Sequence[PolicyRun],
         env: EnvDescription,
         on_report: OnReport | None = None,
         make_env: EnvSource | None = None,
     ):
-        assert config.run_dir is not None
-        self.config, self.learner, self.env = config, learner, env
+        self.config, self.folder, self.policies, self.env = config, folder, policies, env
         self.on_report = on_report
-        self.run_dir: Path = config.run_dir
-        # All that the configuration names was given, or vouched for, by who began this process.
-        self.folder = RunFolder(self.run_dir, signed=not trust.all_harmless(config.flat()))
-        self.checkpoints = self.folder.checkpoints
-        self.options = {k: v for k, v in config.flat().items() if k != "run_dir"}
         self.system = provenance.system(env.backend, config.runtime.device)
-        self.description = describe(config.algo, config.learner, config.model, config.env, spaces)
         self.counters = loop.Counters()
         self.timer = PhaseTimer(self._phase_begins)
-        self.machine = MachineUse()
-        self.episodes = EpisodeStats()
+        self.saving = Saving(config, folder, policies, self.system)
         self.evaluations = Evaluations(config, make_env)
-        self.last_report: dict[str, float] = {}
-        self.stop_requested = False
-        self.reporter = Reporter(())
+        self.reports = Reports(config, policies, env, self.timer)
         self.voice = silent()
         self.setting = setting_of(
-            config, learner.plan, spaces, env, make_env, on_report is not None
+            config,
+            policies[0].learner.plan,
+            policies[0].spaces,
+            env,
+            make_env,
+            on_report is not None,
         )
-        batch = learner.plan.unroll_steps * learner.plan.columns_per_batch
-        self.iterations = -(-config.total_env_steps // batch)
-        self.interval = config.checkpoint.interval(self.iterations)
-        # Whether the run lies on the path of the one that was never interrupted; runs of which no
-        # two are the same have no such path, and can't leave it.
-        self.exact = True
-        self._wall_before_s = 0.0
-        self._checkpoint_s = 0.0
-        self.replay: RunReplay | None = None
-        self._notes: list[str] = []
-        self._warnings: list[str] = []
-        self._raised: BaseException | None = None
+        self.max_cut_frac: float | None = None
+        self.long_episodes = LongEpisodes(config.total_env_steps, self.saving.interval, None)
+        self.finished = self.stop_requested = False
         self.watch: Watch | None = None
+        self._raised: BaseException | None = None
 
     def beware(self, warnings: Iterable[str]) -> None:
         """What is to be said of the folder once there is a log; before `open`."""
-        self._warnings += warnings
+        self.saving.warnings += warnings
 
     def warm_start(self) -> None:
-        """Gives the learner what `init_from` donates, unless the run has begun already.
+        """Gives the learners what `init_from` donates, unless the run has begun already.
 
         Raises:
             ConfigError: it is no policy, or does not fit.
         """
-        if self.config.init_from is None or checkpoint.any_of_run(self.checkpoints):
+        if checkpoint.any_of_run(self.folder.checkpoints):
             return
-        publication, note = donated(
-            self.config.init_from,
-            self.config.init_from_keys,
-            self.learner.publication(),
-            self.description,
-        )
-        self.learner.warm_start(publication)
-        self._notes.append(note)
-
-    def make_replay(self, actor: Actor, spaces: Spaces) -> None:
-        """The memory of old data, where the learner's plan asks for one; before `open`.
-
-        Raises:
-            ConfigError: it does not fit on the disk.
-        """
-        plan = self.learner.plan
-        if plan.replay is not None:
-            self.replay = RunReplay.make(plan, self.config, self.interval, spaces, actor)
+        notes = [policy.warm_start() for policy in self.policies]
+        self.saving.notes += dict.fromkeys(note for note in notes if note is not None)
 
     def open(self) -> None:
         """Makes the folder, or goes on from its newest checkpoint.
@@ -136,132 +99,63 @@ class Trainer:
             ConfigError: fewer steps are asked for than were trained.
         """
         self.folder.open()
-        notes = self._notes
-        exact = self.config.resume == "exact"
-        found = self.folder.newest(exact, self._warnings.append)
-        if found is not None:
-            try:
-                self._restore(found, notes)
-            except KeyError as error:
-                raise CheckpointError(
-                    f"a run's own checkpoint is required, {found.path} holds none (it lacks "
-                    f"{error}); remove it to go on from the one before, or give another --run-dir"
-                ) from error
-            if exact:
-                notes += self.folder.remove_newer(found.path)
+        for policy in self.policies:
+            policy.folder.open()
+        saving = self.saving
+        found, self.counters = saving.restore()
         # Off the uninterrupted run's path there is nothing to begin anew for.
-        exact = self.exact and self.config.runtime.kind != "async"
+        exact = saving.on_path and self.config.runtime.kind != "async"
         self.max_cut_frac = self.config.checkpoint.max_cut_frac if exact else None
         self.long_episodes = LongEpisodes(
-            self.config.total_env_steps,
-            self.interval,
-            self.max_cut_frac,
-            None if self.replay is None else self.replay.reach,
+            self.config.total_env_steps, saving.interval, self.max_cut_frac, saving.reach
         )
         trained, asked = self.counters.env_steps, self.config.total_env_steps
         if trained > asked:
             raise ConfigError(
-                f"total_env_steps of at least the {trained:,} that {self.run_dir} has trained is "
-                f"required, got {asked:,}; leave it out or raise it"
+                f"total_env_steps of at least the {trained:,} that {self.folder.path} has trained "
+                f"is required, got {asked:,}; leave it out or raise it"
             )
         self.finished = trained == asked
-        saved = saved_options.read(self.run_dir)
-        if not self.finished or saved is None or saved.fault is not None:
-            self.folder.write_options(self.options, self._warnings.append)
-            if self.folder.signed and (reason := signature.why_no_key()) is not None:
-                notes.append(f"the run can't be signed as this user's: {reason}; {trust.UNSIGNED}")
-        if self.finished:
-            self.folder.check_record(self._warnings.append)
-        else:
-            self.folder.begin_record(self.system)
+        self._write_options()
         self._open_log()
-        for warning in self._warnings:
+        for warning in saving.warnings:
             self.warn(warning)
-        for note in notes:
+        for note in saving.notes:
             self.say(note)
         if self.finished:
             assert found is not None
-            reports = mend_reports(self.run_dir, mark_in(found.meta), self.warn)
-            self.last_report = (reports or [{}])[-1]
+            self.reports.mend(found, self.voice)
         else:
-            self.reporter = open_sinks(
-                self.config.report,
-                self.run_dir,
-                resume_env_steps=self.counters.env_steps if found is not None else None,
-                notice=self.say,
-                warn=self.warn,
-                mark=None if found is None else mark_in(found.meta),
-            )
-        self._started = time.perf_counter()
-        self._reported_at = self._started
-        self._reported_steps = self.counters.env_steps
-        self._reported_updates = self.learner.updates
+            self.reports.open(found, self.counters, self.voice)
         self.evaluations.evaluated_steps = self.counters.env_steps
+
+    def _write_options(self) -> None:
+        """What stands in the folder of how the run was started; that of a finished run stays."""
+        warn = self.saving.warnings.append
+        saved = saved_options.read(self.folder.path)
+        if not self.finished or saved is None or saved.fault is not None:
+            self.folder.write_options(self.saving.options, warn)
+            if self.folder.signed and (reason := signature.why_no_key()) is not None:
+                self.saving.notes.append(
+                    f"the run can't be signed as this user's: {reason}; {trust.UNSIGNED}"
+                )
+        if self.finished:
+            self.folder.check_record(warn)
+        else:
+            self.folder.begin_record(self.system)
 
     def _open_log(self) -> None:
         log = self.folder.open_log()
+        scores = [policy.best for policy in self.policies if policy.best is not None]
         make = partial(
             make_progress,
             self.config.total_env_steps,
             f"{self.config.algo} on {self.env.id} ({self.env.backend})",
-            folder=str(self.run_dir),
-            begin=Begin(self.counters.env_steps, self.evaluations.best),
+            folder=str(self.folder.path),
+            begin=Begin(self.counters.env_steps, max(scores, default=None)),
             setting=self.setting,
         )
         self.voice = Voice(make, sys.stdout if self.config.report.progress else io.StringIO(), log)
-
-    def _restore(self, found: Checkpoint, notes: list[str]) -> None:
-        meta = found.meta
-        require_same(found.path, meta.get(saved_options.CONFIG, {}), self.options)
-        tensors = found.tensors["learner"] | found.tensors[POLICY]
-        try:
-            self.learner.load(LearnerState(tensors, meta["learner"]))
-        except RuntimeError as error:
-            raise misfit(self.config.model.encoder, error) from error
-        self.counters = loop.Counters.of(meta)
-        evaluations = self.evaluations
-        evaluations.best, evaluations.best_version = meta["best"], meta.get("best_version")
-        ended = self.counters.env_steps >= self.config.total_env_steps
-        told, lost = self.folder.mend_best(meta, ended)
-        if told is not None:
-            self._warnings.append(told)
-        if lost and not ended:
-            evaluations.best = evaluations.best_version = None
-        self._restore_replay(found, notes)
-        self._wall_before_s = meta["wall_s"]
-        total = meta["total_env_steps"]
-        same_total = total == self.config.total_env_steps
-        free = self.config.runtime.kind == "async"
-        self.exact = free or (meta.get("exact", False) and same_total)
-        path = "" if self.exact else ", which is off the uninterrupted run's path"
-        notes.append(
-            f"resumed at update {self.learner.updates:,}, {self.counters.env_steps:,} env_steps, "
-            f"from {found.path}{path}"
-        )
-        if not free:
-            self._warnings += provenance.warnings(found.path, meta, self.system)
-        if self.counters.env_steps < self.config.total_env_steps and not same_total:
-            notes.append(
-                f"the budget was {total:,} env_steps and is {self.config.total_env_steps:,} now: "
-                "schedules go on as shares of the new one, so a falling rate rises at once"
-            )
-
-    def _restore_replay(self, found: Checkpoint, notes: list[str]) -> None:
-        """Takes the checkpoint's rows; their rings keep their length, so an interval that is longer
-        now is shortened to what they have slack for.
-        """
-        if self.replay is None:
-            return
-        self.replay.load(found.path, found.meta["replay"], [*self._warnings, *notes])
-        if found.meta["replay"]["rows"] is None:
-            return
-        most = self.replay.reach
-        if self.interval > most:
-            notes.append(
-                f"checkpoints are written every {most:,} iterations, not every "
-                f"{self.interval:,}: the replay was made with room for no more between two"
-            )
-            self.interval = most
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -273,18 +167,20 @@ class Trainer:
 
     def train(self, sampling: loop.Sampling) -> Literal["finished", "stopped"]:
         """Runs the loop to its end or to a stop."""
-        self.sampling = sampling
+        self.reports.sampling = sampling.report
         self.voice.progress.stage(first_stage(self.setting))
         runtime = self.config.runtime
         # Several learners take their columns from where they were collected, each to its device.
         device = runtime.device if runtime.num_learners == 1 else "cpu"
-        replay = None if self.replay is None else self.replay.replay
+        learners = [policy.learner for policy in self.policies]
+        replay = self.policies[0].replay  # several policies have none
+        memory = None if replay is None else replay.replay
         status = loop.run(
-            loop.Parts([self.learner], sampling, replay, torch.device(device)),
+            loop.Parts(learners, sampling, memory, torch.device(device)),
             self.counters,
             loop.Budget(
                 self.config.total_env_steps,
-                self.interval,
+                self.saving.interval,
                 self.max_cut_frac,
                 runtime.publish_interval_updates,
             ),
@@ -294,7 +190,7 @@ class Trainer:
         if status == "finished":
             self.save_policy()
         if self._raised is not None:
-            self._raised.add_note(f"The run was saved; the same call goes on: {self.run_dir}")
+            self._raised.add_note(f"The run was saved; the same call goes on: {self.folder.path}")
             raise self._raised
         if status == "stopped":
             self.say(
@@ -309,114 +205,45 @@ class Trainer:
             self.voice.progress.stage(stage)
 
     def save_policy(self) -> None:
-        """Writes the final policy to ``policy/``, unless it stands there."""
-        self.folder.renew_policy(self.policy(), self.warn)
+        """Writes the final policies to ``policy/``, unless they stand there."""
+        for policy in self.policies:
+            policy.save_policy(self.warn)
 
     def save(self, exact: bool) -> None:
-        """Writes a checkpoint and removes those that are not kept."""
-        counters = self.counters
-        milestone = self.config.checkpoint.is_milestone(
-            self.iterations, counters.checkpoint_iteration, counters.iteration
-        )
-        costly = self._checkpoint_s > _CHECKPOINT_FRAC * self._wall_s()
-        # A replay keeps the rows that a checkpoint needs for one interval and no longer.
-        automatic = self.config.checkpoint.interval_updates == "auto" and self.replay is None
-        if automatic and costly and not (exact or milestone or self.stop_requested):
+        """Writes a checkpoint, unless it costs too much for one that is only due."""
+        wanted = exact or self.stop_requested
+        if not (wanted or self.saving.worth_writing(self.counters, self.reports.wall_s)):
             return
-        counters.checkpoint_iteration = counters.iteration
         self.folder.check()
-        before, begin = self.timer.switch("checkpoint"), time.perf_counter()
-        state, publication = self.learner.save(), self.learner.publication()
-        best = self.evaluations.best
-        rest = {k: v for k, v in state.tensors.items() if k not in publication.tensors}
-        meta = {
-            # Only these can be resumed from with the bytes of the uninterrupted run.
-            "exact": exact and self.exact,
-            "total_env_steps": self.config.total_env_steps,
-            "milestone": milestone,
-            "iteration": counters.iteration,
-            "env_steps": counters.env_steps,
-            "counters": dataclasses.asdict(counters),
-            "version": publication.version,
-            "wall_s": self._wall_s(),
-            "best": best,
-            "best_version": self.evaluations.best_version,
-            "best_mark": None if best is None else self.folder.best_mark(),
-            saved_options.CONFIG: self.options,
-            provenance.SYSTEM: self.system,
-            MARK: self.reporter.sync(),
-            "learner": state.scalars,
-            "policy": self.description,
-            "replay": None if self.replay is None else self.replay.replay.save(),
-        }
-        self.folder.write_checkpoint(
-            f"{counters.iteration:09d}",  # unlike updates it always grows
-            {POLICY: publication.tensors, "learner": rest},
-            meta,
-        )
-        keep = self.config.checkpoint.keep
-        self.folder.prune(keep, lambda kept: bool(kept.get("milestone")), self.warn)
-        self._checkpoint_s += time.perf_counter() - begin
+        before = self.timer.switch("checkpoint")
+        said = {"wall_s": self.reports.wall_s, MARK: self.reports.sync()}
+        self.saving.write(self.counters, exact, said, self.warn)
         self.timer.switch(before)
 
-    def after_iteration(self, episodes: list[Episode]) -> bool:
+    def after_iteration(self, batch: Batch) -> bool:
         """Evaluates and reports when it is time; says whether to stop."""
-        for episode in episodes:
-            self.episodes.add(episode.return_, episode.length, episode.success)
-        if self.replay is not None and (description := self.replay.describe_once()) is not None:
-            self.say(description)
+        self.policies[batch.policy].add(batch)
+        for policy in self.policies:
+            if policy.replay is not None and (found := policy.replay.describe_once()) is not None:
+                self.say(found)
         for notice in self.long_episodes.notices(self.counters):
             self.say(notice)
         steps = self.counters.env_steps
         finished = steps >= self.config.total_env_steps
-        if not self.stop_requested and self.evaluations.due(steps, self._wall_s()):
-            self._evaluate()
-        if (
-            finished
-            or self.evaluations.metrics
-            or self.stop_requested
-            or time.perf_counter() - self._reported_at >= self.config.report.interval_s
-        ):
-            self._report()
+        evaluated = False
+        if not self.stop_requested and self.evaluations.due(steps, self.reports.wall_s):
+            evaluated = self._evaluate()
+        if finished or evaluated or self.stop_requested or self.reports.due:
+            self.folder.check()
+            self.reports.write(self.counters, self.voice)
+            if self.on_report is not None:
+                self._ask(self.on_report)
         return self.stop_requested
-
-    def _report(self) -> None:
-        self.folder.check()
-        now, steps, updates = time.perf_counter(), self.counters.env_steps, self.learner.updates
-        passed_s = now - self._reported_at
-        report = {
-            "env_steps": float(steps),
-            "env_frames": float(steps * self.env.action_repeat),
-            "wall_s": self._wall_s(),
-            "updates": float(updates),
-            "iterations": float(self.counters.iteration),
-            "data/executed_env_steps": float(self.counters.executed_env_steps),
-            "data/discarded_env_steps": float(self.counters.discarded_env_steps),
-            "episode/cut_frac": self.counters.cut_frac,
-            "version": float(self.learner.publication().version),
-            "throughput/env_steps_per_s": (steps - self._reported_steps) / passed_s,
-            "throughput/updates_per_s": (updates - self._reported_updates) / passed_s,
-            **self.episodes.report(),
-            **self.learner.metrics(),
-            **({} if self.replay is None else self.replay.replay.metrics()),
-            **self.timer.report(),
-            **self.machine.report(),
-            **self.sampling.report(),
-            **self.evaluations.metrics,
-        }
-        self.evaluations.metrics = {}
-        self._reported_at, self._reported_steps, self._reported_updates = now, steps, updates
-        self.last_report = self.reporter.write(report, self.learner.histograms())
-        self.voice.progress.update(
-            self.last_report, self.episodes.recent_return, self.episodes.recent_success
-        )
-        if self.on_report is not None:
-            self._ask(self.on_report)
 
     def _ask(self, on_report: OnReport) -> None:
         """Hands out the last report; what the user's code raises waits until all is saved."""
         try:
-            answer = on_report(self.last_report)
+            answer = on_report(self.reports.last)
         except BaseException as error:  # sys.exit() and Ctrl-C as well
             if isinstance(error, KeyboardInterrupt) and self.stop_requested:
                 raise  # the second Ctrl-C, which ends the run at once
@@ -426,36 +253,30 @@ class Trainer:
         if isinstance(answer, (bool, np.bool_)) and answer:
             self.request_stop()
 
-    def _wall_s(self) -> float:
-        return self._wall_before_s + time.perf_counter() - self._started
-
-    def _evaluate(self) -> None:
-        """Plays the evaluation episodes; keeps the policy if it is the best so far."""
+    def _evaluate(self) -> bool:
+        """Plays the evaluation episodes of all policies; says whether any was played to its end."""
         self.voice.progress.stage("evaluating")
         before = self.timer.switch("evaluation")
-        self.evaluations.play(
-            self.policy(),
-            self.counters.env_steps,
-            self._stop_evaluating,
-            partial(self.folder.write_policy, BEST),
-        )
+        steps, evaluated = self.counters.env_steps, False
+        for each in self.policies:
+            policy = each.policy()
+            scores = self.evaluations.play(policy, steps, self._stop_evaluating)
+            if scores is not None:
+                each.score(policy, scores)
+                evaluated = True
         self.timer.switch(before)
+        return evaluated
 
     def _stop_evaluating(self) -> bool:
         """Asked at every step of an evaluation, which the watch takes for a sign of life."""
         self.timer.switch("evaluation")
         return self.stop_requested
 
-    def keep_batch(self, batch: Rollout) -> str:
+    def keep_batch(self, batch: Rollout, policy: int) -> str:
         """Keeps the batch on which an update failed; says where, and what else remains."""
         meta = {"iteration": self.counters.iteration, "env_steps": self.counters.env_steps}
-        return self.folder.keep_batch(batch, meta, self.warn)
-
-    def policy(self) -> Policy:
-        """A copy of the current policy."""
-        current = self.learner.publication()
-        tensors = {name: x.detach().cpu().clone() for name, x in current.tensors.items()}
-        return Policy(self.description, Publication(current.version, tensors), trust.OWN)
+        which = {} if len(self.policies) == 1 else {"policy": policy}
+        return self.folder.keep_batch(batch, meta | which, self.warn)
 
     def say(self, message: str) -> None:
         """One line for the person and for log.txt."""
@@ -493,5 +314,5 @@ class Trainer:
     def close(self) -> None:
         """Gives the terminal and the files back."""
         self.voice.progress.close()
-        self.reporter.close()
+        self.reports.close()
         self.folder.close()

@@ -7,6 +7,7 @@ from typing import final
 
 from torch import Tensor
 
+from quintet.observe.metrics import policy_prefix
 from quintet.protocols import DataPlan
 from quintet.runtime.batch import ColumnQueue, Episode, Lease, Part, within_budget
 from quintet.types import Rollout
@@ -222,15 +223,17 @@ class Delivery:
         waiting = self.executed - self.counted - self.discarded
         return Steps(executed, discarded, cut, sum(self.running.values()), waiting)
 
-    def report(self, policy: int = 0) -> dict[str, float]:
-        """Of the batches of `policy` since the last call: the age of the weights that acted, and
-        the columns dropped so far.
+    def report(self) -> dict[str, float]:
+        """Of the batches since the last call: the age of the weights that acted, and the columns
+        dropped so far; of several policies each under its prefix.
         """
-        if not self.may_lag:
-            return {}
-        metrics = {"data/discarded_columns": float(self.queues[policy].dropped_columns)}
-        lag, self.lags[policy] = self.lags[policy], Lag()
-        return metrics | lag.metrics()
+        found: dict[str, float] = {}
+        for policy, queue in enumerate(self.queues if self.may_lag else ()):
+            lag, self.lags[policy] = self.lags[policy], Lag()
+            metrics = {"data/discarded_columns": float(queue.dropped_columns)} | lag.metrics()
+            prefix = policy_prefix(policy, len(self.queues))
+            found |= {prefix + name: value for name, value in metrics.items()}
+        return found
 
     def _turn_to(self, stream: int) -> None:
         """Whose columns come first in the next round."""

@@ -9,7 +9,7 @@ import torch
 from quintet.errors import NonFiniteError
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Learner
-from quintet.runtime.batch import Episode, to_device
+from quintet.runtime.batch import to_device
 from quintet.runtime.delivery import Batch, BeginsAnew
 from quintet.types import Publication, Rollout
 
@@ -47,7 +47,7 @@ class Replay(Protocol):
 
 @dataclass
 class Counters:
-    """How far a run has come; stored in every checkpoint.
+    """How far a run has come, with all its policies; stored in every checkpoint.
 
     iteration: batches learned from.
     env_steps: learned from; a budget counts these.
@@ -115,13 +115,15 @@ class Hooks:
     """What happens around the loop; none of it has a say in the result's bytes.
 
     save: writes a checkpoint; its argument says whether it is an exact one.
-    after_iteration: gets the ended episodes; True asks for a stop.
-    keep_batch: gets the batch on which an update became NaN, and says where it was kept.
+    after_iteration: gets the batch that was learned from, with its policy and the ended episodes;
+        True asks for a stop.
+    keep_batch: gets the batch on which an update became NaN and the policy that it was for, and
+        says where it was kept.
     """
 
     save: Callable[[bool], None]
-    after_iteration: Callable[[list[Episode]], bool]
-    keep_batch: Callable[[Rollout], str]
+    after_iteration: Callable[[Batch], bool]
+    keep_batch: Callable[[Rollout, int], str]
 
 
 @final
@@ -216,7 +218,7 @@ def run(
             counters.discard_waiting()
         timer.switch("other")
         # Before the checkpoint, which holds the best score that an evaluation found.
-        stop = hooks.after_iteration(batch.episodes)
+        stop = hooks.after_iteration(batch)
         due = counters.iteration - counters.checkpoint_iteration >= budget.checkpoint_iterations
         if exact or finished or due or stop:
             hooks.save(exact or finished)  # it may leave out one that is only due
@@ -248,7 +250,7 @@ def _learn(parts: Parts, batch: Batch, counters: Counters, hooks: Hooks) -> None
         try:
             learner.update(to_device(rollout, parts.device), env_steps)
         except NonFiniteError as error:
-            raise NonFiniteError(f"{error}. {hooks.keep_batch(rollout)}") from error
+            raise NonFiniteError(f"{error}. {hooks.keep_batch(rollout, batch.policy)}") from error
 
     if replay is not None:
         replay.store(batch.rollout)

@@ -17,7 +17,8 @@ from quintet.config.load import Layer, compose
 from quintet.envs.make import make_vector_env
 from quintet.errors import ConfigError
 from quintet.protocols import DataPlan
-from quintet.run.launch import make_learner, resolve
+from quintet.run.launch import resolve
+from quintet.run.learners import make_learner
 
 SHIPPED = ("cartpole-ppo", "pong-ppo", "halfcheetah-ppo", "cartpole-appo", "pong-appo")
 

@@ -36,7 +36,7 @@ from quintet.envs.toy import Contextual, FinitePay
 from quintet.errors import CheckpointError, ConfigError, EnvironmentFault, NonFiniteError
 from quintet.observe.sinks import read_metrics
 from quintet.observe.timing import PhaseTimer
-from quintet.run import launch, sampling, trainer
+from quintet.run import launch, learners, sampling, trainer
 from quintet.run.launch import Result
 from quintet.runtime.asynchronous import AsyncSampling
 from quintet.runtime.lockstep import LockstepSampling
@@ -583,8 +583,8 @@ def sampling_of(**options: Any) -> Any:
     config = load_config("ppo", [], Layer("call", {**SMALL, "env.id": TOY, **given})).config
     source = sampling.open_source(config, None)
     config = launch.resolve(config, source.spaces, "gymnasium")
-    learner = launch.make_learner(config, source.spaces)
-    made = sampling.make_sampling(config, source, learner, PhaseTimer(), print, print)
+    learner = learners.make_learner(config, source.spaces)
+    made = sampling.make_sampling(config, source, [learner], PhaseTimer(), print, print)
     source.close()
     OPEN.append(made)
     return made
@@ -709,7 +709,7 @@ def learners_of(**options: Any) -> Learners:
     given |= {"env.id": TOY, "preset": "none", "total_env_steps": 10_000}
     config = load_config("impala", [], Layer("call", given)).config
     source = sampling.open_source(config, None)
-    made = launch.make_learners(launch.resolve(config, source.spaces, "gymnasium"), source.spaces)
+    made = learners.make_learners(launch.resolve(config, source.spaces, "gymnasium"), source.spaces)
     source.close()
     OPEN.append(made)
     return made

@@ -256,7 +256,7 @@ def test_a_failed_batch_is_kept_whole(tmp_path, monkeypatch):
         raise NonFiniteError("as if")
 
     monkeypatch.setattr(PPOLearner, "update", fail)
-    monkeypatch.setattr(trainer.Trainer, "keep_batch", lambda self, batch: whole(self, given[-1]))
+    monkeypatch.setattr(trainer.Trainer, "keep_batch", lambda self, _, k: whole(self, given[-1], k))
     with pytest.raises(NonFiniteError, match="The offending batch is kept in"):
         run(tmp_path)
     kept = checkpoint.read(tmp_path / "failed_batch").tensors["batch"]

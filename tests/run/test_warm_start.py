@@ -53,9 +53,9 @@ def begun(monkeypatch):
     train = Trainer.train
 
     def watched(self: Trainer, *given: Any) -> Any:
-        state = self.learner.save()
+        state = self.policies[0].learner.save()
         tensors = {name: x.clone() for name, x in state.tensors.items()}
-        found.append((tensors, dict(state.scalars), self.policy()))
+        found.append((tensors, dict(state.scalars), self.policies[0].policy()))
         return train(self, *given)
 
     monkeypatch.setattr(Trainer, "train", watched)

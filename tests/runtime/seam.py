@@ -23,6 +23,7 @@ from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan
 from quintet.runtime import loop
 from quintet.runtime.asynchronous import AsyncOptions, AsyncSampling
+from quintet.runtime.delivery import Batch
 from quintet.runtime.lockstep import LockstepSampling
 from quintet.runtime.policies import make_group_actor
 from quintet.runtime.processes.crew import Crew, ServerOptions
@@ -373,9 +374,9 @@ def drive(
     reports: list[dict[str, float]] = []
     played: list[Any] = []
 
-    def after(episodes: Any) -> bool:
+    def after(batch: Batch) -> bool:
         reports.append(sampling.report())
-        played.extend(episodes)
+        played.extend(batch.episodes)
         # the next restart is due right after this
         ledger.restarted(counters.iteration)
         return False
@@ -386,7 +387,7 @@ def drive(
             loop.Parts(learners, sampling, replay),
             counters,
             loop.Budget(world.total_env_steps, world.checkpoint_iterations, max_cut_frac=1.0),
-            loop.Hooks(lambda exact: None, after, lambda batch: ""),
+            loop.Hooks(lambda exact: None, after, lambda batch, policy: ""),
             PhaseTimer(),
         )
     finally:

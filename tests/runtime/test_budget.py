@@ -246,7 +246,7 @@ def test_every_policy_is_published_as_often_as_it_learns() -> None:
         loop.Parts([Idle(), Idle()], Turns()),
         loop.Counters(),
         loop.Budget(18 * 12, 100, publish_iterations=2),
-        loop.Hooks(lambda exact: None, lambda episodes: False, lambda batch: ""),
+        loop.Hooks(lambda exact: None, lambda batch: False, lambda batch, policy: ""),
         PhaseTimer(),
     )
     assert sorted(published) == [0] * 4 + [1] * 4  # at the start, and 3 times in 6 batches each

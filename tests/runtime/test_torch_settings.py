@@ -15,7 +15,7 @@ from troubles import SMALL, Drifting
 
 import quintet
 from quintet.config.runtime import RuntimeConfig
-from quintet.run import launch
+from quintet.run import learners
 from quintet.runtime.torch_settings import inexact_told, torch_settings
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
@@ -95,13 +95,13 @@ def test_a_run_asks_before_its_learner_is_made_and_puts_everything_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[dict[str, Any]] = []
-    make_learner = launch.make_learner
+    make_learner = learners.make_learner
 
-    def make(*args: Any) -> Any:
+    def make(*args: Any, **named: Any) -> Any:
         asked.append(settings())
-        return make_learner(*args)
+        return make_learner(*args, **named)
 
-    monkeypatch.setattr(launch, "make_learner", make)
+    monkeypatch.setattr(learners, "make_learner", make)
     before = settings()
     threads = torch.get_num_threads() + 1
     quintet.train("ppo", Drifting, 64, 7, tmp_path, SMALL | {"runtime.threads": threads})

@@ -25,7 +25,7 @@ from quintet.config.runtime import RuntimeConfig
 from quintet.errors import ConfigError, EnvironmentFault, QuintetError, WorkerFault
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan
-from quintet.run import launch
+from quintet.run import launch, learners
 from quintet.run.sampling import make_sampling, open_source
 from quintet.runtime.asynchronous import AsyncOptions, AsyncSampling
 from quintet.runtime.events import Died
@@ -197,8 +197,8 @@ def test_nobody_is_judged_by_time_in_which_this_process_was_stopped_too() -> Non
     )
     source = open_source(config, Drifting)
     config = launch.resolve(config, source.spaces, "gymnasium")
-    learner = launch.make_learner(config, source.spaces)
-    sampling = make_sampling(config, source, learner, PhaseTimer(), print, print)
+    learner = learners.make_learner(config, source.spaces)
+    sampling = make_sampling(config, source, [learner], PhaseTimer(), print, print)
     try:
         assert isinstance(sampling, LockstepSampling)
         sampling.publish(learner.publication())

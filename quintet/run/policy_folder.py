@@ -1,0 +1,161 @@
+"""What a run keeps of one policy: ``best/``, ``policy/`` when it is finished, and its part of every
+checkpoint.
+
+A run of one policy has them in its own folder and under plain names.  Of several, policy K has a
+folder ``policy_K/``, the tensors ``policy_K`` and ``learner_K`` of a checkpoint, and the K-th of
+the ``policies`` in its meta.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, final
+
+from torch import Tensor
+
+from quintet import checkpoint
+from quintet.errors import CheckpointError, FileFault
+from quintet.observe.metrics import policy_prefix
+from quintet.policy import POLICIES, POLICY, Policy
+from quintet.run.folder import RunFolder
+from quintet.system import files, manifest
+
+BEST = "best"
+LEARNER = "learner"
+
+
+@final
+class PolicyFolder:
+    """The place of policy `index` of `num_policies` in a run's folder."""
+
+    def __init__(self, run: RunFolder, index: int = 0, num_policies: int = 1) -> None:
+        self.run, self.index, self.num_policies = run, index, num_policies
+        self.path = run.path / policy_prefix(index, num_policies)
+
+    def open(self) -> None:
+        """Removes what crashed writers left; once the run's folder is open."""
+        checkpoint.clean_temporary(self.path)
+
+    # Its part of a checkpoint
+
+    def named(self, policy: Mapping[str, Tensor], learner: Mapping[str, Tensor]) -> dict[str, Any]:
+        """The tensors that acting needs, and those that only learning does, by their key."""
+        return {self._key(POLICY): policy, self._key(LEARNER): learner}
+
+    def tensors(self, found: checkpoint.Checkpoint, kind: str) -> dict[str, Tensor]:
+        """POLICY: what `named` was given for acting; LEARNER: for learning.
+
+        Raises:
+            KeyError: the checkpoint has none.
+        """
+        return found.tensors[self._key(kind)]
+
+    def part(self, meta: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What a checkpoint's meta says of this policy.
+
+        Raises:
+            CheckpointError: it is of a run with another number of policies.
+        """
+        count = len(meta.get(POLICIES, (None,)))
+        if count != self.num_policies:
+            raise CheckpointError(
+                f"a checkpoint of {self.num_policies} policies is required, {self.run.path} has "
+                f"one of {count}; give another --run-dir"
+            )
+        part: Mapping[str, Any] = meta[POLICIES][self.index] if count > 1 else meta
+        return part
+
+    def _key(self, kind: str) -> str:
+        return kind if self.num_policies == 1 else f"{kind}_{self.index}"
+
+    # policy/ and best/
+
+    def write(self, name: str, policy: Policy) -> None:
+        """Writes ``policy/`` or ``best/``.
+
+        Raises:
+            CheckpointError: it can't be written, or the run's folder is another one.
+        """
+        self.run.check()
+        checkpoint.write(self.path, name, *policy.contents(), signed=policy.signed)
+
+    def renew(self, policy: Policy, warn: Callable[[str], None]) -> None:
+        """Writes ``policy/``, unless exactly this one stands there."""
+        path = self.path / POLICY
+        if os.path.lexists(path):
+            try:
+                found = checkpoint.read(path)
+            except CheckpointError as fault:
+                warn(f"the final policy is damaged ({fault}); it is written anew")
+            else:
+                if found.meta.get("version") == policy.publication.version:
+                    if _same(found, policy):
+                        return
+                    warn(f"{path} holds another policy than the run's; it is written anew")
+        self.write(POLICY, policy)
+
+    def best_mark(self) -> str | None:
+        """By which ``best/`` is known again; None where there is nothing to read."""
+        try:
+            return hashlib.sha256(
+                files.read_bytes(self.path / BEST / manifest.MANIFEST)
+            ).hexdigest()
+        except FileFault:
+            return None
+
+    def mend_best(self, part: Mapping[str, Any], ended: bool) -> tuple[str | None, bool]:
+        """Checks ``best/`` by what a checkpoint says of it, and writes it anew where a checkpoint
+        holds the same policy.
+
+        part: see `part`.
+        ended: whether no more evaluations follow.
+
+        Returns:
+            What is to be said, None where all is well; and whether the best policy is lost.
+        """
+        fault = None if part["best"] is None else self._best_fault(part)
+        if fault is None:
+            return None, False
+        held = self._rebuild_best(part.get("best_version"))
+        if held is not None:
+            return f"the best policy was damaged ({fault}); it is taken from {held}", False
+        after = "use the final one" if ended else "the next evaluation writes it anew"
+        return f"the best policy is lost ({fault}), and no checkpoint holds it; {after}", True
+
+    def _best_fault(self, part: Mapping[str, Any]) -> str | None:
+        path = self.path / BEST
+        try:
+            found = checkpoint.read(path)
+        except CheckpointError as fault:
+            return str(fault)
+        mark = part.get("best_mark")
+        # One that is newer is as it should be: the run was killed between it and its checkpoint.
+        newer = int(found.meta.get("version", 0)) > part["version"]
+        if mark is None or newer or mark == self.best_mark():
+            return None
+        return f"{path} holds another policy than the run's best"
+
+    def _rebuild_best(self, version: int | None) -> Path | None:
+        root = self.run.checkpoints
+        for name in reversed(manifest.numbered(root)) if version is not None else ():
+            with suppress(CheckpointError):
+                if self.part(manifest.read_meta(root, name).meta).get("version") != version:
+                    continue
+                held = checkpoint.read(root / name)
+                said = {"policy": self.part(held.meta)["policy"], "version": version}
+                self.run.check()
+                signed = held.not_own is None
+                tensors = {POLICY: self.tensors(held, POLICY)}
+                checkpoint.write(self.path, BEST, tensors, said, signed=signed)
+                return held.path
+        return None
+
+
+def _same(found: checkpoint.Checkpoint, policy: Policy) -> bool:
+    tensors, meta = policy.contents()
+    mine = checkpoint.tensor_hashes(checkpoint.Checkpoint(found.path, tensors, {}, None))
+    same = json.dumps(found.meta, sort_keys=True) == json.dumps(meta, sort_keys=True)
+    return same and mine == checkpoint.tensor_hashes(found)

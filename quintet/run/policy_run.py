@@ -1,0 +1,201 @@
+"""One policy of a run: its learner, how far it has come, its scores, its part of checkpoints and
+reports.
+
+A run has one, or several that share its streams; the trainer leads them all.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, final
+
+from torch import Tensor
+
+from quintet.checkpoint import Checkpoint
+from quintet.config.run import RunConfig
+from quintet.errors import ConfigError
+from quintet.evaluation import Scores
+from quintet.observe.metrics import EpisodeStats
+from quintet.policy import POLICY, Policy, describe, misfit
+from quintet.protocols import Actor, Learner
+from quintet.run.policy_folder import BEST, LEARNER, PolicyFolder
+from quintet.run.replay import RunReplay
+from quintet.run.warm_start import donated
+from quintet.runtime.delivery import Batch
+from quintet.runtime.loop import Counters
+from quintet.system import trust
+from quintet.types import LearnerState, Publication, Spaces
+
+
+@dataclass
+class PolicyCounters:
+    """How far one policy has come; those of all policies add up to the run's `Counters`.
+
+    iterations: batches that its learner learned from.
+    env_steps: in these.
+    ended_episodes: whole ones that it played.
+    """
+
+    iterations: int = 0
+    env_steps: int = 0
+    ended_episodes: int = 0
+
+
+@final
+class PolicyRun:
+    """The K-th policy of a run.
+
+    config: the run's, with the options of this policy's learner; it may be replaced between two
+        iterations, and says what is stored with the policy.
+    best, best_version: the highest mean return of an evaluation and the version of the weights that
+        reached it.
+    scores: ``eval/*`` of the last evaluation, until they are reported.
+    """
+
+    def __init__(self, learner: Learner, config: RunConfig, spaces: Spaces, folder: PolicyFolder):
+        self.learner, self.config, self.spaces, self.folder = learner, config, spaces, folder
+        self.counters = PolicyCounters()
+        self.episodes = EpisodeStats()
+        self.replay: RunReplay | None = None
+        self.best: float | None = None
+        self.best_version: int | None = None
+        self.scores: dict[str, float] = {}
+        self._reported_updates = learner.updates
+
+    @property
+    def alone(self) -> bool:
+        """Whether the run has no other policy."""
+        return self.folder.num_policies == 1
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """All but the weights that the policy needs, see `quintet.policy.describe`."""
+        config = self.config
+        return describe(config.algo, config.learner, config.model, config.env, self.spaces)
+
+    def policy(self) -> Policy:
+        """A copy of the current policy."""
+        current = self.learner.publication()
+        tensors = {name: x.detach().cpu().clone() for name, x in current.tensors.items()}
+        return Policy(self.description, Publication(current.version, tensors), trust.OWN)
+
+    def warm_start(self) -> str | None:
+        """Gives the learner what `init_from` donates and says so; None where there is none.
+
+        Raises:
+            ConfigError: it is no policy, or does not fit.
+        """
+        path, keys = self.config.init_from, self.config.init_from_keys
+        if path is None:
+            return None
+        own = self.learner.publication()
+        publication, note = donated(path, keys, own, self.description)
+        self.learner.warm_start(publication)
+        return note
+
+    def make_replay(self, actor: Actor, interval: int) -> None:
+        """The memory of old data, where the learner's plan asks for one.
+
+        Raises:
+            ConfigError: it does not fit on the disk.
+        """
+        plan = self.learner.plan
+        if plan.replay is not None:
+            self.replay = RunReplay.make(plan, self.config, interval, self.spaces, actor)
+
+    def add(self, batch: Batch) -> None:
+        """Counts a batch that the learner learned from, and its episodes."""
+        self.counters.iterations += 1
+        self.counters.env_steps += batch.env_steps
+        self.counters.ended_episodes += len(batch.episodes)
+        for episode in batch.episodes:
+            self.episodes.add(episode.return_, episode.length, episode.success)
+
+    def score(self, policy: Policy, scores: Scores) -> None:
+        """Takes what an evaluation of `policy` found; keeps it in ``best/`` if it is the best."""
+        self.scores = scores.metrics()
+        if self.config.checkpoint.save_best and (self.best is None or scores.mean > self.best):
+            self.best, self.best_version = scores.mean, policy.publication.version
+            self.folder.write(BEST, policy)
+
+    def save_policy(self, warn: Callable[[str], None]) -> None:
+        """Writes the final policy to ``policy/``, unless it stands there."""
+        self.folder.renew(self.policy(), warn)
+
+    # Its part of a checkpoint
+
+    def save(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+        """Tensors and meta of a checkpoint."""
+        state, publication = self.learner.save(), self.learner.publication()
+        rest = {k: v for k, v in state.tensors.items() if k not in publication.tensors}
+        part = {
+            "version": publication.version,
+            "best": self.best,
+            "best_version": self.best_version,
+            "best_mark": None if self.best is None else self.folder.best_mark(),
+            "learner": state.scalars,
+            "policy": self.description,
+            "replay": None if self.replay is None else self.replay.replay.save(),
+        }
+        if not self.alone:
+            part["counters"] = asdict(self.counters)
+        return self.folder.named(publication.tensors, rest), part
+
+    def load(self, found: Checkpoint) -> str | None:
+        """Goes on from a checkpoint; gives what is to be said of ``best/``, None where all is well.
+
+        Raises:
+            CheckpointError: it does not fit.
+            ConfigError: the learner had other options.
+        """
+        part = self.folder.part(found.meta)
+        tensors = self.folder.tensors(found, LEARNER) | self.folder.tensors(found, POLICY)
+        self._require_same(part["policy"]["learner"])
+        try:
+            self.learner.load(LearnerState(tensors, part["learner"]))
+        except RuntimeError as error:
+            raise misfit(self.config.model.encoder, error) from error
+        run = Counters.of(found.meta)
+        self.counters = (
+            PolicyCounters(run.iteration, run.env_steps, run.ended_episodes)
+            if self.alone
+            else PolicyCounters(**part["counters"])
+        )
+        self._reported_updates = self.learner.updates
+        self.best, self.best_version = part["best"], part.get("best_version")
+        ended = run.env_steps >= self.config.total_env_steps
+        told, lost = self.folder.mend_best(part, ended)
+        if lost and not ended:
+            self.best = self.best_version = None
+        return told
+
+    def _require_same(self, saved: dict[str, Any]) -> None:
+        """A policy that is alone has the run's options, which `require_same` looks at."""
+        given = self.config.learner.model_dump(mode="json")
+        names = [] if self.alone else [k for k in given if given[k] != saved.get(k)]
+        if names:
+            name = names[0]
+            raise ConfigError(
+                f"policy {self.folder.index} requires {name}={saved.get(name)}, with which it was "
+                f"trained, got {given[name]}; give the same options, or another --run-dir"
+            )
+
+    # Its part of a report
+
+    def report(self, passed_s: float) -> dict[str, float]:
+        """Of the time since the last one, by declared name without the policy's prefix."""
+        learner, updates = self.learner, self.learner.updates
+        report = {
+            "updates": float(updates),
+            "version": float(learner.publication().version),
+            "throughput/updates_per_s": (updates - self._reported_updates) / passed_s,
+            **self.episodes.report(),
+            **learner.metrics(),
+            **({} if self.replay is None else self.replay.replay.metrics()),
+            **self.scores,
+        }
+        if not self.alone:  # else they are the run's
+            report["env_steps"] = float(self.counters.env_steps)
+            report["iterations"] = float(self.counters.iterations)
+        self.scores = {}
+        self._reported_updates = updates
+        return report

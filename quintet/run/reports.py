@@ -1,0 +1,121 @@
+"""The reports of a run: when one is due, what it holds, and where it goes."""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import final
+
+from torch import Tensor
+
+from quintet.checkpoint import Checkpoint
+from quintet.config.run import RunConfig
+from quintet.envs.vector import EnvDescription
+from quintet.observe.log import Voice
+from quintet.observe.machine import MachineUse
+from quintet.observe.metrics import policy_prefix
+from quintet.observe.report_files import Mark, mark_in
+from quintet.observe.sinks import Reporter, mend_reports, open_sinks
+from quintet.observe.timing import PhaseTimer
+from quintet.run.policy_run import PolicyRun
+from quintet.runtime.loop import Counters
+
+
+@final
+class Reports:
+    """Puts a report together of what the run, its policies and the machine have to say.
+
+    The names of a run of one policy are plain; of several, those of policy K begin with
+    ``policy_K/``.
+
+    last: the newest report, empty before the first.
+    sampling: gives what the runtime kind has to say.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        policies: Sequence[PolicyRun],
+        env: EnvDescription,
+        timer: PhaseTimer,
+    ) -> None:
+        self.config, self.policies, self.env, self.timer = config, policies, env, timer
+        self.machine = MachineUse()
+        self.sampling: Callable[[], dict[str, float]] = dict
+        self.last: dict[str, float] = {}
+        self._reporter = Reporter(())
+        self._before_s, self._started = 0.0, time.perf_counter()
+        self._reported_at, self._reported_steps = self._started, 0
+
+    def open(self, found: Checkpoint | None, counters: Counters, voice: Voice) -> None:
+        """Opens the sinks of a run that trains; the clock runs from here on.
+
+        found: the checkpoint that it goes on from.
+        """
+        assert self.config.run_dir is not None
+        self._reporter = open_sinks(
+            self.config.report,
+            self.config.run_dir,
+            resume_env_steps=None if found is None else counters.env_steps,
+            notice=voice.say,
+            warn=voice.warn,
+            mark=None if found is None else mark_in(found.meta),
+        )
+        self._before_s = 0.0 if found is None else found.meta["wall_s"]
+        self._started = self._reported_at = time.perf_counter()
+        self._reported_steps = counters.env_steps
+
+    def mend(self, found: Checkpoint, voice: Voice) -> None:
+        """Makes good the reports of a run that is finished."""
+        assert self.config.run_dir is not None
+        reports = mend_reports(self.config.run_dir, mark_in(found.meta), voice.warn)
+        self.last = (reports or [{}])[-1]
+
+    @property
+    def wall_s(self) -> float:
+        """The time that the run has taken, over all its starts."""
+        return self._before_s + time.perf_counter() - self._started
+
+    @property
+    def due(self) -> bool:
+        return time.perf_counter() - self._reported_at >= self.config.report.interval_s
+
+    def write(self, counters: Counters, voice: Voice) -> None:
+        """Reports, and shows it."""
+        now, steps = time.perf_counter(), counters.env_steps
+        passed_s = now - self._reported_at
+        report = {
+            "env_steps": float(steps),
+            "env_frames": float(steps * self.env.action_repeat),
+            "wall_s": self.wall_s,
+            "iterations": float(counters.iteration),
+            "data/executed_env_steps": float(counters.executed_env_steps),
+            "data/discarded_env_steps": float(counters.discarded_env_steps),
+            "episode/cut_frac": counters.cut_frac,
+            "throughput/env_steps_per_s": (steps - self._reported_steps) / passed_s,
+        }
+        histograms: dict[str, Tensor] = {}
+        for index, policy in enumerate(self.policies):
+            prefix = policy_prefix(index, len(self.policies))
+            report |= {prefix + name: x for name, x in policy.report(passed_s).items()}
+            histograms |= {prefix + name: x for name, x in policy.learner.histograms().items()}
+        report |= self.timer.report() | self.machine.report() | self.sampling()
+        self._reported_at, self._reported_steps = now, steps
+        self.last = self._reporter.write(report, histograms)
+        voice.progress.update(
+            self.last,
+            _mean(policy.episodes.recent_return for policy in self.policies),
+            _mean(policy.episodes.recent_success for policy in self.policies),
+        )
+
+    def sync(self) -> Mark | None:
+        """See `Reporter.sync`."""
+        return self._reporter.sync()
+
+    def close(self) -> None:
+        self._reporter.close()
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Of those that there are."""
+    found = [x for x in values if x is not None]
+    return math.fsum(found) / len(found) if found else None

@@ -1,0 +1,171 @@
+"""The checkpoints of a run: when one is written, what it holds, and how a run goes on from one."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+from torch import Tensor
+
+from quintet.checkpoint import Checkpoint
+from quintet.config.run import RunConfig
+from quintet.config.saved import require_same
+from quintet.errors import CheckpointError
+from quintet.policy import POLICIES
+from quintet.run.folder import RunFolder
+from quintet.run.policy_run import PolicyRun
+from quintet.runtime import loop
+from quintet.system import provenance, saved_options
+
+_TIME_FRAC = 0.01
+"""Of a run's time; more is not spent on checkpoints that may be left out."""
+
+
+@final
+class Saving:
+    """Writes and reads the checkpoints of a run and all its policies.
+
+    interval: iterations from one to the next.
+    on_path: whether the run lies on the path of the one that was never interrupted; runs of which
+        no two are the same have no such path, and can't leave it.
+    notes, warnings: what is to be said of the folder once there is a log.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        policies: Sequence[PolicyRun],
+        system: Mapping[str, str],
+    ) -> None:
+        self.config, self.folder, self.policies, self.system = config, folder, policies, system
+        self.options = {k: v for k, v in config.flat().items() if k != "run_dir"}
+        plan = policies[0].learner.plan
+        self.iterations = -(-config.total_env_steps // (plan.unroll_steps * plan.columns_per_batch))
+        self.interval = config.checkpoint.interval(self.iterations)
+        self.on_path = True
+        self.notes: list[str] = []
+        self.warnings: list[str] = []
+        self._seconds = 0.0
+
+    @property
+    def reach(self) -> int | None:
+        """Iterations for which every replay keeps the rows that a checkpoint needs; None: there is
+        no replay.
+        """
+        kept = [each.replay.reach for each in self.policies if each.replay is not None]
+        return min(kept, default=None)
+
+    def worth_writing(self, counters: loop.Counters, wall_s: float) -> bool:
+        """Whether a checkpoint that is only due is written, after so many seconds of the run."""
+        # A replay keeps the rows that a checkpoint needs for one interval and no longer.
+        automatic = self.config.checkpoint.interval_updates == "auto" and self.reach is None
+        costly = self._seconds > _TIME_FRAC * wall_s
+        return not (automatic and costly) or self._is_milestone(counters)
+
+    def _is_milestone(self, counters: loop.Counters) -> bool:
+        return self.config.checkpoint.is_milestone(
+            self.iterations, counters.checkpoint_iteration, counters.iteration
+        )
+
+    def write(
+        self,
+        counters: loop.Counters,
+        exact: bool,
+        said: Mapping[str, Any],
+        warn: Callable[[str], None],
+    ) -> None:
+        """Writes a checkpoint and removes those that are not kept.
+
+        said: what else stands in its meta.
+        """
+        begin = time.perf_counter()
+        milestone = self._is_milestone(counters)
+        counters.checkpoint_iteration = counters.iteration
+        tensors: dict[str, dict[str, Tensor]] = {}
+        parts: list[dict[str, Any]] = []
+        for policy in self.policies:
+            own, part = policy.save()
+            tensors |= own
+            parts.append(part)
+        meta = {
+            # Only these can be resumed from with the bytes of the uninterrupted run.
+            "exact": exact and self.on_path,
+            "total_env_steps": self.config.total_env_steps,
+            "milestone": milestone,
+            "iteration": counters.iteration,
+            "env_steps": counters.env_steps,
+            "counters": dataclasses.asdict(counters),
+            saved_options.CONFIG: self.options,
+            provenance.SYSTEM: self.system,
+            **said,
+            **(parts[0] if len(parts) == 1 else {POLICIES: parts}),
+        }
+        # The name is the number of iterations, which unlike updates always grows.
+        self.folder.write_checkpoint(f"{counters.iteration:09d}", tensors, meta)
+        keep = self.config.checkpoint.keep
+        self.folder.prune(keep, lambda kept: bool(kept.get("milestone")), warn)
+        self._seconds += time.perf_counter() - begin
+
+    def restore(self) -> tuple[Checkpoint | None, loop.Counters]:
+        """Goes on from the folder's newest checkpoint, as the configuration asks; None where the
+        run begins.
+
+        Raises:
+            CheckpointError: no checkpoint that fits can be read.
+        """
+        exact = self.config.resume == "exact"
+        found = self.folder.newest(exact, self.warnings.append)
+        if found is None:
+            return None, loop.Counters()
+        try:
+            counters = self._load(found)
+        except KeyError as error:
+            raise CheckpointError(
+                f"a run's own checkpoint is required, {found.path} holds none (it lacks "
+                f"{error}); remove it to go on from the one before, or give another --run-dir"
+            ) from error
+        if exact:
+            self.notes += self.folder.remove_newer(found.path)
+        return found, counters
+
+    def _load(self, found: Checkpoint) -> loop.Counters:
+        meta, asked = found.meta, self.config.total_env_steps
+        require_same(found.path, meta.get(saved_options.CONFIG, {}), self.options)
+        for policy in self.policies:
+            told = policy.load(found)
+            self.warnings += [] if told is None else [told]
+        for policy in self.policies:
+            self._load_replay(policy, found)
+        counters, total = loop.Counters.of(meta), meta["total_env_steps"]
+        free = self.config.runtime.kind == "async"
+        self.on_path = free or (meta.get("exact", False) and total == asked)
+        path = "" if self.on_path else ", which is off the uninterrupted run's path"
+        updates = sum(policy.learner.updates for policy in self.policies)
+        self.notes.append(
+            f"resumed at update {updates:,}, {counters.env_steps:,} env_steps, "
+            f"from {found.path}{path}"
+        )
+        if not free:
+            self.warnings += provenance.warnings(found.path, meta, dict(self.system))
+        if counters.env_steps < asked and total != asked:
+            self.notes.append(
+                f"the budget was {total:,} env_steps and is {asked:,} now: "
+                "schedules go on as shares of the new one, so a falling rate rises at once"
+            )
+        return counters
+
+    def _load_replay(self, policy: PolicyRun, found: Checkpoint) -> None:
+        """Takes the checkpoint's rows; their rings keep their length, so an interval that is longer
+        now is shortened to what they have slack for.
+        """
+        if policy.replay is None:
+            return
+        saved, most = policy.folder.part(found.meta)["replay"], policy.replay.reach
+        policy.replay.load(found.path, saved, [*self.warnings, *self.notes])
+        if saved["rows"] is not None and self.interval > most:
+            self.notes.append(
+                f"checkpoints are written every {most:,} iterations, not every "
+                f"{self.interval:,}: the replay was made with room for no more between two"
+            )
+            self.interval = most
