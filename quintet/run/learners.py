@@ -76,6 +76,11 @@ def make_policies(
         ConfigError: they can't share the streams.
     """
     options = (config.learner, *further)
+    if further and config.runtime.num_learners > 1:
+        raise ConfigError(
+            f"{len(options)} policies require runtime.num_learners=1, got "
+            f"{config.runtime.num_learners}; leave it out, or train one policy"
+        )
     policies = []
     for index, learner_options in enumerate(options):
         own = config.model_copy(update={"learner": learner_options})
@@ -87,18 +92,17 @@ def make_policies(
         place = PolicyFolder(folder, index, len(options))
         policies.append(PolicyRun(learner, own, spaces, place))
     if further:
-        _require_alike(config, [policy.learner for policy in policies])
+        _require_alike([policy.learner for policy in policies])
     return policies
 
 
-def _require_alike(config: RunConfig, learners: Sequence[Learner]) -> None:
+def _require_alike(learners: Sequence[Learner]) -> None:
     """Refuses policies that can't share the streams."""
     first = learners[0]
-    if config.runtime.num_learners > 1 or first.plan.replay is not None:
+    if first.plan.replay is not None:
         raise ConfigError(
-            f"{len(learners)} policies require runtime.num_learners=1 and a learner without "
-            f"replay, got {config.algo} with runtime.num_learners={config.runtime.num_learners}; "
-            "train one policy, or set runtime.num_learners to 1"
+            f"{len(learners)} policies require a learner without replay, got one that learns from "
+            "old data; train one policy"
         )
     for index, learner in enumerate(learners[1:], start=1):
         shapes, own = (

@@ -17,7 +17,7 @@ from test_a2c import A2C, A2CConfig, A2CLearner
 import quintet
 from quintet.algorithms import registry
 from quintet.protocols import DataPlan, ReplayPlan
-from quintet.run import trainer
+from quintet.run import saving
 
 OPTIONS = {
     "env.num_streams": 4, "env.backend": "gymnasium", "eval.episodes": 0, "report.interval_s": 1e-3,
@@ -121,7 +121,7 @@ def test_a_finished_run_with_replay_can_be_extended(
 ) -> None:
     monkeypatch.setitem(registry.ALGORITHMS, "rep", replace(A2C, make_learner=learner(PLANS[0])))
     # None may be left out, whatever they cost: the rings reach back for one interval.
-    monkeypatch.setattr(trainer, "_CHECKPOINT_FRAC", 0.0)
+    monkeypatch.setattr(saving, "_TIME_FRAC", 0.0)
     run = tmp_path / "run"
     options = OPTIONS | {"checkpoint.interval_updates": "auto", "checkpoint.keep": 200}
     quintet.train("rep", "CartPole-v1", BUDGET, 1, run, options)

@@ -36,7 +36,7 @@ from quintet.envs.toy import Contextual, FinitePay
 from quintet.errors import CheckpointError, ConfigError, EnvironmentFault, NonFiniteError
 from quintet.observe.sinks import read_metrics
 from quintet.observe.timing import PhaseTimer
-from quintet.run import launch, learners, sampling, trainer
+from quintet.run import launch, learners, sampling, saving
 from quintet.run.launch import Result
 from quintet.runtime.asynchronous import AsyncSampling
 from quintet.runtime.lockstep import LockstepSampling
@@ -836,11 +836,11 @@ def _interval_updates(where: Where) -> None:
     assert due == list(range(5, last, 5))
     # auto: 1/20 of the run; what only safety asks for is left out where it costs too much
     with where.monkeypatch.context() as patched:
-        patched.setattr(trainer, "_CHECKPOINT_FRAC", 1.0)
+        patched.setattr(saving, "_TIME_FRAC", 1.0)
         run(where.folder / "b", 64 * 40, checkpoint__keep=100)
     assert iterations(where.folder / "b")[:19] == list(range(2, 40, 2))
     with where.monkeypatch.context() as patched:
-        patched.setattr(trainer, "_CHECKPOINT_FRAC", 0.0)
+        patched.setattr(saving, "_TIME_FRAC", 0.0)
         endless = {"env": "quintet.envs.toy:FinitePay", "env__kwargs": {"n": 10**6}}
         run(where.folder / "c", 64 * 40, checkpoint__keep=100, **endless)
     assert len(names(where.folder / "c")) == 2  # the first one, and the end

@@ -1,0 +1,254 @@
+"""Two policies in the same streams, through `launch`: each has its learner, its counters, its part
+of the folder, of checkpoints and of reports."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import quintet
+from quintet import checkpoint, cli
+from quintet.algorithms.ppo.learner import PPOLearner
+from quintet.config.load import Layer
+from quintet.config.saved import load_config
+from quintet.errors import CheckpointError, ConfigError, NonFiniteError
+from quintet.observe.sinks import read_metrics
+from quintet.run import launch
+from quintet.run.launch import Result
+from quintet.types import Rollout
+
+ENV = "quintet.envs.toy:Contextual"
+SMALL = {
+    "env.id": ENV,
+    "env.num_streams": 8,
+    "env.streams_per_group": 4,
+    "unroll_steps": 16,
+    "minibatch_steps": 32,
+    "num_epochs": 2,
+    "learning_rate": 3e-3,
+    "lr_schedule": "constant",
+    "eval.episodes": 2,
+    "eval.interval": 1000,
+    "report.interval_s": 0.0,
+    "report.sinks": ["jsonl", "csv"],
+    "report.progress": False,
+    "checkpoint.interval_updates": 5,
+    "checkpoint.max_cut_frac": 1.0,
+    "checkpoint.keep": 100,
+}
+TOTAL = 3_003
+KINDS = {
+    "serial": {"runtime.kind": "serial"},
+    "lockstep": {"runtime.kind": "lockstep", "runtime.num_workers": 2, "runtime.lag": 1},
+    "async": {"runtime.kind": "async", "runtime.num_workers": 2},
+}
+
+
+def run(
+    folder: Path,
+    total: int = TOTAL,
+    further: dict[str, Any] | None = None,
+    on_report: Any = None,
+    policies: int = 2,
+    **config: Any,
+) -> Result:
+    """`further`: options in which the second policy differs from the first."""
+    options = {name.replace("__", "."): value for name, value in config.items()}
+    given = {"run_dir": str(folder), "total_env_steps": total, "seed": 5}
+    loaded = load_config("ppo", [], Layer("call", SMALL | given | options))
+    own = {"learning_rate": 1e-3} if further is None else further
+    other = loaded.config.learner.model_copy(update=own)
+    return launch.run(loaded, None, on_report, [other] * (policies - 1))
+
+
+def newest(folder: Path) -> checkpoint.Checkpoint:
+    found = checkpoint.latest(folder / "checkpoints", warn=print)
+    assert found is not None
+    return found
+
+
+def best(folder: Path, policy: int) -> Path:
+    return folder / f"policy_{policy}" / "best"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A finished run of each kind, made once."""
+    made: dict[str, Path] = {}
+
+    def make(kind: str) -> Path:
+        if kind not in made:
+            folder = tmp_path_factory.mktemp(kind) / "run"
+            assert run(folder, **KINDS[kind]).status == "finished"
+            made[kind] = folder
+        return made[kind]
+
+    return make
+
+
+kinds = pytest.mark.parametrize(
+    "kind", ["serial", "lockstep", pytest.param("async", marks=pytest.mark.slow)]
+)
+
+
+@kinds
+def test_counters_of_all_policies_add_up_to_the_budget(whole, kind):
+    meta = newest(whole(kind)).meta
+    run_, (first, second) = meta["counters"], [each["counters"] for each in meta["policies"]]
+    assert run_["env_steps"] == TOTAL == first["env_steps"] + second["env_steps"]
+    assert run_["iteration"] == first["iterations"] + second["iterations"]
+    assert run_["ended_episodes"] == first["ended_episodes"] + second["ended_episodes"]
+    known = run_["env_steps"] + run_["discarded_env_steps"] + run_["waiting_env_steps"]
+    assert run_["executed_env_steps"] == known
+    assert min(first["env_steps"], second["env_steps"]) > TOTAL / 4
+    assert min(first["ended_episodes"], second["ended_episodes"]) > TOTAL / 10 / 4
+
+
+@kinds
+def test_every_policy_reports_under_its_prefix(whole, kind):
+    reports = read_metrics(whole(kind))
+    last, seen = reports[-1], {name for report in reports for name in report}
+    for policy, rate in ((0, 3e-3), (1, 1e-3)):
+        start = f"policy_{policy}/"
+        own = {name.removeprefix(start) for name in seen if name.startswith(start)}
+        assert {"episode/return_mean", "policy_lag/max", "eval/return_mean", "loss/total"} <= own
+        rates = {r[f"{start}optim/learning_rate"] for r in reports if f"{start}loss/total" in r}
+        assert {round(x, 6) for x in rates} == {rate}
+        assert last[f"{start}eval/return_mean"] > 6  # a random policy has 3.3
+    assert last["policy_0/env_steps"] + last["policy_1/env_steps"] == last["env_steps"] == TOTAL
+    assert last["policy_0/iterations"] + last["policy_1/iterations"] == last["iterations"]
+    assert not {"updates", "episode/return_mean", "eval/return_mean", "loss/total"} & seen
+    # an episode is reported once, by the policy that played it
+    counted = sum(r.get(f"policy_{k}/episode/count", 0) for r in reports for k in range(2))
+    assert counted == newest(whole(kind)).meta["counters"]["ended_episodes"]
+
+
+@kinds
+def test_every_policy_has_a_best_and_a_final_one_in_its_own_folder(whole, kind, capsys):
+    folder = whole(kind)
+    assert not (folder / "policy").exists()
+    assert not (folder / "best").exists()
+    final = [quintet.load(folder / f"policy_{k}" / "policy") for k in range(2)]
+    for k, policy in enumerate(final):
+        held = newest(folder)
+        weights = policy.publication.tensors
+        assert all(torch.equal(weights[n], x) for n, x in held.tensors[f"policy_{k}"].items())
+        assert policy.publication.version == held.meta["policies"][k]["version"]
+        chosen = quintet.load(best(folder, k))
+        assert chosen.publication.version == held.meta["policies"][k]["best_version"]
+        assert policy.description["learner"]["learning_rate"] == (3e-3, 1e-3)[k]
+    a, b = (policy.publication.tensors for policy in final)
+    assert not any(torch.equal(a[name], b[name]) for name in a if name.endswith("weight"))
+    assert cli.main(["eval", str(folder / "policy_1/policy"), "--episodes", "2"]) == 0
+    with pytest.raises(CheckpointError, match=r"one policy is required, .* holds 2; .*policy_0"):
+        quintet.load(folder)
+
+
+@pytest.mark.parametrize("kind", ["serial", "lockstep"])
+def test_both_policies_go_on_with_the_same_bytes(whole, tmp_path, kind):
+    begun = tmp_path / "run"
+    shutil.copytree(whole(kind), begun)
+    for each in sorted((begun / "checkpoints").iterdir())[2:]:
+        shutil.rmtree(each)
+    run(begun, **KINDS[kind])
+    one, other = newest(whole(kind)), newest(begun)
+    assert {"policy_0", "learner_0", "policy_1", "learner_1"} == set(other.tensors)
+    assert checkpoint.tensor_hashes(one) == checkpoint.tensor_hashes(other)
+    for a, b in zip(one.meta["policies"], other.meta["policies"], strict=True):
+        # Episodes that ended in columns which were given up are told of after the checkpoint.
+        for counters in (a["counters"], b["counters"]):
+            del counters["ended_episodes"]
+        assert (a["counters"], a["learner"], a["best"]) == (b["counters"], b["learner"], b["best"])
+
+
+@pytest.mark.parametrize(
+    "kind", ["serial", *(pytest.param(kind, marks=pytest.mark.slow) for kind in list(KINDS)[1:])]
+)
+def test_a_run_that_was_stopped_goes_on(tmp_path, kind):
+    seen: list[dict[str, float]] = []
+
+    def stop(report: dict[str, float]) -> bool:
+        seen.append(report)
+        return report["env_steps"] > TOTAL / 2
+
+    assert run(tmp_path, on_report=stop, **KINDS[kind]).status == "stopped"
+    before = [each["counters"] for each in newest(tmp_path).meta["policies"]]
+    assert sum(each["env_steps"] for each in before) == seen[-1]["env_steps"] < TOTAL
+    assert run(tmp_path, **KINDS[kind]).status == "finished"
+    after = newest(tmp_path).meta["policies"]
+    assert sum(each["counters"]["env_steps"] for each in after) == TOTAL
+    for a, b in zip(before, after, strict=True):
+        assert b["counters"]["iterations"] > a["iterations"] > 0
+    reports = read_metrics(tmp_path)
+    for name in ("policy_0/updates", "policy_1/updates", "policy_1/env_steps"):
+        counted = [report[name] for report in reports]
+        assert counted == sorted(counted)
+
+
+def test_other_policies_than_those_of_the_folder_are_refused(whole, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(whole("serial"), folder)
+    for policies in (1, 3):
+        with pytest.raises(CheckpointError, match=f"of {policies} policies? is required, .* of 2;"):
+            run(folder, 2 * TOTAL, policies=policies, **KINDS["serial"])
+    with pytest.raises(ConfigError, match=r"policy 1 requires learning_rate=0.001, .* got 0.002"):
+        run(folder, 2 * TOTAL, {"learning_rate": 2e-3}, **KINDS["serial"])
+    alone = tmp_path / "alone"
+    run(alone, 256, policies=1, **KINDS["serial"])
+    with pytest.raises(CheckpointError, match=r"of 2 policies is required, .* one of 1;"):
+        run(alone, 512, **KINDS["serial"])
+
+
+@pytest.mark.parametrize(
+    "options", [{"unroll_steps": 8}, {"normalize_observations": False}], ids=["data", "network"]
+)
+def test_policies_that_cant_share_streams_are_refused(tmp_path, options):
+    with pytest.raises(ConfigError, match="the same data and the same network, policy 1 has"):
+        run(tmp_path / "run", further=options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_several_learners_share_batches_of_one_policy_alone(tmp_path):
+    given = {"algo": "impala", "env.id": ENV, "runtime.num_learners": 2, "run_dir": str(tmp_path)}
+    loaded = load_config("impala", [], Layer("call", {**given, "runtime.kind": "serial"}))
+    with pytest.raises(ConfigError, match=r"2 policies require runtime.num_learners=1, got 2"):
+        launch.run(loaded, further=[loaded.config.learner])
+
+
+def test_the_best_of_one_policy_is_made_good_from_a_checkpoint(tmp_path, capsys):
+    often = KINDS["serial"] | {"checkpoint.interval_updates": 1}
+    run(tmp_path, 1_000, **often)
+    before = [checkpoint.tensor_hashes(checkpoint.read(best(tmp_path, k))) for k in range(2)]
+    (best(tmp_path, 1) / "policy.safetensors").write_bytes(b"")
+    run(tmp_path, 1_000, **often)
+    assert "the best policy was damaged" in capsys.readouterr().err
+    after = [checkpoint.tensor_hashes(checkpoint.read(best(tmp_path, k))) for k in range(2)]
+    assert before == after
+    assert before[0] != before[1]
+
+
+def test_a_failed_batch_says_whose_it_was(tmp_path, monkeypatch):
+    whole = PPOLearner.update
+
+    def fail(self: PPOLearner, batch: Rollout, env_steps: int) -> None:
+        if self.config.learning_rate == 1e-3:
+            raise NonFiniteError("as if")
+        whole(self, batch, env_steps)
+
+    monkeypatch.setattr(PPOLearner, "update", fail)
+    with pytest.raises(NonFiniteError, match="The offending batch is kept in"):
+        run(tmp_path, **KINDS["serial"])
+    found = checkpoint.read(tmp_path / "failed_batch")
+    assert found.meta["policy"] == 1
+    batch = found.tensors["batch"]
+    assert (batch["policy_id"][batch["valid"]] == 1).all()
+
+
+def test_a_policy_of_a_donor_begins_both(whole, tmp_path):
+    donor = whole("serial") / "policy_1/policy"
+    run(tmp_path / "run", 128, init_from=str(donor), **KINDS["serial"])
+    said = (tmp_path / "run/log.txt").read_text()
+    assert said.count(f"tensors of {donor}") == 1
