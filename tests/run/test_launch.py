@@ -580,9 +580,9 @@ def _init_from_keys(where: Where) -> None:
 def sampling_of(**options: Any) -> Any:
     """What would sample; no process has begun."""
     given = {"env.num_streams": 4} | {k.replace("__", "."): v for k, v in options.items()}
-    config = load_config("ppo", [], Layer("call", {**SMALL, "env.id": TOY, **given})).config
-    source = sampling.open_source(config, None)
-    config = launch.resolve(config, source.spaces, "gymnasium")
+    loaded = load_config("ppo", [], Layer("call", {**SMALL, "env.id": TOY, **given}))
+    source = sampling.open_source(loaded.config, loaded.env)
+    config = launch.resolve(loaded, source.spaces)
     learner = launch.make_learner(config, source.spaces)
     made = sampling.make_sampling(config, source, learner, PhaseTimer(), print, print)
     source.close()
@@ -675,8 +675,8 @@ def _inference(where: Where) -> None:
     given = {"runtime.kind": "async", "runtime.inference": "server", "runtime.num_workers": 2}
     for backend, size in (("envpool", 2), ("gymnasium", 4)):
         asked = {**SMALL, "env.id": "CartPole-v1", "env.num_streams": 8, "env.backend": backend}
-        config = load_config("ppo", [], Layer("call", asked | given)).config
-        assert sampling.streams_per_group(config) == size
+        loaded = load_config("ppo", [], Layer("call", asked | given))
+        assert sampling.streams_per_group(loaded.config, loaded.env) == size
 
 
 def _inference_batches(where: Where) -> None:
@@ -707,9 +707,9 @@ def learners_of(**options: Any) -> Learners:
     """What would learn; no process has begun."""
     given = {k.replace("__", "."): v for k, v in options.items()}
     given |= {"env.id": TOY, "preset": "none", "total_env_steps": 10_000}
-    config = load_config("impala", [], Layer("call", given)).config
-    source = sampling.open_source(config, None)
-    made = launch.make_learners(launch.resolve(config, source.spaces, "gymnasium"), source.spaces)
+    loaded = load_config("impala", [], Layer("call", given))
+    source = sampling.open_source(loaded.config, loaded.env)
+    made = launch.make_learners(launch.resolve(loaded, source.spaces), source.spaces)
     source.close()
     OPEN.append(made)
     return made
@@ -952,15 +952,12 @@ def _backend(where: Where) -> None:
     assert env.description.backend == "gymnasium"
 
 
-def result_config(env: str = TOY, **values: Any):
+def groups_of(env: str = TOY, **values: Any) -> Any:
+    """The environments of a serial run."""
     given = {name.replace("__", "."): value for name, value in values.items()}
     config = {**SMALL, "env.id": env, "total_env_steps": 128, **given}
-    return load_config("ppo", [], Layer("call", config)).config
-
-
-def groups_of(**values: Any) -> Any:
-    """The environments of a serial run."""
-    return sampling.open_source(result_config(**values), None).envs
+    loaded = load_config("ppo", [], Layer("call", config))
+    return sampling.open_source(loaded.config, loaded.env).envs
 
 
 def _kwargs(where: Where) -> None:
