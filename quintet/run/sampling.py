@@ -62,7 +62,7 @@ def open_source(config: RunConfig, env: ResolvedEnv) -> Source:
                 f"can make, got {env.source}; give an id or a function that makes it, or use "
                 "--runtime.kind serial"
             )
-        return Source([make_group_env(env, 1)], env)
+        return Source([make_group_env(env, env.streams_of(1))], env)
 
 
 def _make_groups(env: ResolvedEnv) -> list[VectorEnv]:

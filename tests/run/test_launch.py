@@ -32,6 +32,7 @@ from quintet.config.load import Layer
 from quintet.config.run import PARTS, TOP
 from quintet.config.runtime import RuntimeConfig
 from quintet.config.saved import load_config
+from quintet.envs import resolved as resolved_envs
 from quintet.envs.toy import Contextual, FinitePay
 from quintet.errors import CheckpointError, ConfigError, EnvironmentFault, NonFiniteError
 from quintet.observe.sinks import read_metrics
@@ -216,6 +217,19 @@ def test_a_callable_and_an_import_string_are_the_same_run(tmp_path):
     run(tmp_path / "function", env="test_launch:make_contextual")
     run(tmp_path / "toy", env=TOY)
     assert len({json.dumps(hashes(path)) for path in tmp_path.iterdir()}) == 1
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", TOY])
+def test_an_environment_is_resolved_once(env, tmp_path, monkeypatch):
+    """Also where it is evaluated on while it trains, and the advice looks at it."""
+    asked = []
+    resolve = resolved_envs.resolve_backend
+    monkeypatch.setattr(
+        resolved_envs, "resolve_backend", lambda *given: asked.append(given) or resolve(*given)
+    )
+    given = {"preset": "none", "eval__episodes": 1, "eval__interval": 64}
+    assert "eval/return_mean" in run(tmp_path, env=env, **given).metrics
+    assert asked == [(env, "auto")]
 
 
 class Halves(nn.Module):
