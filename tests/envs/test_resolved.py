@@ -109,14 +109,14 @@ def test_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(envpool, "usable_cores", lambda: 8)
     for env_id, options, size, threads in (
-        ("Pong-v5", {}, 8, 8),
-        ("Pong-v5", {}, 4, 4),  # the other group has the other cores
-        ("Pong-v5", {"backend": "ale"}, 8, 8),
-        ("Pong-v5", {"num_threads": 3}, 8, 3),
-        ("CartPole-v1", {}, 8, 1),
-        (TOY, {}, 8, 1),
+        ("Pong-v5", {}, 16, 8),
+        ("Pong-v5", {}, 8, 4),  # the other group has the other cores
+        ("Pong-v5", {"backend": "ale"}, 16, 8),
+        ("Pong-v5", {"num_threads": 3}, 16, 3),
+        ("CartPole-v1", {}, 16, 1),
+        (TOY, {}, 16, 1),
     ):
-        env = resolve(env_id, num_streams=8, **options)
+        env = resolve(env_id, num_streams=16, **options)
         assert env.num_threads(size) == threads, (env_id, options)
         assert env.auto_num_threads(size) == (8 if options.get("num_threads") else threads)
 
