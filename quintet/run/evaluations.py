@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import final
 
 from quintet.config.run import RunConfig
-from quintet.envs.given import EnvSource
-from quintet.evaluation import evaluate
+from quintet.envs.resolved import ResolvedEnv
+from quintet.evaluation import How, evaluate_in
 from quintet.policy import Policy
 
 EVALUATION_SEED = 20_000
@@ -25,8 +25,8 @@ class Evaluations:
     metrics: ``eval/*`` of the last one, until they are reported.
     """
 
-    def __init__(self, config: RunConfig, make_env: EnvSource | None):
-        self.config, self.make_env = config, make_env
+    def __init__(self, config: RunConfig, env: ResolvedEnv):
+        self.config, self.env = config, env
         self.best: float | None = None
         self.best_version: int | None = None
         self.evaluated_steps = 0
@@ -54,14 +54,8 @@ class Evaluations:
         """Plays the episodes, unless `stop` ends them; `keep_best` gets the best policy so far."""
         begin = time.perf_counter()
         config = self.config.eval
-        scores = evaluate(
-            policy,
-            self.make_env,
-            config.episodes,
-            EVALUATION_SEED,
-            deterministic=config.greedy,
-            stop=stop,
-        )
+        how = How(policy.actor, config.episodes, EVALUATION_SEED, config.greedy, stop)
+        scores = evaluate_in(policy, self.env, how)
         self.evaluated_steps = env_steps
         if len(scores.returns) == config.episodes:
             self.metrics = scores.metrics()

@@ -17,7 +17,7 @@ from quintet import checkpoint
 from quintet.checkpoint import Checkpoint
 from quintet.config.run import RunConfig
 from quintet.config.saved import require_same
-from quintet.envs.given import EnvSource
+from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.vector import EnvDescription
 from quintet.errors import CheckpointError, ConfigError
 from quintet.observe.log import Voice, silent
@@ -58,8 +58,8 @@ class Trainer:
         learner: Learner,
         spaces: Spaces,
         env: EnvDescription,
-        on_report: OnReport | None = None,
-        make_env: EnvSource | None = None,
+        on_report: OnReport | None,
+        resolved: ResolvedEnv,
     ):
         assert config.run_dir is not None
         self.config, self.learner, self.env = config, learner, env
@@ -75,13 +75,13 @@ class Trainer:
         self.timer = PhaseTimer(self._phase_begins)
         self.machine = MachineUse()
         self.episodes = EpisodeStats()
-        self.evaluations = Evaluations(config, make_env)
+        self.evaluations = Evaluations(config, resolved)
         self.last_report: dict[str, float] = {}
         self.stop_requested = False
         self.reporter = Reporter(())
         self.voice = silent()
         self.setting = setting_of(
-            config, learner.plan, spaces, env, make_env, on_report is not None
+            config, learner.plan, spaces, env, resolved, on_report is not None
         )
         batch = learner.plan.unroll_steps * learner.plan.columns_per_batch
         self.iterations = -(-config.total_env_steps // batch)

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, NamedTuple, final
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from quintet.algorithms.parts.options import Idle, idle_normalizers, refuse_idle
+from quintet.algorithms.parts.options import Idle, Shared, idle_normalizers, refuse_idle
 from quintet.algorithms.parts.trained import Knob
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig, torso_faults
@@ -200,6 +200,11 @@ def advice(
     """Every row is learned from once, so there can only be fewer updates."""
     larger = f"larger batches (--batch-unrolls {2 * config.batch_unrolls})"
     return UpdateAdvice(larger_batches=(larger,))
+
+
+def shared(config: ImpalaConfig, *_: object) -> Shared:
+    """Columns of a batch."""
+    return Shared("batch_unrolls", config.batch_unrolls)
 
 
 def aux_weights(

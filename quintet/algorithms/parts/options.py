@@ -22,6 +22,18 @@ class Idle(NamedTuple):
     required: str
 
 
+class Shared(NamedTuple):
+    """What several learners share out evenly.
+
+    option: that says how much of it there is.
+    unit: so many stay together.
+    """
+
+    option: str
+    given: int
+    unit: int = 1
+
+
 def refuse_idle(
     config: BaseModel, requirements: Mapping[str, tuple[bool, str]], prefix: str = ""
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, final
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from quintet.algorithms.parts import minibatches
-from quintet.algorithms.parts.options import Idle, idle_normalizers, refuse_idle
+from quintet.algorithms.parts.options import Idle, Shared, idle_normalizers, refuse_idle
 from quintet.algorithms.parts.trained import Knob
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig, torso_faults
@@ -248,6 +248,12 @@ def _larger_minibatch(size: int, batch: int, chunk: int) -> int:
     half_as_many = (-(-batch // size) + 1) // 2
     fitting = (n for n in range(half_as_many, 0, -1) if batch % n == 0 and batch // n % chunk == 0)
     return batch // next(fitting, 1)
+
+
+def shared(config: PPOConfig, model: ModelConfig, num_streams: int) -> Shared:
+    """Rows of a minibatch, in whole chunks."""
+    rows = config.minibatch_steps or config.unroll_steps * num_streams
+    return Shared("minibatch_steps", rows, 1 if model.core == "none" else config.bptt_steps)
 
 
 def require_learnable(

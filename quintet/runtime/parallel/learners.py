@@ -125,7 +125,6 @@ class Learners:
         self.ranks = RankGroup(0, size, torch.device(crew.devices[0]), self._watch)
         self.learner = crew.make_learner(self.ranks)
         plan = self.learner.plan
-        assert plan.columns_per_batch % size == 0
         assert plan.replay is None, "what is drawn has other shapes than what is collected"
         specs = BatchMemory.specs(crew.rows, plan)
         specs |= {progress_name(rank): TensorSpec((3,), torch.int64) for rank in range(1, size)}
