@@ -32,6 +32,7 @@ class Algorithm:
         compiled.
     shared: by (options, resolved model, streams) what several learners share out; None: it knows
         nothing of `Ranks`, so there can be only one.
+    tunable: options that `Learner.configure` may change during a run.
     idle_in: options that (options, resolved model, spaces) leave without effect, by name.
     actions: the kinds of action spaces that it can choose from.
     defaults: its own of options under ``model.``, ``env.`` and ``runtime.``, by dotted name, where
@@ -45,6 +46,7 @@ class Algorithm:
     make_learner: Callable[[Any, ModelConfig, Spaces, Setup], Learner]
     make_actor: Callable[[Any, ModelConfig, Spaces, Compute], Actor]
     shared: Callable[[Any, ModelConfig, int], Shared] | None = None
+    tunable: frozenset[str] = frozenset()
     idle_in: Callable[[Any, ModelConfig, Spaces], dict[str, Idle]] = lambda *_: {}
     actions: tuple[ActionKind, ...] = (gym_spaces.Space,)
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -59,6 +61,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         ppo.PPOLearner,
         ppo.make_actor,
         shared=ppo_config.shared,
+        tunable=ppo_config.TUNABLE,
         idle_in=ppo_config.idle_in,
         advice=ppo_config.advice,
     ),
@@ -69,6 +72,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         impala.ImpalaLearner,
         impala.make_actor,
         shared=impala_config.shared,
+        tunable=impala_config.TUNABLE,
         idle_in=impala_config.idle_in,
         defaults={"runtime.kind": "async"},
         advice=impala_config.advice,

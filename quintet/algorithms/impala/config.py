@@ -32,6 +32,26 @@ class Knobs(NamedTuple):
     entropy_coef: Knob
 
 
+TUNABLE = frozenset(
+    {
+        "gamma",
+        "lambda_",
+        "rho_bar",
+        "c_bar",
+        "pg_rho_bar",
+        "value_coef",
+        "entropy_coef",
+        "learning_rate",
+        "rmsprop_decay",
+        "rmsprop_momentum",
+        "rmsprop_epsilon",
+        "adam_epsilon",
+        "max_grad_norm",
+    }
+)
+"""Options that may change during a run."""
+
+
 @final
 class ImpalaConfig(BaseModel):
     """Options of IMPALA; an option that would have no effect is an error."""

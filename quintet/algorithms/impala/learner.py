@@ -24,9 +24,10 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from quintet.algorithms.impala.config import ImpalaConfig, Knobs, aux_weights
+from quintet.algorithms.impala.config import TUNABLE, ImpalaConfig, Knobs, aux_weights
 from quintet.algorithms.parts import diagnostics
 from quintet.algorithms.parts.acting import SamplingActor, make_family, make_normalizer, masked
+from quintet.algorithms.parts.options import require_tunable
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
 from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import (
@@ -112,6 +113,10 @@ class ImpalaLearner:
     @property
     def updates(self) -> int:
         return self.trained.steps
+
+    def configure(self, options: ImpalaConfig) -> None:
+        require_tunable(self.config, options, TUNABLE)
+        self.config = options
 
     def update(self, batch: Rollout, env_steps: int) -> None:
         """One optimizer step on the batch, then the normaliser takes it in."""

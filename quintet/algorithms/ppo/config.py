@@ -37,6 +37,32 @@ class Knobs(NamedTuple):
     share: Knob
 
 
+TUNABLE = frozenset(
+    {
+        "gamma",
+        "gae_lambda",
+        "clip_epsilon",
+        "value_clip",
+        "value_coef",
+        "entropy_coef",
+        "policy_l2_coef",
+        "value_l2_coef",
+        "shared_l2_coef",
+        "log_prob_clip",
+        "kl_target",
+        "kl_tolerance",
+        "kl_cutoff_coef",
+        "kl_cutoff_factor",
+        "target_kl",
+        "num_epochs",
+        "learning_rate",
+        "adam_epsilon",
+        "max_grad_norm",
+    }
+)
+"""Options that may change during a run."""
+
+
 @final
 class PPOConfig(BaseModel):
     """Options of PPO; an option that would have no effect is an error."""

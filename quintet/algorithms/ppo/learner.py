@@ -36,11 +36,12 @@ from quintet.algorithms.parts.acting import (
     masked,
 )
 from quintet.algorithms.parts.minibatches import Chunks, Minibatch, Rows
+from quintet.algorithms.parts.options import require_tunable
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
 from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import Parameters, Trained, knobs_of
 from quintet.algorithms.ppo import metrics
-from quintet.algorithms.ppo.config import Knobs, PPOConfig, require_learnable
+from quintet.algorithms.ppo.config import TUNABLE, Knobs, PPOConfig, require_learnable
 from quintet.algorithms.ppo.metrics import Estimates, Terms
 from quintet.models.build import ActorCritic
 from quintet.models.config import ModelConfig
@@ -114,6 +115,13 @@ class PPOLearner:
     @property
     def updates(self) -> int:
         return self.trained.steps
+
+    def configure(self, options: PPOConfig) -> None:
+        require_tunable(self.config, options, TUNABLE)
+        if options.learning_rate != self.config.learning_rate:
+            self.learning_rate = options.learning_rate
+        self.clip_epsilon = options.clip_epsilon
+        self.config = options
 
     def update(self, batch: Rollout, env_steps: int) -> None:
         """One iteration: targets, epochs of minibatches, penalty weight, normalisers."""
@@ -228,8 +236,10 @@ class PPOLearner:
         entropy_loss = -knobs.entropy_coef * entropy if config.entropy_coef > 0 else zero
         l2_loss = self._l2(parameters, knobs) if config.l2_coefs else zero
         kl_loss = knobs.kl_beta * kl if config.kl_beta_init > 0 else zero
-        cutoff_loss = zero
+        cutoff_loss, cutoff = zero, {}
         if config.kl_cutoff_coef > 0:
+            above = kl > knobs.kl_cutoff_factor * knobs.kl_target
+            cutoff = {"policy/kl_cutoff_frac": above.float()}
             cutoff_loss = policy_losses.kl_cutoff(
                 kl,
                 target=knobs.kl_target,
@@ -240,10 +250,10 @@ class PPOLearner:
 
         losses = torch.stack((policy_loss, value_loss, entropy_loss, l2_loss, kl_loss, cutoff_loss))
         if config.check_numerics:
-            found = {"logp_pi": terms.logp_pi, "rho": terms.rho, "value": terms.value}
-            diagnostics.require_finite(found | {"losses": losses}, self.updates)
-        cut_off = kl > knobs.kl_cutoff_factor * knobs.kl_target
-        return total, metrics.loss_statistics(losses, terms, weight, cut_off, knobs.clip_epsilon)
+            named = {"logp_pi": terms.logp_pi, "rho": terms.rho, "value": terms.value}
+            diagnostics.require_finite(named | {"losses": losses}, self.updates)
+        found = metrics.loss_statistics(losses, terms, weight, knobs.clip_epsilon)
+        return total, found._replace(means={**found.means, **cutoff})
 
     def _terms(self, parameters: Parameters, rows: Rows, weight: Tensor, knobs: Knobs) -> Terms:
         """What the loss of these rows is the mean of."""

@@ -111,18 +111,17 @@ class Terms(NamedTuple):
 
 
 def loss_statistics(
-    losses: Tensor, terms: Terms, weight: Tensor, cut_off: Tensor, clip_epsilon: float | Tensor
+    losses: Tensor, terms: Terms, weight: Tensor, clip_epsilon: float | Tensor
 ) -> Statistics:
     """Of a minibatch whose rows have the `weight` ``[N]``.
 
-    losses: the weighted LOSSES ``[6]``; cut_off: whether the mean KL is above the cutoff.
+    losses: the weighted LOSSES ``[6]``.
     """
     error = ((terms.rho - 1.0).abs() * (weight > 0)).detach()
     means = dict(zip(LOSSES, losses.unbind(), strict=True)) | {
         "loss/total": losses.sum(),
         "policy/entropy": torch.dot(weight, terms.entropy),
         "policy/kl": torch.dot(weight, terms.kl),
-        "policy/kl_cutoff_frac": cut_off.float(),
         "policy/approx_kl": torch.dot(weight, policy_losses.approx_kl(terms.log_rho)),
         "policy/clip_frac": torch.dot(weight, (error > clip_epsilon).float()),
         "policy/ratio_mean": torch.dot(weight, terms.rho),
