@@ -14,6 +14,7 @@ from quintet.algorithms.parts.options import Idle, Shared
 from quintet.algorithms.parts.setup import Compute, Setup
 from quintet.algorithms.ppo import config as ppo_config
 from quintet.algorithms.ppo import learner as ppo
+from quintet.algorithms.ppo import metrics as ppo_metrics
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
 from quintet.protocols import Actor, Learner, UpdateAdvice
@@ -32,6 +33,7 @@ class Algorithm:
         compiled.
     shared: by (options, resolved model, streams) what several learners share out; None: it knows
         nothing of `Ranks`, so there can be only one.
+    metrics: names that it may report; `/` at the end stands for every name that begins so.
     tunable: options that `Learner.configure` may change during a run.
     idle_in: options that (options, resolved model, spaces) leave without effect, by name.
     actions: the kinds of action spaces that it can choose from.
@@ -46,6 +48,7 @@ class Algorithm:
     make_learner: Callable[[Any, ModelConfig, Spaces, Setup], Learner]
     make_actor: Callable[[Any, ModelConfig, Spaces, Compute], Actor]
     shared: Callable[[Any, ModelConfig, int], Shared] | None = None
+    metrics: tuple[str, ...] = ()
     tunable: frozenset[str] = frozenset()
     idle_in: Callable[[Any, ModelConfig, Spaces], dict[str, Idle]] = lambda *_: {}
     actions: tuple[ActionKind, ...] = (gym_spaces.Space,)
@@ -61,6 +64,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         ppo.PPOLearner,
         ppo.make_actor,
         shared=ppo_config.shared,
+        metrics=ppo_metrics.METRICS,
         tunable=ppo_config.TUNABLE,
         idle_in=ppo_config.idle_in,
         advice=ppo_config.advice,
@@ -72,6 +76,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         impala.ImpalaLearner,
         impala.make_actor,
         shared=impala_config.shared,
+        metrics=impala.METRICS,
         tunable=impala_config.TUNABLE,
         idle_in=impala_config.idle_in,
         defaults={"runtime.kind": "async"},

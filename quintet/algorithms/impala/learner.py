@@ -27,6 +27,7 @@ from torch.func import functional_call
 from quintet.algorithms.impala.config import TUNABLE, ImpalaConfig, Knobs, aux_weights
 from quintet.algorithms.parts import diagnostics
 from quintet.algorithms.parts.acting import SamplingActor, make_family, make_normalizer, masked
+from quintet.algorithms.parts.diagnostics import METRICS as OF_POLICIES
 from quintet.algorithms.parts.options import require_tunable
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
 from quintet.algorithms.parts.statistics import Statistics
@@ -36,7 +37,14 @@ from quintet.algorithms.parts.trained import (
     Trained,
     knobs_of,
 )
-from quintet.algorithms.parts.vtrace_statistics import Terms, vtrace_statistics, with_spreads
+from quintet.algorithms.parts.vtrace_statistics import (
+    METRICS as OF_VTRACE,
+)
+from quintet.algorithms.parts.vtrace_statistics import (
+    Terms,
+    vtrace_statistics,
+    with_spreads,
+)
 from quintet.models.build import ActorCritic
 from quintet.models.config import ModelConfig
 from quintet.ops import policy_losses, reduce, schedules, value_losses
@@ -46,6 +54,9 @@ from quintet.types import LearnerState, Publication, Rollout, Spaces
 
 LOSSES = ("loss/policy", "loss/value", "loss/entropy")
 """The weighted terms but for auxiliary ones, in the order of the sum."""
+
+METRICS = (*LOSSES, "loss/total", "loss/total_abs", "loss/aux/", *OF_VTRACE, *OF_POLICIES)
+"""All that it may report; `/` at the end stands for every name that begins so."""
 
 
 def make_actor(

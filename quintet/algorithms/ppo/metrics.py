@@ -36,6 +36,7 @@ LAST_EPOCH = tuple(f"{name}_last_epoch" for name in (*LOSSES, "loss/total"))
 METRICS = (
     *LOSSES,
     *LAST_EPOCH,
+    *diagnostics.METRICS,
     "loss/total",
     "loss/total_abs",
     "policy/entropy",
@@ -49,7 +50,6 @@ METRICS = (
     "policy/ratio_mean",
     "policy/ratio_max_error",
     "policy/ratio_first_max_error",
-    "policy/std_mean",
     "value/prediction_mean",
     "value/target_mean",
     "value/explained_variance",
@@ -58,20 +58,13 @@ METRICS = (
     "reward/mean",
     "reward/normalized_mean",
     "data/valid_frac",
-    "normalizer/observation_mean_min",
-    "normalizer/observation_mean_max",
-    "normalizer/observation_std_min",
-    "normalizer/observation_std_max",
-    "normalizer/observation_clip_frac",
     "normalizer/reward_clip_frac",
     "normalizer/reward_std",
-    "optim/grad_norm",
-    "optim/learning_rate",
     "optim/epochs",
     "grad_norm/",
     "param_norm/",
 )
-"""All that it may report, `/` at the end for every name that begins so."""
+"""All that it may report; `/` at the end stands for every name that begins so."""
 
 
 class Estimates(NamedTuple):
