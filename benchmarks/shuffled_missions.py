@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 import quintet
 from quintet.envs.make import make_group_env
+from quintet.envs.resolved import resolve_env
 from quintet.envs.vector import ObsArrays, VectorEnv, allocate_row
 from quintet.errors import ConfigError
 from quintet.spaces import observation_leaves
@@ -101,7 +102,7 @@ def measured(policy: quintet.Policy, episodes: int, seed: int, streams: int) -> 
     streams = min(streams, episodes)
     if streams < 2:
         raise ConfigError("at least two streams and episodes are required, to exchange missions")
-    env = make_group_env(config, streams)
+    env = make_group_env(resolve_env(config), streams)
     try:
         leaves = observation_leaves(env.spaces.observation)
         if MISSION not in leaves:

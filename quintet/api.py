@@ -108,8 +108,7 @@ def train(
     if seeds is None:
         if jobs is not None:
             raise ConfigError(f"jobs={jobs} has no effect without seeds; leave it out")
-        loaded_one = load_config(algo, [], command, source, trust=trust)
-        return run(loaded_one, source, on_report)
+        return run(load_config(algo, [], command, source, trust=trust), on_report)
     if on_report is not None or isinstance(source, ForeignVectorEnv):
         what = "on_report" if on_report is not None else "a vector environment"
         raise ConfigError(
@@ -117,7 +116,7 @@ def train(
             "of them out, or call train for each seed"
         )
     loaded = load_seeds(algo, [], command, seeds, source, trust=trust)
-    outcomes = run_seeds(loaded, source, jobs)
+    outcomes = run_seeds(loaded, jobs)
     failed = [f"seed {each.seed}: {each.error}" for each in outcomes if each.status == "failed"]
     if failed:
         raise GroupFault(f"{len(failed)} of {len(outcomes)} runs failed\n" + "\n".join(failed))

@@ -159,7 +159,7 @@ def _train_seeds(asked: "Parsed") -> int:
 
     assert asked.seeds is not None
     loaded = load_seeds(asked.algo, asked.files, asked.options, asked.seeds, trust=asked.trust)
-    outcomes = run_seeds(loaded, None, asked.jobs)
+    outcomes = run_seeds(loaded, asked.jobs)
     print(_summary(outcomes))
     failed = [each for each in outcomes if each.status == "failed"]
     for each in failed:

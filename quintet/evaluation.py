@@ -1,7 +1,7 @@
 """Plays whole episodes with a policy and says how they went."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
@@ -10,14 +10,14 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
-from gymnasium.vector import VectorEnv as ForeignVectorEnv
 from numpy.typing import NDArray
 
 from quintet import spaces
 from quintet.envs.config import EnvConfig
 from quintet.envs.film import make_filmed_env
-from quintet.envs.given import EnvSource, GivenEnv, settle
+from quintet.envs.given import GivenEnv, settle
 from quintet.envs.make import make_group_env
+from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.envs.success import key_of
 from quintet.envs.vector import (
     EnvDescription,
@@ -115,6 +115,18 @@ class Scores:
         return found
 
 
+@final
+@dataclass(frozen=True)
+class How:
+    """What plays, and how; as in `evaluate`."""
+
+    actor: Actor | UniformActor
+    episodes: int
+    seed: int
+    deterministic: bool
+    stop: Callable[[], bool] | None
+
+
 def evaluate(
     policy: Policy,
     env: GivenEnv | None = None,
@@ -160,17 +172,24 @@ def evaluate(
     path = None if video is None else Path(video)
     if path is not None:
         check_video(path)
-    config, num_streams, source = _choose_env(policy, env, episodes)
-    vector = _make(config, num_streams, source, trained=env is None)
-    try:
+    chosen, num_streams = _choose_env(policy, env, episodes)
+    actor = UniformActor(policy.spaces.action, seed) if random else policy.actor
+    how = How(actor, episodes, seed, deterministic, stop)
+    with closing(_make(chosen, num_streams, trained=env is None)) as vector:
         _check_spaces(policy, vector)
-        actor = UniformActor(policy.spaces.action, seed) if random else policy.actor
-        how = _How(actor, episodes, seed, deterministic, stop)
         with _suited_threads(policy):
-            film = None if path is None else _film(policy, config, source, how, path)
+            film = None if path is None else _film(policy, chosen, how, path)
             return _scores(_play(vector, how), vector.description, film)
-    finally:
-        vector.close()
+
+
+def evaluate_in(policy: Policy, env: ResolvedEnv, how: How) -> Scores:
+    """`evaluate` of a policy that a run trains, in that run's environment."""
+    raw = env.with_options({"reward_clip": "none"})
+    num_streams = env.streams_of(min(how.episodes, MAX_STREAMS))
+    with closing(make_group_env(raw, num_streams)) as vector:
+        _check_spaces(policy, vector)
+        with _suited_threads(policy):
+            return _scores(_play(vector, how), vector.description, None)
 
 
 def evaluate_random(config: EnvConfig, episodes: int = 100, seed: int = 10_000) -> Scores:
@@ -178,13 +197,10 @@ def evaluate_random(config: EnvConfig, episodes: int = 100, seed: int = 10_000) 
     `evaluate` with `random`, without a policy.
     """
     episodes, seed = _checked(episodes, seed)
-    raw = config.model_copy(update={"reward_clip": "none"})
-    vector = make_group_env(raw, min(episodes, MAX_STREAMS), None)
-    try:
-        how = _How(UniformActor(vector.spaces.action, seed), episodes, seed, True, None)
+    raw = resolve_env(config).with_options({"reward_clip": "none"})
+    with closing(make_group_env(raw, min(episodes, MAX_STREAMS))) as vector:
+        how = How(UniformActor(vector.spaces.action, seed), episodes, seed, True, None)
         return _scores(_play(vector, how), vector.description, None)
-    finally:
-        vector.close()
 
 
 def _checked(episodes: int, seed: int) -> tuple[int, int]:
@@ -226,22 +242,8 @@ def _suited_threads(policy: Policy) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@final
-@dataclass(frozen=True)
-class _How:
-    """What plays, and how; as in `evaluate`."""
-
-    actor: Actor | UniformActor
-    episodes: int
-    seed: int
-    deterministic: bool
-    stop: Callable[[], bool] | None
-
-
-def _choose_env(
-    policy: Policy, env: GivenEnv | None, episodes: int
-) -> tuple[EnvConfig, int, EnvSource | None]:
-    """Which environment, how many side by side, and where they come from if not from the id.
+def _choose_env(policy: Policy, env: GivenEnv | None, episodes: int) -> tuple[ResolvedEnv, int]:
+    """Which environment, and how many side by side.
 
     Raises:
         UntrustedError: what the policy's folder says of it may not run.
@@ -251,11 +253,10 @@ def _choose_env(
     says: dict[str, Any] = {} if env is None else {"id": env}
     if env is not None and env != config.id:
         says, source = settle(env)
-        backend = config.backend if source is not None else "auto"
         # Arguments of the environment that trained are none of another's.
         same = says["id"] == config.id
         options = {
-            "backend": backend,
+            "backend": "auto",
             "kwargs": config.kwargs if same else {},
             "success": config.success if same or key_of(config.success) is None else None,
         }
@@ -264,16 +265,14 @@ def _choose_env(
     given = calls_given({f"env.{name}": value for name, value in says.items()})
     origin = replace(policy.origin, given=(*policy.origin.given, *given))
     origin.check(Call("env", config.id, config.kwargs))
-    return config, num_streams, source
+    return resolve_env(config, source), num_streams
 
 
-def _make(
-    config: EnvConfig, num_streams: int, source: EnvSource | None, trained: bool
-) -> VectorEnv:
+def _make(env: ResolvedEnv, num_streams: int, trained: bool) -> VectorEnv:
     try:
-        return make_group_env(config, num_streams, source)
+        return make_group_env(env, num_streams)
     except ConfigError as error:
-        if trained and ":" in config.id:
+        if trained and ":" in env.config.id:
             raise ConfigError(
                 f"{error}; if the policy was trained on a callable, give that as env=, or an "
                 "import string of it as --env"
@@ -301,16 +300,11 @@ steps of its episode so far, and whether that is over.
 """
 
 
-def _film(
-    policy: Policy, config: EnvConfig, source: EnvSource | None, how: _How, path: Path
-) -> Film | None:
+def _film(policy: Policy, env: ResolvedEnv, how: How, path: Path) -> Film | None:
     """Films one episode; None if it was stopped before its end."""
-    # One that is given has as many streams as it has; others are made, with one.
-    num_streams = config.num_streams if isinstance(source, ForeignVectorEnv) else 1
     check = partial(_check_spaces, policy)
     # A twin may have another info, and the one episode isn't counted.
-    config = config.model_copy(update={"success": None})
-    filmed = make_filmed_env(config, num_streams, source, how.seed, check)
+    filmed = make_filmed_env(env.with_options({"success": None}), how.seed, check)
     shown: Film | None = None
     every = ceil(filmed.steps_per_s / MAX_FPS)
     try:
@@ -330,7 +324,7 @@ def _film(
             def ends() -> bool:
                 return shown is not None or (how.stop is not None and how.stop())
 
-            _play(filmed.env, replace(how, episodes=num_streams, stop=ends), watch)
+            _play(filmed.env, replace(how, episodes=filmed.env.num_streams, stop=ends), watch)
             if shown is None:
                 writer.discard()
         return shown
@@ -350,7 +344,7 @@ class _Played(NamedTuple):
     entropy: float | None
 
 
-def _play(vector: VectorEnv, how: _How, watch: Watch | None = None) -> list[_Played]:
+def _play(vector: VectorEnv, how: How, watch: Watch | None = None) -> list[_Played]:
     """The episodes, in the order (stream, time)."""
     actor = how.actor
     count, episodes = vector.num_streams, how.episodes

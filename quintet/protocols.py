@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -148,6 +148,13 @@ class Learner(Protocol):
 
         Raises NonFiniteError when a loss or gradient became NaN or infinite, on a GPU within a
         bounded number of updates.
+        """
+        ...
+
+    def configure(self, options: Any) -> None:
+        """Takes these options of its own from the next update on, without compiling anew.
+
+        Raises ConfigError where one differs that is not tunable.
         """
         ...
 

@@ -9,8 +9,8 @@ not valid (its action was not executed); the row after that is the first of the 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
 
 import torch
 from gymnasium import spaces
@@ -119,6 +119,16 @@ class Rollout:
     trace_cut: Bool[Tensor, "T B"] | None = None
     replayed: bool = False
 
+    def contiguous(self) -> "Rollout":
+        """The same batch, in which every tensor that is not contiguous is copied."""
+
+        def each(x: Any) -> Any:
+            if isinstance(x, dict):
+                return {name: part.contiguous() for name, part in x.items()}
+            return x.contiguous() if isinstance(x, Tensor) else x
+
+        return Rollout(**{f.name: each(getattr(self, f.name)) for f in fields(self)})
+
     @property
     def not_cut_t(self) -> Float[Tensor, "T B"]:
         """0 where no trace goes on to the next row: at endings, and before rows that are masked
@@ -135,4 +145,4 @@ class LearnerState:
     """All that a learner needs to go on with the same bytes: tensors, and JSON-able scalars."""
 
     tensors: dict[str, Tensor]
-    scalars: dict[str, int | float | str | bool | None] = field(default_factory=dict)
+    scalars: Mapping[str, int | float | str | bool | None] = field(default_factory=dict)

@@ -10,10 +10,11 @@ from pydantic import BaseModel
 
 from quintet.algorithms.impala import config as impala_config
 from quintet.algorithms.impala import learner as impala
-from quintet.algorithms.parts.options import Idle
+from quintet.algorithms.parts.options import Idle, Shared
 from quintet.algorithms.parts.setup import Compute, Setup
 from quintet.algorithms.ppo import config as ppo_config
 from quintet.algorithms.ppo import learner as ppo
+from quintet.algorithms.ppo import metrics as ppo_metrics
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
 from quintet.protocols import Actor, Learner, UpdateAdvice
@@ -30,8 +31,10 @@ class Algorithm:
     check: faults of (options, model, streams, budget) that no single field shows, a sentence each.
     planned_updates: optimizer steps that (options, streams, budget) amount to, 0 where none can be
         compiled.
-    shared: the option that says how many columns of a batch several learners may share; None: it
-        knows nothing of `Ranks`, so there can be only one.
+    shared: by (options, resolved model, streams) what several learners share out; None: it knows
+        nothing of `Ranks`, so there can be only one.
+    metrics: names that it may report; `/` at the end stands for every name that begins so.
+    tunable: options that `Learner.configure` may change during a run.
     idle_in: options that (options, resolved model, spaces) leave without effect, by name.
     actions: the kinds of action spaces that it can choose from.
     defaults: its own of options under ``model.``, ``env.`` and ``runtime.``, by dotted name, where
@@ -44,7 +47,9 @@ class Algorithm:
     planned_updates: Callable[[Any, int, int], int]
     make_learner: Callable[[Any, ModelConfig, Spaces, Setup], Learner]
     make_actor: Callable[[Any, ModelConfig, Spaces, Compute], Actor]
-    shared: str | None = None
+    shared: Callable[[Any, ModelConfig, int], Shared] | None = None
+    metrics: tuple[str, ...] = ()
+    tunable: frozenset[str] = frozenset()
     idle_in: Callable[[Any, ModelConfig, Spaces], dict[str, Idle]] = lambda *_: {}
     actions: tuple[ActionKind, ...] = (gym_spaces.Space,)
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -58,6 +63,9 @@ ALGORITHMS: dict[str, Algorithm] = {
         ppo_config.planned_updates,
         ppo.PPOLearner,
         ppo.make_actor,
+        shared=ppo_config.shared,
+        metrics=ppo_metrics.METRICS,
+        tunable=ppo_config.TUNABLE,
         idle_in=ppo_config.idle_in,
         advice=ppo_config.advice,
     ),
@@ -67,7 +75,9 @@ ALGORITHMS: dict[str, Algorithm] = {
         impala_config.planned_updates,
         impala.ImpalaLearner,
         impala.make_actor,
-        shared="batch_unrolls",
+        shared=impala_config.shared,
+        metrics=impala.METRICS,
+        tunable=impala_config.TUNABLE,
         idle_in=impala_config.idle_in,
         defaults={"runtime.kind": "async"},
         advice=impala_config.advice,

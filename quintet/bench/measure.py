@@ -121,10 +121,10 @@ def train(
 
     on_iteration: called with the seconds and env_steps since the warm-up, after each iteration.
     """
-    config = compose(work.learner, [work.layer(), options]).config
-    source = open_source(config, None)
+    loaded = compose(work.learner, [work.layer(), options])
+    source = open_source(loaded.config, loaded.env)
     try:
-        config = resolve(config, source.spaces, source.envs[0].description.backend)
+        config = resolve(loaded, source.spaces)
         assert config.runtime.threads is not None
         configure_torch(config.runtime.threads, config.runtime.device, config.runtime.exact)
         watch = _train(work, config, source, on_iteration)

@@ -4,6 +4,8 @@
 environment; what is found here takes one.
 """
 
+from dataclasses import replace
+
 from quintet.algorithms import registry
 from quintet.algorithms.parts.options import Idle
 from quintet.config.load import Loaded, dropped
@@ -26,7 +28,8 @@ def without_idle_defaults(loaded: Loaded, spaces: Spaces) -> Loaded:
             )
             sources[name] = dropped(sources[name])
     model = loaded.config.model.model_copy(update=changes)
-    return Loaded(loaded.config.model_copy(update={"model": model}), sources, loaded.notes)
+    config = loaded.config.model_copy(update={"model": model})
+    return replace(loaded, config=config, sources=sources)
 
 
 def without_idle(loaded: Loaded, config: RunConfig, spaces: Spaces) -> Loaded:
@@ -56,7 +59,7 @@ def without_idle(loaded: Loaded, config: RunConfig, spaces: Spaces) -> Loaded:
         raise ConfigError("; ".join(faults) + "; leave it out")
     ours = {name: rest for name, rest in changes.items() if name in learner}
     config = config.model_copy(update={"learner": config.learner.model_copy(update=ours)})
-    return Loaded(config, sources)
+    return replace(loaded, config=config, sources=sources)
 
 
 def _idle_in_env(config: RunConfig) -> dict[str, Idle]:

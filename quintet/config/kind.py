@@ -9,8 +9,8 @@ from gymnasium.vector import VectorEnv as ForeignVectorEnv
 from quintet.config.load import absent
 from quintet.envs.config import EnvConfig
 from quintet.envs.given import EnvSource
-from quintet.envs.ids import is_atari
 from quintet.envs.make import make_group_env
+from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.models.encoders import is_grid_with_mission, is_image
 from quintet.spaces import action_leaves, action_space_of, observation_leaves
 from quintet.types import Spaces
@@ -22,19 +22,20 @@ least one continuous action.
 """
 
 
-def kind_of(config: EnvConfig, source: EnvSource | None = None) -> Kind:
-    """Atari games are known by their id; of what else is no vector environment yet, one environment
-    is made, looked at and closed again.
+def kind_of(env: ResolvedEnv) -> Kind:
+    """Of what is neither an Atari game nor a vector environment, one environment is made, looked at
+    and closed again.
 
     Raises:
         ConfigError: the environment can't be made.
     """
-    if source is None and is_atari(config.id, config.backend):
+    source = env.source
+    if env.atari is not None:
         return "atari"
     if isinstance(source, ForeignVectorEnv):
-        action = action_space_of(source.single_action_space, config.id)
+        action = action_space_of(source.single_action_space, env.config.id)
         return _kind_by_spaces(Spaces(source.single_observation_space, action))
-    probe = make_group_env(config, 1, source)
+    probe = make_group_env(env, 1)
     try:
         return _kind_by_spaces(probe.spaces)
     finally:
@@ -53,7 +54,7 @@ def kind_asked_for(asked: Mapping[str, Any], source: EnvSource | None = None) ->
         for name, info in EnvConfig.model_fields.items()
         if f"env.{name}" in asked
     }
-    return kind_of(EnvConfig(**options), source)
+    return kind_of(resolve_env(EnvConfig(**options), source))
 
 
 def _kind_by_spaces(spaces: Spaces) -> Kind:

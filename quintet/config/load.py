@@ -20,6 +20,9 @@ from pydantic.fields import FieldInfo
 
 from quintet.algorithms import registry
 from quintet.config.run import ALIASES, MAY_CHANGE_ON_RESUME, PARTS, TOP, RunConfig
+from quintet.envs.config import EnvConfig
+from quintet.envs.given import EnvSource
+from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.errors import ConfigError, FileFault, IdleOptions
 from quintet.system.files import read_yaml
 
@@ -36,11 +39,13 @@ class Layer:
 class Loaded:
     """A valid configuration and the source of each of its options.
 
+    env: its environment, resolved.
     notes: what a person has to know of the run folder that a part of it was read from.
     """
 
     config: RunConfig
     sources: dict[str, str]
+    env: ResolvedEnv
     notes: tuple[str, ...] = ()
 
 
@@ -157,10 +162,11 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def compose(algo: str, layers: Iterable[Layer], *, check_env: bool = True) -> Loaded:
+def compose(algo: str, layers: Iterable[Layer], source: EnvSource | None = None) -> Loaded:
     """Merges layers, validates the whole once, and gives the source of every option.
 
-    check_env: whether the environment's id must be one that a backend knows (not so for callables).
+    source: what environments come from if not from their id, which then needs no backend that
+        knows it.
 
     Raises:
         ConfigError: lists every unknown name, every bad value and every combination that can't be.
@@ -178,11 +184,13 @@ def compose(algo: str, layers: Iterable[Layer], *, check_env: bool = True) -> Lo
                 unknown.append(f"unknown option {name!r} ({layer.source}){_nearest(name, known)}")
     _drop_idle(algo, values, sources)
     faults: list[str] = []
-    config = _validate(algo, values, faults, check_env)
+    env = _resolve_env(values, source, faults)
+    config = _validate(algo, values, faults)
     if unknown or faults:
         raise ConfigError(_listed([*unknown, *(with_sources(fault, sources) for fault in faults)]))
     assert config is not None
-    return Loaded(config, {name: sources.get(name, "default") for name in config.flat()})
+    assert env is not None
+    return Loaded(config, {name: sources.get(name, "default") for name in config.flat()}, env)
 
 
 def _in_our_words(message: str) -> str:
@@ -282,14 +290,24 @@ def _part(
         return None
 
 
-def _validate(
-    algo: str, values: dict[str, Any], faults: list[str], check_env: bool
-) -> RunConfig | None:
+def _resolve_env(
+    values: dict[str, Any], source: EnvSource | None, faults: list[str]
+) -> ResolvedEnv | None:
+    """The environment, also where other options are at fault."""
+    config = _part(EnvConfig, "env.", values, [])
+    if not isinstance(config, EnvConfig):
+        return None
+    try:
+        return resolve_env(config, source)
+    except ConfigError as error:
+        faults.append(str(error))
+        return None
+
+
+def _validate(algo: str, values: dict[str, Any], faults: list[str]) -> RunConfig | None:
     algorithm = registry.find(algo)
     if "env.id" not in values:
         faults.append("an environment is required; give it by --env ID (quintet envs lists them)")
-    elif check_env:
-        faults += _env_faults(values)
     with_id = {"env.id": "none", **values}
     learner = _part(algorithm.config, "", values, faults)
     parts = {name: _part(model, f"{name}.", with_id, faults) for name, model in PARTS.items()}
@@ -327,25 +345,11 @@ def _sharing_faults(config: RunConfig) -> list[str]:
             f"runtime.num_learners={learners} requires an algorithm whose learners can share their "
             f"batches ({able}), got {config.algo}; leave it out"
         ]
-    columns = getattr(config.learner, shared)
-    if columns % learners == 0:
+    option, given, unit = shared(config.learner, config.model, config.env.num_streams)
+    if given % (unit * learners) == 0:
         return []
+    even = -(-given // (unit * learners)) * unit * learners
     return [
-        f"runtime.num_learners={learners} requires {shared} that so many can share evenly, got "
-        f"{columns}; use {shared} {-(-columns // learners) * learners}, or another number of "
-        "learners"
+        f"runtime.num_learners={learners} requires {option} that so many can share evenly, got "
+        f"{given}; use {option} {even}, or another number of learners"
     ]
-
-
-def _env_faults(values: dict[str, Any]) -> list[str]:
-    """An id that nothing knows, beside the other faults."""
-    from quintet.envs.ids import resolve_backend
-
-    backend = values.get("env.backend", "auto")
-    if backend not in ("auto", "envpool", "ale", "gymnasium"):
-        return []
-    try:
-        resolve_backend(str(values["env.id"]), backend)
-    except ConfigError as error:
-        return [str(error)]
-    return []

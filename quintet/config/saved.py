@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -60,14 +60,14 @@ def load_config(
         UntrustedError: the folder names code that may not run.
     """
     kind = partial(kind_asked_for, asked_for([learner_defaults(algo), *files], command), source)
-    return _load(algo, files, command, source is None, kind, trust)
+    return _load(algo, files, command, source, kind, trust)
 
 
 def _load(
     algo: str,
     files: Sequence[Layer],
     command: Layer,
-    check_env: bool,
+    source: EnvSource | None,
     kind: Callable[[], Kind],
     trusted: bool,
 ) -> Loaded:
@@ -87,13 +87,13 @@ def _load(
             )
         except (ConfigError, ValidationError) as error:
             try:
-                compose(algo, [place, *files, command], check_env=check_env)
+                compose(algo, [place, *files, command], source)
             except ConfigError as others:  # all faults at once
                 if isinstance(error, ValidationError) or str(error) in str(others):
                     raise
                 raise ConfigError(f"{error}\n{others}") from error
             raise
-        return compose(algo, [place, *presets, *files, command], check_env=check_env)
+        return compose(algo, [place, *presets, *files, command], source)
     if asked.get("resume") == "never":
         raise ConfigError(
             f"--resume never requires a folder without a run, {run_dir} holds one; give another "
@@ -112,10 +112,10 @@ def _load(
         for layer in (*files, command)
     ]
     try:
-        was = compose(algo, base, check_env=check_env).config.flat()
+        was = compose(algo, base, source).config.flat()
     except ConfigError as error:
         raise ConfigError(f"{run_dir / saved_options.FILE} can't be gone on by: {error}") from error
-    loaded = compose(algo, [*base, *layers], check_env=check_env)
+    loaded = compose(algo, [*base, *layers], source)
     wanted = loaded.config.flat()
     differ = [
         f"{name}: the run has {before!r}, asked is {now!r}"
@@ -130,7 +130,7 @@ def _load(
         name: "saved run" if source.startswith("file ") and wanted[name] == was[name] else source
         for name, source in loaded.sources.items()
     }
-    return Loaded(loaded.config, sources, tuple(notes))
+    return replace(loaded, sources=sources, notes=tuple(notes))
 
 
 def _check_trust(run_dir: Path, saved: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
@@ -206,7 +206,7 @@ def load_seeds(
             assert run_dir is not None
             loaded.append(Unusable(seed, run_dir, str(error)))
             continue
-        loaded.append(_load(algo, files, layer, source is None, kind, trust))
+        loaded.append(_load(algo, files, layer, source, kind, trust))
     faults = [each.error for each in loaded if isinstance(each, Unusable)]
     if len(faults) == len(loaded):
         raise ConfigError("\n".join(faults))

@@ -21,7 +21,6 @@ import numpy as np
 from gymnasium import spaces
 
 from quintet.envs.atari import AtariConfig
-from quintet.envs.envpool import default_num_threads
 from quintet.envs.success import rule_of, write_success
 from quintet.envs.vector import (
     Array,
@@ -32,7 +31,6 @@ from quintet.envs.vector import (
     StepRow,
     check_seeds,
 )
-from quintet.errors import ConfigError
 from quintet.spaces import action_space_of
 from quintet.types import Spaces
 
@@ -74,36 +72,26 @@ class AleVectorEnv:
     def __init__(
         self,
         env_id: str,
+        rom: str,
         num_streams: int,
         config: AtariConfig,
-        num_threads: int | None = None,
+        num_threads: int,
         success_key: str | None = None,
     ) -> None:
         """Makes the environments.
 
         Args:
-            env_id: ``"ALE/Pong-v5"`` or ``"Pong-v5"``.
+            env_id: for its description.
+            rom: name of the game in ale-py, ``"ms_pacman"``.
             config: all of it but `stack_num` is done here.
-            num_threads: None: the cores, at most one per stream.
             success_key: of info, true where an episode was won; None: nothing is read.
-
-        Raises:
-            ConfigError: ale-py is missing, or has no such game.
         """
-        if not is_installed():
-            raise ConfigError(f"backend 'ale' must be installed; run: {INSTALL_LINE}")
-        rom = rom_of(env_id)
-        if rom is None:
-            raise ConfigError(
-                f"backend 'ale' needs a game of ale-py; got {env_id!r}; see them with: "
-                f"quintet envs ALE/"
-            )
         from ale_py.vector_env import AtariVectorEnv
 
         self._env: Any = AtariVectorEnv(
             rom,
             num_streams,
-            num_threads=num_threads or default_num_threads("atari", num_streams),
+            num_threads=num_threads,
             max_num_frames_per_episode=config.max_episode_steps * config.frame_skip,
             repeat_action_probability=config.repeat_action_probability,
             full_action_space=config.full_action_space,

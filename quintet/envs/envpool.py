@@ -203,7 +203,7 @@ class EnvPoolVectorEnv:
         num_streams: int,
         *,
         kwargs: Mapping[str, Any] | None = None,
-        num_threads: int | None = None,
+        num_threads: int = 1,
         drawn: bool = False,
         success_key: str | None = None,
     ) -> None:
@@ -214,17 +214,15 @@ class EnvPoolVectorEnv:
             success_key: of info, true where an episode was won; None: nothing is read.
 
         Raises:
-            ConfigError: EnvPool is missing or refuses the arguments, or the spaces can't be used.
+            ConfigError: EnvPool refuses the arguments, or the spaces can't be used.
         """
-        if not is_installed():
-            raise ConfigError(f"backend 'envpool' must be installed; run: {INSTALL_LINE}")
         family = family_of(env_id)
         self._id = env_id
         self._family = family
         self._drawn = drawn
         self._num_streams = num_streams
         self._kwargs = dict(kwargs or {})
-        self._num_threads = num_threads or default_num_threads(family, num_streams)
+        self._num_threads = num_threads
         spec = _make_spec(env_id, self._kwargs)
         settings = dict(zip(spec._config_keys, spec._config_values, strict=True))
         if settings.get("max_num_players", 1) != 1:

@@ -29,10 +29,8 @@ from numpy.typing import NDArray
 
 from quintet.envs import ale
 from quintet.envs.atari import AtariConfig
-from quintet.envs.config import EnvConfig
-from quintet.envs.given import EnvSource
-from quintet.envs.ids import resolve_backend
 from quintet.envs.make import make_group_env
+from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.envs.vector import CannotRender, ObsArrays, VectorEnv, allocate_obs
 from quintet.errors import ConfigError, EnvironmentFault, QuintetError
 from quintet.spaces import Space, observation_leaves
@@ -87,18 +85,10 @@ class FilmedEnv:
             ) from error
 
 
-def make_filmed_env(
-    config: EnvConfig,
-    num_streams: int,
-    source: EnvSource | None,
-    seed: int,
-    check: Callable[[VectorEnv], None],
-) -> FilmedEnv:
+def make_filmed_env(env: ResolvedEnv, seed: int, check: Callable[[VectorEnv], None]) -> FilmedEnv:
     """Makes the environment that is filmed, and looks whether it really gives a picture.
 
     Args:
-        num_streams: 1, or as many as a given vector environment has.
-        source: as for `make_group_env`.
         seed: of stream 0; the others follow.
         check: raises ConfigError where a twin has other spaces than the policy.
 
@@ -109,17 +99,17 @@ def make_filmed_env(
         # MuJoCo tries a window first, and that fails only when it draws.
         os.environ.setdefault("MUJOCO_GL", "egl")
     faults: list[str] = []
-    twin = _twin(config) if source is None else None
-    for candidate in (config, *([] if twin is None else [twin])):
-        name = f"{candidate.id} ({_backend(candidate, source)})"
+    twin = _twin(env)
+    for candidate in (env, *([] if twin is None else [twin])):
+        name = f"{candidate.config.id} ({candidate.config.backend})"
         try:
             with _quiet():
-                env, rate = _drawn(candidate, num_streams, source, seed, check)
+                made, rate = _drawn(candidate, seed, check)
         except Exception as error:
             faults.append(f"{name} can't be drawn: {_why(error)}")
         else:
-            return FilmedEnv(env, rate, f"in its place, since {faults[0]}" if faults else "")
-    filmed = _observed(config, num_streams, source)
+            return FilmedEnv(made, rate, f"in its place, since {faults[0]}" if faults else "")
+    filmed = _observed(env)
     if filmed is not None:
         return filmed
     opengl = f"; {_OPENGL}" if _SAYS_OPENGL.search("; ".join(faults)) else ""
@@ -131,11 +121,7 @@ def make_filmed_env(
 
 
 def _drawn(
-    config: EnvConfig,
-    num_streams: int,
-    source: EnvSource | None,
-    seed: int,
-    check: Callable[[VectorEnv], None],
+    env: ResolvedEnv, seed: int, check: Callable[[VectorEnv], None]
 ) -> tuple[VectorEnv, float]:
     """An environment that has drawn its first picture, and its steps per second.
 
@@ -143,19 +129,19 @@ def _drawn(
         Exception: whatever keeps it from that.
     """
     fault: Exception | None = None
-    for kwargs in _arguments(config, source):
+    num_streams = env.streams_of(1)
+    for kwargs in _arguments(env):
         try:
-            asked = config.model_copy(update={"kwargs": kwargs})
-            env = make_group_env(asked, num_streams, source, drawn=True)
+            made = make_group_env(env.with_options({"kwargs": kwargs}), num_streams, drawn=True)
             try:
-                check(env)
+                check(made)
                 seeds = [seed + i for i in range(num_streams)]
-                env.restart(seeds, allocate_obs(env.spaces.observation, (num_streams,)))
-                rendered = env.render(0)
+                made.restart(seeds, allocate_obs(made.spaces.observation, (num_streams,)))
+                rendered = made.render(0)
                 _rgb(rendered.picture)
-                return env, rendered.steps_per_s or STEPS_PER_S
+                return made, rendered.steps_per_s or STEPS_PER_S
             except BaseException:
-                env.close()
+                made.close()
                 raise
         except Exception as error:
             fault = error
@@ -163,11 +149,12 @@ def _drawn(
     raise fault
 
 
-def _arguments(config: EnvConfig, source: EnvSource | None) -> list[dict[str, Any]]:
+def _arguments(env: ResolvedEnv) -> list[dict[str, Any]]:
     """Of the environment's maker: with ``render_mode`` where it may take that, then without."""
-    asked = [config.kwargs | {"render_mode": "rgb_array"}, dict(config.kwargs)]
+    kwargs, source = env.config.kwargs, env.source
+    asked = [kwargs | {"render_mode": "rgb_array"}, dict(kwargs)]
     if source is None:
-        return asked if _backend(config, source) == "gymnasium" else asked[1:]
+        return asked if env.config.backend == "gymnasium" else asked[1:]
     if isinstance(source, ForeignVectorEnv):
         return asked[1:]
     try:
@@ -178,13 +165,10 @@ def _arguments(config: EnvConfig, source: EnvSource | None) -> list[dict[str, An
     return asked if any_name or "render_mode" in parameters else asked[1:]
 
 
-def _backend(config: EnvConfig, source: EnvSource | None) -> str:
-    return "gymnasium" if source is not None else resolve_backend(config.id, config.backend)
-
-
-def _twin(config: EnvConfig) -> EnvConfig | None:
+def _twin(env: ResolvedEnv) -> ResolvedEnv | None:
     """The environment of the same name in Gymnasium; None where there is none, or it is that."""
-    if _backend(config, None) == "gymnasium":
+    config = env.config
+    if config.backend == "gymnasium":
         return None
     kwargs = dict(config.kwargs)
     twin_id: str | None = config.id
@@ -194,7 +178,8 @@ def _twin(config: EnvConfig) -> EnvConfig | None:
         twin_id = _nearest_version(config.id)
     if twin_id is None:
         return None
-    return config.model_copy(update={"id": twin_id, "backend": "gymnasium", "kwargs": kwargs})
+    twin = config.model_copy(update={"id": twin_id, "backend": "gymnasium", "kwargs": kwargs})
+    return resolve_env(twin)
 
 
 def _nearest_version(env_id: str) -> str | None:
@@ -215,17 +200,17 @@ def _nearest_version(env_id: str) -> str | None:
     return f"{name}-v{min(there, key=lambda version: (abs(version - wanted), -version))}"
 
 
-def _observed(config: EnvConfig, num_streams: int, source: EnvSource | None) -> FilmedEnv | None:
+def _observed(env: ResolvedEnv) -> FilmedEnv | None:
     """The environment as the policy sees it; None where there is no picture in that."""
-    env = make_group_env(config, num_streams, source)
-    stacked = config.frame_stack > 1
-    for path, leaf in observation_leaves(env.spaces.observation).items():
+    made = make_group_env(env, env.streams_of(1))
+    stacked = env.config.frame_stack > 1
+    for path, leaf in observation_leaves(made.spaces.observation).items():
         if _is_picture(leaf, stacked):
             remark = f"its observation {path!r}, since it draws nothing itself"
-            repeat = env.description.action_repeat
+            repeat = made.description.action_repeat
             rate = 60.0 / repeat if repeat > 1 else STEPS_PER_S
-            return FilmedEnv(env, rate, remark, path, stacked)
-    env.close()
+            return FilmedEnv(made, rate, remark, path, stacked)
+    made.close()
     return None
 
 

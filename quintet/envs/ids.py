@@ -53,27 +53,6 @@ def envpool_id(env_id: str) -> str | None:
     return next((found for found in (env_id, name) if found in known), None)
 
 
-def is_atari(env_id: str, backend: str = "auto") -> bool:
-    """Whether an id is an Atari game that gets the preprocessing of `quintet.envs.atari`.
-
-    Raises:
-        ConfigError: nobody knows the id, or the backend is missing.
-    """
-    found = resolve_backend(env_id, backend)
-    if found == "envpool":
-        name = envpool_id(env_id)
-        assert name is not None
-        return envpool.family_of(name) == "atari"
-    return atari_rom(env_id, found) is not None
-
-
-def atari_rom(env_id: str, backend: Resolved) -> str | None:
-    """The game that an id means where EnvPool isn't its backend; None where it is no such game."""
-    # A user may have registered an id like "Pong-v5".
-    theirs = backend == "gymnasium" and env_id in gymnasium.registry
-    return None if theirs and not env_id.startswith("ALE/") else ale.rom_of(env_id)
-
-
 def list_envs(pattern: str = "") -> list[tuple[str, str]]:
     """Every ``(id, backend)`` whose id contains `pattern`, or matches its ``*``, ``?`` and ``[]``.
 

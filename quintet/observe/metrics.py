@@ -100,12 +100,8 @@ _LOSSES = {
     "loss/total": Metric("1", "weighted sum of all terms, as differentiated"),
     "loss/total_abs": Metric("1", "sum of the absolute values of the weighted terms"),
     "loss/policy": Metric("1", "policy term, to be minimised"),
-    "loss/policy_truncated": Metric("1", "ACER's policy term with truncated weights"),
-    "loss/policy_correction": Metric("1", "ACER's bias correction term"),
     "loss/value": Metric("reward units^2", "half the squared error of the value"),
-    "loss/q": Metric("reward units^2", "half the squared error of the action value"),
     "loss/entropy": Metric("nats", "entropy term: minus the entropy"),
-    "loss/exploration": Metric("nats", "exploration term of whatever kind"),
     "loss/kl": Metric("1", "KL penalty: beta times the mean KL"),
     "loss/kl_cutoff": Metric("1", "penalty on a mean KL above the cutoff"),
     "loss/l2": Metric("1", "penalty on squared kernels"),
@@ -114,19 +110,14 @@ _LOSSES = {
 _LAST_EPOCH = {
     f"{name}_last_epoch": Metric(metric.unit, f"{metric.meaning}; in the last pass alone")
     for name, metric in _LOSSES.items()
+    if name != "loss/total_abs"
 }
 
 _OPTIMISATION = {
     "optim/learning_rate": Metric("1", "learning rate of the last optimizer step"),
-    "optim/actor_learning_rate": Metric("1", "learning rate of the actor's optimizer"),
-    "optim/critic_learning_rate": Metric("1", "learning rate of the critic's optimizer"),
     "optim/grad_norm": Metric("1", "global gradient norm before clipping, mean over updates"),
-    "optim/actor_grad_norm": Metric("1", "gradient norm of the actor before clipping"),
-    "optim/critic_grad_norm": Metric("1", "gradient norm of the critic before clipping"),
     "optim/grad_clip_frac": Metric("1", "share of updates whose gradient was clipped"),
-    "optim/param_norm": Metric("1", "global norm of all parameters"),
     "optim/epochs": Metric("passes", "passes over the batch that were made"),
-    "optim/skipped_updates": Metric("updates", "updates of the iteration that were not made"),
 }
 
 _POLICY = {
@@ -144,30 +135,16 @@ _POLICY = {
     "policy/kl_beta": Metric("1", "weight of the KL penalty in force"),
     "policy/kl_beta_factor": Metric("1", "what that weight was multiplied by after the update"),
     "policy/std_mean": Metric("action units", "mean standard deviation of continuous actions"),
-    "policy/std_min": Metric("action units", "lowest standard deviation of continuous actions"),
-    "policy/std_max": Metric("action units", "highest standard deviation of continuous actions"),
-    "policy/max_abs_logit": Metric("1", "largest absolute logit"),
     "policy/rho_clip_frac": Metric("1", "share of ratios that V-trace's or Retrace's errors clip"),
     "policy/c_clip_frac": Metric("1", "share of ratios that V-trace's or Retrace's traces clip"),
-    "policy/trust_region_frac": Metric("1", "share of gradients the trust region changed"),
-    "exploration/noise_std": Metric("1", "standard deviation of the exploration noise in force"),
-    "exploration/param_noise_distance": Metric("1", "distance of perturbed from plain actions"),
 }
 
 _VALUES = {
     "value/prediction_mean": Metric(_REWARD, "mean predicted value"),
-    "value/prediction_std": Metric(_REWARD, "standard deviation of predicted values"),
     "value/target_mean": Metric(_REWARD, "mean value target"),
-    "value/target_std": Metric(_REWARD, "standard deviation of value targets"),
     "value/explained_variance": Metric("1", "1 - var(target - prediction) / var(target)"),
-    "value/error_abs_mean": Metric(_REWARD, "mean |target - prediction|"),
-    "value/clip_frac": Metric("1", "share of values outside the value clip range"),
-    "value/q_mean": Metric(_REWARD, "mean action value of the actions taken"),
-    "value/q_std": Metric(_REWARD, "standard deviation of those action values"),
     "advantage/mean": Metric(_REWARD, "mean advantage before normalising"),
     "advantage/std": Metric(_REWARD, "standard deviation of advantages before normalising"),
-    "advantage/min": Metric(_REWARD, "lowest advantage before normalising"),
-    "advantage/max": Metric(_REWARD, "highest advantage before normalising"),
     "reward/mean": Metric(_REWARD, "mean reward per valid row, before normalising"),
     "reward/normalized_mean": Metric("1", "mean normalised reward per valid row"),
     "normalizer/observation_mean_min": Metric("observation units", "lowest running mean"),
@@ -177,20 +154,21 @@ _VALUES = {
     "normalizer/observation_clip_frac": Metric("1", "share of normalised observations clipped"),
     "normalizer/reward_clip_frac": Metric("1", "share of normalised rewards clipped"),
     "normalizer/reward_std": Metric(_REWARD, "running std by which rewards are divided"),
-    "normalizer/popart_mean": Metric(_REWARD, "running mean of value targets"),
-    "normalizer/popart_std": Metric(_REWARD, "running standard deviation of value targets"),
 }
 
-METRICS: Mapping[str, Metric] = {
-    **_COUNTERS,
-    **_EPISODES,
-    **_SPEED,
+OF_RUNS: Mapping[str, Metric] = {**_COUNTERS, **_EPISODES, **_SPEED}
+"""What is reported whatever the learner."""
+
+OF_LEARNERS: Mapping[str, Metric] = {
     **_LOSSES,
     **_LAST_EPOCH,
     **_OPTIMISATION,
     **_POLICY,
     **_VALUES,
 }
+"""What learners report, each those that the registry says of it."""
+
+METRICS: Mapping[str, Metric] = {**OF_RUNS, **OF_LEARNERS}
 """Every declared metric by name."""
 
 HISTOGRAM = "histogram/"
@@ -205,7 +183,6 @@ PREFIXES: Mapping[str, Metric] = {
         "1", "share of the inference server's time by phase; and streams that it acts on at once"
     ),
     "worker/": Metric("1", "share of a sampler process's time, by its number and by phase"),
-    "population/": Metric("1", "a tuned value of one member of a population"),
 }
 """Families of metrics: any name that begins so is declared."""
 

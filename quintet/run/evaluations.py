@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import final
 
 from quintet.config.run import RunConfig
-from quintet.envs.given import EnvSource
-from quintet.evaluation import Scores, evaluate
+from quintet.envs.resolved import ResolvedEnv
+from quintet.evaluation import How, Scores, evaluate_in
 from quintet.policy import Policy
 
 EVALUATION_SEED = 20_000
@@ -23,8 +23,8 @@ class Evaluations:
     evaluated_steps: env_steps of the run at the last one, or at the start.
     """
 
-    def __init__(self, config: RunConfig, make_env: EnvSource | None):
-        self.config, self.make_env = config, make_env
+    def __init__(self, config: RunConfig, env: ResolvedEnv):
+        self.config, self.env = config, env
         self.evaluated_steps = 0
         self._seconds = 0.0
 
@@ -43,14 +43,8 @@ class Evaluations:
         """The scores of a policy after so many env_steps; None where `stop` ended them."""
         begin = time.perf_counter()
         config = self.config.eval
-        scores = evaluate(
-            policy,
-            self.make_env,
-            config.episodes,
-            EVALUATION_SEED,
-            deterministic=config.greedy,
-            stop=stop,
-        )
+        how = How(policy.actor, config.episodes, EVALUATION_SEED, config.greedy, stop)
+        scores = evaluate_in(policy, self.env, how)
         self.evaluated_steps = env_steps
         self._seconds += time.perf_counter() - begin
         return scores if len(scores.returns) == config.episodes else None

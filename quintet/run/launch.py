@@ -23,7 +23,6 @@ from quintet.config.load import Loaded, with_sources
 from quintet.config.run import RunConfig
 from quintet.config.runtime import RuntimeConfig
 from quintet.config.saved import Unusable
-from quintet.envs.given import EnvSource
 from quintet.envs.make import make_group_env
 from quintet.errors import ConfigError, LearnerFault, WorkerFault
 from quintet.models.config import resolve_model, uses_pictures
@@ -78,9 +77,10 @@ class SeedOutcome:
     error: str | None = None
 
 
-def resolve(config: RunConfig, spaces: Spaces, backend: str) -> RunConfig:
+def resolve(loaded: Loaded, spaces: Spaces) -> RunConfig:
     """Everything automatic replaced by what it means here."""
-    config = config.model_copy(update={"env": config.env.model_copy(update={"backend": backend})})
+    config = loaded.config
+    size = streams_per_group(config, loaded.env)
     model = resolve_model(config.model, spaces)
     pictures = uses_pictures(model, spaces)
     device = _resolve_device(config.runtime, pictures)
@@ -114,10 +114,10 @@ def resolve(config: RunConfig, spaces: Spaces, backend: str) -> RunConfig:
     return config.model_copy(
         update={
             "model": model,
-            "env": config.env.model_copy(update={"streams_per_group": streams_per_group(config)}),
+            "env": loaded.env.config.model_copy(update={"streams_per_group": size}),
             "runtime": config.runtime.model_copy(
                 update={
-                    "num_workers": None if serial else num_workers(config),
+                    "num_workers": None if serial else num_workers(config, size),
                     "device": device,
                     "threads": threads,
                     "actor_threads": actor_threads,
@@ -165,27 +165,25 @@ def _resolve_device(runtime: RuntimeConfig, pictures: bool) -> str:
     return device
 
 
-def _resolve_loaded(loaded: Loaded, spaces: Spaces, backend: str) -> Loaded:
+def _resolve_loaded(loaded: Loaded, spaces: Spaces) -> Loaded:
     """`resolve`, for spaces that the learner can do, without options that have no effect, and with
     the preset named that has set what is refused.
     """
     registry.require_actions(loaded.config.algo, spaces.action)
     loaded = without_idle_defaults(loaded, spaces)
     try:
-        return without_idle(loaded, resolve(loaded.config, spaces, backend), spaces)
+        return without_idle(loaded, resolve(loaded, spaces), spaces)
     except ConfigError as error:
         raise ConfigError(with_sources(str(error), loaded.sources)) from error
 
 
-def resolved(
-    loaded: Loaded, make_env: EnvSource | None = None
-) -> tuple[dict[str, Any], dict[str, str]]:
+def resolved(loaded: Loaded) -> tuple[dict[str, Any], dict[str, str]]:
     """Every option of a loaded configuration as a run would use it, and where its value comes
     from.
     """
-    probe = make_group_env(loaded.config.env, 1, make_env)
+    probe = make_group_env(loaded.env, 1)
     try:
-        found = _resolve_loaded(loaded, probe.spaces, probe.description.backend)
+        found = _resolve_loaded(loaded, probe.spaces)
         now = found.config
         # Refuses what its network can't observe or do.
         registry.find(now.algo).make_actor(now.learner, now.model, probe.spaces, PLAIN)
@@ -202,10 +200,7 @@ def resolved(
 
 
 def run(
-    loaded: Loaded,
-    make_env: EnvSource | None = None,
-    on_report: OnReport | None = None,
-    further: Sequence[BaseModel] = (),
+    loaded: Loaded, on_report: OnReport | None = None, further: Sequence[BaseModel] = ()
 ) -> Result:
     """Trains by a loaded configuration, from its folder's newest checkpoint if there is one.
 
@@ -216,14 +211,14 @@ def run(
     """
     try:
         try:
-            return _run(loaded, make_env, on_report, further, may_go_back=True)
+            return _run(loaded, on_report, further, may_go_back=True)
         except _GoesBack as back:
             resume = back.resume
         gc.collect()  # what the traceback held: slots in shared memory
         # Once: what always fails would fail again.
         again = loaded.config.model_copy(update={"resume": resume})
         loaded = replace(loaded, config=again, notes=())
-        return _run(loaded, make_env, on_report, further, may_go_back=False)
+        return _run(loaded, on_report, further, may_go_back=False)
     except (MemoryError, RuntimeError, OSError) as error:
         fault = memory_fault(error)
         if fault is None:
@@ -241,17 +236,16 @@ class _GoesBack(Exception):
 
 def _run(
     loaded: Loaded,
-    make_env: EnvSource | None,
     on_report: OnReport | None,
     further: Sequence[BaseModel],
     *,
     may_go_back: bool,
 ) -> Result:
     with ExitStack() as ends:
-        source = open_source(loaded.config, make_env)
+        source = open_source(loaded.config, loaded.env)
         ends.callback(source.close)
         env = source.envs[0].description
-        config = _resolve_loaded(loaded, source.spaces, env.backend).config
+        config = _resolve_loaded(loaded, source.spaces).config
         assert config.run_dir is not None
         runtime = config.runtime
         assert runtime.threads is not None
@@ -261,7 +255,7 @@ def _run(
         policies = make_policies(config, further, source.spaces, folder)
         for each in several(policies):
             ends.callback(each.close)
-        trainer = Trainer(config, folder, policies, env, on_report, make_env)
+        trainer = Trainer(config, folder, policies, env, on_report, loaded.env)
         trainer.beware(loaded.notes)
         trainer.warm_start()
         sampling = make_sampling(
@@ -277,11 +271,7 @@ def _run(
             return _train(trainer, sampling, source.spaces, may_go_back)
 
 
-def run_seeds(
-    loaded: Sequence[Loaded | Unusable],
-    make_env: EnvSource | None = None,
-    jobs: int | None = None,
-) -> list[SeedOutcome]:
+def run_seeds(loaded: Sequence[Loaded | Unusable], jobs: int | None = None) -> list[SeedOutcome]:
     """Trains by several configurations that differ in their seed, each in a process of its own.
 
     Runs that are finished say so, others go on from where they are.  One that fails stops no other.
@@ -296,12 +286,12 @@ def run_seeds(
     if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
         raise ConfigError(f"jobs requires a whole number of at least 1, got {jobs!r}")
     sound = [each for each in loaded if isinstance(each, Loaded)]
-    values = resolved(sound[0], make_env)[0]
+    values = resolved(sound[0])[0]
     if jobs is None:
         busy = values["runtime.threads"] * values["runtime.num_learners"]
         busy += values["runtime.num_workers"] or 0
         jobs = max(1, usable_cores() // busy)
-    members = [group.Member(f"s{each.config.seed}", _payload(each, make_env)) for each in sound]
+    members = [group.Member(f"s{each.config.seed}", _payload(each)) for each in sound]
     out = QuietStream(sys.stdout)
 
     def say(line: str) -> None:
@@ -317,16 +307,16 @@ def run_seeds(
     ]
 
 
-def _payload(loaded: Loaded, make_env: EnvSource | None) -> bytes:
+def _payload(loaded: Loaded) -> bytes:
     """What `quintet.run.member` trains by."""
     own = loaded.config.model.encoder.startswith("__main__:")
-    if own or (make_env is None and loaded.config.env.id.startswith("__main__:")):
+    if own or (loaded.env.source is None and loaded.config.env.id.startswith("__main__:")):
         raise ConfigError(
             "seeds requires environments and models that other processes can import, got one of "
             "__main__; move it to a module of its own"
         )
     work = pickled(
-        (loaded, make_env),
+        loaded,
         "seeds requires an environment that can be sent to other processes, got "
         + loaded.config.env.id,
         "give a function that makes it",

@@ -19,8 +19,7 @@ def main() -> int:
     from quintet.run.launch import run
 
     try:
-        loaded, make_env = pickle.loads(payload["run"])
-        result = run(loaded, make_env)
+        result = run(pickle.loads(payload["run"]))
     except KeyboardInterrupt:
         return 130
     except QuintetError as error:

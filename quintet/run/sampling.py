@@ -5,14 +5,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import final
 
-from gymnasium.vector import VectorEnv as ForeignVectorEnv
-
 from quintet.algorithms import registry
 from quintet.config.run import RunConfig
 from quintet.config.runtime import RuntimeConfig
-from quintet.envs.config import EnvConfig
-from quintet.envs.given import EnvSource, is_plain_sync
-from quintet.envs.make import group_size, make_group_env
+from quintet.envs.given import can_be_made_again
+from quintet.envs.make import make_group_env
+from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.vector import VectorEnv
 from quintet.errors import ConfigError
 from quintet.observe.timing import PhaseTimer
@@ -33,11 +31,11 @@ from quintet.types import Spaces
 @dataclass(frozen=True)
 class Source:
     """Where environments come from: those of all groups where this process steps them, else one,
-    which tells what they are like; and what makes them, if it isn't an id.
+    which tells what they are like; and what more of them are made of.
     """
 
     envs: Sequence[VectorEnv]
-    make_env: EnvSource | None
+    env: ResolvedEnv
 
     @property
     def spaces(self) -> Spaces:
@@ -48,7 +46,7 @@ class Source:
             env.close()
 
 
-def open_source(config: RunConfig, make_env: EnvSource | None) -> Source:
+def open_source(config: RunConfig, env: ResolvedEnv) -> Source:
     """The environments of a run that is about to begin.
 
     Raises:
@@ -57,56 +55,56 @@ def open_source(config: RunConfig, make_env: EnvSource | None) -> Source:
     # Environments that are processes of their own would end before there is a checkpoint.
     with interrupts_for_us_alone():
         if config.runtime.kind == "serial":
-            return Source(_make_groups(config, make_env), make_env)
-        if isinstance(make_env, ForeignVectorEnv) and not is_plain_sync(make_env):
+            return Source(_make_groups(env), env)
+        if not can_be_made_again(env.source):
             raise ConfigError(
                 f"runtime.kind={config.runtime.kind} requires environments that worker processes "
-                f"can make, got {make_env}; give an id or a function that makes it, or use "
+                f"can make, got {env.source}; give an id or a function that makes it, or use "
                 "--runtime.kind serial"
             )
-        return Source([make_group_env(config.env, 1, make_env)], make_env)
+        return Source([make_group_env(env, env.streams_of(1))], env)
 
 
-def _make_groups(config: RunConfig, make_env: EnvSource | None) -> list[VectorEnv]:
-    envs: list[VectorEnv] = []
-    size = streams_per_group(config)
+def _make_groups(env: ResolvedEnv) -> list[VectorEnv]:
+    made: list[VectorEnv] = []
+    size = env.group_size
     try:
-        for group in range(config.env.num_streams // size):
-            envs.append(make_group_env(config.env, size, make_env, first_stream=group * size))
+        for first in range(0, env.config.num_streams, size):
+            made.append(make_group_env(env, size, first_stream=first))
     except BaseException:
-        for env in envs:
-            env.close()
+        for group in made:
+            group.close()
         raise
-    return envs
+    return made
 
 
-def streams_per_group(config: RunConfig) -> int:
-    """As configured; else what `group_size` says, or, with workers, so that each has a group, or
-    two where a server acts and environments step in threads of their own.
+def streams_per_group(config: RunConfig, env: ResolvedEnv) -> int:
+    """As configured; else by who steps the environments, or, with workers, so that each has a
+    group, or two where a server acts and environments step in threads of their own.
     """
     if config.runtime.kind == "serial" or config.env.streams_per_group is not None:
-        return group_size(config.env)
+        return env.group_size
     streams = config.env.num_streams
     wanted = config.runtime.num_workers or usable_cores()
-    if config.runtime.inference == "server" and config.env.backend != "gymnasium":
+    if config.runtime.inference == "server" and env.config.backend != "gymnasium":
         wanted *= 2  # one group steps while the other waits for its actions
     # The fewest groups that give each worker one; the streams must be divided evenly.
     groups = next((n for n in range(wanted, streams) if streams % n == 0), streams)
     return streams // groups
 
 
-def num_workers(config: RunConfig) -> int:
+def num_workers(config: RunConfig, group_size: int) -> int:
     """Sampler processes: as configured, else one for each core that has a group.
 
     Raises:
         ConfigError: there are fewer groups.
     """
-    groups = config.env.num_streams // streams_per_group(config)
+    groups = config.env.num_streams // group_size
     asked = config.runtime.num_workers
     if asked is not None and asked > groups:
         raise ConfigError(
             f"runtime.num_workers must be at most the number of groups, {groups} of "
-            f"{streams_per_group(config)} streams, got {asked}; lower it, or raise "
+            f"{group_size} streams, got {asked}; lower it, or raise "
             "env.num_streams, or lower env.streams_per_group"
         )
     return asked or min(usable_cores(), groups)
@@ -170,16 +168,18 @@ def make_sampling(
             ),
         )
     server = _server(config, source.spaces) if runtime.inference == "server" else None
-    size, streams = streams_per_group(config), config.env.num_streams
+    size, streams = config.env.streams_per_group, config.env.num_streams
+    assert size is not None
+    assert runtime.num_workers is not None
     places = tuple(Place(g, g * size, size) for g in range(streams // size))
     crew = Crew(
-        make_env=partial(_make_place, config.env, source.make_env),
+        make_env=partial(_make_place, source.env),
         make_actor=make_actor,
         spaces=source.spaces,
         plan=plan,
         seed=config.seed,
         places=places,
-        num_workers=num_workers(config),
+        num_workers=runtime.num_workers,
         num_slots=slots_per_group(runtime, plan, streams),
         timeout_s=runtime.worker_timeout_s,
         threads=1 if server else runtime.actor_threads,
@@ -221,7 +221,8 @@ def _server(config: RunConfig, spaces: Spaces) -> ServerOptions:
         runtime.compute, compile=runtime.compute.compile and exact, act_on=runtime.device
     )
     make_actor = registry.find(config.algo).make_actor
-    least = max(runtime.inference_batch_min, streams_per_group(config))
+    assert config.env.streams_per_group is not None
+    least = max(runtime.inference_batch_min, config.env.streams_per_group)
     if runtime.inference_batch_max < least and not exact:
         raise ConfigError(
             f"runtime.inference_batch_max must be at least {least}, the larger of "
@@ -241,5 +242,5 @@ def _server(config: RunConfig, spaces: Spaces) -> ServerOptions:
     )
 
 
-def _make_place(config: EnvConfig, source: EnvSource | None, place: Place) -> VectorEnv:
-    return make_group_env(config, place.num_streams, source, first_stream=place.first_stream)
+def _make_place(env: ResolvedEnv, place: Place) -> VectorEnv:
+    return make_group_env(env, place.num_streams, first_stream=place.first_stream)

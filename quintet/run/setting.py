@@ -11,9 +11,8 @@ import torch
 from quintet.algorithms import registry
 from quintet.config.run import RunConfig
 from quintet.envs import envpool
-from quintet.envs.given import EnvSource
 from quintet.envs.ids import envpool_id
-from quintet.envs.make import group_size, source_kind
+from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.vector import EnvDescription
 from quintet.models.config import ModelConfig, uses_pictures
 from quintet.observe.advice import Setting
@@ -51,36 +50,30 @@ def setting_of(
     plan: DataPlan,
     spaces: Spaces,
     env: EnvDescription,
-    source: EnvSource | None,
+    resolved: ResolvedEnv,
     callback: bool,
 ) -> Setting:
     """Of a resolved configuration on this machine.
 
-    source: where environments come from if not from an id; callback: reports go to the user's code.
+    resolved: what `env` describes; callback: reports go to the user's code.
     """
     runtime, batch_steps = config.runtime, plan.unroll_steps * plan.columns_per_batch
     pictures = uses_pictures(config.model, spaces)
     known: Literal["has it", "lacks it", "absent"] = "absent"
     if envpool.is_installed():
         known = "has it" if ":" not in env.id and envpool_id(env.id) else "lacks it"
-    unset = config.env.model_copy(update={"streams_per_group": None})
-    threads = auto = 1
-    if env.backend != "gymnasium":
-        pool = envpool_id(env.id)
-        family = envpool.family_of(pool) if env.backend == "envpool" and pool else "atari"
-        auto = envpool.default_num_threads(family, group_size(config.env), config.env.num_groups)
-        threads = config.env.num_threads or auto
+    size = config.env.num_streams // config.env.num_groups
     return Setting(
         env=env.id,
-        source=source_kind(config.env, source),
+        source=resolved.kind,
         single_only=config.env.mask_from_info,
         backend=env.backend,
         envpool=known,
         num_streams=config.env.num_streams,
         num_groups=config.env.num_groups,
-        auto_num_groups=config.env.num_streams // group_size(unset),
-        env_threads=threads,
-        auto_env_threads=auto,
+        auto_num_groups=resolved.auto_num_groups,
+        env_threads=resolved.num_threads(size),
+        auto_env_threads=resolved.auto_num_threads(size),
         large_network=pictures,
         device=runtime.device,
         threads=runtime.threads or torch.get_num_threads(),

@@ -12,7 +12,7 @@ import torch
 
 from quintet import checkpoint
 from quintet.config.run import RunConfig
-from quintet.envs.given import EnvSource
+from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.vector import EnvDescription
 from quintet.errors import ConfigError
 from quintet.observe.log import Voice, silent
@@ -50,8 +50,8 @@ class Trainer:
         folder: RunFolder,
         policies: Sequence[PolicyRun],
         env: EnvDescription,
-        on_report: OnReport | None = None,
-        make_env: EnvSource | None = None,
+        on_report: OnReport | None,
+        resolved: ResolvedEnv,
     ):
         self.config, self.folder, self.policies, self.env = config, folder, policies, env
         self.on_report = on_report
@@ -59,7 +59,7 @@ class Trainer:
         self.counters = loop.Counters()
         self.timer = PhaseTimer(self._phase_begins)
         self.saving = Saving(config, folder, policies, self.system)
-        self.evaluations = Evaluations(config, make_env)
+        self.evaluations = Evaluations(config, resolved)
         self.reports = Reports(config, policies, env, self.timer)
         self.voice = silent()
         self.setting = setting_of(
@@ -67,7 +67,7 @@ class Trainer:
             policies[0].learner.plan,
             policies[0].spaces,
             env,
-            make_env,
+            resolved,
             on_report is not None,
         )
         self.max_cut_frac: float | None = None

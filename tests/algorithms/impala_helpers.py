@@ -7,8 +7,8 @@ import torch
 from ppo_helpers import DISCRETE, SMALL, TOTAL, learn, make_rollout
 from torch import Tensor
 
-from quintet.algorithms.impala.config import ImpalaConfig
-from quintet.algorithms.impala.learner import ImpalaLearner, Knobs, Unrolls, make_actor
+from quintet.algorithms.impala.config import ImpalaConfig, Knobs
+from quintet.algorithms.impala.learner import ImpalaLearner, Unrolls, make_actor
 from quintet.algorithms.parts.setup import ALONE, Compute, Setup
 from quintet.algorithms.parts.vtrace_statistics import Terms
 from quintet.envs.make import MakeEnv, make_vector_env
@@ -63,7 +63,10 @@ def terms_of(learner: ImpalaLearner, batch: Rollout) -> Terms:
 
 
 def unrolls(learner: ImpalaLearner, batch: Rollout, **other: Any) -> Unrolls:
-    return replace(learner._unrolls(batch), **other)
+    given = learner._unrolls(batch)
+    other["record"] = {"logp_mu": other.pop("logp_mu", given.batch.record["logp_mu"])}
+    not_cut_t = other.pop("not_cut_t", given.not_cut_t)
+    return replace(given, batch=replace(given.batch, **other), not_cut_t=not_cut_t)
 
 
 def everything(learner: ImpalaLearner) -> bytes:

@@ -12,8 +12,8 @@ from torch import Tensor
 from quintet.algorithms.parts.minibatches import Minibatch
 from quintet.algorithms.parts.setup import Compute, Setup
 from quintet.algorithms.parts.statistics import Statistics
-from quintet.algorithms.ppo.config import PPOConfig
-from quintet.algorithms.ppo.learner import Knobs, PPOLearner, Rows, make_actor
+from quintet.algorithms.ppo.config import Knobs, PPOConfig
+from quintet.algorithms.ppo.learner import PPOLearner, Rows, make_actor
 from quintet.envs.make import MakeEnv, make_vector_env
 from quintet.models.config import ModelConfig, resolve_model
 from quintet.models.heads import action_family

@@ -16,12 +16,11 @@ from quintet.algorithms import registry
 from quintet.algorithms.parts.acting import SamplingActor, make_family, masked
 from quintet.algorithms.parts.setup import Compute, Setup
 from quintet.algorithms.parts.statistics import Statistics
-from quintet.algorithms.parts.trained import Descent, Knob, Parameters, Trained
+from quintet.algorithms.parts.trained import Knob, Parameters, Trained, knobs_of
 from quintet.models.build import ActorCritic
 from quintet.models.config import ModelConfig
-from quintet.models.flat import load_into, tensors_of
 from quintet.models.normalize import ObservationNormalizer
-from quintet.ops import adam, policy_losses, reduce, returns, schedules, value_losses
+from quintet.ops import policy_losses, reduce, returns, schedules, value_losses
 from quintet.protocols import DataPlan
 from quintet.types import LearnerState, Publication, Rollout, Spaces
 
@@ -36,6 +35,7 @@ class A2CConfig(BaseModel):
     value_coef: float = Field(0.5, ge=0, description="weight of 0.5 * error^2")
     entropy_coef: float = Field(0.01, ge=0, description="weight of the entropy bonus")
     learning_rate: float = Field(5e-3, gt=0, description="Adam's rate, falls linearly to 0")
+    adam_epsilon: float = Field(1e-5, gt=0, description="in Adam's denominator")
     max_grad_norm: float = Field(0.5, gt=0, description="bound of the global gradient norm")
 
 
@@ -77,11 +77,9 @@ class A2CLearner:
     version = updates
 
     def update(self, batch: Rollout, env_steps: int) -> None:
-        config = self.config
         left = schedules.linear(env_steps, self.setup.total_env_steps)
-        rates = adam.rates(self.updates + 1, config.learning_rate * left, epsilon=1e-5)
-        knobs = Knobs(config.gamma, config.value_coef, config.entropy_coef)
-        self.trained.step(batch, knobs, Descent(rates, config.max_grad_norm))
+        descent = self.trained.descent(self.config.learning_rate * left, self.config)
+        self.trained.step(batch, knobs_of(Knobs, self.config), descent)
         self.trained.fold()
 
     def _loss(
@@ -112,17 +110,15 @@ class A2CLearner:
         return {}
 
     def publication(self) -> Publication:
-        return Publication(self.version, tensors_of({"network": self.network}))
+        return Publication(self.version, self.trained.weights())
 
     def warm_start(self, publication: Publication) -> None:
-        load_into({"network": self.network}, publication.tensors)
+        self.trained.load_weights(publication.tensors)
 
     def save(self) -> LearnerState:
-        tensors = tensors_of({"network": self.network}) | self.trained.save()
-        return LearnerState(tensors, {"updates": self.updates})
+        return LearnerState(self.trained.save(), {"updates": self.updates})
 
     def load(self, state: LearnerState) -> None:
-        self.warm_start(Publication(0, state.tensors))
         self.trained.load(state.tensors, int(state.scalars["updates"] or 0))
 
 

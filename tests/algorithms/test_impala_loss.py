@@ -20,8 +20,7 @@ from impala_helpers import (
 from ppo_helpers import CONTINUOUS, DISCRETE, HYBRID, MASKED, columns, learn, make_rollout
 from torch import Tensor, nn
 
-from quintet.algorithms.impala.config import ImpalaConfig
-from quintet.algorithms.impala.learner import Knobs
+from quintet.algorithms.impala.config import ImpalaConfig, Knobs
 from quintet.models.config import ModelConfig
 from quintet.types import Rollout
 

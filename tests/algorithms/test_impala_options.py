@@ -136,7 +136,7 @@ def test_check_numerics_refuses_to_be_compiled():
 def test_a_wrong_value_is_refused(name: str, value: Any):
     layers = [Layer("command line", {"env.id": "CartPole-v1", name: value})]
     with pytest.raises(ConfigError, match=name):
-        compose("impala", layers, check_env=False)
+        compose("impala", layers)
 
 
 IDLE: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {

@@ -14,6 +14,7 @@ from test_impala_aux import Own
 import quintet
 from quintet.config.command import parse
 from quintet.config.load import compose
+from quintet.envs.toy import Target
 from quintet.errors import ConfigError
 
 SMALL: dict[str, Any] = {
@@ -66,7 +67,7 @@ def test_an_encoder_with_losses_trains_and_acts(tmp_path: Path):
 def asked(line: str) -> Any:
     """The configuration that a command line asks for."""
     layer = parse("train", shlex.split(line)).options
-    return compose("impala", [layer], check_env=False).config
+    return compose("impala", [layer], Target).config
 
 
 def test_options_on_the_command_line():

@@ -208,7 +208,8 @@ def by_loop(case: Case, config: PPOConfig) -> dict[str, float]:
         out["loss/kl"] = BETA * kl
     cutoff = config.kl_cutoff_factor * config.kl_target
     out["loss/kl_cutoff"] = config.kl_cutoff_coef * max(0.0, kl - cutoff) ** 2
-    out["policy/kl_cutoff_frac"] = float(kl > cutoff)
+    if config.kl_cutoff_coef > 0:
+        out["policy/kl_cutoff_frac"] = float(kl > cutoff)
     for name, parameter in case.parameters.items():
         if name.endswith("weight"):
             owner = config.value_l2_coef if name.startswith("value") else config.policy_l2_coef

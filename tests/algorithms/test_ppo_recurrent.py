@@ -87,9 +87,9 @@ def test_recomputed_values_are_the_recorded_ones() -> None:
     learner, _, batch = train(config, Walk, 1, model=model("lstm"), streams=4)
     learner.normalizer = type(learner.normalizer)({}, 1.0, 1.0)
     obs = {name: x.flatten(0, 1) for name, x in batch.obs.items()}
-    recorded = learner._values(batch, obs)
-    learner.config = config.model_copy(update={"value_source": "recomputed"})
-    torch.testing.assert_close(learner._values(batch, obs), recorded, atol=3e-7, rtol=0)
+    chunks = Chunks(batch.valid.shape, CHUNK, torch.device("cpu"))
+    recorded, anew = (chunks.values(learner.network, batch, obs, x) for x in (True, False))
+    torch.testing.assert_close(anew, recorded, atol=3e-7, rtol=0)
 
 
 def by_hand(learner: PPOLearner, batch: Rollout) -> tuple[torch.Tensor, torch.Tensor]:
@@ -107,12 +107,14 @@ def by_hand(learner: PPOLearner, batch: Rollout) -> tuple[torch.Tensor, torch.Te
 
 @pytest.mark.parametrize("source", ["recorded", "recomputed"])
 def test_values_up_to_the_last_row_are_those_of_one_act_after_another(source: str) -> None:
-    config = PLAIN.model_copy(update={"learning_rate": 1e-30, "value_source": source})
+    config = PLAIN.model_copy(update={"learning_rate": 1e-30})
     learner, _, batch = train(config, Walk, 1, model=model("lstm"), streams=4)
     learner.normalizer = type(learner.normalizer)({}, 1.0, 1.0)
     obs = {name: x.flatten(0, 1) for name, x in batch.obs.items()}
     _, expected = by_hand(learner, batch)
-    torch.testing.assert_close(learner._values(batch, obs), expected, atol=3e-7, rtol=0)
+    chunks = Chunks(batch.valid.shape, CHUNK, torch.device("cpu"))
+    found = chunks.values(learner.network, batch, obs, source == "recorded")
+    torch.testing.assert_close(found, expected, atol=3e-7, rtol=0)
 
 
 def test_the_kl_that_moves_the_penalty_is_that_of_the_valid_rows() -> None:

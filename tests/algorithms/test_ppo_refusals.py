@@ -75,7 +75,7 @@ def test_a_wrong_value_is_refused(config: type[BaseModel], name: str, value: Any
     option = PREFIX[config] + name
     layers = [Layer("command line", {"env.id": "CartPole-v1", option: value})]
     with pytest.raises(ConfigError) as error:
-        compose("ppo", layers, check_env=False)
+        compose("ppo", layers)
     message = str(error.value)
     given = value[1] if isinstance(value, tuple) else value
     fault = next(line for line in message.splitlines() if f"{option}: " in line)

@@ -162,9 +162,9 @@ def test_an_observer_is_told_of_every_iteration_in_the_region(small: Path):
 def test_the_bare_network_is_the_trained_one(without_variable: None, name: str):
     work = workloads.read(name)
     env = make_vector_env(work.env_id, 2, backend=work.env_backend)
-    spaces, backend = env.spaces, env.description.backend
+    spaces = env.spaces
     env.close()
-    config = resolve(compose(work.learner, [work.layer()]).config, spaces, backend)
+    config = resolve(compose(work.learner, [work.layer()]), spaces)
     eager = config.runtime.model_copy(update={"compile": "off"})
     learner = make_learner(config.model_copy(update={"runtime": eager}), spaces)
     bare = limits.BareActorCritic(work, spaces)
@@ -187,8 +187,7 @@ def test_the_bare_loss_is_the_trained_one(without_variable: None, name: str):
     env = make_vector_env(work.env_id, 2, backend=work.env_backend)
     spaces = env.spaces
     env.close()
-    config = compose(work.learner, [work.layer()]).config
-    config = resolve(config, spaces, work.env_backend)
+    config = resolve(compose(work.learner, [work.layer()]), spaces)
     eager = config.runtime.model_copy(update={"compile": "off"})
     learner = make_learner(config.model_copy(update={"runtime": eager}), spaces)
     bare = limits.BareActorCritic(work, spaces)

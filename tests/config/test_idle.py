@@ -48,7 +48,7 @@ def resolved(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     options = {name.replace("__", "."): value for name, value in values.items()}
     source = partial(Room, speed)
-    return launch.resolved(load_config(algo, [], Layer(layer, PIXELS | options), source), source)
+    return launch.resolved(load_config(algo, [], Layer(layer, PIXELS | options), source))
 
 
 @pytest.mark.parametrize("algo", ["ppo", "impala"])
@@ -126,7 +126,7 @@ def test_a_run_keeps_what_was_in_force(tmp_path: Path):
     for name, options in (("plain", {}), ("pixels", {"normalize_pictures": True})):
         source, command = Room, PIXELS | small | options | {"run_dir": str(tmp_path / name)}
         command["total_env_steps"] = 16
-        result = launch.run(load_config("ppo", [], Layer("call", command), source), source)
+        result = launch.run(load_config("ppo", [], Layer("call", command), source))
         saved = yaml.safe_load((tmp_path / name / "config.yaml").read_text())
         assert saved["normalize_observations"] is False
         stored = [k for k in result.policy.publication.tensors if k.startswith("normalizer/")]

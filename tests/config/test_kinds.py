@@ -17,6 +17,7 @@ from quintet.config.kind import kind_of
 from quintet.config.load import Layer, Loaded, compose, options, preset_layers
 from quintet.config.saved import load_config, load_seeds
 from quintet.envs.config import EnvConfig
+from quintet.envs.resolved import resolve_env
 from quintet.errors import ConfigError
 
 KINDS = ("vector_discrete", "vector_continuous", "pixels", "atari")
@@ -79,19 +80,22 @@ def test_the_kind_of_an_environment(env, backend, kind):
         pytest.importorskip("ale_py")
     if backend == "envpool":
         pytest.importorskip("envpool")
-    assert kind_of(EnvConfig(id=env, backend=backend)) == kind
+    assert kind_of(resolve_env(EnvConfig(id=env, backend=backend))) == kind
 
 
 def test_the_kind_of_what_is_given_as_an_object():
     config = EnvConfig(id="mine", num_streams=2)
-    assert kind_of(config, Camera) == "pixels"
-    assert kind_of(config, partial(Camera, 35)) == "vector_discrete"  # too small for a CNN
-    assert kind_of(EnvConfig(id="mine", kwargs={"size": 12}), Camera) == "vector_discrete"
+    assert kind_of(resolve_env(config, Camera)) == "pixels"
+    too_small_for_a_cnn = resolve_env(config, partial(Camera, 35))
+    assert kind_of(too_small_for_a_cnn) == "vector_discrete"
+    small = resolve_env(EnvConfig(id="mine", kwargs={"size": 12}), Camera)
+    assert kind_of(small) == "vector_discrete"
     pendulum = partial(gymnasium.make_vec, "Pendulum-v1", vectorization_mode="sync")
-    assert kind_of(config, partial(pendulum, num_envs=1)) == "vector_continuous"
+    pendulums = resolve_env(config, partial(pendulum, num_envs=1))
+    assert kind_of(pendulums) == "vector_continuous"
     assert all(env.closed for env in made)
     group = SyncVectorEnv([Camera, Camera])
-    assert kind_of(config, group) == "pixels"
+    assert kind_of(resolve_env(config, group)) == "pixels"
     assert len(made) == 5  # none beside the two that are given
     assert not any(env.closed for env in made[3:])
     group.close()
@@ -115,7 +119,7 @@ def test_an_unknown_environment_gets_the_preset_of_its_kind():
 
 def test_atari_games_have_clipped_rewards_and_no_normaliser():
     layers = preset_layers("ppo", "Breakout-v5", "auto", lambda: "atari")
-    config = compose("ppo", [*layers, Layer("call", {"env.id": "x"})], check_env=False).config
+    config = compose("ppo", [*layers, Layer("call", {"env.id": "x"})], Camera).config
     assert (config.env.reward_clip, config.learner.reward_normalizer) == ("abs_one", "none")
     pixels = preset_layers("ppo", None, "pixels")[0].values
     assert pixels.items() <= layers[0].values.items()
@@ -136,7 +140,7 @@ def test_one_environment_is_made_where_nothing_else_tells_and_only_then(tmp_path
 
 
 def test_a_saved_run_keeps_what_its_kind_gave_it(tmp_path):
-    kept = compose("ppo", [Layer("x", {"env.id": "mine", "gamma": 0.5})], check_env=False)
+    kept = compose("ppo", [Layer("x", {"env.id": "mine", "gamma": 0.5})], Camera)
     values = {name: x for name, x in kept.config.flat().items() if name != "run_dir"}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
     loaded = load("mine", Camera, run_dir=str(tmp_path))
@@ -166,7 +170,7 @@ def test_no_preset_leaves_every_default():
 )
 def test_every_preset_fits_on_every_kind(kind, name):
     layers = preset_layers("ppo", "x", name, lambda: kind)
-    loaded = compose("ppo", [*layers, Layer("call", {"env.id": "x"})], check_env=False)
+    loaded = compose("ppo", [*layers, Layer("call", {"env.id": "x"})], Camera)
     assert set().union(*(layer.values for layer in layers)) <= set(options("ppo"))
     if name.startswith("tf_agents"):  # of the original, nothing but the budget may be lost
         theirs = {option for option, source in loaded.sources.items() if source == "preset " + kind}

@@ -15,6 +15,7 @@ from quintet.config.load import (
 )
 from quintet.config.run import PARTS, TOP, RunConfig
 from quintet.config.saved import find_run_dir, load_config, read_saved
+from quintet.envs.toy import EndlessPay
 from quintet.errors import ConfigError
 
 CARTPOLE = {"env.id": "CartPole-v1"}
@@ -236,8 +237,12 @@ def test_the_environment_is_required_and_looked_up():
     with pytest.raises(ConfigError, match="an environment is required; give it by --env ID"):
         compose("ppo", [])
     assert "nearest are CartPole-v1" in faults_of({"env.id": "CartPol-v1"})
+    # options of an environment that can't be used stand beside other faults
+    said = faults_of({"env.id": "Pong-v5", "env.kwargs": {"stack_num": 0}, "gamma": 3})
+    assert "2 faults" in said
+    assert "Pong-v5: env.kwargs can't be used: stack_num: " in said
     # a callable's name is no id of any backend
-    config = compose("ppo", [Layer("x", {"env.id": "make"})], check_env=False).config
+    config = compose("ppo", [Layer("x", {"env.id": "make"})], EndlessPay).config
     assert config.env.id == "make"
 
 

@@ -172,6 +172,8 @@ def test_threads_follow_a_fixed_rule(monkeypatch):
     assert default_num_threads("atari", 8, pools=2, cores=8) == 4
     assert default_num_threads("mujoco", 4, cores=64) == 4
     monkeypatch.setattr(adapter, "usable_cores", lambda: 8)
-    assert EnvPoolVectorEnv("Pong-v5", 16).num_threads == 8
-    assert EnvPoolVectorEnv("Pong-v5", 8, num_threads=3).num_threads == 3
-    assert EnvPoolVectorEnv("CartPole-v1", 8).num_threads == 1
+    for env_id, asked, threads in (
+        ("Pong-v5", None, 8), ("Pong-v5", 3, 3), ("CartPole-v1", None, 1),
+    ):  # fmt: skip
+        made = make_vector_env(env_id, 16, backend="envpool", num_threads=asked)
+        assert made.num_threads == threads

@@ -14,6 +14,7 @@ from quintet.envs import envpool, film
 from quintet.envs.config import EnvConfig
 from quintet.envs.film import make_filmed_env
 from quintet.envs.given import settle
+from quintet.envs.resolved import resolve_env
 from quintet.envs.vector import allocate_row
 from quintet.errors import ConfigError, EnvironmentFault
 
@@ -62,9 +63,9 @@ class Always(Drawn):
         return self.picture
 
 
-def filmed(env, streams=1, check=lambda _: None, **config):
+def filmed(env, check=lambda _: None, **config):
     says, source = settle(env)
-    return make_filmed_env(EnvConfig(**(says | config)), streams, source, 5, check)
+    return make_filmed_env(resolve_env(EnvConfig(**(says | config)), source), 5, check)
 
 
 def play(made, steps):
@@ -109,7 +110,7 @@ def refuses(render_mode="other"):
     ids=("class", "strict", "anything", "refuses", "partial", "import string", "sync", "different"),
 )
 def test_environments_in_python_draw_themselves(env):
-    made = filmed(env, streams=getattr(env, "num_envs", 1))
+    made = filmed(env)
     assert (made.steps_per_s, made.remark) == (7.0, "")
     pictures = play(made, 5)
     assert [int(x.mean()) for x in pictures] == [0, 10, 20, 30, 40, 50]  # the final one too

@@ -13,6 +13,7 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorWrapper
 
 import quintet
+from quintet import checkpoint
 from quintet.envs.given import name_of
 from quintet.envs.make import make_vector_env
 from quintet.envs.toy import Scripted, Target
@@ -392,6 +393,13 @@ def test_training_and_evaluating_with_a_vector_environment(tmp_path):
     sync = make_cartpoles(3)
     result = quintet.train("ppo", sync, 240, run_dir=tmp_path / "sync", config=SMALL)
     assert "eval/return_mean" in result.metrics
+
+    hashes = []
+    for name, options in (("serial", {}), ("lockstep", {"runtime.lag": 0})):
+        config = SMALL | options | {"eval.episodes": 0, "runtime.kind": name}
+        quintet.train("ppo", sync, 240, run_dir=tmp_path / name, config=config)
+        hashes.append(checkpoint.tensor_hashes(checkpoint.read(tmp_path / name / "policy")))
+    assert hashes[0] == hashes[1]  # a worker makes them anew
 
     given = VectorWrapper(make_cartpoles(3))
     with pytest.warns(UserWarning, match="no evaluation while training"):

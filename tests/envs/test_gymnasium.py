@@ -12,6 +12,7 @@ from gymnasium import spaces
 from quintet.envs.config import EnvConfig
 from quintet.envs.gymnasium import GymnasiumVectorEnv
 from quintet.envs.make import make_group_env, make_vector_env
+from quintet.envs.resolved import resolve_env
 from quintet.envs.toy import Scripted
 from quintet.envs.vector import EnvDescription, allocate_row, check_finite, observation_leaves
 from quintet.errors import ConfigError, EnvironmentFault
@@ -21,7 +22,8 @@ ZEROS = np.zeros(3, np.float32)
 
 
 def run(make_env, num_steps=4, num_streams=2, action=0):
-    env = make_group_env(EnvConfig(id="mine"), num_streams, make_env, first_stream=6)
+    resolved = resolve_env(EnvConfig(id="mine"), make_env)
+    env = make_group_env(resolved, num_streams, first_stream=6)
     return record(env, [100, 101], np.full((num_steps, num_streams), action))
 
 

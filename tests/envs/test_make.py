@@ -3,18 +3,16 @@
 import importlib.util
 import subprocess
 import sys
-from functools import partial
 
 import gymnasium
 import numpy as np
 import pytest
 from envs_helpers import record
-from pydantic import ValidationError
 
-from quintet.envs import envpool
 from quintet.envs.config import EnvConfig
 from quintet.envs.ids import list_envs, resolve_backend
-from quintet.envs.make import group_size, make_group_env, make_vector_env
+from quintet.envs.make import make_group_env, make_vector_env
+from quintet.envs.resolved import resolve_env
 from quintet.envs.toy import Contextual, EndlessPay, FinitePay, Target
 from quintet.errors import ConfigError
 
@@ -144,27 +142,10 @@ def test_options_out_of_range_are_told_together():
         make_vector_env("CartPole-v1", 0, reward_clip="some")
 
 
-def test_groups_of_a_config(monkeypatch):
-    cores = partial(monkeypatch.setattr, envpool, "usable_cores")
-    for count, pictures in ((2, 8), (4, 4)):
-        cores(lambda count=count: count)
-        assert group_size(EnvConfig(id="Pong-v5", num_streams=8)) == pictures
-        assert group_size(EnvConfig(id="Pong-v5", backend="ale", num_streams=8)) == pictures
-        assert group_size(EnvConfig(id="Hopper-v4", num_streams=8)) == 4
-        assert group_size(EnvConfig(id="Hopper-v4", num_streams=7)) == 7
-        assert group_size(EnvConfig(id="Hopper-v4", num_streams=8, streams_per_group=2)) == 2
-        # Cheap steps, and steps that this process takes itself.
-        assert group_size(EnvConfig(id="CartPole-v1", num_streams=8)) == 8
-        assert group_size(EnvConfig(id="Hopper-v5", backend="gymnasium", num_streams=8)) == 8
-        assert group_size(EnvConfig(id="some.module:make", num_streams=8)) == 8
-    assert EnvConfig(id="x", num_streams=9, streams_per_group=3).num_groups == 3
-    with pytest.raises(ValidationError, match="must divide num_streams"):
-        EnvConfig(id="x", num_streams=8, streams_per_group=3)
-    with pytest.raises(ValidationError, match="Extra inputs"):
-        EnvConfig(id="x", num_stream=8)
-    config = EnvConfig(id="CartPole-v1", num_streams=8, frame_stack=2)
-    assert make_group_env(config, 4).num_streams == 4
-    assert make_group_env(config, 4).spaces.observation.shape == (2, 4)
+def test_a_group_is_made_of_as_many_streams_as_asked_for():
+    resolved = resolve_env(EnvConfig(id="CartPole-v1", num_streams=8, frame_stack=2))
+    env = make_group_env(resolved, 4)
+    assert (env.num_streams, env.spaces.observation.shape) == (4, (2, 4))
 
 
 def test_importing_does_not_import_the_backends():

@@ -89,9 +89,9 @@ def test_never_awake_for_longer_than_the_longest(clock: Clock) -> None:
 @pytest.mark.parametrize(
     ("env_id", "cores", "threads", "counted", "waits"),
     [
-        ("CartPole-v1", 2, None, True, True),
-        ("CartPole-v1", 2, None, False, False),  # not on this system
-        ("CartPole-v1", 1, None, True, False),  # it would take the core from the step
+        ("CartPole-v1", 2, 1, True, True),
+        ("CartPole-v1", 2, 1, False, False),  # not on this system
+        ("CartPole-v1", 1, 1, True, False),  # it would take the core from the step
         ("CartPole-v1", 2, 2, True, False),
         ("Pong-v5", 8, 1, True, False),
     ],
@@ -100,7 +100,7 @@ def test_only_cheap_steps_on_a_core_to_spare_are_waited_for(
     monkeypatch: pytest.MonkeyPatch,
     env_id: str,
     cores: int,
-    threads: int | None,
+    threads: int,
     counted: bool,
     waits: bool,
 ) -> None:

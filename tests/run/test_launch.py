@@ -32,6 +32,7 @@ from quintet.config.load import Layer
 from quintet.config.run import PARTS, TOP
 from quintet.config.runtime import RuntimeConfig
 from quintet.config.saved import load_config
+from quintet.envs import resolved as resolved_envs
 from quintet.envs.toy import Contextual, FinitePay
 from quintet.errors import CheckpointError, ConfigError, EnvironmentFault, NonFiniteError
 from quintet.observe.sinks import read_metrics
@@ -216,6 +217,19 @@ def test_a_callable_and_an_import_string_are_the_same_run(tmp_path):
     run(tmp_path / "function", env="test_launch:make_contextual")
     run(tmp_path / "toy", env=TOY)
     assert len({json.dumps(hashes(path)) for path in tmp_path.iterdir()}) == 1
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", TOY])
+def test_an_environment_is_resolved_once(env, tmp_path, monkeypatch):
+    """Also where it is evaluated on while it trains, and the advice looks at it."""
+    asked = []
+    resolve = resolved_envs.resolve_backend
+    monkeypatch.setattr(
+        resolved_envs, "resolve_backend", lambda *given: asked.append(given) or resolve(*given)
+    )
+    given = {"preset": "none", "eval__episodes": 1, "eval__interval": 64}
+    assert "eval/return_mean" in run(tmp_path, env=env, **given).metrics
+    assert asked == [(env, "auto")]
 
 
 class Halves(nn.Module):
@@ -580,9 +594,9 @@ def _init_from_keys(where: Where) -> None:
 def sampling_of(**options: Any) -> Any:
     """What would sample; no process has begun."""
     given = {"env.num_streams": 4} | {k.replace("__", "."): v for k, v in options.items()}
-    config = load_config("ppo", [], Layer("call", {**SMALL, "env.id": TOY, **given})).config
-    source = sampling.open_source(config, None)
-    config = launch.resolve(config, source.spaces, "gymnasium")
+    loaded = load_config("ppo", [], Layer("call", {**SMALL, "env.id": TOY, **given}))
+    source = sampling.open_source(loaded.config, loaded.env)
+    config = launch.resolve(loaded, source.spaces)
     learner = learners.make_learner(config, source.spaces)
     made = sampling.make_sampling(config, source, [learner], PhaseTimer(), print, print)
     source.close()
@@ -675,8 +689,8 @@ def _inference(where: Where) -> None:
     given = {"runtime.kind": "async", "runtime.inference": "server", "runtime.num_workers": 2}
     for backend, size in (("envpool", 2), ("gymnasium", 4)):
         asked = {**SMALL, "env.id": "CartPole-v1", "env.num_streams": 8, "env.backend": backend}
-        config = load_config("ppo", [], Layer("call", asked | given)).config
-        assert sampling.streams_per_group(config) == size
+        loaded = load_config("ppo", [], Layer("call", asked | given))
+        assert sampling.streams_per_group(loaded.config, loaded.env) == size
 
 
 def _inference_batches(where: Where) -> None:
@@ -707,9 +721,9 @@ def learners_of(**options: Any) -> Learners:
     """What would learn; no process has begun."""
     given = {k.replace("__", "."): v for k, v in options.items()}
     given |= {"env.id": TOY, "preset": "none", "total_env_steps": 10_000}
-    config = load_config("impala", [], Layer("call", given)).config
-    source = sampling.open_source(config, None)
-    made = learners.make_learners(launch.resolve(config, source.spaces, "gymnasium"), source.spaces)
+    loaded = load_config("impala", [], Layer("call", given))
+    source = sampling.open_source(loaded.config, loaded.env)
+    made = learners.make_learners(launch.resolve(loaded, source.spaces), source.spaces)
     source.close()
     OPEN.append(made)
     return made
@@ -719,7 +733,7 @@ def _num_learners(where: Where) -> None:
     """More in test_learners."""
     made = learners_of(runtime__num_learners=3)
     assert [process.kind.name for process in made.processes] == ["learner 1", "learner 2"]
-    with pytest.raises(ConfigError, match=r"learners can share their batches \(impala\), got ppo"):
+    with pytest.raises(ConfigError, match="minibatch_steps that so many can share evenly, got 32"):
         run(where.folder, runtime__num_learners=3)
 
 
@@ -952,15 +966,12 @@ def _backend(where: Where) -> None:
     assert env.description.backend == "gymnasium"
 
 
-def result_config(env: str = TOY, **values: Any):
+def groups_of(env: str = TOY, **values: Any) -> Any:
+    """The environments of a serial run."""
     given = {name.replace("__", "."): value for name, value in values.items()}
     config = {**SMALL, "env.id": env, "total_env_steps": 128, **given}
-    return load_config("ppo", [], Layer("call", config)).config
-
-
-def groups_of(**values: Any) -> Any:
-    """The environments of a serial run."""
-    return sampling.open_source(result_config(**values), None).envs
+    loaded = load_config("ppo", [], Layer("call", config))
+    return sampling.open_source(loaded.config, loaded.env).envs
 
 
 def _kwargs(where: Where) -> None:

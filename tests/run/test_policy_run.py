@@ -61,7 +61,7 @@ def run(
     loaded = load_config("ppo", [], Layer("call", SMALL | given | options))
     own = {"learning_rate": 1e-3} if further is None else further
     other = loaded.config.learner.model_copy(update=own)
-    return launch.run(loaded, None, on_report, [other] * (policies - 1))
+    return launch.run(loaded, on_report, [other] * (policies - 1))
 
 
 def newest(folder: Path) -> checkpoint.Checkpoint:

@@ -16,7 +16,7 @@ from quintet.config.runtime import RuntimeConfig
 from quintet.envs import envpool
 from quintet.envs.envpool import EnvPoolVectorEnv
 from quintet.envs.given import GivenEnv, settle
-from quintet.envs.make import group_size, make_group_env
+from quintet.envs.make import make_group_env
 from quintet.envs.toy import EndlessPay
 from quintet.models.config import resolve_model
 from quintet.observe.advice import Setting
@@ -107,12 +107,13 @@ def setting_for(
     given = {name.replace("__", "."): value for name, value in options.items()}
     small = SMALL if algo == "ppo" else {k: v for k, v in SMALL.items() if k not in OF_PPO}
     values = small | {f"env.{name}": value for name, value in says.items()} | given
-    config = compose(algo, [Layer("call", values)], check_env=source is None).config
-    made = make_group_env(config.env, group_size(config.env), source)
+    loaded = compose(algo, [Layer("call", values)], source)
+    made = make_group_env(loaded.env, loaded.env.group_size)
     try:
-        config = resolve(config, made.spaces, made.description.backend)
+        config = resolve(loaded, made.spaces)
         plan = DataPlan(SMALL["unroll_steps"], config.env.num_streams)
-        found = setting.setting_of(config, plan, made.spaces, made.description, source, callback)
+        about = made.description
+        found = setting.setting_of(config, plan, made.spaces, about, loaded.env, callback)
         if isinstance(made, EnvPoolVectorEnv):
             assert found.env_threads == made.num_threads
         assert found.num_streams == found.num_groups * made.num_streams

@@ -285,12 +285,12 @@ def test_best_is_the_highest_score_also_over_a_resume(tmp_path, monkeypatch):
     scores = iter([3.0, 5.0, 4.0, 4.5, 1.0, 2.0, 4.9])
     seeds = []
 
-    def evaluate(policy, env, episodes, seed, **_: Any) -> Scores:
-        seeds.append(seed)
-        returns = np.full(episodes, next(scores))
-        return Scores(returns, np.ones(episodes, np.int64), None)
+    def evaluate_in(policy, env, how) -> Scores:
+        seeds.append(how.seed)
+        returns = np.full(how.episodes, next(scores))
+        return Scores(returns, np.ones(how.episodes, np.int64), None)
 
-    monkeypatch.setattr(evaluations, "evaluate", evaluate)
+    monkeypatch.setattr(evaluations, "evaluate_in", evaluate_in)
     given = {"eval__episodes": 2, "eval__interval": 64 * 5}
     versions = []
     for total in (TOTAL, TOTAL + 64 * 15):
@@ -346,9 +346,9 @@ def test_a_resumed_run_shows_its_best_from_the_start(tmp_path, monkeypatch):
     made = recorders(monkeypatch)
     monkeypatch.setattr(
         evaluations,
-        "evaluate",
-        lambda policy, env, episodes, *_, **__: Scores(
-            np.full(episodes, -7.0), np.ones(episodes, np.int64), None
+        "evaluate_in",
+        lambda policy, env, how: Scores(
+            np.full(how.episodes, -7.0), np.ones(how.episodes, np.int64), None
         ),
     )
     run(tmp_path, eval__episodes=2)

@@ -281,7 +281,16 @@ def test_no_learner_outlives_the_first(number: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("algo", "options", "words"),
     [
-        ("ppo", {"runtime.num_learners": 2}, r"share their batches \(impala\), got ppo; leave it"),
+        (
+            "ppo",
+            {"runtime.num_learners": 3},
+            "minibatch_steps that so many can share evenly, got 64; use minibatch_steps 66",
+        ),
+        (
+            "ppo",
+            {"runtime.num_learners": 4, "model.core": "lstm"},
+            "minibatch_steps that so many can share evenly, got 64; use minibatch_steps 128",
+        ),
         (
             "impala",
             {"runtime.num_learners": 3, "batch_unrolls": 32},

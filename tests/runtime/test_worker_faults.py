@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -191,12 +192,12 @@ def test_environments_may_take_longer_to_make_than_to_step(tmp_path: Path) -> No
 
 def test_nobody_is_judged_by_time_in_which_this_process_was_stopped_too() -> None:
     """As a container is that is paused: all are silent for long, and go on."""
-    config = compose("ppo", [Layer("test", {"env.id": "Drifting", **SMALL})], check_env=False)
-    config = config.config.model_copy(
+    loaded = compose("ppo", [Layer("test", {"env.id": "Drifting", **SMALL})], Drifting)
+    config = loaded.config.model_copy(
         update={"runtime": RuntimeConfig(kind="lockstep", num_workers=2, worker_timeout_s=1.0)}
     )
-    source = open_source(config, Drifting)
-    config = launch.resolve(config, source.spaces, "gymnasium")
+    source = open_source(config, loaded.env)
+    config = launch.resolve(replace(loaded, config=config), source.spaces)
     learner = learners.make_learner(config, source.spaces)
     sampling = make_sampling(config, source, [learner], PhaseTimer(), print, print)
     try:

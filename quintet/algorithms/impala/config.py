@@ -5,17 +5,51 @@ quintet/config/presets/impala.yaml has those of kinds of environments.
 """
 
 import math
-from typing import Annotated, Literal, final
+from typing import Annotated, Literal, NamedTuple, final
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from quintet.algorithms.parts.options import Idle, idle_normalizers, refuse_idle
+from quintet.algorithms.parts.options import Idle, Shared, idle_normalizers, refuse_idle
+from quintet.algorithms.parts.trained import Knob
+from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig, torso_faults
 from quintet.protocols import UpdateAdvice
 from quintet.types import Spaces
 
 Weight = Annotated[float, Field(ge=0)]
 """Coefficient of a loss."""
+
+
+class Knobs(NamedTuple):
+    """Options of the loss; caps that are none are infinite."""
+
+    gamma: Knob
+    lambda_: Knob
+    rho_bar: Knob
+    c_bar: Knob
+    pg_rho_bar: Knob
+    value_coef: Knob
+    entropy_coef: Knob
+
+
+TUNABLE = frozenset(
+    {
+        "gamma",
+        "lambda_",
+        "rho_bar",
+        "c_bar",
+        "pg_rho_bar",
+        "value_coef",
+        "entropy_coef",
+        "learning_rate",
+        "rmsprop_decay",
+        "rmsprop_momentum",
+        "rmsprop_epsilon",
+        "adam_epsilon",
+        "max_grad_norm",
+    }
+)
+"""Options that may change during a run."""
 
 
 @final
@@ -186,3 +220,25 @@ def advice(
     """Every row is learned from once, so there can only be fewer updates."""
     larger = f"larger batches (--batch-unrolls {2 * config.batch_unrolls})"
     return UpdateAdvice(larger_batches=(larger,))
+
+
+def shared(config: ImpalaConfig, *_: object) -> Shared:
+    """Columns of a batch."""
+    return Shared("batch_unrolls", config.batch_unrolls)
+
+
+def aux_weights(
+    config: ImpalaConfig, model: ModelConfig, names: tuple[str, ...]
+) -> dict[str, float]:
+    """The weight of every auxiliary loss that the encoder gives.
+
+    Raises:
+        ConfigError: one is weighted that it does not give.
+    """
+    unknown = sorted(set(config.aux_loss_weights) - set(names))
+    if unknown:
+        raise ConfigError(
+            f"aux_loss_weights requires names of losses that model.encoder={model.encoder} gives "
+            f"({', '.join(names) or 'it gives none'}), got {', '.join(unknown)}; correct the name"
+        )
+    return {name: config.aux_loss_weights.get(name, 1.0) for name in names}

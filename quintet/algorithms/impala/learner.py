@@ -17,45 +17,46 @@ Departures from the paper, each with the switch that turns it off:
     ``normalize_pictures=false``, the defaults, are the paper's).
 """
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple, final
+from dataclasses import dataclass, replace
+from typing import Any, final
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from quintet.algorithms.impala.config import ImpalaConfig
+from quintet.algorithms.impala.config import TUNABLE, ImpalaConfig, Knobs, aux_weights
 from quintet.algorithms.parts import diagnostics
 from quintet.algorithms.parts.acting import SamplingActor, make_family, make_normalizer, masked
+from quintet.algorithms.parts.diagnostics import METRICS as OF_POLICIES
+from quintet.algorithms.parts.options import require_tunable
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
 from quintet.algorithms.parts.statistics import Statistics
-from quintet.algorithms.parts.trained import Descent, Knob, Optimizer, Parameters, Trained
-from quintet.algorithms.parts.vtrace_statistics import Terms, vtrace_statistics, with_spreads
-from quintet.errors import ConfigError
+from quintet.algorithms.parts.trained import (
+    Optimizer,
+    Parameters,
+    Trained,
+    knobs_of,
+)
+from quintet.algorithms.parts.vtrace_statistics import (
+    METRICS as OF_VTRACE,
+)
+from quintet.algorithms.parts.vtrace_statistics import (
+    Terms,
+    vtrace_statistics,
+    with_spreads,
+)
 from quintet.models.build import ActorCritic
 from quintet.models.config import ModelConfig
-from quintet.models.flat import load_into, tensors_of
-from quintet.ops import adam, policy_losses, reduce, rmsprop, schedules, value_losses
+from quintet.ops import policy_losses, reduce, schedules, value_losses
 from quintet.ops.vtrace import vtrace
 from quintet.protocols import DataPlan
-from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces, State
+from quintet.types import LearnerState, Publication, Rollout, Spaces
 
 LOSSES = ("loss/policy", "loss/value", "loss/entropy")
 """The weighted terms but for auxiliary ones, in the order of the sum."""
 
-
-class Knobs(NamedTuple):
-    """Options of the loss; caps that are none are infinite."""
-
-    gamma: Knob
-    lambda_: Knob
-    rho_bar: Knob
-    c_bar: Knob
-    pg_rho_bar: Knob
-    value_coef: Knob
-    entropy_coef: Knob
+METRICS = (*LOSSES, "loss/total", "loss/total_abs", "loss/aux/", *OF_VTRACE, *OF_POLICIES)
+"""All that it may report; `/` at the end stands for every name that begins so."""
 
 
 def make_actor(
@@ -71,27 +72,17 @@ def make_actor(
 
 @dataclass(frozen=True)
 class Unrolls:
-    """What the loss reads of a batch: tensors of the same shapes and strides every time.
+    """What the loss reads: tensors of the same shapes and strides every time.
 
-    obs, is_first: rows 0 to T, flat in time-major order ``[(T + 1) * B, ...]``; normalised.
-    state: of a recurrent network before row 0, leaves ``[B, ...]``.
-    count, columns: valid rows and columns of the whole batch, of which several learners have some
-        columns each.
+    batch: this learner's columns; obs and is_first flat in time-major order ``[(T + 1) * B, ...]``,
+        obs normalised; state as it was before row 0, ``[B, ...]``.
+    count, columns: valid rows and columns of the whole batch.
     clip_share: of normalised observations at the clip.
     aux_weight: of each auxiliary loss.
-    The others are ``[T, B, ...]``.
     """
 
-    obs: Obs
-    is_first: Tensor
-    state: State
-    action: Tensor
-    reward: Tensor
-    terminated: Tensor
-    truncated: Tensor
+    batch: Rollout
     not_cut_t: Tensor
-    valid: Tensor
-    logp_mu: Tensor
     count: Tensor
     columns: int
     clip_share: Tensor
@@ -108,7 +99,7 @@ class ImpalaLearner:
         generator = torch.Generator().manual_seed(setup.seeds[0])
         network = ActorCritic(spaces, self.family, model, generator, setup.compute.precision)
         self.network = network.to(setup.device)
-        self.aux_weights = _aux_weights(config, model, network.loss_names)
+        self.aux_weights = aux_weights(config, model, network.loss_names)
         self.aux_weight = torch.tensor([*self.aux_weights.values()], device=setup.device)
         self.normalizer = make_normalizer(config, model, spaces).to(setup.device)
         self.normalizer.refresh()
@@ -119,6 +110,7 @@ class ImpalaLearner:
             Knobs,
             setup,
             Optimizer(kind, config.optimizer == "rmsprop" and config.rmsprop_momentum > 0),
+            modules={"normalizer": self.normalizer},
             check_numerics=config.check_numerics,
         )
         self.version = 0
@@ -133,6 +125,10 @@ class ImpalaLearner:
     def updates(self) -> int:
         return self.trained.steps
 
+    def configure(self, options: ImpalaConfig) -> None:
+        require_tunable(self.config, options, TUNABLE)
+        self.config = options
+
     def update(self, batch: Rollout, env_steps: int) -> None:
         """One optimizer step on the batch, then the normaliser takes it in."""
         config = self.config
@@ -140,7 +136,8 @@ class ImpalaLearner:
         self.learning_rate = config.learning_rate * (left if config.lr_schedule == "linear" else 1)
         entropy_coef = config.entropy_coef * (left if config.entropy_schedule == "linear" else 1)
         knobs = self.knobs(entropy_coef)
-        self.trained.step(self._unrolls(batch), knobs, self._descent())
+        descent = self.trained.descent(self.learning_rate, config)
+        self.trained.step(self._unrolls(batch), knobs, descent)
         self.trained.fold()
         if self.normalizer.names and config.update_normalizers:
             whole = self.ranks.whole(batch)
@@ -150,16 +147,7 @@ class ImpalaLearner:
 
     def knobs(self, entropy_coef: float) -> Knobs:
         """The loss's numbers; the entropy's weight follows a schedule."""
-        config = self.config
-        return Knobs(
-            gamma=config.gamma,
-            lambda_=config.lambda_,
-            rho_bar=math.inf if config.rho_bar is None else config.rho_bar,
-            c_bar=math.inf if config.c_bar is None else config.c_bar,
-            pg_rho_bar=math.inf if config.pg_rho_bar is None else config.pg_rho_bar,
-            value_coef=config.value_coef,
-            entropy_coef=entropy_coef,
-        )
+        return knobs_of(Knobs, self.config, entropy_coef=entropy_coef)
 
     def _unrolls(self, batch: Rollout) -> Unrolls:
         """This learner's part of the batch as the loss reads it.  Columns may be parts of larger
@@ -170,38 +158,10 @@ class ImpalaLearner:
         batch = self.ranks.shard(batch)
         obs = self.normalizer({name: x.flatten(0, 1) for name, x in batch.obs.items()})
         share = diagnostics.observation_clip_share(self.normalizer, obs, batch.valid, count)
-        return Unrolls(
-            obs={name: x.contiguous() for name, x in obs.items()},
-            is_first=batch.is_first.flatten().contiguous(),
-            state={name: x[0].contiguous() for name, x in batch.state.items()},
-            action=batch.action.contiguous(),
-            reward=batch.reward.contiguous(),
-            terminated=batch.terminated.contiguous(),
-            truncated=batch.truncated.contiguous(),
-            not_cut_t=batch.not_cut_t.contiguous(),
-            valid=batch.valid.contiguous(),
-            logp_mu=batch.record["logp_mu"].contiguous(),
-            count=count,
-            columns=columns,
-            clip_share=share,
-            aux_weight=self.aux_weight,
-        )
-
-    def _descent(self) -> Descent:
-        config = self.config
-        if config.optimizer == "adam":
-            step = self.updates + 1
-            rates = adam.rates(step, self.learning_rate, config.adam_epsilon)
-            return Descent(rates, config.max_grad_norm)
-        return Descent(
-            rmsprop.rates(
-                self.learning_rate,
-                config.rmsprop_decay,
-                config.rmsprop_momentum,
-                config.rmsprop_epsilon,
-            ),
-            config.max_grad_norm,
-        )
+        flat = {"obs": obs, "is_first": batch.is_first.flatten(), "trace_cut": None}
+        state = {name: x[0] for name, x in batch.state.items()}
+        own = replace(batch, state=state, **flat).contiguous()
+        return Unrolls(own, batch.not_cut_t.contiguous(), count, columns, share, self.aux_weight)
 
     def _loss(
         self, parameters: Parameters, unrolls: Unrolls, knobs: Knobs
@@ -212,7 +172,7 @@ class ImpalaLearner:
         reduced over the valid rows; an auxiliary loss that is a scalar stands as it is.  A
         coefficient of 0 leaves its term out.
         """
-        config, valid = self.config, unrolls.valid
+        config, valid = self.config, unrolls.batch.valid
         terms = self._terms(parameters, unrolls, knobs)
         # Of several learners each has its columns, and divides as the whole batch is divided.
         divisor = {"sum_time_mean_batch": unrolls.columns, "sum": 1}.get(config.reduction)
@@ -246,24 +206,25 @@ class ImpalaLearner:
         Rows that are not valid are given an action, a reward and a ratio that any arithmetic bears,
         since a NaN behind a mask still makes a NaN of its gradient.
         """
-        config, family, valid = self.config, self.family, unrolls.valid
+        config, family, batch = self.config, self.family, unrolls.batch
+        valid = batch.valid
         steps, streams = valid.shape
         rows = steps * streams
         aux: dict[str, Tensor] = {}
         params, value, _ = functional_call(
-            self.network, parameters, (unrolls.obs, unrolls.state, unrolls.is_first, aux)
+            self.network, parameters, (batch.obs, batch.state, batch.is_first, aux)
         )
-        params = masked(family, params, unrolls.obs)[:rows].view(steps, streams, -1)
+        params = masked(family, params, batch.obs)[:rows].view(steps, streams, -1)
         v = value.view(steps + 1, streams)
-        done = valid.view(steps, streams, *[1] * (unrolls.action.ndim - 2))
-        logp_pi = family.log_prob(params, torch.where(done, unrolls.action, 0))
-        log_rho = torch.where(valid, logp_pi.detach() - unrolls.logp_mu, 0.0)
+        done = valid.view(steps, streams, *[1] * (batch.action.ndim - 2))
+        logp_pi = family.log_prob(params, torch.where(done, batch.action, 0))
+        log_rho = torch.where(valid, logp_pi.detach() - batch.record["logp_mu"], 0.0)
         rho = log_rho.exp()
 
-        reward = torch.where(valid, unrolls.reward, 0.0)
-        terminal = unrolls.terminated
+        reward = torch.where(valid, batch.reward, 0.0)
+        terminal = batch.terminated
         if config.truncation_as_termination:
-            terminal = terminal | unrolls.truncated
+            terminal = terminal | batch.truncated
         target, advantage = vtrace(
             v[:-1].detach(),
             v[1:].detach(),
@@ -304,39 +265,18 @@ class ImpalaLearner:
         return {}
 
     def publication(self) -> Publication:
-        return Publication(self.version, tensors_of(self._modules))
-
-    @property
-    def _modules(self) -> Mapping[str, torch.nn.Module]:
-        return {"network": self.network, "normalizer": self.normalizer}
+        return Publication(self.version, self.trained.weights())
 
     def warm_start(self, publication: Publication) -> None:
-        load_into(self._modules, publication.tensors)
+        self.trained.load_weights(publication.tensors)
         self.normalizer.refresh()
 
     def save(self) -> LearnerState:
-        tensors = tensors_of(self._modules) | self.trained.save()
-        return LearnerState(tensors, {"updates": self.updates, "version": self.version})
+        scalars = {"updates": self.updates, "version": self.version}
+        return LearnerState(self.trained.save(), scalars)
 
     def load(self, state: LearnerState) -> None:
         scalars: Any = state.scalars
-        self.warm_start(Publication(scalars["version"], state.tensors))
         self.trained.load(state.tensors, scalars["updates"])
+        self.normalizer.refresh()
         self.version = scalars["version"]
-
-
-def _aux_weights(
-    config: ImpalaConfig, model: ModelConfig, names: tuple[str, ...]
-) -> dict[str, float]:
-    """The weight of every auxiliary loss that the encoder gives.
-
-    Raises:
-        ConfigError: one is weighted that it does not give.
-    """
-    unknown = sorted(set(config.aux_loss_weights) - set(names))
-    if unknown:
-        raise ConfigError(
-            f"aux_loss_weights requires names of losses that model.encoder={model.encoder} gives "
-            f"({', '.join(names) or 'it gives none'}), got {', '.join(unknown)}; correct the name"
-        )
-    return {name: config.aux_loss_weights.get(name, 1.0) for name in names}

@@ -10,6 +10,19 @@ from quintet.models.heads import PolicyHead
 from quintet.models.normalize import ObservationNormalizer, block_rows
 from quintet.types import Obs
 
+METRICS = (
+    "policy/std_mean",
+    "normalizer/observation_mean_min",
+    "normalizer/observation_mean_max",
+    "normalizer/observation_std_min",
+    "normalizer/observation_std_max",
+    "normalizer/observation_clip_frac",
+    "optim/grad_norm",
+    "optim/grad_clip_frac",
+    "optim/learning_rate",
+)
+"""What learners of a policy and a value report alike."""
+
 
 def require_finite(tensors: Mapping[str, Tensor], update: int) -> None:
     """Raises NonFiniteError at the first tensor that holds a NaN or an infinity, by its name."""

@@ -8,6 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from quintet.models.build import ActorCritic
 from quintet.types import Obs, Rollout, State
 
 
@@ -31,6 +32,21 @@ class Rows:
     advantage: Tensor
     target: Tensor
     state: State
+
+    @classmethod
+    def of(cls, batch: Rollout, obs: Obs, advantage: Tensor, target: Tensor) -> "Rows":
+        """All rows of a batch; `obs` are normalised, ``[(T + 1) * B, ...]``."""
+        return cls(
+            obs={name: x[: advantage.numel()] for name, x in obs.items()},
+            is_first=batch.is_first[:-1].flatten(),
+            action=batch.action.flatten(0, 1),
+            logp_mu=batch.record["logp_mu"].flatten(),
+            params_mu=batch.record["params_mu"].flatten(0, 1),
+            value_mu=batch.record["value"].flatten(),
+            advantage=advantage.flatten(),
+            target=target.flatten(),
+            state={name: x[:-1].flatten(0, 1) for name, x in batch.state.items()},
+        )
 
     def take(self, rows: Tensor, chunks: Tensor) -> "Rows":
         """The rows and the states at these indices, copied."""
@@ -110,6 +126,33 @@ class Chunks:
     def order(self) -> Tensor:
         """All rows in the order of `Rows` ``[T * B]``."""
         return self.rows.flatten()
+
+    def whole(self, rows: Rows, use: Tensor) -> tuple[Rows, Tensor]:
+        """All rows in the order that the network reads, and which of them to use ``[N]``."""
+        if self.chunk_steps == 1:
+            return rows, use.flatten()
+        every = torch.arange(self.rows.shape[1], device=use.device)
+        return rows.take(self.order, every), use.flatten()[self.order]
+
+    def values(self, network: ActorCritic, batch: Rollout, obs: Obs, recorded: bool) -> Tensor:
+        """Values ``[T+1, B]`` of normalised observations ``[(T+1) * B, ...]``, from the recorded
+        states.
+
+        recorded: those of rows 0 to T-1 are what the actor recorded, not the network's.
+        """
+        shape = batch.reward.shape
+        if not batch.state and not recorded:
+            return network.value(obs).view(shape[0] + 1, -1)
+        last = {name: x[shape.numel() :] for name, x in obs.items()}
+        end = {name: x[-1] for name, x in batch.state.items()}
+        v_end = network.value(last, end, batch.is_first[-1]).unsqueeze(0)
+        if recorded:
+            return torch.cat((batch.record["value"], v_end))
+        start = {name: x[:-1].flatten(0, 1) for name, x in batch.state.items()}
+        rows = {name: x[self.order] for name, x in obs.items()}
+        v = v_end.new_empty(shape.numel())
+        v[self.order] = network.value(rows, start, batch.is_first[:-1].flatten()[self.order])
+        return torch.cat((v.view(shape), v_end))
 
     def one_pass(self, use: Tensor, size: int, drop_last: bool, generator: torch.Generator) -> Pass:
         """One pass over the rows where `use` ``[T * B]`` is set, see `even_minibatches`.

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from quintet.errors import IdleOptions
+from quintet.errors import ConfigError, IdleOptions
 from quintet.models.config import ModelConfig, picture_leaves
 from quintet.models.normalize import normalized_leaves
 from quintet.types import Spaces
@@ -20,6 +20,36 @@ class Idle(NamedTuple):
 
     rest: Any
     required: str
+
+
+def require_tunable(old: BaseModel, new: BaseModel, tunable: frozenset[str]) -> None:
+    """Requires that only tunable options differ, and none between a number and 0 or none, which is
+    another loss.
+
+    Raises:
+        ConfigError: names the options.
+    """
+    before, after = old.model_dump(), new.model_dump()
+    changed = {name for name in before if before[name] != after[name]}
+    fixed = changed - tunable
+    fixed |= {name for name in changed & tunable if bool(before[name]) != bool(after[name])}
+    if fixed:
+        raise ConfigError(
+            f"only numbers of {', '.join(sorted(tunable))} can change during a run, and not to or "
+            f"from 0 or none; got another {', '.join(sorted(fixed))}; begin a new run"
+        )
+
+
+class Shared(NamedTuple):
+    """What several learners share out evenly.
+
+    option: that says how much of it there is.
+    unit: so many stay together.
+    """
+
+    option: str
+    given: int
+    unit: int = 1
 
 
 def refuse_idle(

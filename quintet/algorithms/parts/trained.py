@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Generic, Literal, NamedTuple, TypeVar, final
+from types import MappingProxyType
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from quintet.algorithms.parts.setup import Setup
 from quintet.algorithms.parts.statistics import Interval, Names, Statistics
 from quintet.errors import ConfigError, NonFiniteError
 from quintet.models.compiled import one_graph
-from quintet.models.flat import flatten_in_place, views_of
+from quintet.models.flat import flatten_in_place, load_into, tensors_of, views_of
 from quintet.ops import adam, rmsprop
 from quintet.ops.adam import AdamRates
 from quintet.ops.rmsprop import RMSPropRates
@@ -59,6 +60,17 @@ class Descent(NamedTuple):
     max_norm: float | None
 
 
+def knobs_of(kind: type[K], options: object, **others: float | None) -> K:
+    """Knobs from the options of the same names; none is infinite: a bound that never holds.
+
+    others: in place of options.
+    """
+    names: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
+    values = [others[name] if name in others else getattr(options, name) for name in names]
+    make: Callable[..., K] = kind
+    return make(*(math.inf if x is None else x for x in values))
+
+
 def _flat(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat([x.flatten() for x in tensors])
 
@@ -91,10 +103,13 @@ class Trained(Generic[B, K]):
         setup: Setup,
         optimizer: Optimizer = ADAM,
         *,
+        modules: Mapping[str, nn.Module] = MappingProxyType({}),
         segments: Sequence[str] = (),
         check_numerics: bool = False,
     ):
-        """segments: children of the network, each with a `Descent` of its own; none: it is one.
+        """modules: what is published and saved beside the network, by name.
+
+        segments: children of the network, each with a `Descent` of its own; none: it is one.
 
         Raises:
             ConfigError: the loss is to look at its tensors, which compiled it can't.
@@ -113,6 +128,7 @@ class Trained(Generic[B, K]):
         self.sizes = [sum(p.numel() for p in group.values()) for group in groups]
         self.optimizer = optimizer
         self.memory = _memory(optimizer, self.theta)
+        self.modules = {"network": network, **modules}
         self.loss, self.ranks = loss, setup.ranks
         self.gradient: Tensor | None = None
         self.interval = Interval()
@@ -154,6 +170,23 @@ class Trained(Generic[B, K]):
             numbers += [math.inf if max_norm is None else max_norm, *rates]
         packed = torch.tensor(numbers, dtype=self.theta.dtype, device=self.theta.device)
         self._told.append(self._step(batch, packed))
+
+    def descent(self, learning_rate: float, options: Any) -> Descent:
+        """The next step's rates and bound, from the options that learners name alike.
+
+        options: has ``max_grad_norm``, and ``adam_epsilon`` or ``rmsprop_*``.
+        """
+        rates: AdamRates | RMSPropRates
+        if self.optimizer.kind == "adam":
+            rates = adam.rates(self.steps + 1, learning_rate, options.adam_epsilon)
+        else:
+            rates = rmsprop.rates(
+                learning_rate,
+                options.rmsprop_decay,
+                options.rmsprop_momentum,
+                options.rmsprop_epsilon,
+            )
+        return Descent(rates, options.max_grad_norm)
 
     # The graphs
 
@@ -275,17 +308,26 @@ class Trained(Generic[B, K]):
 
     # Saving
 
+    def weights(self) -> dict[str, Tensor]:
+        """The tensors of the network and of the modules beside it, by name."""
+        return tensors_of(self.modules)
+
+    def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copies what `weights` gave, and leaves the optimizer as it is."""
+        load_into(self.modules, tensors)
+
     def save(self) -> dict[str, Tensor]:
-        """The optimizer's memory by name; what it trains is saved as the network's.
+        """The weights and the optimizer's memory by name.
 
         Raises:
             NonFiniteError: see `check`.
         """
         self.check()
-        return {f"optimizer/{name}": x for name, x in self.memory.items()}
+        return self.weights() | {f"optimizer/{name}": x for name, x in self.memory.items()}
 
     def load(self, tensors: Mapping[str, Tensor], steps: int) -> None:
-        """Takes what `save` gave after so many steps."""
+        """Copies what `save` gave after so many steps."""
+        self.load_weights(tensors)
         for name, x in self.memory.items():
             x.copy_(tensors[f"optimizer/{name}"])
         self.steps = steps

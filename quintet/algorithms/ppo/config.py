@@ -3,15 +3,64 @@
 The defaults are those for vector observations; quintet/config/presets/ppo.yaml has the others'.
 """
 
-from typing import Literal, final
+from typing import Literal, NamedTuple, final
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from quintet.algorithms.parts import minibatches
-from quintet.algorithms.parts.options import Idle, idle_normalizers, refuse_idle
+from quintet.algorithms.parts.options import Idle, Shared, idle_normalizers, refuse_idle
+from quintet.algorithms.parts.trained import Knob
+from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig, torso_faults
 from quintet.protocols import UpdateAdvice
 from quintet.types import Spaces
+
+
+class Knobs(NamedTuple):
+    """Options of the loss, and what changes by itself.
+
+    share: 1, or of valid rows with ``reduction=mean_over_all``.
+    """
+
+    clip_epsilon: Knob
+    value_clip: Knob
+    log_prob_clip: Knob
+    value_coef: Knob
+    entropy_coef: Knob
+    policy_l2_coef: Knob
+    value_l2_coef: Knob
+    shared_l2_coef: Knob
+    kl_beta: Knob
+    kl_target: Knob
+    kl_cutoff_factor: Knob
+    kl_cutoff_coef: Knob
+    share: Knob
+
+
+TUNABLE = frozenset(
+    {
+        "gamma",
+        "gae_lambda",
+        "clip_epsilon",
+        "value_clip",
+        "value_coef",
+        "entropy_coef",
+        "policy_l2_coef",
+        "value_l2_coef",
+        "shared_l2_coef",
+        "log_prob_clip",
+        "kl_target",
+        "kl_tolerance",
+        "kl_cutoff_coef",
+        "kl_cutoff_factor",
+        "target_kl",
+        "num_epochs",
+        "learning_rate",
+        "adam_epsilon",
+        "max_grad_norm",
+    }
+)
+"""Options that may change during a run."""
 
 
 @final
@@ -225,3 +274,26 @@ def _larger_minibatch(size: int, batch: int, chunk: int) -> int:
     half_as_many = (-(-batch // size) + 1) // 2
     fitting = (n for n in range(half_as_many, 0, -1) if batch % n == 0 and batch // n % chunk == 0)
     return batch // next(fitting, 1)
+
+
+def shared(config: PPOConfig, model: ModelConfig, num_streams: int) -> Shared:
+    """Rows of a minibatch, in whole chunks."""
+    rows = config.minibatch_steps or config.unroll_steps * num_streams
+    return Shared("minibatch_steps", rows, 1 if model.core == "none" else config.bptt_steps)
+
+
+def require_learnable(
+    config: PPOConfig, model: ModelConfig, loss_names: tuple[str, ...], num_learners: int
+) -> None:
+    """Raises ConfigError where the network or the number of learners does not fit."""
+    if loss_names:
+        raise ConfigError(
+            "ppo requires an encoder without auxiliary losses, model.encoder="
+            f"{model.encoder} gives {', '.join(loss_names)}; return the features "
+            "alone, or train with impala"
+        )
+    if num_learners > 1 and config.kl_cutoff_coef > 0:
+        raise ConfigError(
+            f"kl_cutoff_coef={config.kl_cutoff_coef:g} requires runtime.num_learners=1, got "
+            f"{num_learners}: no learner has the mean that it squares; leave one of them out"
+        )

@@ -20,9 +20,8 @@ Departures from the papers, each with the switch that turns it off:
     that differ by at most one, so none is tiny (``drop_last``: whole ones, and the rest is left).
 """
 
-import math
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, final
+from collections.abc import Iterator
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -37,42 +36,22 @@ from quintet.algorithms.parts.acting import (
     masked,
 )
 from quintet.algorithms.parts.minibatches import Chunks, Minibatch, Rows
+from quintet.algorithms.parts.options import require_tunable
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
 from quintet.algorithms.parts.statistics import Statistics
-from quintet.algorithms.parts.trained import Descent, Knob, Parameters, Trained
+from quintet.algorithms.parts.trained import Parameters, Trained, knobs_of
 from quintet.algorithms.ppo import metrics
-from quintet.algorithms.ppo.config import PPOConfig
+from quintet.algorithms.ppo.config import TUNABLE, Knobs, PPOConfig, require_learnable
 from quintet.algorithms.ppo.metrics import Estimates, Terms
-from quintet.errors import ConfigError
 from quintet.models.build import ActorCritic
 from quintet.models.config import ModelConfig
-from quintet.models.flat import load_into, tensors_of
 from quintet.models.normalize import RewardNormalizer
-from quintet.ops import adam, policy_losses, reduce, returns, schedules, value_losses
+from quintet.ops import policy_losses, reduce, returns, schedules, value_losses
 from quintet.protocols import DataPlan
-from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces
+from quintet.types import LearnerState, Publication, Rollout, Spaces
 
-
-class Knobs(NamedTuple):
-    """Options of the loss, and what changes them.
-
-    l2_policy, l2_value, l2_shared: of several ranks, this one's share.
-    share: 1, or of valid rows with ``reduction=mean_over_all``.
-    """
-
-    clip_epsilon: Knob
-    value_clip: Knob
-    log_prob_clip: Knob
-    value_coef: Knob
-    entropy_coef: Knob
-    policy_l2_coef: Knob
-    value_l2_coef: Knob
-    shared_l2_coef: Knob
-    kl_beta: Knob
-    kl_target: Knob
-    kl_cutoff_factor: Knob
-    kl_cutoff_coef: Knob
-    share: Knob
+SCALARS = ("version", "beta", "learning_rate")
+"""What is saved beside tensors and the number of updates."""
 
 
 def make_actor(
@@ -93,15 +72,22 @@ class PPOLearner:
         generator = torch.Generator().manual_seed(setup.seeds[0])
         network = ActorCritic(spaces, self.family, model, generator, setup.compute.precision)
         self.network = network.to(setup.device)
-        _require_learnable(config, model, network, setup)
+        require_learnable(config, model, network.loss_names, setup.ranks.size)
         self.normalizer = make_normalizer(config, model, spaces).to(setup.device)
         self.normalizer.refresh()
         self.reward_normalizer = RewardNormalizer(
             config.reward_normalizer, config.reward_norm_clip, config.normalizer_variance_epsilon
         ).to(setup.device)
         self.kernels = self.network.kernel_groups()
+        # No actor needs the last, but whoever goes on training from a saved policy does.
+        moments = self.reward_normalizer.moments
         self.trained: Trained[Minibatch, Knobs] = Trained(
-            self.network, self._loss, Knobs, setup, check_numerics=config.check_numerics
+            self.network,
+            self._loss,
+            Knobs,
+            setup,
+            modules={"normalizer": self.normalizer, "reward_moments": moments},
+            check_numerics=config.check_numerics,
         )
         if config.log_gradients:
             self.trained.keep_gradient()
@@ -112,7 +98,9 @@ class PPOLearner:
         self.learning_rate = config.learning_rate
         self.clip_epsilon = config.clip_epsilon
         self.in_force: dict[str, float] = {}  # of the last iteration, by metric's name
-        self.distributions: dict[str, Tensor] = {}
+        self.reports = metrics.Reports(
+            self.trained, self.normalizer, self.reward_normalizer, network.policy_head
+        )
 
     @property
     def plan(self) -> DataPlan:
@@ -128,20 +116,27 @@ class PPOLearner:
     def updates(self) -> int:
         return self.trained.steps
 
+    def configure(self, options: PPOConfig) -> None:
+        require_tunable(self.config, options, TUNABLE)
+        if options.learning_rate != self.config.learning_rate:
+            self.learning_rate = options.learning_rate
+        self.clip_epsilon = options.clip_epsilon
+        self.config = options
+
     def update(self, batch: Rollout, env_steps: int) -> None:
         """One iteration: targets, epochs of minibatches, penalty weight, normalisers."""
         config, trained = self.config, self.trained
         self._schedule(env_steps)
         batch = self.ranks.whole(batch)
         use = minibatches.ended_rows(batch) if config.unfinished_episode == "drop" else batch.valid
-        self.distributions = {}
+        self.reports.distributions = {}
         self.version += 1
         if not use.any():  # unfinished_episode=drop, and no episode ended
             trained.interval.add_numbers({"optim/epochs": 0.0})
             self._merge(batch)
             return
-        rows, estimates = self._rows(batch, use)
         chunks = Chunks(use.shape, self.chunk_steps, use.device)
+        rows, estimates = self._rows(batch, use)
         self._distribute("first", rows, chunks, use)
         knobs = self.knobs(1.0 if config.reduction == "mean" else int(use.sum()) / use.numel())
         for epoch in range(config.num_epochs):
@@ -149,19 +144,18 @@ class PPOLearner:
                 rows, estimates = self._rows(batch, use)
             begin = trained.untold
             for minibatch in self._minibatches(rows, chunks, use.flatten()):
-                trained.step(minibatch, knobs, self._descent())
+                trained.step(minibatch, knobs, trained.descent(self.learning_rate, config))
             most = config.target_kl
             if most is not None and trained.recent(begin)["policy/approx_kl"] > 1.5 * most:
                 break
         trained.interval.add_numbers({"optim/epochs": epoch + 1.0})
-        self._tell(batch, use, rows, estimates, begin)
-        trained.fold()
+        self.reports.iteration(batch, use, rows.obs, estimates, begin)
         if config.uses_kl:
             self._adapt_to_kl(rows, chunks, use)
         self._distribute("last", rows, chunks, use)
         if config.log_histograms:
             data = metrics.batch_values(batch, use, estimates, self.family)
-            self.distributions |= {f"histogram/{name}": x for name, x in data.items()}
+            self.reports.distributions |= data
         self._merge(batch)
 
     def _schedule(self, env_steps: int) -> None:
@@ -180,7 +174,9 @@ class PPOLearner:
         """Normalises, estimates advantages and targets, and flattens ``[T, B]`` to rows."""
         config = self.config
         obs = self.normalizer({name: x.flatten(0, 1) for name, x in batch.obs.items()})
-        v = self._values(batch, obs)
+        recorded = config.refresh_advantages == "once" and config.value_source == "recorded"
+        chunks = Chunks(use.shape, self.chunk_steps, use.device)
+        v = chunks.values(self.network, batch, obs, recorded)
         v_tm1, v_t = v[:-1], v[1:]
         r_t = self.reward_normalizer(batch.reward)
         ended = batch.terminated | batch.truncated
@@ -200,40 +196,7 @@ class PPOLearner:
         if config.normalize_advantage == "batch":
             advantage = reduce.normalize_valid(advantage, use)
 
-        rows = Rows(
-            obs={name: x[: use.numel()] for name, x in obs.items()},
-            is_first=batch.is_first[:-1].flatten(),
-            action=batch.action.flatten(0, 1),
-            logp_mu=batch.record["logp_mu"].flatten(),
-            params_mu=batch.record["params_mu"].flatten(0, 1),
-            value_mu=batch.record["value"].flatten(),
-            advantage=advantage.flatten(),
-            target=target.flatten(),
-            state={name: x[:-1].flatten(0, 1) for name, x in batch.state.items()},
-        )
-        return rows, estimates
-
-    def _values(self, batch: Rollout, obs: Obs) -> Tensor:
-        """Values ``[T+1, B]`` of normalised observations ``[(T+1) * B, ...]``: recorded ones but
-        for row T, or of the current network from the recorded states.
-        """
-        recorded = (
-            self.config.refresh_advantages == "once" and self.config.value_source == "recorded"
-        )
-        shape = batch.reward.shape
-        if not batch.state and not recorded:
-            return self.network.value(obs).view(shape[0] + 1, -1)
-        last = {name: x[shape.numel() :] for name, x in obs.items()}
-        end = {name: x[-1] for name, x in batch.state.items()}
-        v_end = self.network.value(last, end, batch.is_first[-1]).unsqueeze(0)
-        if recorded:
-            return torch.cat((batch.record["value"], v_end))
-        order = Chunks(shape, self.chunk_steps, v_end.device).order
-        start = {name: x[:-1].flatten(0, 1) for name, x in batch.state.items()}
-        rows = {name: x[order] for name, x in obs.items()}
-        v = v_end.new_empty(shape.numel())
-        v[order] = self.network.value(rows, start, batch.is_first[:-1].flatten()[order])
-        return torch.cat((v.view(shape), v_end))
+        return Rows.of(batch, obs, advantage, target), estimates
 
     def _minibatches(self, rows: Rows, chunks: Chunks, use: Tensor) -> Iterator[Minibatch]:
         """One pass in fresh random order over the rows to `use` ``[T * B]``; of several ranks each
@@ -247,29 +210,10 @@ class PPOLearner:
             advantage = reduce.normalize_rows(advantage, order.weight)
         return order.minibatches(rows, advantage, self.ranks.index, self.ranks.size)
 
-    def knobs(self, share: float) -> Knobs:
+    def knobs(self, share: float = 1.0) -> Knobs:
         """The loss's numbers of an iteration."""
-        config, ranks = self.config, self.ranks.size
-        return Knobs(
-            clip_epsilon=math.inf if self.clip_epsilon is None else self.clip_epsilon,
-            value_clip=config.value_clip or math.inf,
-            log_prob_clip=config.log_prob_clip or math.inf,
-            value_coef=config.value_coef,
-            entropy_coef=config.entropy_coef,
-            policy_l2_coef=config.policy_l2_coef / ranks,
-            value_l2_coef=config.value_l2_coef / ranks,
-            shared_l2_coef=config.shared_l2_coef / ranks,
-            kl_beta=self.beta,
-            kl_target=config.kl_target,
-            kl_cutoff_factor=config.kl_cutoff_factor,
-            kl_cutoff_coef=config.kl_cutoff_coef,
-            share=share,
-        )
-
-    def _descent(self) -> Descent:
-        config = self.config
-        rates = adam.rates(self.updates + 1, self.learning_rate, config.adam_epsilon)
-        return Descent(rates, config.max_grad_norm)
+        found = {"clip_epsilon": self.clip_epsilon, "kl_beta": self.beta, "share": share}
+        return knobs_of(Knobs, self.config, **found)
 
     def _loss(
         self, parameters: Parameters, minibatch: Minibatch, knobs: Knobs
@@ -292,8 +236,10 @@ class PPOLearner:
         entropy_loss = -knobs.entropy_coef * entropy if config.entropy_coef > 0 else zero
         l2_loss = self._l2(parameters, knobs) if config.l2_coefs else zero
         kl_loss = knobs.kl_beta * kl if config.kl_beta_init > 0 else zero
-        cutoff_loss = zero
+        cutoff_loss, cutoff = zero, {}
         if config.kl_cutoff_coef > 0:
+            above = kl > knobs.kl_cutoff_factor * knobs.kl_target
+            cutoff = {"policy/kl_cutoff_frac": above.float()}
             cutoff_loss = policy_losses.kl_cutoff(
                 kl,
                 target=knobs.kl_target,
@@ -304,10 +250,10 @@ class PPOLearner:
 
         losses = torch.stack((policy_loss, value_loss, entropy_loss, l2_loss, kl_loss, cutoff_loss))
         if config.check_numerics:
-            found = {"logp_pi": terms.logp_pi, "rho": terms.rho, "value": terms.value}
-            diagnostics.require_finite(found | {"losses": losses}, self.updates)
-        cut_off = kl > knobs.kl_cutoff_factor * knobs.kl_target
-        return total, metrics.loss_statistics(losses, terms, weight, cut_off, knobs.clip_epsilon)
+            named = {"logp_pi": terms.logp_pi, "rho": terms.rho, "value": terms.value}
+            diagnostics.require_finite(named | {"losses": losses}, self.updates)
+        found = metrics.loss_statistics(losses, terms, weight, knobs.clip_epsilon)
+        return total, found._replace(means={**found.means, **cutoff})
 
     def _terms(self, parameters: Parameters, rows: Rows, weight: Tensor, knobs: Knobs) -> Terms:
         """What the loss of these rows is the mean of."""
@@ -350,27 +296,25 @@ class PPOLearner:
         )
 
     def _l2(self, parameters: Parameters, knobs: Knobs) -> Tensor:
-        """Sums of squared kernels by group, times their coefficients."""
-        return torch.stack(
-            [
-                getattr(knobs, f"{group}_l2_coef") * parameters[name].square().sum()
-                for group in self.config.l2_coefs
-                for name in self.kernels[group]
-            ]
-        ).sum()
-
-    def _whole(self, rows: Rows, chunks: Chunks, use: Tensor) -> tuple[Rows, Tensor]:
-        """All rows in the order that the network reads, and which of them to use ``[N]``."""
-        if self.chunk_steps == 1:
-            return rows, use.flatten()
-        every = torch.arange(chunks.rows.shape[1], device=use.device)
-        return rows.take(chunks.order, every), use.flatten()[chunks.order]
+        """Sums of squared kernels by group, times their coefficients; of several learners each has
+        its share.
+        """
+        return (
+            torch.stack(
+                [
+                    getattr(knobs, f"{group}_l2_coef") * parameters[name].square().sum()
+                    for group in self.config.l2_coefs
+                    for name in self.kernels[group]
+                ]
+            ).sum()
+            / self.ranks.size
+        )
 
     @torch.no_grad()
     def _adapt_to_kl(self, rows: Rows, chunks: Chunks, use: Tensor) -> None:
         """Moves the penalty weight and an adaptive learning rate by the updated policy's KL."""
         config, before = self.config, self.beta
-        rows, use = self._whole(rows, chunks, use)
+        rows, use = chunks.whole(rows, use)
         params, _, _ = self.network(rows.obs, rows.state, rows.is_first)
         params = masked(self.family, params, rows.obs)
         mean_kl = self.family.kl(rows.params_mu, params)[use].mean().item()
@@ -394,99 +338,39 @@ class PPOLearner:
         self.normalizer.refresh()
         self.reward_normalizer.merge(batch)
 
-    # What is reported
-
-    def _tell(
-        self, batch: Rollout, use: Tensor, rows: Rows, estimates: Estimates, last_epoch: int
-    ) -> None:
-        """Adds an iteration to the metrics, beside what its steps have told."""
-        trained, interval = self.trained, self.trained.interval
-        interval.add(metrics.batch_statistics(batch, use, estimates))
-        interval.add(metrics.reward_statistics(self.reward_normalizer, estimates.reward, use))
-        share = diagnostics.observation_clip_share(self.normalizer, rows.obs, use, use.sum())
-        interval.add(Statistics({"normalizer/observation_clip_frac": share}))
-        last = trained.recent(last_epoch)
-        told = {f"{name}_last_epoch": last[name] for name in (*metrics.LOSSES, "loss/total")}
-        first = trained.recent(0, 1)["policy/ratio_max_error"]
-        interval.add(Statistics(told, greatest={"policy/ratio_first_max_error": first}))
-
-    def metrics(self) -> dict[str, float]:
-        found = self.trained.interval.read()
-        if metrics.LOSSES[0] in found:
-            found["loss/total_abs"] = sum(abs(found[name]) for name in metrics.LOSSES)
-        found |= self.in_force
-        if self.config.reward_normalizer != "none":
-            variance = self.reward_normalizer.moments.variance
-            found["normalizer/reward_std"] = variance.sqrt().item()
-        found |= diagnostics.observation_metrics(self.normalizer)
-        found |= diagnostics.policy_metrics(self.network.policy_head)
-        return found | diagnostics.layer_metrics(self.trained.parameters, self.trained.gradient)
-
     @torch.no_grad()
     def _distribute(self, when: str, rows: Rows, chunks: Chunks, use: Tensor) -> None:
         """Keeps the values behind the loss, for `histograms`."""
         if not self.config.log_histograms:
             return
-        rows, use = self._whole(rows, chunks, use)
-        knobs = Knobs(*map(torch.tensor, self.knobs(1.0)))
+        rows, use = chunks.whole(rows, use)
+        knobs = Knobs(*map(torch.tensor, self.knobs()))
         terms = self._terms(self.trained.parameters, rows, use.float(), knobs)
         values = metrics.loss_values(terms, rows.target, use, self.family, self.clip_epsilon)
-        self.distributions |= {f"histogram/{when}/{name}": x for name, x in values.items()}
+        self.reports.distributions |= {f"{when}/{name}": x for name, x in values.items()}
+
+    def metrics(self) -> dict[str, float]:
+        return self.reports.read() | self.in_force
 
     def histograms(self) -> dict[str, Tensor]:
-        values = dict(self.distributions)
-        trained = self.trained
-        for name, parameter, gradient in diagnostics.layers(trained.parameters, trained.gradient):
-            values[f"histogram/parameter/{name}"] = parameter
-            values[f"histogram/gradient/{name}"] = gradient
-        return {name: x.detach().flatten().cpu() for name, x in values.items()}
-
-    # What is published and saved
+        return self.reports.histograms()
 
     def publication(self) -> Publication:
-        return Publication(self.version, tensors_of(self._modules))
-
-    @property
-    def _modules(self) -> Mapping[str, torch.nn.Module]:
-        # No actor needs the last, but whoever goes on training from a saved policy does.
-        moments = self.reward_normalizer.moments
-        return {"network": self.network, "normalizer": self.normalizer, "reward_moments": moments}
+        return Publication(self.version, self.trained.weights())
 
     def warm_start(self, publication: Publication) -> None:
-        load_into(self._modules, publication.tensors)
+        self.trained.load_weights(publication.tensors)
         self.normalizer.refresh()
 
     def save(self) -> LearnerState:
-        tensors = tensors_of(self._modules) | self.trained.save()
-        scalars: dict[str, int | float | str | bool | None] = {
-            "updates": self.updates,
-            "version": self.version,
-            "beta": self.beta,
-            "learning_rate": self.learning_rate,
-        }
-        return LearnerState(tensors | {"shuffle": self.shuffle.get_state()}, scalars)
+        tensors = self.trained.save() | {"shuffle": self.shuffle.get_state()}
+        scalars = {name: getattr(self, name) for name in SCALARS}
+        return LearnerState(tensors, scalars | {"updates": self.updates})
 
     def load(self, state: LearnerState) -> None:
         scalars: Any = state.scalars
-        self.warm_start(Publication(scalars["version"], state.tensors))
         self.trained.load(state.tensors, scalars["updates"])
+        self.normalizer.refresh()
         self.shuffle.set_state(state.tensors["shuffle"])
-        self.version, self.beta = scalars["version"], scalars["beta"]
-        self.learning_rate = scalars["learning_rate"]
-
-
-def _require_learnable(
-    config: PPOConfig, model: ModelConfig, network: ActorCritic, setup: Setup
-) -> None:
-    """Raises ConfigError where the network or the number of learners does not fit."""
-    if network.loss_names:
-        raise ConfigError(
-            "ppo requires an encoder without auxiliary losses, model.encoder="
-            f"{model.encoder} gives {', '.join(network.loss_names)}; return the features "
-            "alone, or train with impala"
-        )
-    if setup.ranks.size > 1 and config.kl_cutoff_coef > 0:
-        raise ConfigError(
-            f"kl_cutoff_coef={config.kl_cutoff_coef:g} requires runtime.num_learners=1, got "
-            f"{setup.ranks.size}: no learner has the mean that it squares; leave one of them out"
-        )
+        for name in SCALARS:
+            setattr(self, name, scalars[name])

@@ -1,13 +1,16 @@
 """What PPO reports, by the names of quintet.observe.metrics."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
 
+from quintet.algorithms.parts import diagnostics
 from quintet.algorithms.parts.statistics import Statistics
-from quintet.models.normalize import RewardNormalizer
+from quintet.algorithms.parts.trained import Trained
+from quintet.models.heads import PolicyHead
+from quintet.models.normalize import ObservationNormalizer, RewardNormalizer
 from quintet.ops import policy_losses
 from quintet.ops.distributions import (
     DiagGaussian,
@@ -16,7 +19,7 @@ from quintet.ops.distributions import (
     TupleFamily,
     leaf_families,
 )
-from quintet.types import Rollout
+from quintet.types import Obs, Rollout
 
 LOSSES = (
     "loss/policy",
@@ -33,6 +36,7 @@ LAST_EPOCH = tuple(f"{name}_last_epoch" for name in (*LOSSES, "loss/total"))
 METRICS = (
     *LOSSES,
     *LAST_EPOCH,
+    *diagnostics.METRICS,
     "loss/total",
     "loss/total_abs",
     "policy/entropy",
@@ -46,7 +50,6 @@ METRICS = (
     "policy/ratio_mean",
     "policy/ratio_max_error",
     "policy/ratio_first_max_error",
-    "policy/std_mean",
     "value/prediction_mean",
     "value/target_mean",
     "value/explained_variance",
@@ -55,20 +58,13 @@ METRICS = (
     "reward/mean",
     "reward/normalized_mean",
     "data/valid_frac",
-    "normalizer/observation_mean_min",
-    "normalizer/observation_mean_max",
-    "normalizer/observation_std_min",
-    "normalizer/observation_std_max",
-    "normalizer/observation_clip_frac",
     "normalizer/reward_clip_frac",
     "normalizer/reward_std",
-    "optim/grad_norm",
-    "optim/learning_rate",
     "optim/epochs",
     "grad_norm/",
     "param_norm/",
 )
-"""All that it may report, `/` at the end for every name that begins so."""
+"""All that it may report; `/` at the end stands for every name that begins so."""
 
 
 class Estimates(NamedTuple):
@@ -108,18 +104,17 @@ class Terms(NamedTuple):
 
 
 def loss_statistics(
-    losses: Tensor, terms: Terms, weight: Tensor, cut_off: Tensor, clip_epsilon: float | Tensor
+    losses: Tensor, terms: Terms, weight: Tensor, clip_epsilon: float | Tensor
 ) -> Statistics:
     """Of a minibatch whose rows have the `weight` ``[N]``.
 
-    losses: the weighted LOSSES ``[6]``; cut_off: whether the mean KL is above the cutoff.
+    losses: the weighted LOSSES ``[6]``.
     """
     error = ((terms.rho - 1.0).abs() * (weight > 0)).detach()
     means = dict(zip(LOSSES, losses.unbind(), strict=True)) | {
         "loss/total": losses.sum(),
         "policy/entropy": torch.dot(weight, terms.entropy),
         "policy/kl": torch.dot(weight, terms.kl),
-        "policy/kl_cutoff_frac": cut_off.float(),
         "policy/approx_kl": torch.dot(weight, policy_losses.approx_kl(terms.log_rho)),
         "policy/clip_frac": torch.dot(weight, (error > clip_epsilon).float()),
         "policy/ratio_mean": torch.dot(weight, terms.rho),
@@ -128,7 +123,7 @@ def loss_statistics(
     return Statistics(means, greatest={"policy/ratio_max_error": error.max()})
 
 
-def batch_statistics(batch: Rollout, use: Tensor, estimates: Estimates) -> Statistics:
+def _batch_statistics(batch: Rollout, use: Tensor, estimates: Estimates) -> Statistics:
     """Means over the rows to `use` ``[T, B]``."""
     r_t, advantage, target, value = (x[use] for x in estimates)
     spread = target.var(correction=0)
@@ -146,12 +141,58 @@ def batch_statistics(batch: Rollout, use: Tensor, estimates: Estimates) -> Stati
     )
 
 
-def reward_statistics(rewards: RewardNormalizer, r_t: Tensor, use: Tensor) -> Statistics:
-    """Share of the normalised rewards ``[T, B]`` to `use` that were clipped."""
-    clip = math.inf if rewards.clip is None else rewards.clip
-    outside = (r_t[use].abs() >= clip) & (rewards.moments.count > 0)
-    share = outside.float().mean() if rewards.clip is not None else r_t.new_tensor(math.nan)
-    return Statistics({"normalizer/reward_clip_frac": share})
+@final
+class Reports:
+    """What an iteration tells beside its steps, and how all of it is read."""
+
+    def __init__(
+        self,
+        trained: Trained[Any, Any],
+        normalizer: ObservationNormalizer,
+        rewards: RewardNormalizer,
+        head: PolicyHead,
+    ):
+        self.trained, self.normalizer, self.rewards, self.head = trained, normalizer, rewards, head
+        self.distributions: dict[str, Tensor] = {}
+
+    def iteration(
+        self, batch: Rollout, use: Tensor, obs: Obs, estimates: Estimates, last_epoch: int
+    ) -> None:
+        """Takes an iteration whose last epoch began with this step, and folds its steps.
+
+        use: rows that were learned from ``[T, B]``; obs: normalised.
+        """
+        trained, interval = self.trained, self.trained.interval
+        interval.add(_batch_statistics(batch, use, estimates))
+        share = diagnostics.observation_clip_share(self.normalizer, obs, use, use.sum())
+        clipped = {"normalizer/observation_clip_frac": share}
+        if self.rewards.clip is not None:
+            outside = (estimates.reward[use].abs() >= self.rewards.clip).float().mean()
+            clipped["normalizer/reward_clip_frac"] = outside * (self.rewards.moments.count > 0)
+        last = trained.recent(last_epoch)
+        told = {f"{name}_last_epoch": last[name] for name in (*LOSSES, "loss/total")}
+        first = trained.recent(0, 1)["policy/ratio_max_error"]
+        interval.add(Statistics(clipped | told, greatest={"policy/ratio_first_max_error": first}))
+        trained.fold()
+
+    def read(self) -> dict[str, float]:
+        """The metrics of all iterations since the last call."""
+        found = self.trained.interval.read()
+        if LOSSES[0] in found:
+            found["loss/total_abs"] = sum(abs(found[name]) for name in LOSSES)
+        if self.rewards.kind != "none":
+            found["normalizer/reward_std"] = self.rewards.moments.variance.sqrt().item()
+        found |= diagnostics.observation_metrics(self.normalizer)
+        found |= diagnostics.policy_metrics(self.head)
+        return found | diagnostics.layer_metrics(self.trained.parameters, self.trained.gradient)
+
+    def histograms(self) -> dict[str, Tensor]:
+        """Distributions of the last iteration, of each parameter and of its gradient."""
+        values, trained = dict(self.distributions), self.trained
+        for name, parameter, gradient in diagnostics.layers(trained.parameters, trained.gradient):
+            values[f"parameter/{name}"] = parameter
+            values[f"gradient/{name}"] = gradient
+        return {f"histogram/{name}": x.detach().flatten().cpu() for name, x in values.items()}
 
 
 # What follows are the values of an iteration, by row, whose distribution a report shows.

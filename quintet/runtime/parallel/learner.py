@@ -17,6 +17,7 @@ from quintet.runtime.processes.arena import Arena
 from quintet.runtime.processes.messages import (
     Begin,
     Compare,
+    Configure,
     Connect,
     Learn,
     LearnerWork,
@@ -65,6 +66,8 @@ class LearnerProcess:
             case Begin(scalars):
                 state = shared_state(self.learner, self.ranks)
                 self.learner.load(LearnerState(state.tensors, scalars))
+            case Configure(options):
+                self.learner.configure(options)
             case Learn(env_steps, cut):
                 self.row[0], self.row[1] = time.monotonic_ns(), self.learner.updates + 1
                 self.learner.update(self.memory.read(cut), env_steps)

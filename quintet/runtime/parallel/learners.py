@@ -19,6 +19,7 @@ from quintet.runtime.processes.arena import Arena, prefixed
 from quintet.runtime.processes.messages import (
     Begin,
     Compare,
+    Configure,
     Connect,
     Learn,
     LearnerWork,
@@ -125,7 +126,6 @@ class Learners:
         self.ranks = RankGroup(0, size, torch.device(crew.devices[0]), self._watch)
         self.learner = crew.make_learner(self.ranks)
         plan = self.learner.plan
-        assert plan.columns_per_batch % size == 0
         assert plan.replay is None, "what is drawn has other shapes than what is collected"
         specs = BatchMemory.specs(crew.rows, plan)
         specs |= {progress_name(rank): TensorSpec((3,), torch.int64) for rank in range(1, size)}
@@ -138,6 +138,7 @@ class Learners:
         self._started = self._connected = self._alike = self._at_work = self._closed = False
         self._waited_s, self._waited_for = 0.0, 0
         self._compared = 0
+        self._options: Any = None  # that the others have not begun with
         self._fault: QuintetError | None = None
 
     def _process(self, rank: int, work: bytes) -> Process:
@@ -190,6 +191,10 @@ class Learners:
     def warm_start(self, publication: Publication) -> None:
         self._alike = False
         self.learner.warm_start(publication)
+
+    def configure(self, options: Any) -> None:
+        self.learner.configure(options)
+        self._options, self._alike = options, False
 
     def metrics(self) -> Mapping[str, float]:
         """The first learner's, which are those of the whole batches."""
@@ -258,6 +263,8 @@ class Learners:
         """Gives all learners the first one's state, where theirs may be another."""
         if self._alike:
             return
+        if self._options is not None:
+            self._tell(Configure(self._options))
         self._tell(Begin(dict(self.learner.save().scalars)))
         shared_state(self.learner, self.ranks)
         self._alike = True

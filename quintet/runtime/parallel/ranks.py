@@ -84,7 +84,8 @@ class RankGroup:
         return to_device(batch, self.device)
 
     def shard(self, batch: Rollout) -> Rollout:
-        columns = batch.stream_id.numel() // self.size
+        columns, rest = divmod(batch.stream_id.numel(), self.size)
+        assert not rest, "what is shared out is checked when a run begins"
         return to_device(narrow(batch, self.index * columns, columns), self.device)
 
     def sum(self, x: Tensor) -> Tensor:

@@ -152,6 +152,12 @@ class Learn(NamedTuple):
     cut: bool
 
 
+class Configure(NamedTuple):
+    """To a learner: other options."""
+
+    options: Any
+
+
 class Compare(NamedTuple):
     """To a learner: say what your state is; answered by a `Sum` of the same number."""
 

@@ -1,0 +1,63 @@
+"""Every metric that a learner declares is reported, and every one that it reports is declared."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import impala_helpers
+import ppo_helpers
+import pytest
+
+from quintet.algorithms import registry
+from quintet.algorithms.impala.config import ImpalaConfig
+from quintet.algorithms.ppo.config import PPOConfig
+from quintet.observe import metrics
+
+EVERY_PPO = PPOConfig(
+    minibatch_steps=16,
+    num_epochs=2,
+    unroll_steps=16,
+    kl_beta_init=1.0,
+    kl_cutoff_coef=1.0,
+    log_gradients=True,
+)
+
+
+def of_ppo() -> set[str]:
+    learner = ppo_helpers.make_learner(EVERY_PPO, ppo_helpers.CONTINUOUS)
+    for seed in range(2):
+        learner.update(ppo_helpers.make_rollout(ppo_helpers.CONTINUOUS, seed=seed), 0)
+    return set(learner.metrics())
+
+
+def of_impala() -> set[str]:
+    from test_impala_aux import OWN
+
+    config = ImpalaConfig(normalize_observations=True)
+    found: set[str] = set()
+    for spaces, model in ((ppo_helpers.CONTINUOUS, ppo_helpers.SMALL), (ppo_helpers.DISCRETE, OWN)):
+        learner = impala_helpers.make_learner(config, spaces, model)
+        for seed in range(2):
+            learner.update(impala_helpers.make_batch(learner, spaces, seed=seed), 0)
+        found |= set(learner.metrics())
+    return found
+
+
+def families(names: Iterable[str], declared: Iterable[str]) -> set[str]:
+    """The names, those of a declared family by its beginning."""
+    prefixes = tuple(name for name in declared if name.endswith("/"))
+    return {next((p for p in prefixes if name.startswith(p)), name) for name in names}
+
+
+@pytest.mark.parametrize(("algo", "reported"), [("ppo", of_ppo), ("impala", of_impala)])
+def test_what_is_declared_is_what_is_reported(algo: str, reported: Any) -> None:
+    declared = registry.find(algo).metrics
+    assert len(set(declared)) == len(declared)
+    assert families(reported(), declared) == set(declared)
+
+
+def test_names_and_units_stand_once_and_each_is_some_learner_s_or_the_runtime_s() -> None:
+    of_learners = {name for one in registry.ALGORITHMS.values() for name in one.metrics}
+    for name in of_learners:
+        assert metrics.describe(name) is not None, name
+    assert of_learners >= set(metrics.OF_LEARNERS)
+    assert not set(metrics.OF_RUNS) & of_learners - {"data/valid_frac"}

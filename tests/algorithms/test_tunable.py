@@ -1,0 +1,177 @@
+"""Options that a population may change during a run take effect at the next update, in eager and in
+compiled learners alike, and compile nothing anew.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import impala_helpers
+import ppo_helpers
+import pytest
+import torch
+from pydantic import BaseModel
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+from quintet.algorithms import registry
+from quintet.algorithms.impala.config import ImpalaConfig
+from quintet.algorithms.ppo.config import PPOConfig
+from quintet.errors import ConfigError
+from quintet.models.config import ModelConfig
+from quintet.types import Rollout
+
+SHARED = ModelConfig(policy_hidden=(8,), value_hidden=(6,), shared_torso=True)
+# Every number that may be off is on, and near enough to what happens to make a difference.
+PPO = PPOConfig(
+    minibatch_steps=16,
+    num_epochs=2,
+    unroll_steps=16,
+    lr_schedule="constant",
+    clip_epsilon=0.1,
+    value_clip=0.1,
+    entropy_coef=0.1,
+    policy_l2_coef=0.01,
+    value_l2_coef=0.01,
+    shared_l2_coef=0.01,
+    log_prob_clip=3.0,
+    kl_beta_init=1.0,
+    kl_target=0.035,
+    kl_cutoff_factor=0.5,
+    kl_cutoff_coef=10.0,
+    adam_epsilon=1e-3,
+    target_kl=0.5,
+)
+OTHER = {
+    "gamma": 0.9,
+    "gae_lambda": 0.5,
+    "lambda_": 0.5,
+    "num_epochs": 3,
+    "target_kl": 1e-6,
+    "kl_tolerance": 0.9,
+    "log_prob_clip": 1.0,
+    "c_bar": 0.9,
+    "rho_bar": 1.5,
+    "pg_rho_bar": 0.5,
+    "max_grad_norm": 0.01,
+    "rmsprop_decay": 0.5,
+}
+"""Values that differ enough; of the others twice what they are."""
+
+IMPALA = ImpalaConfig(
+    unroll_steps=16,
+    batch_unrolls=4,
+    lambda_=0.9,
+    entropy_coef=0.1,
+    rmsprop_momentum=0.5,
+    lr_schedule="constant",
+)
+ADAM = IMPALA.model_copy(update={"optimizer": "adam", "rmsprop_momentum": 0.0})
+
+
+def ppo(config: PPOConfig, compiled: bool) -> Any:
+    return ppo_helpers.make_learner(config, model=SHARED, compiled=compiled)
+
+
+def impala(config: ImpalaConfig, compiled: bool) -> Any:
+    return impala_helpers.make_learner(config, compiled=compiled)
+
+
+def ppo_batches(_: Any) -> list[Rollout]:
+    return [ppo_helpers.make_rollout(seed=seed) for seed in range(3)]
+
+
+def impala_batches(learner: Any) -> list[Rollout]:
+    return [impala_helpers.make_batch(learner, seed=seed) for seed in range(3)]
+
+
+def names_of(config: BaseModel, algo: str) -> list[str]:
+    tunable = sorted(registry.find(algo).tunable)
+    if algo == "ppo":
+        return tunable
+    adam = config.optimizer == "adam"  # type: ignore[attr-defined]
+    return [n for n in tunable if not n.startswith("rmsprop" if adam else "adam")]
+
+
+def after(learner: Any, batches: list[Rollout], config: BaseModel | None) -> Tensor:
+    """The weights after an update with the first options and two with others."""
+    learner.update(batches[0], 0)
+    if config is not None:
+        learner.configure(config)
+    for batch in batches[1:]:
+        learner.update(batch, 0)
+    return learner.trained.theta.clone()
+
+
+def changed(config: BaseModel, name: str) -> BaseModel:
+    return config.model_copy(update={name: OTHER.get(name, 2 * getattr(config, name))})
+
+
+CASES = [
+    ("ppo", PPO, ppo, ppo_batches),
+    ("impala", IMPALA, impala, impala_batches),
+    ("impala", ADAM, impala, impala_batches),
+]
+IDS = ["ppo", "impala-rmsprop", "impala-adam"]
+
+
+@pytest.mark.parametrize(("algo", "config", "make", "batches"), CASES, ids=IDS)
+def test_each_takes_effect_at_the_next_update(
+    algo: str, config: BaseModel, make: Callable[..., Any], batches: Callable[..., Any]
+) -> None:
+    given = batches(make(config, False))
+    plain = after(make(config, False), given, None)
+    for name in names_of(config, algo):
+        found = after(make(config, False), given, changed(config, name))
+        assert (found - plain).abs().max() > 1e-6, name
+
+
+def follow(case: int) -> None:
+    """Compares a compiled learner with eager ones, each option changed in turn."""
+    algo, config, make, batches = CASES[case]
+    compiled = make(config, True)
+    given, state = batches(compiled), compiled.save()
+    start = {name: x.clone() for name, x in state.tensors.items()}
+    compiled.update(given[0], 0)
+    graphs = counters["stats"]["unique_graphs"]
+    assert graphs
+    for name in names_of(config, algo):
+        compiled.configure(config)
+        compiled.load(type(state)(start, state.scalars))
+        found = after(compiled, given, changed(config, name))
+        wanted = after(make(config, False), given, changed(config, name))
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5, msg=name)
+    assert counters["stats"]["unique_graphs"] == graphs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", range(len(CASES)), ids=IDS)
+def test_compiled_learners_follow_without_compiling_anew(case: int) -> None:
+    """In a process where annotations are not executed, which can't be compiled."""
+    script = (
+        f"import torch; torch.set_num_threads(1); import test_tunable; test_tunable.follow({case})"
+    )
+    here = Path(__file__).parent
+    environment = os.environ | {"PYTHONPATH": f"{here}:{here.parent / 'runtime'}"}
+    subprocess.run([sys.executable, "-c", script], check=True, env=environment)
+
+
+@pytest.mark.parametrize(
+    ("make", "config", "change", "word"),
+    [
+        (ppo, PPO, {"bptt_steps": 8}, "bptt_steps"),
+        (ppo, PPO, {"entropy_coef": 0.0}, "entropy_coef"),
+        (impala, IMPALA, {"rho_bar": None}, "rho_bar"),
+        (impala, IMPALA, {"reduction": "sum"}, "reduction"),
+    ],
+)
+def test_what_would_be_another_loss_is_refused(
+    make: Callable[..., Any], config: BaseModel, change: dict[str, Any], word: str
+) -> None:
+    learner = make(config, False)
+    with pytest.raises(ConfigError, match=f"got another {word}; begin a new run"):
+        learner.configure(config.model_copy(update=change))
+    assert learner.config == config
