@@ -176,7 +176,13 @@ class Learner(Protocol):
 
     def save(self) -> LearnerState: ...
 
-    def load(self, state: LearnerState) -> None: ...
+    def load(self, state: LearnerState, *, counters: bool = True) -> None:
+        """Goes on with what `save` gave.
+
+        counters: whether `updates`, `version` and the generators are taken too; else it has the
+            model and the optimizer's memory of another learner and remains itself.
+        """
+        ...
 
     def warm_start(self, publication: Publication) -> None:
         """Begins with another learner's weights and statistics, complete and of the same names and

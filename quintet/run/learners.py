@@ -70,50 +70,44 @@ def make_learners(config: RunConfig, spaces: Spaces) -> Learners:
 def make_policies(
     config: RunConfig, further: Sequence[BaseModel], spaces: Spaces, folder: RunFolder
 ) -> list[PolicyRun]:
-    """The policies of a run, with their learners.
+    """The policies of a run, with their learners: one by the configuration, and those of `further`,
+    the learner's options of each.
 
     Raises:
         ConfigError: they can't share the streams.
     """
-    options = (config.learner, *further)
-    if further and config.runtime.num_learners > 1:
+    runtime, count = config.runtime, 1 + len(further)
+    if further and runtime.num_learners > 1:
         raise ConfigError(
-            f"{len(options)} policies require runtime.num_learners=1, got "
-            f"{config.runtime.num_learners}; leave it out, or train one policy"
+            f"{count} policies require runtime.num_learners=1, got {runtime.num_learners}; leave "
+            "it out, or train one policy"
         )
     policies = []
-    for index, learner_options in enumerate(options):
-        own = config.model_copy(update={"learner": learner_options})
-        learner = (
-            make_learner(own, spaces, policy=index)
-            if config.runtime.num_learners == 1
-            else make_learners(own, spaces)
-        )
-        place = PolicyFolder(folder, index, len(options))
-        policies.append(PolicyRun(learner, own, spaces, place))
-    if further:
-        _require_alike([policy.learner for policy in policies])
+    for index in range(count):
+        learner: Learner
+        if runtime.num_learners == 1:
+            learner = make_learner(config, spaces, policy=index)
+        else:
+            learner = make_learners(config, spaces)
+        policies.append(PolicyRun(learner, config, spaces, PolicyFolder(folder, index, count)))
+    for policy, options in zip(policies[1:], further, strict=True):
+        _share_streams(policies[0], policy, options)
     return policies
 
 
-def _require_alike(learners: Sequence[Learner]) -> None:
-    """Refuses policies that can't share the streams."""
-    first = learners[0]
-    if first.plan.replay is not None:
+def _share_streams(first: PolicyRun, other: PolicyRun, options: BaseModel) -> None:
+    """Gives the other its options, unless they are of a kind that can't differ."""
+    who, plan = f"policy {other.folder.index}", first.learner.plan
+    try:
+        other.configure(options)
+    except ConfigError as error:
+        raise ConfigError(f"{who} can't share the streams of policy 0: {error}") from error
+    if plan.replay is not None or other.learner.plan != plan:
         raise ConfigError(
-            f"{len(learners)} policies require a learner without replay, got one that learns from "
-            "old data; train one policy"
+            "policies that share streams require the same data, and none of it from replay; policy "
+            f"0 asks for {plan}, {who} for {other.learner.plan}; give them the same unrolls and "
+            "discounts, or train one policy"
         )
-    for index, learner in enumerate(learners[1:], start=1):
-        shapes, own = (
-            {name: x.shape for name, x in each.publication().tensors.items()}
-            for each in (learner, first)
-        )
-        if learner.plan != first.plan or shapes != own:
-            raise ConfigError(
-                f"policies that share streams require the same data and the same network, policy "
-                f"{index} has others than policy 0; give it other rates and coefficients alone"
-            )
 
 
 def several(policies: Sequence[PolicyRun]) -> list[Learners]:

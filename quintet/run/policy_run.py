@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
+from pydantic import BaseModel
 from torch import Tensor
 
 from quintet.checkpoint import Checkpoint
 from quintet.config.run import RunConfig
-from quintet.errors import ConfigError
 from quintet.evaluation import Scores
 from quintet.observe.metrics import EpisodeStats
 from quintet.policy import POLICY, Policy, describe, misfit
@@ -44,8 +44,7 @@ class PolicyCounters:
 class PolicyRun:
     """The K-th policy of a run.
 
-    config: the run's, with the options of this policy's learner; it may be replaced between two
-        iterations, and says what is stored with the policy.
+    config: the run's, with the options of this policy's learner, which `configure` replaces.
     best, best_version: the highest mean return of an evaluation and the version of the weights that
         reached it.
     scores: ``eval/*`` of the last evaluation, until they are reported.
@@ -121,6 +120,15 @@ class PolicyRun:
         """Writes the final policy to ``policy/``, unless it stands there."""
         self.folder.renew(self.policy(), warn)
 
+    def configure(self, options: BaseModel) -> None:
+        """Goes on with these options of the learner, from its next update on.
+
+        Raises:
+            ConfigError: one of them can't change during a run.
+        """
+        self.learner.configure(options)
+        self.config = self.config.model_copy(update={"learner": options})
+
     # Its part of a checkpoint
 
     def save(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
@@ -140,16 +148,16 @@ class PolicyRun:
             part["counters"] = asdict(self.counters)
         return self.folder.named(publication.tensors, rest), part
 
-    def load(self, found: Checkpoint) -> str | None:
-        """Goes on from a checkpoint; gives what is to be said of ``best/``, None where all is well.
+    def load(self, found: Checkpoint) -> list[str]:
+        """Goes on from a checkpoint; gives what a person is to be warned of.
 
         Raises:
             CheckpointError: it does not fit.
-            ConfigError: the learner had other options.
+            ConfigError: the learner had other options, of those that can't change during a run.
         """
         part = self.folder.part(found.meta)
         tensors = self.folder.tensors(found, LEARNER) | self.folder.tensors(found, POLICY)
-        self._require_same(part["policy"]["learner"])
+        told = self._configure_as(part["policy"]["learner"])
         try:
             self.learner.load(LearnerState(tensors, part["learner"]))
         except RuntimeError as error:
@@ -163,21 +171,24 @@ class PolicyRun:
         self._reported_updates = self.learner.updates
         self.best, self.best_version = part["best"], part.get("best_version")
         ended = run.env_steps >= self.config.total_env_steps
-        told, lost = self.folder.mend_best(part, ended)
+        fault, lost = self.folder.mend_best(part, ended)
         if lost and not ended:
             self.best = self.best_version = None
-        return told
+        return told if fault is None else [*told, fault]
 
-    def _require_same(self, saved: dict[str, Any]) -> None:
-        """A policy that is alone has the run's options, which `require_same` looks at."""
-        given = self.config.learner.model_dump(mode="json")
-        names = [] if self.alone else [k for k in given if given[k] != saved.get(k)]
-        if names:
-            name = names[0]
-            raise ConfigError(
-                f"policy {self.folder.index} requires {name}={saved.get(name)}, with which it was "
-                f"trained, got {given[name]}; give the same options, or another --run-dir"
-            )
+    def _configure_as(self, saved: dict[str, Any]) -> list[str]:
+        """Goes on with the options of the checkpoint, which may have been replaced since the run
+        began.  A policy that is alone has the run's, of which it is settled what may differ.
+        """
+        given = self.config.learner
+        options = given if self.alone else type(given).model_validate(saved)
+        before, after = given.model_dump(), options.model_dump()
+        changed = [name for name in before if before[name] != after[name]]
+        if not changed:
+            return []
+        self.configure(options)
+        listed = ", ".join(f"{name}={after[name]} (given: {before[name]})" for name in changed)
+        return [f"policy {self.folder.index} goes on with the options of its checkpoint: {listed}"]
 
     # Its part of a report
 

@@ -133,8 +133,7 @@ class Saving:
         meta, asked = found.meta, self.config.total_env_steps
         require_same(found.path, meta.get(saved_options.CONFIG, {}), self.options)
         for policy in self.policies:
-            told = policy.load(found)
-            self.warnings += [] if told is None else [told]
+            self.warnings += policy.load(found)
         for policy in self.policies:
             self._load_replay(policy, found)
         counters, total = loop.Counters.of(meta), meta["total_env_steps"]

@@ -118,8 +118,9 @@ class A2CLearner:
     def save(self) -> LearnerState:
         return LearnerState(self.trained.save(), {"updates": self.updates})
 
-    def load(self, state: LearnerState) -> None:
-        self.trained.load(state.tensors, int(state.scalars["updates"] or 0))
+    def load(self, state: LearnerState, *, counters: bool = True) -> None:
+        updates = int(state.scalars["updates"] or 0) if counters else self.updates
+        self.trained.load(state.tensors, updates)
 
 
 A2C = registry.Algorithm(

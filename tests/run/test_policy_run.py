@@ -18,6 +18,8 @@ from quintet.errors import CheckpointError, ConfigError, NonFiniteError
 from quintet.observe.sinks import read_metrics
 from quintet.run import launch
 from quintet.run.launch import Result
+from quintet.run.trainer import Trainer
+from quintet.runtime.delivery import Batch
 from quintet.types import Rollout
 
 ENV = "quintet.envs.toy:Contextual"
@@ -194,8 +196,6 @@ def test_other_policies_than_those_of_the_folder_are_refused(whole, tmp_path):
     for policies in (1, 3):
         with pytest.raises(CheckpointError, match=f"of {policies} policies? is required, .* of 2;"):
             run(folder, 2 * TOTAL, policies=policies, **KINDS["serial"])
-    with pytest.raises(ConfigError, match=r"policy 1 requires learning_rate=0.001, .* got 0.002"):
-        run(folder, 2 * TOTAL, {"learning_rate": 2e-3}, **KINDS["serial"])
     alone = tmp_path / "alone"
     run(alone, 256, policies=1, **KINDS["serial"])
     with pytest.raises(CheckpointError, match=r"of 2 policies is required, .* one of 1;"):
@@ -203,12 +203,48 @@ def test_other_policies_than_those_of_the_folder_are_refused(whole, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options", [{"unroll_steps": 8}, {"normalize_observations": False}], ids=["data", "network"]
+    ("options", "says"),
+    [
+        ({"unroll_steps": 8}, "policy 1 can't share .* got another unroll_steps"),
+        ({"normalize_observations": False}, "policy 1 can't share .* got another normalize_obs"),
+        ({"gamma": 0.5}, "require the same data, .*return_discount=0.99.*return_discount=0.5"),
+    ],
+    ids=["data", "network", "discount"],
 )
-def test_policies_that_cant_share_streams_are_refused(tmp_path, options):
-    with pytest.raises(ConfigError, match="the same data and the same network, policy 1 has"):
-        run(tmp_path / "run", further=options)
+def test_policies_that_cant_share_streams_are_refused(tmp_path, options, says):
+    with pytest.raises(ConfigError, match=says):
+        run(tmp_path / "run", further=options, **KINDS["serial"])
     assert not (tmp_path / "run").exists()
+
+
+def test_options_that_were_replaced_are_the_policys_from_then_on(tmp_path, monkeypatch):
+    """As a population does it; what is stored and gone on with is what was in force."""
+    whole = Trainer.after_iteration
+
+    def replacing(self: Trainer, batch: Batch) -> bool:
+        policy = self.policies[1]
+        if self.counters.iteration == 4:
+            policy.configure(policy.config.learner.model_copy(update={"learning_rate": 5e-4}))
+        return whole(self, batch) or self.counters.iteration == 8
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "after_iteration", replacing)
+        assert run(tmp_path, **KINDS["serial"]).status == "stopped"
+    saved = [
+        each["policy"]["learner"]["learning_rate"] for each in newest(tmp_path).meta["policies"]
+    ]
+    assert saved == [3e-3, 5e-4]
+    run(tmp_path, **KINDS["serial"])
+    name = "policy_1/optim/learning_rate"
+    rates = [round(report[name], 6) for report in read_metrics(tmp_path) if name in report]
+    assert rates == sorted(rates, reverse=True)
+    assert set(rates) == {1e-3, 5e-4}
+    final = quintet.load(tmp_path / "policy_1/policy")
+    assert final.description["learner"]["learning_rate"] == 5e-4
+    said = (
+        "policy 1 goes on with the options of its checkpoint: learning_rate=0.0005 (given: 0.001)"
+    )
+    assert said in (tmp_path / "log.txt").read_text()
 
 
 def test_several_learners_share_batches_of_one_policy_alone(tmp_path):

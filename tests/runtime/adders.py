@@ -116,7 +116,7 @@ class Adder:
     def save(self) -> LearnerState:
         return LearnerState({"weights": self.weights, "half": self.half}, {"updates": self.updates})
 
-    def load(self, state: LearnerState) -> None:
+    def load(self, state: LearnerState, *, counters: bool = True) -> None:
         self.weights.copy_(state.tensors["weights"])
         self.half.copy_(state.tensors["half"])
         self.updates: Any = state.scalars["updates"]

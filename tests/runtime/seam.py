@@ -310,7 +310,7 @@ class SeamLearner:
     def save(self) -> LearnerState:
         return LearnerState({}, {"updates": self.updates, "version": self.version})
 
-    def load(self, state: LearnerState) -> None:
+    def load(self, state: LearnerState, *, counters: bool = True) -> None:
         raise NotImplementedError
 
     def warm_start(self, publication: Publication) -> None:

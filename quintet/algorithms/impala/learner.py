@@ -275,8 +275,8 @@ class ImpalaLearner:
         scalars = {"updates": self.updates, "version": self.version}
         return LearnerState(self.trained.save(), scalars)
 
-    def load(self, state: LearnerState) -> None:
+    def load(self, state: LearnerState, *, counters: bool = True) -> None:
         scalars: Any = state.scalars
-        self.trained.load(state.tensors, scalars["updates"])
+        self.trained.load(state.tensors, scalars["updates"] if counters else self.updates)
         self.normalizer.refresh()
-        self.version = scalars["version"]
+        self.version = scalars["version"] if counters else self.version

@@ -367,10 +367,13 @@ class PPOLearner:
         scalars = {name: getattr(self, name) for name in SCALARS}
         return LearnerState(tensors, scalars | {"updates": self.updates})
 
-    def load(self, state: LearnerState) -> None:
+    def load(self, state: LearnerState, *, counters: bool = True) -> None:
         scalars: Any = state.scalars
-        self.trained.load(state.tensors, scalars["updates"])
+        version = scalars["version"] if counters else self.version
+        self.trained.load(state.tensors, scalars["updates"] if counters else self.updates)
         self.normalizer.refresh()
-        self.shuffle.set_state(state.tensors["shuffle"])
+        if counters:
+            self.shuffle.set_state(state.tensors["shuffle"])
         for name in SCALARS:
             setattr(self, name, scalars[name])
+        self.version = version

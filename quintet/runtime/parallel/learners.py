@@ -184,9 +184,9 @@ class Learners:
         self._compare()
         return self.learner.save()
 
-    def load(self, state: LearnerState) -> None:
+    def load(self, state: LearnerState, *, counters: bool = True) -> None:
         self._alike = False
-        self.learner.load(state)
+        self.learner.load(state, counters=counters)
 
     def warm_start(self, publication: Publication) -> None:
         self._alike = False
