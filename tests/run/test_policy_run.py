@@ -283,6 +283,20 @@ def test_a_failed_batch_says_whose_it_was(tmp_path, monkeypatch):
     assert (batch["policy_id"][batch["valid"]] == 1).all()
 
 
+def test_policies_of_the_same_options_begin_with_weights_of_their_own(tmp_path, monkeypatch):
+    begun: list[dict[str, torch.Tensor]] = []
+    train = Trainer.train
+
+    def watched(self: Trainer, *given: Any) -> Any:
+        begun.extend(policy.policy().publication.tensors for policy in self.policies)
+        return train(self, *given)
+
+    monkeypatch.setattr(Trainer, "train", watched)
+    run(tmp_path, 128, further={}, **KINDS["serial"])
+    first, second = begun
+    assert not any(torch.equal(x, second[name]) for name, x in first.items() if x.std() > 0)
+
+
 def test_a_policy_of_a_donor_begins_both(whole, tmp_path):
     donor = whole("serial") / "policy_1/policy"
     run(tmp_path / "run", 128, init_from=str(donor), **KINDS["serial"])
