@@ -53,8 +53,8 @@ def resolved(
 
 @pytest.mark.parametrize("algo", ["ppo", "impala"])
 def test_who_asks_for_what_does_nothing_is_refused(algo: str):
+    options = {"normalize_pictures": False, "observation_clip": 3.0}
     with pytest.raises(ConfigError) as raised:
-        options = {"normalize_pictures": False, "observation_clip": 3.0}
         resolved(algo, normalize_observations=True, **options)
     said = str(raised.value)
     assert "normalize_observations=True has no effect without floats in the observation" in said
