@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from quintet.algorithms.impala import config as impala_config
 from quintet.algorithms.impala import learner as impala
+from quintet.algorithms.impala import metrics as impala_metrics
 from quintet.algorithms.parts.options import Idle, Shared
 from quintet.algorithms.parts.setup import Compute, Setup
 from quintet.algorithms.ppo import config as ppo_config
@@ -76,7 +77,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         impala.ImpalaLearner,
         impala.make_actor,
         shared=impala_config.shared,
-        metrics=impala.METRICS,
+        metrics=impala_metrics.METRICS,
         tunable=impala_config.TUNABLE,
         idle_in=impala_config.idle_in,
         defaults={"runtime.kind": "async"},

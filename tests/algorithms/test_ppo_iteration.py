@@ -62,9 +62,9 @@ def test_beta_moves_once_by_the_updated_policy(kl_target: float):
     assert metrics["policy/kl"] == pytest.approx(after, rel=1e-6)
     assert 1e-4 < after < 0.5
     assert metrics["policy/kl_beta"] == 1.0  # what the loss had
-    assert learner.beta == (1.5 if kl_target < after else 1 / 1.5)
+    assert learner.schedule.beta == (1.5 if kl_target < after else 1 / 1.5)
     more = iterate(learner, batch, 0)["policy/kl"]
-    assert learner.beta == pytest.approx(1.5**2 if kl_target < more else 1 / 1.5**2)
+    assert learner.schedule.beta == pytest.approx(1.5**2 if kl_target < more else 1 / 1.5**2)
 
 
 class Given(nn.Module):
@@ -95,11 +95,11 @@ def test_golden_adaptive_kl():
         rows = Rows(
             {"mean": shift}, zeros > 0, zeros, zeros, torch.zeros(4, 4), zeros, zeros, zeros, {}
         )
-        before = learner.beta
-        learner._adapt_to_kl(rows, chunks, torch.tensor([[True, True, True, False]]))
-        found = learner.trained.interval.read()
+        before = learner.schedule.beta
+        use = torch.tensor([[True, True, True, False]])
+        found = learner.schedule.adapt(learner._mean_kl(rows, chunks, use))
         assert found["policy/kl"] == pytest.approx(kl, rel=1e-6)
-        assert learner.beta == pytest.approx(beta, abs=1e-10)
+        assert learner.schedule.beta == pytest.approx(beta, abs=1e-10)
         assert found["policy/kl_beta_factor"] == pytest.approx(beta / before)
 
 
@@ -107,7 +107,7 @@ def test_beta_stays_without_the_penalty():
     learner = make_learner(PPOConfig(kl_cutoff_coef=1.0))
     metrics = iterate(learner, make_rollout(), 0)
     assert metrics["policy/kl"] > 0
-    assert learner.beta == 0.0
+    assert learner.schedule.beta == 0.0
     assert adaptive_kl_beta(0.0, 1.0, target=0.01, tolerance=0.3) > 0.0
 
 
@@ -117,10 +117,10 @@ def test_kl_adaptive_rate(kl_target: float, factor: float):
     batch = on_policy(learner, make_rollout(seed=1))
     metrics = iterate(learner, batch, 9_000)
     assert metrics["policy/kl"] < 0.5
-    assert learner.learning_rate == pytest.approx(3e-4 * factor)
+    assert learner.schedule.learning_rate == pytest.approx(3e-4 * factor)
     assert metrics["optim/learning_rate"] == 3e-4  # what the steps were made with
     learner.update(batch, 9_000)
-    assert learner.learning_rate == pytest.approx(3e-4 * factor**2)
+    assert learner.schedule.learning_rate == pytest.approx(3e-4 * factor**2)
 
 
 def test_golden_linear_rate():
@@ -151,7 +151,7 @@ def test_clip_schedule():
         return learner
 
     falling = learn("linear", 0.2, 7_500)
-    assert falling.clip_epsilon == pytest.approx(0.05)
+    assert falling.schedule.clip_epsilon == pytest.approx(0.05)
     assert torch.equal(falling.trained.theta, learn("constant", 0.05, 7_500).trained.theta)
     assert torch.equal(
         learn("linear", 0.2, 0).trained.theta, learn("constant", 0.2, 0).trained.theta

@@ -53,8 +53,9 @@ def resolved(
 
 @pytest.mark.parametrize("algo", ["ppo", "impala"])
 def test_who_asks_for_what_does_nothing_is_refused(algo: str):
+    options = {"normalize_pictures": False, "observation_clip": 3.0}
     with pytest.raises(ConfigError) as raised:
-        resolved(algo, normalize_observations=True, observation_clip=3.0)
+        resolved(algo, normalize_observations=True, **options)
     said = str(raised.value)
     assert "normalize_observations=True has no effect without floats in the observation" in said
     assert "(36, 36), uint8); normalize_pictures is for these" in said
@@ -63,7 +64,7 @@ def test_who_asks_for_what_does_nothing_is_refused(algo: str):
     values, sources = resolved(algo, normalize_pictures=True, observation_clip=3.0)
     assert (values["normalize_pictures"], values["observation_clip"]) == (True, 3.0)
     assert sources["observation_clip"] == "call"
-    values, _ = resolved(algo, speed=True, normalize_observations=True, observation_clip=3.0)
+    values, _ = resolved(algo, speed=True, normalize_observations=True, **options)
     assert (values["normalize_observations"], values["normalize_pictures"]) == (True, False)
 
 
@@ -88,6 +89,7 @@ def test_what_a_preset_set_is_dropped_and_told(monkeypatch):
     def with_more(*args: Any) -> list[Layer]:
         (kind,) = given(*args)
         idle = {"normalize_observations": True, "observation_clip": 3.0}
+        idle["normalize_pictures"] = False
         return [Layer(kind.source, {**kind.values, **idle})]
 
     monkeypatch.setattr("quintet.config.saved.preset_layers", with_more)

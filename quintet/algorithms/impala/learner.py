@@ -25,38 +25,20 @@ from torch import Tensor
 from torch.func import functional_call
 
 from quintet.algorithms.impala.config import TUNABLE, ImpalaConfig, Knobs, aux_weights
+from quintet.algorithms.impala.metrics import AUX, LOSSES, finished
 from quintet.algorithms.parts import diagnostics
 from quintet.algorithms.parts.acting import SamplingActor, make_family, make_normalizer, masked
-from quintet.algorithms.parts.diagnostics import METRICS as OF_POLICIES
 from quintet.algorithms.parts.options import require_tunable
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
 from quintet.algorithms.parts.statistics import Statistics
-from quintet.algorithms.parts.trained import (
-    Optimizer,
-    Parameters,
-    Trained,
-    knobs_of,
-)
-from quintet.algorithms.parts.vtrace_statistics import (
-    METRICS as OF_VTRACE,
-)
-from quintet.algorithms.parts.vtrace_statistics import (
-    Terms,
-    vtrace_statistics,
-    with_spreads,
-)
+from quintet.algorithms.parts.trained import Optimizer, Parameters, Trained, knobs_of
+from quintet.algorithms.parts.vtrace_statistics import Terms, vtrace_statistics
 from quintet.models.build import ActorCritic
 from quintet.models.config import ModelConfig
 from quintet.ops import policy_losses, reduce, schedules, value_losses
 from quintet.ops.vtrace import vtrace
 from quintet.protocols import DataPlan
 from quintet.types import LearnerState, Publication, Rollout, Spaces
-
-LOSSES = ("loss/policy", "loss/value", "loss/entropy")
-"""The weighted terms but for auxiliary ones, in the order of the sum."""
-
-METRICS = (*LOSSES, "loss/total", "loss/total_abs", "loss/aux/", *OF_VTRACE, *OF_POLICIES)
-"""All that it may report; `/` at the end stands for every name that begins so."""
 
 
 def make_actor(
@@ -65,9 +47,8 @@ def make_actor(
     """What collects IMPALA's batches: of each action only its log-probability is recorded, as the
     learner evaluates values anew.
     """
-    return SamplingActor(
-        model, spaces, make_normalizer(config, model, spaces), ("logp_mu",), compute
-    )
+    normalizer = make_normalizer(config, model, spaces)
+    return SamplingActor(model, spaces, normalizer, ("logp_mu",), compute)
 
 
 @dataclass(frozen=True)
@@ -189,7 +170,7 @@ class ImpalaLearner:
         entropy_loss = entropy_loss if config.entropy_coef > 0 else zero
         losses = dict(zip(LOSSES, (policy_loss, value_loss, entropy_loss), strict=True))
         for (name, weight), knob in zip(self.aux_weights.items(), unrolls.aux_weight, strict=True):
-            losses[f"loss/aux/{name}"] = knob * reduced(terms.aux[name]) if weight > 0 else zero
+            losses[f"{AUX}{name}"] = knob * reduced(terms.aux[name]) if weight > 0 else zero
         if config.check_numerics:
             found = {"logp_pi": terms.logp_pi, "value": terms.v_tm1, "target": terms.target_tm1}
             diagnostics.require_finite(found | losses, self.updates)
@@ -253,10 +234,7 @@ class ImpalaLearner:
         )
 
     def metrics(self) -> dict[str, float]:
-        found = with_spreads(self.trained.interval.read())
-        terms = [x for name, x in found.items() if name in LOSSES or name.startswith("loss/aux/")]
-        if terms:
-            found["loss/total_abs"] = sum(map(abs, terms))
+        found = finished(self.trained.interval.read())
         found["optim/learning_rate"] = self.learning_rate
         found |= diagnostics.observation_metrics(self.normalizer)
         return found | diagnostics.policy_metrics(self.network.policy_head)

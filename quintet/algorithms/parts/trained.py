@@ -141,26 +141,15 @@ class Trained(Generic[B, K]):
         self._names = Names(())
         self._told: list[Tensor] = []
         self._unchecked: list[Tensor] = []
-        self._step = self._make_step(setup.compute.compile)
+        compiles, alone = setup.compute.compile, self.ranks.size == 1
+        self._whole = one_graph(self._compiled_step) if compiles and alone else None
+        self._parts = None
+        if compiles and not alone:  # they exchange gradients in between
+            self._parts = one_graph(self._compiled_gradient), one_graph(self._compiled_descend)
 
     def keep_gradient(self) -> None:
         """Keeps the gradient of the last step, before clipping, in `gradient`."""
         self.gradient = torch.zeros_like(self.theta)
-
-    def _make_step(self, compiles: bool) -> Callable[[B, Tensor], Tensor]:
-        if self.ranks.size == 1:
-            return one_graph(self._compiled_step) if compiles else self._eager_step
-        gradient, descend = self._eager_gradient, self._descend
-        if compiles:
-            gradient = one_graph(self._compiled_gradient)
-            descend = one_graph(self._compiled_descend)
-
-        def step(batch: B, numbers: Tensor) -> Tensor:
-            grad, told = gradient(batch, numbers)
-            of_step = descend(self.ranks.sum(grad), numbers)
-            return torch.cat((of_step, self._names.over_ranks(self.ranks.gather(told))))
-
-        return step
 
     def step(self, batch: B, knobs: K, *descents: Descent) -> None:
         """One optimizer step on the batch, one `Descent` for each segment."""
@@ -169,7 +158,14 @@ class Trained(Generic[B, K]):
         for rates, max_norm in descents:
             numbers += [math.inf if max_norm is None else max_norm, *rates]
         packed = torch.tensor(numbers, dtype=self.theta.dtype, device=self.theta.device)
-        self._told.append(self._step(batch, packed))
+        if self._whole is not None:
+            self._told.append(self._whole(batch, packed))
+            return
+        gradient, descend = self._parts or (self._gradient, self._descend)
+        grad, told = gradient(batch, packed)
+        if self.ranks.size > 1:
+            grad, told = self.ranks.sum(grad), self._names.over_ranks(self.ranks.gather(told))
+        self._told.append(torch.cat((descend(grad, packed), told)))
 
     def descent(self, learning_rate: float, options: Any) -> Descent:
         """The next step's rates and bound, from the options that learners name alike.
@@ -190,15 +186,12 @@ class Trained(Generic[B, K]):
 
     # The graphs
 
-    def _eager_step(self, batch: B, numbers: Tensor) -> Tensor:
-        grad, told = self._eager_gradient(batch, numbers)
-        return torch.cat((self._descend(grad, numbers), told))
-
     def _compiled_step(self, batch: B, numbers: Tensor) -> Tensor:
+        """The whole step of one learner."""
         grad, told = self._compiled_gradient(batch, numbers)
         return torch.cat((self._descend(grad, numbers), told))
 
-    def _eager_gradient(self, batch: B, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    def _gradient(self, batch: B, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """The loss's gradient ``[P]`` and its packed statistics."""
         loss, statistics = self.loss(self.parameters, batch, self._knobs_in(numbers))
         self._names = statistics.names
@@ -207,7 +200,7 @@ class Trained(Generic[B, K]):
         return _flat(gradients), statistics.pack()
 
     def _compiled_gradient(self, batch: B, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """`_eager_gradient` in the form that compiles, whose only weights are theta."""
+        """`_gradient` in the form that compiles, whose only weights are theta."""
         parameters = views_of(self.theta, self.shapes)
         gradients, statistics = torch.func.grad(self.loss, has_aux=True)(
             parameters, batch, self._knobs_in(numbers)

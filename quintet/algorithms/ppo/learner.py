@@ -27,14 +27,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from quintet.algorithms.parts import diagnostics, minibatches
-from quintet.algorithms.parts.acting import (
-    Recorded,
-    SamplingActor,
-    make_family,
-    make_normalizer,
-    masked,
-)
+from quintet.algorithms.parts import acting, diagnostics, minibatches
 from quintet.algorithms.parts.minibatches import Chunks, Minibatch, Rows
 from quintet.algorithms.parts.options import require_tunable
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
@@ -43,23 +36,22 @@ from quintet.algorithms.parts.trained import Parameters, Trained, knobs_of
 from quintet.algorithms.ppo import metrics
 from quintet.algorithms.ppo.config import TUNABLE, Knobs, PPOConfig, require_learnable
 from quintet.algorithms.ppo.metrics import Estimates, Terms
+from quintet.algorithms.ppo.schedule import Schedule
 from quintet.models.build import ActorCritic
 from quintet.models.config import ModelConfig
 from quintet.models.normalize import RewardNormalizer
-from quintet.ops import policy_losses, reduce, returns, schedules, value_losses
+from quintet.ops import policy_losses, reduce, returns, value_losses
 from quintet.protocols import DataPlan
 from quintet.types import LearnerState, Publication, Rollout, Spaces
-
-SCALARS = ("version", "beta", "learning_rate")
-"""What is saved beside tensors and the number of updates."""
 
 
 def make_actor(
     config: PPOConfig, model: ModelConfig, spaces: Spaces, compute: Compute = PLAIN
-) -> SamplingActor:
+) -> acting.SamplingActor:
     """What collects PPO's batches: of each action its log-probability, distribution and value."""
-    records: tuple[Recorded, ...] = ("logp_mu", "params_mu", "value")
-    return SamplingActor(model, spaces, make_normalizer(config, model, spaces), records, compute)
+    records: tuple[acting.Recorded, ...] = ("logp_mu", "params_mu", "value")
+    normalizer = acting.make_normalizer(config, model, spaces)
+    return acting.SamplingActor(model, spaces, normalizer, records, compute)
 
 
 @final
@@ -68,12 +60,12 @@ class PPOLearner:
 
     def __init__(self, config: PPOConfig, model: ModelConfig, spaces: Spaces, setup: Setup):
         self.config, self.setup, self.ranks = config, setup, setup.ranks
-        self.family = make_family(model, spaces)
+        self.family = acting.make_family(model, spaces)
         generator = torch.Generator().manual_seed(setup.seeds[0])
         network = ActorCritic(spaces, self.family, model, generator, setup.compute.precision)
         self.network = network.to(setup.device)
         require_learnable(config, model, network.loss_names, setup.ranks.size)
-        self.normalizer = make_normalizer(config, model, spaces).to(setup.device)
+        self.normalizer = acting.make_normalizer(config, model, spaces).to(setup.device)
         self.normalizer.refresh()
         self.reward_normalizer = RewardNormalizer(
             config.reward_normalizer, config.reward_norm_clip, config.normalizer_variance_epsilon
@@ -94,10 +86,7 @@ class PPOLearner:
         self.shuffle = torch.Generator().manual_seed(setup.seeds[1])
         self.chunk_steps = 1 if model.core == "none" else config.bptt_steps
         self.version = 0
-        self.beta = config.kl_beta_init
-        self.learning_rate = config.learning_rate
-        self.clip_epsilon = config.clip_epsilon
-        self.in_force: dict[str, float] = {}  # of the last iteration, by metric's name
+        self.schedule = Schedule(config, setup.total_env_steps)
         self.reports = metrics.Reports(
             self.trained, self.normalizer, self.reward_normalizer, network.policy_head
         )
@@ -118,15 +107,13 @@ class PPOLearner:
 
     def configure(self, options: PPOConfig) -> None:
         require_tunable(self.config, options, TUNABLE)
-        if options.learning_rate != self.config.learning_rate:
-            self.learning_rate = options.learning_rate
-        self.clip_epsilon = options.clip_epsilon
+        self.schedule.configure(options)
         self.config = options
 
     def update(self, batch: Rollout, env_steps: int) -> None:
         """One iteration: targets, epochs of minibatches, penalty weight, normalisers."""
         config, trained = self.config, self.trained
-        self._schedule(env_steps)
+        self.schedule.begin(env_steps)
         batch = self.ranks.whole(batch)
         use = minibatches.ended_rows(batch) if config.unfinished_episode == "drop" else batch.valid
         self.reports.distributions = {}
@@ -144,30 +131,20 @@ class PPOLearner:
                 rows, estimates = self._rows(batch, use)
             begin = trained.untold
             for minibatch in self._minibatches(rows, chunks, use.flatten()):
-                trained.step(minibatch, knobs, trained.descent(self.learning_rate, config))
+                trained.step(minibatch, knobs, trained.descent(self.schedule.learning_rate, config))
             most = config.target_kl
             if most is not None and trained.recent(begin)["policy/approx_kl"] > 1.5 * most:
                 break
         trained.interval.add_numbers({"optim/epochs": epoch + 1.0})
         self.reports.iteration(batch, use, rows.obs, estimates, begin)
         if config.uses_kl:
-            self._adapt_to_kl(rows, chunks, use)
+            told = self.schedule.adapt(self._mean_kl(rows, chunks, use))
+            trained.interval.add_numbers(told)
         self._distribute("last", rows, chunks, use)
         if config.log_histograms:
             data = metrics.batch_values(batch, use, estimates, self.family)
             self.reports.distributions |= data
         self._merge(batch)
-
-    def _schedule(self, env_steps: int) -> None:
-        left = schedules.linear(env_steps, self.setup.total_env_steps)
-        if self.config.lr_schedule == "linear":
-            self.learning_rate = self.config.learning_rate * left
-        if self.config.clip_schedule == "linear":
-            assert self.config.clip_epsilon is not None
-            self.clip_epsilon = self.config.clip_epsilon * left
-        self.in_force = {"optim/learning_rate": self.learning_rate, "policy/kl_beta": self.beta}
-        if self.clip_epsilon is not None:
-            self.in_force["policy/clip_epsilon"] = self.clip_epsilon
 
     @torch.no_grad()
     def _rows(self, batch: Rollout, use: Tensor) -> tuple[Rows, Estimates]:
@@ -212,8 +189,8 @@ class PPOLearner:
 
     def knobs(self, share: float = 1.0) -> Knobs:
         """The loss's numbers of an iteration."""
-        found = {"clip_epsilon": self.clip_epsilon, "kl_beta": self.beta, "share": share}
-        return knobs_of(Knobs, self.config, **found)
+        found = {"clip_epsilon": self.schedule.clip_epsilon, "kl_beta": self.schedule.beta}
+        return knobs_of(Knobs, self.config, **found, share=share)
 
     def _loss(
         self, parameters: Parameters, minibatch: Minibatch, knobs: Knobs
@@ -261,7 +238,7 @@ class PPOLearner:
         params, value, _ = functional_call(
             self.network, parameters, (rows.obs, rows.state, rows.is_first)
         )
-        params = masked(family, params, rows.obs)
+        params = acting.masked(family, params, rows.obs)
         logp_pi, logp_mu = family.log_prob(params, rows.action), rows.logp_mu
         if config.log_prob_clip is not None:
             bound = torch.as_tensor(knobs.log_prob_clip)
@@ -281,54 +258,23 @@ class PPOLearner:
         # What is only reported stays out of the gradient.
         entropy = family.entropy(params if config.entropy_coef > 0 else params.detach())
         kl = family.kl(rows.params_mu, params if config.uses_kl else params.detach())
-        return Terms(
-            params,
-            value,
-            logp_pi,
-            logp_mu,
-            log_rho,
-            rho,
-            rows.advantage,
-            policy,
-            error,
-            entropy,
-            kl,
-        )
+        found = (params, value, logp_pi, logp_mu, log_rho, rho, rows.advantage)
+        return Terms(*found, policy, error, entropy, kl)
 
     def _l2(self, parameters: Parameters, knobs: Knobs) -> Tensor:
-        """Sums of squared kernels by group, times their coefficients; of several learners each has
-        its share.
-        """
-        return (
-            torch.stack(
-                [
-                    getattr(knobs, f"{group}_l2_coef") * parameters[name].square().sum()
-                    for group in self.config.l2_coefs
-                    for name in self.kernels[group]
-                ]
-            ).sum()
-            / self.ranks.size
-        )
+        """Of squared kernels, by group; of several learners each has its share."""
+        coefs = {group: getattr(knobs, f"{group}_l2_coef") for group in self.config.l2_coefs}
+        kernels = ((coefs[group], name) for group in coefs for name in self.kernels[group])
+        squares = [coef * parameters[name].square().sum() for coef, name in kernels]
+        return torch.stack(squares).sum() / self.ranks.size
 
     @torch.no_grad()
-    def _adapt_to_kl(self, rows: Rows, chunks: Chunks, use: Tensor) -> None:
-        """Moves the penalty weight and an adaptive learning rate by the updated policy's KL."""
-        config, before = self.config, self.beta
+    def _mean_kl(self, rows: Rows, chunks: Chunks, use: Tensor) -> float:
+        """KL(mu, pi) of the policy as it is now, over the rows to use."""
         rows, use = chunks.whole(rows, use)
         params, _, _ = self.network(rows.obs, rows.state, rows.is_first)
-        params = masked(self.family, params, rows.obs)
-        mean_kl = self.family.kl(rows.params_mu, params)[use].mean().item()
-        told = {"policy/kl": mean_kl}
-        if config.kl_beta_init > 0:
-            self.beta = policy_losses.adaptive_kl_beta(
-                self.beta, mean_kl, target=config.kl_target, tolerance=config.kl_tolerance
-            )
-            told["policy/kl_beta_factor"] = self.beta / before
-        if config.lr_schedule == "kl_adaptive":
-            self.learning_rate = schedules.kl_adaptive_rate(
-                self.learning_rate, mean_kl, config.kl_target
-            )
-        self.trained.interval.add_numbers(told)
+        params = acting.masked(self.family, params, rows.obs)
+        return self.family.kl(rows.params_mu, params)[use].mean().item()
 
     def _merge(self, batch: Rollout) -> None:
         """Folds the batch into the normalisers; they act from the next iteration on."""
@@ -346,11 +292,12 @@ class PPOLearner:
         rows, use = chunks.whole(rows, use)
         knobs = Knobs(*map(torch.tensor, self.knobs()))
         terms = self._terms(self.trained.parameters, rows, use.float(), knobs)
-        values = metrics.loss_values(terms, rows.target, use, self.family, self.clip_epsilon)
+        clip = self.schedule.clip_epsilon
+        values = metrics.loss_values(terms, rows.target, use, self.family, clip)
         self.reports.distributions |= {f"{when}/{name}": x for name, x in values.items()}
 
     def metrics(self) -> dict[str, float]:
-        return self.reports.read() | self.in_force
+        return self.reports.read() | self.schedule.told
 
     def histograms(self) -> dict[str, Tensor]:
         return self.reports.histograms()
@@ -364,16 +311,14 @@ class PPOLearner:
 
     def save(self) -> LearnerState:
         tensors = self.trained.save() | {"shuffle": self.shuffle.get_state()}
-        scalars = {name: getattr(self, name) for name in SCALARS}
-        return LearnerState(tensors, scalars | {"updates": self.updates})
+        scalars = {"updates": self.updates, "version": self.version, **self.schedule.save()}
+        return LearnerState(tensors, scalars)
 
     def load(self, state: LearnerState, *, counters: bool = True) -> None:
         scalars: Any = state.scalars
-        version = scalars["version"] if counters else self.version
         self.trained.load(state.tensors, scalars["updates"] if counters else self.updates)
         self.normalizer.refresh()
         if counters:
             self.shuffle.set_state(state.tensors["shuffle"])
-        for name in SCALARS:
-            setattr(self, name, scalars[name])
-        self.version = version
+            self.version = scalars["version"]
+        self.schedule.load(scalars)

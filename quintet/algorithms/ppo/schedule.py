@@ -1,0 +1,67 @@
+"""The numbers of PPO that change by themselves: with the budget, or with the policy's KL."""
+
+from collections.abc import Mapping
+from typing import Any, final
+
+from quintet.algorithms.ppo.config import PPOConfig
+from quintet.ops import policy_losses, schedules
+
+_SAVED = ("learning_rate", "beta")
+
+
+@final
+class Schedule:
+    """The learning rate, the ratio's clip and the weight of the KL penalty that are in force.
+
+    told: those of the last iteration, by metric's name.
+    """
+
+    def __init__(self, config: PPOConfig, total_env_steps: int):
+        self.config, self.total_env_steps = config, total_env_steps
+        self.learning_rate, self.clip_epsilon = config.learning_rate, config.clip_epsilon
+        self.beta = config.kl_beta_init
+        self.told: dict[str, float] = {}
+
+    def configure(self, config: PPOConfig) -> None:
+        """Takes other options; a rate that the KL has moved begins anew if its option changed."""
+        if config.learning_rate != self.config.learning_rate:
+            self.learning_rate = config.learning_rate
+        self.config, self.clip_epsilon = config, config.clip_epsilon
+
+    def begin(self, env_steps: int) -> None:
+        """An iteration begins after so many env_steps."""
+        config = self.config
+        left = schedules.linear(env_steps, self.total_env_steps)
+        if config.lr_schedule == "linear":
+            self.learning_rate = config.learning_rate * left
+        self.told = {"optim/learning_rate": self.learning_rate, "policy/kl_beta": self.beta}
+        if config.clip_epsilon is not None:
+            linear = config.clip_schedule == "linear"
+            self.clip_epsilon = config.clip_epsilon * (left if linear else 1.0)
+            self.told["policy/clip_epsilon"] = self.clip_epsilon
+
+    def adapt(self, mean_kl: float) -> dict[str, float]:
+        """Moves the penalty's weight and an adaptive rate by the updated policy's KL; what there is
+        to report of it.
+        """
+        config, told = self.config, {"policy/kl": mean_kl}
+        if config.kl_beta_init > 0:
+            before = self.beta
+            self.beta = policy_losses.adaptive_kl_beta(
+                before, mean_kl, target=config.kl_target, tolerance=config.kl_tolerance
+            )
+            told["policy/kl_beta_factor"] = self.beta / before
+        if config.lr_schedule == "kl_adaptive":
+            self.learning_rate = schedules.kl_adaptive_rate(
+                self.learning_rate, mean_kl, config.kl_target
+            )
+        return told
+
+    def save(self) -> dict[str, float]:
+        """What data has moved."""
+        return {name: getattr(self, name) for name in _SAVED}
+
+    def load(self, scalars: Mapping[str, Any]) -> None:
+        """Takes what `save` gave."""
+        for name in _SAVED:
+            setattr(self, name, scalars[name])
