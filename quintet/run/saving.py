@@ -160,8 +160,9 @@ class Saving:
         """
         if policy.replay is None:
             return
-        saved, most = policy.folder.part(found.meta)["replay"], policy.replay.reach
+        saved = policy.folder.part(found.meta)["replay"]
         policy.replay.load(found.path, saved, [*self.warnings, *self.notes])
+        most = policy.replay.reach
         if saved["rows"] is not None and self.interval > most:
             self.notes.append(
                 f"checkpoints are written every {most:,} iterations, not every "
