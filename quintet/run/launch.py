@@ -6,8 +6,8 @@ import gc
 import pickle
 import signal
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, final
@@ -267,8 +267,20 @@ def _run(
             trainer.waiting,
         )
         ends.callback(sampling.close)
-        with RunLock(config.run_dir), stop_on_signals(trainer):
-            return _train(trainer, sampling, source.spaces, may_go_back)
+        with (
+            RunLock(config.run_dir),
+            stop_on_signals(trainer),
+            _ends_told(trainer, sampling, source.spaces),
+        ):
+            if trainer.finished:
+                trainer.say_finished()
+                status: Literal["finished", "stopped"] = "finished"
+            else:
+                with _going_back(trainer, may_go_back):
+                    status = trainer.train(sampling)
+            trainer.ended(status)
+        final = trainer.policies[0].policy()
+        return Result(trainer.folder.path, final, trainer.reports.last, status)
 
 
 def run_seeds(loaded: Sequence[Loaded | Unusable], jobs: int | None = None) -> list[SeedOutcome]:
@@ -340,7 +352,9 @@ def _seed_outcome(config: RunConfig, how: group.Outcome) -> SeedOutcome:
     return SeedOutcome(config.seed, config.run_dir, "failed", {}, error)
 
 
-def _train(trainer: Trainer, sampling: Sampling, spaces: Spaces, may_go_back: bool) -> Result:
+@contextmanager
+def _ends_told(trainer: Trainer, sampling: Sampling, spaces: Spaces) -> Iterator[None]:
+    """The trainer is open within; how it ends is recorded, and all that it began is closed."""
     config = trainer.config
     make_actor = registry.find(config.algo).make_actor
     for policy in trainer.policies:
@@ -348,8 +362,7 @@ def _train(trainer: Trainer, sampling: Sampling, spaces: Spaces, may_go_back: bo
         policy.make_replay(actor, trainer.saving.interval)
     try:
         trainer.open()
-        status = _trained(trainer, sampling, may_go_back)
-        trainer.ended(status)
+        yield
     except _GoesBack:
         raise
     except BaseException as error:
@@ -360,28 +373,22 @@ def _train(trainer: Trainer, sampling: Sampling, spaces: Spaces, may_go_back: bo
         for each in several(trainer.policies):
             each.close()
         trainer.close()
-    final = trainer.policies[0].policy()
-    return Result(trainer.folder.path, final, trainer.reports.last, status)
 
 
-def _trained(
-    trainer: Trainer, sampling: Sampling, may_go_back: bool
-) -> Literal["finished", "stopped"]:
-    """Trains to the end or to a stop, once the trainer is open."""
-    if trainer.finished:
-        trainer.say(
-            f"this run is finished: {trainer.counters.env_steps:,} env_steps; raise "
-            "--total-steps to go on, or give another --run-dir"
-        )
-        trainer.save_policy()  # a kill may have come between the last checkpoint and it
-        return "finished"
+@contextmanager
+def _going_back(trainer: Trainer, may_go_back: bool) -> Iterator[None]:
+    """Other learners are started, and hanging environments told, for the training within.
+
+    Raises:
+        _GoesBack: a process died, and the run can begin once more at a checkpoint.
+    """
     try:
         for each in several(trainer.policies):
             each.start(trainer.say, trainer.waiting)
         runtime = trainer.config.runtime
         on_gpu = runtime.exact and runtime.device.startswith("cuda")
         with trainer.watched(), inexact_told(trainer.say) if on_gpu else nullcontext():
-            return trainer.train(sampling)
+            yield
     except WorkerFault as error:
         # An async run has had its replacements of workers; who was asked to stop starts nothing.
         asynchronous = trainer.config.runtime.kind == "async"

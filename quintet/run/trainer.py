@@ -165,6 +165,14 @@ class Trainer:
         with self.watch.running():
             yield
 
+    def say_finished(self) -> None:
+        """What there is to say, and to write, of a run that has spent its budget already."""
+        self.say(
+            f"this run is finished: {self.counters.env_steps:,} env_steps; raise "
+            "--total-steps to go on, or give another --run-dir"
+        )
+        self.save_policy()  # a kill may have come between the last checkpoint and it
+
     def train(self, sampling: loop.Sampling) -> Literal["finished", "stopped"]:
         """Runs the loop to its end or to a stop."""
         self.reports.sampling = sampling.report

@@ -1,6 +1,6 @@
 """The training loop: collect, update, publish, and a checkpoint when one is due."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self, final
 
@@ -200,7 +200,12 @@ def run(
         timer.switch("learning")
         learner = parts.learners[batch.policy]
         exact = begins_anew(batch)
-        _learn(parts, batch, counters, hooks)
+        for rollout, before in _rollouts(batch, parts.replay, counters):
+            try:
+                learner.update(to_device(rollout, parts.device), before)
+            except NonFiniteError as error:
+                kept = hooks.keep_batch(rollout, batch.policy)
+                raise NonFiniteError(f"{error}. {kept}") from error
         counters.add(batch)
         finished = counters.env_steps >= budget.total_env_steps
         unpublished[batch.policy] += 1
@@ -240,23 +245,17 @@ def _restart(parts: Parts, counters: Counters) -> None:
         parts.replay.cut()
 
 
-def _learn(parts: Parts, batch: Batch, counters: Counters, hooks: Hooks) -> None:
-    """One update from the fresh batch, unless all its rows are invalid, and as many from replay as
-    are due.
+def _rollouts(
+    batch: Batch, replay: Replay | None, counters: Counters
+) -> Iterator[tuple[Rollout, int]]:
+    """What there is to learn from after a collection, and the env_steps before it: the fresh batch,
+    unless all its rows are invalid, and as many from replay as are due.
     """
-    learner, replay = parts.learners[batch.policy], parts.replay
-
-    def update(rollout: Rollout, env_steps: int) -> None:
-        try:
-            learner.update(to_device(rollout, parts.device), env_steps)
-        except NonFiniteError as error:
-            raise NonFiniteError(f"{error}. {hooks.keep_batch(rollout, batch.policy)}") from error
-
     if replay is not None:
         replay.store(batch.rollout)
     if batch.env_steps:
-        update(batch.rollout, counters.env_steps)
+        yield batch.rollout, counters.env_steps
     if replay is not None:
         now = counters.env_steps + batch.env_steps
         for drawn in replay.draws(batch.env_steps, counters.iteration):
-            update(drawn, now)
+            yield drawn, now

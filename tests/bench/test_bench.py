@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from quintet import cli
-from quintet.algorithms.parts.diagnostics import LOSS_METRICS
+from quintet.algorithms.parts.minibatches import Minibatch, Rows
 from quintet.algorithms.registry import find
 from quintet.bench import limits, measure, workloads
 from quintet.bench.workloads import ENVIRONMENT_VARIABLE
 from quintet.config.load import Layer, compose
 from quintet.envs.make import make_vector_env
 from quintet.errors import ConfigError
+from quintet.ops import reduce
 from quintet.protocols import DataPlan
 from quintet.run.launch import resolve
 from quintet.run.learners import make_learner
@@ -207,18 +208,16 @@ def test_the_bare_loss_is_the_trained_one(without_variable: None, name: str):
     parameters = dict(bare.named_parameters())
     expected = limits._loss(work, bare, "fp32", parameters, (obs, action, advantage, target, logp))
 
-    from quintet.algorithms.parts.minibatches import Rows
-
     rows = Rows(
         {"obs": obs}, torch.zeros(64, dtype=torch.bool), action, logp,
         torch.zeros(64, learner.family.param_size), target, advantage, target, {},
     )  # fmt: skip
-    learner.updates = 1
-    loss, stats = learner._loss(
-        learner.parameters, rows, torch.full((64,), 1 / 64), learner._knobs(1.0)
-    )
+    weight, every = torch.full((64,), 1 / 64), torch.arange(64)
+    given = Minibatch(rows, every, every, weight, reduce.normalize_valid(advantage, weight))
+    knobs = type(learner.knobs())(*map(torch.tensor, learner.knobs()))
+    loss, stats = learner._loss(learner.trained.parameters, given, knobs)
     # The deviation that theirs divides advantages by has Bessel's correction.
-    policy = stats[LOSS_METRICS.index("loss/policy")].item()
+    policy = stats.means["loss/policy"].item()
     corrected = loss.item() + ((63 / 64) ** 0.5 - 1) * policy
     assert corrected == pytest.approx(expected.item(), rel=1e-6)
 
