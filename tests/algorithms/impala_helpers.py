@@ -66,13 +66,6 @@ def unrolls(learner: ImpalaLearner, batch: Rollout, **other: Any) -> Unrolls:
     return replace(learner._unrolls(batch), **other)
 
 
-def everything(learner: ImpalaLearner) -> bytes:
-    """All that the learner would save, as bytes."""
-    state = learner.save()
-    tensors = b"".join(x.contiguous().numpy().tobytes() for _, x in sorted(state.tensors.items()))
-    return tensors + repr(sorted(state.scalars.items())).encode()
-
-
 def train(
     config: ImpalaConfig,
     env: str | MakeEnv,
