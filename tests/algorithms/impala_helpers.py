@@ -69,13 +69,6 @@ def unrolls(learner: ImpalaLearner, batch: Rollout, **other: Any) -> Unrolls:
     return replace(given, batch=replace(given.batch, **other), not_cut_t=not_cut_t)
 
 
-def everything(learner: ImpalaLearner) -> bytes:
-    """All that the learner would save, as bytes."""
-    state = learner.save()
-    tensors = b"".join(x.contiguous().numpy().tobytes() for _, x in sorted(state.tensors.items()))
-    return tensors + repr(sorted(state.scalars.items())).encode()
-
-
 def train(
     config: ImpalaConfig,
     env: str | MakeEnv,

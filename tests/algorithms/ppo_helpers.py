@@ -185,13 +185,6 @@ def learn(learner: Learner, batch: Rollout, env_steps: int = 0) -> dict[str, flo
     return dict(learner.metrics())
 
 
-def everything(learner: PPOLearner) -> bytes:
-    """All that the learner would save, as bytes."""
-    state = learner.save()
-    tensors = b"".join(x.contiguous().numpy().tobytes() for _, x in sorted(state.tensors.items()))
-    return tensors + repr(sorted(state.scalars.items())).encode()
-
-
 def train(
     config: PPOConfig,
     env: str | MakeEnv,

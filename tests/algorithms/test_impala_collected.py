@@ -1,5 +1,5 @@
-"""IMPALA on what a runtime collects: on-policy ratios are 1 in every space and core, older columns
-have others, and toys reach their known optimum.
+"""IMPALA on what a runtime collects: recurrent states, ratios of older columns, and toys with a
+known optimum.
 """
 
 from dataclasses import replace
@@ -7,17 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from impala_helpers import everything, make_learner, terms_of, train
-from ppo_helpers import columns, learn
+from conformance import everything
+from impala_helpers import make_learner, terms_of, train
 from test_ppo_recurrent import CORES, Walk, model
-from test_spaces_matrix import ACTIONS, OBSERVATIONS, Case, Noise, choices, floats, learner_spaces
 
 from quintet.algorithms.impala.config import ImpalaConfig
 from quintet.envs.toy import Contextual, EndlessPay, FinitePay, Target
 from quintet.models.config import ModelConfig
 from quintet.types import Spaces
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
 # All streams of Walk are in step: the second unroll begins and ends within an episode.
 CONFIG = ImpalaConfig(unroll_steps=10, batch_unrolls=4, entropy_coef=0.01)
 
@@ -89,64 +87,6 @@ def test_columns_of_older_weights_have_other_ratios():
         again.update(batch, 0)
     assert seen >= {0, 1}
     assert everything(again) == everything(learner)
-
-
-# Every kind of observation and action
-
-
-def check(case: Case) -> None:
-    config = ImpalaConfig(unroll_steps=8, batch_unrolls=4, entropy_coef=0.01)
-
-    def make() -> Noise:
-        return Noise(case.observation, case.action, case.masked)
-
-    learner, metrics, batches = train(config, make, 2, model=case.model, groups=2)
-    for each in metrics:  # the environments refuse what is outside or masked
-        assert on_policy(each)
-        assert floats(case.action) or each["policy/entropy"] >= 0.0
-    again, _, _ = train(config, make, 2, model=case.model, groups=2)
-    assert everything(again) == everything(learner)
-    batch = batches[-1]
-    assert (~batch.valid).any()
-    spoilt = replace(
-        batch,
-        action=batch.action.clone(),
-        reward=batch.reward.clone(),
-        record={"logp_mu": batch.record["logp_mu"].clone()},
-    )
-    for x in (spoilt.action, spoilt.reward, spoilt.record["logp_mu"]):
-        x[~batch.valid] = float("nan") if x.is_floating_point() else 99
-    found = []
-    for given in (batch, spoilt, columns(batch, [2, 0, 3, 1])):
-        one = make_learner(config, learner_spaces(case), case.model)
-        found.append((learn(one, given, 0), everything(one)))
-    assert found[0] == found[1]
-    for name, value in found[0][0].items():
-        if name.startswith("loss/"):
-            # Sums of 32 float32 terms in another order.
-            assert found[2][0][name] == pytest.approx(value, rel=2e-6, abs=5e-6), name
-
-
-@pytest.mark.parametrize("name", OBSERVATIONS)
-def test_every_kind_of_observation(name: str):
-    check(Case(OBSERVATIONS[name], ACTIONS["discrete"], masked=True))
-
-
-@pytest.mark.parametrize("name", ACTIONS)
-def test_every_kind_of_action(name: str):
-    check(Case(OBSERVATIONS["box"], ACTIONS[name]))
-
-
-@pytest.mark.parametrize("core", ["none", "lstm", "gru"])
-@pytest.mark.parametrize("name", [name for name in ACTIONS if list(choices(ACTIONS[name]))])
-def test_every_kind_of_masked_action(name: str, core: str):
-    check(Case(OBSERVATIONS["tuple"], ACTIONS[name], True, core))
-
-
-@pytest.mark.parametrize("std", ["softplus", "state_dependent"])
-@pytest.mark.parametrize("bounds", ["squash", "mean_tanh"])
-def test_every_kind_of_gaussian_beside_other_actions(std: str, bounds: str):
-    check(Case(OBSERVATIONS["box"], ACTIONS["hybrid"], True, "none", std, bounds))
 
 
 # Toys with a known optimum

@@ -211,23 +211,6 @@ def test_metrics_are_means_and_maxima_over_the_steps():
     assert metrics["loss/total_abs"] == pytest.approx(sum(map(abs, losses)))
 
 
-def test_metrics_are_those_of_all_updates_since_they_were_asked_for():
-    config = PPOConfig(minibatch_steps=16, num_epochs=2)
-    one, other = make_learner(config), make_learner(config)
-    batches = [make_rollout(seed=seed) for seed in range(3)]
-    apart = [iterate(one, batch) for batch in batches]
-    for batch in batches:
-        other.update(batch, 0)
-    together = other.metrics()
-    for name in ("reward/mean", "value/target_mean", "data/valid_frac"):
-        values = [x[name] for x in apart]
-        assert len(set(values)) == 3
-        assert together[name] == pytest.approx(math.fsum(values) / 3), name
-    errors = [x["policy/ratio_max_error"] for x in apart]
-    assert together["policy/ratio_max_error"] == max(errors) > min(errors)
-    assert "reward/mean" not in other.metrics()
-
-
 @pytest.mark.parametrize("size", [16, None])
 def test_refreshing_per_epoch_equals_iterations_of_one_epoch(size: int | None):
     frozen = PPOConfig(minibatch_steps=size, lr_schedule="constant", update_normalizers=False)

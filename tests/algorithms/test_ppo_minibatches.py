@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from conformance import everything
 from ppo_helpers import (
     CONTINUOUS,
     DISCRETE,
     MASKED,
     SMALL,
     columns,
-    everything,
     knobs,
     learn,
     make_learner,

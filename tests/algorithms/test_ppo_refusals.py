@@ -1,87 +1,13 @@
-"""Values out of range and combinations without effect are refused, by name, value and rule."""
+"""Ranges of PPO and of networks, and combinations without effect."""
 
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
-import annotated_types
 import pytest
-from ppo_helpers import make_learner
 from pydantic import BaseModel, ValidationError
+from test_conformance_options import RULES, bounds
 
 from quintet.algorithms.ppo.config import PPOConfig, check, planned_updates
-from quintet.config.load import Layer, compose
-from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
-
-RULES = {
-    annotated_types.Ge: ("greater than or equal to", "ge", -1),
-    annotated_types.Gt: ("greater than", "gt", 0),
-    annotated_types.Le: ("less than or equal to", "le", 1),
-    annotated_types.Lt: ("less than", "lt", 0),
-}
-
-
-def literals(annotation: Any) -> tuple[Any, ...]:
-    if get_origin(annotation) is Literal:
-        return get_args(annotation)
-    return tuple(x for part in get_args(annotation) for x in literals(part))
-
-
-PREFIX = {PPOConfig: "", ModelConfig: "model."}
-# Rules that no annotation shows: of the rows, (value, words of the error).
-OTHER_RULES = {
-    "encoder": (
-        "no identifier",
-        "must be auto, mlp, nature_cnn, impala_cnn, film_grid or an",
-    ),
-    "vocabulary": (["red", "Ball"], "must be of words as the tokenizer finds them"),
-    "encoder_kwargs": ({"a": float("inf")}, "must be of what JSON can hold"),
-}
-
-
-def bounds(annotation: Any) -> list[Any]:
-    """Rules within an annotation, as on the elements of a tuple."""
-    found = list(getattr(annotation, "__metadata__", ()))
-    found = [rule for field in found for rule in getattr(field, "metadata", [field])]
-    return found + [rule for part in get_args(annotation) for rule in bounds(part)]
-
-
-def wrong_values(config: type[BaseModel]) -> list[tuple[str, Any, str]]:
-    """(field, value, words of the rule): of a wrong type, and for each rule that it declares."""
-    found: list[tuple[str, Any, str]] = []
-    for name, field in config.model_fields.items():
-        words = "input should be '" if literals(field.annotation) else "input should be a valid"
-        found.append((name, object if name == "encoder" else "nonsense", words))
-        within = bounds(field.annotation)
-        for rule in [*field.metadata, *within]:
-            if type(rule) not in RULES:  # e.g. one against infinities
-                continue
-            words, attribute, step = RULES[type(rule)]
-            bound = getattr(rule, attribute)
-            value = (8, bound + step) if rule in within else bound + step
-            found.append((name, value, f"{words} {bound}"))
-        if float in (field.annotation, *get_args(field.annotation)):
-            found += [(name, float(x), "input should be a finite number") for x in ("nan", "inf")]
-        if name in OTHER_RULES:
-            found.append((name, *OTHER_RULES[name]))
-    return found
-
-
-@pytest.mark.parametrize(
-    ("config", "name", "value", "rule"),
-    [(c, *case) for c in (PPOConfig, ModelConfig) for case in wrong_values(c)],
-)
-def test_a_wrong_value_is_refused(config: type[BaseModel], name: str, value: Any, rule: str):
-    """By the way that every option takes: layers that are merged and then validated."""
-    option = PREFIX[config] + name
-    layers = [Layer("command line", {"env.id": "CartPole-v1", option: value})]
-    with pytest.raises(ConfigError) as error:
-        compose("ppo", layers)
-    message = str(error.value)
-    given = value[1] if isinstance(value, tuple) else value
-    fault = next(line for line in message.splitlines() if f"{option}: " in line)
-    assert rule in fault
-    assert fault.endswith(f", got {given!r}")
-
 
 POSITIVE = (
     "clip_epsilon value_clip log_prob_clip kl_target target_kl observation_clip "
@@ -110,7 +36,7 @@ MODEL_RANGES = {
 
 @pytest.mark.parametrize(("config", "ranges"), [(PPOConfig, RANGES), (ModelConfig, MODEL_RANGES)])
 def test_ranges_are_those_of_the_specification(config: type[BaseModel], ranges: dict[str, Any]):
-    """The cases above follow what is declared; here stands what has to be declared."""
+    """test_conformance_options.py follows what is declared; here is what has to be declared."""
     declared = {}
     for name, field in config.model_fields.items():
         every = [*field.metadata, *bounds(field.annotation)]
@@ -118,19 +44,6 @@ def test_ranges_are_those_of_the_specification(config: type[BaseModel], ranges: 
         if rules:
             declared[name] = {RULES[type(x)][1]: getattr(x, RULES[type(x)][1]) for x in rules}
     assert declared == ranges
-
-
-def test_every_field_has_a_wrong_value():
-    for config in (PPOConfig, ModelConfig):
-        assert {name for name, _, _ in wrong_values(config)} == set(config.model_fields)
-
-
-@pytest.mark.parametrize("config", [PPOConfig, ModelConfig])
-def test_numbers_have_ranges(config: type[BaseModel]):
-    for name, field in config.model_fields.items():
-        number = field.annotation in (int, float, int | None, float | None)
-        # A clip of rewards may be 0 or below: that turns it off.
-        assert bool(field.metadata) == number or name == "reward_norm_clip", name
 
 
 def test_bounds_themselves_are_accepted_where_they_belong():
@@ -146,19 +59,6 @@ def test_bounds_themselves_are_accepted_where_they_belong():
                 assert getattr(PPOConfig(**{name: bound}), name) == bound
                 tried.add(name)
     assert tried == alone
-
-
-@pytest.mark.parametrize("config", [PPOConfig, ModelConfig])
-def test_unknown_names_are_refused(config: type[BaseModel]):
-    with pytest.raises(ValidationError, match="clip_epsilom"):
-        config(clip_epsilom=0.2)
-
-
-@pytest.mark.parametrize("config", [PPOConfig(), ModelConfig()])
-def test_configurations_do_not_change(config: BaseModel):
-    name = next(iter(type(config).model_fields))
-    with pytest.raises(ValidationError, match="frozen"):
-        setattr(config, name, getattr(config, name))
 
 
 OFF = {"normalize_observations": False, "reward_normalizer": "none"}
@@ -261,8 +161,3 @@ def test_check_lists_all_faults():
 def test_planned_updates():
     assert planned_updates(PPOConfig(), 8, 1_000_000) == 156_250
     assert planned_updates(PPOConfig(minibatch_steps=None), 8, 20_480) == 100
-
-
-def test_check_numerics_refuses_to_be_compiled():
-    with pytest.raises(ConfigError, match="check_numerics"):
-        make_learner(PPOConfig(check_numerics=True), compiled=True)

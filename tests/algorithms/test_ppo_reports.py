@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from conformance import everything
 from ppo_helpers import (
     CONTINUOUS,
     DISCRETE,
     MASKED,
-    everything,
     learn,
     make_learner,
     make_rollout,

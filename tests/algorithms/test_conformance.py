@@ -1,0 +1,297 @@
+"""What every learner of the registry keeps to: saving, warm starts, reports, evaluation, ranks,
+resumed runs.
+"""
+
+import copy
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conformance import (
+    LEARNERS,
+    MASKED,
+    STEPS,
+    STREAMS,
+    Case,
+    Run,
+    everything,
+    go_on,
+    learn,
+    switches,
+    weights,
+)
+from rank_threads import RankThreads
+
+import quintet
+from quintet.algorithms import registry
+from quintet.errors import ConfigError
+from quintet.observe.metrics import METRICS
+from quintet.types import LearnerState
+
+CASES = {name: case for algo in LEARNERS for name, case in switches(algo).items()}
+DEFAULTS = [Case(algo) for algo in LEARNERS]
+WITH_STATISTICS = [
+    *DEFAULTS,
+    *(
+        Case(algo, MASKED, {"normalize_observations": True}, core="gru")
+        for algo, entry in LEARNERS.items()
+        if "normalize_observations" in entry.config.model_fields
+    ),
+]
+TOGETHER = [case for name, case in CASES.items() if " together " in name]
+
+
+def of(case: Case) -> str:
+    return f"{case.algo}-{case.core}"
+
+
+def saved(learner: Any) -> LearnerState:
+    """A copy, for the learner's own goes on changing; scalars as JSON gives them back."""
+    state = learner.save()
+    return LearnerState(copy.deepcopy(state.tensors), json.loads(json.dumps(state.scalars)))
+
+
+# Saving
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_loaded_learner_goes_on_with_the_same_bytes(case: Case) -> None:
+    first, second, third = case.batches(3)
+    learner = case.learner()
+    before = weights(learner).clone()
+    go_on(learner, [first, second])
+    state = saved(learner)
+    go_on(learner, [third], 1_000)
+    assert not torch.equal(weights(learner), before)
+    other = case.learner(seeds=(7, 8))
+    go_on(other, [third], 3_000)  # whatever it did before must leave no trace
+    other.load(state)
+    assert everything(other) != everything(learner)
+    go_on(other, [third], 1_000)
+    assert everything(other) == everything(learner)
+    assert (other.updates, other.version) == (learner.updates, learner.version)
+
+
+@pytest.mark.parametrize("case", WITH_STATISTICS, ids=of)
+def test_every_part_of_the_state_is_taken(case: Case) -> None:
+    learner = case.learner()
+    go_on(learner, case.batches(1))
+    state = saved(learner)
+    for name in (*state.tensors, *state.scalars):
+        damaged = copy.deepcopy(state)
+        if name in damaged.scalars:
+            damaged.scalars[name] += 1  # type: ignore[operator]
+        elif damaged.tensors[name].dtype == torch.uint8:  # of a generator
+            damaged.tensors[name] = torch.Generator().manual_seed(5).get_state()
+        else:
+            damaged.tensors[name] += 1
+        other = case.learner()
+        other.load(damaged)
+        changed = {key for key, x in everything(other).items() if x != everything(learner)[key]}
+        assert changed == {name}
+
+
+@pytest.mark.parametrize("case", WITH_STATISTICS, ids=of)
+def test_a_warm_start_takes_what_is_published_and_nothing_else(case: Case) -> None:
+    batches = case.batches(3)
+    donor, learner, fresh = case.learner(seeds=(7, 8)), case.learner(), case.learner()
+    go_on(donor, batches)
+    published = donor.publication().tensors
+    learner.warm_start(donor.publication())
+    assert (learner.updates, learner.version) == (0, 0)
+    own, theirs, found = everything(fresh), everything(donor), everything(learner)
+    assert found == {name: (theirs if name in published else own)[name] for name in own}
+    # What was derived of the weights and statistics is theirs too.
+    same = case.learner()
+    state = fresh.save()
+    same.load(LearnerState({**state.tensors, **published}, state.scalars))
+    for each in (learner, same):
+        go_on(each, batches[:1])
+    assert everything(learner) == everything(same)
+    assert not torch.equal(weights(donor), weights(learner))
+
+
+# Acting
+
+
+def acted(case: Case, actor: Any, batch: Any, noise: torch.Tensor | None) -> Mapping[str, Any]:
+    obs = {name: x[0] for name, x in batch.obs.items()}
+    out = actor.act(obs, actor.initial_state(STREAMS), batch.is_first[0], noise)
+    return {"action": out.action, "env_action": out.env_action, **out.record, **out.state}
+
+
+def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(x, other[k]) for k, x in one.items())
+
+
+@pytest.mark.parametrize("case", WITH_STATISTICS, ids=of)
+def test_an_actor_copies_what_is_published(case: Case) -> None:
+    learner, batches = case.learner(), case.batches(3)
+    actor, other = case.actor(), case.actor()
+    batch = batches[0][0]
+    noise = actor.draw_noise(1, STREAMS, torch.Generator().manual_seed(0))[0]
+    go_on(learner, batches[:1])
+    actor.load(learner.publication())
+    before = acted(case, actor, batch, noise)
+    assert {name: x.shape[1:] for name, x in before.items() if name in actor.record_specs} == {
+        name: spec.shape for name, spec in actor.record_specs.items()
+    }
+    go_on(learner, batches[1:])
+    assert same(acted(case, actor, batch, noise), before)
+    other.load(learner.publication())
+    assert not same(acted(case, other, batch, noise), before)
+
+
+class Evaluated(Run):
+    """A run whose own actors act greedily between updates, on all that was collected."""
+
+    def iterate(self) -> Any:
+        found, batches = super().iterate()
+        for actor in self.actors:
+            state = actor.initial_state(STREAMS)
+            for t, is_first in enumerate(batches[0].is_first):
+                obs = {name: x[t] for name, x in batches[0].obs.items()}
+                state = actor.act(obs, state, is_first, None).state
+        return found, batches
+
+
+@pytest.mark.parametrize("case", WITH_STATISTICS, ids=of)
+def test_evaluation_changes_nothing(case: Case) -> None:
+    runs = [kind(case, case.learner()) for kind in (Run, Evaluated)]
+    for _ in range(3):
+        (told, batches), (told_too, batches_too) = (run.iterate() for run in runs)
+        assert told == told_too
+        assert torch.equal(batches[0].action, batches_too[0].action)
+    assert everything(runs[0].learner) == everything(runs[1].learner)
+
+
+# Reports
+
+
+@pytest.mark.parametrize("case", [*WITH_STATISTICS, *TOGETHER], ids=of)
+def test_metrics_are_declared_and_finite_and_of_what_came_since(case: Case) -> None:
+    first, second = case.batches(2)
+    learner, other = case.learner(), case.learner()
+    learn(learner, first)
+    other.load(saved(learner))
+    found = learn(learner, second)
+    assert found.keys() >= {"loss/policy", "loss/value"} or any("loss/" in name for name in found)
+    for name, x in found.items():
+        assert name in METRICS or name.startswith(("grad_norm/", "param_norm/")), name
+        assert torch.tensor(x).isfinite(), name
+    for name in learner.histograms():
+        assert name.startswith("histogram/")
+    go_on(other, [second])
+    assert dict(other.metrics()) == found
+    assert not [name for name in learner.metrics() if name.startswith("loss/")]
+
+
+@pytest.mark.parametrize("case", DEFAULTS, ids=of)
+def test_losses_are_means_and_extremes_such_over_all_steps_since_they_were_asked_for(
+    case: Case,
+) -> None:
+    """Of several updates, each of as many steps as it takes; the last is of few rows, which are no
+    extremes.
+    """
+    *batches, last = case.batches(3)
+    batches.append([replace(x, valid=x.valid & (torch.arange(STEPS) < 1)[:, None]) for x in last])
+    apart, together = case.learner(), case.learner()
+    told, steps = [], []
+    for each in batches:
+        before = apart.updates
+        told.append(learn(apart, each))
+        steps.append(apart.updates - before)
+    found = learn(together, [batch for each in batches for batch in each])
+    expected, earlier = {}, []
+    for name in found:
+        values = [x[name] for x in told]
+        if name.startswith("loss/") and "_abs" not in name and "_last" not in name:
+            expected[name] = sum(x * k for x, k in zip(values, steps, strict=True)) / sum(steps)
+        elif name.startswith("policy/") and name.endswith(("_max", "_max_error", "_min")):
+            expected[name] = min(values) if name.endswith("_min") else max(values)
+            earlier.append(expected[name] != values[-1])
+    assert expected
+    assert not earlier or any(earlier)
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+# Several learners
+
+
+SHARING = [name for name, entry in LEARNERS.items() if entry.shared is not None]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [CASES[name] for name in CASES if CASES[name].algo in SHARING],
+    ids=lambda case: str(case.options),
+)
+def test_ranks_are_equal_to_the_bit_and_one_learner_to_the_last_digits(case: Case) -> None:
+    batches, one = case.batches(3), case.learner()
+    try:
+        threads = RankThreads(2, lambda ranks: case.learner(ranks=ranks))
+    except ConfigError as refused:
+        if not case.options or "requires runtime.num_learners=1" not in str(refused):
+            raise
+        pytest.skip("one learner only, as it says")
+    for i, each in enumerate(batches):
+        for batch in each:
+            told = threads.update(batch, 500 * i)  # which finds the same reports on all
+            assert told == pytest.approx(learn(one, [batch], 500 * i), rel=2e-5, abs=2e-6)
+    first, second = map(everything, threads.learners)
+    assert first == second
+    assert (weights(one) - weights(threads.learners[0])).abs().max() < 1e-5
+
+
+# Whole runs
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, entry in LEARNERS.items():
+        monkeypatch.setitem(registry.ALGORITHMS, name.replace(" ", "_"), entry)
+
+
+def last_state(run: Path) -> str:
+    newest = max((run / "checkpoints").iterdir())
+    return sha256((newest / "learner.safetensors").read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("core", ["none", "gru"])
+@pytest.mark.parametrize("algo", LEARNERS)
+def test_a_resumed_run_has_the_bytes_of_one_that_was_not_interrupted(
+    algo: str, core: str, registered: None, tmp_path: Path
+) -> None:
+    """6 streams: at the checkpoints, columns of some learners wait for the next batch."""
+    case = Case(algo, core=core)
+    config: dict[str, Any] = {
+        **{name: getattr(case.config, name) for name in case.config.model_fields_set},
+        "preset": "none",
+        "runtime.kind": "serial",
+        "env.num_streams": 6,
+        "env.backend": "gymnasium",
+        "eval.episodes": 0,
+        "report.progress": False,
+        "checkpoint.interval_updates": 4,
+        "checkpoint.keep": 100,
+        "checkpoint.max_cut_frac": 1.0,
+        "model.core": core,
+        "model.policy_hidden": (8,),
+    }
+    budget, run = 10 * 6 * case.config.unroll_steps + 5, tmp_path / "run"
+    name = algo.replace(" ", "_")
+    whole = quintet.train(name, "CartPole-v1", budget, 1, run, config)
+    assert whole.metrics["env_steps"] == budget
+    expected = last_state(run)
+    for newer in sorted((run / "checkpoints").iterdir())[1:]:
+        shutil.rmtree(newer)
+    shutil.rmtree(run / "policy")
+    resumed = quintet.train(name, "CartPole-v1", budget, 1, run, config)
+    assert last_state(run) == expected
+    assert resumed.metrics["updates"] == whole.metrics["updates"] > 5

@@ -1,0 +1,21 @@
+"""What is compiled gives what is eager, for every actor and every learner that compiles updates."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conformance import LEARNERS
+
+
+@pytest.mark.slow
+def test_compiled_equals_eager() -> None:
+    """In one process, where learners share compilations."""
+    done = subprocess.run(
+        [sys.executable, "compiled.py", *LEARNERS],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.stdout.strip() == "same", done.stderr[-3000:]

@@ -1,0 +1,121 @@
+"""Every wrong value of an option, of learners and of networks, is refused by name and rule."""
+
+from typing import Any, get_args, get_origin
+
+import annotated_types
+import pytest
+from conformance import LEARNERS, Case, literals
+from pydantic import BaseModel, ValidationError
+
+from quintet.algorithms import registry
+from quintet.algorithms.parts.setup import Compute
+from quintet.config.load import Layer, compose
+from quintet.errors import ConfigError
+from quintet.models.config import ModelConfig
+
+RULES = {
+    annotated_types.Ge: ("greater than or equal to", "ge", -1),
+    annotated_types.Gt: ("greater than", "gt", 0),
+    annotated_types.Le: ("less than or equal to", "le", 1),
+    annotated_types.Lt: ("less than", "lt", 0),
+}
+
+
+CONFIGS: dict[str, type[BaseModel]] = {
+    "model": ModelConfig,
+    **{name: entry.config for name, entry in LEARNERS.items() if "replay" not in name},
+}
+# Rules that no annotation shows: of the rows, (value, words of the error).
+OTHER_RULES = {
+    "encoder": (
+        "no identifier",
+        "must be auto, mlp, nature_cnn, impala_cnn, film_grid or an",
+    ),
+    "vocabulary": (["red", "Ball"], "must be of words as the tokenizer finds them"),
+    "encoder_kwargs": ({"a": float("inf")}, "must be of what JSON can hold"),
+}
+
+
+def bounds(annotation: Any) -> list[Any]:
+    """Rules within an annotation, as on the elements of a tuple."""
+    found = list(getattr(annotation, "__metadata__", ()))
+    found = [rule for field in found for rule in getattr(field, "metadata", [field])]
+    return found + [rule for part in get_args(annotation) for rule in bounds(part)]
+
+
+def wrong_values(config: type[BaseModel]) -> list[tuple[str, Any, str]]:
+    """(field, value, words of the rule): of a wrong type, and for each rule that it declares."""
+    found: list[tuple[str, Any, str]] = []
+    for name, field in config.model_fields.items():
+        words = "input should be '" if literals(field.annotation) else "input should be a valid"
+        found.append((name, object if name == "encoder" else "nonsense", words))
+        within = bounds(field.annotation)
+        for rule in [*field.metadata, *within]:
+            if type(rule) not in RULES:  # e.g. one against infinities
+                continue
+            words, attribute, step = RULES[type(rule)]
+            bound = getattr(rule, attribute)
+            value = bound + step
+            if rule in within:
+                value = {"a": value} if get_origin(field.annotation) is dict else (8, value)
+            found.append((name, value, f"{words} {bound}"))
+        if float in (field.annotation, *get_args(field.annotation)):
+            found += [(name, float(x), "input should be a finite number") for x in ("nan", "inf")]
+        if name in OTHER_RULES:
+            found.append((name, *OTHER_RULES[name]))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.ALGORITHMS, "a2c", LEARNERS["a2c"])
+
+
+@pytest.mark.parametrize(
+    ("whose", "name", "value", "rule"),
+    [(whose, *case) for whose, config in CONFIGS.items() for case in wrong_values(config)],
+)
+def test_a_wrong_value_is_refused(whose: str, name: str, value: Any, rule: str) -> None:
+    """By the way that every option takes: layers that are merged and then validated."""
+    algo, option = ("ppo", f"model.{name}") if whose == "model" else (whose, name)
+    layers = [Layer("command line", {"env.id": "CartPole-v1", option: value})]
+    with pytest.raises(ConfigError) as error:
+        compose(algo, layers, check_env=False)
+    message = str(error.value)
+    given = value
+    if isinstance(value, tuple):
+        given = value[1]
+    elif isinstance(value, dict) and "a" in value and option != "model.encoder_kwargs":
+        given = value["a"]
+    fault = next(line for line in message.splitlines() if option in line and rule in line)
+    assert fault.endswith(f", got {given!r}")
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_every_field_has_a_wrong_value(config: type[BaseModel]) -> None:
+    assert {name for name, _, _ in wrong_values(config)} == set(config.model_fields)
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_numbers_have_ranges(config: type[BaseModel]) -> None:
+    for name, field in config.model_fields.items():
+        number = field.annotation in (int, float, int | None, float | None)
+        # A clip of rewards may be 0 or below: that turns it off.
+        assert bool(field.metadata) == number or name == "reward_norm_clip", name
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_unknown_names_are_refused_and_nothing_changes(config: type[BaseModel]) -> None:
+    with pytest.raises(ValidationError, match="clip_epsilom"):
+        config(clip_epsilom=0.2)
+    name = next(iter(config.model_fields))
+    with pytest.raises(ValidationError, match="frozen"):
+        setattr(config(), name, getattr(config(), name))
+
+
+@pytest.mark.parametrize(
+    "algo", [name for name, config in CONFIGS.items() if "check_numerics" in config.model_fields]
+)
+def test_check_numerics_refuses_to_be_compiled(algo: str) -> None:
+    with pytest.raises(ConfigError, match="check_numerics"):
+        Case(algo, options={"check_numerics": True}).learner(Compute(compile=True))
