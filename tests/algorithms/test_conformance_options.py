@@ -80,7 +80,7 @@ def test_a_wrong_value_is_refused(whose: str, name: str, value: Any, rule: str) 
     algo, option = ("ppo", f"model.{name}") if whose == "model" else (whose, name)
     layers = [Layer("command line", {"env.id": "CartPole-v1", option: value})]
     with pytest.raises(ConfigError) as error:
-        compose(algo, layers, check_env=False)
+        compose(algo, layers)
     message = str(error.value)
     given = value
     if isinstance(value, tuple):
