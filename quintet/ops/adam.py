@@ -57,7 +57,7 @@ def adam_(
 
     Source: Kingma and Ba, arXiv 1412.6980, algorithm 1, in the arrangement of torch.optim.Adam.
     """
-    exp_avg.lerp_(grad, rates.decay1)
+    exp_avg.add_(rates.decay1 * (grad - exp_avg))
     exp_avg_sq.mul_(rates.beta2).add_(rates.decay2 * grad * grad)
     denominator = exp_avg_sq.sqrt() / rates.root_correction + rates.epsilon
     theta.sub_(rates.step_size * exp_avg / denominator)
