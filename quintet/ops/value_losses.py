@@ -36,6 +36,6 @@ def clipped(
 
     Source: OpenAI baselines, PPO2; not in arXiv 1707.06347.
     """
-    bound = torch.as_tensor(clip)  # a tensor where the clip may change
+    bound = torch.as_tensor(clip, dtype=v.dtype)  # a tensor where the clip may change
     v_near = v_old + (v - v_old).clamp(-bound, bound)
     return 0.5 * torch.maximum((v - target).square(), (v_near - target).square())

@@ -241,7 +241,7 @@ class PPOLearner:
         params = acting.masked(family, params, rows.obs)
         logp_pi, logp_mu = family.log_prob(params, rows.action), rows.logp_mu
         if config.log_prob_clip is not None:
-            bound = torch.as_tensor(knobs.log_prob_clip)
+            bound = torch.as_tensor(knobs.log_prob_clip, dtype=logp_mu.dtype)
             logp_pi, logp_mu = logp_pi.clamp(-bound, bound), logp_mu.clamp(-bound, bound)
         log_rho = logp_pi - logp_mu
         if self.chunk_steps > 1:  # chunks may hold invalid rows, whose ratio may be anything
