@@ -74,9 +74,9 @@ _SPEED = {
     "time/checkpoint_frac": Metric("1", "share of time spent writing checkpoints"),
     "time/evaluation_frac": Metric("1", "share of time spent evaluating"),
     "time/other_frac": Metric("1", "share of time spent on everything else"),
-    "policy_lag/min": Metric("updates", "lowest age of the weights that acted in the batch"),
-    "policy_lag/mean": Metric("updates", "mean age of the weights that acted in the batch"),
-    "policy_lag/max": Metric("updates", "highest age of the weights that acted in the batch"),
+    "policy_lag/min": Metric("updates", "lowest age of the weights that acted, since last report"),
+    "policy_lag/mean": Metric("updates", "mean age of the weights that acted, since last report"),
+    "policy_lag/max": Metric("updates", "highest age of the weights that acted, since last report"),
     "data/valid_frac": Metric("1", "share of rows of the batch whose action was executed"),
     "data/discarded_columns": Metric(
         "columns",

@@ -224,9 +224,8 @@ class Trained(Generic[B, K]):
         for index, size in enumerate(self.sizes):
             begin = self._num_knobs + index * per_segment
             max_norm, *rates = numbers[begin : begin + per_segment].unbind()
-            # A part of a vector that is written in place is copied by the compiler, a whole is not.
-            where = ... if len(self.sizes) == 1 else slice(place, place + size)
-            clipped, norm = adam.clip_norm(grad if where is ... else grad[where], max_norm)
+            where = slice(place, place + size)
+            clipped, norm = adam.clip_norm(grad[where], max_norm)
             self._follow(clipped, where, rates)
             told.append(norm)
             place += size
@@ -234,11 +233,9 @@ class Trained(Generic[B, K]):
             told.append(torch.where(max_norm.isinf(), math.nan, norm > max_norm))
         return torch.stack(told).double()
 
-    def _follow(self, grad: Tensor, where: Any, rates: list[Tensor]) -> None:
+    def _follow(self, grad: Tensor, where: slice, rates: list[Tensor]) -> None:
         """The optimizer's rule on a segment, in place."""
-        theta, memory = self.theta, self.memory
-        if where is not ...:
-            theta, memory = theta[where], {name: x[where] for name, x in memory.items()}
+        theta, memory = self.theta[where], {name: x[where] for name, x in self.memory.items()}
         if self.optimizer.kind == "adam":
             adam.adam_(theta, grad, memory["exp_avg"], memory["exp_avg_sq"], AdamRates(*rates))
         else:

@@ -1,0 +1,63 @@
+"""`Trained` against PyTorch's own optimizers."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from quintet.algorithms.parts.setup import Setup
+from quintet.algorithms.parts.statistics import Statistics
+from quintet.algorithms.parts.trained import Descent, Knob, Parameters, Trained
+from quintet.ops import adam
+
+
+class Knobs(NamedTuple):
+    scale: Knob
+
+
+class Two(nn.Module):
+    """Two networks whose gradients are taken at the same parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.critic, self.actor = nn.Linear(3, 1), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.actor(x).square().sum() + self.critic(x).exp().sum()
+
+
+def test_segments_have_rates_and_clips_of_their_own() -> None:
+    torch.manual_seed(0)
+    ours, theirs = Two(), Two()
+    theirs.load_state_dict(ours.state_dict())
+
+    def loss(parameters: Parameters, x: Tensor, knobs: Knobs) -> tuple[Tensor, Statistics]:
+        total = knobs.scale * functional_call(ours, parameters, (x,))
+        return total, Statistics({"loss/total": total})
+
+    setup = Setup(1, 1, (1, 2), torch.device("cpu"))
+    trained = Trained(ours, loss, Knobs, setup, segments=("actor", "critic"))
+    rates, bounds = (1e-2, 3e-2), (0.1, 2.0)
+    parts = theirs.actor, theirs.critic
+    optimizers = [torch.optim.Adam(p.parameters(), r) for p, r in zip(parts, rates, strict=True)]
+    for step in range(1, 6):
+        x = torch.randn(4, 3)
+        descents = [
+            Descent(adam.rates(step, rate, 1e-8), bound)
+            for rate, bound in zip(rates, bounds, strict=True)
+        ]
+        trained.step(x, Knobs(0.5), *descents)
+        theirs.zero_grad()
+        (0.5 * theirs(x)).backward()
+        for part, optimizer, bound in zip(parts, optimizers, bounds, strict=True):
+            nn.utils.clip_grad_norm_(part.parameters(), bound)
+            optimizer.step()
+    for name, p in theirs.named_parameters():
+        torch.testing.assert_close(trained.parameters[name].detach(), p.detach(), msg=name)
+    trained.fold()
+    assert set(trained.interval.read()) == {
+        "loss/total",
+        "optim/actor_grad_norm",
+        "optim/critic_grad_norm",
+    }
