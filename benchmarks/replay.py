@@ -312,8 +312,8 @@ def steps(streams: int, with_replay: bool) -> Callable[[int], float]:
     learner: Any = ToyLearner(plan)
     sampling = SerialSampling([env], lambda: ToyActor(streams), plan, 0, timer)
     rows = RowSpecs.of(env.spaces, ToyActor(streams))
-    replay = Replay(plan, rows, streams, 0) if with_replay else None
-    parts, counters = loop.Parts([learner], sampling, replay), loop.Counters()
+    replays = [Replay(plan, rows, streams, 0)] if with_replay else []
+    parts, counters = loop.Parts([learner], sampling, replays), loop.Counters()
 
     def run(count: int) -> float:
         last = counters.iteration + count

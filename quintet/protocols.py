@@ -28,8 +28,9 @@ class ReplayPlan:
     capacity_steps: rows kept, over all streams.
     start_steps: no draw before so many valid rows are stored.
     steps, columns: T and B of a drawn batch; sequences have the plan's unroll_steps.
-    draws: how many batches are drawn after each fresh one: owed: `rate` for every valid env_step
-        since the start, what is left of 1 carried over; poisson: a number of that mean.
+    draws: how many batches are drawn after each fresh one with a valid row: owed: `rate` for every
+        valid env_step since the start, what is left of 1 carried over; poisson: a number of that
+        mean; fixed: `rate`, a whole number.
     column_source: per_stream: column b of a batch comes from stream b (`columns` = streams);
         any_stream: from anywhere.
     """
@@ -38,10 +39,14 @@ class ReplayPlan:
     capacity_steps: int
     steps: int
     columns: int
-    draws: Literal["owed", "poisson"]
+    draws: Literal["owed", "poisson", "fixed"]
     rate: float
     start_steps: int = 0
     column_source: Literal["per_stream", "any_stream"] = "any_stream"
+
+    def __post_init__(self) -> None:
+        if self.draws == "fixed" and self.rate != int(self.rate):
+            raise AssertionError(f"a fixed number of draws must be whole: {self}")
 
 
 @dataclass(frozen=True)

@@ -102,11 +102,11 @@ def _share_streams(first: PolicyRun, other: PolicyRun, options: BaseModel) -> No
         other.configure(options)
     except ConfigError as error:
         raise ConfigError(f"{who} can't share the streams of policy 0: {error}") from error
-    if plan.replay is not None or other.learner.plan != plan:
+    if other.learner.plan != plan:
         raise ConfigError(
-            "policies that share streams require the same data, and none of it from replay; policy "
-            f"0 asks for {plan}, {who} for {other.learner.plan}; give them the same unrolls and "
-            "discounts, or train one policy"
+            f"policies that share streams require the same data, policy 0 asks for {plan}, {who} "
+            f"for {other.learner.plan}; give them the same unrolls and discounts, or train one "
+            "policy"
         )
 
 

@@ -36,7 +36,8 @@ class PolicyFolder:
         self.path = run.path / policy_prefix(index, num_policies)
 
     def open(self) -> None:
-        """Removes what crashed writers left; once the run's folder is open."""
+        """Makes it, or removes what crashed writers left; once the run's folder is open."""
+        self.path.mkdir(exist_ok=True)
         checkpoint.clean_temporary(self.path)
 
     # Its part of a checkpoint

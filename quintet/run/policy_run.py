@@ -22,6 +22,7 @@ from quintet.run.replay import RunReplay
 from quintet.run.warm_start import donated
 from quintet.runtime.delivery import Batch
 from quintet.runtime.loop import Counters
+from quintet.runtime.slots import RowSpecs
 from quintet.system import trust
 from quintet.types import LearnerState, Publication, Spaces
 
@@ -99,7 +100,8 @@ class PolicyRun:
         """
         plan = self.learner.plan
         if plan.replay is not None:
-            self.replay = RunReplay.make(plan, self.config, interval, self.spaces, actor)
+            rows = RowSpecs.of(self.spaces, actor)
+            self.replay = RunReplay(plan, self.config, interval, rows, self.folder)
 
     def add(self, batch: Batch) -> None:
         """Counts a batch that the learner learned from, and its episodes."""

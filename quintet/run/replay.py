@@ -1,47 +1,42 @@
 """The memory of old data that a run keeps in its folder, and its place in checkpoints."""
 
 from pathlib import Path
-from typing import Any, Self, final
+from typing import Any, final
 
 from quintet.config.run import RunConfig
 from quintet.errors import CheckpointError
-from quintet.protocols import Actor, DataPlan
+from quintet.protocols import DataPlan
+from quintet.run.policy_folder import PolicyFolder
 from quintet.runtime.replay.replay import Replay
+from quintet.runtime.seeds import Role, generator_seed
 from quintet.runtime.slots import RowSpecs
-from quintet.types import Spaces
 
 
 @final
 class RunReplay:
-    """A replay whose rings have room for one interval between two checkpoints."""
+    """A policy's replay, whose rings have room for one interval between two checkpoints."""
 
-    def __init__(self, replay: Replay, columns_per_batch: int, num_streams: int):
-        self.replay = replay
-        self._columns, self._streams = columns_per_batch, num_streams
-        self.described = False
-
-    @classmethod
-    def make(
-        cls, plan: DataPlan, config: RunConfig, interval: int, spaces: Spaces, actor: Actor
-    ) -> Self:
-        """Checkpoints are `interval` iterations apart.
+    def __init__(
+        self, plan: DataPlan, config: RunConfig, interval: int, rows: RowSpecs, folder: PolicyFolder
+    ):
+        """Checkpoints are `interval` iterations apart, or less (`Replay.overwrites`).
 
         Raises:
             ConfigError: it does not fit on the disk.
         """
-        assert config.run_dir is not None
-        streams = config.env.num_streams
-        unrolls = -(-interval * plan.columns_per_batch // streams)
-        replay = Replay(
-            plan, RowSpecs.of(spaces, actor), streams, config.seed, config.run_dir / "replay",
-            slack_steps=unrolls * plan.unroll_steps,
-        )  # fmt: skip
-        return cls(replay, plan.columns_per_batch, streams)
+        self._columns, self._streams = plan.columns_per_batch, config.env.num_streams
+        self._uneven = _uneven_unrolls(plan, config, folder.num_policies)
+        unrolls = -(-interval * self._columns // self._streams) + self._uneven
+        seed = generator_seed(config.seed, Role.REPLAY, folder.index)
+        slack_steps = unrolls * plan.unroll_steps
+        place = folder.path / "replay"
+        self.replay = Replay(plan, rows, self._streams, seed, place, slack_steps)
+        self.described = False
 
     @property
     def reach(self) -> int:
         """Iterations for which it keeps the rows that a checkpoint needs."""
-        return self.replay.slack_unrolls * self._streams // self._columns
+        return (self.replay.slack_unrolls - self._uneven) * self._streams // self._columns
 
     def load(self, path: Path, saved: dict[str, Any], before: list[str]) -> None:
         """Takes the rows of the checkpoint at `path`.
@@ -65,3 +60,18 @@ class RunReplay:
             return None
         self.described = True
         return self.replay.describe()
+
+
+def _uneven_unrolls(plan: DataPlan, config: RunConfig, num_policies: int) -> int:
+    """Unrolls of one stream that may come beyond its share of the batches.
+
+    Of several policies one may have played a single stream for long: all columns of a batch are
+    that stream's, and as many may have waited before.  In an async run one worker may have filled a
+    batch alone.
+    """
+    columns, streams = plan.columns_per_batch, config.env.num_streams
+    if num_policies > 1:
+        return columns + num_policies * (1 + -(-columns // streams))
+    size = config.env.streams_per_group
+    assert size is not None
+    return 1 + -(-columns // size) if config.runtime.kind == "async" else 0

@@ -203,6 +203,12 @@ def _require_fresh_rows(runtime: RuntimeConfig, plan: DataPlan) -> None:
     """
     most, interval = plan.max_policy_lag, runtime.publish_interval_updates
     lag = runtime.lag if runtime.kind == "lockstep" else 0
+    if most is not None and plan.replay is not None and interval > 1:
+        raise ConfigError(
+            "runtime.publish_interval_updates must be 1 where a learner with replay drops rows of "
+            f"weights more than {most} updates old, as every draw is an update, got {interval}; "
+            "leave it or runtime.max_policy_lag out"
+        )
     if most is not None and interval + lag > most + 1:
         raise ConfigError(
             f"runtime.publish_interval_updates must be at most {most + 1 - lag} where rows of "

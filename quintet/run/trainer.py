@@ -181,10 +181,9 @@ class Trainer:
         # Several learners take their columns from where they were collected, each to its device.
         device = runtime.device if runtime.num_learners == 1 else "cpu"
         learners = [policy.learner for policy in self.policies]
-        replay = self.policies[0].replay  # several policies have none
-        memory = None if replay is None else replay.replay
+        replays = [each.replay.replay for each in self.policies if each.replay is not None]
         status = loop.run(
-            loop.Parts(learners, sampling, memory, torch.device(device)),
+            loop.Parts(learners, sampling, replays, torch.device(device)),
             self.counters,
             loop.Budget(
                 self.config.total_env_steps,

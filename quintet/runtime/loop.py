@@ -44,6 +44,8 @@ class Replay(Protocol):
 
     def draws(self, env_steps: int, iteration: int) -> Iterable[Rollout]: ...
 
+    def overwrites(self, batch: Rollout) -> bool: ...
+
 
 @dataclass
 class Counters:
@@ -160,20 +162,16 @@ class Budget:
 @final
 @dataclass(frozen=True)
 class Parts:
-    """What a run is made of: a learner for each policy, where their data comes from, and the memory
-    of old data, if the learner's plan asks for one.
+    """What a run is made of: a learner for each policy, where their data comes from, and of each
+    learner a memory of old data, if their plan asks for one.
 
     device: where the learners compute; sampling and replay give rollouts on the CPU.
     """
 
     learners: Sequence[Learner]
     sampling: Sampling
-    replay: Replay | None = None
+    replays: Sequence[Replay] = ()
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-
-    def __post_init__(self) -> None:
-        if self.replay is not None and len(self.learners) > 1:
-            raise AssertionError("each learner with replay requires a memory of its own")
 
 
 def run(
@@ -197,10 +195,13 @@ def run(
     unpublished = [0] * len(parts.learners)  # batches learned from since the last publication
     while counters.env_steps < budget.total_env_steps:
         batch = sampling.collect(budget.total_env_steps - counters.env_steps, begins_anew)
-        timer.switch("learning")
         learner = parts.learners[batch.policy]
+        replay = parts.replays[batch.policy] if parts.replays else None
+        if replay is not None and replay.overwrites(batch.rollout):
+            hooks.save(False)  # as after the last batch
+        timer.switch("learning")
         exact = begins_anew(batch)
-        for rollout, before in _rollouts(batch, parts.replay, counters):
+        for rollout, before in _rollouts(batch, replay, counters):
             try:
                 learner.update(to_device(rollout, parts.device), before)
             except NonFiniteError as error:
@@ -241,8 +242,8 @@ def _publish(parts: Parts) -> None:
 
 def _restart(parts: Parts, counters: Counters) -> None:
     parts.sampling.restart(counters.iteration)
-    if parts.replay is not None:
-        parts.replay.cut()
+    for replay in parts.replays:
+        replay.cut()
 
 
 def _rollouts(

@@ -364,12 +364,11 @@ def drive(
 ) -> tuple[Any, loop.Counters, list[dict[str, float]]]:
     """Runs the learners on a kind of runtime until the budget is spent."""
     plan, ledger = learners[0].plan, learners[0].ledger
-    replay = None
     env = make_vector_env(ScriptedWorld, 1)
     rows = RowSpecs.of(env.spaces, make_group_actor(SeamActor, len(learners)))
     sampling = make_sampling(kind, world, learners, rows)
-    if plan.replay is not None:
-        replay = Replay(plan, rows, ledger.streams, SEED)
+    kept = learners if plan.replay is not None else []
+    replays = [Replay(plan, rows, ledger.streams, SEED + i) for i, _ in enumerate(kept)]
     counters = loop.Counters()
     reports: list[dict[str, float]] = []
     played: list[Any] = []
@@ -384,7 +383,7 @@ def drive(
     ledger.restarted(0)
     try:
         loop.run(
-            loop.Parts(learners, sampling, replay),
+            loop.Parts(learners, sampling, replays),
             counters,
             loop.Budget(world.total_env_steps, world.checkpoint_iterations, max_cut_frac=1.0),
             loop.Hooks(lambda exact: None, after, lambda batch, policy: ""),

@@ -68,9 +68,9 @@ class LearnerProcess:
                 self.learner.load(LearnerState(state.tensors, scalars))
             case Configure(options):
                 self.learner.configure(options)
-            case Learn(env_steps, cut):
+            case Learn(env_steps, cut, replayed):
                 self.row[0], self.row[1] = time.monotonic_ns(), self.learner.updates + 1
-                self.learner.update(self.memory.read(cut), env_steps)
+                self.learner.update(self.memory.read(cut, replayed), env_steps)
             case Compare(number):
                 self.channel.send(Sum(number, checksum(self.learner)))
             case _:

@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from quintet.errors import LearnerFault, QuintetError
+from quintet.errors import ConfigError, LearnerFault, QuintetError
 from quintet.protocols import DataPlan, Learner, Ranks
 from quintet.runtime.parallel.ranks import LOOK_EVERY_S, PeerGone, RankGroup, host_store
 from quintet.runtime.processes.arena import Arena, prefixed
@@ -57,27 +57,50 @@ class LearnerCrew:
 
 @final
 class BatchMemory:
-    """A batch in shared memory, where every rank finds it; it looks like one group's slot."""
+    """A fresh batch and one from replay in shared memory, where every rank finds them; they look
+    like slots of one group.
+    """
 
     def __init__(self, arena: Arena, rows: RowSpecs, plan: DataPlan):
-        memory = arena.below("batch/")
-        self._cut = memory.pop("trace_cut")
-        self._rollout = Slot(memory, rows, plan).rollout
+        self._batches: dict[bool, Rollout] = {}
+        for replayed, (held, shape) in _batches(rows, plan).items():
+            memory = arena.below(f"batch/{replayed}/")
+            cut = memory.pop("trace_cut")
+            rollout = Slot(memory, held, shape).rollout
+            self._batches[replayed] = replace(rollout, trace_cut=cut, replayed=replayed)
 
     @staticmethod
     def specs(rows: RowSpecs, plan: DataPlan) -> dict[str, TensorSpec]:
-        columns = plan.columns_per_batch
-        cut = TensorSpec((plan.unroll_steps, columns), torch.bool)
-        return prefixed("batch/", slot_specs(rows, plan, columns) | {"trace_cut": cut})
+        found: dict[str, TensorSpec] = {}
+        for replayed, (held, shape) in _batches(rows, plan).items():
+            columns = shape.columns_per_batch
+            cut = TensorSpec((shape.unroll_steps, columns), torch.bool)
+            specs = slot_specs(held, shape, columns) | {"trace_cut": cut}
+            found |= prefixed(f"batch/{replayed}/", specs)
+        return found
 
     def write(self, batch: Rollout) -> None:
-        cut = batch.trace_cut is not None
+        into = self.read(batch.trace_cut is not None, batch.replayed)
         for field in fields(Rollout):
-            _copy(getattr(batch, field.name), getattr(self.read(cut), field.name))
+            _copy(getattr(batch, field.name), getattr(into, field.name))
 
-    def read(self, cut: bool) -> Rollout:
+    def read(self, cut: bool, replayed: bool) -> Rollout:
         """The batch as views; `cut`: it has a trace_cut."""
-        return replace(self._rollout, trace_cut=self._cut if cut else None)
+        batch = self._batches[replayed]
+        return batch if cut else replace(batch, trace_cut=None)
+
+
+def _batches(rows: RowSpecs, plan: DataPlan) -> dict[bool, tuple[RowSpecs, DataPlan]]:
+    """What batches hold and the plan of their shape, by `Rollout.replayed`."""
+    found, replay = {False: (rows, plan)}, plan.replay
+    if replay is not None:
+        windows = replay.kind == "windows"
+        every = replay.steps if windows else plan.state_every
+        drawn = replace(
+            plan, unroll_steps=replay.steps, columns_per_batch=replay.columns, state_every=every
+        )
+        found[True] = (replace(rows, state={}) if windows else rows, drawn)
+    return found
 
 
 def _copy(source: Any, into: Any) -> None:
@@ -126,7 +149,11 @@ class Learners:
         self.ranks = RankGroup(0, size, torch.device(crew.devices[0]), self._watch)
         self.learner = crew.make_learner(self.ranks)
         plan = self.learner.plan
-        assert plan.replay is None, "what is drawn has other shapes than what is collected"
+        if plan.replay is not None and plan.replay.columns % size:
+            raise ConfigError(
+                f"runtime.num_learners={size} requires batches from replay that so many can share "
+                f"evenly, got {plan.replay.columns} columns; use another number of learners"
+            )
         specs = BatchMemory.specs(crew.rows, plan)
         specs |= {progress_name(rank): TensorSpec((3,), torch.int64) for rank in range(1, size)}
         work = [_work(crew, plan, rank) for rank in range(1, size)]
@@ -206,7 +233,6 @@ class Learners:
         Raises:
             QuintetError: what any of them raised, or who of them is gone or silent.
         """
-        assert not batch.replayed
         self.start(self._say, self._notice)
         if not self._connected:
             await_all(self.processes, self._notice)
@@ -216,7 +242,7 @@ class Learners:
                 self._connect()
             self._begin()
             self._memory.write(batch)
-            self._tell(Learn(env_steps, batch.trace_cut is not None))
+            self._tell(Learn(env_steps, batch.trace_cut is not None, batch.replayed))
             self.learner.update(batch, env_steps)
         except PeerGone as error:
             raise self._culprit(str(error)) from error

@@ -145,11 +145,12 @@ class Begin(NamedTuple):
 class Learn(NamedTuple):
     """To a learner: make an update with the batch in shared memory.
 
-    cut: the batch has a `Rollout.trace_cut`.
+    cut: the batch has a `Rollout.trace_cut`; replayed: `Rollout.replayed`.
     """
 
     env_steps: int
     cut: bool
+    replayed: bool
 
 
 class Configure(NamedTuple):

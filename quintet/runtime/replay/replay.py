@@ -26,7 +26,6 @@ from quintet.runtime.replay.layout import Layout
 from quintet.runtime.replay.resume import load_rows, save_rows
 from quintet.runtime.replay.rings import Array, Numbers, as_array, as_tensor, require_room
 from quintet.runtime.replay.store import RowStore
-from quintet.runtime.seeds import Role, generator_seed
 from quintet.runtime.slots import RowSpecs
 from quintet.system import files
 from quintet.types import Rollout
@@ -67,6 +66,7 @@ class Replay:
         """Memory is taken at the first `store`, which shows whether observations are stacks of
         frames; what can't fit in any case is refused here.
 
+        seed: of this replay's draws alone.
         folder: for its files, and no others; None: in memory, which can't be saved.
         slack_steps: rows that any one stream may store after a `save` without overwriting what that
             one needs; all streams take that much more room.  After a `load` see `slack_unrolls`.
@@ -76,7 +76,7 @@ class Replay:
                 on the disk or in memory.
         """
         assert plan.replay is not None
-        self.plan, self.seed = plan.replay, seed
+        self.plan = plan.replay
         self._layout = Layout(plan, rows, num_streams, folder, slack_steps)
         self._rate, self._rate_steps = _exact(plan.replay.rate).as_integer_ratio()
         self._per_stream = plan.replay.column_source == "per_stream"
@@ -86,6 +86,7 @@ class Replay:
         self.counted_steps = 0  # valid steps that owe draws
         self.owed_draws = 0  # draws that they owed, all made
         self.drawn_rows = 0
+        self._saved: Numbers | None = None  # the streams' newest rows in the last checkpoint
         # Rings that are there keep their length, which may be less than is asked for now.
         if folder is None or not any(folder.glob("*.bin")):
             require_room(folder, self.nbytes)
@@ -153,13 +154,21 @@ class Replay:
             self._store = RowStore(self._layout, stacks, fresh=True)
         self._store.store(batch)
 
+    def overwrites(self, batch: Rollout) -> bool:
+        """Whether to store the batch takes rows that the last checkpoint needs."""
+        if self._store is None or self._saved is None:
+            return False
+        unrolls = int(np.bincount(batch.stream_id.numpy()).max())
+        rows = int((self._store.head - self._saved).max())
+        return rows + unrolls * (self._layout.unroll_steps + 1) > self._layout.slack
+
     def cut(self) -> None:
         """The streams were restarted: what is stored next doesn't follow on what was last."""
         if self._store is not None:
             self._store.cut()
 
     def draws(self, valid_steps: int, iteration: int) -> Iterator[Rollout]:
-        """The batches that are owed after a fresh one of `valid_steps` valid rows, stored before.
+        """The batches that are due after a fresh one of `valid_steps` valid rows, stored before.
 
         Nothing is drawn, and no step owes a draw, before ``start_steps`` valid rows were stored and
         there is something to draw from (``per_stream``: in every stream); of the batch with which
@@ -168,7 +177,7 @@ class Replay:
         before the next `store`.
         """
         store = self._store
-        if store is None or store.stored < max(self.plan.start_steps, 1):
+        if store is None or not valid_steps or store.stored < max(self.plan.start_steps, 1):
             return iter(())
         plan, counts = self.plan, store.last - store.first
         ends = counts.cumsum()
@@ -181,8 +190,10 @@ class Replay:
             self.owed_draws += number
             if number == 0:
                 return iter(())
-        else:
+        elif plan.draws == "poisson":
             number = self._random.poisson(iteration, plan.rate)
+        else:
+            number = int(plan.rate)
         chance = self._random.uniform(iteration, number)
         if self._per_stream:
             stream = np.arange(len(counts))
@@ -219,8 +230,9 @@ class Replay:
         assert self._layout.folder is not None, "a replay in memory can't be saved"
         counts = {name: getattr(self, name) for name in _COUNTS}
         rows = save_rows(self._store) if self._store is not None else None
-        if rows is not None:
+        if self._store is not None:
             files.sync_folder(self._layout.folder)
+            self._saved = self._store.head.copy()
         return {"format": _FORMAT, **counts, "rows": rows}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -241,6 +253,7 @@ class Replay:
             setattr(self, name, int(state[name]))
         if state["rows"] is not None:
             self._store = load_rows(self._layout, state["rows"])
+            self._saved = self._store.head.copy()
 
 
 _BLOCK = 64  # iterations whose random numbers are made at once, where each draws one batch
@@ -251,7 +264,7 @@ class _Random:
     """Random numbers that follow from the seed and the iteration alone."""
 
     def __init__(self, seed: int, columns: int):
-        self._bits = np.random.Philox(key=generator_seed(seed, Role.REPLAY, 0))
+        self._bits = np.random.Philox(key=seed)
         self._random = np.random.Generator(self._bits)
         self._state: Any = self._bits.state
         self._columns = columns
