@@ -20,6 +20,7 @@ from quintet.algorithms.impala.learner import ImpalaLearner
 from quintet.algorithms.parts.setup import ALONE
 from quintet.config.load import Layer
 from quintet.config.saved import load_config
+from quintet.errors import ConfigError
 from quintet.protocols import DataPlan, Learner, ReplayPlan
 from quintet.run import launch, learners
 from quintet.types import Rollout
@@ -173,6 +174,12 @@ def test_a_fixed_number_is_drawn_for_every_fresh_batch(tmp_path: Path) -> None:
     train(tmp_path, Fixed, SERIAL, on_report=reports.append)
     assert all(drawn(report) == 2 * report["iterations"] for report in reports)
     assert reports[-1]["iterations"] >= BUDGET // 32
+
+
+def test_ages_of_weights_that_draws_alone_exceed_are_refused(tmp_path: Path) -> None:
+    options = {"runtime.max_policy_lag": 9, "runtime.publish_interval_updates": 2}
+    with pytest.raises(ConfigError, match=r"must be 1 where a learner with replay drops .* got 2"):
+        train(tmp_path / "run", Windows, ASYNC, options=options)
 
 
 # Several policies

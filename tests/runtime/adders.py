@@ -13,7 +13,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from quintet.errors import NonFiniteError
-from quintet.protocols import DataPlan, Ranks
+from quintet.protocols import DataPlan, Ranks, ReplayPlan
 from quintet.runtime.parallel.learners import LearnerCrew, Learners
 from quintet.runtime.slots import RowSpecs, Slot, slot_specs, zeros
 from quintet.types import LearnerState, Publication, Rollout, Spaces, TensorSpec
@@ -33,14 +33,22 @@ ROWS = RowSpecs(
     {"logp_mu": TensorSpec((), torch.float32)},
     {"core/h0": TensorSpec((5,), torch.float32)},
 )
-PLAN = DataPlan(unroll_steps=6, columns_per_batch=12, return_discount=0.9, state_every=3)
+WINDOWS = ReplayPlan("windows", 1_000, steps=2, columns=24, draws="owed", rate=1.0)
+PLAN = DataPlan(
+    unroll_steps=6, columns_per_batch=12, return_discount=0.9, state_every=3, replay=WINDOWS
+)
 
 
-def make_batch(seed: int, cut: bool) -> Rollout:
+def make_batch(seed: int, cut: bool, replayed: bool = False) -> Rollout:
     """Something else in every tensor that a batch has."""
-    batch = Slot(zeros(slot_specs(ROWS, PLAN, 12)), ROWS, PLAN).rollout
+    plan = replace(PLAN, unroll_steps=2, columns_per_batch=24, state_every=2) if replayed else PLAN
+    rows = replace(ROWS, state={}) if replayed else ROWS
+    columns = plan.columns_per_batch
+    batch = Slot(zeros(slot_specs(rows, plan, columns)), rows, plan).rollout
+    batch = replace(batch, replayed=replayed)
     if cut:
-        batch = replace(batch, trace_cut=torch.zeros((6, 12), dtype=torch.bool))
+        none = torch.zeros((plan.unroll_steps, columns), dtype=torch.bool)
+        batch = replace(batch, trace_cut=none)
     g = torch.Generator().manual_seed(seed)
     for x in tensors_of(batch):
         x.copy_(torch.randint(0, 2 if x.dtype == torch.bool else 100, x.shape, generator=g))
@@ -84,7 +92,7 @@ class Adder:
             self.make_trouble()
         seen = self.ranks.sum(digest(self.ranks.shard(batch)))
         self.weights[: len(seen)] += seen
-        self.weights[-1] += env_steps
+        self.weights[-1] += -env_steps if batch.replayed else env_steps
         who = self.ranks.gather(torch.tensor([float(self.ranks.index)]))
         self.told = {"ranks": float(len(who)), "last": who[-1].item()}
 

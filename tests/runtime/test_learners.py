@@ -48,8 +48,10 @@ def nothing_left() -> Iterator[None]:
     assert psutil.Process().num_fds() <= files
 
 
-def update(learners: Learners, seed: int, cut: bool = False) -> dict[str, float]:
-    learners.update(make_batch(seed, cut), 10 * seed)
+def update(
+    learners: Learners, seed: int, cut: bool = False, replayed: bool = False
+) -> dict[str, float]:
+    learners.update(make_batch(seed, cut, replayed), 10 * seed)
     return dict(learners.metrics())
 
 
@@ -67,6 +69,11 @@ def test_every_rank_gets_its_columns_of_the_batch_and_the_state_of_the_first() -
             seen = digest(make_batch(seed, cut))
             expected[: len(seen)] += seen
             expected[-1] += 10 * seed
+        # So it is with one from replay, which has another shape.
+        assert update(learners, 6, cut=True, replayed=True) == {"ranks": 4.0, "last": 3.0}
+        seen = digest(make_batch(6, cut=True, replayed=True))
+        expected[: len(seen)] += seen
+        expected[-1] -= 60
         assert torch.equal(learners.save().tensors["weights"], expected)
         # What is loaded or donated reaches them before the next update; saving compares.
         state = LearnerState(
@@ -144,6 +151,13 @@ def test_one_that_died_between_updates_does_not_keep_the_first_from_being_saved(
             update(learners, 2)
     finally:
         learners.close()
+
+
+def test_batches_from_replay_that_cant_be_shared_evenly_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"num_learners=5 requires batches from replay .* got 24 "
+    ):
+        adders(5)
 
 
 def test_close_before_the_first_update() -> None:

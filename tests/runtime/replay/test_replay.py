@@ -237,6 +237,14 @@ def test_poisson_draws_have_their_mean_and_variance(monkeypatch) -> None:
     assert 3.7 < counts.var() < 4.3
 
 
+def test_a_fixed_number_follows_every_batch_with_a_valid_row() -> None:
+    replay = make(plan("windows", draws="fixed", rate=3), 1)
+    Run(replay, 1, 4, 0, QUIET).collect([0])
+    assert [len(list(replay.draws(steps, i))) for i, steps in enumerate((4, 1, 0))] == [3, 3, 0]
+    with pytest.raises(AssertionError, match="must be whole"):
+        plan("windows", draws="fixed", rate=1.5)
+
+
 def test_draws_follow_from_seed_and_iteration() -> None:
     def drawn(seed: int, iteration: int) -> list[int]:
         replay = make(plan("windows", columns=50), 2, seed)

@@ -2,9 +2,11 @@
 
 import json
 import random
+import shutil
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +15,11 @@ from replay_run import INTERVAL, ITERATIONS, STREAMS, UNROLL, batches, digest, o
 from replay_streams import ROWS, Chances, Run, make, plan
 
 from quintet.errors import CheckpointError, ConfigError
+from quintet.observe.timing import PhaseTimer
+from quintet.runtime import loop
+from quintet.runtime.delivery import Batch, Steps
 from quintet.runtime.replay.replay import Replay
-from quintet.types import Rollout
+from quintet.types import Publication, Rollout
 
 SCRIPT = Path(__file__).with_name("replay_run.py")
 KINDS = ("windows", "sequences")
@@ -160,6 +165,65 @@ def test_every_slack_row_leaves_the_checkpoint_whole(kind: str, tmp_path: Path) 
         run.restart()
         run.collect(list(range(STREAMS)))
     open_replay(kind, tmp_path).load(state)
+
+
+class Given:
+    """Sampling that has these batches."""
+
+    restarts = False
+
+    def __init__(self, batches: list[Rollout]):
+        self.batches = iter(batches)
+
+    def publish(self, publication: Publication, policy: int = 0) -> None: ...
+
+    def restart(self, iteration: int) -> None: ...
+
+    def collect(self, env_steps_left: int, begins_anew: object) -> Batch:
+        rollout = next(self.batches)
+        steps = int(rollout.valid.sum())
+        return Batch(rollout, 0, steps, [], Steps(steps, 0, 0, 0, 0))
+
+
+class Idle:
+    version = updates = 0
+
+    def update(self, batch: Rollout, env_steps: int) -> None: ...
+
+    def publication(self) -> Publication:
+        return Publication(0, {})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stream_that_is_ahead_of_the_others_takes_no_row_of_the_last_checkpoint(
+    kind: str, tmp_path: Path
+) -> None:
+    """As in an async run: every kill after a checkpoint finds all its rows."""
+    run = Run(make(plan("windows", capacity_steps=180), STREAMS), STREAMS, UNROLL, 3)
+    fresh = [run.collect([0, 1, 1, 2] if i % 7 else [1, 1, 1]) for i in range(ITERATIONS)]
+    replay = open_replay(kind, tmp_path)
+    states: list[tuple[int, dict]] = []
+
+    def killed(batch: Batch) -> bool:
+        if states:
+            copy = tmp_path / "copy"
+            shutil.copytree(tmp_path / "replay", copy / "replay", dirs_exist_ok=True)
+            open_replay(kind, copy).load(states[-1][1])
+        return counters.iteration == ITERATIONS
+
+    counters = loop.Counters()
+    loop.run(
+        loop.Parts([Idle()], Given(fresh), [replay]),
+        counters,
+        loop.Budget(10**9, 2 * INTERVAL),
+        loop.Hooks(
+            lambda exact: states.append((counters.iteration, saved(replay))), killed, lambda *_: ""
+        ),
+        PhaseTimer(),
+    )
+    gaps = [b - a for (a, _), (b, _) in pairwise(states)]
+    assert len(states) > ITERATIONS / INTERVAL / 2
+    assert min(gaps) >= 1  # room for a batch is there after every one
 
 
 @pytest.mark.parametrize("kind", KINDS)
