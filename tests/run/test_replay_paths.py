@@ -165,6 +165,8 @@ def test_neither_draws_nor_samples_run_away_in_async(
     batch, prefetched, slots = 32, 2, 2
     ahead = [report["data/executed_env_steps"] - report["env_steps"] for report in reports[:20]]
     assert max(ahead) <= (prefetched + 1 + slots) * batch
+    # Ten batches of a column of each stream, and one batch of one group alone.
+    assert "room for 119 rows per stream" in (tmp_path / "log.txt").read_text()
     if learner is SlowToLearn:
         assert max(ahead) >= prefetched * batch  # it was waited for
 
@@ -214,6 +216,8 @@ def test_every_policy_has_a_memory_of_its_own_rows(
     sizes = [(whole / f"policy_{k}/replay/rows.bin").stat().st_size for k in range(2)]
     assert min(sizes) > 600 * 8
     assert not (whole / "replay").exists()
+    # Ten batches of a column of each stream, and what one stream may have beyond its share.
+    assert (whole / "log.txt").read_text().count("room for 164 rows per stream") == 2
     two_policies(run, kind, on_report=lambda report: report["iterations"] >= 26)
     two_policies(run, kind | {"resume": "exact"})
     assert hashes(run) == hashes(whole)
