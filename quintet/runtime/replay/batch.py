@@ -1,9 +1,8 @@
 """A fresh batch as the arrays that a replay stores, and the bits of its rows' flags."""
 
-from typing import NamedTuple, Self, final
+from typing import NamedTuple, Self
 
 import numpy as np
-from torch import Tensor
 
 from quintet.runtime.replay.layout import Layout
 from quintet.runtime.replay.rings import Array, Numbers, as_array
@@ -17,23 +16,6 @@ Columns = slice | Numbers
 
 Begin = tuple[bytes, ...]
 """All that row 0 of a batch says of where its streams are."""
-
-
-@final
-class Views:
-    """Arrays over the memory of tensors; of a tensor that comes again, as those of a sampler's slot
-    do, the one that was made before.
-    """
-
-    def __init__(self) -> None:
-        self._made: dict[str, tuple[Tensor, Array]] = {}
-
-    def of(self, name: str, x: Tensor) -> Array:
-        """As `as_array`."""
-        made = self._made.get(name)
-        if made is None or made[0] is not x:
-            self._made[name] = made = (x, as_array(x))
-        return made[1]
 
 
 class Fresh(NamedTuple):
@@ -60,35 +42,34 @@ class Fresh(NamedTuple):
     starts_at_valid: bool
 
     @classmethod
-    def of(cls, batch: Rollout, layout: Layout, views: Views) -> Self:
+    def of(cls, batch: Rollout, layout: Layout) -> Self:
         """Views of the batch's memory."""
-        of = views.of
         rows = {
-            "action": of("action", batch.action),
-            "reward": of("reward", batch.reward),
-            "version": of("version", batch.version),
-            "policy_id": of("policy_id", batch.policy_id),
+            "action": as_array(batch.action),
+            "reward": as_array(batch.reward),
+            "version": as_array(batch.version),
+            "policy_id": as_array(batch.policy_id),
         }
         for name in layout.records:
-            rows[f"record/{name}"] = of(f"record/{name}", batch.record[name])
+            rows[f"record/{name}"] = as_array(batch.record[name])
         if layout.has_return_carry:
             assert batch.return_carry is not None
-            rows["return_carry"] = of("return_carry", batch.return_carry)
+            rows["return_carry"] = as_array(batch.return_carry)
         return cls(
-            stream=of("stream_id", batch.stream_id),
-            group=of("group_id", batch.group_id),
-            episode=of("episode_id", batch.episode_id),
-            first=of("is_first", batch.is_first),
-            valid=of("valid", batch.valid),
-            terminated=of("terminated", batch.terminated),
-            truncated=of("truncated", batch.truncated),
-            cut=None if batch.trace_cut is None else of("trace_cut", batch.trace_cut),
-            obs={name: of(name, batch.obs[name[4:]]) for name in layout.leaves},
+            stream=as_array(batch.stream_id),
+            group=as_array(batch.group_id),
+            episode=as_array(batch.episode_id),
+            first=as_array(batch.is_first),
+            valid=as_array(batch.valid),
+            terminated=as_array(batch.terminated),
+            truncated=as_array(batch.truncated),
+            cut=None if batch.trace_cut is None else as_array(batch.trace_cut),
+            obs={name: as_array(batch.obs[name[4:]]) for name in layout.leaves},
             rows=rows,
-            states={name: of(f"state/{name}", batch.state[name]) for name in layout.states},
+            states={name: as_array(batch.state[name]) for name in layout.states},
             last={
-                "action": of("last_action", batch.last_action),
-                "reward": of("last_reward", batch.last_reward),
+                "action": as_array(batch.last_action),
+                "reward": as_array(batch.last_reward),
             },
             starts_at_valid=layout.kind == "windows",
         )

@@ -237,11 +237,10 @@ class Rings:
         records: Array = words.view(self.record)[..., 0]
         return records
 
-    def fill(self, records: Array, name: str, values: Array) -> None:
-        """Puts a field into the first ``len(values)`` of records ``[N, ...]``."""
-        field = records[name][: len(values)]
-        _require_alike(name, field.dtype, field.shape, values)
-        field[...] = values
+    def require_declared(self, name: str, values: Array) -> None:
+        """Raises AssertionError unless ``[T, B, ...]`` is of the field's dtype and shape."""
+        field = self.fields[name]
+        _require_alike(name, field.dtype, values.shape[:2] + field.shape[1:], values)
 
     def write_records(self, place: Numbers, values: Array) -> None:
         """Puts records ``[*place.shape]``, contiguous, in their places."""

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quintet.runtime.replay.batch import FIRST, GAP, START, VALID, Begin, Columns, Fresh, Views
+from quintet.runtime.replay.batch import FIRST, GAP, START, VALID, Begin, Columns, Fresh
 from quintet.runtime.replay.frames import FrameStacks
 from quintet.runtime.replay.layout import Layout
 from quintet.runtime.replay.rings import (
@@ -77,7 +77,8 @@ class RowStore:
         self.starts = self.index.reshape(-1)
         self._index_begins = np.arange(count) * entries
         self._where: Columns = slice(None)  # the streams of the last batch, or all of them
-        self._views = Views()
+        # What was stored last: sampling in one process gives the same one again, with other rows.
+        self._batch: tuple[Rollout, Fresh] | None = None
         self._reached: Begin | None = None  # with which the last batch is followed on, if known
         self._full = False  # whether every stream has as many rows as can be live
         self.first = np.zeros(count, np.int64)
@@ -120,7 +121,13 @@ class RowStore:
 
     def store(self, batch: Rollout) -> None:
         """Stores the columns that have a valid row; a stream's own are in order."""
-        fresh = Fresh.of(batch, self.layout, self._views)
+        if self._batch is None or self._batch[0] is not batch:
+            fresh = Fresh.of(batch, self.layout)
+            for name, values in (fresh.rows | fresh.obs).items():
+                if name in self.packed:
+                    self.rows.require_declared(name, values)
+            self._batch = batch, fresh
+        fresh = self._batch[1]
         whole = _all(fresh.valid) or _all(fresh.valid.any(0))
         if whole and self._reached == fresh.begin():
             self._append(fresh, None)
@@ -163,16 +170,15 @@ class RowStore:
         flags, starts = fresh.flags()
         episodes = fresh.episodes()
         records = self.rows.blank(place.shape)  # what row T doesn't have yet stays so
-        self.rows.fill(records, "flags", flags)
-        self.rows.fill(records, "episode_id", episodes)
+        records["flags"], records["episode_id"] = flags, episodes
         for name, values in fresh.rows.items():
             if name in self.packed:
-                self.rows.fill(records, name, values)
+                records[name][:-1] = values
             else:
                 self.rows.write(name, body, values)
         for name, values in fresh.obs.items():
             if name in self.packed:
-                self.rows.fill(records, name, values)
+                records[name] = values
             elif name in self.stacks:
                 self.stacks[name].follow(place[1:], place[0], values)
             else:
