@@ -141,6 +141,7 @@ def _train(
 ) -> Stopwatch:
     timer, counters = PhaseTimer(), loop.Counters()
     learner = make_learner(config, source.spaces)
+    assert learner.plan.replay is None, "no workload has a replay"
     sampling = make_sampling(config, source, [learner], timer, print, print)
 
     def nowhere(*_: object) -> str:
