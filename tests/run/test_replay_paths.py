@@ -143,7 +143,9 @@ class SlowSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 @pytest.mark.parametrize(
-    ("learner", "env"), [(SlowToLearn, "CartPole-v1"), (Windows, slow_env)], ids=["learner", "env"]
+    ("learner", "env"),
+    [(SlowToLearn, "CartPole-v1"), pytest.param(Windows, slow_env, marks=pytest.mark.slow)],
+    ids=["learner", "env"],
 )
 def test_neither_draws_nor_samples_run_away_in_async(
     learner: type[Sequences], env: Any, tmp_path: Path
