@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from quintet.algorithms.parts.setup import Setup
 from quintet.algorithms.parts.statistics import Interval, Names, Statistics
 from quintet.errors import ConfigError, NonFiniteError
-from quintet.models.compiled import one_graph
+from quintet.models.compiled import Graph
 from quintet.models.flat import flatten_in_place, load_into, tensors_of, views_of
 from quintet.ops import adam, rmsprop
 from quintet.ops.adam import AdamRates
@@ -142,10 +142,10 @@ class Trained(Generic[B, K]):
         self._told: list[Tensor] = []
         self._unchecked: list[Tensor] = []
         compiles, alone = setup.compute.compile, self.ranks.size == 1
-        self._whole = one_graph(self._compiled_step) if compiles and alone else None
+        self._whole = Graph(self._compiled_step) if compiles and alone else None
         self._parts = None
         if compiles and not alone:  # they exchange gradients in between
-            self._parts = one_graph(self._compiled_gradient), one_graph(self._compiled_descend)
+            self._parts = Graph(self._compiled_gradient), Graph(self._compiled_descend)
 
     def keep_gradient(self) -> None:
         """Keeps the gradient of the last step, before clipping, in `gradient`."""
