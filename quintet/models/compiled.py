@@ -47,7 +47,9 @@ class Graph(Generic[P, R]):
         method: Any = torch.compile(
             self._function, fullgraph=True, dynamic=False, options=dict(_OPTIONS)
         )
-        graph: Any = method.aot_compile(((self._object, *args), {}))
+        # The others are constants; as inputs, which is the default, they can't be compiled ahead.
+        with torch._dynamo.config.patch(specialize_float=True):
+            graph: Any = method.aot_compile(((self._object, *args), {}))
         graph.disable_guard_check()
         return cast(Callable[..., R], graph)
 

@@ -104,10 +104,14 @@ class Trained(Generic[B, K]):
         optimizer: Optimizer = ADAM,
         *,
         modules: Mapping[str, nn.Module] = MappingProxyType({}),
+        only_learning: tuple[str, ...] = (),
         segments: Sequence[str] = (),
         check_numerics: bool = False,
     ):
         """modules: what is published and saved beside the network, by name.
+
+        only_learning: how the names of weights begin that are saved and not published, since no
+            actor needs them.
 
         segments: children of the network, each with a `Descent` of its own; none: it is one.
 
@@ -129,6 +133,7 @@ class Trained(Generic[B, K]):
         self.optimizer = optimizer
         self.memory = _memory(optimizer, self.theta)
         self.modules = {"network": network, **modules}
+        self._only_learning = only_learning
         self.loss, self.ranks = loss, setup.ranks
         self.gradient: Tensor | None = None
         self.interval = Interval()
@@ -304,6 +309,11 @@ class Trained(Generic[B, K]):
     def weights(self) -> dict[str, Tensor]:
         """The tensors of the network and of the modules beside it, by name."""
         return tensors_of(self.modules)
+
+    def published(self) -> dict[str, Tensor]:
+        """Those of `weights` that actors need."""
+        weights = self.weights().items()
+        return {name: x for name, x in weights if not name.startswith(self._only_learning)}
 
     def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
         """Copies what `weights` gave, and leaves the optimizer as it is."""
