@@ -36,7 +36,9 @@ class Graph(Generic[P, R]):
         self._graphs: dict[Hashable, Callable[..., R]] = {}
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Of tensors, and dicts, tuples and dataclasses of them, by position."""
+        """Of tensors, and dicts, tuples and dataclasses of them, by position.  Those without
+        dimensions are not float64, which PyTorch can't compile ahead.
+        """
         assert not kwargs
         layout = _layout(args)
         if layout not in self._graphs:
@@ -47,7 +49,7 @@ class Graph(Generic[P, R]):
         method: Any = torch.compile(
             self._function, fullgraph=True, dynamic=False, options=dict(_OPTIONS)
         )
-        # The others are constants; as inputs, which is the default, they can't be compiled ahead.
+        # As inputs, which is the default, Python's floats can't be compiled ahead.
         with torch._dynamo.config.patch(specialize_float=True):
             graph: Any = method.aot_compile(((self._object, *args), {}))
         graph.disable_guard_check()
