@@ -132,7 +132,7 @@ def _trained_policy(run_dir: Path, loaded: Loaded | Unusable) -> Policy:
     signature, for which there may be no key.
     """
     assert isinstance(loaded, Loaded)
-    description, _ = find_policy(run_dir)
+    description, *_ = find_policy(run_dir)
     return load(run_dir, trust=vouched(description, loaded.config.flat()))
 
 

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from quintet import checkpoint, spaces
 from quintet.algorithms import registry
@@ -25,7 +25,7 @@ from quintet.protocols import Actor
 from quintet.system import files, trust
 from quintet.types import ACTION_MASK, Obs, Publication, Spaces, State
 
-POLICY = "policy"
+POLICY, LEARNER = "policy", "learner"
 """Key of the publication's tensors in a checkpoint, and name of the folder of a finished run's
 policy.
 """
@@ -369,15 +369,16 @@ def _origin(
     return trust.Origin(str(found.path), fault, trust.calls_given(again))
 
 
-def find_policy(path: Path) -> tuple[dict[str, Any], Publication]:
-    """Description and newest publication of what `load` would load, without building a network.
+def find_policy(path: Path) -> tuple[dict[str, Any], Publication, dict[str, Tensor]]:
+    """What `load` would load, without building a network: description and newest publication; and
+    of a checkpoint also the tensors that only learning needs.
 
     Raises:
         CheckpointError: there is no readable policy at the path.
     """
     found = _find(path, "latest")
     try:
-        return _parts(found)
+        return *_parts(found), found.tensors.get(LEARNER, {})
     except (KeyError, TypeError, ValueError) as error:
         raise _no_policy(found, error) from error
 

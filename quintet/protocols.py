@@ -189,9 +189,15 @@ class Learner(Protocol):
         """
         ...
 
-    def warm_start(self, publication: Publication) -> None:
-        """Begins with another learner's weights and statistics, complete and of the same names and
-        shapes as its own publication; all else is as if it were new.
+    def weights(self) -> dict[str, Tensor]:
+        """All that it learns with, by name: the publication's tensors, and those that only learning
+        needs (critics, targets, statistics of rewards), without the optimizer's memory.
+        """
+        ...
+
+    def warm_start(self, weights: Mapping[str, Tensor]) -> None:
+        """Begins with another learner's `weights`, complete and of its own names and shapes; all
+        else is as if it were new.
         """
         ...
 

@@ -78,7 +78,8 @@ class Rollout:
     """A batch of columns, each T rows of one stream, ordered by (group, stream).
 
     reward: after clipping, before normalising, in reward units of the environment.
-    valid: the action of the row was really executed and lies within the step budget.
+    valid: the action of the row was really executed and lies within the step budget.  What other
+        rows hold is finite and means nothing, but for their observation.
     is_first: the observation of the row is the first of an episode.
     record: what the actor recorded, by name (``logp_mu``, distribution parameters, values, ...).
     return_carry: running discounted return ``G_t = r_t + gamma * G_(t-1)``, restarted at every

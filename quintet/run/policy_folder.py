@@ -19,12 +19,11 @@ from torch import Tensor
 from quintet import checkpoint
 from quintet.errors import CheckpointError, FileFault
 from quintet.observe.metrics import policy_prefix
-from quintet.policy import POLICIES, POLICY, Policy
+from quintet.policy import LEARNER, POLICIES, POLICY, Policy
 from quintet.run.folder import RunFolder
 from quintet.system import files, manifest
 
 BEST = "best"
-LEARNER = "learner"
 
 
 @final

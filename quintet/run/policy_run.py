@@ -15,9 +15,9 @@ from quintet.checkpoint import Checkpoint
 from quintet.config.run import RunConfig
 from quintet.evaluation import Scores
 from quintet.observe.metrics import EpisodeStats
-from quintet.policy import POLICY, Policy, describe, misfit
+from quintet.policy import LEARNER, POLICY, Policy, describe, misfit
 from quintet.protocols import Actor, Learner
-from quintet.run.policy_folder import BEST, LEARNER, PolicyFolder
+from quintet.run.policy_folder import BEST, PolicyFolder
 from quintet.run.replay import RunReplay
 from quintet.run.warm_start import donated
 from quintet.runtime.delivery import Batch
@@ -87,9 +87,8 @@ class PolicyRun:
         path, keys = self.config.init_from, self.config.init_from_keys
         if path is None:
             return None
-        own = self.learner.publication()
-        publication, note = donated(path, keys, own, self.description)
-        self.learner.warm_start(publication)
+        weights, note = donated(path, keys, self.learner, self.description)
+        self.learner.warm_start(weights)
         return note
 
     def make_replay(self, actor: Actor, interval: int) -> None:

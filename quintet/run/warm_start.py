@@ -1,6 +1,6 @@
 """What a new run takes over from a trained one: weights and normaliser statistics, by name."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from torch import Tensor
 from quintet.errors import CheckpointError, ConfigError
 from quintet.models.config import ModelConfig
 from quintet.policy import find_policy
+from quintet.protocols import Learner
 from quintet.spaces import without_bounds
 from quintet.types import Publication
 
@@ -17,8 +18,8 @@ _NOT_COMPARED = ("init", "action_std_init", "deduplicate_text")
 """Options of the network that only say how its weights are drawn, or how fast it computes."""
 
 
-def find_donor(path: Path) -> tuple[dict[str, Any], Publication]:
-    """Description and publication of the policy that `init_from` names.
+def find_donor(path: Path) -> tuple[dict[str, Any], Publication, dict[str, Tensor]]:
+    """What `init_from` names, see `policy.find_policy`.
 
     Raises:
         ConfigError: there is none, or none that can be read.
@@ -33,39 +34,46 @@ def find_donor(path: Path) -> tuple[dict[str, Any], Publication]:
 
 
 def donated(
-    path: Path, keys: Sequence[str], own: Publication, description: Mapping[str, Any]
-) -> tuple[Publication, str]:
-    """The publication that a run begins with, and a line that says where it comes from.
+    path: Path, keys: Sequence[str], learner: Learner, description: Mapping[str, Any]
+) -> tuple[dict[str, Tensor], str]:
+    """The weights that a learner begins with, and a line that says where they come from.
 
     Args:
         path: a run folder (its newest checkpoint), a checkpoint or a saved policy.
         keys: patterns (``*``, ``?``) of the names to take; none: all, which must then fit exactly,
             and so must the spaces and the network's options.
-        own: what the run would begin with by itself; what is not taken stays.
+        learner: what of its own weights is not taken stays.
         description: of the run's policy, see `policy.describe`.
 
     Raises:
         ConfigError: there is no policy, or lists what does not fit.
     """
-    donor, found = find_donor(path)
-    theirs, faults = dict(found.tensors), []
+    donor, found, rest = find_donor(path)
+    own, acting = learner.weights(), learner.publication().tensors
+    theirs = {**found.tensors, **{n: x for n, x in rest.items() if n in own}}
+    known, faults = sorted(theirs), []
     if keys:
         idle = [key for key in keys if not any(fnmatchcase(name, key) for name in theirs)]
         faults += [f"init_from_keys {key!r} matches none of its tensors" for key in idle]
         theirs = {n: x for n, x in theirs.items() if any(fnmatchcase(n, key) for key in keys)}
     else:
         faults += _other_policy(description, donor)
-    faults += _other_tensors(own.tensors, theirs, partly=bool(keys))
+    # A saved policy has nothing of what only learning needs.
+    required = [] if keys else [*own] if rest else [*acting]
+    faults += _other_tensors(own, theirs, required)
     if faults:
-        known = "" if not keys else "; its tensors are " + ", ".join(sorted(found.tensors))
+        names = "" if not keys else "; its tensors are " + ", ".join(known)
         raise ConfigError(
             f"init_from={path} requires a policy of the same form:\n"
             + "\n".join(f"  - {fault}" for fault in faults)
             + "\ngive another one, the options that it was trained with, or init_from_keys that "
-            + f"take a part of it{known}"
+            + f"take a part of it{names}"
         )
     note = f"begins with {len(theirs)} tensors of {path} (version {found.version})"
-    return Publication(own.version, {**own.tensors, **theirs}), note
+    lacking = sorted({name.split("/")[0] for name in set(own) - set(theirs)})
+    if lacking and not keys:
+        note += f"; a saved policy is only what acts, so {', '.join(lacking)} begins anew"
+    return own | theirs, note
 
 
 def _other_policy(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
@@ -91,18 +99,17 @@ def _other_policy(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[st
 
 
 def _other_tensors(
-    mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor], *, partly: bool
+    mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor], required: Iterable[str]
 ) -> list[str]:
     """Tensors that one of them lacks, or of another shape, a line each."""
     faults = [
         f"{name}: the run has none, init_from shape {tuple(theirs[name].shape)}"
         for name in sorted(set(theirs) - set(mine))
     ]
-    if not partly:
-        faults += [
-            f"{name}: the run has shape {tuple(mine[name].shape)}, init_from none"
-            for name in sorted(set(mine) - set(theirs))
-        ]
+    faults += [
+        f"{name}: the run has shape {tuple(mine[name].shape)}, init_from none"
+        for name in sorted(set(required) - set(theirs))
+    ]
     faults += [
         f"{name}: the run has shape {tuple(mine[name].shape)}, init_from {tuple(x.shape)}"
         for name, x in sorted(theirs.items())

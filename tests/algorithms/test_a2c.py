@@ -1,6 +1,7 @@
 """A sixth learner, plain A2C, in one file: evidence that the seam is enough; its walk-through is
 docs/adding-a-learner.md.  Mnih et al., arXiv 1602.01783: one gradient step per unroll."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -109,10 +110,13 @@ class A2CLearner:
         return {}
 
     def publication(self) -> Publication:
-        return Publication(self.version, self.trained.weights())
+        return Publication(self.version, self.trained.published())
 
-    def warm_start(self, publication: Publication) -> None:
-        self.trained.load_weights(publication.tensors)
+    def weights(self) -> dict[str, Tensor]:
+        return self.trained.weights()
+
+    def warm_start(self, weights: Mapping[str, Tensor]) -> None:
+        self.trained.load_weights(weights)
 
     def save(self) -> LearnerState:
         return LearnerState(self.trained.save(), {"updates": self.updates})

@@ -41,7 +41,7 @@ def anew(case: Case, learner: Any) -> Any:
     known = case.algorithm.config.model_fields
     whole = {name: value for name, value in WHOLE_BATCH.items() if name in known}
     again = replace(case, options={**case.options, **whole}).learner()
-    again.warm_start(learner.publication())
+    again.warm_start(learner.weights())
     return again
 
 

@@ -98,19 +98,20 @@ def test_every_part_of_the_state_is_taken(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", WITH_STATISTICS, ids=of)
-def test_a_warm_start_takes_what_is_published_and_nothing_else(case: Case) -> None:
+def test_a_warm_start_takes_the_weights_and_nothing_else(case: Case) -> None:
     batches = case.batches(3)
     donor, learner, fresh = case.learner(seeds=(7, 8)), case.learner(), case.learner()
     go_on(donor, batches)
-    published = donor.publication().tensors
-    learner.warm_start(donor.publication())
+    given = donor.weights()
+    assert set(donor.publication().tensors) <= set(given)
+    learner.warm_start(given)
     assert (learner.updates, learner.version) == (0, 0)
     own, theirs, found = everything(fresh), everything(donor), everything(learner)
-    assert found == {name: (theirs if name in published else own)[name] for name in own}
+    assert found == {name: (theirs if name in given else own)[name] for name in own}
     # What was derived of the weights and statistics is theirs too.
     same = case.learner()
     state = fresh.save()
-    same.load(LearnerState({**state.tensors, **published}, state.scalars))
+    same.load(LearnerState({**state.tensors, **given}, state.scalars))
     for each in (learner, same):
         go_on(each, batches[:1])
     assert everything(learner) == everything(same)

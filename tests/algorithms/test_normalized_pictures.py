@@ -111,7 +111,7 @@ def test_statistics_are_saved_loaded_and_donated(algo: str):
         learner.update(batch_of(seed), 0)
     resumed, warm = make(algo), make(algo)
     resumed.load(learner.save())
-    warm.warm_start(learner.publication())
+    warm.warm_start(learner.weights())
     frames = {"obs": batch_of(5).obs["obs"][0]}
     for other in (resumed, warm):
         assert torch.equal(other.normalizer(frames)["obs"], learner.normalizer(frames)["obs"])

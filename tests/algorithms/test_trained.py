@@ -37,7 +37,14 @@ def test_segments_have_rates_and_clips_of_their_own() -> None:
         return total, Statistics({"loss/total": total})
 
     setup = Setup(1, 1, (1, 2), torch.device("cpu"))
-    trained = Trained(ours, loss, Knobs, setup, segments=("actor", "critic"))
+    trained = Trained(
+        ours, loss, Knobs, setup, only_learning=("network/critic.",), segments=("actor", "critic")
+    )
+    assert set(trained.published()) == {"network/actor.weight", "network/actor.bias"}
+    assert set(trained.weights()) - set(trained.published()) == {
+        "network/critic.weight",
+        "network/critic.bias",
+    }
     rates, bounds = (1e-2, 3e-2), (0.1, 2.0)
     parts = theirs.actor, theirs.critic
     optimizers = [torch.optim.Adam(p.parameters(), r) for p, r in zip(parts, rates, strict=True)]

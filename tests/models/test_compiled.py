@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.models.compiled import RowsGraph
+from quintet.models.compiled import Graph
 
 
 class Affine:
@@ -21,7 +21,7 @@ class Affine:
 @torch.inference_mode()
 def test_rows_graph_serves_any_number_of_rows_and_new_weights(rows: list[int]):
     model = Affine()
-    graph = RowsGraph(model.apply)
+    graph = Graph(model.apply)
     for count in rows:
         model.weight.normal_()
         obs, is_first = {"obs": torch.randn(count, 3)}, torch.rand(count) < 0.5
@@ -35,7 +35,7 @@ def test_rows_graph_serves_any_number_of_rows_and_new_weights(rows: list[int]):
 def test_rows_graph_reads_rows_as_they_lie():
     """A graph that was compiled for whole rows would read over a transposed batch."""
     model = Affine()
-    graph = RowsGraph(model.apply)
+    graph = Graph(model.apply)
     is_first = torch.zeros(3, dtype=torch.bool)
     for obs in (torch.randn(3, 3), torch.randn(3, 3).T, torch.randn(3, 6)[:, ::2]):
         given, _ = graph({"obs": obs}, is_first)

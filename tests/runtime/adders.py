@@ -3,6 +3,7 @@
 import ctypes
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any
@@ -76,7 +77,7 @@ class Adder:
 
     def __init__(self, ranks: Ranks, trouble: str = ""):
         self.ranks, self.trouble = ranks, trouble
-        self.weights = torch.full((20,), float(ranks.index), dtype=torch.float64)
+        self.vector = torch.full((20,), float(ranks.index), dtype=torch.float64)
         self.half = torch.tensor(0.5)  # of another dtype, without dimensions
         self.updates = self.version = 0
         if trouble == "unready" and ranks.index == 1:
@@ -91,8 +92,8 @@ class Adder:
         if self.ranks.index == 1 and self.updates == 2:
             self.make_trouble()
         seen = self.ranks.sum(digest(self.ranks.shard(batch)))
-        self.weights[: len(seen)] += seen
-        self.weights[-1] += -env_steps if batch.replayed else env_steps
+        self.vector[: len(seen)] += seen
+        self.vector[-1] += -env_steps if batch.replayed else env_steps
         who = self.ranks.gather(torch.tensor([float(self.ranks.index)]))
         self.told = {"ranks": float(len(who)), "last": who[-1].item()}
 
@@ -113,25 +114,28 @@ class Adder:
             case "crash":
                 ctypes.string_at(0)
             case "drift":
-                self.weights += 1e-9
+                self.vector += 1e-9
 
     def histograms(self) -> dict[str, Tensor]:
         return {}
 
     def publication(self) -> Publication:
-        return Publication(self.version, {"weights": self.weights})
+        return Publication(self.version, {"weights": self.vector})
 
     def save(self) -> LearnerState:
-        return LearnerState({"weights": self.weights, "half": self.half}, {"updates": self.updates})
+        return LearnerState({"weights": self.vector, "half": self.half}, {"updates": self.updates})
 
     def load(self, state: LearnerState, *, counters: bool = True) -> None:
-        self.weights.copy_(state.tensors["weights"])
+        self.vector.copy_(state.tensors["weights"])
         self.half.copy_(state.tensors["half"])
         self.updates: Any = state.scalars["updates"]
         self.version = self.updates
 
-    def warm_start(self, publication: Publication) -> None:
-        self.weights.copy_(publication.tensors["weights"])
+    def weights(self) -> dict[str, Tensor]:
+        return {"weights": self.vector}
+
+    def warm_start(self, weights: Mapping[str, Tensor]) -> None:
+        self.vector.copy_(weights["weights"])
 
 
 def adders(size: int, trouble: str = "", timeout_s: float = 60.0) -> Learners:

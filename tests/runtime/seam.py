@@ -7,7 +7,7 @@ whatever runtime brought it.
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -313,7 +313,10 @@ class SeamLearner:
     def load(self, state: LearnerState, *, counters: bool = True) -> None:
         raise NotImplementedError
 
-    def warm_start(self, publication: Publication) -> None:
+    def weights(self) -> dict[str, Tensor]:
+        raise NotImplementedError
+
+    def warm_start(self, weights: Mapping[str, Tensor]) -> None:
         raise NotImplementedError
 
 

@@ -24,7 +24,7 @@ from quintet.errors import ConfigError, LearnerFault, NonFiniteError, QuintetErr
 from quintet.run import launch
 from quintet.runtime.parallel.learners import Learners
 from quintet.runtime.parallel.ranks import host_store
-from quintet.types import LearnerState, Publication
+from quintet.types import LearnerState
 
 SCRIPT = Path(__file__).with_name("learner_run.py")
 slow = pytest.mark.slow
@@ -82,7 +82,7 @@ def test_every_rank_gets_its_columns_of_the_batch_and_the_state_of_the_first() -
         learners.load(state)
         update(learners, 4)
         assert learners.save().scalars == {"updates": 71}
-        learners.warm_start(Publication(0, {"weights": torch.ones(20, dtype=torch.float64)}))
+        learners.warm_start({"weights": torch.ones(20, dtype=torch.float64)})
         update(learners, 5)
         saved = learners.save()
         assert saved.scalars == {"updates": 72}

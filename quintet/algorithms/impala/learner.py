@@ -17,6 +17,7 @@ Departures from the paper, each with the switch that turns it off:
     ``normalize_pictures=false``, the defaults, are the paper's).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -243,10 +244,13 @@ class ImpalaLearner:
         return {}
 
     def publication(self) -> Publication:
-        return Publication(self.version, self.trained.weights())
+        return Publication(self.version, self.trained.published())
 
-    def warm_start(self, publication: Publication) -> None:
-        self.trained.load_weights(publication.tensors)
+    def weights(self) -> dict[str, Tensor]:
+        return self.trained.weights()
+
+    def warm_start(self, weights: Mapping[str, Tensor]) -> None:
+        self.trained.load_weights(weights)
         self.normalizer.refresh()
 
     def save(self) -> LearnerState:

@@ -8,7 +8,7 @@ from torch.func import functional_call
 
 from quintet.algorithms.parts.setup import PLAIN, Compute
 from quintet.models.build import ActorCritic
-from quintet.models.compiled import RowsGraph
+from quintet.models.compiled import Graph
 from quintet.models.config import ModelConfig, picture_leaves
 from quintet.models.flat import flatten_in_place, load_into, views_of
 from quintet.models.heads import action_family
@@ -90,7 +90,7 @@ class SamplingActor:
         self.theta: Tensor | None = None
         if compute.compile and compute.precision == "fp32":  # in bf16 weights are of two types
             self.theta = flatten_in_place([*parameters.values()])
-        self.sample = RowsGraph(self._sample) if compute.compile else self._sample
+        self.sample = Graph(self._sample) if compute.compile else self._sample
 
     @property
     def record_specs(self) -> dict[str, TensorSpec]:

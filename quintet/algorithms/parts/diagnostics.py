@@ -68,7 +68,7 @@ def observation_clip_share(
             values = x.index_select(0, part).abs_()
             outside += begun * torch.ge(values, normalizer.clip, out=values).sum()
         elements += x[:1].numel()
-    return outside / (count * elements)
+    return (outside / (count * elements)).float()
 
 
 def policy_metrics(head: PolicyHead) -> dict[str, float]:

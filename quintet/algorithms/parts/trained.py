@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from quintet.algorithms.parts.setup import Setup
 from quintet.algorithms.parts.statistics import Interval, Names, Statistics
 from quintet.errors import ConfigError, NonFiniteError
-from quintet.models.compiled import one_graph
+from quintet.models.compiled import Graph
 from quintet.models.flat import flatten_in_place, load_into, tensors_of, views_of
 from quintet.ops import adam, rmsprop
 from quintet.ops.adam import AdamRates
@@ -104,10 +104,14 @@ class Trained(Generic[B, K]):
         optimizer: Optimizer = ADAM,
         *,
         modules: Mapping[str, nn.Module] = MappingProxyType({}),
+        only_learning: tuple[str, ...] = (),
         segments: Sequence[str] = (),
         check_numerics: bool = False,
     ):
         """modules: what is published and saved beside the network, by name.
+
+        only_learning: how the names of weights begin that are saved and not published, since no
+            actor needs them.
 
         segments: children of the network, each with a `Descent` of its own; none: it is one.
 
@@ -129,6 +133,7 @@ class Trained(Generic[B, K]):
         self.optimizer = optimizer
         self.memory = _memory(optimizer, self.theta)
         self.modules = {"network": network, **modules}
+        self._only_learning = only_learning
         self.loss, self.ranks = loss, setup.ranks
         self.gradient: Tensor | None = None
         self.interval = Interval()
@@ -142,10 +147,10 @@ class Trained(Generic[B, K]):
         self._told: list[Tensor] = []
         self._unchecked: list[Tensor] = []
         compiles, alone = setup.compute.compile, self.ranks.size == 1
-        self._whole = one_graph(self._compiled_step) if compiles and alone else None
+        self._whole = Graph(self._compiled_step) if compiles and alone else None
         self._parts = None
         if compiles and not alone:  # they exchange gradients in between
-            self._parts = one_graph(self._compiled_gradient), one_graph(self._compiled_descend)
+            self._parts = Graph(self._compiled_gradient), Graph(self._compiled_descend)
 
     def keep_gradient(self) -> None:
         """Keeps the gradient of the last step, before clipping, in `gradient`."""
@@ -304,6 +309,11 @@ class Trained(Generic[B, K]):
     def weights(self) -> dict[str, Tensor]:
         """The tensors of the network and of the modules beside it, by name."""
         return tensors_of(self.modules)
+
+    def published(self) -> dict[str, Tensor]:
+        """Those of `weights` that actors need."""
+        weights = self.weights().items()
+        return {name: x for name, x in weights if not name.startswith(self._only_learning)}
 
     def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
         """Copies what `weights` gave, and leaves the optimizer as it is."""

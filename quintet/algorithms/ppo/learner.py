@@ -20,7 +20,7 @@ Departures from the papers, each with the switch that turns it off:
     that differ by at most one, so none is tiny (``drop_last``: whole ones, and the rest is left).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, final
 
 import torch
@@ -71,7 +71,6 @@ class PPOLearner:
             config.reward_normalizer, config.reward_norm_clip, config.normalizer_variance_epsilon
         ).to(setup.device)
         self.kernels = self.network.kernel_groups()
-        # No actor needs the last, but whoever goes on training from a saved policy does.
         moments = self.reward_normalizer.moments
         self.trained: Trained[Minibatch, Knobs] = Trained(
             self.network,
@@ -79,6 +78,7 @@ class PPOLearner:
             Knobs,
             setup,
             modules={"normalizer": self.normalizer, "reward_moments": moments},
+            only_learning=("reward_moments/",),
             check_numerics=config.check_numerics,
         )
         if config.log_gradients:
@@ -303,10 +303,13 @@ class PPOLearner:
         return self.reports.histograms()
 
     def publication(self) -> Publication:
-        return Publication(self.version, self.trained.weights())
+        return Publication(self.version, self.trained.published())
 
-    def warm_start(self, publication: Publication) -> None:
-        self.trained.load_weights(publication.tensors)
+    def weights(self) -> dict[str, Tensor]:
+        return self.trained.weights()
+
+    def warm_start(self, weights: Mapping[str, Tensor]) -> None:
+        self.trained.load_weights(weights)
         self.normalizer.refresh()
 
     def save(self) -> LearnerState:

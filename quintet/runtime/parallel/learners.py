@@ -215,9 +215,12 @@ class Learners:
         self._alike = False
         self.learner.load(state, counters=counters)
 
-    def warm_start(self, publication: Publication) -> None:
+    def weights(self) -> dict[str, Tensor]:
+        return self.learner.weights()
+
+    def warm_start(self, weights: Mapping[str, Tensor]) -> None:
         self._alike = False
-        self.learner.warm_start(publication)
+        self.learner.warm_start(weights)
 
     def configure(self, options: Any) -> None:
         self.learner.configure(options)
