@@ -27,7 +27,13 @@ from torch.func import functional_call
 from quintet.algorithms.impala.config import TUNABLE, ImpalaConfig, Knobs, aux_weights
 from quintet.algorithms.impala.metrics import AUX, LOSSES, finished
 from quintet.algorithms.parts import diagnostics
-from quintet.algorithms.parts.acting import SamplingActor, make_family, make_normalizer, masked
+from quintet.algorithms.parts.acting import (
+    SamplingActor,
+    make_acting_network,
+    make_family,
+    make_normalizer,
+    masked,
+)
 from quintet.algorithms.parts.options import require_tunable
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
 from quintet.algorithms.parts.statistics import Statistics
@@ -47,8 +53,9 @@ def make_actor(
     """What collects IMPALA's batches: of each action only its log-probability is recorded, as the
     learner evaluates values anew.
     """
+    network = make_acting_network(model, spaces, compute)
     normalizer = make_normalizer(config, model, spaces)
-    return SamplingActor(model, spaces, normalizer, ("logp_mu",), compute)
+    return SamplingActor(network, normalizer, ("logp_mu",), compute)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from typing import Literal, Protocol, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from quintet.algorithms.parts.setup import PLAIN, Compute
@@ -64,23 +64,49 @@ def masked(family: Family, params: Tensor, obs: Obs) -> Tensor:
     return family.apply_mask(params, obs[ACTION_MASK]) if ACTION_MASK in obs else params
 
 
+def make_acting_network(
+    model: ModelConfig, spaces: Spaces, compute: Compute = PLAIN
+) -> ActorCritic:
+    """The network of an actor, whose weights come with the first publication."""
+    family = make_family(model, spaces)
+    network = ActorCritic(spaces, family, model, None, compute.precision).to(compute.act_on)
+    network.freeze_precision()
+    return network
+
+
+class PolicyNetwork(Protocol):
+    """A module with a policy, which gives the parameters of `family`; see `ActorCritic`."""
+
+    family: Family
+
+    @property
+    def state_specs(self) -> dict[str, TensorSpec]: ...
+
+    def initial_state(self, num_streams: int) -> State: ...
+
+    def forward(self, obs: Obs, state: State, is_first: Tensor) -> tuple[Tensor, Tensor, State]:
+        """Parameters, what the learner has beside them (the value, if it is recorded), state."""
+        ...
+
+    def policy(self, obs: Obs, state: State, is_first: Tensor) -> tuple[Tensor, State]:
+        """Parameters and state alone."""
+        ...
+
+
 @final
 class SamplingActor:
     """Samples actions and records of each what its learner asks for."""
 
     def __init__(
         self,
-        model: ModelConfig,
-        spaces: Spaces,
+        network: PolicyNetwork,
         normalizer: ObservationNormalizer,
         records: tuple[Recorded, ...],
         compute: Compute = PLAIN,
     ):
-        self.family = make_family(model, spaces)
-        # The weights come with the first publication, so none are drawn here.
-        network = ActorCritic(spaces, self.family, model, None, compute.precision)
-        self.network = network.to(compute.act_on)
-        self.network.freeze_precision()
+        """network: an nn.Module where `compute` says; it holds weights that it is given later."""
+        assert isinstance(network, nn.Module)
+        self.network, self.family = network, network.family
         self.normalizer = normalizer.to(compute.act_on)
         self.records: tuple[Recorded, ...] = records
         if compute.records_entropy:

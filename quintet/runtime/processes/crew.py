@@ -11,6 +11,7 @@ from socket import AF_UNIX, socket
 
 from quintet.envs.vector import VectorEnv
 from quintet.protocols import Actor, DataPlan
+from quintet.runtime.policies import ONE_POLICY, Assignment
 from quintet.runtime.processes.messages import Line, Place, ServerWork, Work
 from quintet.runtime.processes.process import pickled
 from quintet.types import Spaces
@@ -20,14 +21,13 @@ from quintet.types import Spaces
 class ServerOptions:
     """How the inference server serves.
 
-    make_actor: on the device where it computes; make_probe: here, to see once what it gives.
+    make_actor: on the device where it computes.
     exact: one forward for each group, by the weights that it asks for; else groups that wait are
         served together, up to `batch_max` streams, once there are `batch_min` or the first has
         waited for `batch_timeout_s`.
     """
 
     make_actor: Callable[[], Actor]
-    make_probe: Callable[[], Actor]
     device: str = "cpu"
     threads: int = 1
     exact: bool = False
@@ -42,6 +42,7 @@ class Crew:
 
     make_env: of one group; with `make_actor` it must be something that cloudpickle can send.
     num_slots: of each group.
+    assignment: of the policies to the groups.
     timeout_s: how long a worker may take for one row, and beyond 60 s for its start.
     threads: of PyTorch in each worker.
     server: where actions are computed; None: in the workers.
@@ -57,6 +58,7 @@ class Crew:
     places: tuple[Place, ...]
     num_workers: int
     num_slots: int
+    assignment: Assignment = ONE_POLICY
     timeout_s: float = 60.0
     threads: int = 1
     say: Callable[[str], None] = print

@@ -9,6 +9,7 @@ import torch
 from quintet.envs.vector import VectorEnv
 from quintet.observe.timing import PHASES
 from quintet.protocols import Actor, DataPlan, Learner, Ranks
+from quintet.runtime.policies import Assignment
 from quintet.runtime.processes.arena import Arena
 from quintet.runtime.slots import RowSpecs, Slot
 from quintet.types import TensorSpec
@@ -99,7 +100,7 @@ class Work:
     places: tuple[Place, ...]
     make_env: Callable[[Place], VectorEnv]
     make_actor: Callable[[], Actor]
-    num_policies: int
+    assignment: Assignment
     rows: RowSpecs
     plan: DataPlan
     seed: int
@@ -119,7 +120,7 @@ class ServerWork:
 
     places: tuple[Place, ...]
     make_actor: Callable[[], Actor]
-    num_policies: int
+    assignment: Assignment
     token: bytes
     device: str
     threads: int
@@ -206,8 +207,10 @@ def progress_specs(name: str) -> dict[str, TensorSpec]:
     }
 
 
-def open_slot(arena: Arena, work_rows: RowSpecs, plan: DataPlan, place: Place, slot: int) -> Slot:
-    """A slot of a group, over its memory in the arena."""
+def open_slot(
+    arena: Arena, work_rows: RowSpecs, plan: DataPlan, place: Place, slot: int, policy: int
+) -> Slot:
+    """A slot of a group in which `policy` acts, over its memory in the arena."""
     made = Slot(arena.below(slot_prefix(place.group, slot)), work_rows, plan)
-    made.belongs_to(place.group, place.first_stream)
+    made.belongs_to(place.group, place.first_stream, policy)
     return made
