@@ -92,14 +92,13 @@ class PolicyRun:
         return note
 
     def make_replay(self, actor: Actor, interval: int) -> None:
-        """The memory of old data, where the learner's plan asks for one.
+        """The memory of old data, for which the learner's plan asks.
 
         Raises:
             ConfigError: it does not fit on the disk.
         """
         plan = self.learner.plan
-        if plan.replay is not None:
-            self.replay = RunReplay.make(plan, self.config, interval, self.spaces, actor)
+        self.replay = RunReplay.make(plan, self.config, interval, self.spaces, actor)
 
     def add(self, batch: Batch) -> None:
         """Counts a batch that the learner learned from, and its episodes."""
