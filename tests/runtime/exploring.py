@@ -53,7 +53,7 @@ class ExplorerConfig(BaseModel):
 
 class ExplorerActor:
     """Recorded state: what was observed, decaying.  Private: the process, the perturbed weights,
-    and of these the seed and the version of what was perturbed.
+    of these the seed and the version of what was perturbed, and the acts since the restart.
     """
 
     record_specs = {
@@ -61,6 +61,7 @@ class ExplorerActor:
         "kick": TensorSpec((ACTIONS,), torch.float32),
         "seed": TensorSpec((), torch.int64),
         "since": TensorSpec((), torch.int64),
+        "acts": TensorSpec((), torch.int64),
     }
     action_spec = TensorSpec((ACTIONS,), torch.float32)
     state_specs = {"seen": TensorSpec((OBS,), torch.float32)}
@@ -81,6 +82,7 @@ class ExplorerActor:
             "theta": self.theta.expand(num_streams, ACTIONS, OBS).clone(),
             "seed": torch.zeros(num_streams, dtype=torch.int64),
             "since": torch.full((num_streams,), -1),
+            "acts": torch.zeros(num_streams, dtype=torch.int64),
         }
 
     def draw_noise(self, steps: int, num_streams: int, generator: torch.Generator) -> Tensor:
@@ -104,9 +106,9 @@ class ExplorerActor:
         kick = KICK * noise[:, 1:].float()
         process = torch.where(is_first[:, None], 0.0, state["process"]) * (1 - DECAY) + kick
         action = (means(theta, obs["obs"]) + process).clamp(-1, 1)
-        private = {"process": process, "theta": theta, "seed": seed, "since": since}
-        record = {"process": process, "kick": kick, "seed": seed, "since": since}
-        return ActOutput(action, action, record, {"seen": seen, **private})
+        record = {"process": process, "seed": seed, "since": since, "acts": state["acts"] + 1}
+        state = {"seen": seen, "theta": theta, **record}
+        return ActOutput(action, action, {**record, "kick": kick}, state)
 
 
 MADE: list["ExplorerLearner"] = []
@@ -120,7 +122,7 @@ class ExplorerLearner:
         generator = torch.Generator().manual_seed(setup.seeds[0])
         self.theta = torch.randn(ACTIONS, OBS, generator=generator)
         self.scale = torch.tensor(0.3)
-        self.version = 0
+        self.version = self.acts = 0
         self.checked = 0
         self.known = {0: (self.theta, self.scale)}
         MADE.append(self)
@@ -144,6 +146,7 @@ class ExplorerLearner:
         gain = torch.where(valid, product * batch.reward[..., None, None], 0.0)
         self.theta = self.theta + 0.01 * gain.sum((0, 1))
         self.scale = self.scale * 1.01
+        self.acts += int(batch.record["acts"][batch.valid].sum())
         self.version += 1
         self.known[self.version] = (self.theta, self.scale)
 
@@ -161,6 +164,8 @@ class ExplorerLearner:
                 process = torch.zeros(ACTIONS)
             elif row:
                 assert (seed, since) == last
+            if row:
+                assert int(record["acts"][row]) == int(record["acts"][row - 1]) + 1
             if process is not None:
                 process = process * (1 - DECAY) + record["kick"][row]
                 assert torch.equal(process, record["process"][row])
@@ -187,11 +192,13 @@ class ExplorerLearner:
     def warm_start(self, publication: Publication) -> None: ...
 
     def save(self) -> LearnerState:
-        return LearnerState(dict(self.publication().tensors), {"version": self.version})
+        tensors = {**self.publication().tensors, "acts": torch.tensor(self.acts)}
+        return LearnerState(tensors, {"version": self.version})
 
     def load(self, state: LearnerState, *, counters: bool = True) -> None:
         self.theta, self.scale = state.tensors["theta"].clone(), state.tensors["scale"].clone()
         self.version = int(state.scalars["version"] or 0)
+        self.acts = int(state.tensors["acts"])
         self.known = {self.version: (self.theta, self.scale)}
 
 

@@ -64,16 +64,6 @@ def masked(family: Family, params: Tensor, obs: Obs) -> Tensor:
     return family.apply_mask(params, obs[ACTION_MASK]) if ACTION_MASK in obs else params
 
 
-def make_acting_network(
-    model: ModelConfig, spaces: Spaces, compute: Compute = PLAIN
-) -> ActorCritic:
-    """The network of an actor, whose weights come with the first publication."""
-    family = make_family(model, spaces)
-    network = ActorCritic(spaces, family, model, None, compute.precision).to(compute.act_on)
-    network.freeze_precision()
-    return network
-
-
 class PolicyNetwork(Protocol):
     """A module with a policy, which gives the parameters of `family`; see `ActorCritic`."""
 
@@ -104,9 +94,9 @@ class SamplingActor:
         records: tuple[Recorded, ...],
         compute: Compute = PLAIN,
     ):
-        """network: an nn.Module where `compute` says; it holds weights that it is given later."""
+        """network: an nn.Module."""
         assert isinstance(network, nn.Module)
-        self.network, self.family = network, network.family
+        self.network, self.family = network.to(compute.act_on), network.family
         self.normalizer = normalizer.to(compute.act_on)
         self.records: tuple[Recorded, ...] = records
         if compute.records_entropy:
@@ -183,3 +173,25 @@ class SamplingActor:
         if "entropy" in self.records:
             record["entropy"] = self.family.entropy(params)
         return action, self.family.to_env(action), record
+
+
+def make_network(model: ModelConfig, spaces: Spaces, compute: Compute) -> ActorCritic:
+    """The network of an actor, whose weights come with the first publication."""
+    network = ActorCritic(spaces, make_family(model, spaces), model, None, compute.precision)
+    network.freeze_precision()
+    return network
+
+
+def make_sampler(
+    config: Normalizes,
+    model: ModelConfig,
+    spaces: Spaces,
+    records: tuple[Recorded, ...],
+    compute: Compute,
+) -> SamplingActor:
+    """An actor with a network of one policy and one value."""
+    network, normalizer = (
+        make_network(model, spaces, compute),
+        make_normalizer(config, model, spaces),
+    )
+    return SamplingActor(network, normalizer, records, compute)

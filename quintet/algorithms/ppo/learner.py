@@ -50,9 +50,7 @@ def make_actor(
 ) -> acting.SamplingActor:
     """What collects PPO's batches: of each action its log-probability, distribution and value."""
     records: tuple[acting.Recorded, ...] = ("logp_mu", "params_mu", "value")
-    network = acting.make_acting_network(model, spaces, compute)
-    normalizer = acting.make_normalizer(config, model, spaces)
-    return acting.SamplingActor(network, normalizer, records, compute)
+    return acting.make_sampler(config, model, spaces, records, compute)
 
 
 @final

@@ -207,10 +207,6 @@ def progress_specs(name: str) -> dict[str, TensorSpec]:
     }
 
 
-def open_slot(
-    arena: Arena, work_rows: RowSpecs, plan: DataPlan, place: Place, slot: int, policy: int
-) -> Slot:
-    """A slot of a group in which `policy` acts, over its memory in the arena."""
-    made = Slot(arena.below(slot_prefix(place.group, slot)), work_rows, plan)
-    made.belongs_to(place.group, place.first_stream, policy)
-    return made
+def open_slot(arena: Arena, work_rows: RowSpecs, plan: DataPlan, group: int, slot: int) -> Slot:
+    """A slot of a group, over its memory in the arena."""
+    return Slot(arena.below(slot_prefix(group, slot)), work_rows, plan)

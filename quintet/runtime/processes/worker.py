@@ -76,16 +76,14 @@ class Worker:
         if work.line is not None:
             line = ServerLine(*work.line, work.timeout_s, lambda: self.beat(int(self.row[1])))
         for place in work.places:
-            actor, policies = (
-                work.assignment.make_actor(work.make_actor),
-                work.assignment.of(place.group),
-            )
+            policies = work.assignment.of(place.group)
+            actor = work.assignment.make_actor(work.make_actor)
             if line is not None:
                 actor = RemoteActor(actor, policies, Mailbox(arena, place.group), line, place.group)
             env = work.make_env(place)
             self.groups.append(GroupSampler(env, actor, work.plan, place.first_stream, policies))
-            each = (arena, work.rows, work.plan, place)
-            self.slots.append([open_slot(*each, k, policies[0]) for k in range(work.num_slots)])
+            mine = (arena, work.rows, work.plan, place.group)
+            self.slots.append([open_slot(*mine, k) for k in range(work.num_slots)])
 
     def run(self) -> None:
         """Answers messages until it is told to stop."""

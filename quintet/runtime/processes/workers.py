@@ -109,8 +109,8 @@ class Workers:
         for place in crew.places:
             self._free[place.group] = deque(range(crew.num_slots))
             for k in range(crew.num_slots):
-                policy = crew.assignment.of(place.group)[0]
-                slot = open_slot(arena, self.rows, crew.plan, place, k, policy)
+                slot = open_slot(arena, self.rows, crew.plan, place.group, k)
+                slot.belongs_to(*place[:2], crew.assignment.of(place.group)[0])
                 self._slots[place.group, k] = slot
                 self._headers[place.group, k] = arena.tensor(header_name(place.group, k)).numpy()
         for sampler, given in zip(self.samplers, work, strict=True):
