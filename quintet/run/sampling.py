@@ -19,8 +19,8 @@ from quintet.runtime import loop
 from quintet.runtime.asynchronous import AsyncOptions, AsyncSampling
 from quintet.runtime.lockstep import LockstepSampling
 from quintet.runtime.policies import Assignment
-from quintet.runtime.processes.crew import Crew, ServerOptions
-from quintet.runtime.processes.messages import Place
+from quintet.runtime.processes.crew import Crew
+from quintet.runtime.processes.messages import Place, ServerOptions
 from quintet.runtime.processes.workers import Workers
 from quintet.runtime.serial import SerialOptions, SerialSampling
 from quintet.system.cpus import usable_cores

@@ -26,8 +26,8 @@ from quintet.runtime.asynchronous import AsyncOptions, AsyncSampling
 from quintet.runtime.delivery import Batch
 from quintet.runtime.lockstep import LockstepSampling
 from quintet.runtime.policies import Assignment
-from quintet.runtime.processes.crew import Crew, ServerOptions
-from quintet.runtime.processes.messages import Place
+from quintet.runtime.processes.crew import Crew
+from quintet.runtime.processes.messages import Place, ServerOptions
 from quintet.runtime.processes.workers import Workers
 from quintet.runtime.replay.replay import Replay
 from quintet.runtime.seeds import environment_seeds

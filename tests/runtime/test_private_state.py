@@ -4,7 +4,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,7 +27,7 @@ from quintet.envs.make import make_vector_env
 from quintet.runtime.policies import ONE_POLICY, Assignment, load_policy
 from quintet.runtime.processes.arena import Arena
 from quintet.runtime.processes.mailbox import Mailbox, mailbox_specs
-from quintet.runtime.processes.messages import Place, progress_specs
+from quintet.runtime.processes.messages import Place, ServerOptions, ServerWork, progress_specs
 from quintet.runtime.processes.params import board_specs
 from quintet.runtime.processes.remote import RemoteActor, Request
 from quintet.runtime.processes.server import Server
@@ -134,10 +133,8 @@ class Served:
         for place in self.places:
             specs |= mailbox_specs(spaces, local, place)
         self.arena = Arena.create(specs)
-        work = SimpleNamespace(
-            places=self.places, make_actor=ExplorerActor, assignment=assignment, device="cpu",
-            exact=True,
-        )  # fmt: skip
+        options = ServerOptions(ExplorerActor, exact=True)
+        work = ServerWork(options, self.places, assignment, b"", 5)
         self.server = Server(work, self.arena, None, None)  # type: ignore[arg-type]
         self.actors = []
         for group, place in enumerate(self.places):

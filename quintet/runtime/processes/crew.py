@@ -12,28 +12,9 @@ from socket import AF_UNIX, socket
 from quintet.envs.vector import VectorEnv
 from quintet.protocols import Actor, DataPlan
 from quintet.runtime.policies import ONE_POLICY, Assignment
-from quintet.runtime.processes.messages import Line, Place, ServerWork, Work
+from quintet.runtime.processes.messages import Line, Place, ServerOptions, ServerWork, Work
 from quintet.runtime.processes.process import pickled
 from quintet.types import Spaces
-
-
-@dataclass(frozen=True)
-class ServerOptions:
-    """How the inference server serves.
-
-    make_actor: on the device where it computes.
-    exact: one forward for each group, by the weights that it asks for; else groups that wait are
-        served together, up to `batch_max` streams, once there are `batch_min` or the first has
-        waited for `batch_timeout_s`.
-    """
-
-    make_actor: Callable[[], Actor]
-    device: str = "cpu"
-    threads: int = 1
-    exact: bool = False
-    batch_min: int = 1
-    batch_max: int = 512
-    batch_timeout_s: float = 0.1
 
 
 @dataclass(frozen=True)

@@ -112,23 +112,37 @@ class Work:
 
 @final
 @dataclass(frozen=True)
+class ServerOptions:
+    """How the inference server serves.
+
+    make_actor: on the device where it computes.
+    exact: one forward for each group, by the weights that it asks for; else groups that wait are
+        served together, up to `batch_max` streams, once there are `batch_min` or the first has
+        waited for `batch_timeout_s`.
+    """
+
+    make_actor: Callable[[], Actor]
+    device: str = "cpu"
+    threads: int = 1
+    exact: bool = False
+    batch_min: int = 1
+    batch_max: int = 512
+    batch_timeout_s: float = 0.1
+
+
+@final
+@dataclass(frozen=True)
 class ServerWork:
-    """What the inference server is given; see `quintet.runtime.processes.crew.ServerOptions`.
+    """What the inference server is given.
 
     most_waiting: streams that can wait at once, as a worker asks for one group at a time.
     """
 
+    options: ServerOptions
     places: tuple[Place, ...]
-    make_actor: Callable[[], Actor]
     assignment: Assignment
     token: bytes
-    device: str
-    threads: int
-    exact: bool
     most_waiting: int
-    batch_min: int
-    batch_max: int
-    batch_timeout_s: float
 
 
 class Connect(NamedTuple):

@@ -42,19 +42,20 @@ class Server:
 
     def __init__(self, work: ServerWork, arena: Arena, channel: Connection, listener: socket):
         self.work, self.channel, self.listener = work, channel, listener
+        self.options, assignment = work.options, work.assignment
         self.timer = PhaseTimer()
         self.row = arena.tensor("server/row").numpy()
         self.seconds = arena.tensor("server/seconds").numpy()
         self.served = arena.tensor("server/served").numpy()
         self.places = {place.group: place for place in work.places}
         self.mail = {group: Mailbox(arena, group) for group in self.places}
-        self.boards = [Board(arena, policy) for policy in range(work.assignment.num_policies)]
-        assigned = {work.assignment.of(group) for group in self.places}
-        self.actors = {each: work.assignment.make_actor(work.make_actor) for each in assigned}
+        self.boards = [Board(arena, policy) for policy in range(assignment.num_policies)]
+        assigned = {assignment.of(group) for group in self.places}
+        self.actors = {each: assignment.make_actor(self.options.make_actor) for each in assigned}
         # What actors keep to themselves, by group and by ticket of the act that left it.
         self.private: dict[int, dict[int, State]] = {}
-        self.device = torch.device(work.device)
-        self.loaded = [-1] * work.assignment.num_policies
+        self.device = torch.device(self.options.device)
+        self.loaded = [-1] * assignment.num_policies
         self.lines: list[Connection] = []
         self.strangers: set[Connection] = set()
         self.waiting: list[tuple[Request, Connection]] = []
@@ -83,14 +84,14 @@ class Server:
         """How long to wait for more groups."""
         if not self.waiting:
             return _LOOK_EVERY_S
-        left = self.waiting_since_s + self.work.batch_timeout_s - time.monotonic()
+        left = self.waiting_since_s + self.options.batch_timeout_s - time.monotonic()
         return min(_LOOK_EVERY_S, max(0.0, left))
 
     def _enough(self) -> bool:
         streams = sum(self.places[asked.group].num_streams for asked, _ in self.waiting)
-        least = min(self.work.batch_min, self.work.most_waiting)
-        late = time.monotonic() - self.waiting_since_s >= self.work.batch_timeout_s
-        return self.work.exact or streams >= least or late
+        least = min(self.options.batch_min, self.work.most_waiting)
+        late = time.monotonic() - self.waiting_since_s >= self.options.batch_timeout_s
+        return self.options.exact or streams >= least or late
 
     def _accept(self) -> None:
         caller = self.listener.accept()[0]
@@ -130,22 +131,27 @@ class Server:
         policies = self.work.assignment.of(self.waiting[0][0].group)
         now: list[tuple[Request, Connection]] = []
         streams = 0
-        for entry in self.waiting[:1] if self.work.exact else [*self.waiting]:
+        for entry in self.waiting[:1] if self.options.exact else [*self.waiting]:
             if self.work.assignment.of(entry[0].group) != policies:
                 continue
             more = self.places[entry[0].group].num_streams
-            if now and streams + more > self.work.batch_max:
+            if now and streams + more > self.options.batch_max:
                 break
             now.append(entry)
             self.waiting.remove(entry)
             streams += more
         self._load(policies, now[0][0].versions)
-        out = self._act(self.actors[policies], [asked for asked, _ in now])
+        actor = self.actors[policies]
+        private = [self._private(actor, asked) for asked, _ in now]
+        out = self._act(actor, [self.mail[asked.group] for asked, _ in now], private)
         row = 0
-        for asked, line in now:
+        for (asked, line), before in zip(now, private, strict=True):
             rows = slice(row, row + self.places[asked.group].num_streams)
-            self.mail[asked.group].answer(out, rows, self.loaded[policies[0]])
             row = rows.stop
+            # The act may be one whose outcome is not gone on with.
+            left = {name: out.state[name][rows] for name in before}
+            self.private[asked.group] = {asked.after: before, asked.ticket: left}
+            self.mail[asked.group].answer(out, rows, self.loaded[policies[0]])
             with suppress(OSError):  # it has ended meanwhile, which `_hear` finds
                 line.send_bytes(b"\1")
         self.served[:] += 1, streams
@@ -155,38 +161,28 @@ class Server:
         """The newest weights, or in exact kinds those that are asked for."""
         for policy, version in zip(policies, versions, strict=True):
             board = self.boards[policy]
-            wanted = version if self.work.exact else board.version
+            wanted = version if self.options.exact else board.version
             if self.loaded[policy] != wanted:
                 take = partial(load_policy, self.actors[policies], policy)
-                self.loaded[policy] = board.read(take, wanted if self.work.exact else None)
+                self.loaded[policy] = board.read(take, wanted if self.options.exact else None)
 
     @torch.inference_mode()
-    def _act(self, actor: Actor, asked: Sequence[Request]) -> ActOutput:
+    def _act(self, actor: Actor, mail: Sequence[Mailbox], private: Sequence[State]) -> ActOutput:
         """One forward of all these groups."""
-        mail = [self.mail[each.group] for each in asked]
-        private = [self._private(actor, each) for each in asked]
 
         def joined(parts: list[torch.Tensor]) -> torch.Tensor:
             whole = parts[0] if len(parts) == 1 else torch.cat(parts)
             return whole.to(self.device, non_blocking=True)
 
-        def leaves(each: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        def leaves(each: Sequence[State]) -> dict[str, torch.Tensor]:
             return {leaf: joined([tree[leaf] for tree in each]) for leaf in each[0]}
 
-        out = actor.act(
+        return actor.act(
             leaves([box.obs for box in mail]),
             leaves([box.state for box in mail]) | leaves(private),
             joined([box.is_first for box in mail]),
             joined([box.noise for box in mail]),
         )
-        row = 0
-        for each, before in zip(asked, private, strict=True):
-            rows = slice(row, row + self.places[each.group].num_streams)
-            left = {name: out.state[name][rows] for name in before}
-            # The act may have been one whose outcome is not gone on with.
-            self.private[each.group] = {each.after: before, each.ticket: left}
-            row = rows.stop
-        return out
 
     def _private(self, actor: Actor, asked: Request) -> State:
         """What the actor goes on with and does not record, as the act `after` left it."""
@@ -211,7 +207,7 @@ def main() -> int:
     pickled, arena, channel = begin()
     try:
         work: ServerWork = pickle.loads(pickled)
-        configure_torch(work.threads, work.device, work.exact)
+        configure_torch(work.options.threads, work.options.device, work.options.exact)
         with inexact_told(print):
             Server(work, arena, channel, socket(fileno=int(sys.argv[3]))).run()
     except Exception as error:  # a model's own code may raise anything

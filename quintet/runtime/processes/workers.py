@@ -180,19 +180,8 @@ class Workers:
         options = crew.server
         assert options is not None
         assert listener is not None
-        work = ServerWork(
-            places=crew.places,
-            make_actor=options.make_actor,
-            assignment=crew.assignment,
-            token=line.token,
-            device=options.device,
-            threads=options.threads,
-            exact=options.exact,
-            most_waiting=sum(max(p.num_streams for p in s.places) for s in self.samplers),
-            batch_min=options.batch_min,
-            batch_max=options.batch_max,
-            batch_timeout_s=options.batch_timeout_s,
-        )
+        most_waiting = sum(max(p.num_streams for p in s.places) for s in self.samplers)
+        work = ServerWork(options, crew.places, crew.assignment, line.token, most_waiting)
         module = "quintet.runtime.processes.server"
         kind = Kind(
             "inference server", options.device, module, sendable(work), options.threads,
