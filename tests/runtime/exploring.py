@@ -258,7 +258,7 @@ def runtime(kind: str) -> dict[str, Any]:
     return found | ({"runtime.lag": 0} if name == "lockstep" else {})
 
 
-def train(folder: Any, kind: str, total: int = 2_501, **config: Any) -> Any:
+def train(folder: Any, kind: str, total: int = 1_501, **config: Any) -> Any:
     options = SMALL | runtime(kind) | config
     return quintet.train("explorer", Wandering, total, 7, folder, options)
 

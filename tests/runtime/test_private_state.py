@@ -33,6 +33,7 @@ from quintet.runtime.processes.remote import RemoteActor, Request
 from quintet.runtime.processes.server import Server
 from quintet.types import ActOutput, Publication, TensorSpec
 
+slow = pytest.mark.slow
 SCRIPT = Path(__file__).with_name("exploring.py")
 
 
@@ -44,7 +45,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 def hashes(folder: Path) -> dict[str, str]:
     found = checkpoint.latest(folder / "checkpoints", warn=print)
     assert found is not None
-    assert found.meta["counters"]["env_steps"] == 2_501
+    assert found.meta["counters"]["env_steps"] == 1_501
     return checkpoint.tensor_hashes(found)
 
 
@@ -54,25 +55,25 @@ def serial(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patched:
         patched.setitem(registry.ALGORITHMS, "explorer", EXPLORER)
         train(folder, "serial")
-    assert MADE[-1].checked > 2_501
+    assert MADE[-1].checked > 1_501
     return folder
 
 
 @pytest.mark.parametrize("kind", ["lockstep", "lockstep server"])
 def test_lockstep_gives_the_bytes_of_serial(kind: str, serial: Path, tmp_path: Path) -> None:
     train(tmp_path, kind)
-    assert MADE[-1].checked > 2_501
+    assert MADE[-1].checked > 1_501
     assert hashes(tmp_path) == hashes(serial)
 
 
-@pytest.mark.parametrize("kind", ["async", "async server"])
+@pytest.mark.parametrize("kind", [pytest.param("async", marks=slow), "async server"])
 def test_async_actors_perturb_the_weights_published_by_then(kind: str, tmp_path: Path) -> None:
     """The learner checks every row; groups of different versions share forwards of the server."""
     train(tmp_path, kind)
-    assert MADE[-1].checked > 2_000
+    assert MADE[-1].checked > 1_200
 
 
-@pytest.mark.parametrize("kind", ["serial", "lockstep server"])
+@pytest.mark.parametrize("kind", ["serial", pytest.param("lockstep server", marks=slow)])
 def test_a_killed_run_goes_on_with_the_same_bytes(kind: str, serial: Path, tmp_path: Path) -> None:
     killed = subprocess.run([sys.executable, SCRIPT, tmp_path / "run", kind, "4"], check=False)
     assert killed.returncode == -9

@@ -124,8 +124,7 @@ class RemoteActor:
         self.versions = dict.fromkeys(policies, -1)
         # Tells this actor's requests from those of one that is dead and has left some.
         self.ticket = secrets.randbits(62)
-        record = dict(local.record_specs)
-        self._says_version = VERSION in record
+        self._says_version = VERSION in local.record_specs
         self.record_specs: Mapping[str, TensorSpec] = record_specs_of_remote(local)
 
     @property
