@@ -107,7 +107,9 @@ class Actor(Protocol):
 
     @property
     def state_specs(self) -> Mapping[str, TensorSpec]:
-        """The leaves of the state that are recorded with the rows; the others are private."""
+        """The leaves of the state that are recorded with the rows; the others are private: they
+        never leave the process where the actor acts.
+        """
         ...
 
     def load(self, publication: Publication) -> None:
@@ -115,7 +117,11 @@ class Actor(Protocol):
         ...
 
     def initial_state(self, num_streams: int) -> State:
-        """The state at a restart, leaves ``[B, ...]``; `act` resets it itself at ``is_first``."""
+        """The state at a restart, leaves ``[B, ...]``; `act` resets it itself at ``is_first``.
+
+        A perturbed actor's private weights are made there, of those that it has and a seed out of
+        the noise, and stay until the next start; while it acts without noise nothing is drawn.
+        """
         ...
 
     def draw_noise(self, steps: int, num_streams: int, generator: torch.Generator) -> Tensor:
@@ -123,7 +129,10 @@ class Actor(Protocol):
         ...
 
     def act(self, obs: Obs, state: State, is_first: Tensor, noise: Tensor | None) -> ActOutput:
-        """One forward of one group; `noise` is one row of `draw_noise`, None takes the mode."""
+        """One forward of one group; `noise` is one row of `draw_noise`, None takes the mode.
+
+        It writes over nothing that it is given: an act may be made again from the same state.
+        """
         ...
 
 

@@ -222,6 +222,7 @@ class ActorCritic(nn.Module):
         """`generator` draws the weights; None leaves them undefined, for whoever loads others."""
         super().__init__()
         check_observation(spaces, family)
+        self.family = family
         # torch's layers draw weights as they are made, from the process's own generator, which is
         # the user's.
         with torch.random.fork_rng(devices=[]):

@@ -206,8 +206,9 @@ def run(
 
     All that can be refused is refused before the folder is touched.
 
-    further: the learner's options of further policies, beside the one of the configuration. All of
-        them play in the same streams: who plays an episode is drawn when it begins.
+    further: the learner's options of further policies, beside the one of the configuration. Each
+        plays in as many groups of streams as the others; where groups can't be shared out so, who
+        plays an episode is drawn when it begins, at the cost of all networks in every act.
     """
     try:
         try:
@@ -358,8 +359,9 @@ def _ends_told(trainer: Trainer, sampling: Sampling, spaces: Spaces) -> Iterator
     config = trainer.config
     make_actor = registry.find(config.algo).make_actor
     for policy in trainer.policies:
-        actor = make_actor(config.learner, config.model, spaces, config.runtime.compute)
-        policy.make_replay(actor, trainer.saving.interval)
+        if policy.learner.plan.replay is not None:
+            actor = make_actor(config.learner, config.model, spaces, PLAIN)
+            policy.make_replay(actor, trainer.saving.interval)
     try:
         trainer.open()
         yield

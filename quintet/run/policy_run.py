@@ -92,7 +92,7 @@ class PolicyRun:
         return note
 
     def make_replay(self, actor: Actor, interval: int) -> None:
-        """The memory of old data, where the learner's plan asks for one.
+        """The memory of old data, for which the learner's plan asks.
 
         Raises:
             ConfigError: it does not fit on the disk.

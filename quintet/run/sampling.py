@@ -18,8 +18,9 @@ from quintet.protocols import Actor, DataPlan, Learner
 from quintet.runtime import loop
 from quintet.runtime.asynchronous import AsyncOptions, AsyncSampling
 from quintet.runtime.lockstep import LockstepSampling
-from quintet.runtime.processes.crew import Crew, ServerOptions
-from quintet.runtime.processes.messages import Place
+from quintet.runtime.policies import Assignment
+from quintet.runtime.processes.crew import Crew
+from quintet.runtime.processes.messages import Place, ServerOptions
 from quintet.runtime.processes.workers import Workers
 from quintet.runtime.serial import SerialOptions, SerialSampling
 from quintet.system.cpus import usable_cores
@@ -154,6 +155,9 @@ def make_sampling(
     if runtime.max_policy_lag is not None:
         plan = replace(plan, max_policy_lag=runtime.max_policy_lag)
     _require_fresh_rows(runtime, plan)
+    size, streams = config.env.streams_per_group, config.env.num_streams
+    assert size is not None
+    assignment = Assignment.of_groups(len(learners), streams // size)
     if runtime.kind == "serial":
         return SerialSampling(
             source.envs,
@@ -162,14 +166,12 @@ def make_sampling(
             config.seed,
             timer,
             SerialOptions(
-                num_policies=len(learners),
+                assignment=assignment,
                 threads=runtime.actor_threads,
                 may_lag=runtime.publish_interval_updates > 1,
             ),
         )
     server = _server(config, source.spaces) if runtime.inference == "server" else None
-    size, streams = config.env.streams_per_group, config.env.num_streams
-    assert size is not None
     assert runtime.num_workers is not None
     places = tuple(Place(g, g * size, size) for g in range(streams // size))
     crew = Crew(
@@ -181,6 +183,7 @@ def make_sampling(
         places=places,
         num_workers=runtime.num_workers,
         num_slots=slots_per_group(runtime, plan, streams),
+        assignment=assignment,
         timeout_s=runtime.worker_timeout_s,
         threads=1 if server else runtime.actor_threads,
         say=say,
@@ -235,10 +238,8 @@ def _server(config: RunConfig, spaces: Spaces) -> ServerOptions:
             "inference_batch_min and the streams of a group, got "
             f"{runtime.inference_batch_max}; raise it, or lower env.streams_per_group"
         )
-    probe = replace(compute, compile=False, act_on="cpu")
     return ServerOptions(
         make_actor=partial(make_actor, config.learner, config.model, spaces, compute),
-        make_probe=partial(make_actor, config.learner, config.model, spaces, probe),
         device=runtime.device,
         threads=runtime.actor_threads,
         exact=exact,

@@ -102,7 +102,7 @@ class Delivery:
         self.queues = [ColumnQueue(plan, k, num_policies) for k in range(num_policies)]
         self.lags = [Lag() for _ in range(num_policies)]
         self.may_lag = may_lag or num_policies > 1 or num_streams != plan.columns_per_batch
-        self.first_stream = 0
+        self.first_stream = self.first_policy = 0
         self.running: dict[int, int] = {}  # env_steps in episodes that have not ended, by group
         self.executed = self.counted = self.cut = self.past_budget = 0
         self._told = (0, 0, 0)
@@ -115,6 +115,7 @@ class Delivery:
         self.running.clear()
         self._told = (self.executed, self.discarded, self.cut)
         self._turn_to(iteration * self.plan.columns_per_batch)
+        self.first_policy = iteration
 
     def clear(self) -> None:
         """Gives up what waits."""
@@ -183,18 +184,20 @@ class Delivery:
     def take(self, env_steps_left: int) -> tuple[Part, int] | None:
         """The columns of a batch and its policy; None as long as no policy has enough, though what
         waits is enough if it holds all that is left of the budget.
-        """
-        for policy, queue in enumerate(self.queues):
-            part = queue.take(self.learned[policy])
-            if part is not None:
-                return part, policy
-        return self._take_rest() if self.waiting >= env_steps_left else None
 
-    def _take_rest(self) -> tuple[Part, int] | None:
-        for policy, queue in enumerate(self.queues):
-            part = queue.take_rest(self.learned[policy])
-            if part is not None:
-                return part, policy
+        The policies take turns at being the first, so that what a restart drops is not always the
+        same ones'.
+        """
+        count = len(self.queues)
+        for take in (ColumnQueue.take, ColumnQueue.take_rest):
+            for turn in range(self.first_policy, self.first_policy + count):
+                policy = turn % count
+                part = take(self.queues[policy], self.learned[policy])
+                if part is not None:
+                    self.first_policy = policy + 1
+                    return part, policy
+            if self.waiting < env_steps_left:
+                break
         return None
 
     @property

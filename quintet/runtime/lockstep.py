@@ -37,7 +37,9 @@ class LockstepSampling:
         crew = workers.crew
         streams = sum(place.num_streams for place in crew.places)
         self.workers, self.timer, self.lag = workers, timer, lag
-        self.delivery = Delivery(crew.plan, streams, workers.num_policies, may_lag or lag > 0)
+        self.delivery = Delivery(
+            crew.plan, streams, crew.assignment.num_policies, may_lag or lag > 0
+        )
         self.flying = False
         self.rows = 0  # of the round at work
         self.lease: Lease | None = None

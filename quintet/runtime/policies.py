@@ -1,15 +1,47 @@
-"""Several policies in the same environments: each stream is played by one of them per episode."""
+"""Several policies in the same environments: who acts in which group, and who plays a stream."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import final
+from dataclasses import dataclass
+from typing import Self, final
 
 import torch
 from torch import Tensor
 
 from quintet.protocols import Actor
+from quintet.runtime.slots import PLAYER, VERSION
 from quintet.types import ActOutput, Obs, Publication, State, TensorSpec
 
-PLAYER = "policy_id"
+
+@final
+@dataclass(frozen=True)
+class Assignment:
+    """Which of the policies that share the streams act in a group.
+
+    mixed: all of them, as `PolicyMix` has it: an act is a forward of every policy.  Else one, the
+        groups taking them in turn: an act is one forward, and the policy of an episode is that of
+        its group, from its start to its end.
+    """
+
+    num_policies: int = 1
+    mixed: bool = False
+
+    @classmethod
+    def of_groups(cls, num_policies: int, num_groups: int) -> Self:
+        """Groups have one policy each where that gives all policies equal shares of the data."""
+        return cls(num_policies, mixed=num_groups % num_policies > 0)
+
+    def of(self, group: int) -> tuple[int, ...]:
+        """The policies that act in a group."""
+        return tuple(range(self.num_policies)) if self.mixed else (group % self.num_policies,)
+
+    def make_actor(self, make_actor: Callable[[], Actor]) -> Actor:
+        """What acts in a group."""
+        if not self.mixed:
+            return make_actor()
+        return PolicyMix([make_actor() for _ in range(self.num_policies)])
+
+
+ONE_POLICY = Assignment()
 
 
 @final
@@ -31,7 +63,7 @@ class PolicyMix:
     @property
     def record_specs(self) -> Mapping[str, TensorSpec]:
         who = TensorSpec((), torch.int64)
-        return {**self.actors[0].record_specs, PLAYER: who, "version": who}
+        return {**self.actors[0].record_specs, PLAYER: who, VERSION: who}
 
     @property
     def action_spec(self) -> TensorSpec:
@@ -76,7 +108,7 @@ class PolicyMix:
             name: _pick([out.record[name] for out in outs], player) for name in outs[0].record
         }
         record[PLAYER] = player
-        record["version"] = torch.tensor(self.versions)[player]
+        record[VERSION] = torch.tensor(self.versions, device=player.device)[player]
         return ActOutput(
             _pick([out.action for out in outs], player),
             _pick([out.env_action for out in outs], player),
@@ -91,16 +123,7 @@ class PolicyMix:
         return mixed | {PLAYER: player}
 
 
-def make_group_actor(make_actor: Callable[[], Actor], num_policies: int) -> Actor:
-    """The actor of one group.  All groups act by the same weights, but an actor may keep things
-    between acts (exploration), so each group has its own.
-    """
-    if num_policies == 1:
-        return make_actor()
-    return PolicyMix([make_actor() for _ in range(num_policies)])
-
-
-def load_policy(actor: Actor, publication: Publication, policy: int) -> None:
+def load_policy(actor: Actor, policy: int, publication: Publication) -> None:
     """Gives a group's actor the weights of one policy, which without a mix is the only one."""
     if isinstance(actor, PolicyMix):
         actor.load_policy(policy, publication)

@@ -12,7 +12,7 @@ from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor, DataPlan
 from quintet.runtime.policies import PolicyMix
 from quintet.runtime.processes.remote import RemoteActor
-from quintet.runtime.slots import UNDEFINED, WHO_ACTED, Slot
+from quintet.runtime.slots import UNDEFINED, VERSION, Slot
 from quintet.spaces import mask_sizes
 from quintet.types import ACTION_MASK, Publication
 
@@ -26,11 +26,19 @@ class GroupSampler:
     slot: Slot
     """Of the unroll at work, or of the last one."""
 
-    def __init__(self, env: VectorEnv, actor: Actor, plan: DataPlan, first_stream: int):
+    def __init__(
+        self,
+        env: VectorEnv,
+        actor: Actor,
+        plan: DataPlan,
+        first_stream: int,
+        policies: tuple[int, ...] = (0,),
+    ):
+        """policies: that `actor` acts by; of several it says for every row which."""
         self.env, self.actor, self.plan, self.first_stream = env, actor, plan, first_stream
+        self.policies = policies
         self.num_streams = env.num_streams
-        # An actor of several policies says for every row who acted.
-        self.one_policy = not set(WHO_ACTED) & set(actor.record_specs)
+        self.says_version = VERSION in actor.record_specs
         self.generator = torch.Generator()
         self.version = -1
         self.fresh = True
@@ -52,7 +60,11 @@ class GroupSampler:
         self.fresh = True
 
     def publish(self, publication: Publication, policy: int = 0) -> None:
-        """Takes the weights that `policy` acts by; they change at unroll starts only."""
+        """Takes the weights that `policy` acts by, if it acts here; they change at unroll starts
+        only.
+        """
+        if policy not in self.policies:
+            return
         if isinstance(self.actor, PolicyMix | RemoteActor):
             self.actor.load_policy(policy, publication)
             return
@@ -67,7 +79,7 @@ class GroupSampler:
         else:
             slot.begin_after(self.slot, self.rows)
         self.slot = slot
-        if self.one_policy:
+        if not self.says_version:
             self.slot.version.fill_(self.version)
         noise = self.actor.draw_noise(self.plan.unroll_steps, self.num_streams, self.generator)
         self.noise_rows = noise.unbind(0)

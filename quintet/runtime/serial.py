@@ -12,7 +12,7 @@ from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor, DataPlan
 from quintet.runtime.batch import Lease, Part
 from quintet.runtime.delivery import Batch, BeginsAnew, Delivery, never, rows_for
-from quintet.runtime.policies import make_group_actor
+from quintet.runtime.policies import ONE_POLICY, Assignment
 from quintet.runtime.sampler import GroupSampler, unroll
 from quintet.runtime.seeds import group_seeds
 from quintet.runtime.slots import RowSpecs, Slot, slot_specs, zeros
@@ -27,7 +27,7 @@ class SerialOptions:
     may_lag: not every version is published.
     """
 
-    num_policies: int = 1
+    assignment: Assignment = ONE_POLICY
     threads: int | None = None
     may_lag: bool = False
 
@@ -53,17 +53,17 @@ class SerialSampling:
     ):
         self.groups: list[GroupSampler] = []
         self.slots: list[Slot] = []
-        first_stream = 0
+        first_stream, assignment = 0, options.assignment
         for index, env in enumerate(envs):
-            actor = make_group_actor(make_actor, options.num_policies)
+            actor, policies = assignment.make_actor(make_actor), assignment.of(index)
             rows = RowSpecs.of(env.spaces, actor)
             slot = Slot(zeros(slot_specs(rows, plan, env.num_streams)), rows, plan)
-            slot.belongs_to(index, first_stream)
+            slot.belongs_to(index, first_stream, policies[0])
             self.slots.append(slot)
-            self.groups.append(GroupSampler(env, actor, plan, first_stream))
+            self.groups.append(GroupSampler(env, actor, plan, first_stream, policies))
             first_stream += env.num_streams
         self.seed, self.timer, self.threads = seed, timer, options.threads
-        self.delivery = Delivery(plan, first_stream, options.num_policies, options.may_lag)
+        self.delivery = Delivery(plan, first_stream, assignment.num_policies, options.may_lag)
 
     def publish(self, publication: Publication, policy: int = 0) -> None:
         """Gives every group the weights that `policy` acts by from the group's next unroll on."""

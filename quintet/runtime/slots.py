@@ -14,7 +14,7 @@ from quintet.runtime.batch import Episode
 from quintet.spaces import leaf_spec, observation_leaves
 from quintet.types import Obs, Rollout, Spaces, State, TensorSpec
 
-WHO_ACTED = ("policy_id", "version")
+PLAYER, VERSION = WHO_ACTED = ("policy_id", "version")
 """Records that belong to the slot itself: an actor of several policies says them row by row."""
 
 _OF_ROW = {
@@ -174,11 +174,12 @@ class Slot:
             return_carry=m.get("return_carry"),
         )
 
-    def belongs_to(self, group: int, first_stream: int) -> None:
-        """Writes whose unrolls the slot holds."""
+    def belongs_to(self, group: int, first_stream: int, policy: int) -> None:
+        """Writes whose unrolls the slot holds; `policy` acts, unless records say who does."""
         streams = torch.arange(first_stream, first_stream + self.num_streams)
         self.memory["stream_id"].copy_(streams)
         self.memory["group_id"].fill_(group)
+        self.memory["policy_id"].fill_(policy)
 
     def begin_anew(self) -> None:
         """Row 0 is the first of every stream: nothing came before it."""

@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 import quintet
 from quintet.algorithms import registry
-from quintet.algorithms.parts.acting import SamplingActor, make_family, masked
+from quintet.algorithms.parts.acting import SamplingActor, make_family, make_network, masked
 from quintet.algorithms.parts.setup import Compute, Setup
 from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import Knob, Parameters, Trained, knobs_of
@@ -51,7 +51,8 @@ def make_actor(
     config: A2CConfig, model: ModelConfig, spaces: Spaces, compute: Compute
 ) -> SamplingActor:
     """Samples; nothing but the action is needed to learn from it."""
-    return SamplingActor(model, spaces, ObservationNormalizer({}, 1.0, 1.0), (), compute)
+    network = make_network(model, spaces, compute)
+    return SamplingActor(network, ObservationNormalizer({}, 1.0, 1.0), (), compute)
 
 
 class A2CLearner:

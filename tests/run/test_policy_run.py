@@ -11,6 +11,7 @@ import torch
 
 import quintet
 from quintet import checkpoint, cli
+from quintet.algorithms.parts.acting import SamplingActor
 from quintet.algorithms.ppo.learner import PPOLearner
 from quintet.config.load import Layer
 from quintet.config.saved import load_config
@@ -20,13 +21,14 @@ from quintet.run import launch
 from quintet.run.launch import Result
 from quintet.run.trainer import Trainer
 from quintet.runtime.delivery import Batch
+from quintet.runtime.sampler import GroupSampler
 from quintet.types import Rollout
 
 ENV = "quintet.envs.toy:Contextual"
 SMALL = {
     "env.id": ENV,
-    "env.num_streams": 8,
-    "env.streams_per_group": 4,
+    "env.num_streams": 6,
+    "env.streams_per_group": 2,  # 3 groups, which two policies can't share out
     "unroll_steps": 16,
     "minibatch_steps": 32,
     "num_epochs": 2,
@@ -46,6 +48,19 @@ KINDS = {
     "serial": {"runtime.kind": "serial"},
     "lockstep": {"runtime.kind": "lockstep", "runtime.num_workers": 2, "runtime.lag": 1},
     "async": {"runtime.kind": "async", "runtime.num_workers": 2},
+    "groups": {"runtime.kind": "serial", "env.streams_per_group": 3},
+    "groups lockstep": {
+        "runtime.kind": "lockstep",
+        "runtime.num_workers": 2,
+        "runtime.lag": 0,
+        "env.streams_per_group": 3,
+    },
+    "groups async": {
+        "runtime.kind": "async",
+        "runtime.num_workers": 2,
+        "runtime.inference": "server",
+        "env.streams_per_group": 3,
+    },
 }
 
 
@@ -92,7 +107,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 kinds = pytest.mark.parametrize(
-    "kind", ["serial", "lockstep", pytest.param("async", marks=pytest.mark.slow)]
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.slow) if "async" in kind else kind
+        for kind in KINDS
+        if kind != "groups lockstep"
+    ],
 )
 
 
@@ -149,7 +169,7 @@ def test_every_policy_has_a_best_and_a_final_one_in_its_own_folder(whole, kind, 
         quintet.load(folder)
 
 
-@pytest.mark.parametrize("kind", ["serial", "lockstep"])
+@pytest.mark.parametrize("kind", ["serial", "lockstep", "groups"])
 def test_both_policies_go_on_with_the_same_bytes(whole, tmp_path, kind):
     begun = tmp_path / "run"
     shutil.copytree(whole(kind), begun)
@@ -281,6 +301,67 @@ def test_a_failed_batch_says_whose_it_was(tmp_path, monkeypatch):
     assert found.meta["policy"] == 1
     batch = found.tensors["batch"]
     assert (batch["policy_id"][batch["valid"]] == 1).all()
+
+
+class Seen:
+    """Batches and acts of a run whose policies differ in their learning rate."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.batches: list[tuple[int, Rollout]] = []
+        self.acts = self.forwards = 0
+        update, forward, act = PPOLearner.update, SamplingActor.act, GroupSampler.act
+
+        def learned(me: PPOLearner, batch: Rollout, env_steps: int) -> None:
+            self.batches.append((int(me.config.learning_rate == 1e-3), batch.contiguous()))
+            update(me, batch, env_steps)
+
+        def forwarded(me: SamplingActor, *given: Any) -> Any:
+            self.forwards += 1
+            return forward(me, *given)
+
+        def acted(me: GroupSampler, row: int) -> None:
+            self.acts += 1
+            act(me, row)
+
+        monkeypatch.setattr(PPOLearner, "update", learned)
+        monkeypatch.setattr(SamplingActor, "act", forwarded)
+        monkeypatch.setattr(GroupSampler, "act", acted)
+
+    def streams(self, policy: int) -> set[int]:
+        return {x for k, batch in self.batches if k == policy for x in batch.stream_id.tolist()}
+
+    def share(self, policy: int) -> int:
+        return sum(int(batch.valid.sum()) for k, batch in self.batches if k == policy)
+
+
+@pytest.mark.parametrize(
+    ("kind", "forwards"), [("groups", 1), ("serial", 2), ("groups lockstep", None)]
+)
+def test_a_group_that_has_a_policy_to_itself_takes_one_forward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, forwards: int | None
+) -> None:
+    seen = Seen(monkeypatch)
+    run(tmp_path, 1_000, **KINDS[kind], eval__episodes=0)
+    for policy, batch in seen.batches:
+        assert (batch.policy_id[batch.valid] == policy).all()
+    if forwards != 2:
+        assert [seen.streams(policy) for policy in range(2)] == [{0, 1, 2}, {3, 4, 5}]
+        assert all((batch.policy_id == policy).all() for policy, batch in seen.batches)
+        assert abs(seen.share(0) - seen.share(1)) < 6 * 16
+    if forwards is not None:  # in workers of their own nobody counts
+        begun = seen.forwards - forwards * seen.acts  # of an unroll that ended early
+        assert 0 <= begun <= 3 * forwards
+        assert seen.acts > 300
+
+
+def test_no_policy_starves_where_streams_begin_anew_after_every_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have a batch at the same time, and that of the one that is not served is given up."""
+    seen = Seen(monkeypatch)
+    often = KINDS["groups"] | {"checkpoint.interval_updates": 1}
+    run(tmp_path, 1_000, **often, eval__episodes=0)
+    assert abs(seen.share(0) - seen.share(1)) <= 6 * 16
 
 
 def test_policies_of_the_same_options_begin_with_weights_of_their_own(tmp_path, monkeypatch):

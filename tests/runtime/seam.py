@@ -25,9 +25,9 @@ from quintet.runtime import loop
 from quintet.runtime.asynchronous import AsyncOptions, AsyncSampling
 from quintet.runtime.delivery import Batch
 from quintet.runtime.lockstep import LockstepSampling
-from quintet.runtime.policies import make_group_actor
-from quintet.runtime.processes.crew import Crew, ServerOptions
-from quintet.runtime.processes.messages import Place
+from quintet.runtime.policies import Assignment
+from quintet.runtime.processes.crew import Crew
+from quintet.runtime.processes.messages import Place, ServerOptions
 from quintet.runtime.processes.workers import Workers
 from quintet.runtime.replay.replay import Replay
 from quintet.runtime.seeds import environment_seeds
@@ -328,6 +328,10 @@ class World:
     group_size: int
     total_env_steps: int
     checkpoint_iterations: int = 10**9
+    mixed: bool = True
+
+    def assignment(self, policies: int) -> Assignment:
+        return Assignment(policies, mixed=self.mixed and policies > 1)
 
 
 def make_group(place: Place) -> VectorEnv:
@@ -338,22 +342,22 @@ def make_sampling(
     kind: str, world: World, learners: list[SeamLearner], rows: RowSpecs
 ) -> loop.Sampling:
     """serial; or lockstep0, lockstep1, async, with a digit behind: that many workers."""
-    plan = learners[0].plan
+    plan, assignment = learners[0].plan, world.assignment(len(learners))
     places = tuple(
         Place(group, group * world.group_size, world.group_size) for group in range(world.groups)
     )
     if kind == "serial":
         envs = [make_group(place) for place in places]
-        options = SerialOptions(num_policies=len(learners))
+        options = SerialOptions(assignment)
         return SerialSampling(envs, SeamActor, plan, SEED, PhaseTimer(), options)
     kind, lag, num_workers, served = re.fullmatch(
         r"(lockstep|async)(\d?)x(\d)(server)?", kind
     ).groups()
     streams = world.groups * world.group_size
     slots = 1 + int(lag) if lag else 2 + plan.columns_per_batch // streams
-    options = ServerOptions(SeamActor, SeamActor, exact=bool(lag)) if served else None
+    options = ServerOptions(SeamActor, exact=bool(lag)) if served else None
     crew = Crew(
-        make_group, SeamActor, rows.spaces, plan, SEED, places, int(num_workers), slots,
+        make_group, SeamActor, rows.spaces, plan, SEED, places, int(num_workers), slots, assignment,
         server=options,
     )  # fmt: skip
     workers = Workers(crew, [learner.publication() for learner in learners])
@@ -368,7 +372,8 @@ def drive(
     """Runs the learners on a kind of runtime until the budget is spent."""
     plan, ledger = learners[0].plan, learners[0].ledger
     env = make_vector_env(ScriptedWorld, 1)
-    rows = RowSpecs.of(env.spaces, make_group_actor(SeamActor, len(learners)))
+    actor = world.assignment(len(learners)).make_actor(SeamActor)
+    rows = RowSpecs.of(env.spaces, actor)
     sampling = make_sampling(kind, world, learners, rows)
     kept = learners if plan.replay is not None else []
     replays = [Replay(plan, rows, ledger.streams, SEED + i) for i, _ in enumerate(kept)]

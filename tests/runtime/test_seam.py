@@ -146,6 +146,24 @@ def test_appo_two_policies_share_the_streams(kind: str) -> None:
     assert len(straddling[0] & straddling[1]) > 10
 
 
+@kinds("serial", "asyncx2server")
+def test_appo_groups_of_one_policy_each(kind: str) -> None:
+    """Columns are wholly one policy's, and every group has it from the first row to the last."""
+    plan = DataPlan(unroll_steps=8, columns_per_batch=4, state_every=8)
+    ledger = Ledger(8, 2, 8)
+
+    def of_my_groups(me: SeamLearner, batch: Rollout) -> None:
+        assert (batch.policy_id == me.policy).all()
+        assert (batch.group_id % 2 == me.policy).all()
+
+    learners = [SeamLearner(plan, ledger, policy, of_my_groups) for policy in range(2)]
+    world = World(4, 2, 3000, checkpoint_iterations=7, mixed=False)
+    _, counters, _ = drive(kind, world, learners)
+    assert counters.env_steps == 3000 == sum(ledger.fresh.values())
+    assert set(ledger.fresh.values()) == {1}
+    assert min(learner.updates for learner in learners) > 20
+
+
 @kinds("serial", "lockstep0x2")
 def test_appo_drops_what_is_too_old(kind: str) -> None:
     """Batches of 2 columns out of rounds of 8: the third and fourth of a round are too old."""

@@ -31,6 +31,7 @@ from quintet.run.sampling import make_sampling, open_source
 from quintet.runtime.asynchronous import AsyncOptions, AsyncSampling
 from quintet.runtime.events import Died
 from quintet.runtime.lockstep import LockstepSampling
+from quintet.runtime.policies import ONE_POLICY
 from quintet.runtime.processes.messages import Failed, Place
 from quintet.runtime.processes.patience import Patience
 from quintet.runtime.processes.worker import report_failure
@@ -304,12 +305,13 @@ def test_an_environment_of_a_script_that_trains_in_a_process_of_multiprocessing(
 class TwoDieAtOnce:
     """Workers of which two are found dead by one look."""
 
-    num_policies = 1
     samplers = ()
 
     def __init__(self) -> None:
         plan = DataPlan(unroll_steps=4, columns_per_batch=2)
-        self.crew = SimpleNamespace(plan=plan, places=[Place(0, 0, 2)], say=print)
+        self.crew = SimpleNamespace(
+            plan=plan, places=[Place(0, 0, 2)], say=print, assignment=ONE_POLICY
+        )
 
     def start(self) -> None: ...
 

@@ -28,7 +28,7 @@ from torch.func import functional_call
 from quintet.algorithms.impala.config import TUNABLE, ImpalaConfig, Knobs, aux_weights
 from quintet.algorithms.impala.metrics import AUX, LOSSES, finished
 from quintet.algorithms.parts import diagnostics
-from quintet.algorithms.parts.acting import SamplingActor, make_family, make_normalizer, masked
+from quintet.algorithms.parts.acting import make_family, make_normalizer, make_sampler, masked
 from quintet.algorithms.parts.options import require_tunable
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
 from quintet.algorithms.parts.statistics import Statistics
@@ -38,18 +38,17 @@ from quintet.models.build import ActorCritic
 from quintet.models.config import ModelConfig
 from quintet.ops import policy_losses, reduce, schedules, value_losses
 from quintet.ops.vtrace import vtrace
-from quintet.protocols import DataPlan
+from quintet.protocols import Actor, DataPlan
 from quintet.types import LearnerState, Publication, Rollout, Spaces
 
 
 def make_actor(
     config: ImpalaConfig, model: ModelConfig, spaces: Spaces, compute: Compute = PLAIN
-) -> SamplingActor:
+) -> Actor:
     """What collects IMPALA's batches: of each action only its log-probability is recorded, as the
     learner evaluates values anew.
     """
-    normalizer = make_normalizer(config, model, spaces)
-    return SamplingActor(model, spaces, normalizer, ("logp_mu",), compute)
+    return make_sampler(config, model, spaces, ("logp_mu",), compute)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from typing import Literal, Protocol, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from quintet.algorithms.parts.setup import PLAIN, Compute
@@ -64,23 +64,39 @@ def masked(family: Family, params: Tensor, obs: Obs) -> Tensor:
     return family.apply_mask(params, obs[ACTION_MASK]) if ACTION_MASK in obs else params
 
 
+class PolicyNetwork(Protocol):
+    """A module with a policy, which gives the parameters of `family`; see `ActorCritic`."""
+
+    family: Family
+
+    @property
+    def state_specs(self) -> dict[str, TensorSpec]: ...
+
+    def initial_state(self, num_streams: int) -> State: ...
+
+    def forward(self, obs: Obs, state: State, is_first: Tensor) -> tuple[Tensor, Tensor, State]:
+        """Parameters, what the learner has beside them (the value, if it is recorded), state."""
+        ...
+
+    def policy(self, obs: Obs, state: State, is_first: Tensor) -> tuple[Tensor, State]:
+        """Parameters and state alone."""
+        ...
+
+
 @final
 class SamplingActor:
     """Samples actions and records of each what its learner asks for."""
 
     def __init__(
         self,
-        model: ModelConfig,
-        spaces: Spaces,
+        network: PolicyNetwork,
         normalizer: ObservationNormalizer,
         records: tuple[Recorded, ...],
         compute: Compute = PLAIN,
     ):
-        self.family = make_family(model, spaces)
-        # The weights come with the first publication, so none are drawn here.
-        network = ActorCritic(spaces, self.family, model, None, compute.precision)
-        self.network = network.to(compute.act_on)
-        self.network.freeze_precision()
+        """network: an nn.Module."""
+        assert isinstance(network, nn.Module)
+        self.network, self.family = network.to(compute.act_on), network.family
         self.normalizer = normalizer.to(compute.act_on)
         self.records: tuple[Recorded, ...] = records
         if compute.records_entropy:
@@ -157,3 +173,25 @@ class SamplingActor:
         if "entropy" in self.records:
             record["entropy"] = self.family.entropy(params)
         return action, self.family.to_env(action), record
+
+
+def make_network(model: ModelConfig, spaces: Spaces, compute: Compute) -> ActorCritic:
+    """The network of an actor, whose weights come with the first publication."""
+    network = ActorCritic(spaces, make_family(model, spaces), model, None, compute.precision)
+    network.freeze_precision()
+    return network
+
+
+def make_sampler(
+    config: Normalizes,
+    model: ModelConfig,
+    spaces: Spaces,
+    records: tuple[Recorded, ...],
+    compute: Compute,
+) -> SamplingActor:
+    """An actor with a network of one policy and one value."""
+    network, normalizer = (
+        make_network(model, spaces, compute),
+        make_normalizer(config, model, spaces),
+    )
+    return SamplingActor(network, normalizer, records, compute)

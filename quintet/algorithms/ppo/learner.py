@@ -50,8 +50,7 @@ def make_actor(
 ) -> acting.SamplingActor:
     """What collects PPO's batches: of each action its log-probability, distribution and value."""
     records: tuple[acting.Recorded, ...] = ("logp_mu", "params_mu", "value")
-    normalizer = acting.make_normalizer(config, model, spaces)
-    return acting.SamplingActor(model, spaces, normalizer, records, compute)
+    return acting.make_sampler(config, model, spaces, records, compute)
 
 
 @final

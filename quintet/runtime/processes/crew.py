@@ -11,29 +11,10 @@ from socket import AF_UNIX, socket
 
 from quintet.envs.vector import VectorEnv
 from quintet.protocols import Actor, DataPlan
-from quintet.runtime.processes.messages import Line, Place, ServerWork, Work
+from quintet.runtime.policies import ONE_POLICY, Assignment
+from quintet.runtime.processes.messages import Line, Place, ServerOptions, ServerWork, Work
 from quintet.runtime.processes.process import pickled
 from quintet.types import Spaces
-
-
-@dataclass(frozen=True)
-class ServerOptions:
-    """How the inference server serves.
-
-    make_actor: on the device where it computes; make_probe: here, to see once what it gives.
-    exact: one forward for each group, by the weights that it asks for; else groups that wait are
-        served together, up to `batch_max` streams, once there are `batch_min` or the first has
-        waited for `batch_timeout_s`.
-    """
-
-    make_actor: Callable[[], Actor]
-    make_probe: Callable[[], Actor]
-    device: str = "cpu"
-    threads: int = 1
-    exact: bool = False
-    batch_min: int = 1
-    batch_max: int = 512
-    batch_timeout_s: float = 0.1
 
 
 @dataclass(frozen=True)
@@ -42,6 +23,7 @@ class Crew:
 
     make_env: of one group; with `make_actor` it must be something that cloudpickle can send.
     num_slots: of each group.
+    assignment: of the policies to the groups.
     timeout_s: how long a worker may take for one row, and beyond 60 s for its start.
     threads: of PyTorch in each worker.
     server: where actions are computed; None: in the workers.
@@ -57,6 +39,7 @@ class Crew:
     places: tuple[Place, ...]
     num_workers: int
     num_slots: int
+    assignment: Assignment = ONE_POLICY
     timeout_s: float = 60.0
     threads: int = 1
     say: Callable[[str], None] = print

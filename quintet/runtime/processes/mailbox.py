@@ -1,6 +1,5 @@
 """Where a sampler and the inference server leave rows of a group for each other."""
 
-from collections.abc import Mapping
 from typing import final
 
 import torch
@@ -9,32 +8,25 @@ from torch import Tensor
 from quintet.protocols import Actor
 from quintet.runtime.processes.arena import Arena, prefixed
 from quintet.runtime.processes.messages import Place
-from quintet.runtime.slots import RowSpecs
-from quintet.spaces import leaf_spec, observation_leaves
-from quintet.types import ACTION_MASK, ActOutput, Obs, State, TensorSpec
+from quintet.spaces import action_spec, leaf_spec, observation_leaves
+from quintet.types import ActOutput, Obs, Spaces, State, TensorSpec
 
 
-def mailbox_specs(rows: RowSpecs, actor: Actor, place: Place) -> dict[str, TensorSpec]:
-    """What a group's mailbox takes in an arena.  `actor` must have weights: it acts once, to see
-    what comes out.
-    """
-    streams = place.num_streams
-    leaves = observation_leaves(rows.spaces.observation)
-    obs = {
-        name: torch.zeros((streams, *leaf_spec(leaf).shape), dtype=leaf_spec(leaf).dtype)
-        for name, leaf in leaves.items()
+def mailbox_specs(spaces: Spaces, actor: Actor, place: Place) -> dict[str, TensorSpec]:
+    """What a group's mailbox takes in an arena."""
+    noise = actor.draw_noise(1, 1, torch.Generator())[0, 0]
+    leaves = observation_leaves(spaces.observation)
+    specs = {f"obs/{name}": leaf_spec(leaf) for name, leaf in leaves.items()}
+    specs |= prefixed("state/", actor.state_specs) | prefixed("record/", actor.record_specs)
+    specs |= {
+        "is_first": TensorSpec((), torch.bool),
+        "noise": TensorSpec(tuple(noise.shape), noise.dtype),
+        "action": actor.action_spec,
+        "env_action": action_spec(spaces.action),
     }
-    if ACTION_MASK in obs:
-        obs[ACTION_MASK].fill_(1)
-    state = actor.initial_state(streams)
-    is_first = torch.ones(streams, dtype=torch.bool)
-    noise = actor.draw_noise(1, streams, torch.Generator())[0]
-    out = actor.act(obs, state, is_first, noise)
-    given = _named("obs", obs) | _named("state", state) | {"is_first": is_first, "noise": noise}
-    given |= _named("record", out.record)
-    given |= {"action": out.action, "env_action": out.env_action}
-    given |= {name: torch.zeros(1, dtype=torch.int64) for name in ("version", "ticket")}
-    specs = {name: TensorSpec(tuple(x.shape), x.dtype) for name, x in given.items()}
+    streams = place.num_streams
+    specs = {name: TensorSpec((streams, *s.shape), s.dtype) for name, s in specs.items()}
+    specs |= {name: TensorSpec((1,), torch.int64) for name in ("version", "ticket")}
     return prefixed(_prefix(place.group), specs)
 
 
@@ -42,15 +34,11 @@ def _prefix(group: int) -> str:
     return f"mail/{group}/"
 
 
-def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{prefix}/{name}": x for name, x in tensors.items()}
-
-
 @final
 class Mailbox:
     """A group's row of inputs and of outputs, in shared memory.
 
-    The state is in one place: the server replaces the one that it was given.
+    The recorded state is in one place: the server replaces the one that it was given.
     """
 
     def __init__(self, arena: Arena, group: int):

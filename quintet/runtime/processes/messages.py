@@ -9,6 +9,7 @@ import torch
 from quintet.envs.vector import VectorEnv
 from quintet.observe.timing import PHASES
 from quintet.protocols import Actor, DataPlan, Learner, Ranks
+from quintet.runtime.policies import Assignment
 from quintet.runtime.processes.arena import Arena
 from quintet.runtime.slots import RowSpecs, Slot
 from quintet.types import TensorSpec
@@ -99,7 +100,7 @@ class Work:
     places: tuple[Place, ...]
     make_env: Callable[[Place], VectorEnv]
     make_actor: Callable[[], Actor]
-    num_policies: int
+    assignment: Assignment
     rows: RowSpecs
     plan: DataPlan
     seed: int
@@ -111,23 +112,37 @@ class Work:
 
 @final
 @dataclass(frozen=True)
+class ServerOptions:
+    """How the inference server serves.
+
+    make_actor: on the device where it computes.
+    exact: one forward for each group, by the weights that it asks for; else groups that wait are
+        served together, up to `batch_max` streams, once there are `batch_min` or the first has
+        waited for `batch_timeout_s`.
+    """
+
+    make_actor: Callable[[], Actor]
+    device: str = "cpu"
+    threads: int = 1
+    exact: bool = False
+    batch_min: int = 1
+    batch_max: int = 512
+    batch_timeout_s: float = 0.1
+
+
+@final
+@dataclass(frozen=True)
 class ServerWork:
-    """What the inference server is given; see `quintet.runtime.processes.crew.ServerOptions`.
+    """What the inference server is given.
 
     most_waiting: streams that can wait at once, as a worker asks for one group at a time.
     """
 
+    options: ServerOptions
     places: tuple[Place, ...]
-    make_actor: Callable[[], Actor]
-    num_policies: int
+    assignment: Assignment
     token: bytes
-    device: str
-    threads: int
-    exact: bool
     most_waiting: int
-    batch_min: int
-    batch_max: int
-    batch_timeout_s: float
 
 
 class Connect(NamedTuple):
@@ -207,8 +222,6 @@ def progress_specs(name: str) -> dict[str, TensorSpec]:
     }
 
 
-def open_slot(arena: Arena, work_rows: RowSpecs, plan: DataPlan, place: Place, slot: int) -> Slot:
+def open_slot(arena: Arena, work_rows: RowSpecs, plan: DataPlan, group: int, slot: int) -> Slot:
     """A slot of a group, over its memory in the arena."""
-    made = Slot(arena.below(slot_prefix(place.group, slot)), work_rows, plan)
-    made.belongs_to(place.group, place.first_stream)
-    return made
+    return Slot(arena.below(slot_prefix(group, slot)), work_rows, plan)

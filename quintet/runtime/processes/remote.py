@@ -4,20 +4,24 @@ import secrets
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from socket import AF_UNIX, socket
-from typing import final
+from typing import NamedTuple, Self, final
 
 import torch
 from torch import Tensor
 
 from quintet.errors import WorkerFault
 from quintet.protocols import Actor
-from quintet.runtime.policies import PolicyMix
 from quintet.runtime.processes.mailbox import Mailbox
+from quintet.runtime.slots import VERSION
 from quintet.types import ActOutput, Obs, Publication, State, TensorSpec
 
-VERSION = "version"
+BEGINS = -1
+_AFTER = "after"
+"""Leaf of the state that stands for what the server keeps."""
+
 _LOOK_EVERY_S = 0.5
 
 
@@ -25,15 +29,26 @@ class ServerGone(Exception):
     """The inference server ended in the middle of an unroll, which can't be gone on with."""
 
 
-def packed(group: int, ticket: int, versions: Sequence[int]) -> bytes:
-    """A request."""
-    return struct.pack(f"<{2 + len(versions)}q", group, ticket, *versions)
+class Request(NamedTuple):
+    """Asks the server to act on a group's mailbox, where `ticket` stands.
 
+    after: ticket of the act whose private state is gone on with; BEGINS: the streams begin anew.
+    versions: of the weights by which the group's unroll began, of each policy that acts in it.
+    """
 
-def unpacked(request: bytes) -> tuple[int, int, tuple[int, ...]]:
-    """Group, ticket and versions of a request."""
-    group, ticket, *versions = struct.unpack(f"<{len(request) // 8}q", request)
-    return group, ticket, tuple(versions)
+    group: int
+    ticket: int
+    after: int
+    versions: tuple[int, ...]
+
+    def packed(self) -> bytes:
+        numbers = (self.group, self.ticket, self.after, *self.versions)
+        return struct.pack(f"<{len(numbers)}q", *numbers)
+
+    @classmethod
+    def unpacked(cls, said: bytes) -> Self:
+        group, ticket, after, *versions = struct.unpack(f"<{len(said) // 8}q", said)
+        return cls(group, ticket, after, tuple(versions))
 
 
 @final
@@ -46,17 +61,14 @@ class ServerLine:
         self._timeout_s, self._alive = timeout_s, alive
         self._line: Connection | None = None
 
-    def ask(self, group: int, ticket: int, versions: Sequence[int]) -> None:
-        """Has the server act on the group's mailbox, where `ticket` stands; `versions` of the
-        weights, by policy, are what the group's unroll began with.
-        """
+    def ask(self, request: Request) -> None:
         try:
             if self._line is None:
                 plug = socket(AF_UNIX)
                 plug.connect(self._address)
                 self._line = Connection(plug.detach())
                 self._line.send_bytes(self._token)
-            self._line.send_bytes(packed(group, ticket, versions))
+            self._line.send_bytes(request.packed())
         except OSError as error:
             self._lost(error)
 
@@ -95,17 +107,24 @@ class ServerLine:
 class RemoteActor:
     """Asks the server for the actions of one group; everything else is the local actor's.
 
-    The weights' version is recorded row by row, as the server has its own pace.
+    The weights' version is recorded row by row, as the server has its own pace.  The private state
+    stays with the server; what stands for it here is the ticket of the act that left it.
     """
 
-    def __init__(self, local: Actor, mailbox: Mailbox, line: ServerLine, group: int):
+    def __init__(
+        self,
+        local: Actor,
+        policies: Sequence[int],
+        mailbox: Mailbox,
+        line: ServerLine,
+        group: int,
+    ):
         """local: of the same making as the server's; its weights are never used."""
         self.local, self.mailbox, self.line, self.group = local, mailbox, line, group
-        self.versions = [-1] * (len(local.actors) if isinstance(local, PolicyMix) else 1)
+        self.versions = dict.fromkeys(policies, -1)
         # Tells this actor's requests from those of one that is dead and has left some.
         self.ticket = secrets.randbits(62)
-        record = dict(local.record_specs)
-        self._says_version = VERSION in record
+        self._says_version = VERSION in local.record_specs
         self.record_specs: Mapping[str, TensorSpec] = record_specs_of_remote(local)
 
     @property
@@ -117,14 +136,17 @@ class RemoteActor:
         return self.local.state_specs
 
     def load(self, publication: Publication) -> None:
-        self.load_policy(0, publication)
+        for policy in self.versions:
+            self.load_policy(policy, publication)
 
     def load_policy(self, policy: int, publication: Publication) -> None:
         """The server loads weights by itself; a group only says which it wants."""
         self.versions[policy] = publication.version
 
     def initial_state(self, num_streams: int) -> State:
-        return self.local.initial_state(num_streams)
+        initial = self.local.initial_state(num_streams)
+        begins = torch.full((num_streams,), BEGINS)
+        return {name: initial[name] for name in self.state_specs} | {_AFTER: begins}
 
     def draw_noise(self, steps: int, num_streams: int, generator: torch.Generator) -> Tensor:
         return self.local.draw_noise(steps, num_streams, generator)
@@ -134,12 +156,14 @@ class RemoteActor:
             raise AssertionError("groups only sample")
         self.ticket += 1
         self.mailbox.ask(obs, state, is_first, noise, self.ticket)
-        self.line.ask(self.group, self.ticket, self.versions)
+        after, versions = int(state[_AFTER][0]), tuple(self.versions.values())
+        self.line.ask(Request(self.group, self.ticket, after, versions))
         self.line.wait(self.group)
         out = self.mailbox.answered()
         if not self._says_version:
             out.record[VERSION] = self.mailbox.version.expand(is_first.shape)
-        return out
+        left = torch.full(is_first.shape, self.ticket)
+        return replace(out, state={**out.state, _AFTER: left})
 
 
 def record_specs_of_remote(actor: Actor) -> dict[str, TensorSpec]:

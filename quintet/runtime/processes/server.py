@@ -21,16 +21,16 @@ import torch
 
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor
-from quintet.runtime.policies import load_policy, make_group_actor
+from quintet.runtime.policies import load_policy
 from quintet.runtime.processes.arena import Arena
 from quintet.runtime.processes.mailbox import Mailbox
-from quintet.runtime.processes.messages import Place, Ready, ServerWork, Stop
+from quintet.runtime.processes.messages import Ready, ServerWork, Stop
 from quintet.runtime.processes.params import Board
 from quintet.runtime.processes.process import BEGINNING
-from quintet.runtime.processes.remote import unpacked
+from quintet.runtime.processes.remote import BEGINS, Request
 from quintet.runtime.processes.worker import begin, report_failure
 from quintet.runtime.torch_settings import configure_torch, inexact_told
-from quintet.types import ActOutput, Publication
+from quintet.types import ActOutput, State
 
 _LOOK_EVERY_S = 0.25
 _LONGEST_REQUEST = 65_536  # bytes
@@ -42,19 +42,23 @@ class Server:
 
     def __init__(self, work: ServerWork, arena: Arena, channel: Connection, listener: socket):
         self.work, self.channel, self.listener = work, channel, listener
+        self.options, assignment = work.options, work.assignment
         self.timer = PhaseTimer()
         self.row = arena.tensor("server/row").numpy()
         self.seconds = arena.tensor("server/seconds").numpy()
         self.served = arena.tensor("server/served").numpy()
         self.places = {place.group: place for place in work.places}
         self.mail = {group: Mailbox(arena, group) for group in self.places}
-        self.boards = [Board(arena, policy) for policy in range(work.num_policies)]
-        self.actor: Actor = make_group_actor(work.make_actor, work.num_policies)
-        self.device = torch.device(work.device)
-        self.loaded = [-1] * work.num_policies
+        self.boards = [Board(arena, policy) for policy in range(assignment.num_policies)]
+        assigned = {assignment.of(group) for group in self.places}
+        self.actors = {each: assignment.make_actor(self.options.make_actor) for each in assigned}
+        # What actors keep to themselves, by group and by ticket of the act that left it.
+        self.private: dict[int, dict[int, State]] = {}
+        self.device = torch.device(self.options.device)
+        self.loaded = [-1] * assignment.num_policies
         self.lines: list[Connection] = []
         self.strangers: set[Connection] = set()
-        self.waiting: list[tuple[Place, tuple[int, ...], Connection]] = []
+        self.waiting: list[tuple[Request, Connection]] = []
         self.waiting_since_s = 0.0
         self.row[1] = BEGINNING  # until the first forward, which may be compiled
 
@@ -80,14 +84,14 @@ class Server:
         """How long to wait for more groups."""
         if not self.waiting:
             return _LOOK_EVERY_S
-        left = self.waiting_since_s + self.work.batch_timeout_s - time.monotonic()
+        left = self.waiting_since_s + self.options.batch_timeout_s - time.monotonic()
         return min(_LOOK_EVERY_S, max(0.0, left))
 
     def _enough(self) -> bool:
-        streams = sum(place.num_streams for place, _, _ in self.waiting)
-        least = min(self.work.batch_min, self.work.most_waiting)
-        late = time.monotonic() - self.waiting_since_s >= self.work.batch_timeout_s
-        return self.work.exact or streams >= least or late
+        streams = sum(self.places[asked.group].num_streams for asked, _ in self.waiting)
+        least = min(self.options.batch_min, self.work.most_waiting)
+        late = time.monotonic() - self.waiting_since_s >= self.options.batch_timeout_s
+        return self.options.exact or streams >= least or late
 
     def _accept(self) -> None:
         caller = self.listener.accept()[0]
@@ -106,70 +110,88 @@ class Server:
         except (EOFError, OSError):  # the worker is gone, or gave its unroll up
             self.lines.remove(line)
             self.strangers.discard(line)
-            self.waiting = [entry for entry in self.waiting if entry[2] is not line]
+            self.waiting = [entry for entry in self.waiting if entry[1] is not line]
             line.close()
             return
         if line in self.strangers:
             self.strangers.remove(line)
             return
-        group, ticket, versions = unpacked(said)
-        if int(self.mail[group].ticket) != ticket:
+        asked = Request.unpacked(said)
+        if int(self.mail[asked.group].ticket) != asked.ticket:
             return  # of a worker that is dead
         if not self.waiting:
             self.waiting_since_s = time.monotonic()
-        self.waiting.append((self.places[group], versions, line))
+        self.waiting.append((asked, line))
 
     def _serve(self) -> None:
-        """One forward: of the group that came first, or of as many as there is room for."""
+        """One forward: of the group that came first, or with it of as many others of the same
+        policies as there is room for.
+        """
         self.timer.switch("acting")
-        now = [self.waiting.pop(0)]
-        streams = now[0][0].num_streams
-        while self.waiting and not self.work.exact:
-            if streams + self.waiting[0][0].num_streams > self.work.batch_max:
+        policies = self.work.assignment.of(self.waiting[0][0].group)
+        now: list[tuple[Request, Connection]] = []
+        streams = 0
+        for entry in self.waiting[:1] if self.options.exact else [*self.waiting]:
+            if self.work.assignment.of(entry[0].group) != policies:
+                continue
+            more = self.places[entry[0].group].num_streams
+            if now and streams + more > self.options.batch_max:
                 break
-            now.append(self.waiting.pop(0))
-            streams += now[-1][0].num_streams
-        self._load(now[0][1])
-        out = self._act([self.mail[place.group] for place, _, _ in now])
+            now.append(entry)
+            self.waiting.remove(entry)
+            streams += more
+        self._load(policies, now[0][0].versions)
+        actor = self.actors[policies]
+        private = [self._private(actor, asked) for asked, _ in now]
+        out = self._act(actor, [self.mail[asked.group] for asked, _ in now], private)
         row = 0
-        for place, _, line in now:
-            rows = slice(row, row + place.num_streams)
-            self.mail[place.group].answer(out, rows, self.loaded[0])
+        for (asked, line), before in zip(now, private, strict=True):
+            rows = slice(row, row + self.places[asked.group].num_streams)
             row = rows.stop
+            # The act may be one whose outcome is not gone on with.
+            left = {name: out.state[name][rows] for name in before}
+            self.private[asked.group] = {asked.after: before, asked.ticket: left}
+            self.mail[asked.group].answer(out, rows, self.loaded[policies[0]])
             with suppress(OSError):  # it has ended meanwhile, which `_hear` finds
                 line.send_bytes(b"\1")
         self.served[:] += 1, streams
         self.row[1] = 0
 
-    def _load(self, versions: tuple[int, ...]) -> None:
+    def _load(self, policies: tuple[int, ...], versions: tuple[int, ...]) -> None:
         """The newest weights, or in exact kinds those that are asked for."""
-        for policy, board in enumerate(self.boards):
-            wanted = versions[policy] if self.work.exact else board.version
+        for policy, version in zip(policies, versions, strict=True):
+            board = self.boards[policy]
+            wanted = version if self.options.exact else board.version
             if self.loaded[policy] != wanted:
-                exactly = wanted if self.work.exact else None
-                self.loaded[policy] = board.read(partial(self._take, policy), exactly)
-
-    def _take(self, policy: int, publication: Publication) -> None:
-        load_policy(self.actor, publication, policy)
+                take = partial(load_policy, self.actors[policies], policy)
+                self.loaded[policy] = board.read(take, wanted if self.options.exact else None)
 
     @torch.inference_mode()
-    def _act(self, mail: Sequence[Mailbox]) -> ActOutput:
+    def _act(self, actor: Actor, mail: Sequence[Mailbox], private: Sequence[State]) -> ActOutput:
         """One forward of all these groups."""
 
         def joined(parts: list[torch.Tensor]) -> torch.Tensor:
             whole = parts[0] if len(parts) == 1 else torch.cat(parts)
             return whole.to(self.device, non_blocking=True)
 
-        def leaves(name: str) -> dict[str, torch.Tensor]:
-            each: list[dict[str, torch.Tensor]] = [getattr(box, name) for box in mail]
+        def leaves(each: Sequence[State]) -> dict[str, torch.Tensor]:
             return {leaf: joined([tree[leaf] for tree in each]) for leaf in each[0]}
 
-        return self.actor.act(
-            leaves("obs"),
-            leaves("state"),
+        return actor.act(
+            leaves([box.obs for box in mail]),
+            leaves([box.state for box in mail]) | leaves(private),
             joined([box.is_first for box in mail]),
             joined([box.noise for box in mail]),
         )
+
+    def _private(self, actor: Actor, asked: Request) -> State:
+        """What the actor goes on with and does not record, as the act `after` left it."""
+        if asked.after != BEGINS:
+            return self.private[asked.group][asked.after]
+        initial = actor.initial_state(self.places[asked.group].num_streams)
+        return {
+            name: x.to(self.device) for name, x in initial.items() if name not in actor.state_specs
+        }
 
 
 def _another_users(caller: socket) -> bool:
@@ -185,7 +207,7 @@ def main() -> int:
     pickled, arena, channel = begin()
     try:
         work: ServerWork = pickle.loads(pickled)
-        configure_torch(work.threads, work.device, work.exact)
+        configure_torch(work.options.threads, work.options.device, work.options.exact)
         with inexact_told(print):
             Server(work, arena, channel, socket(fileno=int(sys.argv[3]))).run()
     except Exception as error:  # a model's own code may raise anything

@@ -19,7 +19,6 @@ from typing import Any, final
 
 from quintet.errors import QuintetError, WorkerFault
 from quintet.observe.timing import PhaseTimer
-from quintet.runtime.policies import make_group_actor
 from quintet.runtime.processes.arena import Arena
 from quintet.runtime.processes.mailbox import Mailbox
 from quintet.runtime.processes.messages import (
@@ -67,8 +66,9 @@ class Worker:
         ]
         self.row = arena.tensor(f"worker/{work.index}/row").numpy()
         self.seconds = arena.tensor(f"worker/{work.index}/seconds").numpy()
-        self.boards = [Board(arena, policy) for policy in range(work.num_policies)]
-        self.loaded = [[-1] * work.num_policies for _ in work.places]
+        num_policies = work.assignment.num_policies
+        self.boards = [Board(arena, policy) for policy in range(num_policies)]
+        self.loaded = [[-1] * num_policies for _ in work.places]
         self.restart_at: int | None = None
         # The server's end has broken the streams; grants from before a restart count no more.
         self.lost = False
@@ -76,14 +76,14 @@ class Worker:
         if work.line is not None:
             line = ServerLine(*work.line, work.timeout_s, lambda: self.beat(int(self.row[1])))
         for place in work.places:
-            actor = make_group_actor(work.make_actor, work.num_policies)
+            policies = work.assignment.of(place.group)
+            actor = work.assignment.make_actor(work.make_actor)
             if line is not None:
-                actor = RemoteActor(actor, Mailbox(arena, place.group), line, place.group)
+                actor = RemoteActor(actor, policies, Mailbox(arena, place.group), line, place.group)
             env = work.make_env(place)
-            self.groups.append(GroupSampler(env, actor, work.plan, place.first_stream))
-            self.slots.append(
-                [open_slot(arena, work.rows, work.plan, place, k) for k in range(work.num_slots)]
-            )
+            self.groups.append(GroupSampler(env, actor, work.plan, place.first_stream, policies))
+            mine = (arena, work.rows, work.plan, place.group)
+            self.slots.append([open_slot(*mine, k) for k in range(work.num_slots)])
 
     def run(self) -> None:
         """Answers messages until it is told to stop."""
@@ -145,9 +145,10 @@ class Worker:
 
     def load(self, versions: tuple[int, ...] | None) -> None:
         """Weights change here only, before an unroll."""
-        for policy, board in enumerate(self.boards):
-            wanted = None if versions is None else versions[policy]
-            for group, loaded in zip(self.groups, self.loaded, strict=True):
+        for group, loaded in zip(self.groups, self.loaded, strict=True):
+            for policy in group.policies:
+                board = self.boards[policy]
+                wanted = None if versions is None else versions[policy]
                 if loaded[policy] != (board.version if wanted is None else wanted):
                     loaded[policy] = board.read(partial(group.publish, policy=policy), wanted)
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from quintet.errors import QuintetError, WorkerFault
 from quintet.observe.timing import PHASES
+from quintet.protocols import Actor
 from quintet.runtime.batch import Lease, Part
 from quintet.runtime.events import (
     SERVER,
@@ -29,7 +30,6 @@ from quintet.runtime.events import (
     Lost,
     Sampler,
 )
-from quintet.runtime.policies import load_policy, make_group_actor
 from quintet.runtime.processes.arena import Arena, prefixed
 from quintet.runtime.processes.crew import Crew, listen, sendable, shares
 from quintet.runtime.processes.mailbox import mailbox_specs
@@ -87,8 +87,7 @@ class Workers:
         """
         self.crew = crew
         self.on_free: Callable[[int], object] = on_free or _ignore
-        self.num_policies = len(publications)
-        actor = make_group_actor(crew.make_actor, self.num_policies)
+        actor = crew.assignment.make_actor(crew.make_actor)
         self.rows = RowSpecs.of(crew.spaces, actor)
         if crew.server is not None:
             specs = record_specs_of_remote(actor)
@@ -102,15 +101,17 @@ class Workers:
         if crew.server is not None:
             self._listener, line = listen(crew)
         work = [self._work_of(sampler, line) for sampler in self.samplers]
-        self._arena = arena = Arena.create(self._specs(publications))
-        self.boards = [Board(arena, policy) for policy in range(self.num_policies)]
+        self._arena = arena = Arena.create(self._specs(publications, actor))
+        self.boards = [Board(arena, policy) for policy in range(len(publications))]
         self._slots: dict[tuple[int, int], Slot] = {}
         self._headers: dict[tuple[int, int], NDArray[Any]] = {}
         self._free: dict[int, deque[int]] = {}
         for place in crew.places:
             self._free[place.group] = deque(range(crew.num_slots))
             for k in range(crew.num_slots):
-                self._slots[place.group, k] = open_slot(arena, self.rows, crew.plan, place, k)
+                slot = open_slot(arena, self.rows, crew.plan, place.group, k)
+                slot.belongs_to(*place[:2], crew.assignment.of(place.group)[0])
+                self._slots[place.group, k] = slot
                 self._headers[place.group, k] = arena.tensor(header_name(place.group, k)).numpy()
         for sampler, given in zip(self.samplers, work, strict=True):
             name = f"worker/{sampler.index}"
@@ -137,7 +138,7 @@ class Workers:
         row = self._arena.tensor(f"{name}/row").numpy()
         return Process(kind, self._arena, row, self.crew.say, self.crew.timeout_s)
 
-    def _specs(self, publications: Sequence[Publication]) -> dict[str, TensorSpec]:
+    def _specs(self, publications: Sequence[Publication], actor: Actor) -> dict[str, TensorSpec]:
         crew = self.crew
         specs: dict[str, TensorSpec] = {}
         for place in crew.places:
@@ -151,11 +152,8 @@ class Workers:
             specs |= progress_specs(name)
         if crew.server is not None:
             specs["server/served"] = TensorSpec((2,), torch.float64)
-            actor = make_group_actor(crew.server.make_probe, self.num_policies)
-            for policy, publication in enumerate(publications):
-                load_policy(actor, publication, policy)
             for place in crew.places:
-                specs |= mailbox_specs(self.rows, actor, place)
+                specs |= mailbox_specs(crew.spaces, actor, place)
         return specs
 
     def _work_of(self, sampler: Sampler, line: Line | None) -> bytes:
@@ -166,7 +164,7 @@ class Workers:
                 places=sampler.places,
                 make_env=crew.make_env,
                 make_actor=crew.make_actor,
-                num_policies=self.num_policies,
+                assignment=crew.assignment,
                 rows=self.rows,
                 plan=crew.plan,
                 seed=crew.seed,
@@ -182,19 +180,8 @@ class Workers:
         options = crew.server
         assert options is not None
         assert listener is not None
-        work = ServerWork(
-            places=crew.places,
-            make_actor=options.make_actor,
-            num_policies=self.num_policies,
-            token=line.token,
-            device=options.device,
-            threads=options.threads,
-            exact=options.exact,
-            most_waiting=sum(max(p.num_streams for p in s.places) for s in self.samplers),
-            batch_min=options.batch_min,
-            batch_max=options.batch_max,
-            batch_timeout_s=options.batch_timeout_s,
-        )
+        most_waiting = sum(max(p.num_streams for p in s.places) for s in self.samplers)
+        work = ServerWork(options, crew.places, crew.assignment, line.token, most_waiting)
         module = "quintet.runtime.processes.server"
         kind = Kind(
             "inference server", options.device, module, sendable(work), options.threads,
