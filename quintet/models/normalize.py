@@ -1,7 +1,7 @@
 """Running normalisers: population statistics, merged exactly, frozen while a batch is collected."""
 
-from collections.abc import Mapping
-from typing import final
+from collections.abc import Callable, Mapping
+from typing import Any, Self, final
 
 import torch
 from gymnasium import spaces as gym_spaces
@@ -114,8 +114,8 @@ class ObservationNormalizer(nn.Module):
     Pictures, of uint8, are scaled to [0, 1] first, and so are before any data; their statistics
     are kept in units of the picture.
 
-    The statistics that `forward` uses are those of the last `refresh`, so merging data does not
-    change the transform before the iteration ends.
+    The statistics change when data are merged or loaded, and not in `forward`: a learner merges at
+    the end of an iteration, so that the actors' transform and its own are one.
     """
 
     def __init__(
@@ -134,7 +134,14 @@ class ObservationNormalizer(nn.Module):
         # them.
         shapes = {**leaves, **(pictures or {})}
         self.moments = nn.ModuleList(RunningMoments(shapes[name]) for name in self.names)
-        self.refresh()
+        self.register_load_state_dict_post_hook(lambda it, _: it._refresh())  # type: ignore[no-untyped-call]
+        self._refresh()
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        """Of `to`: the transform follows the statistics."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._refresh()
+        return self
 
     def leaf_moments(self, name: str) -> RunningMoments:
         """The statistics of one leaf."""
@@ -142,8 +149,8 @@ class ObservationNormalizer(nn.Module):
         assert isinstance(moments, RunningMoments)
         return moments
 
-    def refresh(self) -> None:
-        """Takes the merged statistics into use; before any data floats stay as they are."""
+    def _refresh(self) -> None:
+        """Takes the statistics into use; before any data floats stay as they are."""
         self._affine = {name: self._transform(name) for name in self.names}
 
     def _transform(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -171,6 +178,7 @@ class ObservationNormalizer(nn.Module):
         for name in self.names:
             # On pictures far faster than indexing by a mask.
             self.leaf_moments(name).merge(obs[name].flatten(0, 1).index_select(0, rows))
+        self._refresh()
 
 
 def observation_normalizer(

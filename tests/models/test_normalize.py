@@ -134,10 +134,6 @@ def test_normalisation_of_a_dict():
     first, second = draw(1), draw(2)
     valid = torch.rand((5, 4), generator=torch.Generator().manual_seed(3)) < 0.7
     normalizer.merge(first, valid)
-    # Merged is not in use: the transform changes with `refresh` only.
-    held = normalizer(second)
-    assert torch.equal(held["float"], second["float"])
-    normalizer.refresh()
     copy = {name: x.clone() for name, x in second.items()}
     out = normalizer(second)
     assert all(torch.equal(second[name], x) for name, x in copy.items())  # not in place
@@ -164,7 +160,6 @@ def test_pictures_are_scaled_to_1_and_normalised_by_pixel(epsilon: float):
     torch.testing.assert_close(normalizer(second)["picture"], second["picture"] / 255.0)
     valid = torch.rand((5, 4), generator=torch.Generator().manual_seed(3)) < 0.7
     normalizer.merge(first, valid)
-    normalizer.refresh()
     copy = second["picture"].clone()
     found = normalizer(second)["picture"]
     assert torch.equal(second["picture"], copy)
@@ -185,10 +180,8 @@ def test_state_goes_into_another_normaliser():
     leaves = normalized_leaves(SPACE)
     one, other = (ObservationNormalizer(leaves, 5.0, 1e-3) for _ in range(2))
     one.merge(draw(1), torch.ones((5, 4), dtype=torch.bool))
-    other.load_state_dict(one.state_dict())
-    one.refresh()
     assert not torch.equal(one(draw(2))["float"], other(draw(2))["float"])
-    other.refresh()
+    other.load_state_dict(one.state_dict())
     assert torch.equal(one(draw(2))["float"], other(draw(2))["float"])
 
 

@@ -83,7 +83,6 @@ class ImpalaLearner:
         self.aux_weights = aux_weights(config, model, network.loss_names)
         self.aux_weight = torch.tensor([*self.aux_weights.values()], device=setup.device)
         self.normalizer = make_normalizer(config, model, spaces).to(setup.device)
-        self.normalizer.refresh()
         kind = "rmsprop_tf" if config.rmsprop_epsilon_inside_sqrt else config.optimizer
         self.trained: Trained[Unrolls, Knobs] = Trained(
             self.network,
@@ -123,7 +122,6 @@ class ImpalaLearner:
         if self.normalizer.names and config.update_normalizers:
             whole = self.ranks.whole(batch)
             self.normalizer.merge({k: x[:-1] for k, x in whole.obs.items()}, whole.valid)
-            self.normalizer.refresh()
         self.version += 1
 
     def knobs(self, entropy_coef: float) -> Knobs:
@@ -250,7 +248,6 @@ class ImpalaLearner:
 
     def warm_start(self, weights: Mapping[str, Tensor]) -> None:
         self.trained.load_weights(weights)
-        self.normalizer.refresh()
 
     def save(self) -> LearnerState:
         scalars = {"updates": self.updates, "version": self.version}
@@ -259,5 +256,4 @@ class ImpalaLearner:
     def load(self, state: LearnerState, *, counters: bool = True) -> None:
         scalars: Any = state.scalars
         self.trained.load(state.tensors, scalars["updates"] if counters else self.updates)
-        self.normalizer.refresh()
         self.version = scalars["version"] if counters else self.version

@@ -119,7 +119,6 @@ class SamplingActor:
 
     def load(self, publication: Publication) -> None:
         load_into({"network": self.network, "normalizer": self.normalizer}, publication.tensors)
-        self.normalizer.refresh()
 
     @property
     def state_specs(self) -> dict[str, TensorSpec]:

@@ -65,7 +65,6 @@ class PPOLearner:
         self.network = network.to(setup.device)
         require_learnable(config, model, network.loss_names, setup.ranks.size)
         self.normalizer = acting.make_normalizer(config, model, spaces).to(setup.device)
-        self.normalizer.refresh()
         self.reward_normalizer = RewardNormalizer(
             config.reward_normalizer, config.reward_norm_clip, config.normalizer_variance_epsilon
         ).to(setup.device)
@@ -280,7 +279,6 @@ class PPOLearner:
         if not self.config.update_normalizers:
             return
         self.normalizer.merge({name: x[:-1] for name, x in batch.obs.items()}, batch.valid)
-        self.normalizer.refresh()
         self.reward_normalizer.merge(batch)
 
     @torch.no_grad()
@@ -309,7 +307,6 @@ class PPOLearner:
 
     def warm_start(self, weights: Mapping[str, Tensor]) -> None:
         self.trained.load_weights(weights)
-        self.normalizer.refresh()
 
     def save(self) -> LearnerState:
         tensors = self.trained.save() | {"shuffle": self.shuffle.get_state()}
@@ -319,7 +316,6 @@ class PPOLearner:
     def load(self, state: LearnerState, *, counters: bool = True) -> None:
         scalars: Any = state.scalars
         self.trained.load(state.tensors, scalars["updates"] if counters else self.updates)
-        self.normalizer.refresh()
         if counters:
             self.shuffle.set_state(state.tensors["shuffle"])
             self.version = scalars["version"]
