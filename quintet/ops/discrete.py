@@ -1,9 +1,10 @@
-"""Discrete families: `Categorical`, `MultiCategorical`, `Bernoulli`.
+"""Discrete families: `Categorical` and `Bernoulli`.
 
 The interface is `quintet.ops.distributions.Family`.  Parameters are logits, normalised or not.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Float32, Int64, Shaped
@@ -56,6 +57,9 @@ class Categorical:
 
     num_actions: int
 
+    action_shape: ClassVar[tuple[int, ...]] = ()
+    action_dtype: ClassVar[torch.dtype] = torch.int64
+
     @property
     def param_size(self) -> int:
         return self.num_actions
@@ -67,14 +71,6 @@ class Categorical:
     @property
     def mask_size(self) -> int:
         return self.num_actions
-
-    @property
-    def action_shape(self) -> tuple[int, ...]:
-        return ()
-
-    @property
-    def action_dtype(self) -> torch.dtype:
-        return torch.int64
 
     def draw_noise(
         self, shape: tuple[int, ...], generator: torch.Generator
@@ -120,92 +116,14 @@ class Categorical:
 
 
 @dataclass(frozen=True)
-class MultiCategorical:
-    """Independent categoricals of `nvec` actions; logits, noise and masks are concatenated."""
-
-    nvec: tuple[int, ...]
-
-    @property
-    def param_size(self) -> int:
-        return sum(self.nvec)
-
-    @property
-    def noise_size(self) -> int:
-        return sum(self.nvec)
-
-    @property
-    def mask_size(self) -> int:
-        return sum(self.nvec)
-
-    @property
-    def action_shape(self) -> tuple[int, ...]:
-        return (len(self.nvec),)
-
-    @property
-    def action_dtype(self) -> torch.dtype:
-        return torch.int64
-
-    def _split(self, x: Tensor) -> tuple[Tensor, ...]:
-        return torch.split(x, list(self.nvec), dim=-1)
-
-    def draw_noise(
-        self, shape: tuple[int, ...], generator: torch.Generator
-    ) -> Float32[Tensor, "..."]:
-        """Standard Gumbel noise."""
-        return _gumbel((*shape, self.noise_size), generator)
-
-    def sample(
-        self,
-        params: Float[Tensor, "*n {self.param_size}"],
-        noise: Float[Tensor, "*n {self.noise_size}"],
-    ) -> Int64[Tensor, "*n {len(self.nvec)}"]:
-        return self.mode(params + noise)
-
-    def mode(
-        self, params: Float[Tensor, "*n {self.param_size}"]
-    ) -> Int64[Tensor, "*n {len(self.nvec)}"]:
-        return torch.stack([part.argmax(dim=-1) for part in self._split(params)], dim=-1)
-
-    def log_prob(
-        self,
-        params: Float[Tensor, "*n {self.param_size}"],
-        action: Int64[Tensor, "*n {len(self.nvec)}"],
-    ) -> Float[Tensor, "*n"]:
-        parts = zip(self._split(params), action.unbind(dim=-1), strict=True)
-        return torch.stack([_log_prob(logits, a) for logits, a in parts]).sum(dim=0)
-
-    def entropy(self, params: Float[Tensor, "*n {self.param_size}"]) -> Float[Tensor, "*n"]:
-        return torch.stack([_entropy(logits) for logits in self._split(params)]).sum(dim=0)
-
-    def kl(
-        self,
-        params_p: Float[Tensor, "*n {self.param_size}"],
-        params_q: Float[Tensor, "*n {self.param_size}"],
-    ) -> Float[Tensor, "*n"]:
-        parts = zip(self._split(params_p), self._split(params_q), strict=True)
-        return torch.stack([_kl(p, q) for p, q in parts]).sum(dim=0)
-
-    def apply_mask(
-        self,
-        params: Float[Tensor, "*n {self.param_size}"],
-        mask: Shaped[Tensor, "*n {self.mask_size}"],
-    ) -> Float[Tensor, "*n {self.param_size}"]:
-        """As for `Categorical`, component by component: one that allows nothing stays as it is."""
-        parts = zip(self._split(params), self._split(mask), strict=True)
-        return torch.cat([_mask_logits(logits, m) for logits, m in parts], dim=-1)
-
-    def to_env(
-        self, action: Int64[Tensor, "*n {len(self.nvec)}"]
-    ) -> Int64[Tensor, "*n {len(self.nvec)}"]:
-        return action
-
-
-@dataclass(frozen=True)
 class Bernoulli:
     """`size` independent bits, by the logits of 1.  Takes no mask."""
 
     size: int
 
+    mask_size: ClassVar[int] = 0
+    action_dtype: ClassVar[torch.dtype] = torch.int64
+
     @property
     def param_size(self) -> int:
         return self.size
@@ -215,16 +133,8 @@ class Bernoulli:
         return self.size
 
     @property
-    def mask_size(self) -> int:
-        return 0
-
-    @property
     def action_shape(self) -> tuple[int, ...]:
         return (self.size,)
-
-    @property
-    def action_dtype(self) -> torch.dtype:
-        return torch.int64
 
     def draw_noise(
         self, shape: tuple[int, ...], generator: torch.Generator

@@ -15,18 +15,17 @@ import torch
 from jaxtyping import Float, Float32, Shaped
 from torch import Tensor
 
-from quintet.ops.discrete import Bernoulli, Categorical, MultiCategorical
-from quintet.ops.gaussian import DiagGaussian, TanhGaussian
+from quintet.ops.discrete import Bernoulli, Categorical
+from quintet.ops.gaussian import DiagGaussian
 
 __all__ = [
     "Bernoulli",
     "Categorical",
     "DiagGaussian",
     "Family",
-    "MultiCategorical",
-    "TanhGaussian",
     "TupleFamily",
     "leaf_families",
+    "multi_categorical",
 ]
 
 LARGEST_EXACT = 2**24
@@ -244,3 +243,8 @@ def leaf_families(family: Family) -> tuple[Family, ...]:
     if not isinstance(family, TupleFamily):
         return (family,)
     return tuple(leaf for child in family.families for leaf in leaf_families(child))
+
+
+def multi_categorical(nvec: Sequence[int]) -> TupleFamily:
+    """Independent categoricals, of so many actions each."""
+    return TupleFamily(tuple(Categorical(n) for n in nvec))

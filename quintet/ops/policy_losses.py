@@ -54,11 +54,6 @@ def ratio_clip(
     return -torch.minimum(rho * advantage, clipped * advantage)
 
 
-def is_clipped(rho: Float[Tensor, "*n"], clip_epsilon: float) -> Float[Tensor, "*n"]:
-    """1 where ``|rho - 1| > clip_epsilon``, else 0; its mean is the clip fraction."""
-    return ((rho - 1.0).abs() > clip_epsilon).to(rho.dtype)
-
-
 def approx_kl(log_rho: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
     """Estimate of ``KL(mu || pi)`` from actions of mu: ``rho - 1 - log_rho``, never negative.
 

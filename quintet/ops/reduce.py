@@ -11,12 +11,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 
-def _weighted_sum(
-    x: Float[Tensor, "*n"], valid: Bool[Tensor, "*n"] | Float[Tensor, "*n"]
-) -> Float[Tensor, ""]:
-    return (valid.to(x.dtype) * torch.where(valid != 0, x, 0.0)).sum()
-
-
 def sum_valid(
     x: Float[Tensor, "*n"], valid: Bool[Tensor, "*n"] | Float[Tensor, "*n"]
 ) -> Float[Tensor, ""]:
@@ -24,19 +18,7 @@ def sum_valid(
 
     Returns: scalar in units of x; 0, with zero gradient, when nothing is valid.
     """
-    return _weighted_sum(x, valid)
-
-
-def sum_time_mean_batch(
-    x: Float[Tensor, "T B"], valid: Bool[Tensor, "T B"] | Float[Tensor, "T B"]
-) -> Float[Tensor, ""]:
-    """Weighted sum over time, mean over all B columns: ``sum(valid * x) / B``.
-
-    Columns with nothing valid count in B, so a column has the same say whatever the others are.
-
-    Returns: scalar in units of x; 0, with zero gradient, when nothing is valid.
-    """
-    return _weighted_sum(x, valid) / x.shape[1]
+    return (valid.to(x.dtype) * torch.where(valid != 0, x, 0.0)).sum()
 
 
 def mean_valid(
@@ -47,19 +29,7 @@ def mean_valid(
     Returns: scalar in units of x; 0, with zero gradient, when nothing is valid.
     """
     total = valid.to(x.dtype).sum()
-    return _weighted_sum(x, valid) / torch.where(total > 0, total, 1.0)
-
-
-def mean_over_all(
-    x: Float[Tensor, "*n"], valid: Bool[Tensor, "*n"] | Float[Tensor, "*n"]
-) -> Float[Tensor, ""]:
-    """Weighted sum divided by the number of all entries: ``sum(valid * x) / x.numel()``.
-
-    Returns: scalar in units of x; 0 when there are no entries.
-
-    Source: TF-Agents; it shrinks the loss where rows are masked, `mean_valid` does not.
-    """
-    return _weighted_sum(x, valid) / max(x.numel(), 1)
+    return sum_valid(x, valid) / torch.where(total > 0, total, 1.0)
 
 
 def normalize_valid(

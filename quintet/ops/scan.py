@@ -42,34 +42,15 @@ def scan_back(
 ) -> Float[Tensor, "T B"]:
     """Weighted sum of this and all later rows, up to the next cut.
 
-    ``y[i] = x[i] + (weight[i] * y[i+1] if continues[i] else 0)``
-
-    A cut selects instead of multiplying by 0: what stands behind it may be NaN without harm.
-
-    Returns: y, in units of x.
-    """
-    y = torch.empty_like(x)
-    acc = torch.zeros_like(x[0])
-    for i in reversed(range(x.shape[0])):
-        acc = torch.where(continues[i], x[i] + weight[i] * acc, x[i])
-        y[i] = acc
-    return y
-
-
-def scan_back_doubling(
-    x: Float[Tensor, "T B"], weight: Float[Tensor, "T B"], continues: Bool[Tensor, "T B"]
-) -> Float[Tensor, "T B"]:
-    """`scan_back` up to rounding, in ceil(log2 T) steps over all rows in place of T over one each.
+    ``y[i] = x[i] + (weight[i] * y[i+1] if continues[i] else 0)``, in ceil(log2 T) steps over all
+    rows at once, which are faster than T over one row each, and compile sooner::
 
         a[i] = weight[i] if continues[i] else 0
         y[i] = y[i] + a[i] * y[i+d];  a[i] = a[i] * a[i+d]      d = 1, 2, 4, ... below T
 
     Before the step d, ``y[i]`` holds the sum over rows i to i+d-1 and ``a[i]`` the product of their
-    weights, 0 once a cut lies among them; from there on the sum is whole and nothing is added,
-    whatever it is.
-
-    Faster than `scan_back` from a few rows on, and quicker to compile, where T steps are T copies
-    of one's code.  Its bytes are others, so the estimators of recorded runs keep `scan_back`.
+    weights, 0 once a cut lies among them; from there on the sum is whole and nothing is added.  A
+    cut selects instead of multiplying by 0: what stands behind it may be NaN without harm.
 
     Returns: y, in units of x.
     """

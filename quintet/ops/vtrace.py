@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from quintet.ops.adam import Scalar
-from quintet.ops.scan import continues, next_row, require_same_shape, scan_back_doubling
+from quintet.ops.scan import continues, next_row, require_same_shape, scan_back
 
 
 class VTraceResult(NamedTuple):
@@ -66,7 +66,7 @@ def vtrace(
     goes_on = continues(not_cut_t)
     delta = _clip(rho_tm1, rho_bar) * (r_t + discount_t * v_t - v_tm1)
     c_tm1 = lambda_ * _clip(rho_tm1, c_bar)
-    target_tm1 = v_tm1 + scan_back_doubling(delta, discount_t * c_tm1, goes_on)
+    target_tm1 = v_tm1 + scan_back(delta, discount_t * c_tm1, goes_on)
     next_target = torch.where(goes_on, next_row(target_tm1), v_t)
     pg_advantage_tm1 = _clip(rho_tm1, pg_rho_bar) * (r_t + discount_t * next_target - v_tm1)
     return VTraceResult(target_tm1=target_tm1, pg_advantage_tm1=pg_advantage_tm1)
