@@ -21,7 +21,7 @@ from quintet.envs.info_mask import MaskFromInfo
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.envs.success import key_of, read_rule
 from quintet.envs.vector import VectorEnv
-from quintet.envs.wrappers import ClipReward, FrameStack, ObserveLast, SuccessByReward
+from quintet.envs.wrappers import FrameStack, FromRewards, ObserveLast
 from quintet.errors import ConfigError
 from quintet.spaces import observation_leaves
 from quintet.system.blame import raised, traced
@@ -117,16 +117,13 @@ def make_group_env(
             "env.mask_from_info requires single Gymnasium environments, which have the mask in "
             f"info; {config.id} is of another kind ({kind}); leave it out, or {way_out}"
         )
-    above = None if config.success is None else read_rule(config.success).above
-    if above is not None:
-        assert config.success is not None
-        made = SuccessByReward(made, config.success, above)
     if config.frame_stack > 1:
         made = FrameStack(made, config.frame_stack)
     if config.observe_last:
         made = _observing_last(made)
-    if config.reward_clip != "none":
-        made = ClipReward(made, config.reward_clip)
+    above = None if config.success is None else read_rule(config.success).above
+    if above is not None or config.reward_clip != "none":
+        made = FromRewards(made, config.reward_clip, config.success, above)
     return made
 
 
