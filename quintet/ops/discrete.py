@@ -7,9 +7,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Float32, Int64, Shaped
+from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 from torch.nn.functional import logsigmoid
+
+Logits = Float[Tensor, "*n {self.param_size}"]
+Mask = Shaped[Tensor, "*n {self.mask_size}"]
+Choice = Int64[Tensor, "*n"]
+Bits = Int64[Tensor, "*n {self.size}"]
+PerRow = Float[Tensor, "*n"]
 
 MASKED_LOGIT = -1e9
 """Far below any real logit, so that exp gives exactly 0, and finite, so that 0 * log 0 is 0."""
@@ -72,46 +78,30 @@ class Categorical:
     def mask_size(self) -> int:
         return self.num_actions
 
-    def draw_noise(
-        self, shape: tuple[int, ...], generator: torch.Generator
-    ) -> Float32[Tensor, "..."]:
+    def draw_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Standard Gumbel noise."""
         return _gumbel((*shape, self.num_actions), generator)
 
-    def sample(
-        self,
-        params: Float[Tensor, "*n {self.num_actions}"],
-        noise: Float[Tensor, "*n {self.num_actions}"],
-    ) -> Int64[Tensor, "*n"]:
+    def sample(self, params: Logits, noise: Logits) -> Choice:
         return (params + noise).argmax(dim=-1)
 
-    def mode(self, params: Float[Tensor, "*n {self.num_actions}"]) -> Int64[Tensor, "*n"]:
+    def mode(self, params: Logits) -> Choice:
         return params.argmax(dim=-1)
 
-    def log_prob(
-        self, params: Float[Tensor, "*n {self.num_actions}"], action: Int64[Tensor, "*n"]
-    ) -> Float[Tensor, "*n"]:
+    def log_prob(self, params: Logits, action: Choice) -> PerRow:
         return _log_prob(params, action)
 
-    def entropy(self, params: Float[Tensor, "*n {self.num_actions}"]) -> Float[Tensor, "*n"]:
+    def entropy(self, params: Logits) -> PerRow:
         return _entropy(params)
 
-    def kl(
-        self,
-        params_p: Float[Tensor, "*n {self.num_actions}"],
-        params_q: Float[Tensor, "*n {self.num_actions}"],
-    ) -> Float[Tensor, "*n"]:
+    def kl(self, params_p: Logits, params_q: Logits) -> PerRow:
         return _kl(params_p, params_q)
 
-    def apply_mask(
-        self,
-        params: Float[Tensor, "*n {self.num_actions}"],
-        mask: Shaped[Tensor, "*n {self.num_actions}"],
-    ) -> Float[Tensor, "*n {self.num_actions}"]:
+    def apply_mask(self, params: Logits, mask: Mask) -> Logits:
         """Sets forbidden logits to `MASKED_LOGIT`; a row that allows nothing stays as it is."""
         return _mask_logits(params, mask)
 
-    def to_env(self, action: Int64[Tensor, "*n"]) -> Int64[Tensor, "*n"]:
+    def to_env(self, action: Choice) -> Choice:
         return action
 
 
@@ -136,38 +126,24 @@ class Bernoulli:
     def action_shape(self) -> tuple[int, ...]:
         return (self.size,)
 
-    def draw_noise(
-        self, shape: tuple[int, ...], generator: torch.Generator
-    ) -> Float32[Tensor, "..."]:
+    def draw_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Standard logistic noise."""
         u = _uniform((*shape, self.size), generator)
         return (u.log() - (-u).log1p()).to(torch.float32)
 
-    def sample(
-        self,
-        params: Float[Tensor, "*n {self.size}"],
-        noise: Float[Tensor, "*n {self.size}"],
-    ) -> Int64[Tensor, "*n {self.size}"]:
+    def sample(self, params: Logits, noise: Logits) -> Bits:
         return self.mode(params + noise)
 
-    def mode(self, params: Float[Tensor, "*n {self.size}"]) -> Int64[Tensor, "*n {self.size}"]:
+    def mode(self, params: Logits) -> Bits:
         return (params > 0).to(torch.int64)
 
-    def log_prob(
-        self,
-        params: Float[Tensor, "*n {self.size}"],
-        action: Int64[Tensor, "*n {self.size}"],
-    ) -> Float[Tensor, "*n"]:
+    def log_prob(self, params: Logits, action: Bits) -> PerRow:
         return logsigmoid(torch.where(action != 0, params, -params)).sum(dim=-1)
 
-    def entropy(self, params: Float[Tensor, "*n {self.size}"]) -> Float[Tensor, "*n"]:
+    def entropy(self, params: Logits) -> PerRow:
         return self._expect(params, -logsigmoid(params), -logsigmoid(-params))
 
-    def kl(
-        self,
-        params_p: Float[Tensor, "*n {self.size}"],
-        params_q: Float[Tensor, "*n {self.size}"],
-    ) -> Float[Tensor, "*n"]:
+    def kl(self, params_p: Logits, params_q: Logits) -> PerRow:
         of_one = logsigmoid(params_p) - logsigmoid(params_q)
         of_zero = logsigmoid(-params_p) - logsigmoid(-params_q)
         return self._expect(params_p, of_one, of_zero)
@@ -178,5 +154,5 @@ class Bernoulli:
     def apply_mask(self, params: Tensor, mask: Tensor) -> Tensor:  # noqa: ARG002
         raise ValueError("Bernoulli takes no action mask: remove it from the observation")
 
-    def to_env(self, action: Int64[Tensor, "*n {self.size}"]) -> Int64[Tensor, "*n {self.size}"]:
+    def to_env(self, action: Bits) -> Bits:
         return action

@@ -10,9 +10,13 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from jaxtyping import Float, Float32
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import softplus
+
+Params = Float[Tensor, "*n {self.param_size}"]
+Values = Float[Tensor, "*n {self.size}"]
+PerRow = Float[Tensor, "*n"]
 
 LOG_2PI = math.log(2.0 * math.pi)
 
@@ -144,47 +148,33 @@ class DiagGaussian:
     def action_shape(self) -> tuple[int, ...]:
         return (self.size,)
 
-    def mean_and_log_std(
-        self, params: Float[Tensor, "*n {self.param_size}"]
-    ) -> tuple[Float[Tensor, "*n {self.size}"], Float[Tensor, "*n {self.size}"]]:
+    def mean_and_log_std(self, params: Params) -> tuple[Values, Values]:
         """Mean and log of the standard deviation of the raw sample."""
         mean, log_std = torch.split(params, self.size, dim=-1)
         return (mean.tanh() if self.squash == "mean" else mean), log_std
 
-    def draw_noise(
-        self, shape: tuple[int, ...], generator: torch.Generator
-    ) -> Float32[Tensor, "..."]:
+    def draw_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Standard normal noise."""
         return torch.randn(
             (*shape, self.size), generator=generator, dtype=torch.float32, device=generator.device
         )
 
-    def sample(
-        self,
-        params: Float[Tensor, "*n {self.param_size}"],
-        noise: Float[Tensor, "*n {self.size}"],
-    ) -> Float[Tensor, "*n {self.size}"]:
+    def sample(self, params: Params, noise: Values) -> Values:
         mean, log_std = self.mean_and_log_std(params)
         return mean + log_std.exp() * noise.to(params.dtype)
 
-    def mode(
-        self, params: Float[Tensor, "*n {self.param_size}"]
-    ) -> Float[Tensor, "*n {self.size}"]:
+    def mode(self, params: Params) -> Values:
         """The mean of the raw sample; of a squashed one its tanh is the median."""
         return self.mean_and_log_std(params)[0]
 
-    def log_prob(
-        self,
-        params: Float[Tensor, "*n {self.param_size}"],
-        action: Float[Tensor, "*n {self.size}"],
-    ) -> Float[Tensor, "*n"]:
+    def log_prob(self, params: Params, action: Values) -> PerRow:
         """``log Normal(u)``, and with squashed actions ``- log(1 - tanh(u)^2)``."""
         gaussian = _gaussian_log_prob(*self.mean_and_log_std(params), action)
         if self.squash == "action":
             gaussian = gaussian - _log_tanh_slope(action)
         return gaussian.sum(dim=-1)
 
-    def entropy(self, params: Float[Tensor, "*n {self.param_size}"]) -> Float[Tensor, "*n"]:
+    def entropy(self, params: Params) -> PerRow:
         """Entropy of u, and with squashed actions ``+ E[log(1 - tanh(u)^2)]``, by quadrature."""
         mean, log_std = self.mean_and_log_std(params)
         entropy = _gaussian_entropy(log_std)
@@ -195,11 +185,7 @@ class DiagGaussian:
             entropy = entropy + (_log_tanh_slope(u) * weights).sum(dim=-1)
         return entropy.sum(dim=-1)
 
-    def kl(
-        self,
-        params_p: Float[Tensor, "*n {self.param_size}"],
-        params_q: Float[Tensor, "*n {self.param_size}"],
-    ) -> Float[Tensor, "*n"]:
+    def kl(self, params_p: Params, params_q: Params) -> PerRow:
         """KL of the Gaussians of u: a bijection leaves it unchanged."""
         p = self.mean_and_log_std(params_p)
         return _gaussian_kl(*p, *self.mean_and_log_std(params_q)).sum(dim=-1)
@@ -207,6 +193,6 @@ class DiagGaussian:
     def apply_mask(self, params: Tensor, mask: Tensor) -> Tensor:  # noqa: ARG002
         raise ValueError("DiagGaussian takes no action mask: remove it from the observation")
 
-    def to_env(self, action: Float[Tensor, "*n {self.size}"]) -> Float[Tensor, "*n {self.size}"]:
+    def to_env(self, action: Values) -> Values:
         unit = action.tanh() if self.squash == "action" else action
         return _scale_to_bounds(unit, self.low, self.high)
