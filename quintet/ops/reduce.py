@@ -10,10 +10,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+Values = Float[Tensor, "*n"]
+Weights = Bool[Tensor, "*n"] | Float[Tensor, "*n"]
+Scalar = Float[Tensor, ""]
 
-def sum_valid(
-    x: Float[Tensor, "*n"], valid: Bool[Tensor, "*n"] | Float[Tensor, "*n"]
-) -> Float[Tensor, ""]:
+
+def sum_valid(x: Values, valid: Weights) -> Scalar:
     """Weighted sum ``sum(valid * x)``.
 
     Returns: scalar in units of x; 0, with zero gradient, when nothing is valid.
@@ -21,9 +23,7 @@ def sum_valid(
     return (valid.to(x.dtype) * torch.where(valid != 0, x, 0.0)).sum()
 
 
-def mean_valid(
-    x: Float[Tensor, "*n"], valid: Bool[Tensor, "*n"] | Float[Tensor, "*n"]
-) -> Float[Tensor, ""]:
+def mean_valid(x: Values, valid: Weights) -> Scalar:
     """Weighted mean ``sum(valid * x) / sum(valid)``.
 
     Returns: scalar in units of x; 0, with zero gradient, when nothing is valid.
@@ -32,11 +32,7 @@ def mean_valid(
     return sum_valid(x, valid) / torch.where(total > 0, total, 1.0)
 
 
-def normalize_valid(
-    x: Float[Tensor, "*n"],
-    weight: Bool[Tensor, "*n"] | Float[Tensor, "*n"],
-    epsilon: float = 1e-8,
-) -> Float[Tensor, "*n"]:
+def normalize_valid(x: Values, weight: Weights, epsilon: float = 1e-8) -> Values:
     """Shifts and scales to weighted mean 0 and variance 1: ``(x - m) / sqrt(var + epsilon)``.
 
     ``m = mean_valid(x)``, ``var = mean_valid((x - m)^2)``, the population variance.

@@ -4,6 +4,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+Steps = Float[Tensor, "T B"]
+"""One number for each of T steps of B streams."""
+
+Mask = Bool[Tensor, "T B"]
+
 
 def require_same_shape(*tensors: Tensor) -> None:
     """Refuses anything but tensors of one shape ``[T, B]`` with at least one row.
@@ -22,7 +27,7 @@ def require_same_shape(*tensors: Tensor) -> None:
         )
 
 
-def continues(not_cut_t: Float[Tensor, "T B"]) -> Bool[Tensor, "T B"]:
+def continues(not_cut_t: Steps) -> Mask:
     """True where the next row belongs to the same episode and the same unroll.
 
     Returns: ``not_cut_t > 0``, and False in the last row, behind which nothing is known.
@@ -32,14 +37,12 @@ def continues(not_cut_t: Float[Tensor, "T B"]) -> Bool[Tensor, "T B"]:
     return result
 
 
-def next_row(x_tm1: Float[Tensor, "T B"]) -> Float[Tensor, "T B"]:
+def next_row(x_tm1: Steps) -> Steps:
     """``x_tm1[i + 1]`` at row i; the last row, which has no next, repeats itself."""
     return torch.cat([x_tm1[1:], x_tm1[-1:]])
 
 
-def scan_back(
-    x: Float[Tensor, "T B"], weight: Float[Tensor, "T B"], continues: Bool[Tensor, "T B"]
-) -> Float[Tensor, "T B"]:
+def scan_back(x: Steps, weight: Steps, continues: Mask) -> Steps:
     """Weighted sum of this and all later rows, up to the next cut.
 
     ``y[i] = x[i] + (weight[i] * y[i+1] if continues[i] else 0)``, in ceil(log2 T) steps over all
