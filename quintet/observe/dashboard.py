@@ -14,7 +14,7 @@ from rich.text import Text
 from quintet.observe.advice import Setting
 from quintet.observe.health import findings
 from quintet.observe.limits import limit
-from quintet.observe.pace import Pace, clock, percent
+from quintet.observe.pace import NO_SCORE, Pace, Score, clock, percent
 from quintet.observe.shares import SERVER, Load, Shares, TimeShares, mean
 from quintet.observe.stream import QuietStream, is_terminal
 from quintet.observe.text_curve import TextCurve, label
@@ -80,25 +80,19 @@ class View:
     report: dict[str, float] = field(default_factory=dict)
     shares: TimeShares = field(default_factory=TimeShares)
     curve: TextCurve = field(default_factory=TextCurve)
-    recent_return: float | None = None
-    recent_success: float | None = None
+    recent: Score = NO_SCORE
     evaluation: float | None = None
     best: float | None = None
 
-    def add(
-        self,
-        report: Mapping[str, float],
-        recent_return: float | None,
-        recent_success: float | None = None,
-    ) -> None:
+    def add(self, report: Mapping[str, float], recent: Score) -> None:
         """Takes a report; what it lacks keeps its last value, as an evaluation's score does."""
         self.pace.advance(int(report.get("env_steps", self.pace.done)))
         self.report |= report
         self.shares.add(report)
         self.stage = ""
-        self.recent_return, self.recent_success = recent_return, recent_success
-        if recent_return is not None:
-            self.curve.add(self.pace.done, recent_return)
+        self.recent = recent
+        if recent.return_ is not None:
+            self.curve.add(self.pace.done, recent.return_)
         if "eval/return_mean" in report:
             self.evaluation = report["eval/return_mean"]
             if self.best is None or self.evaluation > self.best:
@@ -118,13 +112,8 @@ class TerminalProgress:
         self._live = self._begin()
         self._draw()
 
-    def update(
-        self,
-        report: Mapping[str, float],
-        recent_return: float | None = None,
-        recent_success: float | None = None,
-    ) -> None:
-        self._view.add(report, recent_return, recent_success)
+    def update(self, report: Mapping[str, float], recent: Score = NO_SCORE) -> None:
+        self._view.add(report, recent)
         self._draw_when_due()
 
     def stage(self, text: str) -> None:
@@ -257,8 +246,8 @@ def _steps(view: View, width: int) -> Text:
 
 def _returns(view: View) -> list[Text]:
     parts = []
-    if view.recent_return is not None:
-        parts.append(f"{label(view.recent_return)} training, last 100 episodes")
+    if view.recent.return_ is not None:
+        parts.append(f"{label(view.recent.return_)} training, last 100 episodes")
     if view.evaluation is not None:
         parts.append(f"{label(view.evaluation)} evaluation")
     if view.best is not None:
@@ -269,8 +258,8 @@ def _returns(view: View) -> list[Text]:
 def _successes(view: View, width: int) -> list[_Block]:
     """Success rates, where a success is defined."""
     parts = []
-    if view.recent_success is not None:
-        parts.append(f"{percent(view.recent_success)} training, last 100 episodes")
+    if view.recent.success is not None:
+        parts.append(f"{percent(view.recent.success)} training, last 100 episodes")
     if "eval/success_rate" in view.report:
         parts.append(f"{percent(view.report['eval/success_rate'])} evaluation")
     return [_Block(3, [_named("success", [*map(Text, parts)], width)])] if parts else []

@@ -7,11 +7,11 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TextIO, final
+from typing import Protocol, TextIO, final
 
 from quintet.observe.advice import Setting, count
 from quintet.observe.limits import Cause, cause, crowded, limit
-from quintet.observe.pace import Pace, clock, percent
+from quintet.observe.pace import NO_SCORE, Pace, Score, clock, percent
 from quintet.observe.shares import TimeShares
 from quintet.observe.stream import QuietStream, is_terminal
 from quintet.observe.timing import Phase
@@ -23,13 +23,8 @@ _MOST_SILENCE_S = 600.0  # about what is waited for
 class Progress(Protocol):
     """Shows how far a run is."""
 
-    def update(
-        self,
-        report: Mapping[str, float],
-        recent_return: float | None = None,
-        recent_success: float | None = None,
-    ) -> None:
-        """Shows a report, and mean return and success rate of the last episodes."""
+    def update(self, report: Mapping[str, float], recent: Score = NO_SCORE) -> None:
+        """Shows a report, and the score of the last episodes."""
         ...
 
     def stage(self, text: str) -> None:
@@ -129,22 +124,17 @@ class LineProgress:
         self._told: Cause | None = None
         self._shown_at = self._silent_until = float("-inf")
         self._silence_s = _LINE_INTERVAL_S
-        self._evaluation = _Scores()
+        self._evaluation = Score()
         self._pending: str | None = None
         self.say(title)
 
-    def update(
-        self,
-        report: Mapping[str, float],
-        recent_return: float | None = None,
-        recent_success: float | None = None,
-    ) -> None:
+    def update(self, report: Mapping[str, float], recent: Score = NO_SCORE) -> None:
         self._pace.advance(int(report.get("env_steps", self._pace.done)))
         self._shares.add(report)
         if "eval/return_mean" in report:
-            self._evaluation = _Scores(report["eval/return_mean"], report.get("eval/success_rate"))
+            self._evaluation = Score(report["eval/return_mean"], report.get("eval/success_rate"))
         self._pending = f"{self._pace.percent:3d}%  " + _summary(
-            self._pace, _Scores(recent_return, recent_success), self._evaluation
+            self._pace, recent, self._evaluation
         )
         now = time.monotonic()
         if now - self._shown_at >= _LINE_INTERVAL_S:
@@ -195,14 +185,7 @@ class LineProgress:
         return self._setting is not None and crowded(self._shares.recent(), self._setting)
 
 
-class _Scores(NamedTuple):
-    """Mean return and success rate, where there are any."""
-
-    return_: float | None = None
-    success: float | None = None
-
-
-def _summary(pace: Pace, recent: _Scores, evaluation: _Scores) -> str:
+def _summary(pace: Pace, recent: Score, evaluation: Score) -> str:
     parts = [f"{pace.done:,}/{pace.total:,} env steps"]
     if pace.steps_per_s is not None:
         parts.append(f"{pace.steps_per_s:,.0f} steps/s")

@@ -13,6 +13,7 @@ from quintet.envs.vector import EnvDescription
 from quintet.observe.log import Voice
 from quintet.observe.machine import MachineUse
 from quintet.observe.metrics import policy_prefix
+from quintet.observe.pace import Score
 from quintet.observe.report_files import Mark, mark_in
 from quintet.observe.sinks import Reporter, mend_reports, open_sinks
 from quintet.observe.timing import PhaseTimer
@@ -101,10 +102,12 @@ class Reports:
         report |= self.timer.report() | self.machine.report() | self.sampling()
         self._reported_at, self._reported_steps = now, steps
         self.last = self._reporter.write(report, histograms)
-        voice.progress.update(
+        voice.update(
             self.last,
-            _mean(policy.episodes.recent_return for policy in self.policies),
-            _mean(policy.episodes.recent_success for policy in self.policies),
+            Score(
+                _mean(policy.episodes.recent_return for policy in self.policies),
+                _mean(policy.episodes.recent_success for policy in self.policies),
+            ),
         )
 
     def sync(self) -> Mark | None:

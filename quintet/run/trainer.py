@@ -15,7 +15,7 @@ from quintet.config.run import RunConfig
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.vector import EnvDescription
 from quintet.errors import ConfigError
-from quintet.observe.log import Voice, silent
+from quintet.observe.log import Voice
 from quintet.observe.progress import Begin, first_stage, make_progress, stage_of
 from quintet.observe.report_files import MARK
 from quintet.observe.timing import Phase, PhaseTimer
@@ -61,7 +61,7 @@ class Trainer:
         self.saving = Saving(config, folder, policies, self.system)
         self.evaluations = Evaluations(config, resolved)
         self.reports = Reports(config, policies, env, self.timer)
-        self.voice = silent()
+        self.voice = Voice()
         self.setting = setting_of(
             config,
             policies[0].learner.plan,
@@ -176,7 +176,7 @@ class Trainer:
     def train(self, sampling: loop.Sampling) -> Literal["finished", "stopped"]:
         """Runs the loop to its end or to a stop."""
         self.reports.sampling = sampling.report
-        self.voice.progress.stage(first_stage(self.setting))
+        self.voice.stage(first_stage(self.setting))
         runtime = self.config.runtime
         # Several learners take their columns from where they were collected, each to its device.
         device = runtime.device if runtime.num_learners == 1 else "cpu"
@@ -210,7 +210,7 @@ class Trainer:
     def _phase_begins(self, phase: Phase) -> None:
         stage = stage_of(phase, self.setting)
         if stage is not None:
-            self.voice.progress.stage(stage)
+            self.voice.stage(stage)
 
     def save_policy(self) -> None:
         """Writes the final policies to ``policy/``, unless they stand there."""
@@ -263,7 +263,7 @@ class Trainer:
 
     def _evaluate(self) -> bool:
         """Plays the evaluation episodes of all policies; says whether any was played to its end."""
-        self.voice.progress.stage("evaluating")
+        self.voice.stage("evaluating")
         before = self.timer.switch("evaluation")
         steps, evaluated = self.counters.env_steps, False
         for each in self.policies:
@@ -296,7 +296,7 @@ class Trainer:
 
     def waiting(self, text: str) -> None:
         """Tells the person what has been waited for, for seconds."""
-        self.voice.progress.waiting(text)
+        self.voice.waiting(text)
 
     def request_stop(self) -> None:
         """Asks for a stop at the end of the iteration; called by signal handlers."""
@@ -313,7 +313,7 @@ class Trainer:
     def abandon(self) -> None:
         """Gives the terminal back, as the process ends at once."""
         if self.watch is not None:
-            self.voice.progress.close()
+            self.voice.close()
 
     def ended(self, state: str, error: BaseException | None = None) -> None:
         """Puts down how the run ended: finished, stopped or failed."""
@@ -321,6 +321,6 @@ class Trainer:
 
     def close(self) -> None:
         """Gives the terminal and the files back."""
-        self.voice.progress.close()
+        self.voice.close()
         self.reports.close()
         self.folder.close()

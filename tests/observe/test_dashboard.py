@@ -20,7 +20,7 @@ from settings import SETTING
 from quintet.observe import dashboard, progress
 from quintet.observe.dashboard import TerminalProgress, View, layout
 from quintet.observe.metrics import METRICS
-from quintet.observe.pace import Pace
+from quintet.observe.pace import Pace, Score
 from quintet.observe.progress import FROM_NOTHING, Begin, Progress, make_progress
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -45,7 +45,7 @@ def a_view(reports: int = 3) -> View:
     view = View("ppo on CartPole-v1", "runs/a", Pace(100_000, 0), SETTING)
     for number in range(1, reports + 1):
         steps = {"env_steps": 15_000.0 * number, "wall_s": 28.0 * number}
-        view.add(REPORT | steps, 100.0 * number)
+        view.add(REPORT | steps, Score(100.0 * number))
     return view
 
 
@@ -55,8 +55,8 @@ def lines_of(view: View, width: int = 100, height: int = 40, ascii_only: bool = 
 
 def test_everything_is_there() -> None:
     view = a_view()
-    view.add({"eval/return_mean": 500.0}, 300.0)
-    view.add({"eval/return_mean": 431.5}, 300.0)
+    view.add({"eval/return_mean": 500.0}, Score(300.0))
+    view.add({"eval/return_mean": 431.5}, Score(300.0))
     text = "\n".join(lines_of(view))
     for part in (
         "ppo on CartPole-v1",
@@ -86,10 +86,10 @@ def test_everything_is_there() -> None:
 def test_success_rates_have_a_line_where_there_are_any() -> None:
     view = a_view()
     assert not any(line.startswith("success") for line in lines_of(view))
-    view.add({}, 0.5, 0.62)
+    view.add({}, Score(0.5, 0.62))
     assert "success    62% training, last 100 episodes" in lines_of(view)
-    view.add({"eval/return_mean": 0.9, "eval/success_rate": 0.95}, 0.5, 0.62)
-    view.add({}, 0.5, 0.625)
+    view.add({"eval/return_mean": 0.9, "eval/success_rate": 0.95}, Score(0.5, 0.62))
+    view.add({}, Score(0.5, 0.625))
     assert "success    62.5% training, last 100 episodes  95% evaluation" in lines_of(view)
 
 
@@ -120,7 +120,7 @@ def test_best_is_the_highest_evaluation(
 ) -> None:
     view = View("title", "folder", Pace(100, 0), None, best=before)
     for score in scores:
-        view.add({"eval/return_mean": score}, None)
+        view.add({"eval/return_mean": score}, Score())
     assert view.best == best
     assert f"{scores[-1]:g} evaluation  {best:g} best" in "\n".join(lines_of(view))
 
@@ -178,7 +178,7 @@ def test_stage_stands_until_the_next_report() -> None:
     view = a_view()
     view.stage = "evaluating"
     assert "evaluating" in " ".join(lines_of(view))
-    view.add({"env_steps": 50_000.0}, None)
+    view.add({"env_steps": 50_000.0}, Score())
     assert "evaluating" not in " ".join(lines_of(view))
 
 
@@ -197,7 +197,9 @@ def a_view_of_workers(number: int, server: bool = False, **changes: float) -> Vi
     report |= {"data/discarded_columns": 1300.0, "data/discarded_env_steps": 77.0}
     report |= {"data/waiting_batches": 1.0, "data/worker_restarts": 0.0}
     for k in (1, 2):
-        view.add(report | changes | {"env_steps": 15_000.0 * k, "wall_s": 28.0 * k}, 100.0 * k)
+        view.add(
+            report | changes | {"env_steps": 15_000.0 * k, "wall_s": 28.0 * k}, Score(100.0 * k)
+        )
     return view
 
 
@@ -316,10 +318,10 @@ def in_terminal(
 def three_reports(shown: Progress) -> None:
     shown.stage("collecting the first 2,048")
     shown.waiting("waiting for 10 s: worker 1 is starting")
-    shown.update(REPORT | {"env_steps": 20_000}, None)
+    shown.update(REPORT | {"env_steps": 20_000}, Score())
     shown.say("a [bold]message[/bold]")
-    shown.update({"env_steps": 50_000, "eval/return_mean": 321.5}, 123.25)
-    shown.update({"env_steps": 99_999}, 234.5)
+    shown.update({"env_steps": 50_000, "eval/return_mean": 321.5}, Score(123.25))
+    shown.update({"env_steps": 99_999}, Score(234.5))
 
 
 @pytest.fixture(autouse=True)
@@ -364,7 +366,7 @@ def test_narrowed_terminal_is_drawn_anew(monkeypatch: pytest.MonkeyPatch) -> Non
     def narrowed(shown: Progress) -> None:
         for columns in ("100", "60", "90"):
             monkeypatch.setenv("COLUMNS", columns)
-            shown.update(REPORT | {"env_steps": 20_000}, None)
+            shown.update(REPORT | {"env_steps": 20_000}, Score())
 
     raw = in_terminal((24, 100), narrowed)
     assert raw.count("\x1b[2J") == 1, "cleared once, when it became narrower"
@@ -389,7 +391,7 @@ def test_drawing_takes_little_of_the_time(monkeypatch: pytest.MonkeyPatch) -> No
     shown = TerminalProgress(View("title", "", Pace(10_000, 0), None), io.StringIO())
     for step in range(10_000):
         now += 0.001
-        shown.update({"env_steps": step + 1}, 1.0)
+        shown.update({"env_steps": step + 1}, Score(1.0))
     before = drawn
     assert 0.01 * before <= 0.021 * now
     shown.close()

@@ -12,6 +12,7 @@ import pytest
 from settings import SETTING
 
 from quintet.observe import progress
+from quintet.observe.pace import Score
 from quintet.observe.progress import Begin, LineProgress, make_progress
 
 
@@ -41,7 +42,7 @@ def test_pipe_gets_a_line_every_ten_seconds_and_the_last(monkeypatch: pytest.Mon
         report = {"env_steps": 100 + 10 * second}
         if second == 3:
             report["eval/return_mean"] = 7.0
-        shown.update(report, float(second))
+        shown.update(report, Score(float(second)))
     shown.say("a message")
     shown.close()
     shown.close()
@@ -58,8 +59,10 @@ def test_pipe_gets_a_line_every_ten_seconds_and_the_last(monkeypatch: pytest.Mon
 def test_success_rates_are_shown_where_there_are_any() -> None:
     stream = io.StringIO()
     shown = make_progress(1000, "title", stream)
-    shown.update({"env_steps": 10}, 0.5, 0.075)
-    shown.update({"env_steps": 20, "eval/return_mean": 0.7, "eval/success_rate": 1.0}, 0.5, 0.62)
+    shown.update({"env_steps": 10}, Score(0.5, 0.075))
+    shown.update(
+        {"env_steps": 20, "eval/return_mean": 0.7, "eval/success_rate": 1.0}, Score(0.5, 0.62)
+    )
     shown.close()
     first, last = stream.getvalue().splitlines()[1:]
     assert first.endswith("  return 0.5 (7.5% won)")
@@ -162,12 +165,13 @@ def test_clock(seconds: float, text: str) -> None:
 TRAINING = """
 import sys, time
 from pathlib import Path
+from quintet.observe.pace import Score
 from quintet.observe.progress import make_progress
 shown = make_progress(100, "title")
 time.sleep(0.3)
 for step in range(100):
     shown.say(f"message {step}")
-    shown.update({"env_steps": step + 1}, 1.0)
+    shown.update({"env_steps": step + 1}, Score(1.0))
 shown.close()
 print("print works on too")
 Path(sys.argv[1]).write_text("trained to the end")
