@@ -231,7 +231,6 @@ class EpisodeStats:
         self._successes: list[bool] = []
         self._recent: deque[float] = deque(maxlen=window)
         self._recent_successes: deque[bool] = deque(maxlen=window)
-        self._total = 0
 
     def add(self, episode_return: float, length: int, success: bool | None = None) -> None:
         """Takes one whole episode: raw return in reward units, length in env_steps."""
@@ -241,12 +240,6 @@ class EpisodeStats:
             self._successes.append(success)
             self._recent_successes.append(success)
         self._recent.append(episode_return)
-        self._total += 1
-
-    @property
-    def total(self) -> int:
-        """Episodes taken since the object was made."""
-        return self._total
 
     @property
     def recent_return(self) -> float | None:

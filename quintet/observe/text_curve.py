@@ -25,23 +25,13 @@ class TextCurve:
             # The newest stays, so that the curve always ends where the run is.
             del self._points[-2::-2]
 
-    @property
-    def span(self) -> tuple[float, float] | None:
-        """First and last x, or None where there is no line between two points yet."""
-        points = self._points
-        return (points[0][0], points[-1][0]) if points and points[-1][0] > points[0][0] else None
-
     def lines(self, width: int, height: int, ascii_only: bool) -> list[str]:
         """The curve in `height` lines of `width` characters at most, the range of y at their left.
 
         Empty where there is no line between two points yet, or no room.
         """
-        x, y = (
-            (np.array(each, np.float64) for each in zip(*self._points, strict=True))
-            if (self.span)
-            else (np.zeros(0), np.zeros(0))
-        )
-        if height < 1 or not len(x):
+        x, y = np.array(self._points, np.float64).reshape(-1, 2).T
+        if height < 1 or not len(x) or x[-1] <= x[0]:
             return []
         low, high = float(y.min()), float(y.max())
         names = [label(high), *[""] * (height - 2), label(low)] if height > 1 else [label(high)]
