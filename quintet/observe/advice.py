@@ -147,10 +147,6 @@ def _acting(setting: Setting) -> list[str]:
     return [*advice, _more_streams(setting)]
 
 
-def _learning(setting: Setting) -> list[str]:
-    return [*_lighter_update(setting), *_threads(setting, learning=True)]
-
-
 def _lighter_update(setting: Setting) -> list[str]:
     advice = _compiling(setting)
     if setting.num_learners > 1 and not setting.large_network:  # an exchange takes longer
@@ -177,7 +173,7 @@ def _other(setting: Setting) -> list[str]:
 ADVICE: Mapping[Phase, Callable[[Setting], list[str]]] = {
     "stepping": _stepping,
     "acting": _acting,
-    "learning": _learning,
+    "learning": lambda setting: [*_lighter_update(setting), *_threads(setting, learning=True)],
     "waiting": lambda _: ["a faster environment or more CPU cores"],
     "evaluation": _evaluation,
     "checkpoint": lambda _: ["a longer --checkpoint.interval-updates or a faster disk"],
@@ -240,10 +236,6 @@ def _answering(_: Load, setting: Setting) -> list[str]:
     return [*advice, _larger_groups(setting)]
 
 
-def _any_part(_: Load, setting: Setting) -> list[str]:
-    return [*_compiling(setting), *_faster_environment(setting), "a faster machine"]
-
-
 BESIDE_WORKERS: Mapping[str, Callable[[Load, Setting], list[str]]] = {
     "learning": _learning_beside_workers,
     "stepping": _stepping_beside_learner,
@@ -251,7 +243,11 @@ BESIDE_WORKERS: Mapping[str, Callable[[Load, Setting], list[str]]] = {
     "server": _serving,
     "answers": _answering,
     "turns": lambda *_: ["sampling during updates (--runtime.lag 1)"],
-    "balance": _any_part,
+    "balance": lambda _, setting: [
+        *_compiling(setting),
+        *_faster_environment(setting),
+        "a faster machine",
+    ],
 }
 """The same where processes sample while another one learns, by what the others wait for."""
 
@@ -302,15 +298,11 @@ def _more_at_once(load: Load, setting: Setting) -> list[str]:
 
 def _larger_groups(setting: Setting) -> str:
     """Of fewer acts, where every worker keeps a group of its own."""
-    size = _largest_group(setting.num_workers, setting.num_streams)
+    streams = setting.num_streams  # of as many groups, or a few more, of the same size
+    size = streams // next(n for n in range(setting.num_workers, streams + 1) if streams % n == 0)
     if size > setting.num_streams // setting.num_groups:
         return f"larger groups (--env.streams-per-group {size})"
     return _more_streams(setting)
-
-
-def _largest_group(num_groups: int, streams: int) -> int:
-    """Streams of each of so many groups, or a few more, of the same size."""
-    return streams // next(n for n in range(num_groups, streams + 1) if streams % n == 0)
 
 
 def groups(number: int) -> str:

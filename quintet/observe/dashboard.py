@@ -114,7 +114,8 @@ class TerminalProgress:
 
     def update(self, report: Mapping[str, float], recent: Score = NO_SCORE) -> None:
         self._view.add(report, recent)
-        self._draw_when_due()
+        if time.monotonic() >= self._next_draw:
+            self._draw()
 
     def stage(self, text: str) -> None:
         self._view.stage = text
@@ -143,10 +144,6 @@ class TerminalProgress:
         )
         live.start()
         return live
-
-    def _draw_when_due(self) -> None:
-        if time.monotonic() >= self._next_draw:
-            self._draw()
 
     def _draw(self) -> None:
         begin = time.monotonic()

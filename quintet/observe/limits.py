@@ -54,7 +54,8 @@ def limit(load: Load, setting: Setting, *, starting: bool = False) -> str:
         begun = "processes are begun" if several else "files and libraries are opened"
         return f"Starting took most of the time so far ({_percent(shares[first])}): {begun}."
     if load.workers and first in ("learning", "waiting"):
-        return _told_beside_workers(why, load, setting)
+        advice = BESIDE_WORKERS[why](load, setting)
+        return f"{_told_of_processes(why, load, setting)} {one_of(advice)} would help."
     advice = ADVICE[first](setting)
     help_ = f"{one_of(advice) if advice else 'A faster machine'} would help"
     if shares[first] < _BALANCED:
@@ -128,11 +129,6 @@ def _told(phase: Phase, percent: str, setting: Setting) -> str:
         "other": f"Reports limit the speed: what comes between updates takes {percent} of the "
         "time.",
     }[phase]
-
-
-def _told_beside_workers(why: Cause, load: Load, setting: Setting) -> str:
-    advice = BESIDE_WORKERS[why](load, setting)
-    return f"{_told_of_processes(why, load, setting)} {one_of(advice)} would help."
 
 
 def _told_of_processes(why: Cause, load: Load, setting: Setting) -> str:

@@ -32,31 +32,6 @@ def _uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     return u.clamp_(min=2.0**-54)
 
 
-def _gumbel(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    return (-(-_uniform(shape, generator).log()).log()).to(torch.float32)
-
-
-def _mask_logits(logits: Tensor, mask: Tensor) -> Tensor:
-    allowed = mask != 0
-    # A row that an environment spends on resetting may allow nothing; any policy will do there.
-    allowed = allowed | ~allowed.any(dim=-1, keepdim=True)
-    return torch.where(allowed, logits, MASKED_LOGIT)
-
-
-def _log_prob(logits: Tensor, action: Tensor) -> Tensor:
-    return logits.log_softmax(dim=-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
-
-
-def _entropy(logits: Tensor) -> Tensor:
-    log_p = logits.log_softmax(dim=-1)
-    return -(log_p.exp() * log_p).sum(dim=-1)
-
-
-def _kl(logits_p: Tensor, logits_q: Tensor) -> Tensor:
-    log_p = logits_p.log_softmax(dim=-1)
-    return (log_p.exp() * (log_p - logits_q.log_softmax(dim=-1))).sum(dim=-1)
-
-
 @dataclass(frozen=True)
 class Categorical:
     """One of `num_actions` actions, by logits.  Sampled by Gumbel-max."""
@@ -80,7 +55,8 @@ class Categorical:
 
     def draw_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Standard Gumbel noise."""
-        return _gumbel((*shape, self.num_actions), generator)
+        u = _uniform((*shape, self.num_actions), generator)
+        return (-(-u.log()).log()).to(torch.float32)
 
     def sample(self, params: Logits, noise: Logits) -> Choice:
         return (params + noise).argmax(dim=-1)
@@ -89,17 +65,22 @@ class Categorical:
         return params.argmax(dim=-1)
 
     def log_prob(self, params: Logits, action: Choice) -> PerRow:
-        return _log_prob(params, action)
+        return params.log_softmax(dim=-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
     def entropy(self, params: Logits) -> PerRow:
-        return _entropy(params)
+        log_p = params.log_softmax(dim=-1)
+        return -(log_p.exp() * log_p).sum(dim=-1)
 
     def kl(self, params_p: Logits, params_q: Logits) -> PerRow:
-        return _kl(params_p, params_q)
+        log_p = params_p.log_softmax(dim=-1)
+        return (log_p.exp() * (log_p - params_q.log_softmax(dim=-1))).sum(dim=-1)
 
     def apply_mask(self, params: Logits, mask: Mask) -> Logits:
         """Sets forbidden logits to `MASKED_LOGIT`; a row that allows nothing stays as it is."""
-        return _mask_logits(params, mask)
+        allowed = mask != 0
+        # A row that an environment spends on resetting may allow nothing; any policy will do there.
+        allowed = allowed | ~allowed.any(dim=-1, keepdim=True)
+        return torch.where(allowed, params, MASKED_LOGIT)
 
     def to_env(self, action: Choice) -> Choice:
         return action

@@ -54,22 +54,6 @@ def _scale_to_bounds(unit: Tensor, low: tuple[float, ...], high: tuple[float, ..
     return scaled if bounded is None else torch.where(bounded, scaled, unit)
 
 
-def _gaussian_log_prob(mean: Tensor, log_std: Tensor, x: Tensor) -> Tensor:
-    z = (x - mean) * torch.exp(-log_std)
-    return -0.5 * z.square() - log_std - 0.5 * LOG_2PI
-
-
-def _gaussian_entropy(log_std: Tensor) -> Tensor:
-    return log_std + 0.5 * (LOG_2PI + 1.0)
-
-
-def _gaussian_kl(mean_p: Tensor, log_std_p: Tensor, mean_q: Tensor, log_std_q: Tensor) -> Tensor:
-    # (var_p / var_q - 1 - log(var_p / var_q)) / 2, without the cancellation near equality.
-    log_ratio = 2.0 * (log_std_p - log_std_q)
-    z = (mean_p - mean_q) * torch.exp(-log_std_q)
-    return 0.5 * (torch.expm1(log_ratio) - log_ratio + z.square())
-
-
 @functools.cache
 def gauss_hermite(nodes: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Nodes and weights with ``E[f(Z)] ~ sum(weight * f(node))`` for standard normal Z.
@@ -169,15 +153,17 @@ class DiagGaussian:
 
     def log_prob(self, params: Params, action: Values) -> PerRow:
         """``log Normal(u)``, and with squashed actions ``- log(1 - tanh(u)^2)``."""
-        gaussian = _gaussian_log_prob(*self.mean_and_log_std(params), action)
+        mean, log_std = self.mean_and_log_std(params)
+        z = (action - mean) * torch.exp(-log_std)
+        log_p = -0.5 * z.square() - log_std - 0.5 * LOG_2PI
         if self.squash == "action":
-            gaussian = gaussian - _log_tanh_slope(action)
-        return gaussian.sum(dim=-1)
+            log_p = log_p - _log_tanh_slope(action)
+        return log_p.sum(dim=-1)
 
     def entropy(self, params: Params) -> PerRow:
         """Entropy of u, and with squashed actions ``+ E[log(1 - tanh(u)^2)]``, by quadrature."""
         mean, log_std = self.mean_and_log_std(params)
-        entropy = _gaussian_entropy(log_std)
+        entropy = log_std + 0.5 * (LOG_2PI + 1.0)
         if self.squash == "action":
             nodes, weights = (params.new_tensor(x) for x in gauss_hermite(QUADRATURE_NODES))
             u = mean.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * nodes
@@ -187,8 +173,11 @@ class DiagGaussian:
 
     def kl(self, params_p: Params, params_q: Params) -> PerRow:
         """KL of the Gaussians of u: a bijection leaves it unchanged."""
-        p = self.mean_and_log_std(params_p)
-        return _gaussian_kl(*p, *self.mean_and_log_std(params_q)).sum(dim=-1)
+        (mean_p, log_std_p), (mean_q, log_std_q) = map(self.mean_and_log_std, (params_p, params_q))
+        # (var_p / var_q - 1 - log(var_p / var_q)) / 2, without the cancellation near equality.
+        log_ratio = 2.0 * (log_std_p - log_std_q)
+        z = (mean_p - mean_q) * torch.exp(-log_std_q)
+        return 0.5 * (torch.expm1(log_ratio) - log_ratio + z.square()).sum(dim=-1)
 
     def apply_mask(self, params: Tensor, mask: Tensor) -> Tensor:  # noqa: ARG002
         raise ValueError("DiagGaussian takes no action mask: remove it from the observation")
