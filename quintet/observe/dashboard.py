@@ -30,15 +30,15 @@ _PROCESS_WIDTH = 11
 _SHORTEST_BAR = 12
 _MOST_WORKERS = 4  # that have a line each
 
-# Sign in a terminal that knows more than ASCII, sign in others, colour: told apart without colour.
-_SIGNS: dict[Phase, tuple[str, str, str]] = {
-    "stepping": ("█", "S", "blue"),
-    "acting": ("▓", "A", "yellow"),
-    "learning": ("▒", "L", "magenta"),
-    "waiting": ("░", "W", "red"),
-    "evaluation": ("▞", "E", "cyan"),
-    "checkpoint": ("▤", "C", "green"),
-    "other": ("·", "o", "white"),
+# Sign and colour: told apart without colour.
+_SIGNS: dict[Phase, tuple[str, str]] = {
+    "stepping": ("█", "blue"),
+    "acting": ("▓", "yellow"),
+    "learning": ("▒", "magenta"),
+    "waiting": ("░", "red"),
+    "evaluation": ("▞", "cyan"),
+    "checkpoint": ("▤", "green"),
+    "other": ("·", "white"),
 }
 
 # What a report may hold, by line: the beginning of the names, and those that come first.  What
@@ -154,8 +154,7 @@ class TerminalProgress:
             self._console.clear()
             self._live = self._begin()
         self._width = width
-        ascii_only = not self._console.encoding.lower().startswith("utf")
-        self._live.update(Group(*layout(self._view, width, height - 1, ascii_only)), refresh=True)
+        self._live.update(Group(*layout(self._view, width, height - 1)), refresh=True)
         end = time.monotonic()
         self._next_draw = end + max(_SHORTEST_S, (end - begin) / _MOST_OF_TIME)
 
@@ -173,7 +172,7 @@ class _Block:
     divisible: bool = False
 
 
-def layout(view: View, width: int, height: int, ascii_only: bool) -> list[Text]:
+def layout(view: View, width: int, height: int) -> list[Text]:
     """The lines of the dashboard, at most `height` of at most `width` characters.
 
     What matters less is left out first: other numbers, the curve, the bar of shares; how far the
@@ -182,12 +181,12 @@ def layout(view: View, width: int, height: int, ascii_only: bool) -> list[Text]:
     narrow = width - _NAMES_WIDTH
     blocks = [
         _Block(0, [_title(view, width)]),
-        _Block(0, [_bar(view, width, ascii_only)]),
+        _Block(0, [_bar(view, width)]),
         _Block(1, [_steps(view, width)]),
         _Block(3, [_named("return", _returns(view), width)]),
         *_successes(view, width),
-        _Block(5, _curve(view, narrow, ascii_only)),
-        *_time(view, width, ascii_only),
+        _Block(5, _curve(view, narrow)),
+        *_time(view, width),
         *_samples(view, width),
         *_health(view, width),
         *_numbers(view, width),
@@ -214,7 +213,7 @@ def _title(view: View, width: int) -> Text:
     return Text.assemble((view.title, "bold"), (folder, "dim"))
 
 
-def _bar(view: View, width: int, ascii_only: bool) -> Text:
+def _bar(view: View, width: int) -> Text:
     pace = view.pace
     figures = f" {pace.percent:3d}%"
     if "wall_s" in view.report and width >= 40:
@@ -223,8 +222,7 @@ def _bar(view: View, width: int, ascii_only: bool) -> Text:
         figures += f"  {clock(pace.left_s)} left"
     cells = max(0, width - len(figures))
     full = cells * pace.done // max(1, pace.total)
-    done, rest = ("#", "-") if ascii_only else ("━", "─")
-    return Text.assemble((done * full, "cyan"), (rest * (cells - full), "dim"), figures)
+    return Text.assemble(("━" * full, "cyan"), ("─" * (cells - full), "dim"), figures)
 
 
 def _steps(view: View, width: int) -> Text:
@@ -262,23 +260,23 @@ def _successes(view: View, width: int) -> list[_Block]:
     return [_Block(3, [_named("success", [*map(Text, parts)], width)])] if parts else []
 
 
-def _curve(view: View, width: int, ascii_only: bool) -> list[Text]:
-    drawn = view.curve.lines(width, _CURVE_HEIGHT, ascii_only)
+def _curve(view: View, width: int) -> list[Text]:
+    drawn = view.curve.lines(width, _CURVE_HEIGHT)
     return [Text(" " * _NAMES_WIDTH).append(line, style="green") for line in drawn]
 
 
-def _time(view: View, width: int, ascii_only: bool) -> list[_Block]:
+def _time(view: View, width: int) -> list[_Block]:
     """The shares of the time, as numbers and as bars, and the sentence about them."""
     load = view.shares.recent()
     if not load.learner:
         return []
     if load.beside:
-        rows = _processes(load, width, ascii_only)
+        rows = _processes(load, width)
         blocks = [_Block(3, rows[:1]), _Block(4, rows[1:], divisible=True)]
     else:
-        legend = _legend(load.learner, load.learner, ascii_only)
+        legend = _legend(load.learner, load.learner)
         bar = Text(" " * _NAMES_WIDTH)
-        bar.append_text(_share_bar(load.learner, max(0, width - _NAMES_WIDTH), ascii_only))
+        bar.append_text(_share_bar(load.learner, max(0, width - _NAMES_WIDTH)))
         blocks = [_Block(3, [_named("time", legend, width)]), _Block(4, [bar])]
     if view.setting is not None:
         sentence = limit(load, view.setting, starting=view.shares.starting)
@@ -286,7 +284,7 @@ def _time(view: View, width: int, ascii_only: bool) -> list[_Block]:
     return blocks
 
 
-def _processes(load: Load, width: int, ascii_only: bool) -> list[Text]:
+def _processes(load: Load, width: int) -> list[Text]:
     """A line for each process: its name, a bar and its shares; where there are more than a few
     workers, their mean, and below it how far they lie apart.
     """
@@ -304,9 +302,9 @@ def _processes(load: Load, width: int, ascii_only: bool) -> list[Text]:
     cells = cells if cells >= _SHORTEST_BAR else 0  # the numbers tell more
     lines = []
     for number, (name, shares, order) in enumerate(named):
-        bar = _share_bar(shares, cells, ascii_only)
+        bar = _share_bar(shares, cells)
         bar.append("  " if cells else "")
-        lines.append(_of_process(number == 0, name, bar, _legend(shares, order, ascii_only), width))
+        lines.append(_of_process(number == 0, name, bar, _legend(shares, order), width))
         if several and number == 1:
             ends = [Text(each, style="dim") for each in _ranges(load.workers, workers)]
             lines.append(_of_process(False, "", Text(" " * len(bar)), ends, width))
@@ -331,27 +329,23 @@ def _ranges(workers: Sequence[Shares], order: Shares) -> list[str]:
     return found
 
 
-def _legend(shares: Shares, order: Shares, ascii_only: bool) -> list[Text]:
+def _legend(shares: Shares, order: Shares) -> list[Text]:
     """Every phase with its sign and share, the largest of `order` first."""
     return [
-        Text.assemble((_sign(phase, ascii_only), _SIGNS[phase][2]), f" {phase} {100 * share:.0f}%")
+        Text.assemble(_SIGNS[phase], f" {phase} {100 * share:.0f}%")
         for phase, share in sorted(shares.items(), key=lambda item: -order.get(item[0], 0.0))
         if share >= 0.005
     ]
 
 
-def _share_bar(shares: Shares, cells: int, ascii_only: bool) -> Text:
+def _share_bar(shares: Shares, cells: int) -> Text:
     bar = Text()
     end = 0.0
     for phase, share in shares.items():
         begin, end = end, end + share
-        signs = _sign(phase, ascii_only) * (round(end * cells) - round(begin * cells))
-        bar.append(signs, style=_SIGNS[phase][2])
+        sign, colour = _SIGNS[phase]
+        bar.append(sign * (round(end * cells) - round(begin * cells)), style=colour)
     return bar
-
-
-def _sign(phase: Phase, ascii_only: bool) -> str:
-    return _SIGNS[phase][1 if ascii_only else 0]
 
 
 def _samples(view: View, width: int) -> list[_Block]:

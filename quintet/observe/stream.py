@@ -51,9 +51,10 @@ class QuietStream:
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a person looks at it, on a terminal that can do more than print lines."""
+    """Whether a person looks at it, on a terminal that can do more than print lines of ASCII."""
     try:
         # The two that rich, too, takes for dumb.
-        return stream.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+        able = os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+        return stream.isatty() and able and (stream.encoding or "utf").lower().startswith("utf")
     except ValueError:  # closed
         return False
