@@ -402,7 +402,7 @@ def test_a_drawing_is_quick() -> None:
     view = a_view(200)
     begin = time.perf_counter()
     for _ in range(20):
-        layout(view, 200, 60, False)
+        layout(view, 200, 60)
     assert (time.perf_counter() - begin) / 20 < 0.05
 
 
