@@ -240,10 +240,8 @@ class AdaptedVectorEnv:
 
     def _reset_some(self, mask: Mask) -> Any:
         options = {"reset_mask": mask.copy()}
-        return self._call("reset(options={'reset_mask': ...})", lambda: self._reset(options))
-
-    def _reset(self, options: dict[str, Any]) -> Any:
-        return self._env.reset(options=options)[0]
+        what = "reset(options={'reset_mask': ...})"
+        return self._call(what, lambda: self._env.reset(options=options)[0])
 
     def _write_first(self, resets: Mask, out: ObsArrays) -> None:
         """Gives up the step that `resets` took unasked and writes their first observations."""
