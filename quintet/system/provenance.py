@@ -35,7 +35,7 @@ def system(backend: str, device: str) -> dict[str, str]:
         "torch": torch.__version__,
         "numpy": _version("numpy"),
         "gymnasium": _version("gymnasium"),
-        **_simulators(),
+        **{name: _version(name) for module, name in _SIMULATORS.items() if module in sys.modules},
         "backend": backend,
         "machine": platform.machine(),
         "processor": _processor(),
@@ -90,14 +90,6 @@ def _git(folder: Path, *words: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
-
-
-def _simulators() -> dict[str, str]:
-    return {
-        package: _version(package)
-        for module, package in _SIMULATORS.items()
-        if module in sys.modules
-    }
 
 
 def _version(package: str) -> str:
