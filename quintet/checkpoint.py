@@ -248,7 +248,7 @@ def prune(
 
 
 def clean_temporary(root: Path) -> None:
-    """Removes what crashed writers left in `root`; for the start of a run, under its `RunLock`."""
+    """Removes what crashed writers left in `root`; for the start of a run, under its `run_lock`."""
     if not root.is_dir():
         return
     for entry in sorted(root.iterdir()):
