@@ -45,14 +45,7 @@ from quintet.envs.vector import (
     check_seeds,
 )
 from quintet.errors import ConfigError, EnvironmentFault
-from quintet.spaces import (
-    Space,
-    action_space_of,
-    action_spec,
-    leaf_keys,
-    map_leaves,
-    stored_space,
-)
+from quintet.spaces import Space, action_space_of, action_spec, leaf_keys, map_leaves, stored_space
 from quintet.system.blame import raised, traced
 from quintet.system.cpus import usable_cores
 from quintet.types import Spaces

@@ -11,14 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from quintet.envs.success import rule_of, single_success
-from quintet.envs.vector import (
-    Array,
-    EnvDescription,
-    ObsArrays,
-    Rendered,
-    StepRow,
-    check_seeds,
-)
+from quintet.envs.vector import Array, EnvDescription, ObsArrays, Rendered, StepRow, check_seeds
 from quintet.errors import ConfigError, EnvironmentFault
 from quintet.spaces import (
     Space,

@@ -13,21 +13,9 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from quintet.envs.config import RewardClip
-from quintet.envs.vector import (
-    Array,
-    ObsArrays,
-    StepRow,
-    VectorEnv,
-    allocate_obs,
-)
+from quintet.envs.vector import Array, ObsArrays, StepRow, VectorEnv, allocate_obs
 from quintet.errors import ConfigError
-from quintet.spaces import (
-    Space,
-    action_leaves,
-    map_leaves,
-    observation_leaves,
-    space_parts,
-)
+from quintet.spaces import Space, action_leaves, map_leaves, observation_leaves, space_parts
 from quintet.types import ACTION_MASK, LAST_ACTION, LAST_REWARD, Spaces
 
 
