@@ -31,8 +31,8 @@ class Setting:
     gpu: PyTorch sees one, or one for each learner.
     batch_steps: env_steps that an update learns from.
     update: what the learner says of its speed.
-    kind, num_workers, lag, inference, inference_batch_min, inference_batch_max: of the runtime, as
-        configured; no workers in the serial one.
+    kind, num_workers, lag, inference, inference_batch_max: of the runtime, as configured; no
+        workers in the serial one.
     num_learners: processes that share every batch; each has `threads`.
     actor_threads: where actions are computed, beside those of the learner, `threads`.
     sinks: reports are written anywhere; callback: they go to the user's code.
@@ -63,7 +63,6 @@ class Setting:
     num_learners: int = 1
     lag: int = 0
     inference: Literal["local", "server"] = "local"
-    inference_batch_min: int = 1
     inference_batch_max: int = 512
     actor_threads: int = 1
     eval_episodes: int = 0
@@ -228,12 +227,9 @@ def _serving(load: Load, setting: Setting) -> list[str]:
 
 
 def _answering(_: Load, setting: Setting) -> list[str]:
-    advice = []
-    if setting.kind == "async" and setting.inference_batch_min > 1:
-        advice.append("waiting for fewer streams (--runtime.inference-batch-min 1)")
-    if setting.device == "cpu" or not setting.large_network:
-        advice.append("acting in the workers (--runtime.inference local)")
-    return [*advice, _larger_groups(setting)]
+    local = setting.device == "cpu" or not setting.large_network
+    here = ["acting in the workers (--runtime.inference local)"] if local else []
+    return [*here, _larger_groups(setting)]
 
 
 BESIDE_WORKERS: Mapping[str, Callable[[Load, Setting], list[str]]] = {
