@@ -4,21 +4,21 @@ import sys
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TextIO, cast, final
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from quintet.observe.advice import Setting
 from quintet.observe.health import findings
 from quintet.observe.limits import limit
-from quintet.observe.pace import NO_SCORE, Pace, Score, clock, percent
-from quintet.observe.shares import SERVER, Load, Shares, TimeShares, mean
+from quintet.observe.pace import NO_SCORE, Score, clock, percent
+from quintet.observe.shares import SERVER, Load, Shares, mean
 from quintet.observe.stream import QuietStream, is_terminal
-from quintet.observe.text_curve import TextCurve, label
+from quintet.observe.text_curve import label
 from quintet.observe.timing import Phase
+from quintet.observe.view import View
 
 _MOST_OF_TIME = 0.02  # that drawing may take
 _SHORTEST_S = 0.1  # between two drawings: the eye sees no more
@@ -63,40 +63,6 @@ _COUNTS = {
     "data/worker_restarts": ("{} process replaced", "{} processes replaced"),
 }
 _OF_WORKERS = (*_COUNTS, "data/discarded_env_steps", "policy_lag/")
-
-
-@dataclass
-class View:
-    """All that the dashboard shows; it changes with every report.
-
-    stage: what is going on that no report tells of yet, or "".
-    """
-
-    title: str
-    folder: str
-    pace: Pace
-    setting: Setting | None
-    stage: str = ""
-    report: dict[str, float] = field(default_factory=dict)
-    shares: TimeShares = field(default_factory=TimeShares)
-    curve: TextCurve = field(default_factory=TextCurve)
-    recent: Score = NO_SCORE
-    evaluation: float | None = None
-    best: float | None = None
-
-    def add(self, report: Mapping[str, float], recent: Score) -> None:
-        """Takes a report; what it lacks keeps its last value, as an evaluation's score does."""
-        self.pace.advance(int(report.get("env_steps", self.pace.done)))
-        self.report |= report
-        self.shares.add(report)
-        self.stage = ""
-        self.recent = recent
-        if recent.return_ is not None:
-            self.curve.add(self.pace.done, recent.return_)
-        if "eval/return_mean" in report:
-            self.evaluation = report["eval/return_mean"]
-            if self.best is None or self.evaluation > self.best:
-                self.best = self.evaluation
 
 
 @final
@@ -243,8 +209,8 @@ def _returns(view: View) -> list[Text]:
     parts = []
     if view.recent.return_ is not None:
         parts.append(f"{label(view.recent.return_)} training, last 100 episodes")
-    if view.evaluation is not None:
-        parts.append(f"{label(view.evaluation)} evaluation")
+    if view.evaluation.return_ is not None:
+        parts.append(f"{label(view.evaluation.return_)} evaluation")
     if view.best is not None:
         parts.append(f"{label(view.best)} best")
     return [*map(Text, parts or ["no episode has ended yet"])]
@@ -255,8 +221,8 @@ def _successes(view: View, width: int) -> list[_Block]:
     parts = []
     if view.recent.success is not None:
         parts.append(f"{percent(view.recent.success)} training, last 100 episodes")
-    if "eval/success_rate" in view.report:
-        parts.append(f"{percent(view.report['eval/success_rate'])} evaluation")
+    if view.evaluation.success is not None:
+        parts.append(f"{percent(view.evaluation.success)} evaluation")
     return [_Block(3, [_named("success", [*map(Text, parts)], width)])] if parts else []
 
 

@@ -4,8 +4,7 @@ import io
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import Literal, final
+from typing import Literal, TextIO, final
 
 import numpy as np
 import torch
@@ -16,9 +15,11 @@ from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.vector import EnvDescription
 from quintet.errors import ConfigError
 from quintet.observe.log import Voice
-from quintet.observe.progress import Begin, first_stage, make_progress, stage_of
+from quintet.observe.pace import Pace
+from quintet.observe.progress import Progress, first_stage, make_progress, stage_of
 from quintet.observe.report_files import MARK
 from quintet.observe.timing import Phase, PhaseTimer
+from quintet.observe.view import View
 from quintet.run.evaluations import Evaluations
 from quintet.run.folder import RunFolder
 from quintet.run.long_episodes import LongEpisodes
@@ -147,14 +148,17 @@ class Trainer:
     def _open_log(self) -> None:
         log = self.folder.open_log()
         scores = [policy.best for policy in self.policies if policy.best is not None]
-        make = partial(
-            make_progress,
-            self.config.total_env_steps,
-            f"{self.config.algo} on {self.env.id} ({self.env.backend})",
-            folder=str(self.folder.path),
-            begin=Begin(self.counters.env_steps, max(scores, default=None)),
-            setting=self.setting,
-        )
+
+        def make(stream: TextIO) -> Progress:
+            view = View(
+                f"{self.config.algo} on {self.env.id} ({self.env.backend})",
+                Pace(self.config.total_env_steps, self.counters.env_steps),
+                str(self.folder.path),
+                self.setting,
+                max(scores, default=None),
+            )
+            return make_progress(view, stream)
+
         self.voice = Voice(make, sys.stdout if self.config.report.progress else io.StringIO(), log)
 
     @contextmanager

@@ -18,10 +18,11 @@ from rich.text import Text
 from settings import SETTING
 
 from quintet.observe import dashboard, progress
-from quintet.observe.dashboard import TerminalProgress, View, layout
+from quintet.observe.dashboard import TerminalProgress, layout
 from quintet.observe.metrics import METRICS
 from quintet.observe.pace import Pace, Score
-from quintet.observe.progress import FROM_NOTHING, Begin, Progress, make_progress
+from quintet.observe.progress import Progress, make_progress
+from quintet.observe.view import View
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 REPORT = {
@@ -42,7 +43,7 @@ REPORT = {
 
 
 def a_view(reports: int = 3) -> View:
-    view = View("ppo on CartPole-v1", "runs/a", Pace(100_000, 0), SETTING)
+    view = View("ppo on CartPole-v1", Pace(100_000, 0), "runs/a", SETTING)
     for number in range(1, reports + 1):
         steps = {"env_steps": 15_000.0 * number, "wall_s": 28.0 * number}
         view.add(REPORT | steps, Score(100.0 * number))
@@ -94,7 +95,7 @@ def test_success_rates_have_a_line_where_there_are_any() -> None:
 
 
 def test_any_learners_numbers_are_shown() -> None:
-    view = View("title", "folder", Pace(100, 0), None)
+    view = View("title", Pace(100, 0), "folder", None)
     names = [name for name in METRICS if name.split("/")[0] in dashboard._LINES]
     for name in names:
         view.report = {name: 1.5}
@@ -118,7 +119,7 @@ def test_any_learners_numbers_are_shown() -> None:
 def test_best_is_the_highest_evaluation(
     before: float | None, scores: tuple[float, ...], best: float
 ) -> None:
-    view = View("title", "folder", Pace(100, 0), None, best=before)
+    view = View("title", Pace(100, 0), "folder", None, best=before)
     for score in scores:
         view.add({"eval/return_mean": score}, Score())
     assert view.best == best
@@ -126,7 +127,7 @@ def test_best_is_the_highest_evaluation(
 
 
 def test_a_resumed_run_brings_its_best() -> None:
-    text = ESCAPES.sub("", in_terminal((24, 100), lambda _: None, begin=Begin(40_000, 321.5)))
+    text = ESCAPES.sub("", in_terminal((24, 100), lambda _: None, done=40_000, best=321.5))
     assert "40,000 of 100,000" in text
     assert "321.5 best" in text
 
@@ -183,7 +184,7 @@ def test_stage_stands_until_the_next_report() -> None:
 def a_view_of_workers(number: int, server: bool = False, **changes: float) -> View:
     """Worker k steps for 40 + k percent of its time."""
     setting = replace(SETTING, kind="async", num_workers=number, num_groups=number)
-    view = View("impala on CartPole-v1", "runs/a", Pace(100_000, 0), setting)
+    view = View("impala on CartPole-v1", Pace(100_000, 0), "runs/a", setting)
     report = {name: value for name, value in REPORT.items() if not name.startswith("time/")}
     report |= {"time/waiting_frac": 0.62, "time/learning_frac": 0.38, "data/valid_frac": 0.75}
     for k in range(number):
@@ -279,7 +280,8 @@ def in_terminal(
     size: tuple[int, int],
     action: Callable[[Progress], None],
     encoding: str = "utf-8",
-    begin: Begin = FROM_NOTHING,
+    done: int = 0,
+    best: float | None = None,
 ) -> str:
     """What a terminal of (rows, columns) receives while `action` uses the progress."""
     mine, theirs = pty.openpty()
@@ -299,9 +301,8 @@ def in_terminal(
     listener = threading.Thread(target=listen)
     listener.start()
     with os.fdopen(theirs, "w", encoding=encoding) as stream:
-        shown = make_progress(
-            100_000, "ppo on CartPole-v1", stream, folder="runs/a", begin=begin, setting=SETTING
-        )
+        pace = Pace(100_000, done)
+        shown = make_progress(View("ppo on CartPole-v1", pace, "runs/a", SETTING, best), stream)
         assert isinstance(shown, TerminalProgress) == (encoding == "utf-8")
         action(shown)
         shown.close()
@@ -387,7 +388,7 @@ def test_drawing_takes_little_of_the_time(monkeypatch: pytest.MonkeyPatch) -> No
         return []
 
     monkeypatch.setattr(dashboard, "layout", slow)
-    shown = TerminalProgress(View("title", "", Pace(10_000, 0), None), io.StringIO())
+    shown = TerminalProgress(View("title", Pace(10_000, 0), "", None), io.StringIO())
     for step in range(10_000):
         now += 0.001
         shown.update({"env_steps": step + 1}, Score(1.0))
@@ -413,7 +414,7 @@ def test_prints_go_above_the_dashboard(monkeypatch: pytest.MonkeyPatch) -> None:
 
     stream = Terminal()
     monkeypatch.setattr(sys, "stdout", stream)
-    shown = make_progress(10, "title")
+    shown = make_progress(View("title", Pace(10, 0)))
     print("from an environment")
     shown.update({"env_steps": 5})
     shown.close()
@@ -426,7 +427,7 @@ def test_prints_go_above_the_dashboard(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_closed_terminal_does_not_stop_training() -> None:
     mine, theirs = pty.openpty()
     with os.fdopen(theirs, "w") as stream:
-        shown = make_progress(100, "title", stream)
+        shown = make_progress(View("title", Pace(100, 0)), stream)
         assert not isinstance(shown, progress.LineProgress)
         shown.update({"env_steps": 1})
         os.close(mine)
