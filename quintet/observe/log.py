@@ -1,72 +1,13 @@
-"""``log.txt``: every line that a person was told, with its time."""
+"""What a run says, to the person and to ``log.txt``."""
 
-import os
 import sys
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, TextIO, final
 
 from quintet.observe.pace import Score
 from quintet.observe.progress import Progress
-from quintet.observe.stream import QuietStream, is_terminal
-
-
-@final
-class LogFile:
-    """A text stream at whose end messages are added, one by each `write`.
-
-    What can't be written is left out: a full disk must not hide the message that says so, nor a
-    closed file what comes late.
-    """
-
-    encoding = "utf-8"
-
-    def __init__(self, path: Path) -> None:
-        """Raises OSError where it can't be opened."""
-        self._file: int | None = os.open(
-            path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
-        )
-
-    def write(self, text: str) -> int:
-        if self._file is not None:
-            line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}"
-            with suppress(OSError):
-                os.write(self._file, line.encode(errors="backslashreplace"))
-        return len(text)
-
-    def flush(self) -> None:
-        """Nothing waits."""
-
-    def isatty(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        """May be called twice."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-
-
-@final
-class Tee:
-    """A text stream that writes to another one and to the log; it never raises."""
-
-    encoding = "utf-8"
-
-    def __init__(self, shown: TextIO, log: LogFile) -> None:
-        self._shown, self._log = QuietStream(shown), log
-
-    def write(self, text: str) -> int:
-        self._log.write(text)
-        return self._shown.write(text)
-
-    def flush(self) -> None:
-        self._shown.flush()
-
-    def isatty(self) -> bool:
-        return False
+from quintet.observe.stream import LogFile, QuietStream, is_terminal
 
 
 @final
@@ -88,7 +29,7 @@ class Voice:
             # Plain lines for the log: those that are shown, or beside a dashboard its own.
             streams: list[Any] = [shown]
             if log is not None:
-                streams = [shown, log] if self._in_terminal else [Tee(shown, log)]
+                streams = [shown, log] if self._in_terminal else [QuietStream(shown, log)]
             self._parts += map(make, streams)
 
     def update(self, report: Mapping[str, float], recent: Score) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from quintet import checkpoint
 from quintet.errors import CheckpointError, FileFault, QuintetError
-from quintet.observe.log import LogFile
+from quintet.observe.stream import LogFile
 from quintet.system import files, manifest, provenance, saved_options
 from quintet.types import Rollout
 
