@@ -334,7 +334,7 @@ def _bars(metric: str, groups: list[tuple[str, list[Run]]]) -> Any:
     axes.invert_yaxis()
     axes.axvline(0, color="0.5", lw=0.8)
     _decorate(axes, {env_name(members[0].config) for _, members in groups}, "x")
-    axes.set_xlabel(f"final {_title_of(metric)}{_unit(metric)}")
+    axes.set_xlabel(f"final {_named(metric)}")
     if metric.endswith("success_rate"):
         axes.set_xlim(-0.02, 1.02)
     meaning = "bar: interquartile mean; line: its 95% bootstrap interval; circles: runs"
@@ -364,7 +364,7 @@ def _curves(x: Axis, metric: str, groups: list[tuple[str, list[Run]]]) -> Any:
         axes.xaxis.set_major_formatter(formatter_class(sep=""))
     _decorate(axes, {env_name(members[0].config) for _, members in groups}, "both")
     axes.set_xlabel("env steps" if x == "env_steps" else "wall time [s]")
-    axes.set_ylabel(f"{_title_of(metric)}{_unit(metric)}")
+    axes.set_ylabel(_named(metric))
     if metric.endswith("success_rate"):
         axes.set_ylim(-0.02, 1.02)
     axes.set_xlim(left=0)
@@ -375,11 +375,6 @@ def _curves(x: Axis, metric: str, groups: list[tuple[str, list[Run]]]) -> Any:
         ncols=1 if len(groups) > 1 else entries,
     )
     return figure
-
-
-def _unit(metric: str) -> str:
-    found = describe(metric)
-    return f" [{found.unit}]" if found and found.unit != "1" else ""
 
 
 def _decorate(axes: Any, envs: set[str], grid: str) -> None:
@@ -446,8 +441,8 @@ def _draw_evaluations(axes: Any, number: int, members: Sequence[Run]) -> None:
         )
 
 
-def _title_of(metric: str) -> str:
-    """``episode/return_mean`` as a person would write it."""
+def _named(metric: str) -> str:
+    """``episode/return_mean`` as a person would write it, with its unit."""
     readable = {
         "episode/return_mean": "mean episode return",
         "episode/length_mean": "mean episode length",
@@ -455,7 +450,9 @@ def _title_of(metric: str) -> str:
         "eval/return_mean": "mean evaluation return",
         "eval/success_rate": "success rate in evaluations",
     }
-    return readable.get(metric, metric)
+    found = describe(metric)
+    unit = f" [{found.unit}]" if found and found.unit != "1" else ""
+    return readable.get(metric, metric) + unit
 
 
 def _matplotlib() -> tuple[Any, Any]:

@@ -228,7 +228,7 @@ class Trainer:
             return
         self.folder.check()
         before = self.timer.switch("checkpoint")
-        said = {"wall_s": self.reports.wall_s, MARK: self.reports.sync()}
+        said = {"wall_s": self.reports.wall_s, MARK: self.reports.reporter.sync()}
         self.saving.write(self.counters, exact, said, self.warn)
         self.timer.switch(before)
 
@@ -326,5 +326,5 @@ class Trainer:
     def close(self) -> None:
         """Gives the terminal and the files back."""
         self.voice.close()
-        self.reports.close()
+        self.reports.reporter.close()
         self.folder.close()
