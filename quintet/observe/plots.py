@@ -156,30 +156,25 @@ def _default_metric(kind: Kind, runs: Sequence[Sequence[Mapping[str, float]]]) -
 
 def group_key(config: Mapping[str, Any]) -> str:
     """What runs of one experiment share: the configuration without seed and folder, as text."""
-    flat = _flatten(config)
-    shared = {name: flat[name] for name in flat if name.split(".")[0] not in _NOT_PART_OF_GROUP}
+    shared = {name: x for name, x in config.items() if name.split(".")[0] not in _NOT_PART_OF_GROUP}
     return json.dumps(shared, sort_keys=True, default=str)
 
 
 def group_labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A short name for each group: its algorithm, and the options in which the groups differ.
-
-    Configurations may be nested or have dotted names.
-    """
-    flat = [_flatten(config) for config in configs]
-    names = sorted({name for one in flat for name in one})
+    """A short name for each group: its algorithm, and the options in which the groups differ."""
+    names = sorted({name for config in configs for name in config})
     differing = [
         name
         for name in names
         if name.split(".")[0] not in (*_NOT_PART_OF_GROUP, "algo")
-        and len({json.dumps(one.get(name), default=str) for one in flat}) > 1
+        and len({json.dumps(config.get(name), default=str) for config in configs}) > 1
     ]
     labels = []
-    for config, one in zip(configs, flat, strict=True):
+    for config in configs:
         parts = [str(config.get("algo", "run"))]
         # two groups of different algorithms differ in options that the other does not have
-        own = [name for name in differing if name in one]
-        parts += [_part(name, one[name]) for name in own[:_MAX_LABEL_PARTS]]
+        own = [name for name in differing if name in config]
+        parts += [_part(name, config[name]) for name in own[:_MAX_LABEL_PARTS]]
         parts += ["…"] if len(own) > _MAX_LABEL_PARTS else []
         labels.append(", ".join(parts))
     return labels
@@ -193,8 +188,7 @@ def _part(name: str, value: object) -> str:
 
 def env_name(config: Mapping[str, Any]) -> str:
     """The environment's id, or "" when the configuration names none."""
-    flat = _flatten(config)
-    return str(flat.get("env.id") or flat.get("env") or "")
+    return str(config.get("env.id") or config.get("env") or "")
 
 
 def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -222,7 +216,7 @@ def _load(folder: Path, reports: Sequence[Mapping[str, float]], x: Axis, metric:
 
 
 def _options(folder: Path) -> dict[str, Any]:
-    """With which a run was trained: its newest checkpoint knows best."""
+    """With which a run was trained, by dotted name: its newest checkpoint knows best."""
     found = saved_options.read(folder)
     if found is None:
         files.warn_on_stderr(
@@ -234,11 +228,11 @@ def _options(folder: Path) -> dict[str, Any]:
             raise QuintetError(found.fault)
         if found.altered:
             files.warn_on_stderr(f"{folder / saved_options.FILE} was changed since it was written")
-        return found.values
+        return _flatten(found.values)
     if found.fault is not None or found.altered:
         said = found.fault or f"{folder / saved_options.FILE} was changed since it was written"
         files.warn_on_stderr(f"{said}; the run's options are taken from {found.checkpoint}")
-    return found.stored
+    return _flatten(found.stored)
 
 
 def _extract(reports: Sequence[Mapping[str, float]], x: Axis, metric: str) -> Curve:
