@@ -7,13 +7,14 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich.console import Console, Group
 
 import quintet
-from quintet.observe.dashboard import View, layout
-from quintet.observe.progress import Begin, Pace
+from quintet.observe.dashboard import layout
+from quintet.observe.pace import NO_SCORE, Score
+from quintet.observe.view import View
 from quintet.run import trainer
 
 COLUMNS, ROWS = 104, 30
@@ -26,16 +27,11 @@ class Camera:
     def __init__(self, view: View, out: Path) -> None:
         self.view, self.out = view, out
 
-    def update(
-        self,
-        report: Mapping[str, float],
-        recent_return: float | None = None,
-        recent_success: float | None = None,
-    ) -> None:
-        self.view.add(report, recent_return, recent_success)
+    def update(self, report: Mapping[str, float], recent: Score = NO_SCORE) -> None:
+        self.view.add(report, recent)
         if self.view.pace.done >= SHARE * self.view.pace.total and not self.out.exists():
             console = Console(width=COLUMNS, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-            console.print(Group(*layout(self.view, COLUMNS, ROWS, ascii_only=False)))
+            console.print(Group(*layout(self.view, COLUMNS, ROWS)))
             self.out.write_text(console.export_svg(title="quintet train ppo --env LunarLander-v3"))
 
     def stage(self, text: str) -> None: ...
@@ -50,11 +46,9 @@ class Camera:
 def main(out: Path) -> None:
     out.unlink(missing_ok=True)
 
-    def make_camera(
-        total: int, title: str, _: TextIO, *, folder: str, begin: Begin, setting: Any
-    ) -> Camera:
-        shown = folder.partition("/runs/")[2]  # not where this machine keeps temporary files
-        view = View(title, f"runs/{shown}", Pace(total, begin.env_steps), setting)
+    def make_camera(view: View, _: TextIO) -> Camera:
+        # Not where this machine keeps temporary files.
+        view.folder = f"runs/{view.folder.partition('/runs/')[2]}"
         return Camera(view, out)
 
     trainer.make_progress = make_camera

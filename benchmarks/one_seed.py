@@ -106,12 +106,12 @@ def prepare(task: Task) -> list[str]:
 def _wait_until_free(run_dir: Path) -> None:
     """A process whose parent was killed may still be writing its last checkpoint."""
     from quintet.errors import CheckpointError
-    from quintet.system.lock import RunLock
+    from quintet.system.lock import run_lock
 
     until = time.monotonic() + GRACE_S + 10.0
     while run_dir.exists():
         try:
-            with RunLock(run_dir):
+            with run_lock(run_dir):
                 return
         except CheckpointError:
             if time.monotonic() > until:

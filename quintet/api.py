@@ -159,8 +159,18 @@ def _settle_env(env: GivenEnv, values: dict[str, Any]) -> EnvSource | None:
             "named function"
         )
     _settle("env", values, {f"env.{name}": value for name, value in says.items()})
-    if not can_be_made_again(source):
-        _without_evaluation(values)
+    if not can_be_made_again(source):  # evaluation needs environments of its own
+        way_out = "give a function with a parameter num_envs that makes such environments"
+        if values.setdefault("eval.episodes", 0) != 0:
+            raise ConfigError(
+                "eval.episodes must be 0 where the environment that trains is the only one; got "
+                f"{values['eval.episodes']}; {way_out}"
+            )
+        warnings.warn(
+            "no evaluation while training, and no best policy: the vector environment that is "
+            f"given is the only one; to have both, {way_out}",
+            stacklevel=3,
+        )
     return source
 
 
@@ -172,22 +182,3 @@ def _settle(what: str, values: dict[str, Any], says: Mapping[str, Any]) -> None:
                 f"{name} must be left to the {what} that is given, which says {value!r}; got "
                 f"{values[name]!r}; leave it out"
             )
-
-
-def _without_evaluation(values: dict[str, Any]) -> None:
-    """Evaluation needs environments of its own; a vector environment that is given is the only one.
-
-    Raises:
-        ConfigError: evaluation was asked for.
-    """
-    way_out = "give a function with a parameter num_envs that makes such environments"
-    if values.setdefault("eval.episodes", 0) != 0:
-        raise ConfigError(
-            f"eval.episodes must be 0 where the environment that trains is the only one; got "
-            f"{values['eval.episodes']}; {way_out}"
-        )
-    warnings.warn(
-        f"no evaluation while training, and no best policy: the vector environment that is given "
-        f"is the only one; to have both, {way_out}",
-        stacklevel=4,
-    )

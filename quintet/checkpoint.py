@@ -139,7 +139,10 @@ def write(
     contents = _serialise(tensors, meta, signed)
     temporary = root / f"{files.TEMPORARY}{name}-{os.getpid()}-{os.urandom(4).hex()}"
     try:
-        _make_root(root)
+        if not root.is_dir():
+            # Without parents: a folder that was moved or removed meanwhile isn't made again.
+            root.mkdir(exist_ok=True)
+            files.sync_folder(root.parent)
         temporary.mkdir()
         _write_files(temporary, contents)
         _put_in_place(temporary, root / name)
@@ -248,7 +251,7 @@ def prune(
 
 
 def clean_temporary(root: Path) -> None:
-    """Removes what crashed writers left in `root`; for the start of a run, under its `RunLock`."""
+    """Removes what crashed writers left in `root`; for the start of a run, under its `run_lock`."""
     if not root.is_dir():
         return
     for entry in sorted(root.iterdir()):
@@ -321,13 +324,6 @@ def _unaliased(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
         seen.add(memory)
         out[name] = plain
     return out
-
-
-def _make_root(root: Path) -> None:
-    """The folder above must be there: one that was moved or removed meanwhile isn't made again."""
-    if not root.is_dir():
-        root.mkdir(exist_ok=True)
-        files.sync_folder(root.parent)
 
 
 def _write_files(folder: Path, contents: Mapping[str, bytes]) -> None:

@@ -125,13 +125,6 @@ def _guarded(command: Callable[[], int]) -> int:
         return 1
 
 
-def _parse(prog: str, description: str, schema: Any, arguments: list[str]) -> dict[str, Any]:
-    import tyro
-
-    parsed: dict[str, Any] = tyro.cli(schema, prog=prog, description=description, args=arguments)
-    return parsed
-
-
 def _train(arguments: list[str]) -> int:
     from quintet.config.command import parse
 
@@ -238,77 +231,61 @@ def _yaml(value: Any) -> str:
 
 
 def _eval(arguments: list[str]) -> int:
-    from typing import Annotated, TypedDict
+    from typing import Annotated
 
+    import tyro
     from tyro.conf import Positional, arg
 
+    from quintet.errors import ConfigError
     from quintet.system.trust import TRUST_HELP
 
-    schema = TypedDict(  # noqa: UP013  "json" and "env" are flags, not attributes
-        "schema",
-        {
-            "run": Positional[
-                Annotated[str, arg(help="run folder, checkpoint, or saved policy", metavar="RUN")]
-            ],
-            "env": Annotated[str, arg(help="another environment than the one trained on")],
-            "episodes": Annotated[int, arg(help="whole episodes to play (default 100)")],
-            "seed": Annotated[int, arg(help="first environment seed (default 10000)")],
-            "checkpoint": Annotated[
-                str, arg(help="best, latest (default), or a checkpoint's name or path")
-            ],
-            "stochastic": Annotated[bool, arg(help="sample actions in place of the mode")],
-            "random": Annotated[
-                bool,
-                arg(help="uniformly random actions in place of the policy's: the score to beat"),
-            ],
-            "video": Annotated[
-                str,
-                arg(help="film one more episode, of the first seed, into this .mp4 file"),
-            ],
-            "json": Annotated[bool, arg(help="print one JSON object")],
-            "encoder": Annotated[
-                str,
-                arg(name="model.encoder", help="the policy's encoder, if it is one of your own"),
-            ],
-            "trust": Annotated[bool, arg(help=TRUST_HELP)],
-        },
-        total=False,
-    )
-    given = _parse("quintet eval", "Plays episodes with a trained policy.", schema, arguments)
-    if "run" not in given:
-        from quintet.errors import ConfigError
+    def play(
+        run: Annotated[
+            Positional[str | None],
+            arg(help="run folder, checkpoint, or saved policy", metavar="RUN"),
+        ] = None,
+        env: Annotated[str | None, arg(help="another environment than the one trained on")] = None,
+        episodes: Annotated[int, arg(help="whole episodes to play")] = 100,
+        seed: Annotated[int, arg(help="first environment seed")] = 10_000,
+        checkpoint: Annotated[
+            str, arg(help="best, latest, or a checkpoint's name or path")
+        ] = "latest",
+        stochastic: Annotated[bool, arg(help="sample actions in place of the mode")] = False,
+        random: Annotated[
+            bool,
+            arg(help="uniformly random actions in place of the policy's: the score to beat"),
+        ] = False,
+        video: Annotated[
+            str | None,
+            arg(help="film one more episode, of the first seed, into this .mp4 file"),
+        ] = None,
+        as_json: Annotated[bool, arg(name="json", help="print one JSON object")] = False,
+        encoder: Annotated[
+            str | None,
+            arg(name="model.encoder", help="the policy's encoder, if it is one of your own"),
+        ] = None,
+        trust: Annotated[bool, arg(help=TRUST_HELP)] = False,
+    ) -> None:
+        if run is None:
+            raise ConfigError("quintet eval requires a run: quintet eval RUN [--episodes N] ...")
+        if random and stochastic:
+            raise ConfigError("--stochastic has no effect with --random; leave one of them out")
+        from quintet.evaluation import evaluate
+        from quintet.policy import load
 
-        raise ConfigError("quintet eval requires a run: quintet eval RUN [--episodes N] ...")
-    if given.get("random") and given.get("stochastic"):
-        from quintet.errors import ConfigError
+        policy = load(run, checkpoint, trust=trust, encoder=encoder)
+        greedy = not stochastic
+        scores = evaluate(
+            policy, env, episodes, seed, deterministic=greedy, video=video, random=random
+        )
+        if as_json:
+            how = {"deterministic": greedy and not random, "random": random}
+            print(json.dumps(_scores_as_json(scores) | how))
+        else:
+            print(_scores_in_words(scores))
 
-        raise ConfigError("--stochastic has no effect with --random; leave one of them out")
-    from quintet.evaluation import evaluate
-    from quintet.policy import load
-
-    policy = load(
-        given["run"],
-        given.get("checkpoint", "latest"),
-        trust=given.get("trust", False),
-        encoder=given.get("encoder"),
-    )
-    scores = evaluate(
-        policy,
-        given.get("env"),
-        given.get("episodes", 100),
-        given.get("seed", 10_000),
-        deterministic=not given.get("stochastic", False),
-        video=given.get("video"),
-        random=given.get("random", False),
-    )
-    if given.get("json"):
-        how = {
-            "deterministic": not (given.get("stochastic") or given.get("random")),
-            "random": given.get("random", False),
-        }
-        print(json.dumps(_scores_as_json(scores) | how))
-    else:
-        print(_scores_in_words(scores))
+    description = "Plays episodes with a trained policy."
+    tyro.cli(play, prog="quintet eval", description=description, args=arguments)
     return 0
 
 
@@ -362,63 +339,55 @@ def _scores_in_words(scores: "Scores") -> str:
 
 
 def _plot(arguments: list[str]) -> int:
-    from typing import Annotated, Literal, TypedDict
+    from typing import Annotated, Literal
 
+    import tyro
     from tyro.conf import Positional, arg
 
     from quintet.errors import ConfigError
 
-    schema = TypedDict(  # noqa: UP013  "json" and "env" are flags, not attributes
-        "schema",
-        {
-            "runs": Positional[
-                Annotated[
-                    tuple[str, ...],
-                    arg(help="run folders, or folders that hold some", metavar="RUN..."),
-                ]
-            ],
-            "out": Annotated[str, arg(help="picture to write: .png, .svg or .pdf")],
-            "kind": Annotated[
-                Literal["curve", "bars"],
-                arg(
-                    help="curve (default): mean over seeds with a 95% bootstrap band; bars: "
-                    "interquartile mean of final scores with its 95% bootstrap interval"
-                ),
-            ],
-            "x": Annotated[
-                Literal["env_steps", "wall_s"],
-                arg(help="horizontal axis of curves (default env_steps)"),
-            ],
-            "metric": Annotated[
-                str,
-                arg(
-                    help="any name in metrics.jsonl (default: the success rate where all runs have "
-                    "one, else the mean return; of training as a curve, of evaluations as bars)"
-                ),
-            ],
-        },
-        total=False,
-    )
-    given = _parse("quintet plot", "Curves or final scores of runs.", schema, arguments)
-    if not given.get("runs") or "out" not in given:
-        raise ConfigError(
-            "quintet plot requires at least one run and a file: quintet plot RUN... --out FILE.png"
-        )
-    if given.get("kind") == "bars" and "x" in given:
-        raise ConfigError(f"--x {given['x']} has no effect on --kind bars; leave it out")
-    from quintet.observe.plots import plot_runs
+    def draw(
+        runs: Annotated[
+            Positional[tuple[str, ...]],
+            arg(help="run folders, or folders that hold some", metavar="RUN..."),
+        ] = (),
+        out: Annotated[str | None, arg(help="picture to write: .png, .svg or .pdf")] = None,
+        kind: Annotated[
+            Literal["curve", "bars"],
+            arg(
+                help="curve: mean over seeds with a 95% bootstrap band; bars: interquartile mean "
+                "of final scores with its 95% bootstrap interval"
+            ),
+        ] = "curve",
+        x: Annotated[
+            Literal["env_steps", "wall_s"] | None,
+            arg(help="horizontal axis of curves; None: env_steps"),
+        ] = None,
+        metric: Annotated[
+            str | None,
+            arg(
+                help="any name in metrics.jsonl; None: the success rate where all runs have one, "
+                "else the mean return; of training as a curve, of evaluations as bars"
+            ),
+        ] = None,
+    ) -> None:
+        if not runs or out is None:
+            raise ConfigError(
+                "quintet plot requires at least one run and a file: quintet plot RUN... --out "
+                "FILE.png"
+            )
+        if kind == "bars" and x is not None:
+            raise ConfigError(f"--x {x} has no effect on --kind bars; leave it out")
+        from quintet.observe.plots import plot_runs
 
-    out = Path(given["out"])
-    named = {Path(place): _runs_in(Path(place)) for place in given["runs"]}
-    plot_runs(
-        [run for found in named.values() for run in found],
-        out,
-        may_lack={run for found in named.values() for run in found} - named.keys(),
-        kind=given.get("kind", "curve"),
-        x=given.get("x", "env_steps"),
-        metric=given.get("metric"),
-    )
-    print(out)
+        named = {Path(place): _runs_in(Path(place)) for place in runs}
+        found = [run for within in named.values() for run in within]
+        may_lack = set(found) - named.keys()
+        plot_runs(found, Path(out), kind, x or "env_steps", metric, may_lack)
+        print(Path(out))
+
+    description = "Curves or final scores of runs."
+    tyro.cli(draw, prog="quintet plot", description=description, args=arguments)
     return 0
 
 

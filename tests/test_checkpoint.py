@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from quintet import checkpoint
 from quintet.checkpoint import Checkpoint, CheckpointConfig
 from quintet.errors import CheckpointError
-from quintet.system.lock import RunLock
+from quintet.system.lock import run_lock
 
 MANY_KINDS = {
     "float32": torch.randn(3, 4),
@@ -465,10 +465,10 @@ def test_config_intervals_and_milestones() -> None:
 HOLDER = """
 import sys, time
 from pathlib import Path
-from quintet.system.lock import RunLock
-lock = RunLock(Path(sys.argv[1])).acquire()
-print("held", flush=True)
-time.sleep(60)
+from quintet.system.lock import run_lock
+with run_lock(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
 """
 
 
@@ -478,12 +478,14 @@ def test_lock_names_its_holder_and_dies_with_it(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(
+        in_use = pytest.raises(
             CheckpointError, match=rf"in use by the process with pid {holder.pid}\b"
-        ):
-            RunLock(folder).acquire()
+        )
+        with in_use, run_lock(folder):
+            pass
         holder.send_signal(signal.SIGKILL)
-    with RunLock(folder), pytest.raises(CheckpointError, match=f"pid {os.getpid()}"):
-        RunLock(folder).acquire()
-    with RunLock(folder):
+    mine = pytest.raises(CheckpointError, match=f"pid {os.getpid()}")
+    with run_lock(folder), mine, run_lock(folder):
+        pass
+    with run_lock(folder):
         pass

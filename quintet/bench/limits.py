@@ -9,9 +9,8 @@ another.
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, final
@@ -67,7 +66,8 @@ def measure(
         return 1e6 * min(seconds(n) * (n if overlapped else 1) for n in threads)
 
     env_s = _python_env_s if work.env_backend == "gymnasium" else _env_s
-    with _threads_restored():
+    before = torch.get_num_threads()
+    try:
         return Limits(
             env_us=cost(lambda n: _in_child(env_s, work, n)),
             act_us=cost(lambda n: _act_s(work, spaces, precision, n)),
@@ -77,6 +77,8 @@ def measure(
             ),
             cores=usable_cores() if overlapped else 1,
         )
+    finally:
+        torch.set_num_threads(before)
 
 
 def _in_child(function: Callable[..., float], *arguments: Any) -> float:
@@ -84,15 +86,6 @@ def _in_child(function: Callable[..., float], *arguments: Any) -> float:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(function, *arguments).result()
-
-
-@contextmanager
-def _threads_restored() -> Iterator[None]:
-    before = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _seconds_per_call(function: Callable[[], object], rounds: int = 3) -> float:

@@ -1,7 +1,6 @@
 """Trains a workload for a while and says how fast it went."""
 
 import os
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from quintet.run.sampling import Source, make_sampling, open_source
 from quintet.run.setting import has_compiler
 from quintet.runtime import loop
 from quintet.runtime.torch_settings import configure_torch
+from quintet.system.provenance import revision_of
 from quintet.types import Spaces
 
 _NEVER = 10**9
@@ -109,7 +109,7 @@ def run(work: Workload, options: Layer) -> dict[str, Any]:
             "update": bare.update_us,
         },
         "load_average": os.getloadavg(),
-        "commit": _commit(),
+        "commit": revision_of(Path(__file__)),
     }
 
 
@@ -219,27 +219,3 @@ def in_words(record: dict[str, Any]) -> str:
             ),
         ]
     )
-
-
-def _commit() -> str | None:
-    """The commit of the source tree, if this file is part of one; with -dirty, if it is not as it
-    was committed.
-    """
-
-    def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", *words],
-            cwd=place.parent,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
-        return done.stdout.strip()
-
-    place = Path(__file__)
-    try:
-        git("ls-files", "--error-unmatch", place.name)
-        return git("describe", "--always", "--dirty", "--exclude", "*", "--abbrev=12")
-    except (OSError, subprocess.SubprocessError):
-        return None

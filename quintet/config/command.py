@@ -63,7 +63,8 @@ def parse(command: str, arguments: list[str]) -> Parsed:
     paths = given.pop("config", [])
     seeds, jobs = given.pop("seeds", None), given.pop("jobs", None)
     trust = given.pop("trust", False)
-    values = {n: _value(text, known[n]) for n, text in flatten(_nested(given), known).items()}
+    dotted = {name.replace("__", "."): text for name, text in given.items()}
+    values = {n: _value(text, known[n]) for n, text in flatten(dotted, known).items()}
     strangers = _unknown(unknown)
     for name in ("seeds", "jobs"):
         if name in strangers:
@@ -103,10 +104,6 @@ def _undash(argument: str) -> str:
     return name.replace("_", "-") + equals + value
 
 
-def _nested(given: dict[str, Any]) -> dict[str, Any]:
-    return {name.replace("__", "."): value for name, value in given.items()}
-
-
 def _value(text: Any, info: FieldInfo) -> Any:
     """What was written: words stay words where an option is one, else JSON where it is some."""
     if isinstance(text, (list, tuple)):
@@ -144,10 +141,6 @@ def _unknown(words: list[str]) -> dict[str, Any]:
         else:
             found[word] = None
     return found
-
-
-def _is_many(info: FieldInfo) -> bool:
-    return any(get_origin(kind) in (tuple, list) for kind in kinds(info))
 
 
 def _metavar(info: FieldInfo) -> str:
@@ -205,11 +198,11 @@ def _schema(algo: str, *, of_group: bool) -> Any:
         default = own.values.get(name, default)
         if isinstance(default, tuple):
             default = " ".join(str(item) for item in default)
-        flag = name.replace("_", "-")
+        many = any(get_origin(kind) in (tuple, list) for kind in kinds(info))
         fields[name.replace(".", "__")] = Annotated[
-            tuple[str, ...] if _is_many(info) else str,
+            tuple[str, ...] if many else str,
             tyro.conf.arg(
-                name=flag,
+                name=name.replace("_", "-"),
                 aliases=[f"--{short[name].replace('_', '-')}"] if name in short else None,
                 help=info.description,
                 metavar=_metavar(info),

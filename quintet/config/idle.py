@@ -42,7 +42,10 @@ def without_idle(loaded: Loaded, config: RunConfig, spaces: Spaces) -> Loaded:
         ConfigError: lists the options that were given and have no effect.
     """
     learner = registry.find(config.algo).idle_in(config.learner, config.model, spaces)
-    idle = learner | {f"env.{name}": one for name, one in _idle_in_env(config).items()}
+    idle = dict(learner)
+    if config.env.backend == "gymnasium":
+        pools = "env.backend=envpool or ale, which step in threads"
+        idle["env.num_threads"] = Idle(None, f"{pools}, {config.env.id} is of gymnasium")
     values, sources = config.flat(), dict(loaded.sources)
     faults, changes = [], {}
     for name, (rest, required) in idle.items():
@@ -60,10 +63,3 @@ def without_idle(loaded: Loaded, config: RunConfig, spaces: Spaces) -> Loaded:
     ours = {name: rest for name, rest in changes.items() if name in learner}
     config = config.model_copy(update={"learner": config.learner.model_copy(update=ours)})
     return replace(loaded, config=config, sources=sources)
-
-
-def _idle_in_env(config: RunConfig) -> dict[str, Idle]:
-    if config.env.backend != "gymnasium":
-        return {}
-    pools = f"env.backend=envpool or ale, which step in threads, {config.env.id} is of gymnasium"
-    return {"num_threads": Idle(None, pools)}

@@ -107,16 +107,7 @@ PARTS: dict[str, type[BaseModel]] = {
 }
 """The parts of a run whose options carry their name as a prefix."""
 
-TOP = (
-    "algo",
-    "total_env_steps",
-    "seed",
-    "preset",
-    "run_dir",
-    "resume",
-    "init_from",
-    "init_from_keys",
-)
+TOP = tuple(name for name in RunConfig.model_fields if name not in (*PARTS, "learner"))
 """Options of the run itself."""
 
 ALIASES = {"total_steps": "total_env_steps", "env": "env.id"}

@@ -84,10 +84,10 @@ class AdaptedVectorEnv:
                 can't be used.
         """
         self._env, self._make, self._id = env, make, env_id
-        self._description = EnvDescription(env_id, "gymnasium", success=rule_of(success_key))
+        self.description = EnvDescription(env_id, "gymnasium", success=rule_of(success_key))
         self._success_key = success_key
         self._first_stream = first_stream
-        self._num_streams = int(env.num_envs)
+        self.num_streams = int(env.num_envs)
         self._mode = _autoreset_mode(env, env_id)
         _refuse_partial_batches(env, env_id)
         self._leaves = [
@@ -95,7 +95,7 @@ class AdaptedVectorEnv:
         ]
         if (
             self._mode != AutoresetMode.NEXT_STEP
-            and self._num_streams > 1
+            and self.num_streams > 1
             and any(leaf.path == ACTION_MASK for leaf in self._leaves)
         ):
             raise ConfigError(
@@ -104,32 +104,20 @@ class AdaptedVectorEnv:
                 f" action nobody chose; make it with AutoresetMode.NEXT_STEP"
             )
         self._action_space = env.single_action_space
-        self._action_shape = (self._num_streams, *action_spec(self._action_space).shape)
-        self._spaces = Spaces(
+        self._action_shape = (self.num_streams, *action_spec(self._action_space).shape)
+        self.spaces = Spaces(
             stored_space(env.single_observation_space), action_space_of(self._action_space, env_id)
         )
         # First observations of episodes that begin when all streams have ended together.
-        self._first_obs = allocate_obs(self._spaces.observation, (self._num_streams,))
-        self._ended: Mask = np.zeros(self._num_streams, np.bool_)
+        self._first_obs = allocate_obs(self.spaces.observation, (self.num_streams,))
+        self._ended: Mask = np.zeros(self.num_streams, np.bool_)
         self._used = False
         self._action: Any = None
         self._in_flight = False
 
-    @property
-    def num_streams(self) -> int:
-        return self._num_streams
-
-    @property
-    def spaces(self) -> Spaces:
-        return self._spaces
-
-    @property
-    def description(self) -> EnvDescription:
-        return self._description
-
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
         """Resets with one seed per stream, in a new environment where one can be made."""
-        checked = check_seeds(seeds, self._num_streams)
+        checked = check_seeds(seeds, self.num_streams)
         self._finish_flight()
         if self._used and self._make is not None:
             self.close()
@@ -158,7 +146,7 @@ class AdaptedVectorEnv:
         if self._all_wait():
             self._begin_together(out.obs)
             terminated = truncated = np.zeros_like(resets)
-            reward = np.zeros(self._num_streams, np.float32)
+            reward = np.zeros(self.num_streams, np.float32)
         else:
             obs, reward, terminated, truncated, infos = self._step()
             reward = self._per_stream("reward", reward)
@@ -231,7 +219,7 @@ class AdaptedVectorEnv:
         else:
             for path, leaf in self._first_obs.items():
                 out[path][:] = leaf
-        self._ended = np.zeros(self._num_streams, np.bool_)
+        self._ended = np.zeros(self.num_streams, np.bool_)
 
     def _step(self) -> Any:
         env = self._env
@@ -252,10 +240,8 @@ class AdaptedVectorEnv:
 
     def _reset_some(self, mask: Mask) -> Any:
         options = {"reset_mask": mask.copy()}
-        return self._call("reset(options={'reset_mask': ...})", lambda: self._reset(options))
-
-    def _reset(self, options: dict[str, Any]) -> Any:
-        return self._env.reset(options=options)[0]
+        what = "reset(options={'reset_mask': ...})"
+        return self._call(what, lambda: self._env.reset(options=options)[0])
 
     def _write_first(self, resets: Mask, out: ObsArrays) -> None:
         """Gives up the step that `resets` took unasked and writes their first observations."""
@@ -302,7 +288,7 @@ class AdaptedVectorEnv:
     def _array(self, obs: Any, leaf: Leaf, *, one: bool = False) -> Array:
         """A leaf of all streams, or of `one`, checked and counted from 0."""
         try:
-            return read_leaf(obs, leaf, () if one else (self._num_streams,))
+            return read_leaf(obs, leaf, () if one else (self.num_streams,))
         except BadLeaf as error:
             self._fault(str(error), error)
 
@@ -311,9 +297,9 @@ class AdaptedVectorEnv:
             array = np.asarray(value)
         except Exception as error:
             self._fault(f"gave a {what} that is no array: {error!r}", error)
-        if array.shape != (self._num_streams,) or array.dtype.kind not in "biuf":
+        if array.shape != (self.num_streams,) or array.dtype.kind not in "biuf":
             self._fault(
-                f"must give one {what}, a number, for each of {self._num_streams} streams; gave "
+                f"must give one {what}, a number, for each of {self.num_streams} streams; gave "
                 f"shape {array.shape}, dtype {array.dtype}"
             )
         return array
@@ -337,7 +323,7 @@ class AdaptedVectorEnv:
             self._fault(raised(error, what), error)
 
     def _fault(self, what: str, cause: Exception | None = None) -> NoReturn:
-        last = self._first_stream + self._num_streams - 1
+        last = self._first_stream + self.num_streams - 1
         fault = EnvironmentFault(
             f"{self._id} (vector environment), streams {self._first_stream} to {last}: the "
             f"environment {what}; mend the environment, or wrap it"

@@ -106,31 +106,19 @@ class AleVectorEnv:
         fire = config.use_fire_reset and "FIRE" in names
         # What a stream does in the row after a lost life; after the end of a game it is ignored.
         self._after_life = names.index("FIRE") if fire else 0
-        self._num_streams = num_streams
-        self._spaces = Spaces(
+        self.num_streams = num_streams
+        self.spaces = Spaces(
             spaces.Box(0, 255, (84, 84), np.uint8),
             action_space_of(self._env.single_action_space, env_id),
         )
-        self._description = EnvDescription(env_id, "ale", config.frame_skip, rule_of(success_key))
+        self.description = EnvDescription(env_id, "ale", config.frame_skip, rule_of(success_key))
         self._success_key = success_key
         self._in_flight = False
         self._ended = np.zeros(num_streams, np.bool_)
 
-    @property
-    def num_streams(self) -> int:
-        return self._num_streams
-
-    @property
-    def spaces(self) -> Spaces:
-        return self._spaces
-
-    @property
-    def description(self) -> EnvDescription:
-        return self._description
-
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
         """Resets every game with its seed, which decides all that follows."""
-        checked = check_seeds(seeds, self._num_streams)
+        checked = check_seeds(seeds, self.num_streams)
         self._finish_flight()
         obs, _ = self._env.reset(seed=np.array(checked))
         self._ended[:] = False
@@ -138,7 +126,7 @@ class AleVectorEnv:
 
     def send(self, action: Array) -> None:
         assert not self._in_flight, "recv before the next send"
-        assert action.shape == (self._num_streams,), action.shape
+        assert action.shape == (self.num_streams,), action.shape
         self._env.send(np.where(self._ended, self._after_life, action))
         self._in_flight = True
 
@@ -154,7 +142,7 @@ class AleVectorEnv:
         out.truncated[:] = truncated & ~terminated & out.valid
         np.logical_or(terminated, truncated, out=self._ended)
         if self._success_key is not None:
-            ended, who = self._ended & out.valid, f"{self._description.id} (ale)"
+            ended, who = self._ended & out.valid, f"{self.description.id} (ale)"
             write_success(out.success, ended, infos, self._success_key, who)
 
     def render(self, stream: int) -> Rendered:  # noqa: ARG002

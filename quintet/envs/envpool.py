@@ -45,14 +45,7 @@ from quintet.envs.vector import (
     check_seeds,
 )
 from quintet.errors import ConfigError, EnvironmentFault
-from quintet.spaces import (
-    Space,
-    action_space_of,
-    action_spec,
-    leaf_keys,
-    map_leaves,
-    stored_space,
-)
+from quintet.spaces import Space, action_space_of, action_spec, leaf_keys, map_leaves, stored_space
 from quintet.system.blame import raised, traced
 from quintet.system.cpus import usable_cores
 from quintet.types import Spaces
@@ -220,9 +213,9 @@ class EnvPoolVectorEnv:
         self._id = env_id
         self._family = family
         self._drawn = drawn
-        self._num_streams = num_streams
+        self.num_streams = num_streams
         self._kwargs = dict(kwargs or {})
-        self._num_threads = num_threads
+        self.num_threads = num_threads
         spec = _make_spec(env_id, self._kwargs)
         settings = dict(zip(spec._config_keys, spec._config_values, strict=True))
         if settings.get("max_num_players", 1) != 1:
@@ -237,38 +230,16 @@ class EnvPoolVectorEnv:
         self._action_start = _start(action)
         self._action_shape = (num_streams, *action_spec(action).shape)
         self._own_action_shape = (num_streams, *(action.shape or ()))
-        self._spaces = Spaces(stored_space(given), action_space_of(action, env_id))
+        self.spaces = Spaces(stored_space(given), action_space_of(action, env_id))
         repeat = int(settings.get("frame_skip", 1)) if family in _FRAME_SKIP_FAMILIES else 1
-        self._description = EnvDescription(env_id, "envpool", repeat, rule_of(success_key))
+        self.description = EnvDescription(env_id, "envpool", repeat, rule_of(success_key))
         self._success_key = success_key
-        self._stacked_frames = int(settings.get("stack_num", 1))
+        self.stacked_frames = int(settings.get("stack_num", 1))
         self._pool: Any = None
         self._in_flight = False
         self._ended = np.zeros(num_streams, np.bool_)
-        brief = family in _CHEAP_FAMILIES and self._num_threads < usable_cores()
+        brief = family in _CHEAP_FAMILIES and self.num_threads < usable_cores()
         self._wait = ShortWait() if brief and SLEEPS_ARE_COUNTED else None
-
-    @property
-    def num_streams(self) -> int:
-        return self._num_streams
-
-    @property
-    def num_threads(self) -> int:
-        """Threads of the pool."""
-        return self._num_threads
-
-    @property
-    def stacked_frames(self) -> int:
-        """Frames that the pool stacks by itself; 1 where it does not."""
-        return self._stacked_frames
-
-    @property
-    def spaces(self) -> Spaces:
-        return self._spaces
-
-    @property
-    def description(self) -> EnvDescription:
-        return self._description
 
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
         """Builds a new pool with the given seeds and writes its first observations.
@@ -278,14 +249,14 @@ class EnvPoolVectorEnv:
         """
         import envpool
 
-        checked = check_seeds(seeds, self._num_streams)
+        checked = check_seeds(seeds, self.num_streams)
         self.close()  # the old threads end before the new ones begin
         try:
             self._pool = envpool.make(
                 self._id,
                 env_type="gymnasium",
-                num_envs=self._num_streams,
-                num_threads=self._num_threads,
+                num_envs=self.num_streams,
+                num_threads=self.num_threads,
                 seed=checked,
                 **({"render_mode": "rgb_array"} if self._drawn else {}),
                 **self._kwargs,
@@ -319,7 +290,7 @@ class EnvPoolVectorEnv:
             obs, reward, terminated, truncated, info = self._pool.recv()
         except Exception as error:  # of its C++ code, which says no more
             fault = EnvironmentFault(
-                f"{self._id} (envpool), a group of {self._num_streams} streams: the pool "
+                f"{self._id} (envpool), a group of {self.num_streams} streams: the pool "
                 f"{raised(error)}; choose backend 'gymnasium', or another environment"
             )
             raise traced(fault, error) from error
@@ -348,7 +319,7 @@ class EnvPoolVectorEnv:
         name = self._id.rpartition("/")[2].rpartition("-v")[0]
         rate = _FRAMES_PER_S.get(self._family)
         if rate is not None:
-            rate /= self._description.action_repeat
+            rate /= self.description.action_repeat
         picture = self._pool.render(env_ids=stream)[0]
         return Rendered(picture, _STEPS_PER_S.get(name, rate))
 
@@ -370,7 +341,7 @@ class EnvPoolVectorEnv:
             into = out[path]
             if value.shape != into.shape:  # else numpy would broadcast it without a word
                 raise EnvironmentFault(
-                    f"{self._id} (envpool): observation {path!r} of {self._num_streams} streams "
+                    f"{self._id} (envpool): observation {path!r} of {self.num_streams} streams "
                     f"must have the declared shape {into.shape}; got {value.shape}; correct the "
                     f"environment's arguments, or choose backend 'gymnasium'"
                 )

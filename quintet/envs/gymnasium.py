@@ -11,14 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from quintet.envs.success import rule_of, single_success
-from quintet.envs.vector import (
-    Array,
-    EnvDescription,
-    ObsArrays,
-    Rendered,
-    StepRow,
-    check_seeds,
-)
+from quintet.envs.vector import Array, EnvDescription, ObsArrays, Rendered, StepRow, check_seeds
 from quintet.errors import ConfigError, EnvironmentFault
 from quintet.spaces import (
     Space,
@@ -78,8 +71,8 @@ class GymnasiumVectorEnv:
         Raises:
             ConfigError: `make_env` gives something else than fresh, equal environments.
         """
-        self._id = env_id
-        self._description = EnvDescription(env_id, "gymnasium", action_repeat, rule_of(success_key))
+        self._id, self.num_streams = env_id, num_streams
+        self.description = EnvDescription(env_id, "gymnasium", action_repeat, rule_of(success_key))
         self._success_key = success_key
         self._make_env = make_env
         self._used = False
@@ -93,7 +86,7 @@ class GymnasiumVectorEnv:
             self._leaves = [leaf_of(path, *found) for path, found in leaf_keys(given).items()]
             self._plain = self._leaves[0] if self._leaves[0].is_plain else None
             self._action_space = self._envs[0].action_space
-            self._spaces = Spaces(stored_space(given), action_space_of(self._action_space, env_id))
+            self.spaces = Spaces(stored_space(given), action_space_of(self._action_space, env_id))
         except BaseException:
             self.close()
             raise
@@ -102,18 +95,6 @@ class GymnasiumVectorEnv:
         self._ended = [False] * num_streams
         self._episode_step = [0] * num_streams
         self._action: Array | None = None
-
-    @property
-    def num_streams(self) -> int:
-        return len(self._seeds)
-
-    @property
-    def spaces(self) -> Spaces:
-        return self._spaces
-
-    @property
-    def description(self) -> EnvDescription:
-        return self._description
 
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
         """Resets every environment with its seed; later resets go on from it, without a seed.

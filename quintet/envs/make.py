@@ -1,7 +1,7 @@
 """From what a user gives - a name, a callable, a vector environment - to our vector environment."""
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from quintet.envs.info_mask import MaskFromInfo
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.envs.success import key_of, read_rule
 from quintet.envs.vector import VectorEnv
-from quintet.envs.wrappers import ClipReward, FrameStack, ObserveLast, SuccessByReward
+from quintet.envs.wrappers import FrameStack, FromRewards, ObserveLast
 from quintet.errors import ConfigError
 from quintet.spaces import observation_leaves
 from quintet.system.blame import raised, traced
@@ -117,25 +117,18 @@ def make_group_env(
             "env.mask_from_info requires single Gymnasium environments, which have the mask in "
             f"info; {config.id} is of another kind ({kind}); leave it out, or {way_out}"
         )
-    above = None if config.success is None else read_rule(config.success).above
-    if above is not None:
-        assert config.success is not None
-        made = SuccessByReward(made, config.success, above)
     if config.frame_stack > 1:
         made = FrameStack(made, config.frame_stack)
     if config.observe_last:
-        made = _observing_last(made)
-    if config.reward_clip != "none":
-        made = ClipReward(made, config.reward_clip)
+        try:
+            made = ObserveLast(made)
+        except ConfigError:
+            made.close()
+            raise
+    above = None if config.success is None else read_rule(config.success).above
+    if above is not None or config.reward_clip != "none":
+        made = FromRewards(made, config.reward_clip, config.success, above)
     return made
-
-
-def _observing_last(env: VectorEnv) -> VectorEnv:
-    try:
-        return ObserveLast(env)
-    except ConfigError:
-        env.close()
-        raise
 
 
 def _make_base(env: ResolvedEnv, num_streams: int, first_stream: int, drawn: bool) -> VectorEnv:
@@ -223,16 +216,12 @@ def _adapt(
             f"give the pool itself, or its id with backend 'envpool'"
         )
     if is_plain_sync(made):
-        make_one = partial(_call_next, itertools.cycle(made.env_fns))  # type: ignore[attr-defined]
-        return _step_singles(env, make_one, made.num_envs, first_stream)
+        makers = itertools.cycle(made.env_fns)  # type: ignore[attr-defined]
+        return _step_singles(env, lambda: next(makers)(), made.num_envs, first_stream)
     return AdaptedVectorEnv(
         made, env_id=config.id, first_stream=first_stream, make=make,
         success_key=key_of(config.success),
     )  # fmt: skip
-
-
-def _call_next(makers: Iterable[Callable[[], gymnasium.Env[Any, Any]]]) -> Any:
-    return next(iter(makers))()
 
 
 def _make_several(

@@ -94,14 +94,11 @@ def write_success(
     values, given = infos.get(key), infos.get(f"_{key}")
     for stream in streams:
         if values is None or (given is not None and not given[stream]):
-            _refuse_key(key, [name for name in infos if not _is_mask(name, infos)], who)
+            masks = {f"_{name}" for name in infos}
+            _refuse_key(key, [name for name in infos if name not in masks], who)
         # Of what is no array per stream the whole is shown, and refused.
         many = isinstance(values, np.ndarray | list | tuple) and len(values) == len(ended)
         out[stream] = _truth(values[stream] if many else values, key, who)
-
-
-def _is_mask(name: str, infos: Mapping[str, Any]) -> bool:
-    return name.startswith("_") and name[1:] in infos
 
 
 def _truth(value: Any, key: str, who: str) -> bool:

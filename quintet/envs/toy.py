@@ -13,10 +13,13 @@ from numpy.typing import NDArray
 
 Ending = Literal["terminate", "truncate"]
 Info = dict[str, Any]
+Floats = NDArray[np.float32]
+Reset = tuple[Floats, Info]
+Step = tuple[Floats, float, bool, bool, Info]
 
 
 @final
-class EndlessPay(gymnasium.Env[NDArray[np.float32], np.int64]):
+class EndlessPay(gymnasium.Env[Floats, np.int64]):
     """Pays 1 per step and is cut off after `n` steps; every observation is the same.
 
     The task has no end, so every state is worth ``1 / (1 - gamma)``. A learner that takes the
@@ -29,20 +32,18 @@ class EndlessPay(gymnasium.Env[NDArray[np.float32], np.int64]):
         self._n = n
         self._step = 0
 
-    def reset(
-        self, *, seed: int | None = None, options: Info | None = None
-    ) -> tuple[NDArray[np.float32], Info]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> Reset:
         super().reset(seed=seed, options=options)
         self._step = 0
         return np.ones(1, np.float32), {}
 
-    def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, Info]:  # noqa: ARG002
+    def step(self, action: np.int64) -> Step:  # noqa: ARG002
         self._step += 1
         return np.ones(1, np.float32), 1.0, False, self._step >= self._n, {}
 
 
 @final
-class FinitePay(gymnasium.Env[NDArray[np.float32], np.int64]):
+class FinitePay(gymnasium.Env[Floats, np.int64]):
     """Pays 1 per step and ends after `n` steps.
 
     With ``observe="fraction"`` (of the episode that is over) the state before step ``k``, from 0,
@@ -56,18 +57,16 @@ class FinitePay(gymnasium.Env[NDArray[np.float32], np.int64]):
         self._observe = observe
         self._step = 0
 
-    def reset(
-        self, *, seed: int | None = None, options: Info | None = None
-    ) -> tuple[NDArray[np.float32], Info]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> Reset:
         super().reset(seed=seed, options=options)
         self._step = 0
         return self._obs(), {}
 
-    def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, Info]:  # noqa: ARG002
+    def step(self, action: np.int64) -> Step:  # noqa: ARG002
         self._step += 1
         return self._obs(), 1.0, self._step >= self._n, False, {}
 
-    def _obs(self) -> NDArray[np.float32]:
+    def _obs(self) -> Floats:
         fraction = self._step / self._n if self._observe == "fraction" else 1.0
         return np.array([fraction], np.float32)
 
@@ -112,7 +111,7 @@ class Scripted(gymnasium.Env[NDArray[np.int64], np.int64]):
 
 
 @final
-class Contextual(gymnasium.Env[NDArray[np.float32], np.int64]):
+class Contextual(gymnasium.Env[Floats, np.int64]):
     """A contextual bandit: one-hot context ``c``, reward 1 for action ``c % num_actions``, else 0.
 
     Contexts are drawn anew at every step; the episode ends after `length` steps. The best return is
@@ -125,19 +124,17 @@ class Contextual(gymnasium.Env[NDArray[np.float32], np.int64]):
         self._num_contexts, self._num_actions, self._length = num_contexts, num_actions, length
         self._context = self._step = 0
 
-    def reset(
-        self, *, seed: int | None = None, options: Info | None = None
-    ) -> tuple[NDArray[np.float32], Info]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> Reset:
         super().reset(seed=seed, options=options)
         self._step = 0
         return self._draw(), {}
 
-    def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, Info]:
+    def step(self, action: np.int64) -> Step:
         reward = float(action == self._context % self._num_actions)
         self._step += 1
         return self._draw(), reward, self._step >= self._length, False, {}
 
-    def _draw(self) -> NDArray[np.float32]:
+    def _draw(self) -> Floats:
         self._context = int(self.np_random.integers(self._num_contexts))
         one_hot = np.zeros(self._num_contexts, np.float32)
         one_hot[self._context] = 1.0
@@ -145,7 +142,7 @@ class Contextual(gymnasium.Env[NDArray[np.float32], np.int64]):
 
 
 @final
-class Target(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
+class Target(gymnasium.Env[Floats, Floats]):
     """Continuous actions in [-1, 1] with reward ``-sum((a - o / 2)**2)``: ``a = o / 2`` gets 0.
 
     Observations are uniform in [-1, 1], drawn anew at every step; the episode ends after `length`.
@@ -158,21 +155,17 @@ class Target(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
         self._obs = np.zeros(size, np.float32)
         self._step = 0
 
-    def reset(
-        self, *, seed: int | None = None, options: Info | None = None
-    ) -> tuple[NDArray[np.float32], Info]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> Reset:
         super().reset(seed=seed, options=options)
         self._step = 0
         return self._draw(), {}
 
-    def step(
-        self, action: NDArray[np.float32]
-    ) -> tuple[NDArray[np.float32], float, bool, bool, Info]:
+    def step(self, action: Floats) -> Step:
         reward = -float(np.sum((action - self._obs / 2) ** 2))
         self._step += 1
         return self._draw(), reward, self._step >= self._length, False, {}
 
-    def _draw(self) -> NDArray[np.float32]:
+    def _draw(self) -> Floats:
         self._obs = self.np_random.uniform(-1, 1, self._size).astype(np.float32)
         return self._obs.copy()
 
@@ -231,7 +224,7 @@ class MaskedDoors(gymnasium.Env[Info, np.int64]):
 
 
 @final
-class ChooseAndAim(gymnasium.Env[NDArray[np.float32], Any]):
+class ChooseAndAim(gymnasium.Env[Floats, Any]):
     """Actions of two kinds at once, ``(choice, aim)``, Tuple(Discrete(3), Box(-1, 1, (1,))).
 
     The observation is a one-hot context ``c`` of three and a number ``o`` in [-1, 1], drawn anew at
@@ -248,22 +241,18 @@ class ChooseAndAim(gymnasium.Env[NDArray[np.float32], Any]):
         self._step = self._context = 0
         self._number = 0.0
 
-    def reset(
-        self, *, seed: int | None = None, options: Info | None = None
-    ) -> tuple[NDArray[np.float32], Info]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> Reset:
         super().reset(seed=seed, options=options)
         self._step = 0
         return self._draw(), {}
 
-    def step(
-        self, action: tuple[np.int64, NDArray[np.float32]]
-    ) -> tuple[NDArray[np.float32], float, bool, bool, Info]:
+    def step(self, action: tuple[np.int64, Floats]) -> Step:
         choice, aim = action
         reward = float(choice == self._context) - (float(aim[0]) - self._number / 2) ** 2
         self._step += 1
         return self._draw(), reward, self._step >= self._length, False, {}
 
-    def _draw(self) -> NDArray[np.float32]:
+    def _draw(self) -> Floats:
         self._context = int(self.np_random.integers(3))
         self._number = float(self.np_random.uniform(-1.0, 1.0))
         obs = np.zeros(4, np.float32)
@@ -272,7 +261,7 @@ class ChooseAndAim(gymnasium.Env[NDArray[np.float32], Any]):
         return obs
 
 
-def cartpole_without_velocities() -> gymnasium.Env[NDArray[np.float32], np.int64]:
+def cartpole_without_velocities() -> gymnasium.Env[Floats, np.int64]:
     """CartPole-v1 that shows only the cart's position and the pole's angle: a task for memory.
 
     The best return is 500, as with the velocities.

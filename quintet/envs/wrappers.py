@@ -13,23 +13,9 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from quintet.envs.config import RewardClip
-from quintet.envs.vector import (
-    Array,
-    EnvDescription,
-    ObsArrays,
-    Rendered,
-    StepRow,
-    VectorEnv,
-    allocate_obs,
-)
+from quintet.envs.vector import Array, ObsArrays, StepRow, VectorEnv, allocate_obs
 from quintet.errors import ConfigError
-from quintet.spaces import (
-    Space,
-    action_leaves,
-    map_leaves,
-    observation_leaves,
-    space_parts,
-)
+from quintet.spaces import Space, action_leaves, map_leaves, observation_leaves, space_parts
 from quintet.types import ACTION_MASK, LAST_ACTION, LAST_REWARD, Spaces
 
 
@@ -43,7 +29,8 @@ class FrameStack:
 
     def __init__(self, env: VectorEnv, k: int) -> None:
         assert k >= 1
-        self._env = env
+        self._env, self.num_streams, self.description = env, env.num_streams, env.description
+        self.send, self.render, self.close = env.send, env.render, env.close
         inner = env.spaces.observation
         self._stacked = [
             path
@@ -57,23 +44,11 @@ class FrameStack:
             low, high = np.stack([leaf.low] * k), np.stack([leaf.high] * k)
             return spaces.Box(low, high, dtype=leaf.dtype)
 
-        self._spaces = Spaces(map_leaves(inner, stacked), env.spaces.action)
+        self.spaces = Spaces(map_leaves(inner, stacked), env.spaces.action)
         self._newest = allocate_obs(inner, (env.num_streams,))
         # Kept here: the rows handed in belong to someone who may write over them.
-        history = allocate_obs(self._spaces.observation, (env.num_streams,))
+        history = allocate_obs(self.spaces.observation, (env.num_streams,))
         self._history = {path: history[path] for path in self._stacked}
-
-    @property
-    def num_streams(self) -> int:
-        return self._env.num_streams
-
-    @property
-    def spaces(self) -> Spaces:
-        return self._spaces
-
-    @property
-    def description(self) -> EnvDescription:
-        return self._env.description
 
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
         inner = {**out, **{path: self._newest[path] for path in self._stacked}}
@@ -81,9 +56,6 @@ class FrameStack:
         for path in self._stacked:
             self._history[path][:] = self._newest[path][:, None]
             out[path][:] = self._history[path]
-
-    def send(self, action: Array) -> None:
-        self._env.send(action)
 
     def recv(self, out: StepRow) -> None:
         inner = {**out.obs, **{path: self._newest[path] for path in self._stacked}}
@@ -97,87 +69,29 @@ class FrameStack:
                 history[first] = newest[first][:, None]
             out.obs[path][:] = history
 
-    def render(self, stream: int) -> Rendered:
-        return self._env.render(stream)
-
-    def close(self) -> None:
-        self._env.close()
-
 
 @final
-class ClipReward:
-    """Clips what learning sees of rewards, in place; `raw_reward` stays as it is."""
+class FromRewards:
+    """Clips what learning sees of rewards, in place, while `raw_reward` stays as it is; and has an
+    episode won where its last raw reward is greater than `above`, of the rule `success`.
+    """
 
-    def __init__(self, env: VectorEnv, kind: RewardClip) -> None:
-        self._env = env
-        self._kind = kind
-
-    @property
-    def num_streams(self) -> int:
-        return self._env.num_streams
-
-    @property
-    def spaces(self) -> Spaces:
-        return self._env.spaces
-
-    @property
-    def description(self) -> EnvDescription:
-        return self._env.description
-
-    def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
-        self._env.restart(seeds, out)
-
-    def send(self, action: Array) -> None:
-        self._env.send(action)
-
-    def recv(self, out: StepRow) -> None:
-        self._env.recv(out)
-        clip_reward(out.reward, self._kind)
-
-    def render(self, stream: int) -> Rendered:
-        return self._env.render(stream)
-
-    def close(self) -> None:
-        self._env.close()
-
-
-@final
-class SuccessByReward:
-    """An episode is won where its last raw reward is greater than `above`."""
-
-    def __init__(self, env: VectorEnv, rule: str, above: float) -> None:
-        self._env = env
+    def __init__(
+        self, env: VectorEnv, clip: RewardClip, success: str | None, above: float | None
+    ) -> None:
+        self._env, self._clip = env, clip
         # In the rewards' own precision: 0.8 that was paid is not greater than 0.8.
-        self._above = np.float32(above)
-        self._description = replace(env.description, success=rule)
-
-    @property
-    def num_streams(self) -> int:
-        return self._env.num_streams
-
-    @property
-    def spaces(self) -> Spaces:
-        return self._env.spaces
-
-    @property
-    def description(self) -> EnvDescription:
-        return self._description
-
-    def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
-        self._env.restart(seeds, out)
-
-    def send(self, action: Array) -> None:
-        self._env.send(action)
+        self._above = None if above is None else np.float32(above)
+        self.num_streams, self.spaces = env.num_streams, env.spaces
+        self.description = replace(env.description, success=success)
+        self.restart, self.send = env.restart, env.send
+        self.render, self.close = env.render, env.close
 
     def recv(self, out: StepRow) -> None:
         self._env.recv(out)
-        np.greater(out.raw_reward, self._above, out=out.success)
-
-    def render(self, stream: int) -> Rendered:
-        return self._env.render(stream)
-
-    def close(self) -> None:
-        self._env.close()
+        if self._above is not None:
+            np.greater(out.raw_reward, self._above, out=out.success)
+        clip_reward(out.reward, self._clip)
 
 
 @dataclass(frozen=True)
@@ -221,22 +135,11 @@ class ObserveLast:
         seen = OrderedDict(parts)  # in order: gymnasium sorts plain dicts
         seen[LAST_ACTION] = map_leaves(action, lambda _, leaf: _seen_action(leaf))
         seen[LAST_REWARD] = spaces.Box(-1.0, 1.0, (), np.float32)
-        self._env = env
-        self._spaces = Spaces(spaces.Dict(seen), action)
-        self._leaves = _last_leaves(self._spaces)
+        self._env, self.num_streams, self.description = env, env.num_streams, env.description
+        self.render, self.close = env.render, env.close
+        self.spaces = Spaces(spaces.Dict(seen), action)
+        self._leaves = _last_leaves(self.spaces)
         self._action: Array | None = None
-
-    @property
-    def num_streams(self) -> int:
-        return self._env.num_streams
-
-    @property
-    def spaces(self) -> Spaces:
-        return self._spaces
-
-    @property
-    def description(self) -> EnvDescription:
-        return self._env.description
 
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
         self._env.restart(seeds, out)
@@ -262,12 +165,6 @@ class ObserveLast:
         np.clip(out.raw_reward, -1.0, 1.0, out=out.obs[LAST_REWARD])
         if resets:
             out.obs[LAST_REWARD][first] = 0.0
-
-    def render(self, stream: int) -> Rendered:
-        return self._env.render(stream)
-
-    def close(self) -> None:
-        self._env.close()
 
 
 def _seen_action(leaf: Space) -> Space:

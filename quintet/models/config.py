@@ -297,12 +297,6 @@ def _with_encoder(config: ModelConfig, spaces: Spaces) -> ModelConfig:
     return config.model_copy(update={"encoder": encoder})
 
 
-def _without_layers(config: ModelConfig) -> bool:
-    """Whether there is no hidden layer of ours, convolutions and cores aside."""
-    value_hidden = () if config.shared_torso else config.value_hidden
-    return config.policy_hidden == () and value_hidden in ((), None)
-
-
 def idle_options(config: ModelConfig, spaces: Spaces) -> dict[str, str]:
     """Options that would have no effect on this network: by name what each requires, a sentence."""
     config = _with_encoder(config, spaces)
@@ -323,7 +317,8 @@ def idle_options(config: ModelConfig, spaces: Spaces) -> dict[str, str]:
         refuse(("encoder_kwargs",), f"an encoder of your own, model.encoder is {encoder}")
         if config.activation not in (None, *traits.activations):
             refuse(("activation",), f"an mlp, {encoder} has {traits.activations[0]} throughout")
-        if _without_layers(config):
+        value_hidden = () if config.shared_torso else config.value_hidden
+        if config.policy_hidden == () and value_hidden in ((), None):  # cores aside
             refuse(("layer_norm",), "a hidden layer, there is none")
             if traits.only_hidden and config.activation != traits.activations[0]:
                 refuse(("activation",), "a hidden layer, there is none")

@@ -47,7 +47,7 @@ def _leaf_family(
     if isinstance(space, gym_spaces.Discrete):
         return distributions.Categorical(int(space.n))
     if isinstance(space, gym_spaces.MultiDiscrete):
-        return distributions.MultiCategorical(tuple(int(n) for n in space.nvec.ravel()))
+        return distributions.multi_categorical(space.nvec.ravel().tolist())
     if isinstance(space, gym_spaces.MultiBinary):
         return distributions.Bernoulli(math.prod(space.shape))
     if isinstance(space, gym_spaces.Box) and space.dtype.kind == "f":
@@ -64,9 +64,10 @@ def _leaf_family(
                 f"model.action_bounds={bounds} requires finite action bounds, the action space "
                 f"is {space}; use --model.action-bounds clip"
             )
-        if bounds == "squash":
-            return distributions.TanhGaussian(len(low), low, high)
-        return distributions.DiagGaussian(len(low), low, high, squash_mean=bounds == "mean_tanh")
+        squash: Literal["none", "mean", "action"] = "none"
+        if bounds != "clip":
+            squash = "action" if bounds == "squash" else "mean"
+        return distributions.DiagGaussian(len(low), low, high, squash)
     raise ConfigError(
         "an action space of Box (floats), Discrete, MultiDiscrete or MultiBinary, or a Tuple or "
         f"Dict of these, is required, the environment has {space}; wrap the environment so that "
@@ -93,7 +94,7 @@ class PolicyHead(nn.Module):
         self.sizes: list[int] = []
         self.std_sizes: list[int] = []
         for leaf in distributions.leaf_families(family):
-            if isinstance(leaf, distributions.DiagGaussian | distributions.TanhGaussian):
+            if isinstance(leaf, distributions.DiagGaussian):
                 self.sizes.append(leaf.size)
                 self.std_sizes.append(leaf.size)
             else:

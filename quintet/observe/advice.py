@@ -31,8 +31,8 @@ class Setting:
     gpu: PyTorch sees one, or one for each learner.
     batch_steps: env_steps that an update learns from.
     update: what the learner says of its speed.
-    kind, num_workers, lag, inference, inference_batch_min, inference_batch_max: of the runtime, as
-        configured; no workers in the serial one.
+    kind, num_workers, lag, inference, inference_batch_max: of the runtime, as configured; no
+        workers in the serial one.
     num_learners: processes that share every batch; each has `threads`.
     actor_threads: where actions are computed, beside those of the learner, `threads`.
     sinks: reports are written anywhere; callback: they go to the user's code.
@@ -63,7 +63,6 @@ class Setting:
     num_learners: int = 1
     lag: int = 0
     inference: Literal["local", "server"] = "local"
-    inference_batch_min: int = 1
     inference_batch_max: int = 512
     actor_threads: int = 1
     eval_episodes: int = 0
@@ -147,10 +146,6 @@ def _acting(setting: Setting) -> list[str]:
     return [*advice, _more_streams(setting)]
 
 
-def _learning(setting: Setting) -> list[str]:
-    return [*_lighter_update(setting), *_threads(setting, learning=True)]
-
-
 def _lighter_update(setting: Setting) -> list[str]:
     advice = _compiling(setting)
     if setting.num_learners > 1 and not setting.large_network:  # an exchange takes longer
@@ -177,7 +172,7 @@ def _other(setting: Setting) -> list[str]:
 ADVICE: Mapping[Phase, Callable[[Setting], list[str]]] = {
     "stepping": _stepping,
     "acting": _acting,
-    "learning": _learning,
+    "learning": lambda setting: [*_lighter_update(setting), *_threads(setting, learning=True)],
     "waiting": lambda _: ["a faster environment or more CPU cores"],
     "evaluation": _evaluation,
     "checkpoint": lambda _: ["a longer --checkpoint.interval-updates or a faster disk"],
@@ -232,16 +227,9 @@ def _serving(load: Load, setting: Setting) -> list[str]:
 
 
 def _answering(_: Load, setting: Setting) -> list[str]:
-    advice = []
-    if setting.kind == "async" and setting.inference_batch_min > 1:
-        advice.append("waiting for fewer streams (--runtime.inference-batch-min 1)")
-    if setting.device == "cpu" or not setting.large_network:
-        advice.append("acting in the workers (--runtime.inference local)")
-    return [*advice, _larger_groups(setting)]
-
-
-def _any_part(_: Load, setting: Setting) -> list[str]:
-    return [*_compiling(setting), *_faster_environment(setting), "a faster machine"]
+    local = setting.device == "cpu" or not setting.large_network
+    here = ["acting in the workers (--runtime.inference local)"] if local else []
+    return [*here, _larger_groups(setting)]
 
 
 BESIDE_WORKERS: Mapping[str, Callable[[Load, Setting], list[str]]] = {
@@ -251,7 +239,11 @@ BESIDE_WORKERS: Mapping[str, Callable[[Load, Setting], list[str]]] = {
     "server": _serving,
     "answers": _answering,
     "turns": lambda *_: ["sampling during updates (--runtime.lag 1)"],
-    "balance": _any_part,
+    "balance": lambda _, setting: [
+        *_compiling(setting),
+        *_faster_environment(setting),
+        "a faster machine",
+    ],
 }
 """The same where processes sample while another one learns, by what the others wait for."""
 
@@ -302,15 +294,11 @@ def _more_at_once(load: Load, setting: Setting) -> list[str]:
 
 def _larger_groups(setting: Setting) -> str:
     """Of fewer acts, where every worker keeps a group of its own."""
-    size = _largest_group(setting.num_workers, setting.num_streams)
+    streams = setting.num_streams  # of as many groups, or a few more, of the same size
+    size = streams // next(n for n in range(setting.num_workers, streams + 1) if streams % n == 0)
     if size > setting.num_streams // setting.num_groups:
         return f"larger groups (--env.streams-per-group {size})"
     return _more_streams(setting)
-
-
-def _largest_group(num_groups: int, streams: int) -> int:
-    """Streams of each of so many groups, or a few more, of the same size."""
-    return streams // next(n for n in range(num_groups, streams + 1) if streams % n == 0)
 
 
 def groups(number: int) -> str:

@@ -4,21 +4,21 @@ import sys
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TextIO, cast, final
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from quintet.observe.advice import Setting
 from quintet.observe.health import findings
 from quintet.observe.limits import limit
-from quintet.observe.pace import Pace, clock, percent
-from quintet.observe.shares import SERVER, Load, Shares, TimeShares, mean
+from quintet.observe.pace import NO_SCORE, Score, clock, percent
+from quintet.observe.shares import SERVER, Load, Shares, mean
 from quintet.observe.stream import QuietStream, is_terminal
-from quintet.observe.text_curve import TextCurve, label
+from quintet.observe.text_curve import label
 from quintet.observe.timing import Phase
+from quintet.observe.view import View
 
 _MOST_OF_TIME = 0.02  # that drawing may take
 _SHORTEST_S = 0.1  # between two drawings: the eye sees no more
@@ -30,15 +30,15 @@ _PROCESS_WIDTH = 11
 _SHORTEST_BAR = 12
 _MOST_WORKERS = 4  # that have a line each
 
-# Sign in a terminal that knows more than ASCII, sign in others, colour: told apart without colour.
-_SIGNS: dict[Phase, tuple[str, str, str]] = {
-    "stepping": ("█", "S", "blue"),
-    "acting": ("▓", "A", "yellow"),
-    "learning": ("▒", "L", "magenta"),
-    "waiting": ("░", "W", "red"),
-    "evaluation": ("▞", "E", "cyan"),
-    "checkpoint": ("▤", "C", "green"),
-    "other": ("·", "o", "white"),
+# Sign and colour: told apart without colour.
+_SIGNS: dict[Phase, tuple[str, str]] = {
+    "stepping": ("█", "blue"),
+    "acting": ("▓", "yellow"),
+    "learning": ("▒", "magenta"),
+    "waiting": ("░", "red"),
+    "evaluation": ("▞", "cyan"),
+    "checkpoint": ("▤", "green"),
+    "other": ("·", "white"),
 }
 
 # What a report may hold, by line: the beginning of the names, and those that come first.  What
@@ -65,46 +65,6 @@ _COUNTS = {
 _OF_WORKERS = (*_COUNTS, "data/discarded_env_steps", "policy_lag/")
 
 
-@dataclass
-class View:
-    """All that the dashboard shows; it changes with every report.
-
-    stage: what is going on that no report tells of yet, or "".
-    """
-
-    title: str
-    folder: str
-    pace: Pace
-    setting: Setting | None
-    stage: str = ""
-    report: dict[str, float] = field(default_factory=dict)
-    shares: TimeShares = field(default_factory=TimeShares)
-    curve: TextCurve = field(default_factory=TextCurve)
-    recent_return: float | None = None
-    recent_success: float | None = None
-    evaluation: float | None = None
-    best: float | None = None
-
-    def add(
-        self,
-        report: Mapping[str, float],
-        recent_return: float | None,
-        recent_success: float | None = None,
-    ) -> None:
-        """Takes a report; what it lacks keeps its last value, as an evaluation's score does."""
-        self.pace.advance(int(report.get("env_steps", self.pace.done)))
-        self.report |= report
-        self.shares.add(report)
-        self.stage = ""
-        self.recent_return, self.recent_success = recent_return, recent_success
-        if recent_return is not None:
-            self.curve.add(self.pace.done, recent_return)
-        if "eval/return_mean" in report:
-            self.evaluation = report["eval/return_mean"]
-            if self.best is None or self.evaluation > self.best:
-                self.best = self.evaluation
-
-
 @final
 class TerminalProgress:
     """A dashboard at the foot of a terminal; messages go above it."""
@@ -118,14 +78,10 @@ class TerminalProgress:
         self._live = self._begin()
         self._draw()
 
-    def update(
-        self,
-        report: Mapping[str, float],
-        recent_return: float | None = None,
-        recent_success: float | None = None,
-    ) -> None:
-        self._view.add(report, recent_return, recent_success)
-        self._draw_when_due()
+    def update(self, report: Mapping[str, float], recent: Score = NO_SCORE) -> None:
+        self._view.add(report, recent)
+        if time.monotonic() >= self._next_draw:
+            self._draw()
 
     def stage(self, text: str) -> None:
         self._view.stage = text
@@ -155,10 +111,6 @@ class TerminalProgress:
         live.start()
         return live
 
-    def _draw_when_due(self) -> None:
-        if time.monotonic() >= self._next_draw:
-            self._draw()
-
     def _draw(self) -> None:
         begin = time.monotonic()
         width, height = self._console.size
@@ -168,8 +120,7 @@ class TerminalProgress:
             self._console.clear()
             self._live = self._begin()
         self._width = width
-        ascii_only = not self._console.encoding.lower().startswith("utf")
-        self._live.update(Group(*layout(self._view, width, height - 1, ascii_only)), refresh=True)
+        self._live.update(Group(*layout(self._view, width, height - 1)), refresh=True)
         end = time.monotonic()
         self._next_draw = end + max(_SHORTEST_S, (end - begin) / _MOST_OF_TIME)
 
@@ -187,7 +138,7 @@ class _Block:
     divisible: bool = False
 
 
-def layout(view: View, width: int, height: int, ascii_only: bool) -> list[Text]:
+def layout(view: View, width: int, height: int) -> list[Text]:
     """The lines of the dashboard, at most `height` of at most `width` characters.
 
     What matters less is left out first: other numbers, the curve, the bar of shares; how far the
@@ -196,12 +147,12 @@ def layout(view: View, width: int, height: int, ascii_only: bool) -> list[Text]:
     narrow = width - _NAMES_WIDTH
     blocks = [
         _Block(0, [_title(view, width)]),
-        _Block(0, [_bar(view, width, ascii_only)]),
+        _Block(0, [_bar(view, width)]),
         _Block(1, [_steps(view, width)]),
         _Block(3, [_named("return", _returns(view), width)]),
         *_successes(view, width),
-        _Block(5, _curve(view, narrow, ascii_only)),
-        *_time(view, width, ascii_only),
+        _Block(5, _curve(view, narrow)),
+        *_time(view, width),
         *_samples(view, width),
         *_health(view, width),
         *_numbers(view, width),
@@ -228,7 +179,7 @@ def _title(view: View, width: int) -> Text:
     return Text.assemble((view.title, "bold"), (folder, "dim"))
 
 
-def _bar(view: View, width: int, ascii_only: bool) -> Text:
+def _bar(view: View, width: int) -> Text:
     pace = view.pace
     figures = f" {pace.percent:3d}%"
     if "wall_s" in view.report and width >= 40:
@@ -237,8 +188,7 @@ def _bar(view: View, width: int, ascii_only: bool) -> Text:
         figures += f"  {clock(pace.left_s)} left"
     cells = max(0, width - len(figures))
     full = cells * pace.done // max(1, pace.total)
-    done, rest = ("#", "-") if ascii_only else ("━", "─")
-    return Text.assemble((done * full, "cyan"), (rest * (cells - full), "dim"), figures)
+    return Text.assemble(("━" * full, "cyan"), ("─" * (cells - full), "dim"), figures)
 
 
 def _steps(view: View, width: int) -> Text:
@@ -257,10 +207,10 @@ def _steps(view: View, width: int) -> Text:
 
 def _returns(view: View) -> list[Text]:
     parts = []
-    if view.recent_return is not None:
-        parts.append(f"{label(view.recent_return)} training, last 100 episodes")
-    if view.evaluation is not None:
-        parts.append(f"{label(view.evaluation)} evaluation")
+    if view.recent.return_ is not None:
+        parts.append(f"{label(view.recent.return_)} training, last 100 episodes")
+    if view.evaluation.return_ is not None:
+        parts.append(f"{label(view.evaluation.return_)} evaluation")
     if view.best is not None:
         parts.append(f"{label(view.best)} best")
     return [*map(Text, parts or ["no episode has ended yet"])]
@@ -269,30 +219,30 @@ def _returns(view: View) -> list[Text]:
 def _successes(view: View, width: int) -> list[_Block]:
     """Success rates, where a success is defined."""
     parts = []
-    if view.recent_success is not None:
-        parts.append(f"{percent(view.recent_success)} training, last 100 episodes")
-    if "eval/success_rate" in view.report:
-        parts.append(f"{percent(view.report['eval/success_rate'])} evaluation")
+    if view.recent.success is not None:
+        parts.append(f"{percent(view.recent.success)} training, last 100 episodes")
+    if view.evaluation.success is not None:
+        parts.append(f"{percent(view.evaluation.success)} evaluation")
     return [_Block(3, [_named("success", [*map(Text, parts)], width)])] if parts else []
 
 
-def _curve(view: View, width: int, ascii_only: bool) -> list[Text]:
-    drawn = view.curve.lines(width, _CURVE_HEIGHT, ascii_only)
+def _curve(view: View, width: int) -> list[Text]:
+    drawn = view.curve.lines(width, _CURVE_HEIGHT)
     return [Text(" " * _NAMES_WIDTH).append(line, style="green") for line in drawn]
 
 
-def _time(view: View, width: int, ascii_only: bool) -> list[_Block]:
+def _time(view: View, width: int) -> list[_Block]:
     """The shares of the time, as numbers and as bars, and the sentence about them."""
     load = view.shares.recent()
     if not load.learner:
         return []
     if load.beside:
-        rows = _processes(load, width, ascii_only)
+        rows = _processes(load, width)
         blocks = [_Block(3, rows[:1]), _Block(4, rows[1:], divisible=True)]
     else:
-        legend = _legend(load.learner, load.learner, ascii_only)
+        legend = _legend(load.learner, load.learner)
         bar = Text(" " * _NAMES_WIDTH)
-        bar.append_text(_share_bar(load.learner, max(0, width - _NAMES_WIDTH), ascii_only))
+        bar.append_text(_share_bar(load.learner, max(0, width - _NAMES_WIDTH)))
         blocks = [_Block(3, [_named("time", legend, width)]), _Block(4, [bar])]
     if view.setting is not None:
         sentence = limit(load, view.setting, starting=view.shares.starting)
@@ -300,7 +250,7 @@ def _time(view: View, width: int, ascii_only: bool) -> list[_Block]:
     return blocks
 
 
-def _processes(load: Load, width: int, ascii_only: bool) -> list[Text]:
+def _processes(load: Load, width: int) -> list[Text]:
     """A line for each process: its name, a bar and its shares; where there are more than a few
     workers, their mean, and below it how far they lie apart.
     """
@@ -318,9 +268,9 @@ def _processes(load: Load, width: int, ascii_only: bool) -> list[Text]:
     cells = cells if cells >= _SHORTEST_BAR else 0  # the numbers tell more
     lines = []
     for number, (name, shares, order) in enumerate(named):
-        bar = _share_bar(shares, cells, ascii_only)
+        bar = _share_bar(shares, cells)
         bar.append("  " if cells else "")
-        lines.append(_of_process(number == 0, name, bar, _legend(shares, order, ascii_only), width))
+        lines.append(_of_process(number == 0, name, bar, _legend(shares, order), width))
         if several and number == 1:
             ends = [Text(each, style="dim") for each in _ranges(load.workers, workers)]
             lines.append(_of_process(False, "", Text(" " * len(bar)), ends, width))
@@ -345,27 +295,23 @@ def _ranges(workers: Sequence[Shares], order: Shares) -> list[str]:
     return found
 
 
-def _legend(shares: Shares, order: Shares, ascii_only: bool) -> list[Text]:
+def _legend(shares: Shares, order: Shares) -> list[Text]:
     """Every phase with its sign and share, the largest of `order` first."""
     return [
-        Text.assemble((_sign(phase, ascii_only), _SIGNS[phase][2]), f" {phase} {100 * share:.0f}%")
+        Text.assemble(_SIGNS[phase], f" {phase} {100 * share:.0f}%")
         for phase, share in sorted(shares.items(), key=lambda item: -order.get(item[0], 0.0))
         if share >= 0.005
     ]
 
 
-def _share_bar(shares: Shares, cells: int, ascii_only: bool) -> Text:
+def _share_bar(shares: Shares, cells: int) -> Text:
     bar = Text()
     end = 0.0
     for phase, share in shares.items():
         begin, end = end, end + share
-        signs = _sign(phase, ascii_only) * (round(end * cells) - round(begin * cells))
-        bar.append(signs, style=_SIGNS[phase][2])
+        sign, colour = _SIGNS[phase]
+        bar.append(sign * (round(end * cells) - round(begin * cells)), style=colour)
     return bar
-
-
-def _sign(phase: Phase, ascii_only: bool) -> str:
-    return _SIGNS[phase][1 if ascii_only else 0]
 
 
 def _samples(view: View, width: int) -> list[_Block]:

@@ -1,5 +1,6 @@
 """Whether a report looks healthy, in plain words."""
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple, final
 
@@ -44,58 +45,50 @@ def findings(report: Mapping[str, float]) -> list[Finding]:
 
 class _Bound(NamedTuple):
     metric: str
-    low: float
-    high: float
     text: str
+    low: float = -math.inf
+    high: float = math.inf
 
     def holds(self, value: float) -> bool:
         return self.low <= value <= self.high
 
 
-_INF = float("inf")
 _SLOWER = "a lower learning rate or fewer passes slows it down"
 # V-trace's share of clipped weights tells nothing here: with a cap of 1 half of them are above it
 # after the smallest step.  How far the policy is from the one that acted, approx_kl tells, whatever
 # its age: a lag of many small steps is no worse than one of a single large one, so it has no bound.
 _POLICY = (
-    _Bound("policy/kl", -_INF, MAX_KL, f"moves too fast: KL {{}} above {MAX_KL}; {_SLOWER}"),
+    _Bound("policy/kl", f"moves too fast: KL {{}} above {MAX_KL}; {_SLOWER}", high=MAX_KL),
     _Bound(
-        "policy/approx_kl",
-        -_INF,
-        MAX_KL,
-        f"moves too fast: approx KL {{}} above {MAX_KL}; {_SLOWER}",
+        "policy/approx_kl", f"moves too fast: approx KL {{}} above {MAX_KL}; {_SLOWER}", high=MAX_KL
     ),
     _Bound(
         "policy/clip_frac",
-        0,
-        MAX_CLIP_FRAC,
         f"moves too fast: {{}} of the samples are clipped, above {MAX_CLIP_FRAC}; {_SLOWER}",
+        high=MAX_CLIP_FRAC,
     ),
 )
 _VALUE = (
     _Bound(
         "value/explained_variance",
-        0,
-        _INF,
         "predicts no better than a constant (explained variance {}), as at the start and where "
         "all returns are alike",
+        low=0,
     ),
 )
 _NORMALIZERS = (
     _Bound(
         "normalizer/observation_clip_frac",
-        0,
-        MAX_OUTSIDE_FRAC,
         "clip {} of the observations: they have outliers, or have moved on",
+        high=MAX_OUTSIDE_FRAC,
     ),
     _Bound(
         "normalizer/reward_clip_frac",
-        0,
-        MAX_OUTSIDE_FRAC,
         "clip {} of the rewards: a few are far larger than the rest",
+        high=MAX_OUTSIDE_FRAC,
     ),
     _Bound(
-        "normalizer/reward_std", MIN_REWARD_STD, _INF, "see no spread in the rewards (std {}) yet"
+        "normalizer/reward_std", "see no spread in the rewards (std {}) yet", low=MIN_REWARD_STD
     ),
-    _Bound("normalizer/observation_std_max", 0, _INF, ""),
+    _Bound("normalizer/observation_std_max", ""),
 )

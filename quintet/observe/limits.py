@@ -54,7 +54,8 @@ def limit(load: Load, setting: Setting, *, starting: bool = False) -> str:
         begun = "processes are begun" if several else "files and libraries are opened"
         return f"Starting took most of the time so far ({_percent(shares[first])}): {begun}."
     if load.workers and first in ("learning", "waiting"):
-        return _told_beside_workers(why, load, setting)
+        advice = BESIDE_WORKERS[why](load, setting)
+        return f"{_told_of_processes(why, load, setting)} {one_of(advice)} would help."
     advice = ADVICE[first](setting)
     help_ = f"{one_of(advice) if advice else 'A faster machine'} would help"
     if shares[first] < _BALANCED:
@@ -130,11 +131,6 @@ def _told(phase: Phase, percent: str, setting: Setting) -> str:
     }[phase]
 
 
-def _told_beside_workers(why: Cause, load: Load, setting: Setting) -> str:
-    advice = BESIDE_WORKERS[why](load, setting)
-    return f"{_told_of_processes(why, load, setting)} {one_of(advice)} would help."
-
-
 def _told_of_processes(why: Cause, load: Load, setting: Setting) -> str:
     """Who waits for whom, and what the one that is waited for does meanwhile."""
     learner, workers = load.learner, mean(load.workers)
@@ -142,37 +138,24 @@ def _told_of_processes(why: Cause, load: Load, setting: Setting) -> str:
     idle = f"wait {_percent(workers.get('waiting', 0.0))} of theirs"
     stepping, acting = (workers.get(phase, 0.0) for phase in ("stepping", "acting"))
     serving = _percent(load.server.get("acting", 0.0))
-    if why == "learning":
-        told = _told("learning", _percent(learner.get("learning", 0.0)), setting)
-        return f"{told.removesuffix('.')}, while the workers {idle}."
-    if why == "turns":
-        return (
-            f"Taking turns limits the speed: {waits} for the workers, which {idle} for the update."
-        )
-    if why == "stepping":
-        return (
-            f"Environments limit the speed: {waits}, while the workers step {setting.env} "
-            f"({setting.backend}) for {_percent(stepping)} of theirs."
-        )
-    if why == "acting":
-        streams = count(setting.num_streams // setting.num_groups, "stream")
-        return (
-            f"Choosing actions limits the speed: {waits}, while the workers act for "
-            f"{_percent(acting)} of theirs, for {streams} at a time."
-        )
-    if why == "server":
-        return (
-            f"The inference server limits the speed: {waits}, while the server acts for {serving} "
-            f"of its own on {setting.device}."
-        )
-    if why == "answers":
-        return (
-            f"The way to the inference server limits the speed: {waits}, while the workers wait "
-            f"for actions for {_percent(acting)} of theirs; the server acts for {serving}."
-        )
+    learning = _told("learning", _percent(learner.get("learning", 0.0)), setting)
+    streams = count(setting.num_streams // setting.num_groups, "stream")
     busy = all_busy(load, setting)
     whole = "All cores are busy" if busy else "Nothing alone limits the speed"
-    return f"{whole}: learner and workers hardly wait for each other."
+    return {
+        "learning": f"{learning.removesuffix('.')}, while the workers {idle}.",
+        "turns": f"Taking turns limits the speed: {waits} for the workers, which {idle} for the "
+        "update.",
+        "stepping": f"Environments limit the speed: {waits}, while the workers step {setting.env} "
+        f"({setting.backend}) for {_percent(stepping)} of theirs.",
+        "acting": f"Choosing actions limits the speed: {waits}, while the workers act for "
+        f"{_percent(acting)} of theirs, for {streams} at a time.",
+        "server": f"The inference server limits the speed: {waits}, while the server acts for "
+        f"{serving} of its own on {setting.device}.",
+        "answers": f"The way to the inference server limits the speed: {waits}, while the workers "
+        f"wait for actions for {_percent(acting)} of theirs; the server acts for {serving}.",
+        "balance": f"{whole}: learner and workers hardly wait for each other.",
+    }[why]
 
 
 def _percent(share: float) -> str:

@@ -8,7 +8,7 @@ import difflib
 import math
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, final
 
 from quintet.errors import QuintetError
@@ -220,58 +220,52 @@ def clean(report: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in report.items() if math.isfinite(value)}
 
 
+class _Episode(NamedTuple):
+    return_: float
+    length: int
+    success: bool | None
+
+
 @final
 class EpisodeStats:
-    """Gathers finished episodes between reports."""
+    """Gathers finished episodes between reports, and keeps the last 100."""
 
-    def __init__(self, window: int = 100) -> None:
-        """window: how many of the last episodes the recent values average."""
-        self._returns: list[float] = []
-        self._lengths: list[int] = []
-        self._successes: list[bool] = []
-        self._recent: deque[float] = deque(maxlen=window)
-        self._recent_successes: deque[bool] = deque(maxlen=window)
-        self._total = 0
+    def __init__(self) -> None:
+        self._new: list[_Episode] = []
+        self._recent: deque[_Episode] = deque(maxlen=100)
 
     def add(self, episode_return: float, length: int, success: bool | None = None) -> None:
         """Takes one whole episode: raw return in reward units, length in env_steps."""
-        self._returns.append(episode_return)
-        self._lengths.append(length)
-        if success is not None:
-            self._successes.append(success)
-            self._recent_successes.append(success)
-        self._recent.append(episode_return)
-        self._total += 1
-
-    @property
-    def total(self) -> int:
-        """Episodes taken since the object was made."""
-        return self._total
+        episode = _Episode(episode_return, length, success)
+        self._new.append(episode)
+        self._recent.append(episode)
 
     @property
     def recent_return(self) -> float | None:
-        """Mean return of the last `window` episodes, or None before the first."""
-        return math.fsum(self._recent) / len(self._recent) if self._recent else None
+        """Mean return of the last episodes, or None before the first."""
+        return _mean([each.return_ for each in self._recent])
 
     @property
     def recent_success(self) -> float | None:
-        """Share of the last `window` episodes that succeeded, or None where that isn't defined."""
-        recent = self._recent_successes
-        return sum(recent) / len(recent) if recent else None
+        """Share of the last episodes that succeeded, or None where that isn't defined."""
+        return _mean([each.success for each in self._recent if each.success is not None])
 
     def report(self) -> dict[str, float]:
         """The ``episode/*`` values of the episodes since the last call, if there were any."""
-        count = len(self._returns)
-        if count == 0:
+        episodes, self._new = self._new, []
+        returns = [each.return_ for each in episodes]
+        if not returns:
             return {}
         values = {
-            "episode/return_mean": math.fsum(self._returns) / count,
-            "episode/return_min": min(self._returns),
-            "episode/return_max": max(self._returns),
-            "episode/length_mean": sum(self._lengths) / count,
-            "episode/count": count,
+            "episode/return_mean": math.fsum(returns) / len(returns),
+            "episode/return_min": min(returns),
+            "episode/return_max": max(returns),
+            "episode/length_mean": sum(each.length for each in episodes) / len(episodes),
+            "episode/count": len(episodes),
         }
-        if self._successes:
-            values["episode/success_rate"] = sum(self._successes) / len(self._successes)
-        self._returns, self._lengths, self._successes = [], [], []
-        return values
+        won = _mean([each.success for each in episodes if each.success is not None])
+        return values if won is None else values | {"episode/success_rate": won}
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None

@@ -1,10 +1,20 @@
-"""How fast a run is, how long it takes, and how both are written."""
+"""How fast a run is, how long it takes, what it scores, and how these are written."""
 
 import time
 from collections import deque
-from typing import final
+from typing import NamedTuple, final
 
 _RATE_WINDOW_S = 30.0
+
+
+class Score(NamedTuple):
+    """Mean return and success rate, where there are any."""
+
+    return_: float | None = None
+    success: float | None = None
+
+
+NO_SCORE = Score()
 
 
 @final

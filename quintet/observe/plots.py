@@ -156,30 +156,25 @@ def _default_metric(kind: Kind, runs: Sequence[Sequence[Mapping[str, float]]]) -
 
 def group_key(config: Mapping[str, Any]) -> str:
     """What runs of one experiment share: the configuration without seed and folder, as text."""
-    flat = _flatten(config)
-    shared = {name: flat[name] for name in flat if name.split(".")[0] not in _NOT_PART_OF_GROUP}
+    shared = {name: x for name, x in config.items() if name.split(".")[0] not in _NOT_PART_OF_GROUP}
     return json.dumps(shared, sort_keys=True, default=str)
 
 
 def group_labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A short name for each group: its algorithm, and the options in which the groups differ.
-
-    Configurations may be nested or have dotted names.
-    """
-    flat = [_flatten(config) for config in configs]
-    names = sorted({name for one in flat for name in one})
+    """A short name for each group: its algorithm, and the options in which the groups differ."""
+    names = sorted({name for config in configs for name in config})
     differing = [
         name
         for name in names
         if name.split(".")[0] not in (*_NOT_PART_OF_GROUP, "algo")
-        and len({json.dumps(one.get(name), default=str) for one in flat}) > 1
+        and len({json.dumps(config.get(name), default=str) for config in configs}) > 1
     ]
     labels = []
-    for config, one in zip(configs, flat, strict=True):
+    for config in configs:
         parts = [str(config.get("algo", "run"))]
         # two groups of different algorithms differ in options that the other does not have
-        own = [name for name in differing if name in one]
-        parts += [_part(name, one[name]) for name in own[:_MAX_LABEL_PARTS]]
+        own = [name for name in differing if name in config]
+        parts += [_part(name, config[name]) for name in own[:_MAX_LABEL_PARTS]]
         parts += ["…"] if len(own) > _MAX_LABEL_PARTS else []
         labels.append(", ".join(parts))
     return labels
@@ -193,8 +188,7 @@ def _part(name: str, value: object) -> str:
 
 def env_name(config: Mapping[str, Any]) -> str:
     """The environment's id, or "" when the configuration names none."""
-    flat = _flatten(config)
-    return str(flat.get("env.id") or flat.get("env") or "")
+    return str(config.get("env.id") or config.get("env") or "")
 
 
 def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -222,7 +216,7 @@ def _load(folder: Path, reports: Sequence[Mapping[str, float]], x: Axis, metric:
 
 
 def _options(folder: Path) -> dict[str, Any]:
-    """With which a run was trained: its newest checkpoint knows best."""
+    """With which a run was trained, by dotted name: its newest checkpoint knows best."""
     found = saved_options.read(folder)
     if found is None:
         files.warn_on_stderr(
@@ -234,11 +228,11 @@ def _options(folder: Path) -> dict[str, Any]:
             raise QuintetError(found.fault)
         if found.altered:
             files.warn_on_stderr(f"{folder / saved_options.FILE} was changed since it was written")
-        return found.values
+        return _flatten(found.values)
     if found.fault is not None or found.altered:
         said = found.fault or f"{folder / saved_options.FILE} was changed since it was written"
         files.warn_on_stderr(f"{said}; the run's options are taken from {found.checkpoint}")
-    return found.stored
+    return _flatten(found.stored)
 
 
 def _extract(reports: Sequence[Mapping[str, float]], x: Axis, metric: str) -> Curve:
@@ -334,7 +328,7 @@ def _bars(metric: str, groups: list[tuple[str, list[Run]]]) -> Any:
     axes.invert_yaxis()
     axes.axvline(0, color="0.5", lw=0.8)
     _decorate(axes, {env_name(members[0].config) for _, members in groups}, "x")
-    axes.set_xlabel(f"final {_title_of(metric)}{_unit(metric)}")
+    axes.set_xlabel(f"final {_named(metric)}")
     if metric.endswith("success_rate"):
         axes.set_xlim(-0.02, 1.02)
     meaning = "bar: interquartile mean; line: its 95% bootstrap interval; circles: runs"
@@ -364,7 +358,7 @@ def _curves(x: Axis, metric: str, groups: list[tuple[str, list[Run]]]) -> Any:
         axes.xaxis.set_major_formatter(formatter_class(sep=""))
     _decorate(axes, {env_name(members[0].config) for _, members in groups}, "both")
     axes.set_xlabel("env steps" if x == "env_steps" else "wall time [s]")
-    axes.set_ylabel(f"{_title_of(metric)}{_unit(metric)}")
+    axes.set_ylabel(_named(metric))
     if metric.endswith("success_rate"):
         axes.set_ylim(-0.02, 1.02)
     axes.set_xlim(left=0)
@@ -375,11 +369,6 @@ def _curves(x: Axis, metric: str, groups: list[tuple[str, list[Run]]]) -> Any:
         ncols=1 if len(groups) > 1 else entries,
     )
     return figure
-
-
-def _unit(metric: str) -> str:
-    found = describe(metric)
-    return f" [{found.unit}]" if found and found.unit != "1" else ""
 
 
 def _decorate(axes: Any, envs: set[str], grid: str) -> None:
@@ -446,8 +435,8 @@ def _draw_evaluations(axes: Any, number: int, members: Sequence[Run]) -> None:
         )
 
 
-def _title_of(metric: str) -> str:
-    """``episode/return_mean`` as a person would write it."""
+def _named(metric: str) -> str:
+    """``episode/return_mean`` as a person would write it, with its unit."""
     readable = {
         "episode/return_mean": "mean episode return",
         "episode/length_mean": "mean episode length",
@@ -455,7 +444,9 @@ def _title_of(metric: str) -> str:
         "eval/return_mean": "mean evaluation return",
         "eval/success_rate": "success rate in evaluations",
     }
-    return readable.get(metric, metric)
+    found = describe(metric)
+    unit = f" [{found.unit}]" if found and found.unit != "1" else ""
+    return readable.get(metric, metric) + unit
 
 
 def _matplotlib() -> tuple[Any, Any]:

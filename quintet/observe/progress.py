@@ -6,15 +6,14 @@ Output never stops a run: when the pipe or the terminal is gone, it ends quietly
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TextIO, final
+from typing import Protocol, TextIO, final
 
 from quintet.observe.advice import Setting, count
 from quintet.observe.limits import Cause, cause, crowded, limit
-from quintet.observe.pace import Pace, clock, percent
-from quintet.observe.shares import TimeShares
+from quintet.observe.pace import NO_SCORE, Score, clock, percent
 from quintet.observe.stream import QuietStream, is_terminal
 from quintet.observe.timing import Phase
+from quintet.observe.view import View
 
 _LINE_INTERVAL_S = 10.0
 _MOST_SILENCE_S = 600.0  # about what is waited for
@@ -23,13 +22,8 @@ _MOST_SILENCE_S = 600.0  # about what is waited for
 class Progress(Protocol):
     """Shows how far a run is."""
 
-    def update(
-        self,
-        report: Mapping[str, float],
-        recent_return: float | None = None,
-        recent_success: float | None = None,
-    ) -> None:
-        """Shows a report, and mean return and success rate of the last episodes."""
+    def update(self, report: Mapping[str, float], recent: Score = NO_SCORE) -> None:
+        """Shows a report, and the score of the last episodes."""
         ...
 
     def stage(self, text: str) -> None:
@@ -49,41 +43,15 @@ class Progress(Protocol):
         ...
 
 
-@final
-@dataclass(frozen=True)
-class Begin:
-    """Where a run begins or goes on: how far it is, and its best evaluation's score so far."""
-
-    env_steps: int = 0
-    best: float | None = None
-
-
-FROM_NOTHING = Begin()
-
-
-def make_progress(
-    total_env_steps: int,
-    title: str,
-    stream: TextIO | None = None,
-    *,
-    folder: str = "",
-    begin: Begin = FROM_NOTHING,
-    setting: Setting | None = None,
-) -> Progress:
-    """A dashboard when `stream` (standard output by default) is a terminal, else plain lines.
-
-    folder: of the run, named beside the title.
-    begin: of a resumed run; the time left is judged from there.
-    setting: what the speed depends on; without it nothing is said of what limits it.
-    """
+def make_progress(view: View, stream: TextIO | None = None) -> Progress:
+    """A dashboard when `stream` (standard output by default) is a terminal, else plain lines."""
     out = stream if stream is not None else sys.stdout
-    pace = Pace(total_env_steps, begin.env_steps)
     if not is_terminal(out):
-        return LineProgress(f"{title} -> {folder}" if folder else title, out, pace, setting)
+        return LineProgress(view, out)
     # imported here: a run without a terminal never needs rich
-    from quintet.observe.dashboard import TerminalProgress, View
+    from quintet.observe.dashboard import TerminalProgress
 
-    return TerminalProgress(View(title, folder, pace, setting, best=begin.best), out)
+    return TerminalProgress(view, out)
 
 
 def first_stage(setting: Setting) -> str:
@@ -119,33 +87,17 @@ class LineProgress:
     cores, since its first steps may then take minutes; and again at the end if that has changed.
     """
 
-    def __init__(
-        self, title: str, stream: TextIO, pace: Pace, setting: Setting | None = None
-    ) -> None:
-        self._out = QuietStream(stream)
-        self._pace = pace
-        self._setting = setting
-        self._shares = TimeShares()
+    def __init__(self, view: View, stream: TextIO) -> None:
+        self._view, self._out = view, QuietStream(stream)
         self._told: Cause | None = None
         self._shown_at = self._silent_until = float("-inf")
         self._silence_s = _LINE_INTERVAL_S
-        self._evaluation = _Scores()
         self._pending: str | None = None
-        self.say(title)
+        self.say(f"{view.title} -> {view.folder}" if view.folder else view.title)
 
-    def update(
-        self,
-        report: Mapping[str, float],
-        recent_return: float | None = None,
-        recent_success: float | None = None,
-    ) -> None:
-        self._pace.advance(int(report.get("env_steps", self._pace.done)))
-        self._shares.add(report)
-        if "eval/return_mean" in report:
-            self._evaluation = _Scores(report["eval/return_mean"], report.get("eval/success_rate"))
-        self._pending = f"{self._pace.percent:3d}%  " + _summary(
-            self._pace, _Scores(recent_return, recent_success), self._evaluation
-        )
+    def update(self, report: Mapping[str, float], recent: Score = NO_SCORE) -> None:
+        self._view.add(report, recent)
+        self._pending = _summary(self._view)
         now = time.monotonic()
         if now - self._shown_at >= _LINE_INTERVAL_S:
             begun = self._shown_at > float("-inf")
@@ -182,33 +134,28 @@ class LineProgress:
 
     def _tell(self) -> None:
         """What limits the speed, unless the same was said last."""
-        load = self._shares.recent()
-        if self._setting is None or not load.learner:
+        load, setting = self._view.shares.recent(), self._view.setting
+        if setting is None or not load.learner:
             return
-        told = cause(load, self._setting)
+        told = cause(load, setting)
         if told != self._told:
             self._told = told
-            self.say(limit(load, self._setting, starting=self._shares.starting))
+            self.say(limit(load, setting, starting=self._view.shares.starting))
 
     @property
     def _crowded(self) -> bool:
-        return self._setting is not None and crowded(self._shares.recent(), self._setting)
+        setting = self._view.setting
+        return setting is not None and crowded(self._view.shares.recent(), setting)
 
 
-class _Scores(NamedTuple):
-    """Mean return and success rate, where there are any."""
-
-    return_: float | None = None
-    success: float | None = None
-
-
-def _summary(pace: Pace, recent: _Scores, evaluation: _Scores) -> str:
-    parts = [f"{pace.done:,}/{pace.total:,} env steps"]
+def _summary(view: View) -> str:
+    pace = view.pace
+    parts = [f"{pace.percent:3d}%", f"{pace.done:,}/{pace.total:,} env steps"]
     if pace.steps_per_s is not None:
         parts.append(f"{pace.steps_per_s:,.0f} steps/s")
     if pace.left_s is not None and pace.done < pace.total:
         parts.append(f"{clock(pace.left_s)} left")
-    for name, scores in (("return", recent), ("evaluation", evaluation)):
+    for name, scores in (("return", view.recent), ("evaluation", view.evaluation)):
         if scores.return_ is not None:
             parts.append(f"{name} {scores.return_:,.1f}")
             if scores.success is not None:

@@ -9,6 +9,7 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -212,21 +213,8 @@ def _tell(held: Held, notice: Notice) -> None:
 
 
 def _of_jsonl(path: Path, data: bytes) -> Held:
-    reports: list[Report] = []
-    faults: list[str] = []
     *lines, torn = data.split(b"\n")
-    for number, line in enumerate(lines, start=1):
-        try:
-            report = files.parse_json(line)
-            if not isinstance(report, dict):
-                raise ValueError("no object")
-            if not all(files.is_number(value) for value in report.values()):
-                raise ValueError("not all values are numbers")
-        except ValueError as fault:
-            faults.append(f"line {number} of {path} is damaged ({fault}) and left out")
-            continue
-        reports.append(report)
-    return Held(path, reports, faults, bool(torn))
+    return _of_lines(path, enumerate(lines, start=1), _json_report, bool(torn))
 
 
 def _of_csv(path: Path, data: bytes) -> Held:
@@ -238,30 +226,46 @@ def _of_csv(path: Path, data: bytes) -> Held:
         return Held(path, [], [], torn=True)
     header = lines[0].decode(errors="replace").split(",")
     try:
-        check(dict.fromkeys(header, 0.0))
+        check(header)
     except QuintetError as fault:
         return Held(path, [], [f"the header of {path} is damaged ({fault})"])
-    reports: list[Report] = []
-    faults: list[str] = []
-    for number, line in enumerate(lines[1:], start=2):
+    read = partial(_csv_report, header)
+    return _of_lines(path, enumerate(lines[1:], start=2), read, bool(torn))
+
+
+def _of_lines(
+    path: Path, lines: Iterable[tuple[int, bytes]], read: Callable[[bytes], Report], torn: bool
+) -> Held:
+    """The reports in numbered lines; `read` raises ValueError where one is damaged."""
+    held = Held(path, [], [], torn)
+    for number, line in lines:
         try:
-            cells = line.decode("ascii").split(",")
-            if len(cells) != len(header):
-                raise ValueError(f"{len(cells)} cells under {len(header)} names")
-            numbers = {
-                name: _number(cell) for name, cell in zip(header, cells, strict=True) if cell
-            }
-            if not all(files.is_number(value) for value in numbers.values()):
-                raise ValueError("not all values are finite")
+            report = read(line)
+            if not all(files.is_number(value) for value in report.values()):
+                raise ValueError("not all values are finite numbers")
+            held.reports.append(report)
         except ValueError as fault:
-            faults.append(f"line {number} of {path} is damaged ({fault}) and left out")
-            continue
-        reports.append(numbers)
-    return Held(path, reports, faults, bool(torn))
+            held.faults.append(f"line {number} of {path} is damaged ({fault}) and left out")
+    return held
+
+
+def _json_report(line: bytes) -> Report:
+    report = files.parse_json(line)
+    if not isinstance(report, dict):
+        raise ValueError("no object")
+    return report
+
+
+def _csv_report(header: Sequence[str], line: bytes) -> Report:
+    cells = line.decode("ascii").split(",")
+    if len(cells) != len(header):
+        raise ValueError(f"{len(cells)} cells under {len(header)} names")
+    named = zip(header, cells, strict=True)
+    return {name: _number(cell) for name, cell in named if cell}
 
 
 def _number(cell: str) -> float:
     try:
-        return int(cell)
+        return int(cell)  # as it was, for the mark
     except ValueError:
         return float(cell)

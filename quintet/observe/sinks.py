@@ -12,10 +12,10 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, final
+from typing import Any, Literal, NamedTuple, final
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -67,26 +67,12 @@ class ReportConfig(BaseModel):
 
 
 class Kept(NamedTuple):
-    """The reports that a run begins with, all that there are up to `env_steps`; -1: none."""
+    """The reports that a sink holds from its beginning on, all that there are up to `env_steps`;
+    -1: none.
+    """
 
     reports: Sequence[Mapping[str, float]]
     env_steps: int
-
-
-class Sink(Protocol):
-    """Takes reports in the order of their env_steps."""
-
-    def begin(self, kept: Kept) -> None:
-        """Holds these reports from here on and no others."""
-        ...
-
-    def write(self, report: Mapping[str, float]) -> None: ...
-
-    def sync(self) -> None:
-        """Returns when what was written survives a power cut."""
-        ...
-
-    def close(self) -> None: ...
 
 
 @final
@@ -95,7 +81,7 @@ class Reporter:
 
     def __init__(
         self,
-        sinks: Sequence[Sink],
+        sinks: Sequence["Sink"],
         notice: Callable[[str], None] = files.warn_on_stderr,
         mark: Mark | None = None,
     ) -> None:
@@ -216,18 +202,13 @@ class JsonlSink:
 
     def __init__(self, path: Path) -> None:
         self._file = _AppendFile(path)
+        self.sync, self.close = self._file.sync, self._file.close
 
     def begin(self, kept: Kept) -> None:
         self._file.replace(b"".join(_json_line(report) for report in kept.reports))
 
     def write(self, report: Mapping[str, float]) -> None:
         self._file.append(_json_line(report))
-
-    def sync(self) -> None:
-        self._file.sync()
-
-    def close(self) -> None:
-        self._file.close()
 
 
 @final
@@ -239,6 +220,7 @@ class CsvSink:
 
     def __init__(self, path: Path) -> None:
         self._file = _AppendFile(path)
+        self.sync, self.close = self._file.sync, self._file.close
         self._columns: list[str] = []
 
     def begin(self, kept: Kept) -> None:
@@ -251,12 +233,6 @@ class CsvSink:
         if new:
             self._widen(new)
         self._file.append(self._line(report))
-
-    def sync(self) -> None:
-        self._file.sync()
-
-    def close(self) -> None:
-        self._file.close()
 
     def _line(self, report: Mapping[str, float]) -> bytes:
         return csv_line([report.get(name, "") for name in self._columns])
@@ -353,10 +329,8 @@ class TensorBoardSink:
         # TensorBoard reads the files of a folder in the order of their names: microseconds first
         started = f"{time.time():017.6f}"
         name = f"events.out.tfevents.{started}.{socket.gethostname()}.{os.getpid()}"
-        try:
+        with _writing(self._folder):
             self._folder.mkdir(exist_ok=True)
-        except OSError as fault:
-            raise _cannot_write(self._folder, fault) from fault
         file = _AppendFile(self._folder / name)
         header = self._event.Event(wall_time=time.time(), file_version="brain.Event:2")
         file.append(self._record(header))
@@ -368,18 +342,27 @@ class TensorBoardSink:
         return framed.getvalue()
 
 
+Sink = JsonlSink | CsvSink | TensorBoardSink
+"""Takes reports in the order of their env_steps."""
+
+
 def _json_line(report: Mapping[str, float]) -> bytes:
     return f"{json.dumps(dict(report))}\n".encode()
 
 
-def _cannot_write(path: Path, fault: OSError) -> QuintetError:
-    free = ""
-    with suppress(OSError):
-        free = f", {shutil.disk_usage(path.parent).free:,} bytes free"
-    return QuintetError(
-        f"can't write {path} ({files.reason(fault)}{free}); {files.advice(fault)} and give the "
-        "same command again, or give another run_dir"
-    )
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """A fault of the system's within becomes one sentence for a person."""
+    try:
+        yield
+    except OSError as fault:
+        free = ""
+        with suppress(OSError):
+            free = f", {shutil.disk_usage(path.parent).free:,} bytes free"
+        raise QuintetError(
+            f"can't write {path} ({files.reason(fault)}{free}); {files.advice(fault)} and give the "
+            "same command again, or give another run_dir"
+        ) from fault
 
 
 @final
@@ -391,7 +374,7 @@ class _AppendFile:
         self._handle: int | None = None
 
     def append(self, record: bytes) -> None:
-        try:
+        with _writing(self._path):
             if self._handle is None:
                 self._handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             size = os.fstat(self._handle).st_size
@@ -400,18 +383,14 @@ class _AppendFile:
             except OSError:
                 os.ftruncate(self._handle, size)
                 raise
-        except OSError as fault:
-            raise _cannot_write(self._path, fault) from fault
 
     def replace(self, content: bytes) -> None:
         """Gives the file new content, all at once; an empty file need not exist."""
         self.close()
         if not content and not self._path.exists():
             return
-        try:
+        with _writing(self._path):
             files.write_whole(self._path, content)
-        except OSError as fault:
-            raise _cannot_write(self._path, fault) from fault
 
     def read(self) -> bytes:
         """What it holds."""
@@ -419,11 +398,9 @@ class _AppendFile:
 
     def sync(self) -> None:
         if self._handle is not None:
-            try:
+            with _writing(self._path):
                 os.fsync(self._handle)
                 files.sync_folder(self._path.parent)
-            except OSError as fault:
-                raise _cannot_write(self._path, fault) from fault
 
     def close(self) -> None:
         if self._handle is not None:

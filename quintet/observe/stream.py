@@ -1,16 +1,55 @@
-"""Text streams: terminals, and those whose reader goes away."""
+"""Text streams: terminals, those whose reader goes away, ``log.txt``."""
 
 import os
+import time
 from contextlib import suppress
+from pathlib import Path
 from typing import TextIO, final
+
+
+@final
+class LogFile:
+    """``log.txt``, at whose end messages are added with their time, one by each `write`.
+
+    What can't be written is left out: a full disk must not hide the message that says so, nor a
+    closed file what comes late.
+    """
+
+    encoding = "utf-8"
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError where it can't be opened."""
+        self._file: int | None = os.open(
+            path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
+        )
+
+    def write(self, text: str) -> int:
+        if self._file is not None:
+            line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}"
+            with suppress(OSError):
+                os.write(self._file, line.encode(errors="backslashreplace"))
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+    def isatty(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """May be called twice."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
 
 @final
 class QuietStream:
     """The part of a text stream that rich and we use, silent from the first failed write on."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextIO, log: LogFile | None = None) -> None:
+        """log: gets the same."""
+        self._stream, self._log = stream, log
         self._alive = True
 
     @property
@@ -24,6 +63,8 @@ class QuietStream:
         return self._stream.fileno()
 
     def write(self, text: str) -> int:
+        if self._log is not None:
+            self._log.write(text)
         if self._alive:
             try:
                 self._stream.write(text)
@@ -51,9 +92,10 @@ class QuietStream:
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a person looks at it, on a terminal that can do more than print lines."""
+    """Whether a person looks at it, on a terminal that can do more than print lines of ASCII."""
     try:
         # The two that rich, too, takes for dumb.
-        return stream.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+        able = os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+        return stream.isatty() and able and (stream.encoding or "utf").lower().startswith("utf")
     except ValueError:  # closed
         return False

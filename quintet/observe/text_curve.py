@@ -6,7 +6,6 @@ from typing import final
 import numpy as np
 
 _MOST_POINTS = 1024  # more than a terminal has columns of dots
-_ASCII_LEVELS = ".-'"  # of a line of text, from its foot to its head
 # Dots of a braille character by row from the top, for its left and its right column.
 _BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
@@ -25,23 +24,13 @@ class TextCurve:
             # The newest stays, so that the curve always ends where the run is.
             del self._points[-2::-2]
 
-    @property
-    def span(self) -> tuple[float, float] | None:
-        """First and last x, or None where there is no line between two points yet."""
-        points = self._points
-        return (points[0][0], points[-1][0]) if points and points[-1][0] > points[0][0] else None
-
-    def lines(self, width: int, height: int, ascii_only: bool) -> list[str]:
+    def lines(self, width: int, height: int) -> list[str]:
         """The curve in `height` lines of `width` characters at most, the range of y at their left.
 
         Empty where there is no line between two points yet, or no room.
         """
-        x, y = (
-            (np.array(each, np.float64) for each in zip(*self._points, strict=True))
-            if (self.span)
-            else (np.zeros(0), np.zeros(0))
-        )
-        if height < 1 or not len(x):
+        x, y = np.array(self._points, np.float64).reshape(-1, 2).T
+        if height < 1 or not len(x) or x[-1] <= x[0]:
             return []
         low, high = float(y.min()), float(y.max())
         names = [label(high), *[""] * (height - 2), label(low)] if height > 1 else [label(high)]
@@ -49,13 +38,11 @@ class TextCurve:
         columns = width - margin - 1
         if columns < 4:
             return []
-        dots = columns if ascii_only else 2 * columns
-        levels = height * (len(_ASCII_LEVELS) if ascii_only else len(_BRAILLE))
-        at = np.interp(np.linspace(x[0], x[-1], dots), x, y)
+        at = np.interp(np.linspace(x[0], x[-1], 2 * columns), x, y)
         flat = high - low < 1e-12 * max(1.0, abs(high))
-        level = np.rint((at - low) / (1 if flat else high - low) * (levels - 1)).astype(int)
-        drawn = _ascii(level, height) if ascii_only else _braille(level, height)
-        return [f"{name:>{margin}} {row}" for name, row in zip(names, drawn, strict=True)]
+        level = np.rint((at - low) / (1 if flat else high - low) * (4 * height - 1)).astype(int)
+        drawn = zip(names, _braille(level, height), strict=True)
+        return [f"{name:>{margin}} {row}" for name, row in drawn]
 
 
 def label(value: float) -> str:
@@ -65,14 +52,6 @@ def label(value: float) -> str:
     if abs(value) >= 10:
         return f"{value:.1f}"
     return f"{value:.3g}"
-
-
-def _ascii(level: np.ndarray, height: int) -> list[str]:
-    row, part = height - 1 - level // len(_ASCII_LEVELS), level % len(_ASCII_LEVELS)
-    return [
-        "".join(_ASCII_LEVELS[p] if r == line else " " for r, p in zip(row, part, strict=True))
-        for line in range(height)
-    ]
 
 
 def _braille(level: Sequence[int] | np.ndarray, height: int) -> list[str]:

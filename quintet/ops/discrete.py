@@ -1,14 +1,21 @@
-"""Discrete families: `Categorical`, `MultiCategorical`, `Bernoulli`.
+"""Discrete families: `Categorical` and `Bernoulli`.
 
 The interface is `quintet.ops.distributions.Family`.  Parameters are logits, normalised or not.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Float32, Int64, Shaped
+from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 from torch.nn.functional import logsigmoid
+
+Logits = Float[Tensor, "*n {self.param_size}"]
+Mask = Shaped[Tensor, "*n {self.mask_size}"]
+Choice = Int64[Tensor, "*n"]
+Bits = Int64[Tensor, "*n {self.size}"]
+PerRow = Float[Tensor, "*n"]
 
 MASKED_LOGIT = -1e9
 """Far below any real logit, so that exp gives exactly 0, and finite, so that 0 * log 0 is 0."""
@@ -25,37 +32,15 @@ def _uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     return u.clamp_(min=2.0**-54)
 
 
-def _gumbel(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    return (-(-_uniform(shape, generator).log()).log()).to(torch.float32)
-
-
-def _mask_logits(logits: Tensor, mask: Tensor) -> Tensor:
-    allowed = mask != 0
-    # A row that an environment spends on resetting may allow nothing; any policy will do there.
-    allowed = allowed | ~allowed.any(dim=-1, keepdim=True)
-    return torch.where(allowed, logits, MASKED_LOGIT)
-
-
-def _log_prob(logits: Tensor, action: Tensor) -> Tensor:
-    return logits.log_softmax(dim=-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
-
-
-def _entropy(logits: Tensor) -> Tensor:
-    log_p = logits.log_softmax(dim=-1)
-    return -(log_p.exp() * log_p).sum(dim=-1)
-
-
-def _kl(logits_p: Tensor, logits_q: Tensor) -> Tensor:
-    log_p = logits_p.log_softmax(dim=-1)
-    return (log_p.exp() * (log_p - logits_q.log_softmax(dim=-1))).sum(dim=-1)
-
-
 @dataclass(frozen=True)
 class Categorical:
     """One of `num_actions` actions, by logits.  Sampled by Gumbel-max."""
 
     num_actions: int
 
+    action_shape: ClassVar[tuple[int, ...]] = ()
+    action_dtype: ClassVar[torch.dtype] = torch.int64
+
     @property
     def param_size(self) -> int:
         return self.num_actions
@@ -68,135 +53,36 @@ class Categorical:
     def mask_size(self) -> int:
         return self.num_actions
 
-    @property
-    def action_shape(self) -> tuple[int, ...]:
-        return ()
-
-    @property
-    def action_dtype(self) -> torch.dtype:
-        return torch.int64
-
-    def draw_noise(
-        self, shape: tuple[int, ...], generator: torch.Generator
-    ) -> Float32[Tensor, "..."]:
+    def draw_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Standard Gumbel noise."""
-        return _gumbel((*shape, self.num_actions), generator)
+        u = _uniform((*shape, self.num_actions), generator)
+        return (-(-u.log()).log()).to(torch.float32)
 
-    def sample(
-        self,
-        params: Float[Tensor, "*n {self.num_actions}"],
-        noise: Float[Tensor, "*n {self.num_actions}"],
-    ) -> Int64[Tensor, "*n"]:
+    def sample(self, params: Logits, noise: Logits) -> Choice:
         return (params + noise).argmax(dim=-1)
 
-    def mode(self, params: Float[Tensor, "*n {self.num_actions}"]) -> Int64[Tensor, "*n"]:
+    def mode(self, params: Logits) -> Choice:
         return params.argmax(dim=-1)
 
-    def log_prob(
-        self, params: Float[Tensor, "*n {self.num_actions}"], action: Int64[Tensor, "*n"]
-    ) -> Float[Tensor, "*n"]:
-        return _log_prob(params, action)
+    def log_prob(self, params: Logits, action: Choice) -> PerRow:
+        return params.log_softmax(dim=-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
-    def entropy(self, params: Float[Tensor, "*n {self.num_actions}"]) -> Float[Tensor, "*n"]:
-        return _entropy(params)
+    def entropy(self, params: Logits) -> PerRow:
+        log_p = params.log_softmax(dim=-1)
+        return -(log_p.exp() * log_p).sum(dim=-1)
 
-    def kl(
-        self,
-        params_p: Float[Tensor, "*n {self.num_actions}"],
-        params_q: Float[Tensor, "*n {self.num_actions}"],
-    ) -> Float[Tensor, "*n"]:
-        return _kl(params_p, params_q)
+    def kl(self, params_p: Logits, params_q: Logits) -> PerRow:
+        log_p = params_p.log_softmax(dim=-1)
+        return (log_p.exp() * (log_p - params_q.log_softmax(dim=-1))).sum(dim=-1)
 
-    def apply_mask(
-        self,
-        params: Float[Tensor, "*n {self.num_actions}"],
-        mask: Shaped[Tensor, "*n {self.num_actions}"],
-    ) -> Float[Tensor, "*n {self.num_actions}"]:
+    def apply_mask(self, params: Logits, mask: Mask) -> Logits:
         """Sets forbidden logits to `MASKED_LOGIT`; a row that allows nothing stays as it is."""
-        return _mask_logits(params, mask)
+        allowed = mask != 0
+        # A row that an environment spends on resetting may allow nothing; any policy will do there.
+        allowed = allowed | ~allowed.any(dim=-1, keepdim=True)
+        return torch.where(allowed, params, MASKED_LOGIT)
 
-    def to_env(self, action: Int64[Tensor, "*n"]) -> Int64[Tensor, "*n"]:
-        return action
-
-
-@dataclass(frozen=True)
-class MultiCategorical:
-    """Independent categoricals of `nvec` actions; logits, noise and masks are concatenated."""
-
-    nvec: tuple[int, ...]
-
-    @property
-    def param_size(self) -> int:
-        return sum(self.nvec)
-
-    @property
-    def noise_size(self) -> int:
-        return sum(self.nvec)
-
-    @property
-    def mask_size(self) -> int:
-        return sum(self.nvec)
-
-    @property
-    def action_shape(self) -> tuple[int, ...]:
-        return (len(self.nvec),)
-
-    @property
-    def action_dtype(self) -> torch.dtype:
-        return torch.int64
-
-    def _split(self, x: Tensor) -> tuple[Tensor, ...]:
-        return torch.split(x, list(self.nvec), dim=-1)
-
-    def draw_noise(
-        self, shape: tuple[int, ...], generator: torch.Generator
-    ) -> Float32[Tensor, "..."]:
-        """Standard Gumbel noise."""
-        return _gumbel((*shape, self.noise_size), generator)
-
-    def sample(
-        self,
-        params: Float[Tensor, "*n {self.param_size}"],
-        noise: Float[Tensor, "*n {self.noise_size}"],
-    ) -> Int64[Tensor, "*n {len(self.nvec)}"]:
-        return self.mode(params + noise)
-
-    def mode(
-        self, params: Float[Tensor, "*n {self.param_size}"]
-    ) -> Int64[Tensor, "*n {len(self.nvec)}"]:
-        return torch.stack([part.argmax(dim=-1) for part in self._split(params)], dim=-1)
-
-    def log_prob(
-        self,
-        params: Float[Tensor, "*n {self.param_size}"],
-        action: Int64[Tensor, "*n {len(self.nvec)}"],
-    ) -> Float[Tensor, "*n"]:
-        parts = zip(self._split(params), action.unbind(dim=-1), strict=True)
-        return torch.stack([_log_prob(logits, a) for logits, a in parts]).sum(dim=0)
-
-    def entropy(self, params: Float[Tensor, "*n {self.param_size}"]) -> Float[Tensor, "*n"]:
-        return torch.stack([_entropy(logits) for logits in self._split(params)]).sum(dim=0)
-
-    def kl(
-        self,
-        params_p: Float[Tensor, "*n {self.param_size}"],
-        params_q: Float[Tensor, "*n {self.param_size}"],
-    ) -> Float[Tensor, "*n"]:
-        parts = zip(self._split(params_p), self._split(params_q), strict=True)
-        return torch.stack([_kl(p, q) for p, q in parts]).sum(dim=0)
-
-    def apply_mask(
-        self,
-        params: Float[Tensor, "*n {self.param_size}"],
-        mask: Shaped[Tensor, "*n {self.mask_size}"],
-    ) -> Float[Tensor, "*n {self.param_size}"]:
-        """As for `Categorical`, component by component: one that allows nothing stays as it is."""
-        parts = zip(self._split(params), self._split(mask), strict=True)
-        return torch.cat([_mask_logits(logits, m) for logits, m in parts], dim=-1)
-
-    def to_env(
-        self, action: Int64[Tensor, "*n {len(self.nvec)}"]
-    ) -> Int64[Tensor, "*n {len(self.nvec)}"]:
+    def to_env(self, action: Choice) -> Choice:
         return action
 
 
@@ -206,6 +92,9 @@ class Bernoulli:
 
     size: int
 
+    mask_size: ClassVar[int] = 0
+    action_dtype: ClassVar[torch.dtype] = torch.int64
+
     @property
     def param_size(self) -> int:
         return self.size
@@ -215,49 +104,27 @@ class Bernoulli:
         return self.size
 
     @property
-    def mask_size(self) -> int:
-        return 0
-
-    @property
     def action_shape(self) -> tuple[int, ...]:
         return (self.size,)
 
-    @property
-    def action_dtype(self) -> torch.dtype:
-        return torch.int64
-
-    def draw_noise(
-        self, shape: tuple[int, ...], generator: torch.Generator
-    ) -> Float32[Tensor, "..."]:
+    def draw_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Standard logistic noise."""
         u = _uniform((*shape, self.size), generator)
         return (u.log() - (-u).log1p()).to(torch.float32)
 
-    def sample(
-        self,
-        params: Float[Tensor, "*n {self.size}"],
-        noise: Float[Tensor, "*n {self.size}"],
-    ) -> Int64[Tensor, "*n {self.size}"]:
+    def sample(self, params: Logits, noise: Logits) -> Bits:
         return self.mode(params + noise)
 
-    def mode(self, params: Float[Tensor, "*n {self.size}"]) -> Int64[Tensor, "*n {self.size}"]:
+    def mode(self, params: Logits) -> Bits:
         return (params > 0).to(torch.int64)
 
-    def log_prob(
-        self,
-        params: Float[Tensor, "*n {self.size}"],
-        action: Int64[Tensor, "*n {self.size}"],
-    ) -> Float[Tensor, "*n"]:
+    def log_prob(self, params: Logits, action: Bits) -> PerRow:
         return logsigmoid(torch.where(action != 0, params, -params)).sum(dim=-1)
 
-    def entropy(self, params: Float[Tensor, "*n {self.size}"]) -> Float[Tensor, "*n"]:
+    def entropy(self, params: Logits) -> PerRow:
         return self._expect(params, -logsigmoid(params), -logsigmoid(-params))
 
-    def kl(
-        self,
-        params_p: Float[Tensor, "*n {self.size}"],
-        params_q: Float[Tensor, "*n {self.size}"],
-    ) -> Float[Tensor, "*n"]:
+    def kl(self, params_p: Logits, params_q: Logits) -> PerRow:
         of_one = logsigmoid(params_p) - logsigmoid(params_q)
         of_zero = logsigmoid(-params_p) - logsigmoid(-params_q)
         return self._expect(params_p, of_one, of_zero)
@@ -268,5 +135,5 @@ class Bernoulli:
     def apply_mask(self, params: Tensor, mask: Tensor) -> Tensor:  # noqa: ARG002
         raise ValueError("Bernoulli takes no action mask: remove it from the observation")
 
-    def to_env(self, action: Int64[Tensor, "*n {self.size}"]) -> Int64[Tensor, "*n {self.size}"]:
+    def to_env(self, action: Bits) -> Bits:
         return action

@@ -12,22 +12,27 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Float32, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from quintet.ops.discrete import Bernoulli, Categorical, MultiCategorical
-from quintet.ops.gaussian import DiagGaussian, TanhGaussian
+from quintet.ops.discrete import Bernoulli, Categorical
+from quintet.ops.gaussian import DiagGaussian
 
 __all__ = [
     "Bernoulli",
     "Categorical",
     "DiagGaussian",
     "Family",
-    "MultiCategorical",
-    "TanhGaussian",
     "TupleFamily",
     "leaf_families",
+    "multi_categorical",
 ]
+
+Params = Float[Tensor, "*n {self.param_size}"]
+Noise = Float[Tensor, "*n {self.noise_size}"]
+Mask = Shaped[Tensor, "*n {self.mask_size}"]
+Packed = Shaped[Tensor, "*n {sum(self.widths)}"]
+PerRow = Float[Tensor, "*n"]
 
 LARGEST_EXACT = 2**24
 """Integers up to this have a float32 of their own."""
@@ -155,7 +160,7 @@ class TupleFamily:
         dtypes = {family.action_dtype for family in self.families}
         return torch.int64 if dtypes == {torch.int64} else torch.float32
 
-    def pack(self, actions: Sequence[Tensor]) -> Shaped[Tensor, "*n {sum(self.widths)}"]:
+    def pack(self, actions: Sequence[Tensor]) -> Packed:
         """The children's actions, in order, as one tensor; integers beside floats become floats."""
         flat = [
             action if family.action_shape else action.unsqueeze(-1)
@@ -163,9 +168,7 @@ class TupleFamily:
         ]
         return torch.cat(flat, dim=-1)  # promotes to the widest dtype among them
 
-    def unpack(
-        self, action: Shaped[Tensor, "*n {sum(self.widths)}"]
-    ) -> tuple[Shaped[Tensor, "..."], ...]:
+    def unpack(self, action: Packed) -> tuple[Tensor, ...]:
         """The children's actions, in order, each in its own shape and kind of dtype."""
         parts = torch.split(action, list(self.widths), dim=-1)
         return tuple(
@@ -178,51 +181,31 @@ class TupleFamily:
     def _params(self, params: Tensor) -> tuple[Tensor, ...]:
         return torch.split(params, [family.param_size for family in self.families], dim=-1)
 
-    def draw_noise(
-        self, shape: tuple[int, ...], generator: torch.Generator
-    ) -> Float32[Tensor, "..."]:
+    def draw_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.cat([family.draw_noise(shape, generator) for family in self.families], dim=-1)
 
-    def sample(
-        self,
-        params: Float[Tensor, "*n {self.param_size}"],
-        noise: Float[Tensor, "*n {self.noise_size}"],
-    ) -> Shaped[Tensor, "*n {sum(self.widths)}"]:
+    def sample(self, params: Params, noise: Noise) -> Packed:
         noises = torch.split(noise, [family.noise_size for family in self.families], dim=-1)
         parts = zip(self.families, self._params(params), noises, strict=True)
         return self.pack([family.sample(p, z) for family, p, z in parts])
 
-    def mode(
-        self, params: Float[Tensor, "*n {self.param_size}"]
-    ) -> Shaped[Tensor, "*n {sum(self.widths)}"]:
+    def mode(self, params: Params) -> Packed:
         parts = zip(self.families, self._params(params), strict=True)
         return self.pack([family.mode(p) for family, p in parts])
 
-    def log_prob(
-        self,
-        params: Float[Tensor, "*n {self.param_size}"],
-        action: Shaped[Tensor, "*n {sum(self.widths)}"],
-    ) -> Float[Tensor, "*n"]:
+    def log_prob(self, params: Params, action: Packed) -> PerRow:
         parts = zip(self.families, self._params(params), self.unpack(action), strict=True)
         return torch.stack([family.log_prob(p, a) for family, p, a in parts]).sum(dim=0)
 
-    def entropy(self, params: Float[Tensor, "*n {self.param_size}"]) -> Float[Tensor, "*n"]:
+    def entropy(self, params: Params) -> PerRow:
         parts = zip(self.families, self._params(params), strict=True)
         return torch.stack([family.entropy(p) for family, p in parts]).sum(dim=0)
 
-    def kl(
-        self,
-        params_p: Float[Tensor, "*n {self.param_size}"],
-        params_q: Float[Tensor, "*n {self.param_size}"],
-    ) -> Float[Tensor, "*n"]:
+    def kl(self, params_p: Params, params_q: Params) -> PerRow:
         parts = zip(self.families, self._params(params_p), self._params(params_q), strict=True)
         return torch.stack([family.kl(p, q) for family, p, q in parts]).sum(dim=0)
 
-    def apply_mask(
-        self,
-        params: Float[Tensor, "*n {self.param_size}"],
-        mask: Shaped[Tensor, "*n {self.mask_size}"],
-    ) -> Float[Tensor, "*n {self.param_size}"]:
+    def apply_mask(self, params: Params, mask: Mask) -> Params:
         if self.mask_size == 0:
             raise ValueError("TupleFamily takes no action mask: none of its families does")
         masks = torch.split(mask, [family.mask_size for family in self.families], dim=-1)
@@ -232,9 +215,7 @@ class TupleFamily:
         ]
         return torch.cat(masked, dim=-1)
 
-    def to_env(
-        self, action: Shaped[Tensor, "*n {sum(self.widths)}"]
-    ) -> Shaped[Tensor, "*n {sum(self.widths)}"]:
+    def to_env(self, action: Packed) -> Packed:
         parts = zip(self.families, self.unpack(action), strict=True)
         return self.pack([family.to_env(a) for family, a in parts])
 
@@ -244,3 +225,8 @@ def leaf_families(family: Family) -> tuple[Family, ...]:
     if not isinstance(family, TupleFamily):
         return (family,)
     return tuple(leaf for child in family.families for leaf in leaf_families(child))
+
+
+def multi_categorical(nvec: Sequence[int]) -> TupleFamily:
+    """Independent categoricals, of so many actions each."""
+    return TupleFamily(tuple(Categorical(n) for n in nvec))

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from quintet.ops.adam import Scalar
 
+PerStep = Float[Tensor, "*n"]
 
-def log_prob(logp_pi: Float[Tensor, "*n"], advantage: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+
+def log_prob(logp_pi: PerStep, advantage: PerStep) -> PerStep:
     """Policy-gradient term ``-logp_pi * advantage``.
 
     Returns: loss per step, in nats times units of the advantage.
@@ -21,7 +23,7 @@ def log_prob(logp_pi: Float[Tensor, "*n"], advantage: Float[Tensor, "*n"]) -> Fl
     return -logp_pi * advantage
 
 
-def ratio(rho: Float[Tensor, "*n"], advantage: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+def ratio(rho: PerStep, advantage: PerStep) -> PerStep:
     """Importance-weighted policy term ``-rho * advantage``.
 
     Returns: loss per step, in units of the advantage.
@@ -31,11 +33,7 @@ def ratio(rho: Float[Tensor, "*n"], advantage: Float[Tensor, "*n"]) -> Float[Ten
     return -rho * advantage
 
 
-def ratio_clip(
-    rho: Float[Tensor, "*n"],
-    advantage: Float[Tensor, "*n"],
-    clip_epsilon: Scalar,
-) -> Float[Tensor, "*n"]:
+def ratio_clip(rho: PerStep, advantage: PerStep, clip_epsilon: Scalar) -> PerStep:
     """Clipped policy term ``-min(rho * advantage, clamp(rho, 1 - eps, 1 + eps) * advantage)``.
 
     No gradient flows where the ratio has left the interval in the direction that the advantage
@@ -54,12 +52,7 @@ def ratio_clip(
     return -torch.minimum(rho * advantage, clipped * advantage)
 
 
-def is_clipped(rho: Float[Tensor, "*n"], clip_epsilon: float) -> Float[Tensor, "*n"]:
-    """1 where ``|rho - 1| > clip_epsilon``, else 0; its mean is the clip fraction."""
-    return ((rho - 1.0).abs() > clip_epsilon).to(rho.dtype)
-
-
-def approx_kl(log_rho: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+def approx_kl(log_rho: PerStep) -> PerStep:
     """Estimate of ``KL(mu || pi)`` from actions of mu: ``rho - 1 - log_rho``, never negative.
 
     Returns: nats per step; the mean over actions of mu is unbiased.

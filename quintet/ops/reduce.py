@@ -10,63 +10,29 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-
-def _weighted_sum(
-    x: Float[Tensor, "*n"], valid: Bool[Tensor, "*n"] | Float[Tensor, "*n"]
-) -> Float[Tensor, ""]:
-    return (valid.to(x.dtype) * torch.where(valid != 0, x, 0.0)).sum()
+Values = Float[Tensor, "*n"]
+Weights = Bool[Tensor, "*n"] | Float[Tensor, "*n"]
+Scalar = Float[Tensor, ""]
 
 
-def sum_valid(
-    x: Float[Tensor, "*n"], valid: Bool[Tensor, "*n"] | Float[Tensor, "*n"]
-) -> Float[Tensor, ""]:
+def sum_valid(x: Values, valid: Weights) -> Scalar:
     """Weighted sum ``sum(valid * x)``.
 
     Returns: scalar in units of x; 0, with zero gradient, when nothing is valid.
     """
-    return _weighted_sum(x, valid)
+    return (valid.to(x.dtype) * torch.where(valid != 0, x, 0.0)).sum()
 
 
-def sum_time_mean_batch(
-    x: Float[Tensor, "T B"], valid: Bool[Tensor, "T B"] | Float[Tensor, "T B"]
-) -> Float[Tensor, ""]:
-    """Weighted sum over time, mean over all B columns: ``sum(valid * x) / B``.
-
-    Columns with nothing valid count in B, so a column has the same say whatever the others are.
-
-    Returns: scalar in units of x; 0, with zero gradient, when nothing is valid.
-    """
-    return _weighted_sum(x, valid) / x.shape[1]
-
-
-def mean_valid(
-    x: Float[Tensor, "*n"], valid: Bool[Tensor, "*n"] | Float[Tensor, "*n"]
-) -> Float[Tensor, ""]:
+def mean_valid(x: Values, valid: Weights) -> Scalar:
     """Weighted mean ``sum(valid * x) / sum(valid)``.
 
     Returns: scalar in units of x; 0, with zero gradient, when nothing is valid.
     """
     total = valid.to(x.dtype).sum()
-    return _weighted_sum(x, valid) / torch.where(total > 0, total, 1.0)
+    return sum_valid(x, valid) / torch.where(total > 0, total, 1.0)
 
 
-def mean_over_all(
-    x: Float[Tensor, "*n"], valid: Bool[Tensor, "*n"] | Float[Tensor, "*n"]
-) -> Float[Tensor, ""]:
-    """Weighted sum divided by the number of all entries: ``sum(valid * x) / x.numel()``.
-
-    Returns: scalar in units of x; 0 when there are no entries.
-
-    Source: TF-Agents; it shrinks the loss where rows are masked, `mean_valid` does not.
-    """
-    return _weighted_sum(x, valid) / max(x.numel(), 1)
-
-
-def normalize_valid(
-    x: Float[Tensor, "*n"],
-    weight: Bool[Tensor, "*n"] | Float[Tensor, "*n"],
-    epsilon: float = 1e-8,
-) -> Float[Tensor, "*n"]:
+def normalize_valid(x: Values, weight: Weights, epsilon: float = 1e-8) -> Values:
     """Shifts and scales to weighted mean 0 and variance 1: ``(x - m) / sqrt(var + epsilon)``.
 
     ``m = mean_valid(x)``, ``var = mean_valid((x - m)^2)``, the population variance.

@@ -1,24 +1,22 @@
 """Retrace: targets of the action value from unrolls of another policy."""
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
-from quintet.ops.scan import continues, next_row, require_same_shape, scan_back
+from quintet.ops.scan import Steps, continues, next_row, require_same_shape, scan_back
 
 
 @torch.no_grad()
 def retrace(
-    q_a_tm1: Float[Tensor, "T B"],
-    v_t: Float[Tensor, "T B"],
-    r_t: Float[Tensor, "T B"],
-    discount_t: Float[Tensor, "T B"],
-    not_cut_t: Float[Tensor, "T B"],
-    rho_tm1: Float[Tensor, "T B"],
+    q_a_tm1: Steps,
+    v_t: Steps,
+    r_t: Steps,
+    discount_t: Steps,
+    not_cut_t: Steps,
+    rho_tm1: Steps,
     *,
     c_bar: float | None,
     lambda_: float,
-) -> Float[Tensor, "T B"]:
+) -> Steps:
     """Retrace targets of the action taken.
 
     ``w = lambda_ * min(c_bar, rho_tm1)``

@@ -8,28 +8,20 @@ estimate is closed with ``v_t``, the value of the true next observation.  All re
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
-from quintet.ops.scan import continues, next_row, require_same_shape, scan_back
+from quintet.ops.scan import Steps, continues, next_row, require_same_shape, scan_back
 
 
 class GaeResult(NamedTuple):
     """advantage_tm1 and target_tm1 (its sum with the value), both in reward units."""
 
-    advantage_tm1: Float[Tensor, "T B"]
-    target_tm1: Float[Tensor, "T B"]
+    advantage_tm1: Steps
+    target_tm1: Steps
 
 
 @torch.no_grad()
 def gae(
-    r_t: Float[Tensor, "T B"],
-    discount_t: Float[Tensor, "T B"],
-    not_cut_t: Float[Tensor, "T B"],
-    v_tm1: Float[Tensor, "T B"],
-    v_t: Float[Tensor, "T B"],
-    *,
-    lambda_: float,
+    r_t: Steps, discount_t: Steps, not_cut_t: Steps, v_tm1: Steps, v_t: Steps, *, lambda_: float
 ) -> GaeResult:
     """Generalised advantage estimate.
 
@@ -56,13 +48,8 @@ def gae(
 
 @torch.no_grad()
 def lambda_return(
-    r_t: Float[Tensor, "T B"],
-    discount_t: Float[Tensor, "T B"],
-    not_cut_t: Float[Tensor, "T B"],
-    v_t: Float[Tensor, "T B"],
-    *,
-    lambda_: float,
-) -> Float[Tensor, "T B"]:
+    r_t: Steps, discount_t: Steps, not_cut_t: Steps, v_t: Steps, *, lambda_: float
+) -> Steps:
     """Lambda-return: all n-step returns averaged with weights ``(1 - lambda_) * lambda_^(n-1)``.
 
     ``G[i] = r_t[i] + discount_t[i] * ((1 - lambda_) * v_t[i] + lambda_ * G[i+1])``, and at a cut
@@ -86,14 +73,7 @@ def lambda_return(
 
 
 @torch.no_grad()
-def n_step(
-    r_t: Float[Tensor, "T B"],
-    discount_t: Float[Tensor, "T B"],
-    not_cut_t: Float[Tensor, "T B"],
-    v_t: Float[Tensor, "T B"],
-    *,
-    n: int | None,
-) -> Float[Tensor, "T B"]:
+def n_step(r_t: Steps, discount_t: Steps, not_cut_t: Steps, v_t: Steps, *, n: int | None) -> Steps:
     """n-step bootstrapped discounted return.
 
     ``G_1[i] = r_t[i] + discount_t[i] * v_t[i]``

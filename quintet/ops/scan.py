@@ -4,6 +4,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+Steps = Float[Tensor, "T B"]
+"""One number for each of T steps of B streams."""
+
+Mask = Bool[Tensor, "T B"]
+
 
 def require_same_shape(*tensors: Tensor) -> None:
     """Refuses anything but tensors of one shape ``[T, B]`` with at least one row.
@@ -22,7 +27,7 @@ def require_same_shape(*tensors: Tensor) -> None:
         )
 
 
-def continues(not_cut_t: Float[Tensor, "T B"]) -> Bool[Tensor, "T B"]:
+def continues(not_cut_t: Steps) -> Mask:
     """True where the next row belongs to the same episode and the same unroll.
 
     Returns: ``not_cut_t > 0``, and False in the last row, behind which nothing is known.
@@ -32,44 +37,23 @@ def continues(not_cut_t: Float[Tensor, "T B"]) -> Bool[Tensor, "T B"]:
     return result
 
 
-def next_row(x_tm1: Float[Tensor, "T B"]) -> Float[Tensor, "T B"]:
+def next_row(x_tm1: Steps) -> Steps:
     """``x_tm1[i + 1]`` at row i; the last row, which has no next, repeats itself."""
     return torch.cat([x_tm1[1:], x_tm1[-1:]])
 
 
-def scan_back(
-    x: Float[Tensor, "T B"], weight: Float[Tensor, "T B"], continues: Bool[Tensor, "T B"]
-) -> Float[Tensor, "T B"]:
+def scan_back(x: Steps, weight: Steps, continues: Mask) -> Steps:
     """Weighted sum of this and all later rows, up to the next cut.
 
-    ``y[i] = x[i] + (weight[i] * y[i+1] if continues[i] else 0)``
-
-    A cut selects instead of multiplying by 0: what stands behind it may be NaN without harm.
-
-    Returns: y, in units of x.
-    """
-    y = torch.empty_like(x)
-    acc = torch.zeros_like(x[0])
-    for i in reversed(range(x.shape[0])):
-        acc = torch.where(continues[i], x[i] + weight[i] * acc, x[i])
-        y[i] = acc
-    return y
-
-
-def scan_back_doubling(
-    x: Float[Tensor, "T B"], weight: Float[Tensor, "T B"], continues: Bool[Tensor, "T B"]
-) -> Float[Tensor, "T B"]:
-    """`scan_back` up to rounding, in ceil(log2 T) steps over all rows in place of T over one each.
+    ``y[i] = x[i] + (weight[i] * y[i+1] if continues[i] else 0)``, in ceil(log2 T) steps over all
+    rows at once, which are faster than T over one row each, and compile sooner::
 
         a[i] = weight[i] if continues[i] else 0
         y[i] = y[i] + a[i] * y[i+d];  a[i] = a[i] * a[i+d]      d = 1, 2, 4, ... below T
 
     Before the step d, ``y[i]`` holds the sum over rows i to i+d-1 and ``a[i]`` the product of their
-    weights, 0 once a cut lies among them; from there on the sum is whole and nothing is added,
-    whatever it is.
-
-    Faster than `scan_back` from a few rows on, and quicker to compile, where T steps are T copies
-    of one's code.  Its bytes are others, so the estimators of recorded runs keep `scan_back`.
+    weights, 0 once a cut lies among them; from there on the sum is whole and nothing is added.  A
+    cut selects instead of multiplying by 0: what stands behind it may be NaN without harm.
 
     Returns: y, in units of x.
     """

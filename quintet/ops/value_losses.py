@@ -9,8 +9,10 @@ from torch import Tensor
 
 from quintet.ops.adam import Scalar
 
+PerStep = Float[Tensor, "*n"]
 
-def squared(v: Float[Tensor, "*n"], target: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+
+def squared(v: PerStep, target: PerStep) -> PerStep:
     """Squared error ``0.5 * (v - target)^2``.
 
     Returns: loss per step, in squared reward units.
@@ -18,12 +20,7 @@ def squared(v: Float[Tensor, "*n"], target: Float[Tensor, "*n"]) -> Float[Tensor
     return 0.5 * (v - target).square()
 
 
-def clipped(
-    v: Float[Tensor, "*n"],
-    v_old: Float[Tensor, "*n"],
-    target: Float[Tensor, "*n"],
-    clip: Scalar,
-) -> Float[Tensor, "*n"]:
+def clipped(v: PerStep, v_old: PerStep, target: PerStep, clip: Scalar) -> PerStep:
     """Squared error of the value or of the value held near its old one, whichever is larger.
 
     ``0.5 * max((v - target)^2, (v_old + clamp(v - v_old, -clip, clip) - target)^2)``

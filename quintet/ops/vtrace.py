@@ -3,11 +3,9 @@
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from quintet.ops.adam import Scalar
-from quintet.ops.scan import continues, next_row, require_same_shape, scan_back_doubling
+from quintet.ops.scan import Steps, continues, next_row, require_same_shape, scan_back
 
 
 class VTraceResult(NamedTuple):
@@ -16,22 +14,22 @@ class VTraceResult(NamedTuple):
     The advantage is already multiplied by the clipped ratio.
     """
 
-    target_tm1: Float[Tensor, "T B"]
-    pg_advantage_tm1: Float[Tensor, "T B"]
+    target_tm1: Steps
+    pg_advantage_tm1: Steps
 
 
-def _clip(rho_tm1: Float[Tensor, "T B"], bar: Scalar | None) -> Float[Tensor, "T B"]:
+def _clip(rho_tm1: Steps, bar: Scalar | None) -> Steps:
     return rho_tm1 if bar is None else rho_tm1.clamp(max=bar)
 
 
 @torch.no_grad()
 def vtrace(
-    v_tm1: Float[Tensor, "T B"],
-    v_t: Float[Tensor, "T B"],
-    r_t: Float[Tensor, "T B"],
-    discount_t: Float[Tensor, "T B"],
-    not_cut_t: Float[Tensor, "T B"],
-    rho_tm1: Float[Tensor, "T B"],
+    v_tm1: Steps,
+    v_t: Steps,
+    r_t: Steps,
+    discount_t: Steps,
+    not_cut_t: Steps,
+    rho_tm1: Steps,
     *,
     rho_bar: Scalar | None,
     c_bar: Scalar | None,
@@ -66,7 +64,7 @@ def vtrace(
     goes_on = continues(not_cut_t)
     delta = _clip(rho_tm1, rho_bar) * (r_t + discount_t * v_t - v_tm1)
     c_tm1 = lambda_ * _clip(rho_tm1, c_bar)
-    target_tm1 = v_tm1 + scan_back_doubling(delta, discount_t * c_tm1, goes_on)
+    target_tm1 = v_tm1 + scan_back(delta, discount_t * c_tm1, goes_on)
     next_target = torch.where(goes_on, next_row(target_tm1), v_t)
     pg_advantage_tm1 = _clip(rho_tm1, pg_rho_bar) * (r_t + discount_t * next_target - v_tm1)
     return VTraceResult(target_tm1=target_tm1, pg_advantage_tm1=pg_advantage_tm1)

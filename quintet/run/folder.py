@@ -20,7 +20,7 @@ from torch import Tensor
 
 from quintet import checkpoint
 from quintet.errors import CheckpointError, FileFault, QuintetError
-from quintet.observe.log import LogFile
+from quintet.observe.stream import LogFile
 from quintet.system import files, manifest, provenance, saved_options
 from quintet.types import Rollout
 
@@ -200,12 +200,11 @@ class RunFolder:
         path = self.path / RECORD
         if not os.path.lexists(path):
             return
-        fault = f"{path} holds no record"
-        with suppress(FileFault):
-            found = files.read_json(path)
+        with suppress(FileFault, ValueError):
+            found = files.parse_json(files.read_bytes(path))
             if isinstance(found, dict) and {"state", "revision", "system"} <= found.keys():
                 return
-        warn(f"{fault} that can be read; it is kept as {files.set_aside(path)}")
+        warn(f"{path} holds no record that can be read; it is kept as {files.set_aside(path)}")
 
     def end_record(self, state: str, env_steps: int, error: BaseException | None = None) -> None:
         """How it ended: finished, stopped or failed; and in ``log.txt`` the error with its

@@ -41,7 +41,7 @@ from quintet.runtime.torch_settings import inexact_told, torch_settings
 from quintet.system import trust
 from quintet.system.blame import traced
 from quintet.system.cpus import usable_cores
-from quintet.system.lock import RunLock
+from quintet.system.lock import run_lock
 from quintet.system.memory import memory_fault
 from quintet.system.signals import stop_on_signals
 from quintet.types import Spaces
@@ -269,7 +269,7 @@ def _run(
         )
         ends.callback(sampling.close)
         with (
-            RunLock(config.run_dir),
+            run_lock(config.run_dir),
             stop_on_signals(trainer),
             _ends_told(trainer, sampling, source.spaces),
         ):

@@ -13,7 +13,8 @@ from quintet.envs.vector import EnvDescription
 from quintet.observe.log import Voice
 from quintet.observe.machine import MachineUse
 from quintet.observe.metrics import policy_prefix
-from quintet.observe.report_files import Mark, mark_in
+from quintet.observe.pace import Score
+from quintet.observe.report_files import mark_in
 from quintet.observe.sinks import Reporter, mend_reports, open_sinks
 from quintet.observe.timing import PhaseTimer
 from quintet.run.policy_run import PolicyRun
@@ -28,6 +29,7 @@ class Reports:
     ``policy_K/``.
 
     last: the newest report, empty before the first.
+    reporter: all sinks.
     sampling: gives what the runtime kind has to say.
     """
 
@@ -42,7 +44,7 @@ class Reports:
         self.machine = MachineUse()
         self.sampling: Callable[[], dict[str, float]] = dict
         self.last: dict[str, float] = {}
-        self._reporter = Reporter(())
+        self.reporter = Reporter(())
         self._before_s, self._started = 0.0, time.perf_counter()
         self._reported_at, self._reported_steps = self._started, 0
 
@@ -52,7 +54,7 @@ class Reports:
         found: the checkpoint that it goes on from.
         """
         assert self.config.run_dir is not None
-        self._reporter = open_sinks(
+        self.reporter = open_sinks(
             self.config.report,
             self.config.run_dir,
             resume_env_steps=None if found is None else counters.env_steps,
@@ -100,19 +102,14 @@ class Reports:
             histograms |= {prefix + name: x for name, x in policy.learner.histograms().items()}
         report |= self.timer.report() | self.machine.report() | self.sampling()
         self._reported_at, self._reported_steps = now, steps
-        self.last = self._reporter.write(report, histograms)
-        voice.progress.update(
+        self.last = self.reporter.write(report, histograms)
+        voice.update(
             self.last,
-            _mean(policy.episodes.recent_return for policy in self.policies),
-            _mean(policy.episodes.recent_success for policy in self.policies),
+            Score(
+                _mean(policy.episodes.recent_return for policy in self.policies),
+                _mean(policy.episodes.recent_success for policy in self.policies),
+            ),
         )
-
-    def sync(self) -> Mark | None:
-        """See `Reporter.sync`."""
-        return self._reporter.sync()
-
-    def close(self) -> None:
-        self._reporter.close()
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

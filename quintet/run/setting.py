@@ -90,7 +90,6 @@ def setting_of(
         num_learners=runtime.num_learners,
         lag=runtime.lag,
         inference=runtime.inference,
-        inference_batch_min=runtime.inference_batch_min,
         inference_batch_max=runtime.inference_batch_max,
         actor_threads=runtime.actor_threads or 1,
         eval_episodes=config.eval.episodes,

@@ -4,8 +4,7 @@ import io
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import Literal, final
+from typing import Literal, TextIO, final
 
 import numpy as np
 import torch
@@ -15,10 +14,12 @@ from quintet.config.run import RunConfig
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.vector import EnvDescription
 from quintet.errors import ConfigError
-from quintet.observe.log import Voice, silent
-from quintet.observe.progress import Begin, first_stage, make_progress, stage_of
+from quintet.observe.log import Voice
+from quintet.observe.pace import Pace
+from quintet.observe.progress import Progress, first_stage, make_progress, stage_of
 from quintet.observe.report_files import MARK
 from quintet.observe.timing import Phase, PhaseTimer
+from quintet.observe.view import View
 from quintet.run.evaluations import Evaluations
 from quintet.run.folder import RunFolder
 from quintet.run.long_episodes import LongEpisodes
@@ -61,7 +62,7 @@ class Trainer:
         self.saving = Saving(config, folder, policies, self.system)
         self.evaluations = Evaluations(config, resolved)
         self.reports = Reports(config, policies, env, self.timer)
-        self.voice = silent()
+        self.voice = Voice()
         self.setting = setting_of(
             config,
             policies[0].learner.plan,
@@ -147,14 +148,17 @@ class Trainer:
     def _open_log(self) -> None:
         log = self.folder.open_log()
         scores = [policy.best for policy in self.policies if policy.best is not None]
-        make = partial(
-            make_progress,
-            self.config.total_env_steps,
-            f"{self.config.algo} on {self.env.id} ({self.env.backend})",
-            folder=str(self.folder.path),
-            begin=Begin(self.counters.env_steps, max(scores, default=None)),
-            setting=self.setting,
-        )
+
+        def make(stream: TextIO) -> Progress:
+            view = View(
+                f"{self.config.algo} on {self.env.id} ({self.env.backend})",
+                Pace(self.config.total_env_steps, self.counters.env_steps),
+                str(self.folder.path),
+                self.setting,
+                max(scores, default=None),
+            )
+            return make_progress(view, stream)
+
         self.voice = Voice(make, sys.stdout if self.config.report.progress else io.StringIO(), log)
 
     @contextmanager
@@ -176,7 +180,7 @@ class Trainer:
     def train(self, sampling: loop.Sampling) -> Literal["finished", "stopped"]:
         """Runs the loop to its end or to a stop."""
         self.reports.sampling = sampling.report
-        self.voice.progress.stage(first_stage(self.setting))
+        self.voice.stage(first_stage(self.setting))
         runtime = self.config.runtime
         # Several learners take their columns from where they were collected, each to its device.
         device = runtime.device if runtime.num_learners == 1 else "cpu"
@@ -209,7 +213,7 @@ class Trainer:
     def _phase_begins(self, phase: Phase) -> None:
         stage = stage_of(phase, self.setting)
         if stage is not None:
-            self.voice.progress.stage(stage)
+            self.voice.stage(stage)
 
     def save_policy(self) -> None:
         """Writes the final policies to ``policy/``, unless they stand there."""
@@ -223,7 +227,7 @@ class Trainer:
             return
         self.folder.check()
         before = self.timer.switch("checkpoint")
-        said = {"wall_s": self.reports.wall_s, MARK: self.reports.sync()}
+        said = {"wall_s": self.reports.wall_s, MARK: self.reports.reporter.sync()}
         self.saving.write(self.counters, exact, said, self.warn)
         self.timer.switch(before)
 
@@ -262,7 +266,7 @@ class Trainer:
 
     def _evaluate(self) -> bool:
         """Plays the evaluation episodes of all policies; says whether any was played to its end."""
-        self.voice.progress.stage("evaluating")
+        self.voice.stage("evaluating")
         before = self.timer.switch("evaluation")
         steps, evaluated = self.counters.env_steps, False
         for each in self.policies:
@@ -295,7 +299,7 @@ class Trainer:
 
     def waiting(self, text: str) -> None:
         """Tells the person what has been waited for, for seconds."""
-        self.voice.progress.waiting(text)
+        self.voice.waiting(text)
 
     def request_stop(self) -> None:
         """Asks for a stop at the end of the iteration; called by signal handlers."""
@@ -312,7 +316,7 @@ class Trainer:
     def abandon(self) -> None:
         """Gives the terminal back, as the process ends at once."""
         if self.watch is not None:
-            self.voice.progress.close()
+            self.voice.close()
 
     def ended(self, state: str, error: BaseException | None = None) -> None:
         """Puts down how the run ended: finished, stopped or failed."""
@@ -320,6 +324,6 @@ class Trainer:
 
     def close(self) -> None:
         """Gives the terminal and the files back."""
-        self.voice.progress.close()
-        self.reports.close()
+        self.voice.close()
+        self.reports.reporter.close()
         self.folder.close()

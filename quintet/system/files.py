@@ -106,19 +106,6 @@ def cannot_read(path: Path, fault: Exception) -> FileFault:
     return FileFault(f"{path} can't be read: {reason(fault)}; {advice(fault)}")
 
 
-def read_json(path: Path) -> Any:
-    """What a JSON file holds.
-
-    Raises:
-        FileFault: it can't be read, or is no JSON.
-    """
-    data = read_bytes(path)
-    try:
-        return parse_json(data)
-    except ValueError as fault:
-        raise FileFault(f"{path} is no JSON: {fault}") from fault
-
-
 def read_yaml(path: Path, *, pipe: bool = False) -> Any:
     """What a YAML file holds, or a pipe where that may be.
 

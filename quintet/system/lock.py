@@ -3,70 +3,48 @@
 import errno
 import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Self, final
 
 from quintet.errors import CheckpointError
 from quintet.system import files
 
 
-@final
-class RunLock:
-    """Keeps a second process from training into the same folder.
+@contextmanager
+def run_lock(folder: Path) -> Iterator[None]:
+    """Keeps a second process from training into the same folder, which is made if need be.
 
-    The system releases the lock when the process ends, however it ends.  A context manager.
+    The system releases the lock when the process ends, however it ends.
+
+    Raises:
+        CheckpointError: another process holds it, or this one does already; the message names its
+            pid.
     """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._file: int | None = None
-
-    def acquire(self) -> Self:
-        """Takes the lock, creating the folder if need be.
-
-        Raises:
-            CheckpointError: another process holds it; the message names its pid.
-        """
-        if self._file is not None:
-            raise CheckpointError(f"this process already holds the lock of {self._folder}")
-        try:
-            files.make_folder(self._folder)
-            file = os.open(self._folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as fault:
-            raise self._refused(fault) from fault
+    try:
+        files.make_folder(folder)
+        file = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as fault:
+        raise _refused(folder, fault) from fault
+    # The file stays: removing it would let two processes lock two files of the same name.
+    with open(file, "r+b", buffering=0):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(file, 0)
             os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
         except OSError as fault:
-            held = fault.errno in (errno.EWOULDBLOCK, errno.EACCES)
+            if fault.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise _refused(folder, fault) from fault
             holder = os.pread(file, 64, 0).decode(errors="replace").strip() or "unknown"
-            os.close(file)
-            if held:
-                raise CheckpointError(
-                    f"{self._folder} is in use by the process with pid {holder}. Wait for it, "
-                    "stop it, or give another run_dir"
-                ) from fault
-            raise self._refused(fault) from fault
-        self._file = file
-        return self
+            raise CheckpointError(
+                f"{folder} is in use by the process with pid {holder}. Wait for it, stop it, or "
+                "give another run_dir"
+            ) from fault
+        yield
 
-    def _refused(self, fault: OSError) -> CheckpointError:
-        place = fault.filename or self._folder
-        return CheckpointError(
-            f"a run_dir is required in which files can be made and locked, {place} can't be: "
-            f"{files.reason(fault)}; {files.advice(fault)}, or give another run_dir"
-        )
 
-    def release(self) -> None:
-        """Gives the lock back; does nothing when it is not held."""
-        # The file stays: removing it would let two processes lock two files of the same name.
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-
-    def __enter__(self) -> Self:
-        return self.acquire()
-
-    def __exit__(self, *_fault: object) -> None:
-        self.release()
+def _refused(folder: Path, fault: OSError) -> CheckpointError:
+    return CheckpointError(
+        f"a run_dir is required in which files can be made and locked, {fault.filename or folder} "
+        f"can't be: {files.reason(fault)}; {files.advice(fault)}, or give another run_dir"
+    )

@@ -35,7 +35,7 @@ def system(backend: str, device: str) -> dict[str, str]:
         "torch": torch.__version__,
         "numpy": _version("numpy"),
         "gymnasium": _version("gymnasium"),
-        **_simulators(),
+        **{name: _version(name) for module, name in _SIMULATORS.items() if module in sys.modules},
         "backend": backend,
         "machine": platform.machine(),
         "processor": _processor(),
@@ -60,14 +60,25 @@ def warnings(place: Path, meta: Mapping[str, Any], now: Mapping[str, str]) -> li
     ]
 
 
-def revision(folder: Path) -> str | None:
+def revision(folder: Path, digits: int = 40) -> str | None:
     """The git revision of the working tree that `folder` is in, with "-dirty" where tracked files
     were changed since; None where it is in none.
     """
-    command = ["git", "describe", "--always", "--dirty", "--exclude", "*", "--abbrev=40"]
+    describe = ("describe", "--always", "--dirty", "--exclude", "*", f"--abbrev={digits}")
+    return _git(folder, *describe) or None
+
+
+def revision_of(file: Path) -> str | None:
+    """`revision` of a file's folder, of 12 digits; None where git doesn't keep the file."""
+    kept = _git(file.parent, "ls-files", "--error-unmatch", file.name)
+    return None if kept is None else revision(file.parent, 12)
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    """What git says in a folder; None where it fails."""
     try:
         done = subprocess.run(
-            command,
+            ["git", *words],
             cwd=folder,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -78,15 +89,7 @@ def revision(folder: Path) -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() or None
-
-
-def _simulators() -> dict[str, str]:
-    return {
-        package: _version(package)
-        for module, package in _SIMULATORS.items()
-        if module in sys.modules
-    }
+    return done.stdout.strip()
 
 
 def _version(package: str) -> str:

@@ -14,6 +14,8 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+from quintet.system import files
+
 KEY_BYTES = 32
 _VERSION = "v1:"
 
@@ -133,8 +135,4 @@ def _make(file: Path) -> None:
     finally:
         with suppress(FileNotFoundError):
             temporary.unlink()
-    folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)  # what it has signed must stay signed after a power cut
-    finally:
-        os.close(folder)
+    files.sync_folder(file.parent)  # what it has signed must stay signed after a power cut

@@ -24,8 +24,15 @@ from quintet.system import signature
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_ +-]*")
 """Text that names no module's attribute, no file in another folder, no address."""
 
-_SIGNED = ("env.id", "env.kwargs", "model.encoder", "model.encoder_kwargs")
-"""What of a run's options is imported and called."""
+_Option = Literal["env", "model.encoder"]
+
+_CALLED: tuple[tuple[_Option, str, str], ...] = (
+    ("env", "env.id", "env.kwargs"),
+    ("model.encoder", "model.encoder", "model.encoder_kwargs"),
+)
+"""What of a run's options is imported and called: how a name is given again, and the options of the
+name and its arguments.
+"""
 
 _CONFIG = "quintet config 1"
 _MARK = "# signature: "
@@ -40,7 +47,7 @@ class Call:
     option: that holds the name, as it is given again.
     """
 
-    option: Literal["env", "model.encoder"]
+    option: _Option
     name: str
     kwargs: Mapping[str, Any]
 
@@ -134,35 +141,27 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + "..."
 
 
-def calls_of(options: Mapping[str, Any]) -> tuple[Call, Call]:
+def calls_of(options: Mapping[str, Any]) -> tuple[Call, ...]:
     """What a whole configuration, by dotted option name, has imported and called."""
-    env_id, env_kwargs, encoder, encoder_kwargs = (options[name] for name in _SIGNED)
-    return Call("env", env_id, env_kwargs), Call("model.encoder", encoder, encoder_kwargs)
+    return tuple(Call(option, options[name], options[kwargs]) for option, name, kwargs in _CALLED)
 
 
 def vouched(description: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
     """Whether all that a policy's description names is harmless, or in a configuration as well.
 
     Raises:
-        KeyError, TypeError: it is no description.
+        KeyError, AttributeError: it is no description.
     """
-    env, model = description["env"], description["model"]
-    named = (
-        Call("env", env["id"], env["kwargs"]),
-        Call("model.encoder", model["encoder"], model["encoder_kwargs"]),
-    )
-    return all(call.harmless or call in calls_of(options) for call in named)
+    parts = ("env", "model")
+    own = {f"{part}.{name}": x for part in parts for name, x in description[part].items()}
+    return all(call.harmless or call in calls_of(options) for call in calls_of(own))
 
 
 def calls_given(options: Mapping[str, Any]) -> tuple[Call, ...]:
     """What a caller has named in options by dotted name, some of which may be missing."""
-    pairs: tuple[tuple[Literal["env", "model.encoder"], str, str], ...] = (
-        ("env", "env.id", "env.kwargs"),
-        ("model.encoder", "model.encoder", "model.encoder_kwargs"),
-    )
     return tuple(
         Call(option, options[name], given if isinstance(given, Mapping) else {})
-        for option, name, kwargs in pairs
+        for option, name, kwargs in _CALLED
         if isinstance(options.get(name), str)
         for given in [options.get(kwargs)]
     )
@@ -189,4 +188,5 @@ def config_fault(text: str, options: Mapping[str, Any]) -> str | None:
 
 
 def _signed_bytes(options: Mapping[str, Any]) -> bytes:
-    return json.dumps({name: options[name] for name in _SIGNED}, sort_keys=True).encode()
+    signed = {name: options[name] for _, *names in _CALLED for name in names}
+    return json.dumps(signed, sort_keys=True).encode()

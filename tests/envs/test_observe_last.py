@@ -10,6 +10,7 @@ import torch
 from envs_helpers import Custom, Record, record
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
+from packing import pack_action
 
 import quintet
 from quintet.envs.make import make_vector_env
@@ -21,7 +22,7 @@ from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan, ReplayPlan
 from quintet.runtime.replay.replay import Replay, RowSpecs
 from quintet.runtime.serial import SerialSampling
-from quintet.spaces import action_spec, observation_leaves, pack_action
+from quintet.spaces import action_spec, observation_leaves
 from quintet.types import ActOutput, Publication, TensorSpec
 
 STREAMS, STEPS = 3, 60

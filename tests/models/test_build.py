@@ -19,8 +19,7 @@ from quintet.ops.distributions import (
     Bernoulli,
     Categorical,
     DiagGaussian,
-    MultiCategorical,
-    TanhGaussian,
+    multi_categorical,
 )
 from quintet.types import ACTION_MASK, Spaces
 
@@ -118,11 +117,11 @@ def test_what_is_normalised_by_pixel(encoder: str, observation: spaces.Space, ex
     ("space", "bounds", "expected"),
     [
         (spaces.Discrete(4), "clip", Categorical(4)),
-        (spaces.MultiDiscrete([2, 3]), "clip", MultiCategorical((2, 3))),
+        (spaces.MultiDiscrete([2, 3]), "clip", multi_categorical((2, 3))),
         (spaces.MultiBinary(3), "clip", Bernoulli(3)),
         (BOX, "clip", DiagGaussian(2, (-2.0, -2.0), (2.0, 2.0))),
-        (BOX, "mean_tanh", DiagGaussian(2, (-2.0, -2.0), (2.0, 2.0), squash_mean=True)),
-        (BOX, "squash", TanhGaussian(2, (-2.0, -2.0), (2.0, 2.0))),
+        (BOX, "mean_tanh", DiagGaussian(2, (-2.0, -2.0), (2.0, 2.0), squash="mean")),
+        (BOX, "squash", DiagGaussian(2, (-2.0, -2.0), (2.0, 2.0), "action")),
     ],
 )
 def test_action_family(space: spaces.Space, bounds: str, expected):

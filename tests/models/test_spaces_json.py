@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from packing import pack_action
 
 from quintet.errors import ConfigError, QuintetError
 from quintet.models.heads import action_family
@@ -19,7 +20,6 @@ from quintet.spaces import (
     leaf_spec,
     mask_sizes,
     observation_leaves,
-    pack_action,
     stored_space,
     to_json,
     unpack_action,

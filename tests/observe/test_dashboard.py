@@ -18,10 +18,11 @@ from rich.text import Text
 from settings import SETTING
 
 from quintet.observe import dashboard, progress
-from quintet.observe.dashboard import TerminalProgress, View, layout
+from quintet.observe.dashboard import TerminalProgress, layout
 from quintet.observe.metrics import METRICS
-from quintet.observe.pace import Pace
-from quintet.observe.progress import FROM_NOTHING, Begin, Progress, make_progress
+from quintet.observe.pace import Pace, Score
+from quintet.observe.progress import Progress, make_progress
+from quintet.observe.view import View
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 REPORT = {
@@ -42,21 +43,21 @@ REPORT = {
 
 
 def a_view(reports: int = 3) -> View:
-    view = View("ppo on CartPole-v1", "runs/a", Pace(100_000, 0), SETTING)
+    view = View("ppo on CartPole-v1", Pace(100_000, 0), "runs/a", SETTING)
     for number in range(1, reports + 1):
         steps = {"env_steps": 15_000.0 * number, "wall_s": 28.0 * number}
-        view.add(REPORT | steps, 100.0 * number)
+        view.add(REPORT | steps, Score(100.0 * number))
     return view
 
 
-def lines_of(view: View, width: int = 100, height: int = 40, ascii_only: bool = False) -> list[str]:
-    return [line.plain for line in layout(view, width, height, ascii_only)]
+def lines_of(view: View, width: int = 100, height: int = 40) -> list[str]:
+    return [line.plain for line in layout(view, width, height)]
 
 
 def test_everything_is_there() -> None:
     view = a_view()
-    view.add({"eval/return_mean": 500.0}, 300.0)
-    view.add({"eval/return_mean": 431.5}, 300.0)
+    view.add({"eval/return_mean": 500.0}, Score(300.0))
+    view.add({"eval/return_mean": 431.5}, Score(300.0))
     text = "\n".join(lines_of(view))
     for part in (
         "ppo on CartPole-v1",
@@ -86,15 +87,15 @@ def test_everything_is_there() -> None:
 def test_success_rates_have_a_line_where_there_are_any() -> None:
     view = a_view()
     assert not any(line.startswith("success") for line in lines_of(view))
-    view.add({}, 0.5, 0.62)
+    view.add({}, Score(0.5, 0.62))
     assert "success    62% training, last 100 episodes" in lines_of(view)
-    view.add({"eval/return_mean": 0.9, "eval/success_rate": 0.95}, 0.5, 0.62)
-    view.add({}, 0.5, 0.625)
+    view.add({"eval/return_mean": 0.9, "eval/success_rate": 0.95}, Score(0.5, 0.62))
+    view.add({}, Score(0.5, 0.625))
     assert "success    62.5% training, last 100 episodes  95% evaluation" in lines_of(view)
 
 
 def test_any_learners_numbers_are_shown() -> None:
-    view = View("title", "folder", Pace(100, 0), None)
+    view = View("title", Pace(100, 0), "folder", None)
     names = [name for name in METRICS if name.split("/")[0] in dashboard._LINES]
     for name in names:
         view.report = {name: 1.5}
@@ -118,15 +119,15 @@ def test_any_learners_numbers_are_shown() -> None:
 def test_best_is_the_highest_evaluation(
     before: float | None, scores: tuple[float, ...], best: float
 ) -> None:
-    view = View("title", "folder", Pace(100, 0), None, best=before)
+    view = View("title", Pace(100, 0), "folder", None, best=before)
     for score in scores:
-        view.add({"eval/return_mean": score}, None)
+        view.add({"eval/return_mean": score}, Score())
     assert view.best == best
     assert f"{scores[-1]:g} evaluation  {best:g} best" in "\n".join(lines_of(view))
 
 
 def test_a_resumed_run_brings_its_best() -> None:
-    text = ESCAPES.sub("", in_terminal((24, 100), lambda _: None, begin=Begin(40_000, 321.5)))
+    text = ESCAPES.sub("", in_terminal((24, 100), lambda _: None, done=40_000, best=321.5))
     assert "40,000 of 100,000" in text
     assert "321.5 best" in text
 
@@ -138,11 +139,9 @@ def test_fits_every_terminal(reports: int) -> None:
         view.stage = stage
         for width in (1, 10, 20, 33, 49, 50, 60, 61, 80, 120, 200):
             for height in (1, 2, 3, 5, 8, 12, 23, 60):
-                for ascii_only in (True, False):
-                    shown = lines_of(view, width, height, ascii_only)
-                    assert len(shown) <= height
-                    assert max(map(len, shown), default=0) <= width
-                    assert not ascii_only or "".join(shown).isascii()
+                shown = lines_of(view, width, height)
+                assert len(shown) <= height
+                assert max(map(len, shown), default=0) <= width
 
 
 def test_what_matters_most_stays_longest() -> None:
@@ -169,7 +168,7 @@ def test_items_are_whole_or_left_out() -> None:
 
 def test_shares_sum_to_the_whole_bar() -> None:
     for width in range(60, 90):
-        bar = next(line for line in lines_of(a_view(), width, 40, True) if "SSSS" in line)
+        bar = next(line for line in lines_of(a_view(), width) if "████" in line)
         assert len(bar) == width
         assert len(set(bar.strip())) == 3
 
@@ -178,14 +177,14 @@ def test_stage_stands_until_the_next_report() -> None:
     view = a_view()
     view.stage = "evaluating"
     assert "evaluating" in " ".join(lines_of(view))
-    view.add({"env_steps": 50_000.0}, None)
+    view.add({"env_steps": 50_000.0}, Score())
     assert "evaluating" not in " ".join(lines_of(view))
 
 
 def a_view_of_workers(number: int, server: bool = False, **changes: float) -> View:
     """Worker k steps for 40 + k percent of its time."""
     setting = replace(SETTING, kind="async", num_workers=number, num_groups=number)
-    view = View("impala on CartPole-v1", "runs/a", Pace(100_000, 0), setting)
+    view = View("impala on CartPole-v1", Pace(100_000, 0), "runs/a", setting)
     report = {name: value for name, value in REPORT.items() if not name.startswith("time/")}
     report |= {"time/waiting_frac": 0.62, "time/learning_frac": 0.38, "data/valid_frac": 0.75}
     for k in range(number):
@@ -197,7 +196,9 @@ def a_view_of_workers(number: int, server: bool = False, **changes: float) -> Vi
     report |= {"data/discarded_columns": 1300.0, "data/discarded_env_steps": 77.0}
     report |= {"data/waiting_batches": 1.0, "data/worker_restarts": 0.0}
     for k in (1, 2):
-        view.add(report | changes | {"env_steps": 15_000.0 * k, "wall_s": 28.0 * k}, 100.0 * k)
+        view.add(
+            report | changes | {"env_steps": 15_000.0 * k, "wall_s": 28.0 * k}, Score(100.0 * k)
+        )
     return view
 
 
@@ -259,11 +260,9 @@ def test_processes_fit_every_terminal(number: int) -> None:
     view = a_view_of_workers(number, server=True)
     for width in (1, 10, 33, 49, 50, 60, 69, 70, 80, 120, 200):
         for height in (1, 5, 8, 12, 23, 60):
-            for ascii_only in (True, False):
-                shown = lines_of(view, width, height, ascii_only)
-                assert len(shown) <= height
-                assert max(map(len, shown), default=0) <= width
-                assert not ascii_only or "".join(shown).isascii()
+            shown = lines_of(view, width, height)
+            assert len(shown) <= height
+            assert max(map(len, shown), default=0) <= width
     low = " ".join(lines_of(view, 80, 10))
     assert "Environments limit the speed" in low
     assert "learner" in low
@@ -281,7 +280,8 @@ def in_terminal(
     size: tuple[int, int],
     action: Callable[[Progress], None],
     encoding: str = "utf-8",
-    begin: Begin = FROM_NOTHING,
+    done: int = 0,
+    best: float | None = None,
 ) -> str:
     """What a terminal of (rows, columns) receives while `action` uses the progress."""
     mine, theirs = pty.openpty()
@@ -301,10 +301,9 @@ def in_terminal(
     listener = threading.Thread(target=listen)
     listener.start()
     with os.fdopen(theirs, "w", encoding=encoding) as stream:
-        shown = make_progress(
-            100_000, "ppo on CartPole-v1", stream, folder="runs/a", begin=begin, setting=SETTING
-        )
-        assert isinstance(shown, TerminalProgress)
+        pace = Pace(100_000, done)
+        shown = make_progress(View("ppo on CartPole-v1", pace, "runs/a", SETTING, best), stream)
+        assert isinstance(shown, TerminalProgress) == (encoding == "utf-8")
         action(shown)
         shown.close()
         shown.close()
@@ -316,10 +315,10 @@ def in_terminal(
 def three_reports(shown: Progress) -> None:
     shown.stage("collecting the first 2,048")
     shown.waiting("waiting for 10 s: worker 1 is starting")
-    shown.update(REPORT | {"env_steps": 20_000}, None)
+    shown.update(REPORT | {"env_steps": 20_000}, Score())
     shown.say("a [bold]message[/bold]")
-    shown.update({"env_steps": 50_000, "eval/return_mean": 321.5}, 123.25)
-    shown.update({"env_steps": 99_999}, 234.5)
+    shown.update({"env_steps": 50_000, "eval/return_mean": 321.5}, Score(123.25))
+    shown.update({"env_steps": 99_999}, Score(234.5))
 
 
 @pytest.fixture(autouse=True)
@@ -352,9 +351,12 @@ def test_colours_are_left_out_on_request(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not coloured.search(in_terminal((24, 80), three_reports))
 
 
-def test_terminal_without_utf8_gets_ascii() -> None:
-    assert ESCAPES.sub("", in_terminal((24, 80), three_reports, "ascii")).isascii()
-    assert ESCAPES.sub("", in_terminal((24, 80), three_reports, "latin-1")).isascii()
+def test_terminal_without_utf8_gets_plain_lines() -> None:
+    for encoding in ("ascii", "latin-1"):
+        raw = in_terminal((24, 80), three_reports, encoding)
+        assert raw.isascii()
+        assert not ESCAPES.search(raw)
+        assert "20,000/100,000 env steps" in raw
 
 
 def test_narrowed_terminal_is_drawn_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,7 +366,7 @@ def test_narrowed_terminal_is_drawn_anew(monkeypatch: pytest.MonkeyPatch) -> Non
     def narrowed(shown: Progress) -> None:
         for columns in ("100", "60", "90"):
             monkeypatch.setenv("COLUMNS", columns)
-            shown.update(REPORT | {"env_steps": 20_000}, None)
+            shown.update(REPORT | {"env_steps": 20_000}, Score())
 
     raw = in_terminal((24, 100), narrowed)
     assert raw.count("\x1b[2J") == 1, "cleared once, when it became narrower"
@@ -386,10 +388,10 @@ def test_drawing_takes_little_of_the_time(monkeypatch: pytest.MonkeyPatch) -> No
         return []
 
     monkeypatch.setattr(dashboard, "layout", slow)
-    shown = TerminalProgress(View("title", "", Pace(10_000, 0), None), io.StringIO())
+    shown = TerminalProgress(View("title", Pace(10_000, 0), "", None), io.StringIO())
     for step in range(10_000):
         now += 0.001
-        shown.update({"env_steps": step + 1}, 1.0)
+        shown.update({"env_steps": step + 1}, Score(1.0))
     before = drawn
     assert 0.01 * before <= 0.021 * now
     shown.close()
@@ -401,7 +403,7 @@ def test_a_drawing_is_quick() -> None:
     view = a_view(200)
     begin = time.perf_counter()
     for _ in range(20):
-        layout(view, 200, 60, False)
+        layout(view, 200, 60)
     assert (time.perf_counter() - begin) / 20 < 0.05
 
 
@@ -412,7 +414,7 @@ def test_prints_go_above_the_dashboard(monkeypatch: pytest.MonkeyPatch) -> None:
 
     stream = Terminal()
     monkeypatch.setattr(sys, "stdout", stream)
-    shown = make_progress(10, "title")
+    shown = make_progress(View("title", Pace(10, 0)))
     print("from an environment")
     shown.update({"env_steps": 5})
     shown.close()
@@ -425,7 +427,7 @@ def test_prints_go_above_the_dashboard(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_closed_terminal_does_not_stop_training() -> None:
     mine, theirs = pty.openpty()
     with os.fdopen(theirs, "w") as stream:
-        shown = make_progress(100, "title", stream)
+        shown = make_progress(View("title", Pace(100, 0)), stream)
         assert not isinstance(shown, progress.LineProgress)
         shown.update({"env_steps": 1})
         os.close(mine)

@@ -385,13 +385,12 @@ def test_the_workers_wait_for_the_server() -> None:
 
 def test_server_and_workers_wait_for_each_other() -> None:
     slow = load(0.6, 0.2, 0.75, serving=0.2)
-    assert with_workers(slow, **SERVED, inference_batch_min=4) == (
+    assert with_workers(slow, **SERVED) == (
         "The way to the inference server limits the speed: 60% of the time the update waits, while "
-        "the workers wait for actions for 75% of theirs; the server acts for 20%. Waiting for "
-        "fewer streams (--runtime.inference-batch-min 1), acting in the workers "
-        "(--runtime.inference local) or larger groups (--env.streams-per-group 4) would help."
+        "the workers wait for actions for 75% of theirs; the server acts for 20%. Acting in "
+        "the workers (--runtime.inference local) or larger groups (--env.streams-per-group 4) "
+        "would help."
     )
-    assert "batch-min" not in with_workers(slow, **SERVED)
     large = {**SERVED, "device": "cuda", "large_network": True}
     assert "--runtime.inference local" not in with_workers(slow, **large)
     assert with_workers(load(0.6, 0.75, 0.2, 0.2), **SERVED).startswith("Environments")

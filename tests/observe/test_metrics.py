@@ -37,7 +37,7 @@ def test_clean_removes_what_is_not_finite_and_nothing_else() -> None:
 
 
 def test_episode_stats_are_per_report_and_recent_ones_run_on() -> None:
-    stats = EpisodeStats(window=3)
+    stats = EpisodeStats()
     assert stats.report() == {}
     assert stats.recent_return is None
     stats.add(1.0, 10)
@@ -57,12 +57,11 @@ def test_episode_stats_are_per_report_and_recent_ones_run_on() -> None:
     metrics.check(report)
     assert report["episode/success_rate"] == 0.5
     assert report["episode/return_mean"] == 8.5
-    assert stats.recent_return == pytest.approx((4 + 7 + 10) / 3)
+    assert stats.recent_return == pytest.approx((1 + 4 + 7 + 10) / 4)
     assert stats.recent_success == 0.5
-    assert stats.total == 4
-    for _ in range(3):
-        stats.add(1.0, 1, success=True)
-    assert stats.recent_success == 1.0
+    for _ in range(100):
+        stats.add(2.0, 1, success=True)
+    assert (stats.recent_return, stats.recent_success) == (2.0, 1.0), "the last 100"
 
 
 @final

@@ -208,14 +208,14 @@ def test_band_is_the_bootstrap_interval_of_the_mean() -> None:
 
 
 def test_groups_by_configuration_without_seed_and_folder() -> None:
-    nested = {"algo": "ppo", "seed": 1, "run_dir": "a", "env": {"id": "X-v1", "frame_stack": 1}}
-    dotted = {"env.frame_stack": 1, "seed": 2, "algo": "ppo", "env.id": "X-v1", "report.sinks": []}
-    assert group_key(nested) == group_key(dotted)
-    other = {**dotted, "env.frame_stack": 4}
-    assert group_key(other) != group_key(dotted)
-    assert group_labels([nested, other]) == ["ppo, frame_stack 1", "ppo, frame_stack 4"]
-    assert group_labels([nested]) == ["ppo"]
-    assert env_name(nested) == env_name(dotted) == "X-v1"
+    one = {"algo": "ppo", "seed": 1, "run_dir": "a", "env.id": "X-v1", "env.frame_stack": 1}
+    two = {"env.frame_stack": 1, "seed": 2, "algo": "ppo", "env.id": "X-v1", "report.sinks": []}
+    assert group_key(one) == group_key(two)
+    other = {**two, "env.frame_stack": 4}
+    assert group_key(other) != group_key(two)
+    assert group_labels([one, other]) == ["ppo, frame_stack 1", "ppo, frame_stack 4"]
+    assert group_labels([one]) == ["ppo"]
+    assert env_name(one) == env_name(two) == "X-v1"
     assert env_name({"env": "Y-v0"}) == "Y-v0"
     assert env_name({}) == ""
 

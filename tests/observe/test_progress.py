@@ -12,7 +12,9 @@ import pytest
 from settings import SETTING
 
 from quintet.observe import progress
-from quintet.observe.progress import Begin, LineProgress, make_progress
+from quintet.observe.pace import Pace, Score
+from quintet.observe.progress import LineProgress, make_progress
+from quintet.observe.view import View
 
 
 @pytest.fixture(autouse=True)
@@ -28,20 +30,20 @@ def test_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
             return True
 
     monkeypatch.setenv("TERM", "dumb")
-    assert isinstance(make_progress(10, "title", Terminal()), LineProgress)
+    assert isinstance(make_progress(View("title", Pace(10, 0)), Terminal()), LineProgress)
 
 
 def test_pipe_gets_a_line_every_ten_seconds_and_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
     stream = io.StringIO()
-    shown = make_progress(1000, "title", stream, begin=Begin(100))
+    shown = make_progress(View("title", Pace(1000, 100)), stream)
     for second in range(1, 26):
         now = float(second)
         report = {"env_steps": 100 + 10 * second}
         if second == 3:
             report["eval/return_mean"] = 7.0
-        shown.update(report, float(second))
+        shown.update(report, Score(float(second)))
     shown.say("a message")
     shown.close()
     shown.close()
@@ -57,9 +59,11 @@ def test_pipe_gets_a_line_every_ten_seconds_and_the_last(monkeypatch: pytest.Mon
 
 def test_success_rates_are_shown_where_there_are_any() -> None:
     stream = io.StringIO()
-    shown = make_progress(1000, "title", stream)
-    shown.update({"env_steps": 10}, 0.5, 0.075)
-    shown.update({"env_steps": 20, "eval/return_mean": 0.7, "eval/success_rate": 1.0}, 0.5, 0.62)
+    shown = make_progress(View("title", Pace(1000, 0)), stream)
+    shown.update({"env_steps": 10}, Score(0.5, 0.075))
+    shown.update(
+        {"env_steps": 20, "eval/return_mean": 0.7, "eval/success_rate": 1.0}, Score(0.5, 0.62)
+    )
     shown.close()
     first, last = stream.getvalue().splitlines()[1:]
     assert first.endswith("  return 0.5 (7.5% won)")
@@ -74,7 +78,9 @@ def test_pipe_hears_once_what_limits_the_speed(monkeypatch: pytest.MonkeyPatch) 
         nonlocal now
         stream = io.StringIO()
         now = 0.0
-        shown = make_progress(1000, "title", stream, folder="runs/a", setting=SETTING)
+        shown = make_progress(
+            View("title", Pace(1000, 0), folder="runs/a", setting=SETTING), stream
+        )
         for second in range(1, 90):
             now = float(second)
             phase = "learning" if second < 40 else last
@@ -99,7 +105,7 @@ def test_pipe_hears_once_what_limits_the_speed(monkeypatch: pytest.MonkeyPatch) 
 
 def test_pipe_hears_at_once_that_others_take_the_cores() -> None:
     stream = io.StringIO()
-    shown = make_progress(1000, "title", stream, setting=SETTING)
+    shown = make_progress(View("title", Pace(1000, 0), setting=SETTING), stream)
     shares = {"time/learning_frac": 1.0, "machine/cores_used_by_others": SETTING.cores}
     shown.update({"env_steps": 1, "wall_s": 1.0, **shares})
     assert "Other processes limit the speed" in stream.getvalue()
@@ -109,7 +115,7 @@ def test_pipe_hears_ever_more_rarely_what_is_waited_for(monkeypatch: pytest.Monk
     now = 0.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
     stream = io.StringIO()
-    shown = make_progress(1000, "title", stream)
+    shown = make_progress(View("title", Pace(1000, 0)), stream)
     shown.update({"env_steps": 1})
     shown.update({"env_steps": 2})
     for second in range(10, 3000, 10):
@@ -126,7 +132,7 @@ def test_what_limits_the_speed_is_said_of_processes(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
     stream = io.StringIO()
     setting = replace(SETTING, kind="async", num_workers=2)
-    shown = make_progress(1000, "title", stream, setting=setting)
+    shown = make_progress(View("title", Pace(1000, 0), setting=setting), stream)
     for second in range(1, 200):
         now = float(second)
         phase = "stepping" if second < 60 else "acting"
@@ -142,7 +148,7 @@ def test_speed_is_that_of_the_last_half_minute(monkeypatch: pytest.MonkeyPatch) 
     now, steps = 0.0, 0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
     stream = io.StringIO()
-    shown = make_progress(10**6, "title", stream)
+    shown = make_progress(View("title", Pace(10**6, 0)), stream)
     for second in range(1, 200):
         now = float(second)
         steps += 10 if second < 100 else 1000
@@ -162,12 +168,14 @@ def test_clock(seconds: float, text: str) -> None:
 TRAINING = """
 import sys, time
 from pathlib import Path
+from quintet.observe.pace import Pace, Score
 from quintet.observe.progress import make_progress
-shown = make_progress(100, "title")
+from quintet.observe.view import View
+shown = make_progress(View("title", Pace(100, 0)))
 time.sleep(0.3)
 for step in range(100):
     shown.say(f"message {step}")
-    shown.update({"env_steps": step + 1}, 1.0)
+    shown.update({"env_steps": step + 1}, Score(1.0))
 shown.close()
 print("print works on too")
 Path(sys.argv[1]).write_text("trained to the end")
@@ -194,7 +202,7 @@ def test_closed_pipe_does_not_stop_training(
 def test_closed_terminal_does_not_stop_training() -> None:
     mine, theirs = pty.openpty()
     with os.fdopen(theirs, "w") as stream:
-        shown = make_progress(100, "title", stream)
+        shown = make_progress(View("title", Pace(100, 0)), stream)
         shown.update({"env_steps": 1})
         os.close(mine)
         shown.update({"env_steps": 2})
@@ -205,7 +213,7 @@ def test_closed_terminal_does_not_stop_training() -> None:
 def test_closed_stream_and_narrow_encoding_are_survived(tmp_path: Path) -> None:
     path = tmp_path / "out"
     with path.open("w", encoding="ascii") as stream:
-        shown = make_progress(10, "Übung", stream)
+        shown = make_progress(View("Übung", Pace(10, 0)), stream)
         shown.say("→")
         shown.update({"env_steps": 1})
         shown.close()

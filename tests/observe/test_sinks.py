@@ -167,7 +167,7 @@ def test_reader_leaves_out_a_torn_last_line_and_tells_of_others(tmp_path: Path) 
     assert notice.startswith(f"line 2 of {file} is damaged (")
     file.write_text('{"env_steps": null}\n{"env_steps": 2}\n')
     assert read_metrics(tmp_path, notices.append) == [{"env_steps": 2}]
-    assert "not all values are numbers" in notices[1]
+    assert "not all values are finite numbers" in notices[1]
 
 
 def test_a_damaged_line_within_stops_no_resume(tmp_path: Path) -> None:

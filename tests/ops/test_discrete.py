@@ -10,12 +10,18 @@ from torch.distributions import Bernoulli as TorchBernoulli
 from torch.distributions import Categorical as TorchCategorical
 from torch.distributions import Independent, kl_divergence
 
-from quintet.ops.distributions import Bernoulli, Categorical, Family, MultiCategorical
+from quintet.ops.distributions import (
+    Bernoulli,
+    Categorical,
+    Family,
+    TupleFamily,
+    multi_categorical,
+)
 
 NVEC = (2, 4, 3)
 FAMILIES: dict[str, Family] = {
     "categorical": Categorical(5),
-    "multi": MultiCategorical(NVEC),
+    "multi": multi_categorical(NVEC),
     "bernoulli": Bernoulli(3),
 }
 every_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES.keys())
@@ -33,12 +39,16 @@ def reference(family: Family, params: Tensor) -> list[torch.distributions.Distri
     """Independent parts whose log-probabilities add up."""
     if isinstance(family, Bernoulli):
         return [Independent(TorchBernoulli(logits=params), 1)]
-    nvec = family.nvec if isinstance(family, MultiCategorical) else (family.param_size,)
+    nvec = (
+        [leaf.param_size for leaf in family.families]
+        if isinstance(family, TupleFamily)
+        else (family.param_size,)
+    )
     return [TorchCategorical(logits=part) for part in params.split(list(nvec), dim=-1)]
 
 
 def parts(family: Family, action: Tensor) -> list[Tensor]:
-    if isinstance(family, MultiCategorical):
+    if isinstance(family, TupleFamily):
         return list(action.unbind(dim=-1))
     return [action.to(torch.float64) if isinstance(family, Bernoulli) else action]
 
@@ -175,7 +185,7 @@ def test_mask_of_a_categorical(dtype: torch.dtype):
     assert_near(family.kl(masked, family.apply_mask(q, mask)), kl_divergence(allowed, allowed_q))
 
 
-@pytest.mark.parametrize("family", [Categorical(5), MultiCategorical(NVEC)])
+@pytest.mark.parametrize("family", [Categorical(5), multi_categorical(NVEC)])
 def test_masked_gradients_are_finite_and_zero_where_forbidden(family: Family):
     p = draw_params(family, 3, seed=16).float().requires_grad_()
     q = draw_params(family, 3, seed=17).float().requires_grad_()
@@ -196,7 +206,7 @@ def test_masked_gradients_are_finite_and_zero_where_forbidden(family: Family):
     assert family.kl(p, masked_q).isfinite().all()
 
 
-@pytest.mark.parametrize("family", [Categorical(5), MultiCategorical(NVEC)])
+@pytest.mark.parametrize("family", [Categorical(5), multi_categorical(NVEC)])
 def test_a_row_that_allows_nothing_is_left_unmasked(family: Family):
     p = draw_params(family, 3, seed=18)
     mask = torch.ones(3, family.mask_size, dtype=torch.bool)
@@ -208,7 +218,7 @@ def test_a_row_that_allows_nothing_is_left_unmasked(family: Family):
 
 
 def test_a_component_that_allows_nothing_is_left_unmasked():
-    family = MultiCategorical(NVEC)
+    family = multi_categorical(NVEC)
     p = draw_params(family, seed=19)
     mask = torch.tensor([0, 0, 1, 0, 1, 1, 0, 1, 1])
     changed = (family.apply_mask(p, mask) != p).long()

@@ -57,11 +57,6 @@ def test_ratio_and_its_limit():
     assert not torch.allclose(policy_losses.ratio_clip(rho, adv, 0.2), expected)
 
 
-def test_is_clipped_on_both_sides():
-    rho = torch.tensor([0.79, 0.81, 1.0, 1.19, 1.21])
-    assert policy_losses.is_clipped(rho, 0.2).tolist() == [1.0, 0.0, 0.0, 0.0, 1.0]
-
-
 @pytest.mark.parametrize(
     "loss",
     [

@@ -7,13 +7,7 @@ import torch
 from ops_helpers import assert_near, gradients_agree
 from torch import Tensor
 
-from quintet.ops.reduce import (
-    mean_over_all,
-    mean_valid,
-    normalize_valid,
-    sum_time_mean_batch,
-    sum_valid,
-)
+from quintet.ops.reduce import mean_valid, normalize_valid, sum_valid
 
 
 def data(seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -28,16 +22,13 @@ def test_means_by_loop():
     assert 0 < len(kept) < x.numel()
     for mask in (valid, valid.double()):
         assert mean_valid(x, mask).item() == pytest.approx(math.fsum(kept) / len(kept))
-        assert mean_over_all(x, mask).item() == pytest.approx(math.fsum(kept) / x.numel())
         assert sum_valid(x, mask).item() == pytest.approx(math.fsum(kept))
-        assert sum_time_mean_batch(x, mask).item() == pytest.approx(math.fsum(kept) / 4)
 
 
 def test_weights():
     x = torch.tensor([1.0, 2.0, 4.0])
     weight = torch.tensor([0.5, 0.0, 1.5])
     assert mean_valid(x, weight).item() == pytest.approx((0.5 * 1 + 1.5 * 4) / 2.0)
-    assert mean_over_all(x, weight).item() == pytest.approx((0.5 * 1 + 1.5 * 4) / 3.0)
     assert sum_valid(x, weight).item() == pytest.approx(0.5 * 1 + 1.5 * 4)
     z = normalize_valid(x, weight)
     mean, var = 3.25, (0.5 * 2.25**2 + 1.5 * 0.75**2) / 2.0
@@ -46,7 +37,7 @@ def test_weights():
 
 
 @pytest.mark.parametrize("junk", [float("nan"), float("inf"), -float("inf"), 1e300])
-@pytest.mark.parametrize("reduce", [mean_valid, mean_over_all, sum_valid, sum_time_mean_batch])
+@pytest.mark.parametrize("reduce", [mean_valid, sum_valid])
 @pytest.mark.parametrize("as_float", [False, True])
 def test_invalid_entries_are_never_read(reduce, junk: float, as_float: bool):
     x, valid = data(1)
@@ -74,7 +65,7 @@ def test_normalize_ignores_junk_and_returns_zero_there(junk: float):
     assert spoilt[valid].var(correction=0).item() == pytest.approx(1.0, abs=4e-8)
 
 
-@pytest.mark.parametrize("reduce", [mean_valid, mean_over_all, sum_valid, sum_time_mean_batch])
+@pytest.mark.parametrize("reduce", [mean_valid, sum_valid])
 def test_nothing_valid_gives_zero_and_no_gradient(reduce):
     x = torch.full((3, 2), float("nan"), requires_grad=True)
     result = reduce(x, torch.zeros(3, 2, dtype=torch.bool))
@@ -86,7 +77,7 @@ def test_nothing_valid_gives_zero_and_no_gradient(reduce):
 
 def test_gradients_against_differences():
     x, valid = data(3)
-    for function in (mean_valid, mean_over_all, normalize_valid):
+    for function in (mean_valid, normalize_valid):
         assert gradients_agree(function, (x.clone().requires_grad_(), valid))
 
 
@@ -109,5 +100,4 @@ def test_dtype_is_kept():
         x = torch.ones(3, dtype=dtype)
         mask = torch.tensor([True, False, True])
         assert mean_valid(x, mask).dtype == dtype
-        assert mean_over_all(x, mask.float()).dtype == dtype
         assert normalize_valid(x, mask).dtype == dtype

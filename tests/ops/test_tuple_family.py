@@ -13,22 +13,21 @@ from quintet.ops.distributions import (
     Categorical,
     DiagGaussian,
     Family,
-    MultiCategorical,
-    TanhGaussian,
     TupleFamily,
     leaf_families,
+    multi_categorical,
 )
 
 CHILDREN: tuple[Family, ...] = (
     Categorical(4),
     DiagGaussian(2, (-1.0, 0.0), (1.0, 3.0)),
-    MultiCategorical((2, 3)),
+    multi_categorical((2, 3)),
     Bernoulli(2),
-    TanhGaussian(1, (-2.0,), (2.0,)),
+    DiagGaussian(1, (-2.0,), (2.0,), "action"),
 )
 FAMILY = TupleFamily(CHILDREN)
 PLACES = (slice(0, 1), slice(1, 3), slice(3, 5), slice(5, 7), slice(7, 8))
-INTEGERS = TupleFamily((MultiCategorical((2, 3)), Categorical(4), Bernoulli(2)))
+INTEGERS = TupleFamily((multi_categorical((2, 3)), Categorical(4), Bernoulli(2)))
 
 
 def generator(seed: int) -> torch.Generator:
@@ -134,8 +133,8 @@ def test_masks_reach_the_leaves_that_take_them():
 
 MASKABLE: dict[str, tuple[Family, list[int]]] = {
     "categorical": (Categorical(4), [2]),
-    "multi": (MultiCategorical((2, 3)), [1, 2]),
-    "tuple": (TupleFamily((Categorical(4), MultiCategorical((2, 3)))), [2, 0, 1]),
+    "multi": (multi_categorical((2, 3)), [1, 2]),
+    "tuple": (TupleFamily((Categorical(4), multi_categorical((2, 3)))), [2, 0, 1]),
 }
 
 
@@ -195,7 +194,7 @@ def test_a_masked_family_is_the_family_of_the_allowed_actions(name: str):
         expected = Categorical(3).entropy(free[:, 2:])  # of the first component one choice is left
     else:
         expected = Categorical(3).entropy(free[:, 1:4])
-        expected = expected + MultiCategorical((2, 3)).entropy(free[:, 4:])
+        expected = expected + multi_categorical((2, 3)).entropy(free[:, 4:])
     assert_near(family.entropy(masked).detach(), expected)
 
 
@@ -215,7 +214,8 @@ def test_tuples_nest():
     assert last.dtype == torch.int64
     expected = FAMILY.log_prob(params(4), inner) - torch.tensor(2.0).double().log()
     assert_near(outer.log_prob(p, action), expected)
-    assert leaf_families(outer) == (*CHILDREN, Categorical(2))
+    several = (Categorical(2), Categorical(3))
+    assert leaf_families(outer) == (*CHILDREN[:2], *several, *CHILDREN[3:], Categorical(2))
     flat = TupleFamily(leaf_families(outer))
     assert_near(flat.log_prob(p, action), outer.log_prob(p, action))
     assert leaf_families(Categorical(2)) == (Categorical(2),)

@@ -26,7 +26,7 @@ from quintet.observe.sinks import read_metrics
 from quintet.run import group, launch
 from quintet.run.group import Member, run_members
 from quintet.system import child
-from quintet.system.lock import RunLock
+from quintet.system.lock import run_lock
 
 TESTS = Path(__file__).parent
 WAIT_S = 60.0
@@ -306,7 +306,7 @@ def test_ctrl_c_stops_the_group_and_the_same_command_goes_on(tmp_path):
     for seed in (1, 2):
         assert f"[s{seed}] stopped at" in out
         assert newest(tmp_path / f"g/s{seed}").meta["env_steps"] > 0
-        with RunLock(tmp_path / f"g/s{seed}"):
+        with run_lock(tmp_path / f"g/s{seed}"):
             pass
     assert not (tmp_path / "g/s3").exists()
     rows = [line.split() for line in out.splitlines()]

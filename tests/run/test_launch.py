@@ -43,7 +43,7 @@ from quintet.runtime.asynchronous import AsyncSampling
 from quintet.runtime.lockstep import LockstepSampling
 from quintet.runtime.parallel.learners import Learners
 from quintet.runtime.serial import SerialSampling
-from quintet.system.lock import RunLock
+from quintet.system.lock import run_lock
 
 TOY = "quintet.envs.toy:Contextual"
 SMALL: dict[str, Any] = {
@@ -358,7 +358,7 @@ def test_two_processes_in_one_folder(tmp_path, capsys):
     assert first.returncode == 130
     assert "the same command goes on from there" in rest
     assert len(names(tmp_path)) == 1
-    with RunLock(tmp_path):
+    with run_lock(tmp_path):
         pass
 
 

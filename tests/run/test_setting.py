@@ -289,7 +289,6 @@ def test_workers() -> None:
         runtime__kind="async",
         runtime__num_workers=2,
         runtime__inference="server",
-        runtime__inference_batch_min=2,
         runtime__inference_batch_max=3,
     )
     assert facts(found, "kind", "num_workers", "inference", "num_groups") == (
@@ -298,4 +297,4 @@ def test_workers() -> None:
         "server",
         4,
     )
-    assert facts(found, "inference_batch_min", "inference_batch_max") == (2, 3)
+    assert found.inference_batch_max == 3

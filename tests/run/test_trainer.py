@@ -306,8 +306,8 @@ def test_best_is_the_highest_score_also_over_a_resume(tmp_path, monkeypatch):
 class Recorder:
     """A progress that keeps what it is told."""
 
-    def __init__(self, total: int, title: str, stream: Any, *, begin: Any, **_: Any) -> None:
-        self.begin, self.stages = begin, []
+    def __init__(self, view: Any, _: Any) -> None:
+        self.view, self.stages = view, []
         self.stage = self.stages.append
         self.update = self.say = self.close = lambda *_: None
 
@@ -316,8 +316,8 @@ def recorders(monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:
     """The progress of every run from here on."""
     made: list[Recorder] = []
 
-    def make_progress(*args: Any, **options: Any) -> Recorder:
-        made.append(Recorder(*args, **options))
+    def make_progress(view: Any, stream: Any) -> Recorder:
+        made.append(Recorder(view, stream))
         return made[-1]
 
     monkeypatch.setattr(trainer, "make_progress", make_progress)
@@ -353,7 +353,7 @@ def test_a_resumed_run_shows_its_best_from_the_start(tmp_path, monkeypatch):
     )
     run(tmp_path, eval__episodes=2)
     run(tmp_path, total=2 * TOTAL, eval__episodes=2)
-    assert [(each.begin.env_steps, each.begin.best) for each in made] == [(0, None), (TOTAL, -7.0)]
+    assert [(each.view.pace.done, each.view.best) for each in made] == [(0, None), (TOTAL, -7.0)]
 
 
 class NothingAllowed(gymnasium.Env):

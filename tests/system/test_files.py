@@ -54,7 +54,7 @@ def test_what_is_no_file_is_named_and_waited_for_by_nobody(tmp_path):
     (tmp_path / "folder").mkdir()
     for name, says in (("pipe", "Invalid arg"), ("folder", "Is a dir"), ("absent", "No such file")):
         with pytest.raises(FileFault, match=rf"{name} can't be read: {says}"):
-            files.read_json(tmp_path / name)
+            files.read_bytes(tmp_path / name)
 
 
 def test_advice_is_the_errno_s_own():

@@ -12,13 +12,7 @@ from quintet.algorithms.parts.trained import Trained
 from quintet.models.heads import PolicyHead
 from quintet.models.normalize import ObservationNormalizer, RewardNormalizer
 from quintet.ops import policy_losses
-from quintet.ops.distributions import (
-    DiagGaussian,
-    Family,
-    TanhGaussian,
-    TupleFamily,
-    leaf_families,
-)
+from quintet.ops.distributions import DiagGaussian, Family, TupleFamily, leaf_families
 from quintet.types import Obs, Rollout
 
 LOSSES = (
@@ -244,7 +238,7 @@ def loss_values(
     leaves = leaf_families(family)
     split = torch.split(terms.params, [leaf.param_size for leaf in leaves], -1)
     for number, (leaf, params) in enumerate(zip(leaves, split, strict=True)):
-        if isinstance(leaf, DiagGaussian | TanhGaussian):
+        if isinstance(leaf, DiagGaussian):
             place = "" if len(leaves) == 1 else f"/{number}"
             values[f"action_mean{place}"] = leaf.mode(params)
             values[f"action_std{place}"] = params[:, leaf.size :].exp()
