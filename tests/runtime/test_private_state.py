@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from exploring import (
@@ -12,12 +13,15 @@ from exploring import (
     EXPLORER,
     MADE,
     OBS,
+    SMALL,
     ExplorerActor,
     Wandering,
     means,
     perturbed,
+    runtime,
     train,
 )
+from processes import processes_of
 from torch import Tensor
 
 import quintet
@@ -71,6 +75,25 @@ def test_async_actors_perturb_the_weights_published_by_then(kind: str, tmp_path:
     """The learner checks every row; groups of different versions share forwards of the server."""
     train(tmp_path, kind)
     assert MADE[-1].checked > 1_200
+
+
+@slow
+def test_streams_begin_anew_where_the_server_that_had_their_private_state_is_gone(
+    tmp_path: Path,
+) -> None:
+    """The learner would find an actor whose weights changed in the middle of an episode."""
+    servers: list[psutil.Process] = []
+
+    def kill(_: object) -> None:
+        if not servers:
+            mine = processes_of()
+            servers.extend(p for p in mine if any("processes.server" in x for x in p.cmdline()))
+            servers[0].kill()
+
+    options = SMALL | runtime("async server")
+    result = quintet.train("explorer", Wandering, 6_000, 7, tmp_path, options, on_report=kill)
+    assert result.metrics["data/worker_restarts"] == 1
+    assert MADE[-1].checked > 5_000
 
 
 @pytest.mark.parametrize("kind", ["serial", pytest.param("lockstep server", marks=slow)])
@@ -203,4 +226,4 @@ def test_nothing_private_crosses_to_the_server() -> None:
         for group, (actor, streams, _) in enumerate(served.actors):
             assert set(Mailbox(served.arena, group).state) == {"seen"}
             state = actor.initial_state(streams)
-            assert sum(x.numel() for x in state.values()) == streams * (OBS + 1)
+            assert sum(x.numel() for x in state.values()) == streams * OBS + 1

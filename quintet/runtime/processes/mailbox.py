@@ -74,7 +74,3 @@ class Mailbox:
         for name, x in self.state.items():
             x.copy_(out.state[name][rows])
         self.version.fill_(version)
-
-    def answered(self) -> ActOutput:
-        """What the server left, as views: read before the next `ask`."""
-        return ActOutput(self.action, self.env_action, self.record, self.state)

@@ -4,7 +4,6 @@ import secrets
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from socket import AF_UNIX, socket
 from typing import NamedTuple, Self, final
@@ -124,7 +123,10 @@ class RemoteActor:
         self.versions = dict.fromkeys(policies, -1)
         # Tells this actor's requests from those of one that is dead and has left some.
         self.ticket = secrets.randbits(62)
-        self._says_version = VERSION in local.record_specs
+        # Views of the mailbox, as every answer stands there: read before the next act.
+        record = {VERSION: mailbox.version.expand(mailbox.is_first.shape), **mailbox.record}
+        state = {**mailbox.state, _AFTER: mailbox.ticket}
+        self.out = ActOutput(mailbox.action, mailbox.env_action, record, state)
         self.record_specs: Mapping[str, TensorSpec] = record_specs_of_remote(local)
 
     @property
@@ -145,8 +147,8 @@ class RemoteActor:
 
     def initial_state(self, num_streams: int) -> State:
         initial = self.local.initial_state(num_streams)
-        begins = torch.full((num_streams,), BEGINS)
-        return {name: initial[name] for name in self.state_specs} | {_AFTER: begins}
+        recorded = {name: initial[name] for name in self.state_specs}
+        return {**recorded, _AFTER: torch.tensor([BEGINS])}
 
     def draw_noise(self, steps: int, num_streams: int, generator: torch.Generator) -> Tensor:
         return self.local.draw_noise(steps, num_streams, generator)
@@ -154,16 +156,12 @@ class RemoteActor:
     def act(self, obs: Obs, state: State, is_first: Tensor, noise: Tensor | None) -> ActOutput:
         if noise is None:
             raise AssertionError("groups only sample")
+        after, versions = int(state[_AFTER]), tuple(self.versions.values())
         self.ticket += 1
         self.mailbox.ask(obs, state, is_first, noise, self.ticket)
-        after, versions = int(state[_AFTER][0]), tuple(self.versions.values())
         self.line.ask(Request(self.group, self.ticket, after, versions))
         self.line.wait(self.group)
-        out = self.mailbox.answered()
-        if not self._says_version:
-            out.record[VERSION] = self.mailbox.version.expand(is_first.shape)
-        left = torch.full(is_first.shape, self.ticket)
-        return replace(out, state={**out.state, _AFTER: left})
+        return self.out
 
 
 def record_specs_of_remote(actor: Actor) -> dict[str, TensorSpec]:
