@@ -17,3 +17,18 @@ def own_state_folder(tmp_path_factory: pytest.TempPathFactory):
         del os.environ["XDG_STATE_HOME"]
     else:
         os.environ["XDG_STATE_HOME"] = before
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks what slow_variants.txt lists; of a whole collection every line must fit a test."""
+    lines = (Path(__file__).parent / "slow_variants.txt").read_text().splitlines()
+    listed = tuple(line for line in lines if not line.startswith("#"))
+    for item in items:
+        if item.nodeid.startswith(listed):
+            item.add_marker("slow")
+    if config.args == config.getini("testpaths"):
+        names = [item.nodeid for item in items]
+        idle = [line for line in listed if not any(name.startswith(line) for name in names)]
+        if idle:
+            raise pytest.UsageError(f"no test is called {', '.join(idle)} (slow_variants.txt)")

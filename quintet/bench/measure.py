@@ -15,10 +15,10 @@ from quintet.config.load import Layer, compose
 from quintet.config.run import RunConfig
 from quintet.observe.timing import Phase, PhaseTimer
 from quintet.protocols import Learner
+from quintet.run.facts import has_compiler
 from quintet.run.launch import resolve
 from quintet.run.learners import make_learner
 from quintet.run.sampling import Source, make_sampling, open_source
-from quintet.run.setting import has_compiler
 from quintet.runtime import loop
 from quintet.runtime.torch_settings import configure_torch
 from quintet.system.provenance import revision_of

@@ -15,14 +15,14 @@ from quintet.models.encoders import is_grid_with_mission, is_image
 from quintet.spaces import action_leaves, action_space_of, observation_leaves
 from quintet.types import Spaces
 
-Kind = Literal["atari", "pixels", "grid", "vector_discrete", "vector_continuous"]
+EnvKind = Literal["atari", "pixels", "grid", "vector_discrete", "vector_continuous"]
 """atari: a game with our preprocessing. pixels: a picture among the observations. grid: ids of
 cells with a mission, as MiniGrid and BabyAI have them. Of the others, vector_continuous has at
 least one continuous action.
 """
 
 
-def kind_of(env: ResolvedEnv) -> Kind:
+def kind_of(env: ResolvedEnv) -> EnvKind:
     """Of what is neither an Atari game nor a vector environment, one environment is made, looked at
     and closed again.
 
@@ -42,7 +42,7 @@ def kind_of(env: ResolvedEnv) -> Kind:
         probe.close()
 
 
-def kind_asked_for(asked: Mapping[str, Any], source: EnvSource | None = None) -> Kind:
+def kind_asked_for(asked: Mapping[str, Any], source: EnvSource | None = None) -> EnvKind:
     """The kind of the environment in options by dotted name, before a configuration is whole.
 
     Raises:
@@ -57,7 +57,7 @@ def kind_asked_for(asked: Mapping[str, Any], source: EnvSource | None = None) ->
     return kind_of(resolve_env(EnvConfig(**options), source))
 
 
-def _kind_by_spaces(spaces: Spaces) -> Kind:
+def _kind_by_spaces(spaces: Spaces) -> EnvKind:
     leaves = observation_leaves(spaces.observation)
     if any(is_image(leaf) for leaf in leaves.values()):
         return "pixels"

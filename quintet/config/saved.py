@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from quintet.config.kind import Kind, kind_asked_for
+from quintet.config.kind import EnvKind, kind_asked_for
 from quintet.config.load import (
     Layer,
     Loaded,
@@ -68,7 +68,7 @@ def _load(
     files: Sequence[Layer],
     command: Layer,
     source: EnvSource | None,
-    kind: Callable[[], Kind],
+    kind: Callable[[], EnvKind],
     trusted: bool,
 ) -> Loaded:
     """`kind` tells the environment's kind; it may have to make one for that, so is only called

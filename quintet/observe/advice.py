@@ -16,7 +16,7 @@ _BUSY = 0.9  # of all cores, from which on none is idle
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class RunFacts:
     """What the speed of a run depends on: of its resolved configuration and of its machine.
 
     source: what environments come from: an id; a maker of single ones; a maker of groups, which are
@@ -71,108 +71,108 @@ class Setting:
     callback: bool = False
 
 
-def all_busy(load: Load, setting: Setting) -> bool:
-    return sum(load.cores) / setting.cores >= _BUSY
+def all_busy(load: Load, facts: RunFacts) -> bool:
+    return sum(load.cores) / facts.cores >= _BUSY
 
 
-def wanted_cores(load: Load, setting: Setting) -> float:
+def wanted_cores(load: Load, facts: RunFacts) -> float:
     """Cores that the run's threads would keep busy; a process that waits for another wants none."""
-    if not setting.num_workers:
-        threads = max(setting.threads, setting.env_threads * setting.num_groups)
-        return min(threads + _of_other_learners(load, setting), setting.cores)
-    serves, on_cpu = setting.inference == "server", setting.device == "cpu"
-    pools = 1 if setting.backend == "gymnasium" else -(-setting.num_groups // setting.num_workers)
-    of_pools = setting.env_threads * pools
-    of_worker = max(1 if serves else setting.actor_threads, of_pools)
-    wanted: float = (1 - load.learner.get("waiting", 0.0)) * (setting.threads if on_cpu else 1)
-    wanted += _of_other_learners(load, setting)
-    for worker in load.workers or [{}] * setting.num_workers:
+    if not facts.num_workers:
+        threads = max(facts.threads, facts.env_threads * facts.num_groups)
+        return min(threads + _of_other_learners(load, facts), facts.cores)
+    serves, on_cpu = facts.inference == "server", facts.device == "cpu"
+    pools = 1 if facts.backend == "gymnasium" else -(-facts.num_groups // facts.num_workers)
+    of_pools = facts.env_threads * pools
+    of_worker = max(1 if serves else facts.actor_threads, of_pools)
+    wanted: float = (1 - load.learner.get("waiting", 0.0)) * (facts.threads if on_cpu else 1)
+    wanted += _of_other_learners(load, facts)
+    for worker in load.workers or [{}] * facts.num_workers:
         away = worker.get("waiting", 0.0) + (worker.get("acting", 0.0) if serves else 0.0)
         wanted += (1 - away) * of_worker
     if serves:
         acts = 1 - load.server.get("waiting", 0.0)
-        wanted += acts * (setting.actor_threads if on_cpu else 1)
-    return min(wanted, setting.cores)
+        wanted += acts * (facts.actor_threads if on_cpu else 1)
+    return min(wanted, facts.cores)
 
 
-def _of_other_learners(load: Load, setting: Setting) -> float:
+def _of_other_learners(load: Load, facts: RunFacts) -> float:
     """Cores of those that have nothing to do but to learn with the first."""
-    threads = setting.threads if setting.device == "cpu" else 1
-    return (setting.num_learners - 1) * load.learner.get("learning", 0.0) * threads
+    threads = facts.threads if facts.device == "cpu" else 1
+    return (facts.num_learners - 1) * load.learner.get("learning", 0.0) * threads
 
 
-def idle_cores(load: Load, setting: Setting) -> int:
+def idle_cores(load: Load, facts: RunFacts) -> int:
     """Cores that nobody uses."""
-    used = sum(load.cores) if load.cores.used else wanted_cores(load, setting)
-    return max(0, math.floor(setting.cores - used + 0.25))  # a busy core is never quite busy
+    used = sum(load.cores) if load.cores.used else wanted_cores(load, facts)
+    return max(0, math.floor(facts.cores - used + 0.25))  # a busy core is never quite busy
 
 
-def _faster_environment(setting: Setting) -> list[str]:
+def _faster_environment(facts: RunFacts) -> list[str]:
     """For one that is stepped in Python."""
-    if setting.backend != "gymnasium":
+    if facts.backend != "gymnasium":
         return []
-    if setting.single_only or setting.source in ("group maker", "vector environment"):
+    if facts.single_only or facts.source in ("group maker", "vector environment"):
         return ["a faster step() of it"]
-    if setting.source == "maker":
+    if facts.source == "maker":
         return ["a faster step() of it, or a function that makes a vector environment of it,"]
-    if setting.envpool == "has it":
+    if facts.envpool == "has it":
         return ["the same id in C++ (--env.backend envpool)"]
-    if setting.envpool == "absent":
+    if facts.envpool == "absent":
         return ["EnvPool, if it has this id in C++ (see quintet envs)"]
-    return [f"a faster backend, if there is one (quintet envs {setting.env.split('-')[0]}),"]
+    return [f"a faster backend, if there is one (quintet envs {facts.env.split('-')[0]}),"]
 
 
-def _stepping(setting: Setting) -> list[str]:
-    if setting.backend == "gymnasium":
-        return _faster_environment(setting)
-    if setting.env_threads < setting.auto_env_threads:
-        return [_unthrottled(setting)]
-    if setting.num_groups > setting.auto_num_groups:
-        fewer = groups(setting.auto_num_groups)
+def _stepping(facts: RunFacts) -> list[str]:
+    if facts.backend == "gymnasium":
+        return _faster_environment(facts)
+    if facts.env_threads < facts.auto_env_threads:
+        return [_unthrottled(facts)]
+    if facts.num_groups > facts.auto_num_groups:
+        fewer = groups(facts.auto_num_groups)
         return [f"{fewer} (leave --env.streams-per-group out)"]
-    if setting.env_threads * setting.num_groups >= setting.cores > 1:
+    if facts.env_threads * facts.num_groups >= facts.cores > 1:
         return ["more CPU cores"]
-    return [_more_streams(setting)]
+    return [_more_streams(facts)]
 
 
-def _unthrottled(setting: Setting) -> str:
-    return f"{setting.auto_env_threads} threads a pool (leave --env.num-threads out)"
+def _unthrottled(facts: RunFacts) -> str:
+    return f"{facts.auto_env_threads} threads a pool (leave --env.num-threads out)"
 
 
-def _acting(setting: Setting) -> list[str]:
-    advice = [*_compiling(setting), *_threads(setting)]
-    if setting.num_groups > 1:
-        advice.append(f"one group (--env.streams-per-group {setting.num_streams})")
-    return [*advice, _more_streams(setting)]
+def _acting(facts: RunFacts) -> list[str]:
+    advice = [*_compiling(facts), *_threads(facts)]
+    if facts.num_groups > 1:
+        advice.append(f"one group (--env.streams-per-group {facts.num_streams})")
+    return [*advice, _more_streams(facts)]
 
 
-def _lighter_update(setting: Setting) -> list[str]:
-    advice = _compiling(setting)
-    if setting.num_learners > 1 and not setting.large_network:  # an exchange takes longer
+def _lighter_update(facts: RunFacts) -> list[str]:
+    advice = _compiling(facts)
+    if facts.num_learners > 1 and not facts.large_network:  # an exchange takes longer
         advice.append("one learner (--runtime.num-learners 1)")
-    advice += setting.update.less_work
-    if setting.large_network and setting.device == "cpu":
-        advice.append("the GPU (--runtime.device cuda)" if setting.gpu else "a GPU")
+    advice += facts.update.less_work
+    if facts.large_network and facts.device == "cpu":
+        advice.append("the GPU (--runtime.device cuda)" if facts.gpu else "a GPU")
     return advice
 
 
-def _evaluation(setting: Setting) -> list[str]:
-    fewer = [f"fewer episodes (--eval.episodes below {setting.eval_episodes})"]
-    return ["a longer --eval.interval", *(fewer if setting.eval_episodes > 1 else [])]
+def _evaluation(facts: RunFacts) -> list[str]:
+    fewer = [f"fewer episodes (--eval.episodes below {facts.eval_episodes})"]
+    return ["a longer --eval.interval", *(fewer if facts.eval_episodes > 1 else [])]
 
 
-def _other(setting: Setting) -> list[str]:
-    advice = ["a quicker on_report"] if setting.callback else []
-    if setting.report_interval_s < 1:
-        now = f"{setting.report_interval_s:g}"
+def _other(facts: RunFacts) -> list[str]:
+    advice = ["a quicker on_report"] if facts.callback else []
+    if facts.report_interval_s < 1:
+        now = f"{facts.report_interval_s:g}"
         advice.append(f"fewer reports (--report.interval-s 1, it is {now})")
-    return advice or (["fewer --report.sinks"] if setting.sinks else [])
+    return advice or (["fewer --report.sinks"] if facts.sinks else [])
 
 
-ADVICE: Mapping[Phase, Callable[[Setting], list[str]]] = {
+ADVICE: Mapping[Phase, Callable[[RunFacts], list[str]]] = {
     "stepping": _stepping,
     "acting": _acting,
-    "learning": lambda setting: [*_lighter_update(setting), *_threads(setting, learning=True)],
+    "learning": lambda facts: [*_lighter_update(facts), *_threads(facts, learning=True)],
     "waiting": lambda _: ["a faster environment or more CPU cores"],
     "evaluation": _evaluation,
     "checkpoint": lambda _: ["a longer --checkpoint.interval-updates or a faster disk"],
@@ -181,124 +181,124 @@ ADVICE: Mapping[Phase, Callable[[Setting], list[str]]] = {
 """What would help where one process does all, by the phase that takes most of its time."""
 
 
-def _learning_beside_workers(load: Load, setting: Setting) -> list[str]:
-    advice = _lighter_update(setting)
-    at_length = setting.device == "cpu" and setting.large_network
-    learners = setting.num_learners
-    more = min(setting.cores // learners, setting.threads + idle_cores(load, setting) // learners)
-    if at_length and more > setting.threads:
+def _learning_beside_workers(load: Load, facts: RunFacts) -> list[str]:
+    advice = _lighter_update(facts)
+    at_length = facts.device == "cpu" and facts.large_network
+    learners = facts.num_learners
+    more = min(facts.cores // learners, facts.threads + idle_cores(load, facts) // learners)
+    if at_length and more > facts.threads:
         advice.append(f"more threads (--runtime.threads {more})")
     if not at_length:  # else its rows are what takes time
-        advice += setting.update.larger_batches
+        advice += facts.update.larger_batches
     return advice or ["a faster machine"]
 
 
-def _stepping_beside_learner(load: Load, setting: Setting) -> list[str]:
-    advice = _faster_environment(setting)
-    if setting.env_threads < setting.auto_env_threads:
-        advice.append(_unthrottled(setting))
-    return [*advice, *_more_at_once(load, setting)]
+def _stepping_beside_learner(load: Load, facts: RunFacts) -> list[str]:
+    advice = _faster_environment(facts)
+    if facts.env_threads < facts.auto_env_threads:
+        advice.append(_unthrottled(facts))
+    return [*advice, *_more_at_once(load, facts)]
 
 
-def _acting_beside_learner(load: Load, setting: Setting) -> list[str]:
-    advice = [*_compiling(setting), _larger_groups(setting)]
-    if setting.large_network:
+def _acting_beside_learner(load: Load, facts: RunFacts) -> list[str]:
+    advice = [*_compiling(facts), _larger_groups(facts)]
+    if facts.large_network:
         options = "--runtime.inference server"
-        if setting.device == "cpu":
+        if facts.device == "cpu":
             options += " --runtime.device cuda"
-        advice.append(f"the GPU ({options})" if setting.gpu else "a GPU")
-    return [*advice, *(more for more in _more_at_once(load, setting) if more not in advice)]
+        advice.append(f"the GPU ({options})" if facts.gpu else "a GPU")
+    return [*advice, *(more for more in _more_at_once(load, facts) if more not in advice)]
 
 
-def _serving(load: Load, setting: Setting) -> list[str]:
-    exact = setting.kind == "lockstep"
+def _serving(load: Load, facts: RunFacts) -> list[str]:
+    exact = facts.kind == "lockstep"
     # Graphs are compiled for one size of batch, and the free server's differ.
-    advice = [*_compiling(setting), _larger_groups(setting)] if exact else []
-    if not exact and setting.num_streams > setting.inference_batch_max:
-        advice.append(f"larger batches (--runtime.inference-batch-max {setting.num_streams})")
-    if setting.device == "cpu":
+    advice = [*_compiling(facts), _larger_groups(facts)] if exact else []
+    if not exact and facts.num_streams > facts.inference_batch_max:
+        advice.append(f"larger batches (--runtime.inference-batch-max {facts.num_streams})")
+    if facts.device == "cpu":
         advice.append("acting in the workers (--runtime.inference local)")
-        if setting.large_network:
-            advice.append("the GPU (--runtime.device cuda)" if setting.gpu else "a GPU")
-            more = min(setting.cores, setting.actor_threads + idle_cores(load, setting))
-            if more > setting.actor_threads:
+        if facts.large_network:
+            advice.append("the GPU (--runtime.device cuda)" if facts.gpu else "a GPU")
+            more = min(facts.cores, facts.actor_threads + idle_cores(load, facts))
+            if more > facts.actor_threads:
                 advice.append(f"more threads for it (--runtime.actor-threads {more})")
     return advice or ["a faster machine"]
 
 
-def _answering(_: Load, setting: Setting) -> list[str]:
-    local = setting.device == "cpu" or not setting.large_network
+def _answering(_: Load, facts: RunFacts) -> list[str]:
+    local = facts.device == "cpu" or not facts.large_network
     here = ["acting in the workers (--runtime.inference local)"] if local else []
-    return [*here, _larger_groups(setting)]
+    return [*here, _larger_groups(facts)]
 
 
-BESIDE_WORKERS: Mapping[str, Callable[[Load, Setting], list[str]]] = {
+BESIDE_WORKERS: Mapping[str, Callable[[Load, RunFacts], list[str]]] = {
     "learning": _learning_beside_workers,
     "stepping": _stepping_beside_learner,
     "acting": _acting_beside_learner,
     "server": _serving,
     "answers": _answering,
     "turns": lambda *_: ["sampling during updates (--runtime.lag 1)"],
-    "balance": lambda _, setting: [
-        *_compiling(setting),
-        *_faster_environment(setting),
+    "balance": lambda _, facts: [
+        *_compiling(facts),
+        *_faster_environment(facts),
         "a faster machine",
     ],
 }
 """The same where processes sample while another one learns, by what the others wait for."""
 
 
-def _compiling(setting: Setting) -> list[str]:
-    if not setting.may_compile or setting.compiles:
+def _compiling(facts: RunFacts) -> list[str]:
+    if not facts.may_compile or facts.compiles:
         return []
-    if not setting.compiler:
+    if not facts.compiler:
         return ["a C++ compiler (g++), which --runtime.compile needs,"]
     return ["compiling it (--runtime.compile on)"]
 
 
-def _threads(setting: Setting, learning: bool = False) -> list[str]:
+def _threads(facts: RunFacts, learning: bool = False) -> list[str]:
     """More of PyTorch's threads; small networks are slower with a second one."""
-    on_cpu = setting.device == "cpu" or not learning  # acting is always on the CPU
-    most = setting.cores // setting.num_learners
-    if on_cpu and setting.large_network and setting.threads < most:
+    on_cpu = facts.device == "cpu" or not learning  # acting is always on the CPU
+    most = facts.cores // facts.num_learners
+    if on_cpu and facts.large_network and facts.threads < most:
         return [f"more threads (--runtime.threads {most})"]
     return []
 
 
-def _more_streams(setting: Setting) -> str:
+def _more_streams(facts: RunFacts) -> str:
     """A call has a fixed cost, which more streams share."""
-    streams = 2 * setting.num_streams
-    if setting.source == "vector environment":  # what it says of its size can't be changed
+    streams = 2 * facts.num_streams
+    if facts.source == "vector environment":  # what it says of its size can't be changed
         return f"more streams (a vector environment of {streams})"
     return f"more streams (--env.num-streams {streams})"
 
 
-def _more_at_once(load: Load, setting: Setting) -> list[str]:
+def _more_at_once(load: Load, facts: RunFacts) -> list[str]:
     """A worker more for every idle core, as far as the streams can be shared out evenly."""
-    idle, streams = idle_cores(load, setting), setting.num_streams
+    idle, streams = idle_cores(load, facts), facts.num_streams
     if idle == 0:
         return ["more CPU cores"]
-    now, most = setting.num_workers, setting.num_workers + idle
+    now, most = facts.num_workers, facts.num_workers + idle
     even = next((n for n in range(min(most, streams), now, -1) if streams % n == 0), None)
     if even is None:
-        if setting.source == "vector environment":
-            return [_more_streams(setting)]
-        size = streams // setting.num_groups
-        streams = most * size * -(-setting.num_groups // now)
+        if facts.source == "vector environment":
+            return [_more_streams(facts)]
+        size = streams // facts.num_groups
+        streams = most * size * -(-facts.num_groups // now)
         return [f"more workers (--runtime.num-workers {most} --env.num-streams {streams})"]
     options = f"--runtime.num-workers {even}"
-    if setting.num_groups % even:
+    if facts.num_groups % even:
         options += f" --env.streams-per-group {streams // even}"
     return [f"more workers ({options})"]
 
 
-def _larger_groups(setting: Setting) -> str:
+def _larger_groups(facts: RunFacts) -> str:
     """Of fewer acts, where every worker keeps a group of its own."""
-    streams = setting.num_streams  # of as many groups, or a few more, of the same size
-    size = streams // next(n for n in range(setting.num_workers, streams + 1) if streams % n == 0)
-    if size > setting.num_streams // setting.num_groups:
+    streams = facts.num_streams  # of as many groups, or a few more, of the same size
+    size = streams // next(n for n in range(facts.num_workers, streams + 1) if streams % n == 0)
+    if size > facts.num_streams // facts.num_groups:
         return f"larger groups (--env.streams-per-group {size})"
-    return _more_streams(setting)
+    return _more_streams(facts)
 
 
 def groups(number: int) -> str:

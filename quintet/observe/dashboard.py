@@ -244,8 +244,8 @@ def _time(view: View, width: int) -> list[_Block]:
         bar = Text(" " * _NAMES_WIDTH)
         bar.append_text(_share_bar(load.learner, max(0, width - _NAMES_WIDTH)))
         blocks = [_Block(3, [_named("time", legend, width)]), _Block(4, [bar])]
-    if view.setting is not None:
-        sentence = limit(load, view.setting, starting=view.shares.starting)
+    if view.facts is not None:
+        sentence = limit(load, view.facts, starting=view.shares.starting)
         blocks.append(_Block(2, _paragraph("limit", sentence, width), divisible=True))
     return blocks
 
@@ -333,7 +333,7 @@ def _samples(view: View, width: int) -> list[_Block]:
 
 
 def _has_workers(view: View) -> bool:
-    return view.setting is not None and view.setting.num_workers > 0
+    return view.facts is not None and view.facts.num_workers > 0
 
 
 def _health(view: View, width: int) -> list[_Block]:

@@ -5,7 +5,7 @@ from typing import Literal
 from quintet.observe.advice import (
     ADVICE,
     BESIDE_WORKERS,
-    Setting,
+    RunFacts,
     all_busy,
     count,
     groups,
@@ -27,7 +27,7 @@ inference server, the way to it, nothing alone.
 """
 
 
-def limit(load: Load, setting: Setting, *, starting: bool = False) -> str:
+def limit(load: Load, facts: RunFacts, *, starting: bool = False) -> str:
     """Where most of the time goes and what would change that, never what the run does already.
 
     starting: the shares include the first acts and the first update, which are compiled then.
@@ -35,12 +35,12 @@ def limit(load: Load, setting: Setting, *, starting: bool = False) -> str:
     shares = load.learner
     if not shares:
         return ""
-    why = cause(load, setting)
+    why = cause(load, facts)
     if why == "others":
-        return _told_of_others(load, setting)
+        return _told_of_others(load, facts)
     first = max(shares, key=lambda phase: shares[phase])
-    if starting and setting.compiles:
-        elsewhere = why == "acting" and setting.num_workers > 0
+    if starting and facts.compiles:
+        elsewhere = why == "acting" and facts.num_workers > 0
         acting = shares.get("waiting" if elsewhere else "acting", 0.0)
         compiling = acting + shares.get("learning", 0.0)
         if compiling >= shares[first]:
@@ -50,24 +50,24 @@ def limit(load: Load, setting: Setting, *, starting: bool = False) -> str:
                 "learning): once at every start, so that all later acts and updates are faster."
             )
     if starting and first == "other":
-        several = setting.num_workers or setting.num_learners > 1
+        several = facts.num_workers or facts.num_learners > 1
         begun = "processes are begun" if several else "files and libraries are opened"
         return f"Starting took most of the time so far ({_percent(shares[first])}): {begun}."
     if load.workers and first in ("learning", "waiting"):
-        advice = BESIDE_WORKERS[why](load, setting)
-        return f"{_told_of_processes(why, load, setting)} {one_of(advice)} would help."
-    advice = ADVICE[first](setting)
+        advice = BESIDE_WORKERS[why](load, facts)
+        return f"{_told_of_processes(why, load, facts)} {one_of(advice)} would help."
+    advice = ADVICE[first](facts)
     help_ = f"{one_of(advice) if advice else 'A faster machine'} would help"
     if shares[first] < _BALANCED:
         largest = sorted(shares, key=lambda phase: -shares[phase])[:3]
         parts = ", ".join(f"{_percent(shares[phase])} {phase}" for phase in largest)
         return f"Nothing alone limits the speed: {parts}. {help_} most."
-    return f"{_told(first, _percent(shares[first]), setting)} {help_}."
+    return f"{_told(first, _percent(shares[first]), facts)} {help_}."
 
 
-def cause(load: Load, setting: Setting) -> Cause:
+def cause(load: Load, facts: RunFacts) -> Cause:
     """What limits the speed; of a process that acts and steps by itself what takes most time."""
-    if crowded(load, setting):
+    if crowded(load, facts):
         return "others"
     learner = load.learner
     first = max(learner, key=lambda phase: learner[phase])
@@ -76,8 +76,8 @@ def cause(load: Load, setting: Setting) -> Cause:
     waits, learns = learner.get("waiting", 0.0), learner.get("learning", 0.0)
     # A round ends with the slowest worker, for which the others wait as well.
     idle = min(worker.get("waiting", 0.0) for worker in load.workers)
-    in_turn = setting.kind == "lockstep" and setting.lag == 0
-    if in_turn and min(waits, learns) >= _TURNS and not all_busy(load, setting):
+    in_turn = facts.kind == "lockstep" and facts.lag == 0
+    if in_turn and min(waits, learns) >= _TURNS and not all_busy(load, facts):
         return "turns"
     if max(waits, idle) < _HARDLY:
         return "balance"
@@ -91,37 +91,37 @@ def cause(load: Load, setting: Setting) -> Cause:
     return "server" if server.get("acting", 0.0) >= server.get("waiting", 0.0) else "answers"
 
 
-def crowded(load: Load, setting: Setting) -> bool:
+def crowded(load: Load, facts: RunFacts) -> bool:
     """Whether others take cores that the run wants."""
     used, by_others = load.cores
-    busy = all_busy(load, setting) and by_others / setting.cores >= _CROWDED
-    return busy and used < _UNHINDERED * wanted_cores(load, setting)
+    busy = all_busy(load, facts) and by_others / facts.cores >= _CROWDED
+    return busy and used < _UNHINDERED * wanted_cores(load, facts)
 
 
-def _told_of_others(load: Load, setting: Setting) -> str:
+def _told_of_others(load: Load, facts: RunFacts) -> str:
     by_others = load.cores.by_others
     advice = ["waiting until they end"]
     # Threads that wait for each other at every layer, with cores for some of them, lose more than
     # their share.
-    left = max(1, round((setting.cores - by_others) / setting.num_learners))
-    if setting.threads > left:
+    left = max(1, round((facts.cores - by_others) / facts.num_learners))
+    if facts.threads > left:
         advice.append(f"fewer threads (--runtime.threads {left})")
     return (
         f"Other processes limit the speed: they take {by_others:.1f} of "
-        f"{count(setting.cores, 'core')}. {one_of(advice)} would help."
+        f"{count(facts.cores, 'core')}. {one_of(advice)} would help."
     )
 
 
-def _told(phase: Phase, percent: str, setting: Setting) -> str:
-    size = setting.num_streams // setting.num_groups
-    work = f" ({setting.update.work})" if setting.update.work else ""
+def _told(phase: Phase, percent: str, facts: RunFacts) -> str:
+    size = facts.num_streams // facts.num_groups
+    work = f" ({facts.update.work})" if facts.update.work else ""
     return {
         "stepping": f"Environments limit the speed: {percent} of the time goes into stepping "
-        f"{setting.env} ({setting.backend}).",
+        f"{facts.env} ({facts.backend}).",
         "acting": f"Choosing actions limits the speed: {percent} of the time goes into acting, for "
-        f"{groups(setting.num_groups)} of {count(size, 'stream')} at a time.",
+        f"{groups(facts.num_groups)} of {count(size, 'stream')} at a time.",
         "learning": f"The update limits the speed: {percent} of the time goes into learning on "
-        f"{setting.device}{work}.",
+        f"{facts.device}{work}.",
         "waiting": f"Sampling limits the speed: {percent} of the time the update waits for other "
         "processes.",
         "evaluation": f"Evaluation limits the speed: it takes {percent} of the time.",
@@ -131,27 +131,27 @@ def _told(phase: Phase, percent: str, setting: Setting) -> str:
     }[phase]
 
 
-def _told_of_processes(why: Cause, load: Load, setting: Setting) -> str:
+def _told_of_processes(why: Cause, load: Load, facts: RunFacts) -> str:
     """Who waits for whom, and what the one that is waited for does meanwhile."""
     learner, workers = load.learner, mean(load.workers)
     waits = f"{_percent(learner.get('waiting', 0.0))} of the time the update waits"
     idle = f"wait {_percent(workers.get('waiting', 0.0))} of theirs"
     stepping, acting = (workers.get(phase, 0.0) for phase in ("stepping", "acting"))
     serving = _percent(load.server.get("acting", 0.0))
-    learning = _told("learning", _percent(learner.get("learning", 0.0)), setting)
-    streams = count(setting.num_streams // setting.num_groups, "stream")
-    busy = all_busy(load, setting)
+    learning = _told("learning", _percent(learner.get("learning", 0.0)), facts)
+    streams = count(facts.num_streams // facts.num_groups, "stream")
+    busy = all_busy(load, facts)
     whole = "All cores are busy" if busy else "Nothing alone limits the speed"
     return {
         "learning": f"{learning.removesuffix('.')}, while the workers {idle}.",
         "turns": f"Taking turns limits the speed: {waits} for the workers, which {idle} for the "
         "update.",
-        "stepping": f"Environments limit the speed: {waits}, while the workers step {setting.env} "
-        f"({setting.backend}) for {_percent(stepping)} of theirs.",
+        "stepping": f"Environments limit the speed: {waits}, while the workers step {facts.env} "
+        f"({facts.backend}) for {_percent(stepping)} of theirs.",
         "acting": f"Choosing actions limits the speed: {waits}, while the workers act for "
         f"{_percent(acting)} of theirs, for {streams} at a time.",
         "server": f"The inference server limits the speed: {waits}, while the server acts for "
-        f"{serving} of its own on {setting.device}.",
+        f"{serving} of its own on {facts.device}.",
         "answers": f"The way to the inference server limits the speed: {waits}, while the workers "
         f"wait for actions for {_percent(acting)} of theirs; the server acts for {serving}.",
         "balance": f"{whole}: learner and workers hardly wait for each other.",

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Protocol, TextIO, final
 
-from quintet.observe.advice import Setting, count
+from quintet.observe.advice import RunFacts, count
 from quintet.observe.limits import Cause, cause, crowded, limit
 from quintet.observe.pace import NO_SCORE, Score, clock, percent
 from quintet.observe.stream import QuietStream, is_terminal
@@ -54,29 +54,29 @@ def make_progress(view: View, stream: TextIO | None = None) -> Progress:
     return TerminalProgress(view, out)
 
 
-def first_stage(setting: Setting) -> str:
+def first_stage(facts: RunFacts) -> str:
     """What a run does before its timer runs: it starts its processes, or collects."""
-    if not setting.num_workers:
-        return _collecting(setting)
-    server = " and the inference server" if setting.inference == "server" else ""
-    return f"starting {count(setting.num_workers, 'worker')}{server}"
+    if not facts.num_workers:
+        return _collecting(facts)
+    server = " and the inference server" if facts.inference == "server" else ""
+    return f"starting {count(facts.num_workers, 'worker')}{server}"
 
 
-def stage_of(phase: Phase, setting: Setting) -> str | None:
+def stage_of(phase: Phase, facts: RunFacts) -> str | None:
     """What the first of a phase is, and why it takes long: graphs are compiled when they are first
     called; None: nothing worth telling.
     """
-    if phase in ("acting", "waiting") and setting.compiles:
+    if phase in ("acting", "waiting") and facts.compiles:
         return "compiling acts (up to a minute), then collecting"
     if phase == "waiting":
-        return _collecting(setting)
+        return _collecting(facts)
     if phase == "learning":
-        return "first update" + (", which compiles it: up to a minute" if setting.compiles else "")
+        return "first update" + (", which compiles it: up to a minute" if facts.compiles else "")
     return None
 
 
-def _collecting(setting: Setting) -> str:
-    return f"collecting the first {setting.batch_steps:,}"
+def _collecting(facts: RunFacts) -> str:
+    return f"collecting the first {facts.batch_steps:,}"
 
 
 @final
@@ -134,18 +134,18 @@ class LineProgress:
 
     def _tell(self) -> None:
         """What limits the speed, unless the same was said last."""
-        load, setting = self._view.shares.recent(), self._view.setting
-        if setting is None or not load.learner:
+        load, facts = self._view.shares.recent(), self._view.facts
+        if facts is None or not load.learner:
             return
-        told = cause(load, setting)
+        told = cause(load, facts)
         if told != self._told:
             self._told = told
-            self.say(limit(load, setting, starting=self._view.shares.starting))
+            self.say(limit(load, facts, starting=self._view.shares.starting))
 
     @property
     def _crowded(self) -> bool:
-        setting = self._view.setting
-        return setting is not None and crowded(self._view.shares.recent(), setting)
+        facts = self._view.facts
+        return facts is not None and crowded(self._view.shares.recent(), facts)
 
 
 def _summary(view: View) -> str:

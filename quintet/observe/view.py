@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from quintet.observe.advice import Setting
+from quintet.observe.advice import RunFacts
 from quintet.observe.pace import NO_SCORE, Pace, Score
 from quintet.observe.shares import TimeShares
 from quintet.observe.text_curve import TextCurve
@@ -14,7 +14,7 @@ class View:
     """All that is shown of a run; it changes with every report.
 
     folder: of the run.
-    setting: what the speed depends on; without it nothing is said of what limits it.
+    facts: what the speed depends on; without it nothing is said of what limits it.
     best: the highest score of an evaluation so far.
     stage: what is going on that no report tells of yet, or "".
     """
@@ -22,7 +22,7 @@ class View:
     title: str
     pace: Pace
     folder: str = ""
-    setting: Setting | None = None
+    facts: RunFacts | None = None
     best: float | None = None
     stage: str = ""
     report: dict[str, float] = field(default_factory=dict)

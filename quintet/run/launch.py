@@ -29,11 +29,11 @@ from quintet.models.config import resolve_model, uses_pictures
 from quintet.models.precision import fast_bf16
 from quintet.observe.stream import QuietStream
 from quintet.policy import Policy
-from quintet.run import group
+from quintet.run import seed_group
+from quintet.run.facts import has_compiler, worth_compiling
 from quintet.run.folder import RunFolder
 from quintet.run.learners import make_policies, several
 from quintet.run.sampling import make_sampling, num_workers, open_source, streams_per_group
-from quintet.run.setting import has_compiler, worth_compiling
 from quintet.run.trainer import OnReport, Trainer
 from quintet.runtime.loop import Sampling
 from quintet.runtime.processes.process import pickled
@@ -304,14 +304,14 @@ def run_seeds(loaded: Sequence[Loaded | Unusable], jobs: int | None = None) -> l
         busy = values["runtime.threads"] * values["runtime.num_learners"]
         busy += values["runtime.num_workers"] or 0
         jobs = max(1, usable_cores() // busy)
-    members = [group.Member(f"s{each.config.seed}", _payload(each)) for each in sound]
+    members = [seed_group.Member(f"s{each.config.seed}", _payload(each)) for each in sound]
     out = QuietStream(sys.stdout)
 
     def say(line: str) -> None:
         out.write(f"{line}\n")
         out.flush()
 
-    ended = iter(group.run_members("quintet.run.member", members, jobs, say))
+    ended = iter(seed_group.run_members("quintet.run.member", members, jobs, say))
     return [
         SeedOutcome(each.seed, each.run_dir, "failed", {}, each.error)
         if isinstance(each, Unusable)
@@ -337,7 +337,7 @@ def _payload(loaded: Loaded) -> bytes:
     return pickle.dumps({"path": sys.path, "run": work})
 
 
-def _seed_outcome(config: RunConfig, how: group.Outcome) -> SeedOutcome:
+def _seed_outcome(config: RunConfig, how: seed_group.Outcome) -> SeedOutcome:
     assert config.run_dir is not None
     said = how.answer or {}
     if "status" in said:

@@ -5,14 +5,14 @@ import sys
 import traceback
 from typing import Any
 
-from quintet.run import group
+from quintet.run import seed_group
 
 _MAX_ERROR_CHARACTERS = 2_000
 
 
 def main() -> int:
     """Trains by the payload; the exit status is that of ``quintet train``."""
-    payload: dict[str, Any] = pickle.loads(group.attach())
+    payload: dict[str, Any] = pickle.loads(seed_group.attach())
     # Before anything that the user wrote is imported.
     sys.path[:] = payload["path"]
     from quintet.errors import ConfigError, QuintetError
@@ -24,11 +24,11 @@ def main() -> int:
         return 130
     except QuintetError as error:
         print(f"error: {error}", file=sys.stderr)
-        group.answer({"error": str(error)[:_MAX_ERROR_CHARACTERS]})
+        seed_group.answer({"error": str(error)[:_MAX_ERROR_CHARACTERS]})
         return 2 if isinstance(error, ConfigError) else 1
     except Exception as error:
         traceback.print_exc()
-        group.answer({"error": f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARACTERS]})
+        seed_group.answer({"error": f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARACTERS]})
         return 1
-    group.answer({"status": result.status, "metrics": result.metrics})
+    seed_group.answer({"status": result.status, "metrics": result.metrics})
     return 0 if result.status == "finished" else 130

@@ -21,12 +21,12 @@ from quintet.observe.report_files import MARK
 from quintet.observe.timing import Phase, PhaseTimer
 from quintet.observe.view import View
 from quintet.run.evaluations import Evaluations
+from quintet.run.facts import facts_of
 from quintet.run.folder import RunFolder
 from quintet.run.long_episodes import LongEpisodes
 from quintet.run.policy_run import PolicyRun
 from quintet.run.reports import Reports
 from quintet.run.saving import Saving
-from quintet.run.setting import setting_of
 from quintet.runtime import loop
 from quintet.runtime.delivery import Batch
 from quintet.runtime.processes.watch import Watch
@@ -63,7 +63,7 @@ class Trainer:
         self.evaluations = Evaluations(config, resolved)
         self.reports = Reports(config, policies, env, self.timer)
         self.voice = Voice()
-        self.setting = setting_of(
+        self.facts = facts_of(
             config,
             policies[0].learner.plan,
             policies[0].spaces,
@@ -154,7 +154,7 @@ class Trainer:
                 f"{self.config.algo} on {self.env.id} ({self.env.backend})",
                 Pace(self.config.total_env_steps, self.counters.env_steps),
                 str(self.folder.path),
-                self.setting,
+                self.facts,
                 max(scores, default=None),
             )
             return make_progress(view, stream)
@@ -180,7 +180,7 @@ class Trainer:
     def train(self, sampling: loop.Sampling) -> Literal["finished", "stopped"]:
         """Runs the loop to its end or to a stop."""
         self.reports.sampling = sampling.report
-        self.voice.stage(first_stage(self.setting))
+        self.voice.stage(first_stage(self.facts))
         runtime = self.config.runtime
         # Several learners take their columns from where they were collected, each to its device.
         device = runtime.device if runtime.num_learners == 1 else "cpu"
@@ -211,7 +211,7 @@ class Trainer:
         return status
 
     def _phase_begins(self, phase: Phase) -> None:
-        stage = stage_of(phase, self.setting)
+        stage = stage_of(phase, self.facts)
         if stage is not None:
             self.voice.stage(stage)
 

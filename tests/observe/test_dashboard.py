@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from facts import FACTS
 from rich.text import Text
-from settings import SETTING
 
 from quintet.observe import dashboard, progress
 from quintet.observe.dashboard import TerminalProgress, layout
@@ -43,7 +43,7 @@ REPORT = {
 
 
 def a_view(reports: int = 3) -> View:
-    view = View("ppo on CartPole-v1", Pace(100_000, 0), "runs/a", SETTING)
+    view = View("ppo on CartPole-v1", Pace(100_000, 0), "runs/a", FACTS)
     for number in range(1, reports + 1):
         steps = {"env_steps": 15_000.0 * number, "wall_s": 28.0 * number}
         view.add(REPORT | steps, Score(100.0 * number))
@@ -183,8 +183,8 @@ def test_stage_stands_until_the_next_report() -> None:
 
 def a_view_of_workers(number: int, server: bool = False, **changes: float) -> View:
     """Worker k steps for 40 + k percent of its time."""
-    setting = replace(SETTING, kind="async", num_workers=number, num_groups=number)
-    view = View("impala on CartPole-v1", Pace(100_000, 0), "runs/a", setting)
+    facts = replace(FACTS, kind="async", num_workers=number, num_groups=number)
+    view = View("impala on CartPole-v1", Pace(100_000, 0), "runs/a", facts)
     report = {name: value for name, value in REPORT.items() if not name.startswith("time/")}
     report |= {"time/waiting_frac": 0.62, "time/learning_frac": 0.38, "data/valid_frac": 0.75}
     for k in range(number):
@@ -302,7 +302,7 @@ def in_terminal(
     listener.start()
     with os.fdopen(theirs, "w", encoding=encoding) as stream:
         pace = Pace(100_000, done)
-        shown = make_progress(View("ppo on CartPole-v1", pace, "runs/a", SETTING, best), stream)
+        shown = make_progress(View("ppo on CartPole-v1", pace, "runs/a", FACTS, best), stream)
         assert isinstance(shown, TerminalProgress) == (encoding == "utf-8")
         action(shown)
         shown.close()

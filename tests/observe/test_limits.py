@@ -4,7 +4,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from settings import PICTURES, SETTING
+from facts import FACTS, PICTURES
 
 from quintet.observe.limits import limit
 from quintet.observe.shares import Cores, Load
@@ -13,10 +13,10 @@ from quintet.protocols import UpdateAdvice
 
 
 def told(phase: str, share: float = 0.71, **changes: object) -> str:
-    setting = replace(changes.pop("setting", SETTING), **changes)  # type: ignore[arg-type]
+    facts = replace(changes.pop("facts", FACTS), **changes)  # type: ignore[arg-type]
     rest = (1 - share) / 2
     others = [each for each in ("stepping", "acting", "learning") if each != phase][:2]
-    return limit(Load({phase: share, others[0]: rest, others[1]: rest}), setting)  # type: ignore[dict-item]
+    return limit(Load({phase: share, others[0]: rest, others[1]: rest}), facts)  # type: ignore[dict-item]
 
 
 LARGER = UpdateAdvice(larger_batches=("larger batches (--batch-unrolls 48)",))
@@ -32,30 +32,30 @@ def test_environments() -> None:
 
 
 def test_environments_of_ones_own() -> None:
-    own = replace(SETTING, env="my.envs:make", envpool="lacks it", source="maker")
-    assert told("stepping", setting=own).endswith(
+    own = replace(FACTS, env="my.envs:make", envpool="lacks it", source="maker")
+    assert told("stepping", facts=own).endswith(
         " A faster step() of it, or a function that makes a vector environment of it, would help."
     )
     for source in ("group maker", "vector environment"):
-        several = told("stepping", setting=own, source=source)
+        several = told("stepping", facts=own, source=source)
         assert several.endswith(" A faster step() of it would help.")
-    for setting in (own, SETTING):
-        masked = told("stepping", setting=setting, single_only=True)
+    for facts in (own, FACTS):
+        masked = told("stepping", facts=facts, single_only=True)
         assert masked.endswith(" A faster step() of it would help.")
-    fixed = told("acting", setting=own, source="vector environment", num_groups=1)
+    fixed = told("acting", facts=own, source="vector environment", num_groups=1)
     assert "more streams (a vector environment of 16)" in fixed.replace("More", "more")
     assert "--env.num-streams" not in fixed
-    assert "--env.num-streams 16" in told("acting", setting=own, source="group maker")
+    assert "--env.num-streams 16" in told("acting", facts=own, source="group maker")
 
 
 def test_environments_in_pools() -> None:
-    pool = replace(SETTING, backend="envpool", num_streams=32)
-    assert "--env.num-streams 64" in told("stepping", setting=pool)
-    busy = told("stepping", setting=pool, env_threads=8, auto_env_threads=8)
+    pool = replace(FACTS, backend="envpool", num_streams=32)
+    assert "--env.num-streams 64" in told("stepping", facts=pool)
+    busy = told("stepping", facts=pool, env_threads=8, auto_env_threads=8)
     assert "More CPU cores would help" in busy
-    throttled = told("stepping", setting=pool, env_threads=2, auto_env_threads=8)
+    throttled = told("stepping", facts=pool, env_threads=2, auto_env_threads=8)
     assert "8 threads a pool (leave --env.num-threads out)" in throttled
-    torn = told("stepping", setting=pool, num_groups=16, auto_num_groups=1)
+    torn = told("stepping", facts=pool, num_groups=16, auto_num_groups=1)
     assert torn.endswith(" One group (leave --env.streams-per-group out) would help.")
 
 
@@ -77,20 +77,20 @@ def test_update() -> None:
 def test_large_networks_are_worth_a_gpu_and_threads() -> None:
     assert "GPU" not in told("learning")
     assert "--runtime.threads" not in told("learning")
-    assert "or a GPU" not in told("learning", setting=PICTURES, device="cuda")
-    assert "a GPU or" in told("learning", setting=PICTURES)
-    assert "--runtime.device cuda" in told("learning", setting=PICTURES, gpu=True)
-    assert "--runtime.threads 16" in told("learning", setting=PICTURES)
-    assert "--runtime.threads" not in told("learning", setting=PICTURES, threads=16)
-    assert "--runtime.threads" not in told("learning", setting=PICTURES, device="cuda")
-    assert "--runtime.threads 5" in told("learning", setting=PICTURES, num_learners=3, threads=4)
-    assert "--runtime.threads" not in told("learning", setting=PICTURES, num_learners=3, threads=5)
+    assert "or a GPU" not in told("learning", facts=PICTURES, device="cuda")
+    assert "a GPU or" in told("learning", facts=PICTURES)
+    assert "--runtime.device cuda" in told("learning", facts=PICTURES, gpu=True)
+    assert "--runtime.threads 16" in told("learning", facts=PICTURES)
+    assert "--runtime.threads" not in told("learning", facts=PICTURES, threads=16)
+    assert "--runtime.threads" not in told("learning", facts=PICTURES, device="cuda")
+    assert "--runtime.threads 5" in told("learning", facts=PICTURES, num_learners=3, threads=4)
+    assert "--runtime.threads" not in told("learning", facts=PICTURES, num_learners=3, threads=5)
 
 
 def test_small_networks_are_faster_with_one_learner() -> None:
     assert "num-learners" not in told("learning")
     assert "one learner (--runtime.num-learners 1)" in told("learning", num_learners=2)
-    assert "num-learners" not in told("learning", setting=PICTURES, num_learners=2)
+    assert "num-learners" not in told("learning", facts=PICTURES, num_learners=2)
 
 
 def test_acting() -> None:
@@ -104,7 +104,7 @@ def test_acting() -> None:
     single = told("acting", num_groups=1, num_streams=1)
     assert "--env.streams-per-group" not in single
     assert "one group of 1 stream at" in single
-    assert "--runtime.threads 16" in told("acting", setting=PICTURES, device="cuda")
+    assert "--runtime.threads 16" in told("acting", facts=PICTURES, device="cuda")
 
 
 def test_others() -> None:
@@ -120,14 +120,14 @@ def test_others() -> None:
 
 def test_balance_is_said() -> None:
     shares = {"stepping": 0.3, "acting": 0.32, "learning": 0.38}
-    assert limit(Load(shares), SETTING).startswith(  # type: ignore[arg-type]
+    assert limit(Load(shares), FACTS).startswith(  # type: ignore[arg-type]
         "Nothing alone limits the speed: 38% learning, 32% acting, 30% stepping. Compiling it "
     )
-    assert limit(Load({}), SETTING) == ""
+    assert limit(Load({}), FACTS) == ""
 
 
 def test_start() -> None:
-    compiled = replace(SETTING, compiles=True)
+    compiled = replace(FACTS, compiles=True)
     for acting, learning in ((0.1, 0.8), (0.8, 0.1), (0.45, 0.45), (0.9, 0.0), (0.0, 0.9)):
         shares = {"acting": acting, "learning": learning, "stepping": 0.1}
         assert limit(Load(shares), compiled, starting=True) == (  # type: ignore[arg-type]
@@ -135,11 +135,11 @@ def test_start() -> None:
             "start, so that all later acts and updates are faster."
         )
         assert "Compiling took" not in limit(Load(shares), compiled)  # type: ignore[arg-type]
-        assert "Compiling took" not in limit(Load(shares), SETTING, starting=True)  # type: ignore[arg-type]
+        assert "Compiling took" not in limit(Load(shares), FACTS, starting=True)  # type: ignore[arg-type]
     slow = {"stepping": 0.6, "acting": 0.2, "learning": 0.2}
     told_of = limit(Load(slow), compiled, starting=True)  # type: ignore[arg-type]
     assert told_of.startswith("Environments limit")
-    assert limit(Load({"other": 0.9}), SETTING, starting=True).startswith("Starting took")
+    assert limit(Load({"other": 0.9}), FACTS, starting=True).startswith("Starting took")
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -149,11 +149,11 @@ def test_every_setting_has_a_whole_sentence(phase: str) -> None:
         ("has it", "lacks it", "absent"),
         ("cpu", "cuda"),
         (True, False),
-        (SETTING.update, UpdateAdvice(), LARGER),
+        (FACTS.update, UpdateAdvice(), LARGER),
         (True, False),
     ):
-        setting = replace(
-            SETTING,
+        facts = replace(
+            FACTS,
             backend=backend,
             envpool=envpool,
             device=device,
@@ -161,7 +161,7 @@ def test_every_setting_has_a_whole_sentence(phase: str) -> None:
             update=update,
         )
         for share in (0.2, 1.0):
-            text = limit(Load({phase: share}), setting, starting=starting)  # type: ignore[dict-item]
+            text = limit(Load({phase: share}), facts, starting=starting)  # type: ignore[dict-item]
             assert text[0].isupper()
             assert text.endswith(".")
             assert ",," not in text
@@ -175,8 +175,8 @@ def test_every_setting_has_a_whole_sentence(phase: str) -> None:
 def test_others_limit_the_speed_where_they_leave_too_few_cores(
     used: float, by_others: float, is_crowded: bool
 ) -> None:
-    setting = replace(SETTING, cores=2, threads=2)
-    text = limit(Load({"learning": 1.0}, cores=Cores(used, by_others)), setting)
+    facts = replace(FACTS, cores=2, threads=2)
+    text = limit(Load({"learning": 1.0}, cores=Cores(used, by_others)), facts)
     assert text.startswith("Other processes limit the speed") == is_crowded
     assert text.startswith("The update") != is_crowded
 
@@ -186,8 +186,8 @@ ALONE = {"cores": 2, "threads": 1, "env_threads": 1, "num_groups": 1}
 
 def test_a_run_that_has_all_the_cores_it_wants_is_not_hindered() -> None:
     def hindered(used: float, **changes: int) -> bool:
-        setting = replace(SETTING, **{**ALONE, **changes})
-        text = limit(Load({"learning": 1.0}, cores=Cores(used, 2 - used)), setting)
+        facts = replace(FACTS, **{**ALONE, **changes})
+        text = limit(Load({"learning": 1.0}, cores=Cores(used, 2 - used)), facts)
         return text.startswith("Other processes")
 
     assert not hindered(1.0)
@@ -201,15 +201,15 @@ def test_a_run_that_has_all_the_cores_it_wants_is_not_hindered() -> None:
 
 def test_other_learners_want_cores_only_while_the_first_learns() -> None:
     for share, hindered in ((0.0, False), (0.5, True)):
-        setting = replace(SETTING, **{**ALONE, "num_learners": 2})
+        facts = replace(FACTS, **{**ALONE, "num_learners": 2})
         now = Load({"acting": 1 - share, "learning": share}, cores=Cores(1.0, 1.0))
-        assert limit(now, setting).startswith("Other processes") == hindered
+        assert limit(now, facts).startswith("Other processes") == hindered
 
 
 def test_fewer_threads_are_advised_only_where_there_are_more_than_cores_left() -> None:
     def said(threads: int, cores: int, by_others: float) -> str:
-        setting = replace(SETTING, cores=cores, threads=threads)
-        return limit(Load({"learning": 1.0}, cores=Cores(cores - by_others, by_others)), setting)
+        facts = replace(FACTS, cores=cores, threads=threads)
+        return limit(Load({"learning": 1.0}, cores=Cores(cores - by_others, by_others)), facts)
 
     assert said(2, 2, 1.04) == (
         "Other processes limit the speed: they take 1.0 of 2 cores. Waiting until they end or "
@@ -217,11 +217,11 @@ def test_fewer_threads_are_advised_only_where_there_are_more_than_cores_left() -
     )
     assert said(1, 1, 0.5).endswith("1 core. Waiting until they end would help.")
     assert "--runtime.threads 5" in said(8, 8, 3.0)
-    of_two = replace(SETTING, cores=8, threads=4, num_learners=2)
+    of_two = replace(FACTS, cores=8, threads=4, num_learners=2)
     text = limit(Load({"learning": 1.0}, cores=Cores(5.0, 3.0)), of_two)
     assert "--runtime.threads 2" in text
-    setting = replace(SETTING, cores=8, threads=4)
-    text = limit(Load({"learning": 1.0}, cores=Cores(3.0, 4.5)), setting)
+    facts = replace(FACTS, cores=8, threads=4)
+    text = limit(Load({"learning": 1.0}, cores=Cores(3.0, 4.5)), facts)
     assert text.startswith("Other processes")
     assert "--runtime" not in text
 
@@ -231,7 +231,7 @@ def test_a_cpp_compiler_among_other_advice() -> None:
 
 
 WORKERS = replace(
-    SETTING, kind="lockstep", lag=1, num_workers=2, num_streams=8, num_groups=4, may_compile=False
+    FACTS, kind="lockstep", lag=1, num_workers=2, num_streams=8, num_groups=4, may_compile=False
 )
 BUSY = Cores(15.6, 0.0)  # of 16
 HALF = Cores(8.0, 0.0)

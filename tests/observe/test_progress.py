@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from settings import SETTING
+from facts import FACTS
 
 from quintet.observe import progress
 from quintet.observe.pace import Pace, Score
@@ -78,9 +78,7 @@ def test_pipe_hears_once_what_limits_the_speed(monkeypatch: pytest.MonkeyPatch) 
         nonlocal now
         stream = io.StringIO()
         now = 0.0
-        shown = make_progress(
-            View("title", Pace(1000, 0), folder="runs/a", setting=SETTING), stream
-        )
+        shown = make_progress(View("title", Pace(1000, 0), folder="runs/a", facts=FACTS), stream)
         for second in range(1, 90):
             now = float(second)
             phase = "learning" if second < 40 else last
@@ -98,15 +96,15 @@ def test_pipe_hears_once_what_limits_the_speed(monkeypatch: pytest.MonkeyPatch) 
     assert len(once) == 1
     assert once[0].startswith("The update limits the speed: 90%")
     assert len(lines("waiting")) == 2, "said again when it has changed"
-    crowded = lines("learning", others=SETTING.cores)
+    crowded = lines("learning", others=FACTS.cores)
     assert len(crowded) == 2
     assert crowded[1].startswith("Other processes limit the speed")
 
 
 def test_pipe_hears_at_once_that_others_take_the_cores() -> None:
     stream = io.StringIO()
-    shown = make_progress(View("title", Pace(1000, 0), setting=SETTING), stream)
-    shares = {"time/learning_frac": 1.0, "machine/cores_used_by_others": SETTING.cores}
+    shown = make_progress(View("title", Pace(1000, 0), facts=FACTS), stream)
+    shares = {"time/learning_frac": 1.0, "machine/cores_used_by_others": FACTS.cores}
     shown.update({"env_steps": 1, "wall_s": 1.0, **shares})
     assert "Other processes limit the speed" in stream.getvalue()
 
@@ -131,8 +129,8 @@ def test_what_limits_the_speed_is_said_of_processes(monkeypatch: pytest.MonkeyPa
     now = 0.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
     stream = io.StringIO()
-    setting = replace(SETTING, kind="async", num_workers=2)
-    shown = make_progress(View("title", Pace(1000, 0), setting=setting), stream)
+    facts = replace(FACTS, kind="async", num_workers=2)
+    shown = make_progress(View("title", Pace(1000, 0), facts=facts), stream)
     for second in range(1, 200):
         now = float(second)
         phase = "stepping" if second < 60 else "acting"

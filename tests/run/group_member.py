@@ -1,4 +1,4 @@
-"""A member of a group for `test_group`: quick to start, does what its payload says."""
+"""A member of a group for `test_seed_group`: quick to start, does what its payload says."""
 
 import hashlib
 import json
@@ -8,14 +8,14 @@ import sys
 import time
 from pathlib import Path
 
+from quintet.run import seed_group
+
 if "--die" in os.environ.get("MEMBER", ""):
     sys.exit(7)
 
-from quintet.run import group
-
 
 def main() -> int:
-    payload = group.attach()
+    payload = seed_group.attach()
     given = json.loads(payload.split(b"\0")[0])
     place = Path(given["place"])
     print(f"hello\nsum {hashlib.sha256(payload).hexdigest()[:8]}", flush=True)
@@ -26,7 +26,7 @@ def main() -> int:
 
         def stop(*_):
             (place / f"stopped-{os.getpid()}").touch()
-            group.answer({"stopped": True})
+            seed_group.answer({"stopped": True})
             os._exit(130)
 
         signal.signal(signal.SIGTERM, stop)
@@ -35,7 +35,7 @@ def main() -> int:
     (place / f"running-{os.getpid()}").unlink()
     if "status" in given:
         return given["status"]
-    group.answer({"said": given})
+    seed_group.answer({"said": given})
     return 0
 
 

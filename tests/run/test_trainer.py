@@ -326,9 +326,9 @@ def recorders(monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:
 
 @pytest.mark.parametrize("compiles", [False, True])
 def test_stages_say_when_it_compiles(tmp_path, monkeypatch, compiles):
-    made, known = recorders(monkeypatch), trainer.setting_of
+    made, known = recorders(monkeypatch), trainer.facts_of
     monkeypatch.setattr(
-        trainer, "setting_of", lambda *given: dataclasses.replace(known(*given), compiles=compiles)
+        trainer, "facts_of", lambda *given: dataclasses.replace(known(*given), compiles=compiles)
     )
     run(tmp_path, total=64 * 3)
     assert made[0].stages == (

@@ -26,7 +26,7 @@ from quintet.runtime.processes.messages import (
     Stop,
     Sum,
 )
-from quintet.runtime.processes.process import STOP_GRACE_S, Kind, Process, await_all, pickled
+from quintet.runtime.processes.process import STOP_GRACE_S, Process, ProcessKind, await_all, pickled
 from quintet.runtime.slots import RowSpecs, Slot, slot_specs
 from quintet.types import LearnerState, Publication, Rollout, TensorSpec
 
@@ -169,7 +169,7 @@ class Learners:
         self._fault: QuintetError | None = None
 
     def _process(self, rank: int, work: bytes) -> Process:
-        kind = Kind(
+        kind = ProcessKind(
             f"learner {rank}",
             self.crew.devices[rank],
             "quintet.runtime.parallel.learner",

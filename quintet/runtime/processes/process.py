@@ -58,7 +58,7 @@ def pickled(work: object, refusal: str, instead: str) -> bytes:
 
 @final
 @dataclass(frozen=True)
-class Kind:
+class ProcessKind:
     """What a process is and what it is given.
 
     name: for messages: worker 0; what: of the run it has, for messages.
@@ -83,7 +83,7 @@ class Process:
     """A process that talks to us through a channel and shares our arena."""
 
     def __init__(
-        self, kind: Kind, arena: Arena, row: NDArray[Any], say: Callable[[str], None],
+        self, kind: ProcessKind, arena: Arena, row: NDArray[Any], say: Callable[[str], None],
         timeout_s: float,
     ):  # fmt: skip
         """row: (time of its last sign of life in ns, row of the unroll or whatever the kind's place

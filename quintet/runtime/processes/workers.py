@@ -51,7 +51,7 @@ from quintet.runtime.processes.messages import (
 )
 from quintet.runtime.processes.params import Board, board_specs
 from quintet.runtime.processes.patience import Patience, whereabouts
-from quintet.runtime.processes.process import STOP_GRACE_S, Kind, Process, await_all
+from quintet.runtime.processes.process import STOP_GRACE_S, Process, ProcessKind, await_all
 from quintet.runtime.processes.remote import record_specs_of_remote
 from quintet.runtime.slots import RowSpecs, Slot, slot_specs
 from quintet.types import Publication, TensorSpec
@@ -115,7 +115,7 @@ class Workers:
                 self._headers[place.group, k] = arena.tensor(header_name(place.group, k)).numpy()
         for sampler, given in zip(self.samplers, work, strict=True):
             name = f"worker/{sampler.index}"
-            kind = Kind(
+            kind = ProcessKind(
                 f"worker {sampler.index}", sampler.what, "quintet.runtime.processes.worker", given,
                 crew.threads,
             )  # fmt: skip
@@ -134,7 +134,7 @@ class Workers:
         names = [f"worker/{sampler.index}" for sampler in self.samplers]
         return names if self.crew.server is None else [*names, "server"]
 
-    def _process(self, kind: Kind, name: str) -> Process:
+    def _process(self, kind: ProcessKind, name: str) -> Process:
         row = self._arena.tensor(f"{name}/row").numpy()
         return Process(kind, self._arena, row, self.crew.say, self.crew.timeout_s)
 
@@ -183,7 +183,7 @@ class Workers:
         most_waiting = sum(max(p.num_streams for p in s.places) for s in self.samplers)
         work = ServerWork(options, crew.places, crew.assignment, line.token, most_waiting)
         module = "quintet.runtime.processes.server"
-        kind = Kind(
+        kind = ProcessKind(
             "inference server", options.device, module, sendable(work), options.threads,
             [listener.fileno()],
         )  # fmt: skip

@@ -15,7 +15,7 @@ from quintet.envs.ids import envpool_id
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.vector import EnvDescription
 from quintet.models.config import ModelConfig, uses_pictures
-from quintet.observe.advice import Setting
+from quintet.observe.advice import RunFacts
 from quintet.protocols import DataPlan
 from quintet.system.cpus import usable_cores
 from quintet.types import Spaces
@@ -45,14 +45,14 @@ def worth_compiling(config: RunConfig, model: ModelConfig, spaces: Spaces, devic
     return plain and planned >= enough
 
 
-def setting_of(
+def facts_of(
     config: RunConfig,
     plan: DataPlan,
     spaces: Spaces,
     env: EnvDescription,
     resolved: ResolvedEnv,
     callback: bool,
-) -> Setting:
+) -> RunFacts:
     """Of a resolved configuration on this machine.
 
     resolved: what `env` describes; callback: reports go to the user's code.
@@ -63,7 +63,7 @@ def setting_of(
     if envpool.is_installed():
         known = "has it" if ":" not in env.id and envpool_id(env.id) else "lacks it"
     size = config.env.num_streams // config.env.num_groups
-    return Setting(
+    return RunFacts(
         env=env.id,
         source=resolved.kind,
         single_only=config.env.mask_from_info,

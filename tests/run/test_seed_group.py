@@ -23,8 +23,8 @@ from quintet.config.load import Layer
 from quintet.config.saved import load_seeds
 from quintet.errors import ConfigError, GroupFault
 from quintet.observe.sinks import read_metrics
-from quintet.run import group, launch
-from quintet.run.group import Member, run_members
+from quintet.run import launch, seed_group
+from quintet.run.seed_group import Member, run_members
 from quintet.system import child
 from quintet.system.lock import run_lock
 
@@ -162,7 +162,7 @@ def test_a_second_ctrl_c_kills(tmp_path):
 
 def test_nothing_outlives_a_killed_parent(tmp_path):
     code = (
-        "import json; from quintet.run.group import Member, run_members\n"
+        "import json; from quintet.run.seed_group import Member, run_members\n"
         f"given = {{'place': {str(tmp_path)!r}, 'seconds': {WAIT_S}, 'orderly': True}}\n"
         "members = [Member(name, json.dumps(given).encode()) for name in 'ab']\n"
         "run_members('group_member', members, 2, print)"
@@ -179,7 +179,7 @@ def test_nothing_outlives_a_killed_parent(tmp_path):
 def test_a_member_that_hangs_ends_a_while_after_its_parent(tmp_path):
     """One that can't stop in good order is given its grace and no more."""
     code = (
-        "import os, time; from quintet.run import group; group.ORPHAN_GRACE_S = 0.2\n"
+        "import os, time; from quintet.run import seed_group; seed_group.ORPHAN_GRACE_S = 0.2\n"
         "import group_member; group_member.main()"
     )
     with subprocess.Popen([sys.executable, "-c", code, "1"], stdin=subprocess.PIPE) as process:
@@ -281,7 +281,7 @@ def test_a_group_is_single_runs_side_by_side(tmp_path, capsys, monkeypatch):
 def test_what_became_of_a_run_follows_from_its_process(tmp_path, status, answer, wanted, says):
     asked = Layer("call", {"env.id": ENV, "run_dir": str(tmp_path)})
     (loaded,) = load_seeds("ppo", [], asked, [7])
-    outcome = launch._seed_outcome(loaded.config, group.Outcome(status, answer))
+    outcome = launch._seed_outcome(loaded.config, seed_group.Outcome(status, answer))
     assert (outcome.seed, outcome.run_dir, outcome.status) == (7, tmp_path / "s7", wanted)
     assert outcome.metrics == (answer or {}).get("metrics", {})
     assert (outcome.error or "").endswith(says) if says else outcome.error is None

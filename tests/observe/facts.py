@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from quintet.observe.advice import Setting
+from quintet.observe.advice import RunFacts
 from quintet.protocols import UpdateAdvice
 
-SETTING = Setting(
+FACTS = RunFacts(
     env="CartPole-v1",
     backend="gymnasium",
     envpool="has it",
@@ -30,4 +30,4 @@ SETTING = Setting(
     eval_episodes=10,
     sinks=True,
 )
-PICTURES = replace(SETTING, env="Pong-v5", backend="envpool", large_network=True, may_compile=False)
+PICTURES = replace(FACTS, env="Pong-v5", backend="envpool", large_network=True, may_compile=False)

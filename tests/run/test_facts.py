@@ -19,9 +19,9 @@ from quintet.envs.given import GivenEnv, settle
 from quintet.envs.make import make_group_env
 from quintet.envs.toy import EndlessPay
 from quintet.models.config import resolve_model
-from quintet.observe.advice import Setting
+from quintet.observe.advice import RunFacts
 from quintet.protocols import DataPlan
-from quintet.run import setting
+from quintet.run import facts
 from quintet.run.launch import resolve
 from quintet.types import Spaces
 
@@ -77,31 +77,29 @@ def test_compiling_is_worth_it_in_long_runs_of_plain_networks(
     values = SMALL | {"env.id": TOY, "total_env_steps": 32 * updates} | given
     config = compose("ppo", [Layer("call", values)]).config
     model = resolve_model(config.model, seen)
-    assert setting.worth_compiling(config, model, seen, device) is worth
+    assert facts.worth_compiling(config, model, seen, device) is worth
 
 
 def test_the_option_says_from_when_on_it_compiles() -> None:
     said = RuntimeConfig.model_fields["compile"].description
     assert said is not None
-    assert f"at {setting.COMPILE_FROM_UPDATES:,} planned optimizer steps or more" in said
-    assert f"({setting.COMPILE_FROM_UPDATES_OF_PICTURES:,} on pictures)" in said
+    assert f"at {facts.COMPILE_FROM_UPDATES:,} planned optimizer steps or more" in said
+    assert f"({facts.COMPILE_FROM_UPDATES_OF_PICTURES:,} on pictures)" in said
 
 
 def test_the_compiler_is_what_cxx_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", sys.executable)
-    assert setting.has_compiler()
+    assert facts.has_compiler()
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert not setting.has_compiler()
+    assert not facts.has_compiler()
     monkeypatch.delenv("CXX")
-    monkeypatch.setattr(setting.shutil, "which", lambda name: f"/usr/bin/{name}")
-    assert setting.has_compiler()
-    monkeypatch.setattr(setting.shutil, "which", lambda name: None)
-    assert not setting.has_compiler()
+    monkeypatch.setattr(facts.shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert facts.has_compiler()
+    monkeypatch.setattr(facts.shutil, "which", lambda name: None)
+    assert not facts.has_compiler()
 
 
-def setting_for(
-    env: GivenEnv, callback: bool = False, algo: str = "ppo", **options: Any
-) -> Setting:
+def facts_for(env: GivenEnv, callback: bool = False, algo: str = "ppo", **options: Any) -> RunFacts:
     """Of a run on these environments, which are made to see what they are."""
     says, source = settle(env)
     given = {name.replace("__", "."): value for name, value in options.items()}
@@ -113,7 +111,7 @@ def setting_for(
         config = resolve(loaded, made.spaces)
         plan = DataPlan(SMALL["unroll_steps"], config.env.num_streams)
         about = made.description
-        found = setting.setting_of(config, plan, made.spaces, about, loaded.env, callback)
+        found = facts.facts_of(config, plan, made.spaces, about, loaded.env, callback)
         if isinstance(made, EnvPoolVectorEnv):
             assert found.env_threads == made.num_threads
         assert found.num_streams == found.num_groups * made.num_streams
@@ -122,15 +120,15 @@ def setting_for(
         made.close()
 
 
-def facts(found: Setting, *names: str) -> tuple[Any, ...]:
+def told(found: RunFacts, *names: str) -> tuple[Any, ...]:
     return tuple(getattr(found, name) for name in names)
 
 
 @pytest.fixture(autouse=True)
 def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (envpool, setting):
+    for module in (envpool, facts):
         monkeypatch.setattr(module, "usable_cores", lambda: CORES)
-    monkeypatch.setattr(setting.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(facts.torch.cuda, "is_available", lambda: False)
 
 
 @pytest.mark.parametrize(
@@ -151,10 +149,10 @@ def test_pools(
     env: str, options: dict[str, Any], groups: int, threads: int, auto: int, pictures: bool
 ) -> None:
     pytest.importorskip("envpool")
-    found = setting_for(env, env__backend="envpool", **options)
-    assert facts(found, "env", "backend", "source") == (env, "envpool", "id")
-    assert facts(found, "envpool", "single_only", "cores") == ("has it", False, CORES)
-    assert facts(found, "num_groups", "env_threads", "auto_env_threads") == (groups, threads, auto)
+    found = facts_for(env, env__backend="envpool", **options)
+    assert told(found, "env", "backend", "source") == (env, "envpool", "id")
+    assert told(found, "envpool", "single_only", "cores") == ("has it", False, CORES)
+    assert told(found, "num_groups", "env_threads", "auto_env_threads") == (groups, threads, auto)
     assert found.auto_num_groups == (1 if env == "CartPole-v1" else min(2, found.num_streams))
     assert found.large_network is pictures
 
@@ -182,54 +180,54 @@ def test_environments_in_python(
     pytest.importorskip("envpool")
     own = EnvSpec("OwnPay-v0", entry_point=EndlessPay)
     monkeypatch.setitem(gymnasium.registry, "OwnPay-v0", own)
-    found = setting_for(env, **options)
-    assert facts(found, "source", "envpool", "backend") == (source, known, "gymnasium")
-    assert facts(found, "num_streams", "num_groups") == (4, 1)
-    assert facts(found, "env_threads", "auto_env_threads", "single_only") == (1, 1, False)
+    found = facts_for(env, **options)
+    assert told(found, "source", "envpool", "backend") == (source, known, "gymnasium")
+    assert told(found, "num_streams", "num_groups") == (4, 1)
+    assert told(found, "env_threads", "auto_env_threads", "single_only") == (1, 1, False)
 
 
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
 def test_given_vector_environments(kind: Any) -> None:
     given = kind([EndlessPay] * 3)
     try:
-        found = setting_for(given)
+        found = facts_for(given)
     finally:
         given.close()
-    assert facts(found, "source", "backend") == ("vector environment", "gymnasium")
-    assert facts(found, "num_streams", "num_groups", "batch_steps") == (3, 1, 96)
+    assert told(found, "source", "backend") == ("vector environment", "gymnasium")
+    assert told(found, "num_streams", "num_groups", "batch_steps") == (3, 1, 96)
 
 
 def test_a_given_pool_stands_for_its_id() -> None:
     made = pytest.importorskip("envpool").make(
         "CartPole-v1", env_type="gymnasium", num_envs=2, num_threads=2
     )
-    found = setting_for(made)
-    assert facts(found, "env", "source", "backend") == ("CartPole-v1", "id", "envpool")
-    assert facts(found, "num_streams", "env_threads", "auto_env_threads") == (2, 2, 1)
+    found = facts_for(made)
+    assert told(found, "env", "source", "backend") == ("CartPole-v1", "id", "envpool")
+    assert told(found, "num_streams", "env_threads", "auto_env_threads") == (2, 2, 1)
 
 
 def test_without_envpool(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(envpool, "is_installed", lambda: False)
-    assert facts(setting_for("CartPole-v1"), "envpool", "backend") == ("absent", "gymnasium")
+    assert told(facts_for("CartPole-v1"), "envpool", "backend") == ("absent", "gymnasium")
 
 
 def test_masks_from_info_are_of_single_environments() -> None:
     taxi = next(name for name in gymnasium.registry if name.startswith("Taxi-"))
-    found = setting_for(taxi, env__backend="gymnasium", env__mask_from_info=True)
-    assert facts(found, "source", "single_only") == ("id", True)
+    found = facts_for(taxi, env__backend="gymnasium", env__mask_from_info=True)
+    assert told(found, "source", "single_only") == ("id", True)
 
 
 def test_learner_and_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(setting, "has_compiler", lambda: False)
-    found = setting_for(TOY)
-    assert facts(found, "device", "threads", "gpu", "large_network") == ("cpu", 1, False, False)
-    assert facts(found, "batch_steps", "update") == (
+    monkeypatch.setattr(facts, "has_compiler", lambda: False)
+    found = facts_for(TOY)
+    assert told(found, "device", "threads", "gpu", "large_network") == ("cpu", 1, False, False)
+    assert told(found, "batch_steps", "update") == (
         (128, ("1 pass in minibatches of 32", ("larger minibatches (--minibatch-steps 64)",), ()))
     )
-    assert facts(found, "compiles", "may_compile", "compiler") == (False, False, False)
-    assert facts(found, "sinks", "callback", "report_interval_s") == (True, False, 1.0)
+    assert told(found, "compiles", "may_compile", "compiler") == (False, False, False)
+    assert told(found, "sinks", "callback", "report_interval_s") == (True, False, 1.0)
 
-    found = setting_for(
+    found = facts_for(
         TOY,
         callback=True,
         model__core="lstm",
@@ -241,7 +239,7 @@ def test_learner_and_reports(monkeypatch: pytest.MonkeyPatch) -> None:
         report__interval_s=0.5,
     )
     assert found.update == ("3 passes", ("fewer passes than 3 (--num-epochs)",), ())
-    assert facts(found, "sinks", "callback", "report_interval_s") == (False, True, 0.5)
+    assert told(found, "sinks", "callback", "report_interval_s") == (False, True, 0.5)
     assert found.eval_episodes == 7
 
 
@@ -250,28 +248,28 @@ def test_compiling_is_told_as_it_was_resolved(
     monkeypatch: pytest.MonkeyPatch, option: str, compiles: bool
 ) -> None:
     monkeypatch.setenv("CXX", sys.executable)  # which is never called
-    found = setting_for(TOY, runtime__compile=option, total_env_steps=32 * 30_000)
-    assert facts(found, "compiles", "may_compile", "compiler") == (compiles, True, True)
+    found = facts_for(TOY, runtime__compile=option, total_env_steps=32 * 30_000)
+    assert told(found, "compiles", "may_compile", "compiler") == (compiles, True, True)
 
 
 def test_one_process() -> None:
-    assert facts(setting_for(TOY), "kind", "num_workers") == ("serial", 0)
-    assert facts(setting_for(TOY), "num_learners") == (1,)
+    assert told(facts_for(TOY), "kind", "num_workers") == ("serial", 0)
+    assert told(facts_for(TOY), "num_learners") == (1,)
 
 
 @pytest.mark.parametrize(("gpus", "enough"), [(0, False), (1, False), (2, True)])
 def test_several_learners(gpus: int, enough: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(setting.torch.cuda, "is_available", lambda: gpus > 0)
-    monkeypatch.setattr(setting.torch.cuda, "device_count", lambda: gpus)
-    found = setting_for(
+    monkeypatch.setattr(facts.torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(facts.torch.cuda, "device_count", lambda: gpus)
+    found = facts_for(
         TOY, algo="impala", batch_unrolls=8, runtime__num_learners=2, runtime__kind="serial"
     )
-    assert facts(found, "num_learners", "gpu") == (2, enough)
+    assert told(found, "num_learners", "gpu") == (2, enough)
     assert found.update.larger_batches == ("larger batches (--batch-unrolls 16)",)
 
 
 def test_workers() -> None:
-    found = setting_for(
+    found = facts_for(
         TOY,
         env__streams_per_group=2,
         runtime__kind="lockstep",
@@ -280,10 +278,10 @@ def test_workers() -> None:
         runtime__actor_threads=3,
         runtime__threads=2,
     )
-    assert facts(found, "kind", "lag", "num_workers", "inference") == ("lockstep", 0, 2, "local")
-    assert facts(found, "threads", "actor_threads", "num_streams") == (2, 3, 4)
-    assert facts(found, "num_groups", "env_threads") == (2, 1)
-    found = setting_for(
+    assert told(found, "kind", "lag", "num_workers", "inference") == ("lockstep", 0, 2, "local")
+    assert told(found, "threads", "actor_threads", "num_streams") == (2, 3, 4)
+    assert told(found, "num_groups", "env_threads") == (2, 1)
+    found = facts_for(
         TOY,
         env__streams_per_group=1,
         runtime__kind="async",
@@ -291,7 +289,7 @@ def test_workers() -> None:
         runtime__inference="server",
         runtime__inference_batch_max=3,
     )
-    assert facts(found, "kind", "num_workers", "inference", "num_groups") == (
+    assert told(found, "kind", "num_workers", "inference", "num_groups") == (
         "async",
         2,
         "server",
