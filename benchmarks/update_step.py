@@ -13,14 +13,15 @@ import numpy as np
 import torch
 from gymnasium import spaces as gym_spaces
 
-from quintet.algorithms.parts.minibatches import Rows
+from quintet.algorithms.parts.minibatches import Minibatch, Rows
 from quintet.algorithms.parts.setup import Compute, Setup
 from quintet.algorithms.ppo.config import PPOConfig
 from quintet.algorithms.ppo.learner import PPOLearner
 from quintet.models.config import ModelConfig, resolve_model
 from quintet.types import Spaces
 
-BATCH = 2048
+BATCH, ITERATION = 2048, 320
+"""Rows of a batch, and optimizer steps after which statistics are added up."""
 
 TASKS = {
     "cartpole": (4, gym_spaces.Discrete(2), 256),
@@ -47,10 +48,13 @@ def make_step(size: int, action: gym_spaces.Space, rows: int, compiled: bool) ->
     )
     index = torch.randperm(BATCH)[:rows]
     weight = torch.full((rows,), 1.0 / rows)
+    minibatch = Minibatch(batch, index, index, weight, batch.advantage[index])
+    trained, config, knobs = learner.trained, learner.config, learner.knobs()
 
     def step() -> None:
-        learner.updates += 1
-        learner.optimizer_step(batch, index, index, weight, learner._knobs(1.0))
+        trained.step(minibatch, knobs, trained.descent(config.learning_rate, config))
+        if trained.untold == ITERATION:
+            trained.fold()
 
     return step
 

@@ -25,10 +25,13 @@ from quintet.protocols import Actor
 from quintet.system import files, trust
 from quintet.types import ACTION_MASK, Obs, Publication, Spaces, State
 
-POLICY, LEARNER = "policy", "learner"
+POLICY = "policy"
 """Key of the publication's tensors in a checkpoint, and name of the folder of a finished run's
 policy.
 """
+
+LEARNER = "learner"
+"""Key of a checkpoint's other tensors, which only learning needs."""
 
 POLICIES = "policies"
 """Where the meta of a checkpoint of several policies has what it says of each."""

@@ -206,7 +206,7 @@ def pinned(part: Part) -> Part:
 
 @final
 class ColumnQueue:
-    """Part of one policy that wait to become batches, oldest unroll first.
+    """Columns of one policy that wait to become batches, oldest unroll first.
 
     A batch takes any columns, whatever the number of streams; what is left over waits for the
     next one.  Rows that another policy played are masked, columns in which it played all are left

@@ -148,7 +148,7 @@ def test_appo_two_policies_share_the_streams(kind: str) -> None:
 
 @kinds("serial", "asyncx2server")
 def test_appo_groups_of_one_policy_each(kind: str) -> None:
-    """Part are wholly one policy's, and every group has it from the first row to the last."""
+    """Columns are wholly one policy's, and every group has it from the first row to the last."""
     plan = DataPlan(unroll_steps=8, columns_per_batch=4, state_every=8)
     ledger = Ledger(8, 2, 8)
 

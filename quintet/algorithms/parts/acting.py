@@ -189,8 +189,5 @@ def make_sampler(
     compute: Compute,
 ) -> SamplingActor:
     """An actor with a network of one policy and one value."""
-    network, normalizer = (
-        make_network(model, spaces, compute),
-        make_normalizer(config, model, spaces),
-    )
-    return SamplingActor(network, normalizer, records, compute)
+    normalizer = make_normalizer(config, model, spaces)
+    return SamplingActor(make_network(model, spaces, compute), normalizer, records, compute)

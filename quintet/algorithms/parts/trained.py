@@ -109,10 +109,8 @@ class Trained(Generic[B, K]):
         check_numerics: bool = False,
     ):
         """modules: what is published and saved beside the network, by name.
-
         only_learning: how the names of weights begin that are saved and not published, since no
             actor needs them.
-
         segments: children of the network, each with a `Descent` of its own; none: it is one.
 
         Raises:
