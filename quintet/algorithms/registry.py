@@ -8,6 +8,10 @@ from typing import Any
 from gymnasium import spaces as gym_spaces
 from pydantic import BaseModel
 
+from quintet.algorithms.ddpg import actor as ddpg_actor
+from quintet.algorithms.ddpg import config as ddpg_config
+from quintet.algorithms.ddpg import learner as ddpg
+from quintet.algorithms.ddpg import metrics as ddpg_metrics
 from quintet.algorithms.impala import config as impala_config
 from quintet.algorithms.impala import learner as impala
 from quintet.algorithms.impala import metrics as impala_metrics
@@ -82,6 +86,20 @@ ALGORITHMS: dict[str, Algorithm] = {
         idle_in=impala_config.idle_in,
         defaults={"runtime.kind": "async"},
         advice=impala_config.advice,
+    ),
+    "ddpg": Algorithm(
+        ddpg_config.DDPGConfig,
+        ddpg_config.check,
+        ddpg_config.planned_updates,
+        ddpg.DDPGLearner,
+        ddpg_actor.make_actor,
+        shared=ddpg_config.shared,
+        metrics=ddpg_metrics.METRICS,
+        tunable=ddpg_config.TUNABLE,
+        idle_in=ddpg_config.idle_in,
+        actions=(gym_spaces.Box,),
+        defaults=ddpg_config.DEFAULTS,
+        advice=ddpg_config.advice,
     ),
 }
 

@@ -156,6 +156,39 @@ _VALUES = {
     "normalizer/reward_std": Metric(_REWARD, "running std by which rewards are divided"),
 }
 
+_ACTIONS = "half the action range"
+
+_CONTROL = {
+    "loss/critic": Metric("1", "weighted error of the critic"),
+    "loss/actor": Metric(_REWARD, "minus the critic's mean value of the policy's actions"),
+    "q/prediction_mean": Metric(_REWARD, "mean value of the replayed actions"),
+    "q/target_mean": Metric(_REWARD, "mean target of these values"),
+    "q/error_abs_mean": Metric(_REWARD, "mean absolute difference of the two"),
+    "q/collected_mean": Metric(_REWARD, "mean value of the actions that were executed"),
+    "exploration/action_mean": Metric(_ACTIONS, "mean of executed actions, over dimensions too"),
+    "exploration/action_std": Metric(_ACTIONS, "their standard deviation"),
+    "exploration/action_saturation_frac": Metric("1", "share of them that lie at a bound"),
+    "exploration/param_noise_std": Metric("1", "standard deviation of parameter noise"),
+    "exploration/param_noise_distance": Metric(
+        _ACTIONS, "how far parameter noise moves actions, root mean square"
+    ),
+    "optim/actor_grad_norm": Metric("1", "norm of the policy's gradient before clipping"),
+    "optim/critic_grad_norm": Metric("1", "norm of the critic's gradient before clipping"),
+    "optim/actor_learning_rate": Metric("1", "learning rate of the policy"),
+    "optim/critic_learning_rate": Metric("1", "learning rate of the critic"),
+    "normalizer/target_mean": Metric(_REWARD, "running mean of the critic's targets"),
+    "normalizer/target_std": Metric(_REWARD, "running standard deviation of these"),
+} | {
+    f"reference/{name}_{what}": Metric(unit, f"{which} of {meaning}, on a batch that stays")
+    for name, unit, meaning in (
+        ("q", _REWARD, "the values of replayed actions"),
+        ("actor_q", _REWARD, "the values of the policy's actions"),
+        ("action", _ACTIONS, "the policy's actions"),
+        ("perturbed_action", _ACTIONS, "the actions of a policy with parameter noise"),
+    )
+    for what, which in (("mean", "mean"), ("std", "standard deviation"))
+}
+
 OF_RUNS: Mapping[str, Metric] = {**_COUNTERS, **_EPISODES, **_SPEED}
 """What is reported whatever the learner."""
 
@@ -165,6 +198,7 @@ OF_LEARNERS: Mapping[str, Metric] = {
     **_OPTIMISATION,
     **_POLICY,
     **_VALUES,
+    **_CONTROL,
 }
 """What learners report, each those that the registry says of it."""
 

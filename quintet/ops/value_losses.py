@@ -36,3 +36,20 @@ def clipped(v: PerStep, v_old: PerStep, target: PerStep, clip: Scalar) -> PerSte
     bound = torch.as_tensor(clip, dtype=v.dtype)  # a tensor where the clip may change
     v_near = v_old + (v - v_old).clamp(-bound, bound)
     return 0.5 * torch.maximum((v - target).square(), (v_near - target).square())
+
+
+def huber(v: PerStep, target: PerStep, delta: Scalar) -> PerStep:
+    """Squared error up to `delta`, beyond it a line of the same slope.
+
+    ``0.5 * e^2 if |e| <= delta else delta * (|e| - 0.5 * delta)``, with ``e = v - target``
+
+    Args:
+        delta: > 0, in reward units.
+
+    Returns: loss per step, in squared reward units.
+
+    Source: Huber, Robust Estimation of a Location Parameter (1964).
+    """
+    error = (v - target).abs()
+    near = error.clamp(max=delta) if isinstance(delta, float) else torch.minimum(error, delta)
+    return near * (error - 0.5 * near)

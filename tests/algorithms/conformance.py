@@ -59,6 +59,8 @@ SIZES: dict[str, Any] = {
     "batch_unrolls": STREAMS,
     "minibatch_steps": 16,
     "num_epochs": 2,
+    "batch_size": 16,
+    "replay_capacity_steps": 600,
 }
 """Options that any learner may have; for recurrent networks these too:"""
 SIZES_WITH_A_CORE: dict[str, Any] = {"bptt_steps": CHUNK}
@@ -82,6 +84,17 @@ TOGETHER: dict[str, Sequence[dict[str, Any]]] = {
             "reduction": "sum", "truncation_as_termination": True, "max_grad_norm": 1.0,
             "rmsprop_epsilon_inside_sqrt": True, "rmsprop_momentum": 0.5,
             "normalize_observations": True,
+        },
+    ),
+    "ddpg": (
+        {
+            "exploration": "normal_0.1, ou_0.2", "n_step": 3, "normalize_returns": True,
+            "popart": True, "updates_per_cycle": 2, "action_layer": 1, "max_grad_norm": 1.0,
+        },
+        {
+            "exploration": "none", "replay_start_steps": 60, "warmup_policy": "uniform",
+            "normalize_returns": True, "popart_step_size": 0.1, "critic_huber_delta": 1.0,
+            "return_low": -1.0, "return_high": 2.0, "truncation_as_termination": True,
         },
     ),
 }  # fmt: skip

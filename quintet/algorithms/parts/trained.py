@@ -46,6 +46,8 @@ class Optimizer(NamedTuple):
 
 ADAM = Optimizer()
 
+_AVERAGE = "average/"
+
 CHECK_EVERY = 16
 """Updates after which steps on a GPU are looked at for NaN: looking makes the host wait for it."""
 
@@ -92,6 +94,7 @@ class Trained(Generic[B, K]):
     compiled it is one graph, or two where ranks exchange gradients in between.
 
     parameters: views of the vector by name.
+    average: another such vector, which follows the first from step to step, if it is asked for.
     steps: optimizer steps made.
     """
 
@@ -106,12 +109,14 @@ class Trained(Generic[B, K]):
         modules: Mapping[str, nn.Module] = MappingProxyType({}),
         only_learning: tuple[str, ...] = (),
         segments: Sequence[str] = (),
+        averages: bool = False,
         check_numerics: bool = False,
     ):
         """modules: what is published and saved beside the network, by name.
         only_learning: how the names of weights begin that are saved and not published, since no
             actor needs them.
         segments: children of the network, each with a `Descent` of its own; none: it is one.
+        averages: whether there is an `average`, which actors never need.
 
         Raises:
             ConfigError: the loss is to look at its tensors, which compiled it can't.
@@ -130,8 +135,9 @@ class Trained(Generic[B, K]):
         self.sizes = [sum(p.numel() for p in group.values()) for group in groups]
         self.optimizer = optimizer
         self.memory = _memory(optimizer, self.theta)
+        self.average = self.theta.clone() if averages else None
         self.modules = {"network": network, **modules}
-        self._only_learning = only_learning
+        self._only_learning = (*only_learning, _AVERAGE)
         self.loss, self.ranks = loss, setup.ranks
         self.gradient: Tensor | None = None
         self.interval = Interval()
@@ -154,12 +160,16 @@ class Trained(Generic[B, K]):
         """Keeps the gradient of the last step, before clipping, in `gradient`."""
         self.gradient = torch.zeros_like(self.theta)
 
-    def step(self, batch: B, knobs: K, *descents: Descent) -> None:
-        """One optimizer step on the batch, one `Descent` for each segment."""
+    def step(self, batch: B, knobs: K, *descents: Descent, follow: float = 0.0) -> None:
+        """One optimizer step on the batch, one `Descent` for each segment.
+
+        follow: how far the average then goes towards the weights: 1 makes it their copy.
+        """
         self.steps += 1
         numbers: list[Knob] = [*knobs]
         for rates, max_norm in descents:
             numbers += [math.inf if max_norm is None else max_norm, *rates]
+        numbers.append(follow)
         packed = torch.tensor(numbers, dtype=self.theta.dtype, device=self.theta.device)
         if self._whole is not None:
             self._told.append(self._whole(batch, packed))
@@ -232,6 +242,8 @@ class Trained(Generic[B, K]):
             self._follow(clipped, where, rates)
             told.append(norm)
             place += size
+        if self.average is not None:
+            self.average.lerp_(self.theta, numbers[-1])
         if len(told) == 1:
             told.append(torch.where(max_norm.isinf(), math.nan, norm > max_norm))
         return torch.stack(told).double()
@@ -305,8 +317,13 @@ class Trained(Generic[B, K]):
     # Saving
 
     def weights(self) -> dict[str, Tensor]:
-        """The tensors of the network and of the modules beside it, by name."""
-        return tensors_of(self.modules)
+        """The tensors of the network, of its average and of the modules beside it, by name."""
+        found = tensors_of(self.modules)
+        return found | {f"{_AVERAGE}{name}": x for name, x in self.averaged().items()}
+
+    def averaged(self) -> Parameters:
+        """The average as views by the parameters' names; {} where there is none."""
+        return {} if self.average is None else views_of(self.average, self.shapes)
 
     def published(self) -> dict[str, Tensor]:
         """Those of `weights` that actors need."""
@@ -316,6 +333,8 @@ class Trained(Generic[B, K]):
     def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
         """Copies what `weights` gave, and leaves the optimizer as it is."""
         load_into(self.modules, tensors)
+        for name, x in self.averaged().items():
+            x.copy_(tensors[f"{_AVERAGE}{name}"])
 
     def save(self) -> dict[str, Tensor]:
         """The weights and the optimizer's memory by name.

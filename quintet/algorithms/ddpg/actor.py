@@ -1,0 +1,149 @@
+"""The actor of DDPG: a deterministic policy with noise on its actions, its weights, or both."""
+
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+
+from quintet.algorithms.ddpg.config import DDPGConfig
+from quintet.algorithms.ddpg.exploration import ou_step, perturbation
+from quintet.algorithms.ddpg.network import Policy, action_box, perturbable
+from quintet.algorithms.parts.acting import make_normalizer
+from quintet.algorithms.parts.setup import PLAIN, Compute
+from quintet.models.compiled import Graph
+from quintet.models.config import ModelConfig
+from quintet.models.flat import flatten_in_place, load_into, views_of
+from quintet.types import ActOutput, Obs, Publication, Spaces, State, TensorSpec
+
+PARAM_SCALE, WARMING_UP = "param_noise_std", "warming_up"
+"""Of a publication: the standard deviation of parameter noise, and whether actions are uniform."""
+
+_SEEDS = 2**53  # float64 holds these exactly
+
+
+@final
+class DDPGActor:
+    """Every stream explores by itself.
+
+    Its state is private: the Ornstein-Uhlenbeck process ``[B, A]``, and the perturbed weights
+    ``[B, P]`` that a stream acts with from one start of an episode to the next.
+    """
+
+    def __init__(self, config: DDPGConfig, model: ModelConfig, spaces: Spaces, compute: Compute):
+        self.config, self.sizes = config, config.noise
+        self.box = action_box(spaces)
+        self.network = Policy(spaces, model, None, compute.precision).to(compute.act_on)
+        self.normalizer = make_normalizer(config, model, spaces).to(compute.act_on)
+        named = dict(sorted(self.network.named_parameters()))
+        self.shapes = {name: p.shape for name, p in named.items()}
+        moved = perturbable(self.network)
+        self.moved = torch.cat(
+            [torch.full((p.numel(),), float(moved[n]), device=p.device) for n, p in named.items()]
+        )
+        self.theta = flatten_in_place([*named.values()])
+        self.scale = torch.zeros((), device=self.theta.device)
+        self.warming_up = False
+        self._shared = Graph(self._act_alike) if compute.compile else self._act_alike
+        self._own = Graph(self._act_each) if compute.compile else self._act_each
+
+    @property
+    def record_specs(self) -> dict[str, TensorSpec]:
+        return {}
+
+    @property
+    def action_spec(self) -> TensorSpec:
+        return TensorSpec((self.box.size,), torch.float32)
+
+    @property
+    def state_specs(self) -> dict[str, TensorSpec]:
+        return {}
+
+    def load(self, publication: Publication) -> None:
+        tensors = publication.tensors
+        own = {
+            name.replace("network/actor.", "network/", 1): x
+            for name, x in tensors.items()
+            if name.startswith(("network/actor.", "normalizer/"))
+        }
+        load_into({"network": self.network, "normalizer": self.normalizer}, own)
+        self.scale.copy_(tensors[PARAM_SCALE])
+        self.warming_up = bool(tensors[WARMING_UP])
+
+    def initial_state(self, num_streams: int) -> State:
+        device, found = self.theta.device, {}
+        if self.sizes.ou:
+            found["ou"] = torch.zeros(num_streams, self.box.size, device=device)
+        if self.sizes.param:  # whoever acts before its first start of an episode is not perturbed
+            found["weights"] = self.theta.detach().expand(num_streams, -1).clone()
+        return found
+
+    def draw_noise(self, steps: int, num_streams: int, generator: torch.Generator) -> Tensor:
+        """``[steps, B, 1 + 3 A]``, float64: a seed, two standard normals and one uniform number per
+        dimension.
+        """
+        shape, where = (steps, num_streams, self.box.size), generator.device
+        seeds = torch.randint(_SEEDS, (*shape[:2], 1), generator=generator, device=where)
+        normal = torch.randn(*shape[:2], 2 * shape[2], generator=generator, device=where)
+        uniform = torch.rand(shape, generator=generator, device=where)
+        return torch.cat((seeds.double(), normal.double(), uniform.double()), -1)
+
+    @torch.inference_mode()
+    def act(self, obs: Obs, state: State, is_first: Tensor, noise: Tensor | None) -> ActOutput:
+        state = dict(state)
+        if noise is None:
+            action = self._shared(obs)
+        else:
+            seeds, kicks = noise[:, 0], noise[:, 1:].float()
+            normal, ou, uniform = torch.split(kicks, self.box.size, -1)
+            if self.sizes.param:
+                state["weights"] = self._perturbed(state["weights"], is_first, seeds)
+                action = self._own(obs, state["weights"])
+            else:
+                action = self._shared(obs)
+            if self.sizes.ou:
+                x = torch.where(is_first.unsqueeze(-1), 0.0, state["ou"])
+                x = ou_step(x, ou, self.sizes.ou, self.config.ou_theta, self.config.ou_dt)
+                state["ou"] = x
+                action = action + x
+            if self.sizes.normal:
+                action = action + self.sizes.normal * normal
+            if self.warming_up:
+                action = 2.0 * uniform - 1.0
+            action = action.clamp(-1.0, 1.0)
+        return ActOutput(action, self.box.to_env(action), {}, state)
+
+    def _perturbed(self, weights: Tensor, is_first: Tensor, seeds: Tensor) -> Tensor:
+        """The weights of each stream, anew for those that begin an episode."""
+        rows = is_first.nonzero().flatten().tolist()
+        if not rows:
+            return weights
+        weights, at_start = weights.clone(), seeds.long().tolist()
+        for row in rows:
+            z = perturbation(self.theta.numel(), at_start[row]).to(weights.device)
+            weights[row] = self.theta + self.scale * self.moved * z
+        return weights
+
+    def _act_alike(self, obs: Obs) -> Tensor:
+        """Actions ``[B, A]`` by the published weights."""
+        weights = views_of(self.theta, self.shapes)
+        action: Tensor = functional_call(self.network, weights, (self.normalizer(obs),))
+        return action
+
+    def _act_each(self, obs: Obs, weights: Tensor) -> Tensor:
+        """Actions ``[B, A]``, each by its own row of the weights ``[B, P]``."""
+
+        def one(row: Obs, theta: Tensor) -> Tensor:
+            inputs = {name: x.unsqueeze(0) for name, x in row.items()}
+            action: Tensor = functional_call(self.network, views_of(theta, self.shapes), (inputs,))
+            return action.squeeze(0)
+
+        actions: Tensor = vmap(one)(self.normalizer(obs), weights)
+        return actions
+
+
+def make_actor(
+    config: DDPGConfig, model: ModelConfig, spaces: Spaces, compute: Compute = PLAIN
+) -> DDPGActor:
+    """What collects DDPG's transitions."""
+    return DDPGActor(config, model, spaces, compute)

@@ -1,0 +1,74 @@
+"""How DDPG's actors explore: the grammar of ``exploration``, and the arithmetic of the noises."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+GRAMMAR = "none, normal_S, ou_S, adaptive-param_S, with a number S > 0, separated by commas"
+
+
+class Exploration(NamedTuple):
+    """Sizes of the noises of one actor, 0 for those that it has none of.
+
+    normal: standard deviation of Gaussian action noise.
+    ou: size of the Ornstein-Uhlenbeck process.
+    param: standard deviation of parameter noise at the start, and how far it is to move actions.
+    All of actions are in units in which [-1, 1] are the bounds.
+    """
+
+    normal: float = 0.0
+    ou: float = 0.0
+    param: float = 0.0
+
+
+_FIELDS = {"normal": "normal", "ou": "ou", "adaptive-param": "param"}
+
+
+def parse(text: str) -> Exploration:
+    """The noises that a list names; spaces are ignored.
+
+    Raises:
+        ValueError: names the entry that is wrong, and the grammar.
+    """
+    sizes: dict[str, float] = {}
+    entries = [entry.strip().replace(" ", "") for entry in text.split(",")]
+    for entry in entries:
+        if entry == "none" and len(entries) == 1:
+            return Exploration()
+        name, _, number = entry.rpartition("_")
+        try:
+            size = float(number)
+        except ValueError:
+            size = math.nan
+        if name not in _FIELDS or not 0.0 < size < math.inf:
+            fault = f"got the entry {entry!r}"
+        elif _FIELDS[name] in sizes:
+            fault = f"got {name} twice"
+        else:
+            sizes[_FIELDS[name]] = size
+            continue
+        raise ValueError(f"must be a list of {GRAMMAR}; {fault} in {text!r}")
+    return Exploration(**sizes)
+
+
+def ou_step(x: Tensor, z: Tensor, size: float, theta: float, dt: float) -> Tensor:
+    """``x + theta * (0 - x) * dt + size * sqrt(dt) * z``, with z standard normal.
+
+    Source: Uhlenbeck and Ornstein (1930), by the Euler-Maruyama rule.
+    """
+    return x - theta * dt * x + size * math.sqrt(dt) * z
+
+
+def perturbation(num_weights: int, seed: int) -> Tensor:
+    """Standard normal numbers ``[P]`` that follow from the seed alone, on the CPU."""
+    return torch.randn(num_weights, generator=torch.Generator().manual_seed(seed))
+
+
+def adapted(scale: Tensor, distance: Tensor, desired: float, factor: float) -> Tensor:
+    """The standard deviation of parameter noise after a look at how far it moves actions.
+
+    Source: Plappert et al., arXiv 1706.01905, equation 8.
+    """
+    return torch.where(distance > desired, scale / factor, scale * factor)

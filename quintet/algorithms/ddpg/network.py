@@ -1,0 +1,132 @@
+"""DDPG's networks: a deterministic policy, and a value of observation and action."""
+
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from quintet.errors import ConfigError
+from quintet.models.build import Branch, Trunk, check_observation, draw_weights, make_encoder
+from quintet.models.config import ModelConfig
+from quintet.models.encoders import layers
+from quintet.models.heads import action_family
+from quintet.models.precision import Precision
+from quintet.models.weights import kernels
+from quintet.ops.gaussian import DiagGaussian
+from quintet.types import Obs, Spaces
+
+
+def action_box(spaces: Spaces) -> DiagGaussian:
+    """The action space, whose bounds stand for [-1, 1].
+
+    Raises:
+        ConfigError: it is no Box of floats, or has an infinite bound.
+    """
+    family = action_family(spaces.action, "clip")
+    if not isinstance(family, DiagGaussian):
+        raise ConfigError(f"ddpg requires one Box of floats as actions, got {spaces.action}")
+    bounds = torch.tensor((family.low, family.high))
+    if not bounds.isfinite().all():
+        raise ConfigError(
+            f"ddpg requires finite bounds of actions, the action space is {spaces.action}; give it "
+            "bounds, as by gymnasium.wrappers.RescaleAction"
+        )
+    return family
+
+
+@final
+class Policy(nn.Module):
+    """Observations to actions in [-1, 1]."""
+
+    def __init__(
+        self, spaces: Spaces, model: ModelConfig, generator: torch.Generator | None,
+        precision: Precision,
+    ):  # fmt: skip
+        """Weights of layers of ours are undefined until they are drawn or loaded."""
+        super().__init__()
+        box = action_box(spaces)
+        check_observation(spaces, box)
+        with torch.random.fork_rng(devices=[]):
+            encoder = make_encoder(spaces, model, model.policy_hidden, generator)
+            self.trunk = Trunk("policy", encoder, None, precision)
+            self.encoder = encoder
+            self.head = nn.Linear(self.trunk.feature_size, box.size)
+
+    def forward(self, obs: Obs) -> Tensor:
+        """Actions ``[N, A]`` of normalised observations ``[N, ...]``."""
+        action: Tensor = self.head(self.trunk(obs)[0]).tanh()
+        return action
+
+
+@final
+class ActionValue(nn.Module):
+    """Observations and actions to values."""
+
+    def __init__(
+        self, spaces: Spaces, model: ModelConfig, action_layer: int, generator: torch.Generator,
+        precision: Precision,
+    ):  # fmt: skip
+        """action_layer: number of the layer that the action enters, from 1; the output's is one
+        more than there are hidden ones.
+        """
+        super().__init__()
+        hidden = model.value_hidden
+        early, late = (None, ()) if hidden is None else _split(hidden, action_layer)
+        with torch.random.fork_rng(devices=[]):
+            encoder = make_encoder(spaces, model, early, generator)
+            self.trunk = Trunk("value", encoder, None, precision)
+            self.encoder = encoder
+            size = self.trunk.feature_size + action_box(spaces).size
+            activation = model.activation or "relu"
+            self.layers = layers((size, *late), activation, model.layer_norm)
+            self.head = nn.Linear(late[-1] if late else size, 1)
+
+    def forward(self, obs: Obs, action: Tensor) -> Tensor:
+        """Values ``[N]`` of actions ``[N, A]`` in [-1, 1]."""
+        features = torch.cat((self.trunk(obs)[0], action), -1)
+        value: Tensor = self.head(self.layers(features)).squeeze(-1)
+        return value
+
+
+def _split(hidden: tuple[int, ...], action_layer: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Widths of the layers before the action enters and of those after."""
+    return hidden[: action_layer - 1], hidden[action_layer - 1 :]
+
+
+@final
+class Networks(nn.Module):
+    """The policy and the value of its actions, which share nothing."""
+
+    def __init__(
+        self, spaces: Spaces, model: ModelConfig, action_layer: int, output_init: float,
+        generator: torch.Generator, precision: Precision = "fp32",
+    ):  # fmt: skip
+        """output_init: weights of both last layers are drawn uniformly from [-it, it]."""
+        super().__init__()
+        self.actor = Policy(spaces, model, generator, precision)
+        self.critic = ActionValue(spaces, model, action_layer, generator, precision)
+        policy = Branch(self.actor.trunk, self.actor.head, "policy")
+        value = Branch(self.critic.trunk, self.critic.layers, "hidden")
+        draw_weights((policy, value), model.init, generator)
+        with torch.no_grad():
+            for head in (self.actor.head, self.critic.head):
+                head.weight.uniform_(-output_init, output_init, generator=generator)
+                head.bias.zero_()
+
+    def penalised(self) -> list[str]:
+        """Names of the critic's kernels but for the last layer's."""
+        inner = [*self.critic.trunk.modules(), *self.critic.layers.modules()]
+        return kernels(self, inner)
+
+
+def perturbable(policy: nn.Module) -> dict[str, bool]:
+    """By name of a parameter, whether parameter noise moves it: normalising layers are left as they
+    are.
+    """
+    norms = {
+        parameter
+        for module in policy.modules()
+        if isinstance(module, nn.LayerNorm | nn.RMSNorm | nn.GroupNorm)
+        for parameter in module.parameters()
+    }
+    return {name: parameter not in norms for name, parameter in policy.named_parameters()}
