@@ -42,6 +42,7 @@ class Algorithm:
     tunable: options that `Learner.configure` may change during a run.
     idle_in: options that (options, resolved model, spaces) leave without effect, by name.
     actions: the kinds of action spaces that it can choose from.
+    without: options under ``model.`` that have no effect on its networks.
     defaults: its own of options under ``model.``, ``env.`` and ``runtime.``, by dotted name, where
         those of every learner don't suit it.
     advice: what is said of the speed of updates by (options, resolved model, env_steps of a batch).
@@ -57,6 +58,7 @@ class Algorithm:
     tunable: frozenset[str] = frozenset()
     idle_in: Callable[[Any, ModelConfig, Spaces], dict[str, Idle]] = lambda *_: {}
     actions: tuple[ActionKind, ...] = (gym_spaces.Space,)
+    without: frozenset[str] = frozenset()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     advice: Callable[[Any, ModelConfig, int], UpdateAdvice] = lambda *_: UpdateAdvice()
 
@@ -98,6 +100,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         tunable=ddpg_config.TUNABLE,
         idle_in=ddpg_config.idle_in,
         actions=(gym_spaces.Box,),
+        without=ddpg_config.WITHOUT,
         defaults=ddpg_config.DEFAULTS,
         advice=ddpg_config.advice,
     ),

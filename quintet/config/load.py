@@ -330,6 +330,11 @@ def _validate(algo: str, values: dict[str, Any], faults: list[str]) -> RunConfig
         return None
     config = RunConfig(**top, learner=learner, **parts)
     faults += _sharing_faults(config)
+    faults += [
+        f"model.{name}={getattr(config.model, name)} has no effect on {config.algo}; leave it out"
+        for name in sorted(algorithm.without)
+        if getattr(config.model, name) != type(config.model).model_fields[name].default
+    ]
     faults += algorithm.check(learner, config.model, config.env.num_streams, config.total_env_steps)
     return config
 

@@ -31,6 +31,7 @@ OTHER_RULES = {
         "no identifier",
         "must be auto, mlp, nature_cnn, impala_cnn, film_grid or an",
     ),
+    "exploration": ("normal_0", "must be a list of none, normal_S, ou_S, adaptive-param_S"),
     "vocabulary": (["red", "Ball"], "must be of words as the tokenizer finds them"),
     "encoder_kwargs": ({"a": float("inf")}, "must be of what JSON can hold"),
 }
@@ -48,7 +49,7 @@ def wrong_values(config: type[BaseModel]) -> list[tuple[str, Any, str]]:
     found: list[tuple[str, Any, str]] = []
     for name, field in config.model_fields.items():
         words = "input should be '" if literals(field.annotation) else "input should be a valid"
-        found.append((name, object if name == "encoder" else "nonsense", words))
+        found.append((name, object if field.annotation is str else "nonsense", words))
         within = bounds(field.annotation)
         for rule in [*field.metadata, *within]:
             if type(rule) not in RULES:  # e.g. one against infinities
@@ -100,8 +101,9 @@ def test_every_field_has_a_wrong_value(config: type[BaseModel]) -> None:
 def test_numbers_have_ranges(config: type[BaseModel]) -> None:
     for name, field in config.model_fields.items():
         number = field.annotation in (int, float, int | None, float | None)
-        # A clip of rewards may be 0 or below: that turns it off.
-        assert bool(field.metadata) == number or name == "reward_norm_clip", name
+        # A clip of rewards may be 0 or below, which turns it off, and values may be any.
+        any_number = name in ("reward_norm_clip", "return_low", "return_high")
+        assert bool(field.metadata) == number or any_number, name
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)

@@ -49,6 +49,8 @@ def check(case: Case) -> None:
     """Two iterations on the combination, and what must hold for any of them."""
     if not isinstance(case.spaces.action, case.algorithm.actions):
         pytest.skip(f"{case.algo} has no such actions")
+    if case.core != "none" and "core" in case.algorithm.without:
+        pytest.skip(f"{case.algo} has no memory")
     run = Run(case, case.learner())
     for _ in range(2):  # the environments refuse what is outside or masked
         told, batches = run.iterate()

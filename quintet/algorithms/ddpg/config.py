@@ -17,11 +17,14 @@ from quintet.protocols import UpdateAdvice
 from quintet.types import Spaces
 
 DEFAULTS: dict[str, Any] = {
-    "model.policy_hidden": (64, 64),
+    "model.policy_hidden": [64, 64],
     "model.activation": "relu",
     "model.layer_norm": True,
 }
 """Of options of the network."""
+
+WITHOUT = frozenset({"core", "shared_torso", "action_std", "action_std_init", "action_bounds"})
+"""Options of networks that these have no use for."""
 
 
 class Knobs(NamedTuple):
@@ -215,14 +218,6 @@ def check(
 ) -> list[str]:
     """Faults that no field shows by itself, one sentence each."""
     faults = []
-    if model.core != "none":
-        faults.append(f"ddpg requires model.core none, it is {model.core}: it has no memory")
-    defaults = type(model).model_fields
-    for name in ("shared_torso", "action_std", "action_std_init", "action_bounds"):
-        if getattr(model, name) != defaults[name].default:
-            faults.append(
-                f"model.{name}={getattr(model, name)} has no effect on ddpg; leave it out"
-            )
     layers = None if model.value_hidden is None else len(model.value_hidden) + 1
     if layers is not None and config.action_layer > layers:
         faults.append(

@@ -1,9 +1,10 @@
 """DDPG: a deterministic policy that climbs a critic, both learned from replay.
 
 Lillicrap et al., arXiv 1509.02971, in the form of OpenAI baselines; parameter noise from Plappert
-et al., arXiv 1706.01905, PopArt from van Hasselt et al., arXiv 1602.07714.  Read `DDPGLearner._loss`
-first.  A batch from replay holds windows of `n_step` rows; fresh batches only move the statistics.
-How a loss becomes an optimizer step is `Trained`'s matter, how actors explore is in `actor.py`.
+et al., arXiv 1706.01905, PopArt from van Hasselt et al., arXiv 1602.07714.  Read
+`DDPGLearner._loss` first.  A batch from replay holds windows of `n_step` rows; fresh batches only
+move the statistics.  How a loss becomes an optimizer step is `Trained`'s matter, how actors explore
+is in `actor.py`.
 
 Departures from the paper, each with the switch that turns it off:
 
