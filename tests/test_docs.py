@@ -15,6 +15,8 @@ import torch
 import yaml
 
 import quintet
+from quintet.algorithms.ddpg import config as ddpg_config
+from quintet.algorithms.ddpg import learner as ddpg
 from quintet.algorithms.impala import config as impala_config
 from quintet.algorithms.impala import learner as impala
 from quintet.algorithms.ppo import config as ppo_config
@@ -158,7 +160,11 @@ def test_every_block_is_of_a_known_language():
         assert {found[1] for found in FENCE.finditer(path.read_text())} <= known, path.name
 
 
-LEARNERS = {"ppo": (ppo, ppo_config.PPOConfig), "impala": (impala, impala_config.ImpalaConfig)}
+LEARNERS = {
+    "ppo": (ppo, ppo_config.PPOConfig),
+    "impala": (impala, impala_config.ImpalaConfig),
+    "ddpg": (ddpg, ddpg_config.DDPGConfig),
+}
 
 
 def test_options_named_in_prose_exist():
@@ -197,6 +203,7 @@ def test_every_option_of_a_learner_is_documented_with_its_default(algo: str):
 PRESETS = {
     "ppo": (8, ("clip", "kl_penalty", "tf_agents_base", "vector_discrete", "pixels", "atari")),
     "impala": (5, ("vector_discrete", "vector_continuous", "pixels", "atari")),
+    "ddpg": (6, ("vector_continuous",)),
 }
 
 
