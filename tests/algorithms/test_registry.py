@@ -177,7 +177,7 @@ class WholeNumbers(gymnasium.Env[Any, Any]):
             (gym.Discrete,),
             "Pendulum-v1",
             "a2c requires Discrete actions, the action space is Box(-2.0, 2.0, (1,), float32); use "
-            "another environment or algorithm (ppo, impala)",
+            "another environment or algorithm (ppo, impala, ddpg)",
         ),
         (
             (gym.Box, gym.MultiBinary),
@@ -275,7 +275,10 @@ def test_impala_advises_larger_batches() -> None:
 # Nobody else names a learner or its options
 
 KEYS = {field.name for field in fields(DataPlan)} | {name.rpartition("/")[2] for name in METRICS}
-"""Names of options that are also fields of a plan or metrics, where they stand for themselves."""
+KEYS.add("batch_size")
+"""Names of options that are also fields of a plan, metrics, or arguments of EnvPool's, where they
+stand for themselves.
+"""
 
 MAY_NAME = ("algorithms", "bench", "models", "ops", "protocols.py")
 """Learners, work that is fixed for each of them, what they are made of, and the plan's own file."""

@@ -2,6 +2,9 @@
 
 from quintet.algorithms.parts import diagnostics
 
+REFERENCE = ("q", "actor_q", "action", "perturbed_action")
+"""What is told of the batch that stays the same."""
+
 METRICS = (
     "loss/critic",
     "loss/actor",
@@ -15,7 +18,7 @@ METRICS = (
     "exploration/action_saturation_frac",
     "exploration/param_noise_std",
     "exploration/param_noise_distance",
-    "reference/",
+    *(f"reference/{name}_{what}" for name in REFERENCE for what in ("mean", "std")),
     "optim/actor_grad_norm",
     "optim/critic_grad_norm",
     "optim/actor_learning_rate",
@@ -24,4 +27,4 @@ METRICS = (
     "normalizer/target_std",
     *(name for name in diagnostics.METRICS if name.startswith("normalizer/observation_")),
 )
-"""All that it may report; `/` at the end stands for every name that begins so."""
+"""All that it may report."""
