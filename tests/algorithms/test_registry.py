@@ -275,10 +275,10 @@ def test_impala_advises_larger_batches() -> None:
 # Nobody else names a learner or its options
 
 KEYS = {field.name for field in fields(DataPlan)} | {name.rpartition("/")[2] for name in METRICS}
-KEYS.add("batch_size")
-"""Names of options that are also fields of a plan, metrics, or arguments of EnvPool's, where they
-stand for themselves.
-"""
+"""Names of options that are also fields of a plan or metrics, where they stand for themselves."""
+
+OF_ENVPOOL = ("batch_size",)
+"""Names of options that are also arguments of EnvPool's."""
 
 MAY_NAME = ("algorithms", "bench", "models", "ops", "protocols.py")
 """Learners, work that is fixed for each of them, what they are made of, and the plan's own file."""
@@ -291,6 +291,7 @@ def named_in(source: str) -> set[str]:
     learners = {name for name in registry.ALGORITHMS if name != "a2c"}
     theirs = {name for each in learners for name in registry.find(each).config.model_fields}
     theirs = {name for name in theirs if "_" in name}  # others are words of their own, as gamma
+    theirs -= set(OF_ENVPOOL)
     tree = ast.parse(source)
     prose = {
         id(node.value)
