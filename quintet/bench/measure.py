@@ -150,7 +150,7 @@ def _train(
     watch = Stopwatch(work, learner, counters, timer, on_iteration)
     try:
         loop.run(
-            loop.Parts([learner], sampling, device=torch.device(config.runtime.device)),
+            loop.Components([learner], sampling, device=torch.device(config.runtime.device)),
             counters,
             loop.Budget(config.total_env_steps, _NEVER),
             loop.Hooks(lambda _: None, watch.after_iteration, nowhere),

@@ -187,7 +187,7 @@ class Trainer:
         learners = [policy.learner for policy in self.policies]
         replays = [each.replay.replay for each in self.policies if each.replay is not None]
         status = loop.run(
-            loop.Parts(learners, sampling, replays, torch.device(device)),
+            loop.Components(learners, sampling, replays, torch.device(device)),
             self.counters,
             loop.Budget(
                 self.config.total_env_steps,

@@ -217,7 +217,7 @@ def test_a_stream_that_is_ahead_of_the_others_takes_no_row_of_the_last_checkpoin
 
     counters = loop.Counters()
     loop.run(
-        loop.Parts([Idle()], Given(fresh), [replay]),
+        loop.Components([Idle()], Given(fresh), [replay]),
         counters,
         loop.Budget(10**9, 2 * INTERVAL),
         loop.Hooks(save, killed, lambda *_: ""),
