@@ -257,15 +257,15 @@ def _run(
         for each in several(policies):
             ends.callback(each.close)
         trainer = Trainer(config, folder, policies, env, on_report, loaded.env)
-        trainer.beware(loaded.notes)
+        trainer.saving.warnings += loaded.notes
         trainer.warm_start()
         sampling = make_sampling(
             config,
             source,
             [policy.learner for policy in policies],
             trainer.timer,
-            trainer.say,
-            trainer.waiting,
+            trainer.voice.say,
+            trainer.voice.waiting,
         )
         ends.callback(sampling.close)
         with (
@@ -386,10 +386,10 @@ def _going_back(trainer: Trainer, may_go_back: bool) -> Iterator[None]:
     """
     try:
         for each in several(trainer.policies):
-            each.start(trainer.say, trainer.waiting)
+            each.start(trainer.voice.say, trainer.voice.waiting)
         runtime = trainer.config.runtime
         on_gpu = runtime.exact and runtime.device.startswith("cuda")
-        with trainer.watched(), inexact_told(trainer.say) if on_gpu else nullcontext():
+        with trainer.watched(), inexact_told(trainer.voice.say) if on_gpu else nullcontext():
             yield
     except WorkerFault as error:
         # An async run has had its replacements of workers; who was asked to stop starts nothing.
@@ -401,7 +401,7 @@ def _going_back(trainer: Trainer, may_go_back: bool) -> Iterator[None]:
         # Off the uninterrupted run's path there is nothing to be exact about, but much to lose.
         exact = _goes_back_exactly(trainer)
         which = "exact checkpoint" if exact else "checkpoint"
-        trainer.say(f"{error}; going back to the last {which}")
+        trainer.voice.say(f"{error}; going back to the last {which}")
         raise _GoesBack("exact" if exact else "latest") from error
 
 

@@ -4,7 +4,6 @@ reports.
 A run has one, or several that share its streams; the trainer leads them all.
 """
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
@@ -97,10 +96,8 @@ class PolicyRun:
         Raises:
             ConfigError: it does not fit on the disk.
         """
-        plan = self.learner.plan
-        if plan.replay is not None:
-            rows = RowSpecs.of(self.spaces, actor)
-            self.replay = RunReplay(plan, self.config, interval, rows, self.folder)
+        rows = RowSpecs.of(self.spaces, actor)
+        self.replay = RunReplay(self.learner.plan, self.config, interval, rows, self.folder)
 
     def add(self, batch: Batch) -> None:
         """Counts a batch that the learner learned from, and its episodes."""
@@ -116,10 +113,6 @@ class PolicyRun:
         if self.config.checkpoint.save_best and (self.best is None or scores.mean > self.best):
             self.best, self.best_version = scores.mean, policy.publication.version
             self.folder.write(BEST, policy)
-
-    def save_policy(self, warn: Callable[[str], None]) -> None:
-        """Writes the final policy to ``policy/``, unless it stands there."""
-        self.folder.renew(self.policy(), warn)
 
     def configure(self, options: BaseModel) -> None:
         """Goes on with these options of the learner, from its next update on.

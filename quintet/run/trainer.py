@@ -2,7 +2,7 @@
 
 import io
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, TextIO, final
 
@@ -77,10 +77,6 @@ class Trainer:
         self.watch: Watch | None = None
         self._raised: BaseException | None = None
 
-    def beware(self, warnings: Iterable[str]) -> None:
-        """What is to be said of the folder once there is a log; before `open`."""
-        self.saving.warnings += warnings
-
     def warm_start(self) -> None:
         """Gives the learners what `init_from` donates, unless the run has begun already.
 
@@ -120,9 +116,9 @@ class Trainer:
         self._write_options()
         self._open_log()
         for warning in saving.warnings:
-            self.warn(warning)
+            self.voice.warn(warning)
         for note in saving.notes:
-            self.say(note)
+            self.voice.say(note)
         if self.finished:
             assert found is not None
             self.reports.mend(found, self.voice)
@@ -159,19 +155,20 @@ class Trainer:
             )
             return make_progress(view, stream)
 
-        self.voice = Voice(make, sys.stdout if self.config.report.progress else io.StringIO(), log)
+        shown = sys.stdout if self.config.report.progress else io.StringIO()
+        self.voice.begin(make, shown, log)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Says within where this process's environments hang, and what a stop waits for."""
         timeout_s = self.config.runtime.worker_timeout_s
-        self.watch = Watch(self.timer, self.env, timeout_s, self.say)
+        self.watch = Watch(self.timer, self.env, timeout_s, self.voice.say)
         with self.watch.running():
             yield
 
     def say_finished(self) -> None:
         """What there is to say, and to write, of a run that has spent its budget already."""
-        self.say(
+        self.voice.say(
             f"this run is finished: {self.counters.env_steps:,} env_steps; raise "
             "--total-steps to go on, or give another --run-dir"
         )
@@ -204,7 +201,7 @@ class Trainer:
             self._raised.add_note(f"The run was saved; the same call goes on: {self.folder.path}")
             raise self._raised
         if status == "stopped":
-            self.say(
+            self.voice.say(
                 f"stopped at {self.counters.env_steps:,} env_steps; the same command goes on from "
                 "there"
             )
@@ -218,7 +215,7 @@ class Trainer:
     def save_policy(self) -> None:
         """Writes the final policies to ``policy/``, unless they stand there."""
         for policy in self.policies:
-            policy.save_policy(self.warn)
+            policy.folder.renew(policy.policy(), self.voice.warn)
 
     def save(self, exact: bool) -> None:
         """Writes a checkpoint, unless it costs too much for one that is only due."""
@@ -228,7 +225,7 @@ class Trainer:
         self.folder.check()
         before = self.timer.switch("checkpoint")
         said = {"wall_s": self.reports.wall_s, MARK: self.reports.reporter.sync()}
-        self.saving.write(self.counters, exact, said, self.warn)
+        self.saving.write(self.counters, exact, said, self.voice.warn)
         self.timer.switch(before)
 
     def after_iteration(self, batch: Batch) -> bool:
@@ -236,9 +233,9 @@ class Trainer:
         self.policies[batch.policy].add(batch)
         for policy in self.policies:
             if policy.replay is not None and (found := policy.replay.describe_once()) is not None:
-                self.say(found)
+                self.voice.say(found)
         for notice in self.long_episodes.notices(self.counters):
-            self.say(notice)
+            self.voice.say(notice)
         steps = self.counters.env_steps
         finished = steps >= self.config.total_env_steps
         evaluated = False
@@ -287,19 +284,7 @@ class Trainer:
         """Keeps the batch on which an update failed; says where, and what else remains."""
         meta = {"iteration": self.counters.iteration, "env_steps": self.counters.env_steps}
         which = {} if len(self.policies) == 1 else {"policy": policy}
-        return self.folder.keep_batch(batch, meta | which, self.warn)
-
-    def say(self, message: str) -> None:
-        """One line for the person and for log.txt."""
-        self.voice.say(message)
-
-    def warn(self, message: str) -> None:
-        """A line on standard error, unless a dashboard has the terminal, and in log.txt."""
-        self.voice.warn(message)
-
-    def waiting(self, text: str) -> None:
-        """Tells the person what has been waited for, for seconds."""
-        self.voice.waiting(text)
+        return self.folder.keep_batch(batch, meta | which, self.voice.warn)
 
     def request_stop(self) -> None:
         """Asks for a stop at the end of the iteration; called by signal handlers."""
@@ -308,7 +293,7 @@ class Trainer:
     def tell_stopping(self) -> None:
         """Tells the person what a stop waits for."""
         if self.watch is not None:
-            self.say(
+            self.voice.say(
                 f"stopping after {self.watch.where()}; a second Ctrl-C ends at once, and the same "
                 "command goes on from the last checkpoint"
             )

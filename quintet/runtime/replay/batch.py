@@ -88,7 +88,8 @@ class Fresh(NamedTuple):
                 return x
             return x[which] if name in _WITHOUT_TIME else x[:, which]
 
-        return self._make(chosen(name, x) for name, x in zip(self._fields, self, strict=True))
+        chosen_fields = (chosen(name, x) for name, x in zip(self._fields, self, strict=True))
+        return type(self)(*chosen_fields)
 
     def begin(self) -> Begin:
         """Where the streams are at row 0; that of the batch that follows on this one is `end`."""
