@@ -366,8 +366,7 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
     algo = values.get("algo")
     if not isinstance(algo, str):
         raise ConfigError(f"no algorithm is named (algo: {algo!r})")
-    # Runs of before there were precisions have none.
-    return {"runtime.precision": "fp32"} | flatten(values, options(algo))
+    return flatten(values, options(algo))
 
 
 def _require_unused(run_dir: Path) -> None:
