@@ -124,7 +124,7 @@ class RuntimeConfig(BaseModel):
 
     @property
     def compute(self) -> Compute:
-        """How learner and actors compute, of a configuration that is resolved."""
+        """How learner and actors compute; for resolved configurations."""
         assert self.precision != "auto"
         return Compute(self.precision, self.compile == "on")
 
@@ -135,7 +135,7 @@ class RuntimeConfig(BaseModel):
 
     @property
     def requirements(self) -> dict[str, tuple[bool, str]]:
-        """By option: whether it has an effect beside the others, and what it needs for that."""
+        """Whether each option has an effect beside the others, and what it requires for that."""
         lockstep, free = self.kind == "lockstep", self.kind == "async"
         serves = self.inference == "server"
         batches = (serves and free, "runtime.inference=server and runtime.kind=async")

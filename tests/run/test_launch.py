@@ -833,15 +833,6 @@ def _precision(where: Where) -> None:
         assert resolved(runtime__precision="auto")["runtime.precision"] == "fp32"
         own = {"model__encoder": "test_launch:OwnPicture", "model__policy_hidden": None}
         assert resolved(**pixels, **own)["runtime.precision"] == "fp32"
-    # A run of before there were precisions goes on in the one that it had.
-    saved = where.folder / "a" / "config.yaml"
-    text = saved.read_text()
-    saved.write_text("\n".join(x for x in text.splitlines() if "runtime.precision" not in x))
-    assert saved.read_text() != text
-    again = load_config(
-        "ppo", [], Layer("call", {"run_dir": str(where.folder / "a"), "env.id": TOY})
-    )
-    assert again.config.runtime.precision == "fp32"
 
 
 def _interval_updates(where: Where) -> None:
