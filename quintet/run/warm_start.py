@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from quintet.errors import CheckpointError, ConfigError
+from quintet.models.config import ModelConfig
 from quintet.policy import find_policy
 from quintet.protocols import Learner
 from quintet.spaces import without_bounds
@@ -86,7 +87,9 @@ def _other_policy(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[st
         ),
         "action_space": (mine["action_space"], theirs["action_space"]),
     }
-    ours, other = mine["model"], theirs["model"]
+    # An option that a donor's version of quintet lacks counts as its default.
+    default = ModelConfig().model_dump(mode="json")
+    ours, other = (default | each["model"] for each in (mine, theirs))
     for name in sorted({*ours, *other} - set(_NOT_COMPARED)):
         pairs[f"model.{name}"] = (ours.get(name), other.get(name))
     for name, (a, b) in pairs.items():
