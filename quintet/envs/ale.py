@@ -104,7 +104,7 @@ class AleVectorEnv:
         )
         names = [action.name for action in self._env.ale.get_action_set()]
         fire = config.use_fire_reset and "FIRE" in names
-        # What a stream does in the row after a lost life; after the end of a game it is ignored.
+        # The action in the row after a lost life; after the end of a game it is ignored.
         self._after_life = names.index("FIRE") if fire else 0
         self.num_streams = num_streams
         self.spaces = Spaces(
@@ -117,7 +117,7 @@ class AleVectorEnv:
         self._ended = np.zeros(num_streams, np.bool_)
 
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
-        """Resets every game with its seed, which decides all that follows."""
+        """Resets every game with its seed, which determines all that follows."""
         checked = check_seeds(seeds, self.num_streams)
         self._finish_flight()
         obs, _ = self._env.reset(seed=np.array(checked))
@@ -149,7 +149,7 @@ class AleVectorEnv:
         raise CannotRender("ALE's vector environment draws nothing")
 
     def close(self) -> None:
-        """Ends after the step that is under way."""
+        """Closes the games after the current step."""
         self._finish_flight()
         self._env.close()
 

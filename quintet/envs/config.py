@@ -1,4 +1,4 @@
-"""What a run says about its environments."""
+"""Options of a run's environments."""
 
 import json
 from typing import Any, Literal, Self
@@ -12,7 +12,7 @@ RewardClip = Literal["none", "abs_one", "soft_asymmetric"]
 
 
 class EnvConfig(BaseModel):
-    """Which environment, how many of it, and what is done to its observations and rewards."""
+    """The environment, the number of its copies, and changes to its observations and rewards."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -111,6 +111,6 @@ class EnvConfig(BaseModel):
 
     @property
     def num_groups(self) -> int:
-        """Groups of a run whose configuration is resolved."""
+        """Number of groups; for resolved configurations."""
         assert self.streams_per_group is not None
         return self.num_streams // self.streams_per_group
