@@ -1,15 +1,15 @@
 """ALE's own vector environment: Atari games in C++ threads, natively in next-step layout.
 
-What ale-py 0.12 needs from an adapter:
+The adapter handles these properties of ale-py 0.12:
 
-- It clips rewards to -1 .. 1 unless told otherwise, and says nothing of the score then.
-- Frames before the first of an episode are black in its stacks; here frames are stacked outside
-  of it, and the first one is repeated.
-- Its limit of an episode is counted in frames from the first observation on.
-- Its `episodic_life` begins a new game after a lost life. Here, as in EnvPool, the game goes on: it
-  is only told of lost lives, and the reset row is a step without action, or with FIRE.
-- A reset with a seed loads the game anew, about 150 ms per stream; one seed per stream then decides
-  all that follows, whatever was before.
+- It clips rewards to -1 .. 1 by default, and then does not report the score.
+- Frames before the first of an episode are black in its stacks; here a wrapper stacks frames, and
+  repeats the first one.
+- Its time limit counts frames from the first observation on.
+- Its `episodic_life` begins a new game after a lost life. Here, as in EnvPool, the game goes on:
+  ale-py only reports lost lives, and the reset row is a step without action, or with FIRE.
+- A reset with a seed loads the game anew, about 150 ms per stream; the seeds, one per stream, then
+  determine all that follows.
 """
 
 import importlib.util
