@@ -156,10 +156,8 @@ def write(
 
 
 def read(path: Path) -> Checkpoint:
-    """Reads the checkpoint at `path` and verifies every size and hash.
-
-    Raises:
-        CheckpointError: it is missing, damaged, or of another format; the message names the file.
+    """Reads the checkpoint at `path` and verifies every size and hash; raises CheckpointError if it
+    is missing, damaged, or of another format; the message names the file.
     """
     for attempt in range(_READ_ATTEMPTS):
         with opened(standing(path)) as folder:

@@ -241,10 +241,8 @@ def _suited_threads(policy: Policy) -> Iterator[None]:
 
 
 def _choose_env(policy: Policy, env: GivenEnv | None, episodes: int) -> tuple[ResolvedEnv, int]:
-    """The environment, and how many to step side by side.
-
-    Raises:
-        UntrustedError: the policy's folder names code for it that may not run.
+    """The environment, and how many to step side by side; raises UntrustedError if the policy's
+    folder names code for it that may not run.
     """
     config = policy.env.model_copy(update={"reward_clip": "none"})
     num_streams, source = min(episodes, MAX_STREAMS), None

@@ -66,11 +66,7 @@ class Policy:
         publication: Publication,
         origin: trust.Origin = trust.UNKNOWN,
     ):
-        """Builds the network.
-
-        Raises:
-            UntrustedError: the encoder is code that may not run.
-        """
+        """Builds the network; raises UntrustedError if the encoder is code that may not run."""
         algorithm = registry.find(description["algo"])
         self.origin = origin
         self.description = dict(description)
@@ -256,10 +252,8 @@ class Policy:
 
 
 def _array(value: Any, leaf: Leaf) -> NDArray[Any]:
-    """`value`, of any shape, in the leaf's dtype and in memory of its own.
-
-    Raises:
-        QuintetError: the leaf can't hold its numbers.
+    """`value`, of any shape, in the leaf's dtype and in memory of its own; raises QuintetError if
+    the leaf can't hold its numbers.
     """
 
     def refuse(got: str, cause: Exception | None = None) -> NoReturn:
@@ -373,10 +367,8 @@ def _origin(
 
 def find_policy(path: Path) -> tuple[dict[str, Any], Publication, dict[str, Tensor]]:
     """The description and the publication that `load` would load, without building a network, and
-    of a checkpoint also the tensors that only learning needs.
-
-    Raises:
-        CheckpointError: there is no readable policy at the path.
+    of a checkpoint also the tensors that only learning needs; raises CheckpointError if there is no
+    readable policy at the path.
     """
     found = _find(path, "latest")
     try:

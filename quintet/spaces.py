@@ -119,10 +119,8 @@ def _stored_leaf(leaf: Space) -> Space:
 
 
 def action_space_of(space: Space, env_id: str) -> Space:
-    """The stored action space.
-
-    Raises:
-        ConfigError: a leaf is not supported, or there is nothing to choose.
+    """The stored action space; raises ConfigError if a leaf is not supported, or there is nothing
+    to choose.
     """
     leaves = action_leaves(space)
     unknown = [leaf for leaf in leaves if not isinstance(leaf, _LEAVES)]

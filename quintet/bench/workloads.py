@@ -127,10 +127,8 @@ class Workload(BaseModel):
 
 
 def read(name: str) -> Workload:
-    """The workload of this name, from the file that ENVIRONMENT_VARIABLE names, else quintet's own.
-
-    Raises:
-        ConfigError: there is none, or quintet can't do its work.
+    """The workload of this name, from the file that ENVIRONMENT_VARIABLE names, else quintet's own;
+    raises ConfigError if there is none, or quintet can't do its work.
     """
     tables = _tables()
     if name not in tables:

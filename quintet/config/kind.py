@@ -23,11 +23,9 @@ continuous action. vector_discrete: all others.
 
 
 def kind_of(env: ResolvedEnv) -> EnvKind:
-    """The kind of a resolved environment.  Unless it is an Atari game or a vector environment, one
-    environment is made for its spaces, and closed.
-
-    Raises:
-        ConfigError: the environment can't be made.
+    """The kind of a resolved environment. Unless it is an Atari game or a vector environment, one
+    environment is made for its spaces, and closed.  Raises ConfigError if the environment can't be
+    made.
     """
     source = env.source
     if env.atari is not None:

@@ -78,11 +78,7 @@ def flatten(values: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file.
-
-    Raises:
-        ConfigError: the file can't be read or holds no mapping.
-    """
+    """The mapping in a YAML file; raises ConfigError if it can't be read or holds none."""
     try:
         values = read_yaml(path, pipe=True)
     except FileFault as error:

@@ -305,10 +305,8 @@ def _compare(
     stored: Mapping[str, Any],
     notice: Callable[[str], None],
 ) -> None:
-    """Compares ``config.yaml`` with the options of the checkpoint.
-
-    Raises:
-        ConfigError: they differ in an option that can't change.
+    """Compares ``config.yaml`` with the options of the checkpoint; raises ConfigError if they
+    differ in an option that can't change.
     """
     path = run_dir / saved_options.FILE
     differ = differing(stored, saved)
@@ -355,11 +353,7 @@ def require_same(place: Path, was: Mapping[str, Any], now: Mapping[str, Any]) ->
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by dotted name.
-
-    Raises:
-        ConfigError: no algorithm is named, or an unknown one.
-    """
+    """Options by dotted name; raises ConfigError if no algorithm is named, or an unknown one."""
     algo = values.get("algo")
     if not isinstance(algo, str):
         raise ConfigError(f"no algorithm is named (algo: {algo!r})")

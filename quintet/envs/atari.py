@@ -58,10 +58,8 @@ class AtariConfig(BaseModel):
 
 
 def read_config(env_id: str, kwargs: Mapping[str, Any]) -> AtariConfig:
-    """The options in ``env.kwargs``.
-
-    Raises:
-        ConfigError: an unknown option, with the nearest name, or a value out of range.
+    """The options in ``env.kwargs``; raises ConfigError, with the nearest names, for unknown
+    options and for values out of range.
     """
     known = sorted(AtariConfig.model_fields)
     unknown = sorted(set(kwargs) - set(known))

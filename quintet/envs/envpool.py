@@ -108,10 +108,8 @@ def is_pool(env: object) -> bool:
 
 
 def describe_pool(pool: Any) -> tuple[str, dict[str, Any], int]:
-    """The id, the arguments that aren't default, and the threads (0: EnvPool's choice) of a pool.
-
-    Raises:
-        ConfigError: no id of EnvPool makes such a pool, or the pool isn't synchronous.
+    """The id, the arguments that aren't default, and the threads (0: EnvPool's choice) of a pool;
+    raises ConfigError if no id of EnvPool makes such a pool, or the pool isn't synchronous.
     """
     import envpool
     from envpool.registration import registry
@@ -241,10 +239,8 @@ class EnvPoolVectorEnv:
         self._wait = ShortWait() if brief and SLEEPS_ARE_COUNTED else None
 
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
-        """Builds a new pool with the given seeds and writes its first observations.
-
-        Raises:
-            ConfigError: wrong seeds, or EnvPool refuses the arguments.
+        """Builds a new pool with the given seeds and writes its first observations; raises
+        ConfigError if a seed is wrong or EnvPool refuses the arguments.
         """
         import envpool
 

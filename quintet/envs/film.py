@@ -236,10 +236,8 @@ def _observed_picture(x: NDArray[Any], stacked: bool) -> NDArray[np.uint8]:
 
 
 def _rgb(picture: Any) -> NDArray[np.uint8]:
-    """A picture, perhaps grey or with transparency, as ``[H, W, 3]``.
-
-    Raises:
-        CannotRender: it is none.
+    """A picture, perhaps grey or with transparency, as ``[H, W, 3]``; raises CannotRender if it is
+    none.
     """
     if isinstance(picture, list) and picture:  # render_mode "rgb_array_list": all since the last
         picture = picture[-1]

@@ -265,10 +265,7 @@ class BadLeaf(Exception):
 
 def read_leaf(obs: Any, leaf: Leaf, leading: tuple[int, ...] = ()) -> Array:
     """A leaf of one observation, or of a batch ``[*leading]``, checked; discrete values count from
-    0.
-
-    Raises:
-        BadLeaf: it is missing, or not as declared.
+    0.  Raises BadLeaf if it is missing, or not as declared.
     """
     value = obs
     try:

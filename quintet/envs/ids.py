@@ -14,10 +14,8 @@ Resolved = Literal["envpool", "ale", "gymnasium"]
 
 def resolve_backend(env_id: str, backend: str = "auto") -> Resolved:
     """The backend of an id: EnvPool if it is installed and knows the id, for Atari games then ALE's
-    vector environment, else Gymnasium.
-
-    Raises:
-        ConfigError: no backend knows the id (with the nearest names), or the backend is missing.
+    vector environment, else Gymnasium; raises ConfigError if no backend knows the id (with the
+    nearest names), or the backend is missing.
     """
     if ":" in env_id:
         if backend in ("envpool", "ale"):

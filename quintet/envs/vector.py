@@ -105,10 +105,8 @@ class VectorEnv(Protocol):
         ...
 
     def render(self, stream: int) -> Rendered:
-        """A picture of `stream` after the last `restart` or `recv`.
-
-        Raises:
-            CannotRender: it can't be drawn; an environment's own code may raise anything else.
+        """A picture of `stream` after the last `restart` or `recv`.  Raises CannotRender if it
+        can't be drawn; an environment's own code may raise anything else.
         """
         ...
 
@@ -137,10 +135,8 @@ def allocate_row(space: Space, num_streams: int) -> StepRow:
 
 
 def check_seeds(seeds: Sequence[int], num_streams: int) -> list[int]:
-    """One seed per stream as Python ints.
-
-    Raises:
-        ConfigError: another number of seeds, or one outside ``0 .. 2**31 - 1``.
+    """One seed per stream as Python ints; raises ConfigError for another number of seeds, or for
+    one outside ``0 .. 2**31 - 1``.
     """
     checked = [int(seed) for seed in seeds]
     if len(checked) != num_streams or not all(0 <= seed < 2**31 for seed in checked):

@@ -22,10 +22,8 @@ from quintet.types import ACTION_MASK, Obs, Spaces, State, TensorSpec
 
 
 def check_observation(spaces: Spaces, family: Family) -> None:
-    """Refuses observations that no encoder can read, and masks that do not fit the actions.
-
-    Raises:
-        ConfigError: nothing to observe, an empty leaf, or a mask of another size.
+    """Raises ConfigError for observations that no encoder can read, with nothing in them or in a
+    leaf, and for masks that do not fit the actions.
     """
     leaves = observation_leaves(spaces.observation)
     mask = leaves.pop(ACTION_MASK, None)

@@ -257,10 +257,8 @@ def picture_leaves(model: ModelConfig, spaces: Spaces) -> dict[str, tuple[int, .
 
 
 def resolve_model(config: ModelConfig, spaces: Spaces) -> ModelConfig:
-    """The configuration with every automatic option resolved for these spaces.
-
-    Raises:
-        ConfigError: an option would have no effect.
+    """The configuration with every automatic option resolved for these spaces; raises ConfigError
+    if an option would have no effect.
     """
     config = _with_encoder(config, spaces)
     idle = idle_options(config, spaces)

@@ -46,11 +46,8 @@ TRIAL_ROWS = 2
 
 
 def encoder_import_string(cls: type[nn.Module]) -> str:
-    """``module:Class``, what ``model.encoder`` calls a class by.
-
-    Raises:
-        ConfigError: it is no class of modules, or none that can be found by its name (one made
-            inside a function).
+    """``module:Class``, what ``model.encoder`` calls a class by; raises ConfigError if it is no
+    class of modules, or none that can be found by its name (one made inside a function).
     """
     if not isinstance(cls, type) or not issubclass(cls, nn.Module):
         raise ConfigError(
@@ -72,10 +69,8 @@ def encoder_import_string(cls: type[nn.Module]) -> str:
 
 
 def find_encoder(name: str) -> type[nn.Module]:
-    """The class that an import string names.
-
-    Raises:
-        ConfigError: no such module, or no such class in it.
+    """The class that an import string names; raises ConfigError if there is no such module, or no
+    such class in it.
     """
     module_name, _, path = name.partition(":")
     found: Any = import_module(module_name, f"model.encoder={name}")
@@ -146,9 +141,7 @@ class CustomEncoder(nn.Module):
 
 def _check(module: nn.Module, name: str, leaves: Leaves) -> tuple[int, tuple[str, ...]]:
     """Tries the module on zeros; returns its `feature_size` and the sorted names of its losses.
-
-    Raises:
-        ConfigError: it breaks the contract.
+    Raises ConfigError if it breaks the contract.
     """
 
     def refuse(required: str, given: str) -> NoReturn:

@@ -143,10 +143,8 @@ MOST_VALUES = 2**16
 
 
 def flat_size(leaves: Leaves) -> int:
-    """Numbers that `flatten_leaf` makes of all leaves.
-
-    Raises:
-        ConfigError: a discrete leaf has too many values to be one-hot.
+    """Numbers that `flatten_leaf` makes of all leaves; raises ConfigError if a discrete leaf has
+    too many values to be one-hot.
     """
     sizes = {name: int(gym_spaces.flatdim(space)) for name, space in leaves.items()}
     for name, space in leaves.items():

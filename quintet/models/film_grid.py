@@ -145,10 +145,8 @@ class FilmGrid(nn.Module):
         self.feature_size = hidden[-1] if hidden else size
 
     def forward(self, obs: Obs) -> Tensor:
-        """``[N, features]`` from leaves ``[N, ...]``.
-
-        Raises:
-            EnvironmentFault: an id is not MiniGrid's.
+        """``[N, features]`` from leaves ``[N, ...]``; raises EnvironmentFault if an id is not
+        MiniGrid's.
         """
         check_ids(obs["image"], obs["direction"])
         x = self._embed(obs["image"]).permute(0, 3, 1, 2)

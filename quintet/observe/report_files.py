@@ -120,10 +120,8 @@ def _agree(whole: Sequence[Held]) -> bool:
 
 
 def set_damaged_aside(held: Sequence[Held], notice: Notice) -> None:
-    """Renames damaged files, which are written anew in their place.
-
-    Raises:
-        FileFault: it can't be renamed.
+    """Renames damaged files, which are written anew in their place; raises FileFault if it can't be
+    renamed.
     """
     for each in held:
         if each.faults:

@@ -78,7 +78,8 @@ class TimeShares:
 
     def recent(self) -> Load:
         """Mean shares; the learner's are empty before the first report."""
-        names = sorted(self._windows.keys() - {LEARNER, SERVER}, key=_number)
+        workers = self._windows.keys() - {LEARNER, SERVER}
+        names = sorted(workers, key=lambda name: int(name.removeprefix("worker/")))
         names += [SERVER] if SERVER in self._windows else []
         cores = self._cores.mean()
         return Load(
@@ -136,10 +137,6 @@ def _shares(report: Mapping[str, float]) -> dict[str, dict[str, float]]:
         if ours and last != phase and phase in PHASES:
             found.setdefault(process, {})[phase] = value
     return found
-
-
-def _number(worker: str) -> int:
-    return int(worker.removeprefix("worker/"))
 
 
 def mean(shares: Sequence[Shares]) -> dict[Phase, float]:

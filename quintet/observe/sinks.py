@@ -179,10 +179,8 @@ def open_sinks(
 
 
 def mend_reports(run_dir: Path, mark: Mark | None, warn: Notice) -> list[Report]:
-    """The reports of a finished run; damaged files of them are written anew.
-
-    Raises:
-        QuintetError: they can't be written.
+    """The reports of a finished run; damaged files of them are written anew.  Raises QuintetError
+    if they can't be written.
     """
     gathered = gather(run_dir, mark, warn)
     set_damaged_aside(gathered.held, warn)

@@ -23,10 +23,8 @@ _LAST_S = 1.0  # seconds that the last picture stays
 
 
 def check_video(path: Path) -> None:
-    """Refuses a path to which no video can be written, before an episode is played for it.
-
-    Raises:
-        QuintetError: another ending than .mp4, a folder in its place, or a missing package.
+    """Raises QuintetError if no video can be written to `path`: another ending than .mp4, a folder,
+    or a missing package.
     """
     if path.suffix.lower() != ".mp4":
         raise QuintetError(

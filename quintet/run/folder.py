@@ -41,10 +41,8 @@ class RunFolder:
         self._record: dict[str, Any] = {}
 
     def open(self) -> None:
-        """Makes the folder if it is missing, and keeps a handle of it.
-
-        Raises:
-            FileFault: it can't be made or read.
+        """Makes the folder if it is missing, and keeps a handle of it; raises FileFault if it can't
+        be made or read.
         """
         try:
             files.make_folder(self.path)
@@ -70,10 +68,8 @@ class RunFolder:
         )
 
     def open_log(self) -> LogFile:
-        """Opens ``log.txt``; new lines follow those of earlier starts.
-
-        Raises:
-            FileFault: it can't be written.
+        """Opens ``log.txt``; new lines follow those of earlier starts.  Raises FileFault if it
+        can't be written.
         """
         path = self.path / "log.txt"
         try:
@@ -85,10 +81,8 @@ class RunFolder:
         return self.log
 
     def write_options(self, values: Mapping[str, Any], warn: Callable[[str], None]) -> None:
-        """Writes ``config.yaml``; one that can't be read is set aside.
-
-        Raises:
-            FileFault: it can't be written.
+        """Writes ``config.yaml``; one that can't be read is set aside.  Raises FileFault if it
+        can't be written.
         """
         path = self.path / saved_options.FILE
         found = saved_options.read(self.path)
@@ -180,10 +174,8 @@ class RunFolder:
     # run.json
 
     def begin_record(self, system: Mapping[str, str]) -> None:
-        """Writes the ``run.json`` of a run that begins or goes on.
-
-        Raises:
-            FileFault: it can't be written.
+        """Writes the ``run.json`` of a run that begins or goes on; raises FileFault if it can't be
+        written.
         """
         self._record = {"revision": provenance.revision(Path.cwd()), "system": dict(system)}
         try:

@@ -375,10 +375,8 @@ def _ends_told(trainer: Trainer, sampling: Sampling, spaces: Spaces) -> Iterator
 
 @contextmanager
 def _going_back(trainer: Trainer, may_go_back: bool) -> Iterator[None]:
-    """Starts the other learners and watches environments while the block trains.
-
-    Raises:
-        _GoesBack: a process died, and the run can begin once more at a checkpoint.
+    """Starts the other learners and watches environments while the block trains; raises _GoesBack
+    if a process died, and the run can begin once more at a checkpoint.
     """
     try:
         for each in several(trainer.policies):

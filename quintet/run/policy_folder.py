@@ -45,18 +45,14 @@ class PolicyFolder:
         return {self._key(POLICY): policy, self._key(LEARNER): learner}
 
     def tensors(self, found: checkpoint.Checkpoint, kind: str) -> dict[str, Tensor]:
-        """The checkpoint's tensors for acting (`kind` POLICY) or for learning (LEARNER).
-
-        Raises:
-            KeyError: the checkpoint has none.
+        """The checkpoint's tensors for acting (`kind` POLICY) or for learning (LEARNER); raises
+        KeyError if the checkpoint has none.
         """
         return found.tensors[self._key(kind)]
 
     def part(self, meta: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The part of a checkpoint's meta that belongs to this policy.
-
-        Raises:
-            CheckpointError: it is of a run with another number of policies.
+        """The part of a checkpoint's meta that belongs to this policy; raises CheckpointError if it
+        is of a run with another number of policies.
         """
         count = len(meta.get(POLICIES, (None,)))
         if count != self.num_policies:
@@ -73,10 +69,8 @@ class PolicyFolder:
     # policy/ and best/
 
     def write(self, name: str, policy: Policy) -> None:
-        """Writes ``policy/`` or ``best/``.
-
-        Raises:
-            CheckpointError: it can't be written, or the run's folder is another one.
+        """Writes ``policy/`` or ``best/``; raises CheckpointError if it can't be written, or the
+        run's folder is another one.
         """
         self.run.check()
         checkpoint.write(self.path, name, *policy.contents(), signed=policy.signed)

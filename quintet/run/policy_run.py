@@ -77,9 +77,7 @@ class PolicyRun:
 
     def warm_start(self) -> str | None:
         """Gives the learner the weights of `init_from`; returns a note, None without `init_from`.
-
-        Raises:
-            ConfigError: it is no policy, or does not fit.
+        Raises ConfigError if it is no policy, or does not fit.
         """
         path, keys = self.config.init_from, self.config.init_from_keys
         if path is None:
@@ -89,10 +87,8 @@ class PolicyRun:
         return note
 
     def make_replay(self, actor: Actor, interval: int) -> None:
-        """Makes the replay that the learner's plan asks for; `actor` shows what it records.
-
-        Raises:
-            ConfigError: it does not fit on the disk.
+        """Makes the replay that the learner's plan asks for; `actor` shows what it records.  Raises
+        ConfigError if it does not fit on the disk.
         """
         rows = RowSpecs.of(self.spaces, actor)
         self.replay = RunReplay(self.learner.plan, self.config, interval, rows, self.folder)
@@ -113,10 +109,8 @@ class PolicyRun:
             self.folder.write(BEST, policy)
 
     def configure(self, options: BaseModel) -> None:
-        """Gives the learner these options, from its next update on.
-
-        Raises:
-            ConfigError: one of them can't change during a run.
+        """Gives the learner these options, from its next update on; raises ConfigError if one of
+        them can't change during a run.
         """
         self.learner.configure(options)
         self.config = self.config.model_copy(update={"learner": options})

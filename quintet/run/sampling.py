@@ -50,10 +50,8 @@ class Source:
 
 
 def open_source(config: RunConfig, env: ResolvedEnv) -> Source:
-    """The environments of a run that is about to begin.
-
-    Raises:
-        ConfigError: they can't be made, or can't be made by other processes.
+    """The environments of a run that is about to begin; raises ConfigError if they can't be made,
+    or can't be made by other processes.
     """
     # Ctrl-C would end environments in processes of their own before there is a checkpoint.
     with interrupts_for_us_alone():
@@ -97,10 +95,8 @@ def streams_per_group(config: RunConfig, env: ResolvedEnv) -> int:
 
 
 def num_workers(config: RunConfig, group_size: int) -> int:
-    """Sampler processes: as configured, else one per core, at most one per group.
-
-    Raises:
-        ConfigError: there are fewer groups.
+    """Sampler processes: as configured, else one per core, at most one per group; raises
+    ConfigError if there are fewer groups.
     """
     groups = config.env.num_streams // group_size
     asked = config.runtime.num_workers
@@ -114,10 +110,8 @@ def num_workers(config: RunConfig, group_size: int) -> int:
 
 
 def slots_per_group(runtime: RuntimeConfig, plan: DataPlan, num_streams: int) -> int:
-    """Unrolls that each group has memory for.
-
-    Raises:
-        ConfigError: fewer are configured than a batch and the next unroll take.
+    """Unrolls that each group has memory for; raises ConfigError if fewer are configured than a
+    batch and the next unroll take.
     """
     if runtime.kind == "lockstep":
         return 1 + runtime.lag

@@ -108,10 +108,7 @@ class Saving:
 
     def restore(self) -> tuple[Checkpoint | None, loop.Counters]:
         """Goes on from the folder's newest checkpoint, as the configuration asks; None where the
-        run begins.
-
-        Raises:
-            CheckpointError: no checkpoint that fits can be read.
+        run begins.  Raises CheckpointError if no checkpoint that fits can be read.
         """
         exact = self.config.resume == "exact"
         found = self.folder.newest(exact, self.warnings.append)

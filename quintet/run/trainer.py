@@ -78,10 +78,8 @@ class Trainer:
         self._raised: BaseException | None = None
 
     def warm_start(self) -> None:
-        """Gives the learners the weights of `init_from`, unless the run has begun already.
-
-        Raises:
-            ConfigError: it is no policy, or does not fit.
+        """Gives the learners the weights of `init_from`, unless the run has begun already; raises
+        ConfigError if it is no policy, or does not fit.
         """
         if checkpoint.any_of_run(self.folder.checkpoints):
             return

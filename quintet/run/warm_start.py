@@ -19,10 +19,8 @@ _NOT_COMPARED = ("init", "action_std_init", "deduplicate_text")
 
 
 def find_donor(path: Path) -> tuple[dict[str, Any], Publication, dict[str, Tensor]]:
-    """The policy that `init_from` names, see `policy.find_policy`.
-
-    Raises:
-        ConfigError: there is none, or none that can be read.
+    """The policy that `init_from` names, see `policy.find_policy`; raises ConfigError if there is
+    none, or none that can be read.
     """
     try:
         return find_policy(path)

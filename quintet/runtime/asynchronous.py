@@ -86,10 +86,8 @@ class AsyncSampling:
         self.assembler.start()
 
     def collect(self, env_steps_left: int, begins_anew: BeginsAnew = never) -> Batch:  # noqa: ARG002
-        """The next batch, as soon as there is one; rows past the budget are masked.
-
-        Raises:
-            QuintetError: workers died more often than they may.
+        """The next batch, as soon as there is one; rows past the budget are masked.  Raises
+        QuintetError if workers died more often than they may.
         """
         if self.lease is not None:
             self.lease.release()
@@ -168,11 +166,7 @@ class AsyncSampling:
                 self._count(error)
 
     def _count(self, error: QuintetError) -> None:
-        """Counts a worker that is to be replaced.
-
-        Raises:
-            QuintetError: `error`, if no more may be replaced.
-        """
+        """Counts a worker that is to be replaced; raises `error` if no more may be replaced."""
         most = self.options.max_restarts
         self.num_restarts += 1
         if self.num_restarts > most:

@@ -97,10 +97,8 @@ class LockstepSampling:
         self.flying, self.rows = True, rows
 
     def _end_round(self, wanted: int, patience: Patience) -> list[Part]:
-        """Waits for all groups' unrolls and returns them in the order of their streams.
-
-        Raises:
-            QuintetError: a worker died; the message holds its own error.
+        """Waits for all groups' unrolls and returns them in the order of their streams; raises
+        QuintetError if a worker died; the message holds its own error.
         """
         self.timer.switch("waiting")
         parts: dict[int, list[Part]] = {}

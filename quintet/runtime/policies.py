@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quintet.protocols import Actor
-from quintet.runtime.slots import PLAYER, VERSION
+from quintet.runtime.slots import PLAYER, VERSION, below
 from quintet.types import ActOutput, Obs, Publication, State, TensorSpec
 
 
@@ -89,7 +89,7 @@ class PolicyMix:
         drawn = (noise[..., -1] * count).long().clamp_max(count - 1)
         player = torch.where(is_first, drawn, state[PLAYER])
         outs = [
-            actor.act(obs, _own(state, policy), is_first, noise[..., :-1])
+            actor.act(obs, below(state, f"{policy}/"), is_first, noise[..., :-1])
             for policy, actor in enumerate(self.actors)
         ]
         record = {
@@ -117,11 +117,6 @@ def load_policy(actor: Actor, policy: int, publication: Publication) -> None:
         actor.load_policy(policy, publication)
     else:
         actor.load(publication)
-
-
-def _own(state: State, policy: int) -> State:
-    start = f"{policy}/"
-    return {name[len(start) :]: x for name, x in state.items() if name.startswith(start)}
 
 
 def _pick(each: Sequence[Tensor], player: Tensor) -> Tensor:

@@ -126,10 +126,8 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_yaml(text: str | bytes) -> Any:
-    """Parses YAML of plain values.
-
-    Raises:
-        ValueError: it is no YAML, too long, or nested too deeply; the message is one line.
+    """Parses YAML of plain values; raises ValueError if it is no YAML, too long, or nested too
+    deeply; the message is one line.
     """
     if len(text) > MAX_YAML_BYTES:
         raise ValueError(f"at most {MAX_YAML_BYTES:,} bytes are allowed, it has {len(text):,}")
@@ -199,10 +197,8 @@ def sync_folder(folder: Path) -> None:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Replaces the content of a file in an existing folder, all at once; when it returns, that
-    survives a power cut.
-
-    Raises:
-        OSError: it can't be written; the file is unchanged, and nothing is left beside it.
+    survives a power cut.  Raises OSError if it can't be written; the file is unchanged, and nothing
+    is left beside it.
     """
     beside = path.with_name(f"{TEMPORARY}{path.name}")
     try:
@@ -228,10 +224,8 @@ def write_all(handle: int, data: bytes) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Renames the file or folder at `path`, and returns its new place beside it.
-
-    Raises:
-        FileFault: it can't be renamed.
+    """Renames the file or folder at `path`, and returns its new place beside it; raises FileFault
+    if it can't be renamed.
     """
     number = 1
     while os.path.lexists(place := path.with_name(f"{path.name}.damaged-{number}")):

@@ -12,10 +12,8 @@ from quintet.errors import ConfigError
 
 
 def import_module(module_name: str, name: str) -> ModuleType:
-    """The module of the import string `name`, perhaps in the working folder.
-
-    Raises:
-        ConfigError: there is no such module, or its import raises an error.
+    """The module of the import string `name`, perhaps in the working folder; raises ConfigError if
+    there is no such module, or its import raises an error.
     """
     try:
         return importlib.import_module(module_name)

@@ -37,9 +37,7 @@ class Found(NamedTuple):
 
 def numbered(root: Path) -> list[str]:
     """Names of a run's checkpoints, whole or not, oldest first; none where `root` isn't there.
-
-    Raises:
-        CheckpointError: `root` is no folder that can be read.
+    Raises CheckpointError if `root` is no folder that can be read.
     """
     try:
         names = {name.removeprefix(REPLACED) for name in os.listdir(root)}
@@ -114,10 +112,7 @@ def standing(path: Path) -> Path:
 @contextmanager
 def opened(folder: Path) -> Iterator[int | None]:
     """A handle of a folder, which stays valid even if the folder is renamed; None where there is no
-    such folder.
-
-    Raises:
-        CheckpointError: it can't be opened.
+    such folder.  Raises CheckpointError if it can't be opened.
     """
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -139,10 +134,8 @@ def signed_bytes(listed: Mapping[str, Any]) -> bytes:
 
 def read_manifest(folder: int, file: Path) -> tuple[dict[str, dict[str, Any]], Any]:
     """Size and hash of every file by its name, and the signature or None; `file` is the manifest's
-    path, for messages.
-
-    Raises:
-        CheckpointError: the manifest is missing, damaged, or of another format.
+    path, for messages.  Raises CheckpointError if the manifest is missing, damaged, or of another
+    format.
     """
     data = _read(folder, file)
     try:

@@ -46,10 +46,8 @@ def write(run_dir: Path, values: Mapping[str, Any]) -> None:
 
 
 def read(run_dir: Path) -> SavedOptions | None:
-    """The options in a run folder; None where it holds none at all.
-
-    Raises:
-        CheckpointError: the folder of checkpoints can't be read.
+    """The options in a run folder; None where it holds none at all.  Raises CheckpointError if the
+    folder of checkpoints can't be read.
     """
     newest = manifest.newest(run_dir / "checkpoints")
     held = newest.meta.get(CONFIG) if newest else None

@@ -215,10 +215,8 @@ class Learners:
         return self.learner.version
 
     def save(self) -> LearnerState:
-        """The first learner's state.
-
-        Raises:
-            LearnerFault: another learner's differs, so no update since the last save is sure.
+        """The first learner's state; raises LearnerFault if another learner's differs, which puts
+        all updates since the last save in doubt.
         """
         self._compare()
         return self.learner.save()
@@ -236,10 +234,8 @@ class Learners:
         self._options, self._alike = options, False
 
     def update(self, batch: Rollout, env_steps: int) -> None:
-        """One update of all learners, which take their columns of the batch from the CPU.
-
-        Raises:
-            QuintetError: one of them raised it, is gone, or is silent.
+        """One update of all learners, which take their columns of the batch from the CPU; raises
+        QuintetError if one of them raised it, is gone, or is silent.
         """
         self.start(self._say, self._notice)
         if not self._connected:
@@ -308,10 +304,8 @@ class Learners:
             process.send(message)
 
     def _watch(self) -> None:
-        """Checks the other learners during a wait for them.
-
-        Raises:
-            QuintetError: one of them has failed, ended, or been silent for too long.
+        """Checks the other learners during a wait for them; raises QuintetError if one of them has
+        failed, ended, or been silent for too long.
         """
         error = self._fault or self._news(0.0)
         if error is not None:

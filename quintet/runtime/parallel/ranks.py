@@ -67,10 +67,8 @@ class RankGroup:
         self._group: Any = None
 
     def connect(self, store: Any) -> None:
-        """Connects to the other ranks; returns when all are connected.
-
-        Raises:
-            PeerGone: one of them is not there.
+        """Connects to the other ranks; returns when all are connected.  Raises PeerGone if one of
+        them is not there.
         """
         self._join()
         # Not by init_process_group: the one group of a process may be in use by the user's code.
@@ -122,10 +120,8 @@ class RankGroup:
         self._joined(self.exchanges)
 
     def _exchange(self, begin: Callable[[Any], _Work]) -> None:
-        """Makes an exchange with all others and waits for its end.
-
-        Raises:
-            PeerGone: one of them is gone.
+        """Makes an exchange with all others and waits for its end; raises PeerGone if one of them
+        is gone.
         """
         self._join()
         try:

@@ -47,7 +47,10 @@ class Arena:
             ConfigError: there is too little memory.
         """
         _, size = _places(specs)
-        _require_free(size)
+        # Refuses a block for which the system would have to kill processes.
+        free = min(psutil.virtual_memory().available, _left_to_container())
+        if size > free:
+            raise ConfigError(_too_large(size, f"{free:,.0f} bytes are free"))
         file = _open_unnamed(folder)
         try:
             os.ftruncate(file, size)
@@ -100,13 +103,6 @@ def _open_unnamed(folder: Path | None) -> int:
     file, name = tempfile.mkstemp(prefix="quintet-", dir=folder)
     os.unlink(name)
     return file
-
-
-def _require_free(size: int) -> None:
-    """Refuses a block for which the system would have to kill processes."""
-    free = min(psutil.virtual_memory().available, _left_to_container())
-    if size > free:
-        raise ConfigError(_too_large(size, f"{free:,.0f} bytes are free"))
 
 
 def _left_to_container() -> float:

@@ -29,10 +29,7 @@ _MEMBARRIER = {"x86_64": 324, "aarch64": 283, "riscv64": 283, "ppc64le": 365, "s
 @cache
 def fence() -> Callable[[], None]:
     """The function by which this process completes all earlier reads and writes, as every process
-    sees them, before any later ones.
-
-    Raises:
-        ConfigError: this machine has no such barrier.
+    sees them, before any later ones; raises ConfigError if this machine has no such barrier.
     """
     return fence_of(platform.machine(), sys.platform)
 
@@ -51,11 +48,9 @@ def fence_of(machine: str, system: str) -> Callable[[], None]:
 
 
 def membarrier(number: int) -> Callable[[], None]:
-    """Linux's membarrier(2), the system call of that number.  With GLOBAL_EXPEDITED it is a full
+    """Linux's membarrier(2), the system call of that number. With GLOBAL_EXPEDITED it is a full
     barrier on every running thread of every process that has registered; this one registers here.
-
-    Raises:
-        ConfigError: the kernel, or a sandbox around this process, refuses it.
+    Raises ConfigError if the kernel, or a sandbox around this process, refuses it.
     """
     system_call = ctypes.CDLL(None, use_errno=True).syscall
     system_call.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_uint, ctypes.c_int]

@@ -153,10 +153,8 @@ class Worker:
                     loaded[policy] = board.read(partial(group.publish, policy=policy), wanted)
 
     def beat(self, row: int) -> None:
-        """Tells the parent that the worker is alive, and at which row.
-
-        Raises:
-            Stopped: the parent asks it to end at once.
+        """Tells the parent that the worker is alive, and at which row; raises Stopped if the parent
+        asks it to end at once.
         """
         self.row[0], self.row[1] = time.monotonic_ns(), row
         if self.row[2]:

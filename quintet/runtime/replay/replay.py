@@ -139,11 +139,8 @@ class Replay:
         return values
 
     def store(self, batch: Rollout) -> None:
-        """Stores a fresh batch.
-
-        Raises:
-            ConfigError: at the first batch, the replay doesn't fit; later, so many stacks of frames
-                had to be kept whole that no room is left.
+        """Stores a fresh batch; raises ConfigError if the replay does not fit: at the first batch,
+        or later if many stacks of frames must be kept whole.
         """
         if self._store is None:
             found = {

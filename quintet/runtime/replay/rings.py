@@ -102,10 +102,8 @@ def _available_memory() -> int:
 
 
 def empty_folder(folder: Path) -> None:
-    """Makes the folder, or removes an old replay's files from it.
-
-    Raises:
-        ConfigError: it can't be made or emptied.
+    """Makes the folder, or removes an old replay's files from it; raises ConfigError if it can't be
+    made or emptied.
     """
     try:
         folder.mkdir(exist_ok=True)  # without parents: a removed run folder isn't made again
@@ -277,10 +275,8 @@ class Rings:
         checksums: list[list[int]],
         more: More | None = None,
     ) -> None:
-        """Restores the result of `checksums` and verifies every row under it.
-
-        Raises:
-            CheckpointError: some rows are not those of the checkpoint.
+        """Restores the result of `checksums` and verifies every row under it; raises
+        CheckpointError if some rows are not those of the checkpoint.
         """
         for stream, (first, head) in enumerate(_pairs(oldest, heads)):
             for segment, stored in zip(self._segments(first, head), checksums[stream], strict=True):

@@ -108,11 +108,6 @@ class RowStore:
         """The pools' frames that belong to these rows of the rings."""
         return [stack.whole(rows) for stack in self.stacks.values()]
 
-    def _clear_taken(self, place: Numbers) -> None:
-        """Zeroes the fields that a gap's row doesn't have, which hold those of an older row."""
-        for name in self._taken:
-            self.rows.fields[name][place] = 0
-
     def cut(self) -> None:
         """Notes that the next rows do not follow on the last ones."""
         self.going_on[:] = False
@@ -216,7 +211,8 @@ class RowStore:
         stream = fresh.stream[which]
         head = self.head[stream]
         gap, start = self.rows.at(stream, head), self.rows.at(stream, head + 1)
-        self._clear_taken(gap)
+        for name in self._taken:  # a gap has only an observation; an older row left these there
+            self.rows.fields[name][gap] = 0
         for name, values in fresh.last.items():
             self.rows.write(name, gap, values[which])
         for name, values in fresh.obs.items():
