@@ -91,7 +91,6 @@ class Scores:
 
     @property
     def mean(self) -> float:
-        """Mean return."""
         return float(self.returns.mean())
 
     @property

@@ -205,7 +205,6 @@ def mask_sizes(space: Space) -> list[int]:
 
 
 def leaf_spec(space: Space) -> TensorSpec:
-    """Shape and torch dtype of a leaf."""
     dtype = torch.from_numpy(np.empty(0, leaf_dtype(space))).dtype
     return TensorSpec(tuple(space.shape or ()), dtype)
 

@@ -196,7 +196,6 @@ def _record(work: Workload, config: RunConfig, watch: Stopwatch) -> dict[str, An
 
 
 def in_words(record: dict[str, Any]) -> str:
-    """The record for a person."""
     speed, limit = record["env_steps_per_s"], record["limit_env_steps_per_s"]
     ours, bare = record["us_per_env_step"], record["limit_us_per_env_step"]
     compiled = f", compiled in {record['compile_s']:.1f} s" if record["compile_s"] else ""

@@ -131,7 +131,6 @@ def preset_layers(
 
 
 def learner_defaults(algo: str) -> Layer:
-    """The layer of a learner's own defaults."""
     values = registry.find(algo).defaults
     parts = ("env.", "model.", "runtime.")
     wrong = values.keys() - {name for name in options(algo) if name.startswith(parts)}

@@ -226,7 +226,6 @@ def _adapt(
 def _make_several(
     maker: MakeEnv, env_id: str, kwargs: Mapping[str, Any], num_streams: int
 ) -> ForeignVectorEnv[Any, Any, Any]:
-    """A vector environment of `num_streams`."""
     env: Any = _make_one(maker, env_id, {**kwargs, "num_envs": num_streams})
     if not isinstance(env, ForeignVectorEnv) or env.num_envs != num_streams:
         raise ConfigError(

@@ -142,7 +142,6 @@ class ObservationNormalizer(nn.Module):
         return self
 
     def leaf_moments(self, name: str) -> RunningMoments:
-        """The statistics of one leaf."""
         moments = self.moments[self.names.index(name)]
         assert isinstance(moments, RunningMoments)
         return moments

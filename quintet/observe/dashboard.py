@@ -217,7 +217,6 @@ def _returns(view: View) -> list[Text]:
 
 
 def _successes(view: View, width: int) -> list[_Block]:
-    """Success rates, where a success is defined."""
     parts = []
     if view.recent.success is not None:
         parts.append(f"{percent(view.recent.success)} training, last 100 episodes")

@@ -216,7 +216,6 @@ def check(report: Iterable[str]) -> None:
 
 
 def clean(report: Mapping[str, float]) -> dict[str, float]:
-    """The report without NaN and infinite values."""
     return {name: value for name, value in report.items() if math.isfinite(value)}
 
 

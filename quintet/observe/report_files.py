@@ -176,7 +176,6 @@ def new_columns(columns: Sequence[str], report: Mapping[str, float]) -> list[str
 
 
 def csv_line(cells: Sequence[object]) -> bytes:
-    """One line of a table."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow(cells)
     return text.getvalue().encode()

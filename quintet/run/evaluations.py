@@ -29,7 +29,6 @@ class Evaluations:
         self._seconds = 0.0
 
     def due(self, env_steps: int, wall_s: float) -> bool:
-        """Whether an evaluation is due."""
         config = self.config.eval
         if config.episodes == 0:
             return False

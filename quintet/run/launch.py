@@ -317,7 +317,6 @@ def run_seeds(loaded: Sequence[Loaded | Unusable], jobs: int | None = None) -> l
 
 
 def _payload(loaded: Loaded) -> bytes:
-    """The payload of `quintet.run.member`."""
     own = loaded.config.model.encoder.startswith("__main__:")
     if own or (loaded.env.source is None and loaded.config.env.id.startswith("__main__:")):
         raise ConfigError(

@@ -44,7 +44,6 @@ def make_learner(
 
 
 def _devices(runtime: RuntimeConfig) -> tuple[str, ...]:
-    """The device of each learner."""
     if runtime.num_learners == 1 or runtime.device == "cpu":
         return (runtime.device,) * runtime.num_learners
     return tuple(f"{runtime.device}:{index}" for index in range(runtime.num_learners))

@@ -34,7 +34,6 @@ class LongEpisodes:
         return counters.exact_iteration > 0 and (self.reach is None or since <= self.reach)
 
     def notices(self, counters: Counters) -> list[str]:
-        """New notices after an iteration."""
         found = []
         if not self._endless and counters.env_steps * _WITHOUT_END >= self.total_env_steps:
             self._endless = True

@@ -60,12 +60,10 @@ class PolicyRun:
 
     @property
     def alone(self) -> bool:
-        """Whether the run has no other policy."""
         return self.folder.num_policies == 1
 
     @property
     def description(self) -> dict[str, Any]:
-        """See `quintet.policy.describe`."""
         config = self.config
         return describe(config.algo, config.learner, config.model, config.env, self.spaces)
 

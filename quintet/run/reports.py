@@ -82,7 +82,6 @@ class Reports:
         return time.perf_counter() - self._reported_at >= self.config.report.interval_s
 
     def write(self, counters: Counters, voice: Voice) -> None:
-        """Writes a report and shows it."""
         now, steps = time.perf_counter(), counters.env_steps
         passed_s = now - self._reported_at
         report = {

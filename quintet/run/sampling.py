@@ -217,7 +217,6 @@ def _require_fresh_rows(runtime: RuntimeConfig, plan: DataPlan) -> None:
 
 
 def _server(config: RunConfig, spaces: Spaces) -> ServerOptions:
-    """The options of the inference server."""
     runtime = config.runtime
     assert runtime.actor_threads is not None
     exact = runtime.kind == "lockstep"

@@ -291,7 +291,6 @@ class Trainer:
         self.stop_requested = True
 
     def tell_stopping(self) -> None:
-        """Tells the person what a stop waits for."""
         if self.watch is not None:
             self.voice.say(
                 f"stopping after {self.watch.where()}; a second Ctrl-C ends at once, and the same "
@@ -308,7 +307,6 @@ class Trainer:
         self.folder.end_record(state, self.counters.env_steps, error)
 
     def close(self) -> None:
-        """Restores the terminal and closes the files."""
         self.voice.close()
         self.reports.reporter.close()
         self.folder.close()

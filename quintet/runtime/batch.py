@@ -249,7 +249,6 @@ class ColumnQueue:
 
     @property
     def columns(self) -> int:
-        """Columns that wait."""
         return sum(part.columns for part in self.waiting)
 
     @property

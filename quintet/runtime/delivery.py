@@ -117,7 +117,6 @@ class Delivery:
         self.first_policy = iteration
 
     def clear(self) -> None:
-        """Gives up waiting columns."""
         for queue in self.queues:
             queue.clear()
 
@@ -168,7 +167,6 @@ class Delivery:
         self._turn_to(self.first_stream + self.plan.columns_per_batch)
 
     def put(self, part: Part) -> None:
-        """Takes the columns of an unroll."""
         for queue in self.queues[1:]:
             queue.put(part.shared())
         self.queues[0].put(part)

@@ -75,7 +75,6 @@ class Counters:
         return self.cut_env_steps / max(self.executed_env_steps, 1)
 
     def add(self, batch: Batch) -> None:
-        """Adds a batch that was learned from."""
         steps = batch.steps
         self.iteration += 1
         self.env_steps += batch.env_steps

@@ -34,7 +34,6 @@ class Assignment:
         return tuple(range(self.num_policies)) if self.mixed else (group % self.num_policies,)
 
     def make_actor(self, make_actor: Callable[[], Actor]) -> Actor:
-        """The actor of a group."""
         if not self.mixed:
             return make_actor()
         return PolicyMix([make_actor() for _ in range(self.num_policies)])

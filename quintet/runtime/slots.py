@@ -217,7 +217,6 @@ class Slot:
 
     @property
     def executed(self) -> int:
-        """env_steps that were executed in the unroll."""
         return int(np.count_nonzero(self.valid))
 
     @property

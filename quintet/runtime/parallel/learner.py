@@ -85,7 +85,6 @@ class LearnerProcess:
 
 
 def main() -> int:
-    """Learns until told to stop."""
     pickled, arena, channel = begin()
     try:
         work: LearnerWork = pickle.loads(pickled)

@@ -267,7 +267,6 @@ class Learners:
             process.launch()
 
     def _connect(self) -> None:
-        """Connects all learners."""
         store, port = host_store()
         self._tell(Connect(port))
         failed: list[PeerGone] = []

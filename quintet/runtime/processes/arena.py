@@ -65,7 +65,6 @@ class Arena:
             raise
 
     def tensor(self, name: str) -> Tensor:
-        """A view of a tensor's memory."""
         spec, offset = self.specs[name], self._offsets[name]
         part = self._bytes[offset : offset + _bytes_of(spec)]
         return part.view(spec.dtype).view(spec.shape)
@@ -80,7 +79,6 @@ class Arena:
 
 
 def prefixed(prefix: str, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """The specs with `prefix` before their names."""
     return {prefix + name: spec for name, spec in specs.items()}
 
 

@@ -168,8 +168,6 @@ class Server:
 
     @torch.inference_mode()
     def _act(self, actor: Actor, mail: Sequence[Mailbox], private: Sequence[State]) -> ActOutput:
-        """One forward of all these groups."""
-
         def joined(parts: list[torch.Tensor]) -> torch.Tensor:
             whole = parts[0] if len(parts) == 1 else torch.cat(parts)
             return whole.to(self.device, non_blocking=True)
@@ -203,7 +201,6 @@ def _another_users(caller: socket) -> bool:
 
 
 def main() -> int:
-    """Serves until told to stop."""
     pickled, arena, channel = begin()
     try:
         work: ServerWork = pickle.loads(pickled)

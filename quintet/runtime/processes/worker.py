@@ -197,7 +197,6 @@ def _let_others_finish() -> None:
 
 
 def main() -> int:
-    """Serves until told to stop."""
     pickled, arena, channel = begin()
     worker = None
     try:

@@ -79,8 +79,6 @@ class Fresh(NamedTuple):
         )
 
     def columns(self, which: Columns) -> Self:
-        """Some of the columns."""
-
         def chosen(name: str, x: Any) -> Any:
             if isinstance(x, dict):
                 return {key: chosen(name, leaf) for key, leaf in x.items()}

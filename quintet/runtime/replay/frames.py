@@ -121,7 +121,6 @@ class FrameStacks:
         return len(self._pool)
 
     def flush(self) -> None:
-        """Returns when the disk has the pool."""
         if self._place is not None:
             self._memory.flush()
 

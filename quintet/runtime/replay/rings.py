@@ -46,12 +46,10 @@ def as_tensor(x: Array, dtype: torch.dtype) -> Tensor:
 
 
 def array_dtype(dtype: torch.dtype) -> np.dtype[Any]:
-    """The dtype of `as_array`."""
     return as_array(torch.empty(0, dtype=dtype)).dtype
 
 
 def row_bytes(spec: TensorSpec) -> int:
-    """Bytes of one row."""
     return int(np.prod(spec.shape, dtype=np.int64)) * spec.dtype.itemsize
 
 
@@ -216,7 +214,6 @@ class Rings:
         return field[place] if single else field.take(place, 0)
 
     def read(self, name: str, place: Numbers) -> Tensor:
-        """A copy of the rows, ``[*place.shape, ...]``."""
         return as_tensor(self.take(name, place), self.specs[name].dtype)
 
     def write(self, name: str, place: Numbers, values: Array) -> None:
@@ -246,7 +243,6 @@ class Rings:
         self._records[place] = values.view(np.int64).reshape(*place.shape, -1)
 
     def flush(self) -> None:
-        """Returns when the disk has everything."""
         if self.place is not None:
             self._memory.flush()
 
@@ -320,7 +316,6 @@ def _pairs(oldest: Numbers, heads: Numbers) -> list[tuple[int, int]]:
 
 
 def bytes_of(values: Array) -> memoryview:
-    """The values as flat bytes."""
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
 
 
