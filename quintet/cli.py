@@ -408,8 +408,7 @@ def _envs(arguments: list[str]) -> int:
     found = list_envs(arguments[0] if arguments else "")
     if not found:
         raise QuintetError(
-            f"an id that matches {arguments[0]!r} is required, there is none; try a shorter part "
-            "of it"
+            f"an id that matches {arguments[0]!r} is required, none does; try a shorter part of it"
         )
     width = max(len(name) for name, _ in found)
     for name, backend in found:

@@ -308,9 +308,8 @@ def misfit(encoder: str, error: RuntimeError) -> CheckpointError:
     """The error for stored weights that do not fit the network; `error` says which."""
     made = f"the class that model.encoder={encoder} names" if ":" in encoder else "quintet"
     return CheckpointError(
-        f"the network that was trained is required, {made} makes another one by now: "
-        f"{' '.join(str(error).split())}; put back the version that it was trained with, or train "
-        "anew"
+        f"the network of the training is required, {made} makes another one: "
+        f"{' '.join(str(error).split())}; use the version with which it was trained, or train again"
     )
 
 

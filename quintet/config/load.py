@@ -340,6 +340,6 @@ def _sharing_faults(config: RunConfig) -> list[str]:
         return []
     even = -(-given // (unit * learners)) * unit * learners
     return [
-        f"runtime.num_learners={learners} requires {option} that so many can share evenly, got "
+        f"runtime.num_learners={learners} requires {option} that they can share evenly, got "
         f"{given}; use {option} {even}, or another number of learners"
     ]

@@ -115,7 +115,9 @@ def _load(
     try:
         was = compose(algo, base, source).config.flat()
     except ConfigError as error:
-        raise ConfigError(f"{run_dir / saved_options.FILE} can't be gone on by: {error}") from error
+        raise ConfigError(
+            f"no run can go on with {run_dir / saved_options.FILE}: {error}"
+        ) from error
     loaded = compose(algo, [*base, *layers], source)
     wanted = loaded.config.flat()
     differ = [

@@ -40,7 +40,7 @@ class AtariConfig(BaseModel):
     stack_num: int = Field(4, ge=1, description="newest frames that make an observation")
     frame_skip: int = Field(4, ge=1, description="frames that an action is repeated for")
     noop_max: int = Field(
-        30, ge=1, description="at most so many frames without action at the start of an episode"
+        30, ge=1, description="most frames without action at the start of an episode"
     )
     episodic_life: bool = Field(False, description="a lost life ends the episode, not the game")
     full_action_space: bool = Field(

@@ -19,7 +19,7 @@ class EnvConfig(BaseModel):
     id: str = Field(
         description="Environment id ('CartPole-v1'), or an import string of a function or class "
         "that makes one Gymnasium environment ('pkg.module:make_env'), or, with a parameter "
-        "num_envs, a vector environment of so many."
+        "num_envs, a vector environment of that size."
     )
     backend: Backend = Field(
         default="auto",
@@ -87,8 +87,8 @@ class EnvConfig(BaseModel):
             json.dumps(value)
         except TypeError as error:
             raise ValueError(
-                f"kwargs must be what JSON can hold, so that the run can be gone on with: {error}; "
-                f"give the environment as a callable instead"
+                f"kwargs must be what JSON can hold, so that the run can be resumed: {error}; give "
+                f"the environment as a callable instead"
             ) from error
         return value
 

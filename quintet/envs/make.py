@@ -229,9 +229,9 @@ def _make_several(
     env: Any = _make_one(maker, env_id, {**kwargs, "num_envs": num_streams})
     if not isinstance(env, ForeignVectorEnv) or env.num_envs != num_streams:
         raise ConfigError(
-            f"{env_id} has a parameter num_envs, so must make a vector environment of so many; "
-            f"asked for {num_streams}, got {env!r}; return one, or rename the parameter of what "
-            f"makes single environments"
+            f"{env_id} has a parameter num_envs, so it must make a vector environment of that "
+            f"size; asked for {num_streams}, got {env!r}; return one, or rename the parameter of a "
+            "function that makes single environments"
         )
     return env
 

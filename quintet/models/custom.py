@@ -62,8 +62,8 @@ def encoder_import_string(cls: type[nn.Module]) -> str:
         )
     if find_encoder(name) is not cls:
         raise ConfigError(
-            f"model requires the class that its name stands for, {name} is another one by now; "
-            "give it a name of its own, or give the newer class"
+            f"model requires the class that its name stands for, {name} names another class; give "
+            "it a name of its own, or give the other class"
         )
     return name
 
@@ -79,8 +79,8 @@ def find_encoder(name: str) -> type[nn.Module]:
             advice = "define it at the top level of the module, or correct the name"
             if module_name == "__main__":  # the script that was run
                 advice = (
-                    "it was defined in a script that was run itself: load the policy in that "
-                    "script, or train anew with the class in a module that can be imported"
+                    "it was defined in the script that trained: load the policy in that script, or "
+                    "train again with the class in a module that can be imported"
                 )
             raise ConfigError(
                 f"model.encoder={name} requires a class {path!r} in module {module_name!r}, there "

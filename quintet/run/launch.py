@@ -96,8 +96,8 @@ def resolve(loaded: Loaded, spaces: Spaces) -> RunConfig:
     elif compile_ == "on" and not compiler:
         raise ConfigError(
             "runtime.compile=on requires a C++ compiler, g++ is not on the PATH and CXX names "
-            "none; install one, or begin a run of its own with --runtime.compile off (a run that "
-            "began compiled goes on so)"
+            "none; install one, or begin another run with --runtime.compile off (a run that began "
+            "compiled stays so)"
         )
     if compile_ == "on" and not model.traits.one_graph:
         raise ConfigError(

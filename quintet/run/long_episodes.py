@@ -50,9 +50,9 @@ class LongEpisodes:
                 most = int(self.max_cut_frac * self.total_env_steps)
                 if counters.running_env_steps > most:
                     found.append(
-                        "this run can be resumed, but so far not with the same bytes: for that "
-                        "all episodes would begin anew at a checkpoint, "
-                        f"{counters.running_env_steps:,} env_steps lie in running ones, and "
+                        "this run can be resumed, but so far not with the same bytes: an exact "
+                        "checkpoint would cut all running episodes, which have "
+                        f"{counters.running_env_steps:,} env_steps, and "
                         f"checkpoint.max_cut_frac={self.max_cut_frac:g} allows {most:,} of "
                         f"{self.total_env_steps:,}"
                     )

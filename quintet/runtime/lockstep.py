@@ -121,7 +121,9 @@ class LockstepSampling:
                 self._extend_round(wanted - sum(asking.values()))
                 asking.clear()
             if lost_at_s is not None and time.monotonic() - lost_at_s > _SERVER_IS_TOLD_S:
-                raise WorkerFault("a worker has lost its line to the inference server, which lives")
+                raise WorkerFault(
+                    "a worker lost its connection to the inference server, which runs"
+                )
         self.flying = False
         return [part for _, mine in sorted(parts.items()) for part in mine]
 

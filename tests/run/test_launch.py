@@ -733,7 +733,7 @@ def _num_learners(where: Where) -> None:
     """More in test_learners."""
     made = learners_of(runtime__num_learners=3)
     assert [process.kind.name for process in made.processes] == ["learner 1", "learner 2"]
-    with pytest.raises(ConfigError, match="minibatch_steps that so many can share evenly, got 32"):
+    with pytest.raises(ConfigError, match="minibatch_steps that they can share evenly, got 32"):
         run(where.folder, runtime__num_learners=3)
 
 

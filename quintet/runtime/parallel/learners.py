@@ -159,7 +159,7 @@ class Learners:
         plan = self.learner.plan
         if plan.replay is not None and plan.replay.columns % size:
             raise ConfigError(
-                f"runtime.num_learners={size} requires batches from replay that so many can share "
+                f"runtime.num_learners={size} requires batches from replay that they can share "
                 f"evenly, got {plan.replay.columns} columns; use another number of learners"
             )
         specs = BatchMemory.specs(crew.rows, plan)
@@ -194,7 +194,7 @@ class Learners:
             work,
             self.crew.threads,
             place="in update {}",
-            slow_start="raise runtime.learner_timeout_s if the network takes so long to make",
+            slow_start="raise runtime.learner_timeout_s if making the network takes longer",
             fault=LearnerFault,
         )
         row = self._arena.tensor(progress_name(rank)).numpy()
@@ -320,9 +320,9 @@ class Learners:
         for process in late:
             process.end()
         raise LearnerFault(
-            f"{names} must go on with update {self.updates} within {self.crew.timeout_s:g} s, "
-            "there was no sign for so long: it hangs or was stopped; raise "
-            "runtime.learner_timeout_s if one learner may be so much slower than another"
+            f"{names} must join update {self.updates} within {self.crew.timeout_s:g} s, there was "
+            "no sign of it: it hangs or was stopped; raise runtime.learner_timeout_s if one "
+            "learner may be that much slower than another"
         )
 
     def _news(self, timeout_s: float) -> QuintetError | None:
@@ -361,14 +361,14 @@ class Learners:
                     if answer != wanted:
                         raise LearnerFault(
                             f"{process.name} must have the same weights as the first learner, it "
-                            f"has others after update {self.updates}; is this machine in order?"
+                            f"has others after update {self.updates}; check this machine's hardware"
                         )
                     break
             else:
                 if process.ready:
                     self._say(
-                        f"{process.name} has not said within {STOP_GRACE_S:g} s what weights it "
-                        "has, so they were not compared with the first learner's"
+                        f"{process.name} did not send the checksum of its weights within "
+                        f"{STOP_GRACE_S:g} s, so they were not compared with the first learner's"
                     )
 
     def close(self) -> None:

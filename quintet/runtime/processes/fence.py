@@ -77,6 +77,6 @@ _LOCK = Lock()
 
 def _refusal(machine: str, why: str) -> ConfigError:
     return ConfigError(
-        f"worker processes require a memory barrier between processes, on this machine ({machine}) "
-        f"there is none ({why}); use --runtime.kind serial"
+        f"worker processes require a memory barrier between processes, this machine ({machine}) "
+        f"has none ({why}); use --runtime.kind serial"
     )

@@ -89,7 +89,7 @@ class ServerLine:
                     raise WorkerFault(
                         f"the inference server must answer within {allowed_s:g} s, it has "
                         f"not, for group {group}; raise runtime.worker_timeout_s if a forward may "
-                        "take so long"
+                        "take longer"
                     )
             self._line.recv_bytes()
         except (EOFError, OSError) as error:

@@ -146,8 +146,8 @@ def require_file(place: Path, nbytes: int) -> None:
     """Raises CheckpointError unless `place` is a file of that size."""
     if not place.is_file() or place.stat().st_size != nbytes:
         raise CheckpointError(
-            f"the checkpoint requires the replay file {place} of {nbytes:,} bytes, which is not "
-            "there in that size; bring it back, or begin anew in another run folder"
+            f"the checkpoint requires the replay file {place} of {nbytes:,} bytes, which is "
+            "missing or has another size; restore it, or begin anew in another run folder"
         )
 
 
@@ -322,7 +322,7 @@ def bytes_of(values: Array) -> memoryview:
 def damaged(place: Path | None, stream: int) -> CheckpointError:
     """The error for rows that are not those of a checkpoint."""
     return CheckpointError(
-        f"the checkpoint requires rows of stream {stream} that {place} no longer holds: they were "
-        "overwritten since, which only those of the newest checkpoint can't be, or the file is "
-        "damaged; resume from the newest checkpoint, or begin anew in another run folder"
+        f"the checkpoint requires rows of stream {stream} that {place} does not hold: the run has "
+        "overwritten them since, unless it is the newest checkpoint, or the file is damaged; "
+        "resume from the newest checkpoint, or begin anew in another run folder"
     )
