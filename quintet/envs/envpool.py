@@ -154,7 +154,7 @@ def family_of(env_id: str) -> str:
     return str(registry.specs[env_id][0]).split(".")[1]
 
 
-def default_num_groups(family: str, cores: int | None = None) -> int:
+def default_num_groups(family: str) -> int:
     """Pools that take turns: one steps while the actions for the other are computed.
 
     Simulators get two.  Cheap families get one, since passing a step to another thread costs more
@@ -162,8 +162,7 @@ def default_num_groups(family: str, cores: int | None = None) -> int:
     hinder each other (measured: 370 us per env_step with one pool of Pong, 490 with two).
     """
     pictures = family in _FRAME_SKIP_FAMILIES
-    few = (cores or usable_cores()) < 4
-    return 1 if family in _CHEAP_FAMILIES or (pictures and few) else 2
+    return 1 if family in _CHEAP_FAMILIES or (pictures and usable_cores() < 4) else 2
 
 
 def default_num_threads(

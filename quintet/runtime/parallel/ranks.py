@@ -4,7 +4,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
@@ -31,14 +31,6 @@ was stopped for a while, and would end this process on a GPU.  The waiting rank 
 
 class PeerGone(Exception):
     """Another learner, or the connection to it, is gone."""
-
-
-class _Work(Protocol):
-    """Torch's handle of an exchange that has begun."""
-
-    def wait(self, timeout: timedelta = ...) -> bool: ...
-
-    def is_completed(self) -> bool: ...
 
 
 @final
@@ -119,7 +111,7 @@ class RankGroup:
         self.exchanges += 1
         self._joined(self.exchanges)
 
-    def _exchange(self, begin: Callable[[Any], _Work]) -> None:
+    def _exchange(self, begin: Callable[[Any], Any]) -> None:
         """Makes an exchange with all others and waits for its end; raises PeerGone if one of them
         is gone.
         """
@@ -131,7 +123,7 @@ class RankGroup:
         except RuntimeError as error:
             raise PeerGone(str(error)) from error
 
-    def _ended_within(self, work: _Work, seconds: float) -> bool:
+    def _ended_within(self, work: Any, seconds: float) -> bool:
         """Waits for an exchange at most that long; whether it is over.  Raises RuntimeError if it
         has failed.
         """
