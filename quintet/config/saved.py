@@ -104,7 +104,7 @@ def _load(
         raise _other_run(run_dir, [f"algo: the run has {saved['algo']}, asked is {algo}"])
     kept = {k: v for k, v in saved.items() if k not in ("algo", "run_dir", "resume")}
     base = [place, Layer("saved run", kept)]
-    # An option that is asked to be automatic stays what it was resolved to when the run began.
+    # An automatic option keeps the value to which it was resolved when the run began.
     layers = [
         Layer(
             layer.source,
@@ -174,8 +174,8 @@ def load_seeds(
     trust: see `load_config`.
 
     Raises:
-        ConfigError: no seeds, one twice, a seed beside them, a fault in what is asked for, or no
-            folder can be gone on with.
+        ConfigError: there are no seeds, or one twice, or ``seed`` beside them; an option is at
+            fault; or no run can go on in its folder.
     """
     seeds = _whole(seeds)
     if "seed" in command.values:

@@ -24,7 +24,7 @@ class Place(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """A process's first message: it has made what it works with."""
+    """A process's first message: it is ready to work."""
 
 
 class Restart(NamedTuple):

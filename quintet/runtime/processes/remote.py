@@ -107,8 +107,7 @@ class RemoteActor:
     """Asks the server for the actions of one group; a local actor does everything else.
 
     The version of the weights is recorded row by row, since the server loads weights at its own
-    pace.  Private state stays with the server; here the ticket of the act that left it stands for
-    it.
+    pace.  Private state stays with the server; here a ticket, of the act that left it, replaces it.
     """
 
     def __init__(
