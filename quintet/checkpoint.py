@@ -223,8 +223,6 @@ def prune(
 
     warn: receives a message for each damaged checkpoint.
     """
-    if keep < 1:
-        raise CheckpointError(f"keep must be at least 1, not {keep}")
     deleted: list[str] = []
     exact_kept, age = False, -1
     for name in reversed(numbered(root)):

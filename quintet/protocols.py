@@ -45,8 +45,7 @@ class ReplayPlan:
     column_source: Literal["per_stream", "any_stream"] = "any_stream"
 
     def __post_init__(self) -> None:
-        if self.draws == "fixed" and self.rate != int(self.rate):
-            raise AssertionError(f"a fixed number of draws must be whole: {self}")
+        assert self.draws != "fixed" or self.rate == int(self.rate), f"rate must be whole: {self}"
 
 
 @dataclass(frozen=True)
@@ -71,8 +70,7 @@ class DataPlan:
     replay: ReplayPlan | None = None
 
     def __post_init__(self) -> None:
-        if self.unroll_steps % self.state_every:
-            raise AssertionError(f"state_every must divide unroll_steps: {self}")
+        assert not self.unroll_steps % self.state_every, f"state_every must divide T: {self}"
 
 
 class UpdateAdvice(NamedTuple):

@@ -82,8 +82,7 @@ class PolicyMix:
 
     @torch.inference_mode()
     def act(self, obs: Obs, state: State, is_first: Tensor, noise: Tensor | None) -> ActOutput:
-        if noise is None:
-            raise AssertionError("a mix of policies only samples")
+        assert noise is not None, "a mix of policies only samples"
         count = len(self.actors)
         drawn = (noise[..., -1] * count).long().clamp_max(count - 1)
         player = torch.where(is_first, drawn, state[PLAYER])

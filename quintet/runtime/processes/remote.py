@@ -145,8 +145,7 @@ class RemoteActor:
         return {**recorded, _AFTER: torch.tensor([BEGINS])}
 
     def act(self, obs: Obs, state: State, is_first: Tensor, noise: Tensor | None) -> ActOutput:
-        if noise is None:
-            raise AssertionError("groups only sample")
+        assert noise is not None, "groups only sample"
         after, versions = int(state[_AFTER]), tuple(self.versions.values())
         self.ticket += 1
         self.mailbox.ask(obs, state, is_first, noise, self.ticket)
