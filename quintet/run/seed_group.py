@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, final
 
-from quintet.system import child
+from quintet.system import entry
 from quintet.system.child import Child
 from quintet.system.signals import stop_on_signals
 
@@ -103,7 +103,9 @@ class _Process:
         self._asked = False
         self._answer, theirs = os.pipe()
         try:
-            self._child = Child(module, lambda line: say(f"[{member.name}] {line}"), [theirs])
+            self._child = Child(
+                member.name, module, lambda line: say(f"[{member.name}] {line}"), [theirs]
+            )
         finally:
             os.close(theirs)
         self._child.give(member.payload)
@@ -141,7 +143,7 @@ def attach() -> bytes:
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(130))
-    return child.receive(_end_in_good_order)
+    return entry.receive(_end_in_good_order)
 
 
 def answer(content: dict[str, Any]) -> None:

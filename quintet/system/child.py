@@ -1,30 +1,20 @@
 """Processes that are part of this one: how they begin, get their work, speak and end with it.
 
-A child is a Python that runs this module's `main`, which calls ``MODULE.main()``, with a payload on
+A child is a Python that runs a module's `main` by way of `quintet.system.entry`, with a payload on
 its standard input; what it prints is handed line by line to the parent's `say`.  Its standard input
-stays open for as long as the parent lives: when it closes, the parent is gone, however it went.  A
-child that is tied to its parent is ended by the system.  It looks for modules where the parent
-does: ``python -m`` would look into the working folder first, whatever lies there.
+stays open for as long as the parent lives: when it closes, the parent is gone, however it went.
 """
 
-import ctypes
-import importlib
 import os
 import signal
-import struct
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import final
 
-_LENGTH = struct.Struct("<Q")
-_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
-
-_START = (
-    "import sys; sys.path[:] = {path!r}; from quintet.system.child import main; sys.exit(main())"
-)
+from quintet.system import entry, fork_server
+from quintet.system.fork_server import Forked
 
 
 @final
@@ -33,32 +23,39 @@ class Child:
 
     def __init__(
         self,
+        name: str,
         module: str,
         say: Callable[[str], None],
         pass_fds: Sequence[int] = (),
         environ: Mapping[str, str] | None = None,
-        tied: bool = False,
+        preload: Sequence[str] = (),
     ) -> None:
-        """say: gets every line that the child prints, from a thread of its own.
+        """name: for the system's lists of processes.
 
-        pass_fds: files that the child finds under the same numbers, which it is given as arguments.
-        tied: the system ends it at once when the thread that makes this object ends (Linux), also
-            while the child still imports what it needs.
+        say: gets every line that the child prints, from a thread of its own.
+        pass_fds: files whose numbers in the child it is given as arguments.
+        preload: modules for a fork server to import, whose fork the child is then (Linux).  The
+            system ends it at once when this process ends, also while modules are imported.
         """
         self.printed = False  # whether it has said anything
-        parent = str(os.getpid()) if tied else ""
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _START.format(path=sys.path), parent, module]
-            + [str(number) for number in pass_fds],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            pass_fds=pass_fds,
-            # Ctrl-C in a terminal reaches the parent alone, which passes it on, once.  A session of
-            # its own would do that too, but Linux shares the cores out evenly among sessions.
-            process_group=0,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **(environ or {})},
-        )
+        full = {**os.environ, "PYTHONUNBUFFERED": "1", **(environ or {})}
+        self._process: subprocess.Popen[bytes] | Forked
+        if preload and fork_server.AVAILABLE:
+            self._process = Forked(preload, [name, module], pass_fds, full)
+        else:
+            numbers = [str(number) for number in pass_fds]
+            self._process = subprocess.Popen(
+                entry.command(["", name, module, *numbers]),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=pass_fds,
+                # Ctrl-C in a terminal reaches the parent alone, which passes it on, once.  A
+                # session of its own would do that too, but Linux shares the cores out evenly among
+                # sessions.
+                process_group=0,
+                env=full,
+            )
         self._speaker = threading.Thread(target=self._speak, args=(say,), daemon=True)
         self._speaker.start()
 
@@ -70,7 +67,7 @@ class Child:
         """What the child waits for when it begins; once."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError, ValueError):  # it is gone already; its status will tell
-            self._process.stdin.write(_LENGTH.pack(len(payload)) + payload)
+            self._process.stdin.write(entry.LENGTH.pack(len(payload)) + payload)
             self._process.stdin.flush()
 
     def _speak(self, say: Callable[[str], None]) -> None:
@@ -112,55 +109,3 @@ class Child:
         if not self._speaker.is_alive() and self._process.stdout is not None:
             self._process.stdout.close()
         return status
-
-
-# The child's side
-
-
-def main() -> int:
-    """Runs a module's `main` with the rest of the arguments (the parent's number, the module, ...),
-    tied to the parent, if it is named, before anything that takes long is imported.
-    """
-    if sys.argv[1]:
-        _die_with_parent(int(sys.argv[1]))
-    module = importlib.import_module(sys.argv[2])
-    sys.argv[:3] = [str(module.__file__)]
-    status: int = module.main()
-    return status
-
-
-def _die_with_parent(parent: int) -> None:
-    """Has the system end this process with its parent, whatever it is doing then (Linux)."""
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-    if os.getppid() != parent:  # it has ended before the system was asked
-        os._exit(130)
-
-
-def receive(when_orphaned: Callable[[], None]) -> bytes:
-    """Called first by a child: its payload; `when_orphaned` is called, in a thread of its own, when
-    the parent is gone.
-    """
-    stdin = sys.stdin.fileno()
-    (length,) = _LENGTH.unpack(_read_exactly(stdin, _LENGTH.size))
-    payload = _read_exactly(stdin, length)
-
-    def watch() -> None:
-        while os.read(stdin, 1):
-            pass
-        when_orphaned()
-
-    threading.Thread(target=watch, daemon=True).start()
-    return payload
-
-
-def _read_exactly(handle: int, count: int) -> bytes:
-    parts = []
-    while count:
-        part = os.read(handle, min(count, 1 << 20))
-        if not part:
-            sys.exit(130)  # the parent is gone before anything began
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)

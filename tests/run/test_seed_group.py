@@ -25,7 +25,7 @@ from quintet.errors import ConfigError, GroupFault
 from quintet.observe.sinks import read_metrics
 from quintet.run import launch, seed_group
 from quintet.run.seed_group import Member, run_members
-from quintet.system import child
+from quintet.system import entry
 from quintet.system.lock import run_lock
 
 TESTS = Path(__file__).parent
@@ -184,7 +184,7 @@ def test_a_member_that_hangs_ends_a_while_after_its_parent(tmp_path):
     )
     with subprocess.Popen([sys.executable, "-c", code, "1"], stdin=subprocess.PIPE) as process:
         given = member(tmp_path, seconds=WAIT_S, stubborn=True).payload
-        process.stdin.write(child._LENGTH.pack(len(given)) + given)
+        process.stdin.write(entry.LENGTH.pack(len(given)) + given)
         process.stdin.flush()
         wait_for(lambda: running(tmp_path))
         process.stdin.close()

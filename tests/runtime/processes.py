@@ -4,12 +4,19 @@ from contextlib import suppress
 
 import psutil
 
+from quintet.system import fork_server
+
 
 def processes_of(pid: int | None = None) -> list[psutil.Process]:
     """Those that a process, this one by default, has begun and that have not ended."""
     found = []
-    for child in psutil.Process(pid).children():
+    for child in psutil.Process(pid).children(recursive=True):
         with suppress(psutil.Error):  # some other test's, which has ended
-            if any("quintet.runtime" in word for word in child.cmdline()):
+            if child.name().split()[0] in ("worker", "inference", "learner"):
                 found.append(child)
     return found
+
+
+def open_files() -> int:
+    """Of this process, but for those of fork servers, which stay."""
+    return psutil.Process().num_fds() - len(fork_server._servers)

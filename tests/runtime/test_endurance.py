@@ -4,6 +4,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from processes import open_files, processes_of
 from troubles import SMALL, Drifting
 
 import quintet
@@ -23,7 +24,7 @@ def test_starting_and_stopping_200_times_leaves_nothing_behind(tmp_path: Path) -
     for cycle in range(200):
         quintet.train("ppo", Drifting, 64, cycle, tmp_path / str(cycle), config)
         memory = process.memory_info().rss - _shared(process)
-        seen.append((len(process.children(recursive=True)), process.num_fds(), memory))
+        seen.append((len(processes_of()), open_files(), memory))
     processes, files, memory = (list(each) for each in zip(*seen, strict=True))
     assert max(processes) == 0
     assert files[-1] <= files[20]

@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
+from processes import processes_of
 
 from quintet import checkpoint
 
@@ -90,7 +90,7 @@ def check_killed(kind: str, folder: Path, kills: int, seed: int) -> None:
                 time.sleep(0.01)
             time.sleep(draw.uniform(0.0, 0.6))
             assert process.poll() is None, "the run ended before it was killed"
-            workers = psutil.Process(process.pid).children()
+            workers = processes_of(process.pid)
             if workers and kill % 2:  # the run goes back by itself, and is killed on that way
                 draw.choice(workers).kill()
                 time.sleep(draw.uniform(0.0, 4.0))

@@ -15,7 +15,7 @@ import pytest
 import torch
 from adders import adders, digest, make_batch
 from learner_run import SMALL, Drifting
-from processes import processes_of
+from processes import open_files, processes_of
 
 import quintet
 from quintet import checkpoint
@@ -38,14 +38,14 @@ def kept() -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
-    files = psutil.Process().num_fds()
+    files = open_files()
     yield
     gc.collect()  # an error's traceback holds what its frames held
     assert processes_of() == []
     deadline = time.monotonic() + 2
-    while psutil.Process().num_fds() > files and time.monotonic() < deadline:
+    while open_files() > files and time.monotonic() < deadline:
         time.sleep(0.05)  # gloo's threads close their sockets
-    assert psutil.Process().num_fds() <= files
+    assert open_files() <= files
 
 
 def update(
@@ -203,9 +203,7 @@ class KillOnce:
     def __call__(self, _report: object) -> None:
         self.reports += 1
         if self.reports == self.at:
-            learner = [
-                p for p in processes_of() if "quintet.runtime.parallel.learner" in p.cmdline()
-            ]
+            learner = [p for p in processes_of() if p.name().startswith("learner")]
             learner[0].kill()
 
 

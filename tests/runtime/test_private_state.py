@@ -87,7 +87,7 @@ def test_streams_begin_anew_where_the_server_that_had_their_private_state_is_gon
     def kill(_: object) -> None:
         if not servers:
             mine = processes_of()
-            servers.extend(p for p in mine if any("processes.server" in x for x in p.cmdline()))
+            servers.extend(p for p in mine if p.name().startswith("inference"))
             servers[0].kill()
 
     options = SMALL | runtime("async server")

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
-from processes import processes_of
+from processes import open_files, processes_of
 from troubles import SMALL, Drifting
 
 import quintet
@@ -48,11 +48,11 @@ def train(folder: Path, env: Any = Drifting, steps: int = 4_000, on_report=None,
 
 @pytest.fixture(autouse=True)
 def nothing_left():
-    files = psutil.Process().num_fds()
+    files = open_files()
     yield
     gc.collect()  # an error's traceback holds what its frames held
     assert processes_of() == []
-    assert psutil.Process().num_fds() <= files
+    assert open_files() <= files
 
 
 class Once:
@@ -119,9 +119,7 @@ def test_an_environment_that_misbehaves_ends_the_run_by_its_name(
 
 
 def server_of(_worker: psutil.Process) -> psutil.Process:
-    return next(
-        p for p in processes_of() if "quintet.runtime.processes.server" in " ".join(p.cmdline())
-    )
+    return next(p for p in processes_of() if p.name().startswith("inference"))
 
 
 @pytest.mark.parametrize(
@@ -353,20 +351,24 @@ STARTER = """
 import sys
 from quintet.system.child import Child
 
-tied = Child("slow_to_import", print, tied=True)
+tied = Child("slow", "slow_to_import", print, preload=[sys.argv[1]])
 print("pid", tied.pid, flush=True)
 sys.stdin.read()
 """
 
 
-def test_a_tied_child_ends_with_its_parent_while_it_imports_what_it_needs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["slow_to_import", "json"])
+def test_a_tied_child_ends_with_its_parent_while_modules_are_imported(
+    where: str, tmp_path: Path
+) -> None:
+    """In the process that it is forked from, or in itself."""
     begun = tmp_path / "begun"
     (tmp_path / "slow_to_import.py").write_text(
         f"import time\nopen({str(begun)!r}, 'w').close()\ntime.sleep(1_000)\n"
     )
     path = os.pathsep.join([str(tmp_path), str(SCRIPT.parent)])
     parent = subprocess.Popen(
-        [sys.executable, "-c", STARTER],
+        [sys.executable, "-c", STARTER, where],
         env=os.environ | {"PYTHONPATH": path},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -389,7 +391,7 @@ def test_a_tied_child_ends_with_its_parent_while_it_imports_what_it_needs(tmp_pa
 def test_a_tied_child_whose_parent_is_gone_already_does_nothing(tmp_path: Path) -> None:
     (tmp_path / "loud.py").write_text("print('here')\n")
     ended = subprocess.run(
-        [sys.executable, "-c", "from quintet.system.child import main; main()", "1", "loud"],
+        [sys.executable, "-c", "from quintet.system.entry import main; main()", "1", "x", "loud"],
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
         capture_output=True,
     )

@@ -192,7 +192,6 @@ class Learners:
             self.crew.devices[rank],
             "quintet.runtime.parallel.learner",
             work,
-            self.crew.threads,
             place="in update {}",
             slow_start="raise runtime.learner_timeout_s if making the network takes longer",
             fault=LearnerFault,

@@ -34,6 +34,8 @@ _START_S = 60.0
 row: importing, making environments, compiling.
 """
 
+_PRELOAD = "quintet.runtime.processes.worker", "quintet.runtime.processes.server"
+
 BEGINNING = -1
 """A process's row as long as it is not done with that."""
 
@@ -71,7 +73,6 @@ class ProcessKind:
     what: str
     module: str
     work: bytes
-    threads: int
     files: Sequence[int] = ()
     place: str = "at row {} of an unroll"
     slow_start: str = "raise runtime.worker_timeout_s if environments take so long to make"
@@ -110,12 +111,14 @@ class Process:
         say, name, kind = self.say, self.kind.name, self.kind
         try:
             self.child = Child(
+                name,
                 kind.module,
                 lambda line: say(f"[{name}] {line}"),
                 [self.arena.file, theirs.fileno(), *kind.files],
-                # Threads that wait for each other must not burn the cores that others want.
-                {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(kind.threads)},
-                tied=True,
+                # Threads that wait for each other must not burn the cores that others want.  How
+                # many PyTorch uses, the process sets itself; it is read when NumPy is loaded, too.
+                {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"},
+                _PRELOAD,
             )
         finally:
             theirs.close()

@@ -116,9 +116,8 @@ class Workers:
         for sampler, given in zip(self.samplers, work, strict=True):
             name = f"worker/{sampler.index}"
             kind = ProcessKind(
-                f"worker {sampler.index}", sampler.what, "quintet.runtime.processes.worker", given,
-                crew.threads,
-            )  # fmt: skip
+                f"worker {sampler.index}", sampler.what, "quintet.runtime.processes.worker", given
+            )
             sampler.process = self._process(kind, name)
         self.server = self._server(line) if line is not None else None
         self._seconds = {
@@ -184,8 +183,7 @@ class Workers:
         work = ServerWork(options, crew.places, crew.assignment, line.token, most_waiting)
         module = "quintet.runtime.processes.server"
         kind = ProcessKind(
-            "inference server", options.device, module, sendable(work), options.threads,
-            [listener.fileno()],
+            "inference server", options.device, module, sendable(work), [listener.fileno()]
         )  # fmt: skip
         return self._process(kind, "server")
 
