@@ -15,7 +15,7 @@ from adders import PLAN, ROWS
 import quintet
 from quintet import checkpoint
 from quintet.errors import ConfigError
-from quintet.observe.sinks import read_metrics
+from quintet.observe.report_files import read_metrics
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime import loop
 from quintet.runtime.batch import within_budget
