@@ -313,13 +313,13 @@ def steps(streams: int, with_replay: bool) -> Callable[[int], float]:
     sampling = SerialSampling([env], lambda: ToyActor(streams), plan, 0, timer)
     rows = RowSpecs.of(env.spaces, ToyActor(streams))
     replays = [Replay(plan, rows, streams, 0)] if with_replay else []
-    parts, counters = loop.Parts([learner], sampling, replays), loop.Counters()
+    components, counters = loop.Components([learner], sampling, replays), loop.Counters()
 
     def run(count: int) -> float:
         last = counters.iteration + count
         hooks = loop.Hooks(lambda _: None, lambda *_: counters.iteration == last, lambda _: "")
         begin = time.thread_time()
-        loop.run(parts, counters, loop.Budget(1 << 60, 1 << 60), hooks, timer)
+        loop.run(components, counters, loop.Budget(1 << 60, 1 << 60), hooks, timer)
         return 1e6 * (time.thread_time() - begin) / count
 
     return run

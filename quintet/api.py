@@ -1,4 +1,4 @@
-"""`quintet.train`: what is given in Python becomes one layer of a run's configuration."""
+"""`quintet.train`: its arguments become one layer of a run's configuration."""
 
 import inspect
 import warnings
@@ -70,19 +70,20 @@ def train(
 
     Args:
         env: an environment's id, a callable that makes environments, or a vector environment, as
-            for `quintet.make_vector_env`. A vector environment that is stepped itself can't be
-            evaluated on while it trains: there is no evaluation then, and it says so.
+            for `quintet.make_vector_env`. With a given vector environment that can't be made again
+            there is no evaluation while training, and a warning says so.
         total_steps: agent decisions over all streams; None: the preset's, else 1,000,000.
         run_dir: None: ``runs/ALGO-ENV-sSEED``; of a group, the folder of the folders ``sSEED``.
         config: any other option, nested or by dotted name: ``{"learning_rate": 1e-3,
             "env.num_streams": 4}``.
-        on_report: called with every report; once it returns True, the run stops as by Ctrl-C. What
-            it raises ends the run as well, after a checkpoint.
+        on_report: called with every report; once it returns True, the run stops as by Ctrl-C. An
+            error that it raises also ends the run, after a checkpoint.
         model: an encoder of your own, see `quintet.models.custom`; short for its import string in
             ``model.encoder``.
-        trust: whatever the run in `run_dir` names may be imported and called, whoever made it.
-            False: only what is given here too, or where this user made it on this machine.
-        seeds: trains a group of runs that differ in their seed, each in a process of its own.
+        trust: whether code that the run in `run_dir` names may be imported and called, whoever made
+            the run. False: only code that is given here too, or if this user made the run on this
+            machine.
+        seeds: trains a seed group: runs that differ in their seed, each in its own process.
         jobs: how many of them at once; None: cores divided by ``runtime.threads``.
 
     Returns:
@@ -90,9 +91,9 @@ def train(
         because the group was stopped.
 
     Raises:
-        ConfigError: lists all that is wrong with the configuration.
+        ConfigError: lists all faults of the configuration.
         UntrustedError: the run in `run_dir` names code that may not run.
-        GroupFault: with `seeds`: some runs failed; the others went on to their ends.
+        GroupFault: with `seeds`, if some runs failed; the others went on to their ends.
     """
     if config is not None and not isinstance(config, Mapping):
         raise ConfigError(f"config requires a mapping of options, got {config!r}")
@@ -128,8 +129,8 @@ def train(
 
 
 def _trained_policy(run_dir: Path, loaded: Loaded | Unusable) -> Policy:
-    """What a run of a group has trained; that its configuration names it is as good as a
-    signature, for which there may be no key.
+    """The policy that a run of a seed group has trained.  The caller's configuration vouches for
+    its code, since there may be no key for a signature.
     """
     assert isinstance(loaded, Loaded)
     description, *_ = find_policy(run_dir)
@@ -137,7 +138,7 @@ def _trained_policy(run_dir: Path, loaded: Loaded | Unusable) -> Policy:
 
 
 def _check_on_report(on_report: OnReport) -> None:
-    """Before anything is trained: it would fail at the first report."""
+    """Refuses what can't be called with a report, before training begins."""
     if callable(on_report):
         try:
             inspect.signature(on_report).bind({})
@@ -150,7 +151,7 @@ def _check_on_report(on_report: OnReport) -> None:
 
 
 def _settle_env(env: GivenEnv, values: dict[str, Any]) -> EnvSource | None:
-    """Writes down what the environment says of the configuration; what environments come from."""
+    """Adds the options that the environment determines to `values`; returns its source."""
     says, source = settle(env)
     if source is not None and ":<" in says["id"] and "run_dir" not in values:
         raise ConfigError(
@@ -175,7 +176,7 @@ def _settle_env(env: GivenEnv, values: dict[str, Any]) -> EnvSource | None:
 
 
 def _settle(what: str, values: dict[str, Any], says: Mapping[str, Any]) -> None:
-    """Adds what an argument says of the configuration; nothing else may say otherwise."""
+    """Adds the options that an argument determines; refuses other values of them."""
     for name, value in says.items():
         if values.setdefault(name, value) != value:
             raise ConfigError(

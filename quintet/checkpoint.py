@@ -1,4 +1,4 @@
-"""Checkpoints: folders that are written whole or not at all, and that hold no code.
+"""Checkpoints: folders that are written whole or not at all, and hold no code.
 
 A checkpoint is a folder ``root/NAME/`` with one ``KEY.safetensors`` per group of tensors,
 ``meta.json`` and ``manifest.json`` (format version; size and SHA-256 of every file; a signature of
@@ -7,8 +7,8 @@ the disk, and then renamed, so a crash at any moment leaves either the old state
 The checkpoints of a run are named by a number that grows with the run (``000000123``); any other
 name (``best``) is no candidate of `latest` and `prune`.
 
-While a checkpoint of the same name is replaced, the one before stands for an instant as
-``.old-NAME``; whoever reads in that instant, or after a crash in it, gets that one.
+While a checkpoint is replaced, the old one is for an instant named ``.old-NAME``; readers in that
+instant, or after a crash in it, get the old one.
 """
 
 import hashlib
@@ -49,8 +49,8 @@ from quintet.system.manifest import (
 )
 
 _SUFFIX = ".safetensors"
-_AUTO_PARTS = 20  # `interval_updates = "auto"`: how many checkpoints over a run
-_READ_ATTEMPTS = 10  # a reader that meets a replacement starts again
+_AUTO_PARTS = 20  # checkpoints over a run with `interval_updates = "auto"`
+_READ_ATTEMPTS = 10  # a read during a replacement starts again
 
 
 @final
@@ -104,8 +104,7 @@ class Checkpoint:
     """A checkpoint that was read and verified.
 
     tensors: by key and name, names in alphabetical order; CPU, contiguous, memory of their own.
-    not_own: why its manifest bears no valid signature of this user's (see
-        `quintet.system.signature`).
+    not_own: why its manifest has no valid signature of this user (see `quintet.system.signature`).
     """
 
     path: Path
@@ -124,12 +123,12 @@ def write(
 ) -> Path:
     """Writes the checkpoint ``root/name``, replacing one of that name, and returns its path.
 
-    When it returns, the checkpoint survives a power cut.  `root` is made if need be, the folder
-    above it must be there.  Tensors may live on any device, be views, or share memory; each is
-    stored by value.  `meta` is what JSON can hold.
+    When it returns, the checkpoint survives a power cut.  `root` is made if it is missing, but not
+    the folder above it.  Tensors may be on any device, be views, or share memory; each is stored by
+    value.  `meta` must be JSON-able.
 
-    signed: the manifest, and with it all that the checkpoint holds, gets this user's signature,
-        where there can be one.
+    signed: whether the manifest, and with it all files, gets this user's signature, if there is a
+        key.
 
     Raises:
         CheckpointError: it can't be written (full disk, no permission, no folder); nothing of it is
@@ -157,10 +156,8 @@ def write(
 
 
 def read(path: Path) -> Checkpoint:
-    """Reads the checkpoint at `path` and verifies every size and hash.
-
-    Raises:
-        CheckpointError: it is not there, damaged, or of a newer format; the message names the file.
+    """Reads the checkpoint at `path` and verifies every size and hash; raises CheckpointError if it
+    is missing, damaged, or of another format; the message names the file.
     """
     for attempt in range(_READ_ATTEMPTS):
         with opened(standing(path)) as folder:
@@ -182,14 +179,14 @@ def any_of_run(root: Path) -> bool:
 def latest(
     root: Path, *, exact_only: bool = False, warn: Callable[[str], None]
 ) -> Checkpoint | None:
-    """The newest readable checkpoint of a run, or None when there is none yet.
+    """The newest readable checkpoint of a run; None when there is none yet.
 
-    exact_only: passes over those whose ``meta["exact"]`` is not true.
-    warn: receives a message for each damaged one that was passed over.
+    exact_only: whether ``meta["exact"]`` must be true.
+    warn: receives a message for each damaged checkpoint that was skipped.
 
     Raises:
-        CheckpointError: none that fits can be read, and some are damaged: beginning anew is not
-            ours to decide.
+        CheckpointError: none that fits can be read, and some are damaged: the person must decide
+            whether to begin anew.
     """
     faults: list[str] = []
     for name in reversed(numbered(root)):
@@ -220,14 +217,12 @@ def prune(
 ) -> list[str]:
     """Deletes old checkpoints and returns their names.
 
-    Kept are the newest `keep`, those whose meta `protect` accepts, and the newest exact one, from
-    which alone a run resumes exactly.  A damaged one is passed over: it counts as none, and
-    stays.  Damage within the tensors isn't looked for, which would mean to read all of them.
+    It keeps the newest `keep`, those whose meta `protect` accepts, and the newest exact one, from
+    which alone a run resumes exactly.  A damaged one stays and does not count.  The tensors are not
+    checked for damage, which would mean reading all of them.
 
-    warn: receives a message for each damaged one.
+    warn: receives a message for each damaged checkpoint.
     """
-    if keep < 1:
-        raise CheckpointError(f"keep must be at least 1, not {keep}")
     deleted: list[str] = []
     exact_kept, age = False, -1
     for name in reversed(numbered(root)):
@@ -251,7 +246,7 @@ def prune(
 
 
 def clean_temporary(root: Path) -> None:
-    """Removes what crashed writers left in `root`; for the start of a run, under its `run_lock`."""
+    """Removes unfinished files of crashed writers from `root`; called under the run's lock."""
     if not root.is_dir():
         return
     for entry in sorted(root.iterdir()):
@@ -266,7 +261,7 @@ def clean_temporary(root: Path) -> None:
 
 
 def _remove(entry: Path) -> None:
-    """Whatever it is; that it is left there harms nobody."""
+    """Removes a file or folder; a failure does no harm."""
     shutil.rmtree(entry, ignore_errors=True)
     with suppress(OSError):
         entry.unlink()
@@ -288,7 +283,7 @@ def tensor_hashes(checkpoint: Checkpoint) -> dict[str, str]:
 def _serialise(
     tensors: Mapping[str, Mapping[str, Tensor]], meta: Mapping[str, Any], signed: bool
 ) -> dict[str, bytes]:
-    """Contents of all files by name, the manifest last."""
+    """The contents of all files by name, the manifest last."""
     contents = {}
     for key, group in tensors.items():
         check_file_name(key, "a key of the tensors")
@@ -312,7 +307,7 @@ def _serialise(
 
 
 def _unaliased(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous CPU tensors no two of which share memory, as safetensors demands."""
+    """Contiguous CPU tensors that share no memory, as safetensors requires."""
     seen: set[int] = set()
     out = {}
     for name, tensor in group.items():
@@ -329,8 +324,8 @@ def _unaliased(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
     """Writes and syncs the files and then the folder.
 
-    All are written before the first is synced: the file system then commits them together, which is
-    faster than one by one.
+    All are written before the first is synced, so that the file system commits them together, which
+    is faster.
     """
     handles: list[int] = []
     try:
@@ -399,7 +394,7 @@ def _read_folder(folder: int | None, path: Path) -> Checkpoint:
             loaded = load_safetensors(data)
         except SafetensorError as fault:
             raise CheckpointError(f"{path / name} is no safetensors file: {fault}") from fault
-        # cloned: memory of torch's own alignment, on which the last bit of a sum may depend
+        # cloned to memory of torch's own alignment, on which the last bit of a sum may depend
         tensors[name.removesuffix(_SUFFIX)] = {k: loaded[k].clone() for k in sorted(loaded)}
     not_own = signature.fault(PURPOSE, signed_bytes(entries), mark)
     return Checkpoint(path, tensors, as_meta(contents[META], path / META), not_own)

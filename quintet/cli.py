@@ -1,6 +1,6 @@
 """The command line: train, eval, plot, bench, envs, config.
 
-PyTorch and the environments are imported by the commands that need them, so that help comes at
+Commands import PyTorch and environments themselves where they need them, so that help appears at
 once.
 """
 
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # closed by who began us
+        if stream is None:  # closed by the parent process
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  for good
         elif isinstance(stream, io.TextIOWrapper):  # names of folders may not fit its encoding
             stream.reconfigure(errors="backslashreplace")
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        # Those of the registry, which imports PyTorch.
+        # Not from the registry, which imports PyTorch.
         found = (Path(__file__).parent / "algorithms").glob("*/learner.py")
         print(HELP.format(algorithms=", ".join(sorted(each.parent.name for each in found))), end="")
         return 0 if arguments else 2
@@ -82,8 +82,8 @@ def _run(arguments: list[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    # Threads of PyTorch that wait for work spin for milliseconds by default, on the cores that the
-    # environments then want (8% of Pong's sampling).  Only before PyTorch is loaded can it be said.
+    # By default PyTorch's waiting threads spin for milliseconds on cores that the environments need
+    # (8% of Pong's sampling).  The variable must be set before PyTorch is loaded.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     from quintet.system.memory import check_address_space
@@ -93,8 +93,8 @@ def _run(arguments: list[str]) -> int:
 
 
 def _guarded(command: Callable[[], int]) -> int:
-    """Turns quintet's own errors and the system's into one message, Ctrl-C into 130, a closed
-    pipe into silence.
+    """Runs a command; returns its exit status.  Prints quintet's own errors and the system's as one
+    message; a closed pipe prints nothing.
     """
     from quintet.errors import ConfigError, QuintetError
     from quintet.system.signals import exit_on_signals
@@ -113,8 +113,8 @@ def _guarded(command: Callable[[], int]) -> int:
     except OSError as error:
         from quintet.system import files
 
-        # The reader may have gone away, or the disk behind standard output be full; what Python
-        # flushes at exit must not complain about it either.
+        # The reader may be gone, or the disk behind standard output full; Python's flush at exit
+        # must not complain about it again.
         if error.filename is None:
             with suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -163,7 +163,7 @@ def _train_seeds(asked: "Parsed") -> int:
 
 
 def _summary(outcomes: "list[SeedOutcome]") -> str:
-    """A line per run, and mean and spread of the finished ones' final scores."""
+    """A line per run, and mean and standard deviation of the finished runs' final scores."""
     from statistics import mean, stdev
 
     rows: list[tuple[str, ...]] = [("seed", "status", "env_steps", "evaluation", "training", "run")]
@@ -215,7 +215,7 @@ def _config(arguments: list[str]) -> int:
     config = loaded.config
     assert config.run_dir is not None
     if config.init_from is not None and not any_of_run(config.run_dir / "checkpoints"):
-        find_donor(config.init_from)  # a run that has begun needs it no more
+        find_donor(config.init_from)  # which a run that has begun does not read
     width = max(len(f"{name}: {values[name]}") for name in values if len(str(values[name])) < 40)
     for name, value in values.items():
         print(f"{name}: {_yaml(value)}".ljust(width) + f"  # {sources[name]}")
@@ -392,8 +392,8 @@ def _plot(arguments: list[str]) -> int:
 
 
 def _runs_in(place: Path) -> list[Path]:
-    """The folder itself, or the runs within it where it holds some and is none."""
-    names = ("config.yaml", "metrics.jsonl", "checkpoints")  # each of them may be lost
+    """The folder itself, or, if it is no run, the runs within it."""
+    names = ("config.yaml", "metrics.jsonl", "checkpoints")  # some of them may be lost
     within = sorted({path.parent for name in names for path in place.glob(f"*/{name}")})
     return [place] if not within or any((place / name).exists() for name in names) else within
 
@@ -408,8 +408,7 @@ def _envs(arguments: list[str]) -> int:
     found = list_envs(arguments[0] if arguments else "")
     if not found:
         raise QuintetError(
-            f"an id that matches {arguments[0]!r} is required, there is none; try a shorter part "
-            "of it"
+            f"an id that matches {arguments[0]!r} is required, none does; try a shorter part of it"
         )
     width = max(len(name) for name, _ in found)
     for name, backend in found:

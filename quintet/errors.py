@@ -11,8 +11,7 @@ class QuintetError(Exception):
     """Base of all errors with which quintet answers a wrong input or a failed part.
 
     Attributes:
-        detail: what log.txt holds beside the message, as the traceback of a user's code; "" where
-            there is nothing to add.
+        detail: text for log.txt beside the message, as the traceback of a user's code; may be "".
     """
 
     detail: str = ""
@@ -23,14 +22,14 @@ class ConfigError(QuintetError):
 
 
 class UntrustedError(ConfigError):
-    """A file names code to run, and neither its maker nor the caller vouches for that."""
+    """A file names code to run, and neither a signature nor the caller vouches for it."""
 
 
 class IdleOptions(ValueError):
-    """Options that have no effect beside the others: what a configuration's validator raises.
+    """Options that have no effect beside the others; raised by a configuration's validator.
 
     Attributes:
-        said: by option a sentence for a person.
+        said: a sentence for the person, by option.
     """
 
     def __init__(self, said: Mapping[str, str]) -> None:

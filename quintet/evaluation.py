@@ -1,4 +1,4 @@
-"""Plays whole episodes with a policy and says how they went."""
+"""Evaluates policies on whole episodes."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -36,22 +36,23 @@ from quintet.system.trust import Call, calls_given
 from quintet.uniform import UniformActor
 
 MAX_STREAMS = 25
-"""Environments that an evaluation steps side by side, at most."""
+"""Most environments that an evaluation steps side by side."""
 
 
 MAX_FPS = 60.0
-"""Pictures per second of a video, at most: of a faster environment every second, third, ... step is
-shown, so that it is seen at its own speed.
+"""Most pictures per second of a video; of a faster environment it shows every second, third, ...
+step, so that its speed is right.
 """
 
 
 @final
 @dataclass(frozen=True)
 class Film:
-    """The one episode of a video.
+    """The episode of a video.
 
-    env: what was filmed, which need not be what was evaluated; `remark` then says why.
-    episode_return: in raw reward units; length: in env_steps.
+    env: the filmed environment; if it is not the evaluated one, `remark` says why.
+    episode_return: in raw reward units.
+    length: in env_steps.
     """
 
     path: Path
@@ -67,11 +68,11 @@ class Film:
 class Scores:
     """Episodes in the order (stream, time): returns in raw reward units, lengths in env_steps.
 
-    env: which environment, of which backend, they were played in, by which rule they were won.
-    success: bool, whether each of them was won; None where ``env.success`` was not set.
-    film: what the video shows, where one was asked for; it is none of the episodes.
-    entropy: of the policy's distribution, its mean over all steps of the episodes, in nats (that of
-        a density where actions are continuous); None for policies without a distribution.
+    env: the environment and its backend, and the rule by which episodes are won.
+    success: whether each episode was won; None where ``env.success`` was not set.
+    film: the episode of the video, which is none of these; None without a video.
+    entropy: mean entropy of the policy's distribution over all steps, in nats (of a density for
+        continuous actions); None for policies without a distribution.
     """
 
     returns: NDArray[np.float64]
@@ -83,14 +84,13 @@ class Scores:
 
     @property
     def success_rate(self) -> float | None:
-        """Share of the episodes that were won; None where nothing says what that is."""
+        """Share of the episodes that were won; None where success isn't defined."""
         if self.success is None or not len(self.success):
             return None
         return float(self.success.mean())
 
     @property
     def mean(self) -> float:
-        """Mean return."""
         return float(self.returns.mean())
 
     @property
@@ -118,7 +118,7 @@ class Scores:
 @final
 @dataclass(frozen=True)
 class How:
-    """What plays, and how; as in `evaluate`."""
+    """What plays, and how; see `evaluate`."""
 
     actor: Actor | UniformActor
     episodes: int
@@ -140,30 +140,29 @@ def evaluate(
 ) -> Scores:
     """Plays `episodes` whole episodes; rewards are raw, neither clipped nor normalised.
 
-    Every stream plays a share of the episodes that is fixed beforehand, so short episodes are not
-    counted more often than long ones.  Stream i begins with environment seed ``seed + i``.
+    Every stream plays a fixed share of the episodes, so short episodes do not count more often than
+    long ones.  Stream i begins with environment seed ``seed + i``.
 
     Args:
-        env: another environment than the policy was trained on: an id, a callable that makes
-            environments, or a vector environment, as for `quintet.make_vector_env`; the last one
-            decides how many are stepped side by side.  It gets no ``env.kwargs``, unless it has the
-            name of the one that was trained on: give a callable that knows its arguments.  A key
-            of info that ``env.success`` names isn't asked of it either; a rule of rewards is kept.
-            None, and `env.kwargs` of the one that was trained on: what the policy's folder says of
-            them is used only as `quintet.system.trust` has it.
-        deterministic: take the mode of the policy; False samples.
-        stop: asked at every step; True ends the evaluation with the episodes there are.
+        env: another environment than the one of training: an id, a callable that makes
+            environments, or a vector environment, as for `quintet.make_vector_env`; a vector
+            environment determines how many are stepped side by side.  Unless it has the name of the
+            environment of training, it gets no ``env.kwargs`` (give a callable that knows its
+            arguments), and a rule of ``env.success`` about info is dropped; one about rewards is
+            kept.  None: the environment of training, whose code is used only by the rules of
+            `quintet.system.trust`.
+        deterministic: whether to take the mode of the policy; False samples.
+        stop: called at every step; True ends the evaluation with the episodes so far.
         video: an .mp4 file of one whole episode, however long, with its return so far and its step
-            in the corner; `quintet.envs.film` says what is filmed.  The episode is played
-            before the others, in an environment of its own with the seed `seed`, and isn't counted:
-            the scores are the same with a video and without.  No file if `stop` ends it.
-        random: plays uniformly random actions in place of the policy's, in its environment: the
-            score that says what any other is worth.
+            in the corner; see `quintet.envs.film`.  The episode is played before the others, in an
+            environment of its own with the seed `seed`, and isn't counted: scores are the same with
+            and without a video.  If `stop` ends it there is no file.
+        random: whether to play uniformly random actions, for a baseline score.
 
     Raises:
         ConfigError: the environment's spaces are not the policy's, a number is wrong, or nothing of
             the environment can be filmed.
-        UntrustedError: the policy comes from a stranger and names code for its environment.
+        UntrustedError: another user made the policy, and it names code for its environment.
         QuintetError: the video can't be written.
     """
     if not isinstance(policy, Policy):
@@ -183,7 +182,7 @@ def evaluate(
 
 
 def evaluate_in(policy: Policy, env: ResolvedEnv, how: How) -> Scores:
-    """`evaluate` of a policy that a run trains, in that run's environment."""
+    """Evaluates a policy of a run in that run's environment."""
     raw = env.with_options({"reward_clip": "none"})
     num_streams = env.streams_of(min(how.episodes, MAX_STREAMS))
     with closing(make_group_env(raw, num_streams)) as vector:
@@ -193,9 +192,7 @@ def evaluate_in(policy: Policy, env: ResolvedEnv, how: How) -> Scores:
 
 
 def evaluate_random(config: EnvConfig, episodes: int = 100, seed: int = 10_000) -> Scores:
-    """What uniformly random actions score in the environment of a run's configuration, as
-    `evaluate` with `random`, without a policy.
-    """
+    """The scores of uniformly random actions in a run's environment, without a policy."""
     episodes, seed = _checked(episodes, seed)
     raw = resolve_env(config).with_options({"reward_clip": "none"})
     with closing(make_group_env(raw, min(episodes, MAX_STREAMS))) as vector:
@@ -230,8 +227,8 @@ def _scores(played: "list[_Played]", env: EnvDescription, film: Film | None) -> 
 
 @contextmanager
 def _suited_threads(policy: Policy) -> Iterator[None]:
-    """One thread of PyTorch's for a small network: waiting for a second one takes longer than its
-    share of the work, and ten times as long where the cores are busy.
+    """Sets one thread of PyTorch for a small network: waiting for a second one takes longer than
+    its share of the work, and ten times as long where the cores are busy.
     """
     before = torch.get_num_threads()
     if not uses_pictures(ModelConfig(**policy.description["model"]), policy.spaces):
@@ -243,17 +240,15 @@ def _suited_threads(policy: Policy) -> Iterator[None]:
 
 
 def _choose_env(policy: Policy, env: GivenEnv | None, episodes: int) -> tuple[ResolvedEnv, int]:
-    """Which environment, and how many side by side.
-
-    Raises:
-        UntrustedError: what the policy's folder says of it may not run.
+    """The environment, and how many to step side by side; raises UntrustedError if the policy's
+    folder names code for it that may not run.
     """
     config = policy.env.model_copy(update={"reward_clip": "none"})
     num_streams, source = min(episodes, MAX_STREAMS), None
     says: dict[str, Any] = {} if env is None else {"id": env}
     if env is not None and env != config.id:
         says, source = settle(env)
-        # Arguments of the environment that trained are none of another's.
+        # The arguments are for the environment of training.
         same = says["id"] == config.id
         options = {
             "backend": "auto",
@@ -295,15 +290,15 @@ def _check_spaces(policy: Policy, vector: VectorEnv) -> None:
 
 
 Watch = Callable[[ObsArrays, float, int, bool], None]
-"""Told of stream 0 after the start and after every step: all observations, the return and the
-steps of its episode so far, and whether that is over.
+"""Called at the start and after every step, with all observations, and with stream 0's return and
+steps so far and whether its episode is over.
 """
 
 
 def _film(policy: Policy, env: ResolvedEnv, how: How, path: Path) -> Film | None:
     """Films one episode; None if it was stopped before its end."""
     check = partial(_check_spaces, policy)
-    # A twin may have another info, and the one episode isn't counted.
+    # A twin may have another info, and the episode isn't counted.
     filmed = make_filmed_env(env.with_options({"success": None}), how.seed, check)
     shown: Film | None = None
     every = ceil(filmed.steps_per_s / MAX_FPS)
@@ -333,9 +328,9 @@ def _film(policy: Policy, env: ResolvedEnv, how: How, path: Path) -> Film | None
 
 
 class _Played(NamedTuple):
-    """One episode; `success` has a meaning only where the environment's description says so.
+    """One episode; `success` has a meaning only if the environment's description has a rule.
 
-    entropy: of the policy's distribution, its sum over the steps; None where it has none.
+    entropy: of the policy's distribution, summed over the steps; None where it has none.
     """
 
     return_: float
@@ -373,7 +368,7 @@ def _play(vector: VectorEnv, how: How, watch: Watch | None = None) -> list[_Play
         state = out.state
         vector.send(out.env_action.numpy())
         vector.recv(row)
-        # NaN would compare false and go unseen for ever.
+        # NaN would go unnoticed otherwise, as it compares false.
         check_finite(
             {name: x[None] for name, x in row.obs.items()},
             row.raw_reward[None], 0, seeds, vector.description, step,

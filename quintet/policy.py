@@ -1,7 +1,7 @@
-"""A trained policy as a thing of its own: load it, act with it, save it.
+"""Trained policies: load one, act with it, save it.
 
-Loading runs no code from the file: weights are safetensors, the rest is JSON.  What these name by
-an import string is imported and called only as `quintet.system.trust` has it.
+Loading runs no code from the file: weights are safetensors, the rest is JSON.  Import strings in
+them are imported and called only by the rules of `quintet.system.trust`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,13 +34,13 @@ LEARNER = "learner"
 """Key of a checkpoint's other tensors, which only learning needs."""
 
 POLICIES = "policies"
-"""Where the meta of a checkpoint of several policies has what it says of each."""
+"""Key of the entries of each policy in the meta of a checkpoint of several policies."""
 
 
 def describe(
     algo: str, learner: Any, model: ModelConfig, env: EnvConfig, of: Spaces
 ) -> dict[str, Any]:
-    """All but the weights that a policy needs, as JSON."""
+    """All that a policy needs except its weights, as JSON."""
     return {
         "algo": algo,
         "learner": learner.model_dump(mode="json"),
@@ -53,11 +53,11 @@ def describe(
 
 @final
 class Policy:
-    """What a learner learned, ready to act.
+    """A trained policy, ready to act.
 
-    env: the environment's configuration that it was trained with.
+    env: the configuration of the environment in which it was trained.
     spaces: of one stream, as the environment interface gives them (after frame stacking).
-    origin: where the description comes from, which decides what it names may be imported.
+    origin: where the description comes from, which decides whether its code may be imported.
     """
 
     def __init__(
@@ -66,11 +66,7 @@ class Policy:
         publication: Publication,
         origin: trust.Origin = trust.UNKNOWN,
     ):
-        """Builds the network.
-
-        Raises:
-            UntrustedError: the encoder is code that may not run.
-        """
+        """Builds the network; raises UntrustedError if the encoder is code that may not run."""
         algorithm = registry.find(description["algo"])
         self.origin = origin
         self.description = dict(description)
@@ -90,7 +86,7 @@ class Policy:
             algorithm.config(**description["learner"]),
             model,
             self.spaces,
-            # Plain, whatever it was trained in: nobody waits for a compiler to see an act.
+            # Not compiled, so that the first act does not wait for a compiler.
             Compute(records_entropy=True),
         )
         try:
@@ -116,22 +112,22 @@ class Policy:
         """Action for one observation, or for a batch of them with a leading dimension.
 
         Args:
-            state: what the last call gave; its leaves are ``[B, ...]``, with B = 1 for one
-                observation.  None: every episode begins here.
-            is_first: where an episode begins with this observation, ``[B]`` or one for all, so
-                that a recurrent policy forgets the one before.  None: everywhere without a state,
-                else nowhere.
+            state: the state that the last call returned; its leaves are ``[B, ...]``, with B = 1
+                for one observation.  None: every episode begins here.
+            is_first: whether an episode begins with this observation, ``[B]`` or one for all, so
+                that a recurrent policy forgets the episode before.  None: True without a state,
+                else False.
 
         Returns:
             The action in the environment's units and form: an array, or tuples and dicts of
-            them as the action space has, each batched as the observation was; and the next state.
-            Discrete values, observed and acted, count from 0: where a space has a
-            ``start``, take it off before and add it after.
+            arrays like the action space, each batched as the observation was; and the next state.
+            Discrete values in observations and actions count from 0: where a space has a ``start``,
+            subtract it before and add it after.
 
         Raises:
-            QuintetError: an observation is none of the observation space (of another shape, of
-                numbers that its dtype can't hold, not finite, without an allowed action), or
-                `state` or `is_first` do not fit the policy and the number of observations.
+            QuintetError: an observation is not in the observation space (another shape, numbers
+                that its dtype can't hold, not finite, without an allowed action), or `state` or
+                `is_first` do not fit the policy and the number of observations.
         """
         tensors, single = self._observe(obs)
         count = next(iter(tensors.values())).shape[0]
@@ -155,7 +151,7 @@ class Policy:
         return action, out.state
 
     def _observe(self, obs: Any) -> tuple[Obs, bool]:
-        """The leaves as tensors ``[B, ...]``, and whether they were given without the B."""
+        """The leaves as tensors ``[B, ...]``, and whether a single observation was given."""
         given = _flat(obs)
         if set(given) != {leaf.path for leaf in self._leaves}:
             raise QuintetError(
@@ -194,7 +190,7 @@ class Policy:
             )
 
     def _state(self, given: State | None, count: int) -> State:
-        """What the actor goes on from: `given`, checked against what it begins with."""
+        """The state `given`, checked against an initial state; without one the initial state."""
         initial = self.actor.initial_state(count)
         if given is None:
             return initial
@@ -221,8 +217,7 @@ class Policy:
     def save(self, folder: str | Path) -> Path:
         """Writes the policy as a self-contained folder, which `load` reads; returns its path.
 
-        What names code of the user's own and may run it is signed; what was loaded from a stranger
-        is not.
+        A policy that names the user's own code is signed if it may run that code.
         """
         folder = Path(folder)
         if (folder / "learner.safetensors").exists():
@@ -246,21 +241,19 @@ class Policy:
         return checkpoint.write(folder.parent, folder.name, *self.contents(), signed=self.signed)
 
     def contents(self) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:
-        """Tensors and meta of the folder that holds it."""
+        """Tensors and meta of the policy's folder."""
         meta = {"policy": self.description, "version": self.publication.version}
         return {POLICY: dict(self.publication.tensors)}, meta
 
     @property
     def signed(self) -> bool:
-        """Whether it is saved with this user's signature: it names code, and may run it."""
+        """Whether its folder gets this user's signature: it names code and may run it."""
         return self.origin.fault is None and not all(call.harmless for call in self._calls)
 
 
 def _array(value: Any, leaf: Leaf) -> NDArray[Any]:
-    """`value` in the leaf's dtype and in memory of its own, of any shape.
-
-    Raises:
-        QuintetError: its numbers are none that the leaf can hold.
+    """`value`, of any shape, in the leaf's dtype and in memory of its own; raises QuintetError if
+    the leaf can't hold its numbers.
     """
 
     def refuse(got: str, cause: Exception | None = None) -> NoReturn:
@@ -312,12 +305,11 @@ def _flat(obs: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def misfit(encoder: str, error: RuntimeError) -> CheckpointError:
-    """Stored weights do not fit the network that is made now; `error` says which."""
+    """The error for stored weights that do not fit the network; `error` says which."""
     made = f"the class that model.encoder={encoder} names" if ":" in encoder else "quintet"
     return CheckpointError(
-        f"the network that was trained is required, {made} makes another one by now: "
-        f"{' '.join(str(error).split())}; put back the version that it was trained with, or train "
-        "anew"
+        f"the network of the training is required, {made} makes another one: "
+        f"{' '.join(str(error).split())}; use the version with which it was trained, or train again"
     )
 
 
@@ -332,8 +324,8 @@ def load(
 
     Args:
         which: of a run folder: ``latest``, ``best``, or the name of one of its checkpoints.
-        trust: whatever the folder names may be imported and called, its environment by `evaluate`
-            too.  False: only where this user made it on this machine.
+        trust: whether code that the folder names may be imported and called, by `evaluate` also
+            the environment's.  False: only if this user made the folder on this machine.
         encoder: the class of the policy's encoder, or its import string, which is then imported
             whoever made the folder.
 
@@ -359,7 +351,7 @@ def _origin(
     named: Any,
     given: str | type[nn.Module] | None,
 ) -> trust.Origin:
-    """named: the encoder that the policy names; given: the one that the caller does."""
+    """named: the policy's encoder; given: the caller's."""
     if given is not None and not isinstance(given, str):
         given = encoder_import_string(given)
     if given is not None and given != named:
@@ -373,11 +365,9 @@ def _origin(
 
 
 def find_policy(path: Path) -> tuple[dict[str, Any], Publication, dict[str, Tensor]]:
-    """What `load` would load, without building a network: description and newest publication; and
-    of a checkpoint also the tensors that only learning needs.
-
-    Raises:
-        CheckpointError: there is no readable policy at the path.
+    """The description and the publication that `load` would load, without building a network, and
+    of a checkpoint also the tensors that only learning needs; raises CheckpointError if there is no
+    readable policy at the path.
     """
     found = _find(path, "latest")
     try:

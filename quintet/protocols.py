@@ -1,4 +1,4 @@
-"""All that the runtime may know of a learner: what it needs, what it gives, how it acts."""
+"""All that the runtime knows of a learner: the data it asks for, its updates, how it acts."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -26,13 +26,13 @@ class ReplayPlan:
         them, without recurrent state; sequences: whole unrolls as they were collected, with
         their states, drawn uniformly over the stored ones.
     capacity_steps: rows kept, over all streams.
-    start_steps: no draw before so many valid rows are stored.
+    start_steps: valid rows that must be stored before the first draw.
     steps, columns: T and B of a drawn batch; sequences have the plan's unroll_steps.
-    draws: how many batches are drawn after each fresh one with a valid row: owed: `rate` for every
-        valid env_step since the start, what is left of 1 carried over; poisson: a number of that
-        mean; fixed: `rate`, a whole number.
+    draws: batches drawn after each fresh one with a valid row.  owed: `rate` for every valid
+        env_step since the start, fractions carried over; poisson: a Poisson number of mean `rate`;
+        fixed: `rate`, a whole number.
     column_source: per_stream: column b of a batch comes from stream b (`columns` = streams);
-        any_stream: from anywhere.
+        any_stream: from any stream.
     """
 
     kind: Literal["windows", "sequences"]
@@ -45,23 +45,21 @@ class ReplayPlan:
     column_source: Literal["per_stream", "any_stream"] = "any_stream"
 
     def __post_init__(self) -> None:
-        if self.draws == "fixed" and self.rate != int(self.rate):
-            raise AssertionError(f"a fixed number of draws must be whole: {self}")
+        assert self.draws != "fixed" or self.rate == int(self.rate), f"rate must be whole: {self}"
 
 
 @dataclass(frozen=True)
 class DataPlan:
-    """What data a learner asks for; the runtime executes it without knowing the algorithm.
+    """The data that a learner asks for; the runtime collects it without knowing the algorithm.
 
     unroll_steps: T, rows of a column.
     columns_per_batch: B, columns of one update, whatever the number of streams; on-policy learners
         take every stream once.
-    return_discount: discount of the running return ``Rollout.return_carry``, or None when nothing
-        reads it.
+    return_discount: discount of the running return ``Rollout.return_carry``; None: it is left out.
     state_every: rows from one stored recurrent state to the next; must divide unroll_steps.
-    max_policy_lag: rows whose weights are more versions behind the learner's, whether those were
-        published or not, are masked, a column of nothing else is dropped; None: no bound.
-    replay: what is kept of old data and how it is drawn; None: nothing is kept.
+    max_policy_lag: rows whose weights are more versions than this behind the learner's (published
+        or not) are masked, and a column without other rows is dropped; None: no bound.
+    replay: how old data is kept and drawn; None: none is kept.
     """
 
     unroll_steps: int
@@ -72,19 +70,16 @@ class DataPlan:
     replay: ReplayPlan | None = None
 
     def __post_init__(self) -> None:
-        if self.unroll_steps % self.state_every:
-            raise AssertionError(f"state_every must divide unroll_steps: {self}")
+        assert not self.unroll_steps % self.state_every, f"state_every must divide T: {self}"
 
 
 class UpdateAdvice(NamedTuple):
-    """What a person is told of the speed of a learner's update, in its own options.
+    """What a person is told about the speed of a learner's update, in the learner's options.
 
-    work: how it learns from a batch, as in "10 passes in minibatches of 64"; "" where there is
-        nothing to say.
-    less_work: what would make it faster, each with its option, as in "fewer passes than 10
+    work: how it learns from a batch, as in "10 passes in minibatches of 64"; may be "".
+    less_work: ways to a faster update, each with its option, as in "fewer passes than 10
         (--num-epochs)".
-    larger_batches: the same for updates whose time does not lie in their rows: fewer and larger
-        ones.
+    larger_batches: ways to fewer and larger updates, for those that take long whatever their rows.
     """
 
     work: str = ""
@@ -107,8 +102,8 @@ class Actor(Protocol):
 
     @property
     def state_specs(self) -> Mapping[str, TensorSpec]:
-        """The leaves of the state that are recorded with the rows; the others are private: they
-        never leave the process where the actor acts.
+        """The leaves of the state that are recorded with the rows.  All others are private: they
+        never leave the process in which the actor acts.
         """
         ...
 
@@ -117,10 +112,10 @@ class Actor(Protocol):
         ...
 
     def initial_state(self, num_streams: int) -> State:
-        """The state at a restart, leaves ``[B, ...]``; `act` resets it itself at ``is_first``.
+        """The state at a restart, leaves ``[B, ...]``; `act` itself resets it at ``is_first``.
 
-        A perturbed actor's private weights are made there, of those that it has and a seed out of
-        the noise, and stay until the next start; while it acts without noise nothing is drawn.
+        At ``is_first`` a perturbed actor also makes its private weights, of the published ones and
+        a seed in the noise, and keeps them until the next start; without noise it makes none.
         """
         ...
 
@@ -129,9 +124,9 @@ class Actor(Protocol):
         ...
 
     def act(self, obs: Obs, state: State, is_first: Tensor, noise: Tensor | None) -> ActOutput:
-        """One forward of one group; `noise` is one row of `draw_noise`, None takes the mode.
+        """One forward of one group; `noise` is one row of `draw_noise`; None takes the mode.
 
-        It writes over nothing that it is given: an act may be made again from the same state.
+        It changes none of its inputs: the same act may be repeated from the same state.
         """
         ...
 
@@ -149,16 +144,17 @@ class Learner(Protocol):
 
     @property
     def version(self) -> int:
-        """Calls of `update` so far; a publication carries it, and the age of weights is counted in
-        it.
-        """
+        """Calls of `update` so far; publications carry it, and policy lag is counted in it."""
         ...
 
     def update(self, batch: Rollout, env_steps: int) -> None:
-        """Learns from a batch; `env_steps` have been collected before it (a replayed one: by now).
+        """Learns from a batch.
 
-        Every fresh batch with a valid row comes once, in order, then those drawn from replay
-        (``replayed``); a learner from replay alone takes its statistics from the fresh ones.
+        Every fresh batch with a valid row is given once, in order, followed by the batches that are
+        drawn from replay (``replayed``); a learner from replay alone takes only its statistics from
+        the fresh ones.
+
+        env_steps: collected before this batch; of a replayed one, collected so far.
 
         Raises NonFiniteError when a loss or gradient became NaN or infinite, on a GPU within a
         bounded number of updates.
@@ -166,21 +162,21 @@ class Learner(Protocol):
         ...
 
     def configure(self, options: Any) -> None:
-        """Takes these options of its own from the next update on, without compiling anew.
+        """Uses these options of the learner from the next update on, without compiling anew.
 
-        Raises ConfigError where one differs that is not tunable.
+        Raises ConfigError where an option differs that is not tunable.
         """
         ...
 
     def metrics(self) -> Mapping[str, float]:
-        """What is reported of all updates since the last call, by declared name; what is counted in
-        updates is a mean, a minimum or a maximum over these, as its name says.
+        """Metrics of all updates since the last call, by declared name: a mean, a minimum or a
+        maximum over these updates, as the name says.
         """
         ...
 
     def histograms(self) -> Mapping[str, Tensor]:
-        """Values of the last update, on the CPU, whose distribution a report shows, by declared
-        name; empty unless the learner's options ask for them.
+        """Values of the last update, on the CPU, by declared name, for histograms in reports; empty
+        unless the learner's options ask for them.
         """
         ...
 
@@ -191,41 +187,41 @@ class Learner(Protocol):
     def save(self) -> LearnerState: ...
 
     def load(self, state: LearnerState, *, counters: bool = True) -> None:
-        """Goes on with what `save` gave.
+        """Goes on from a state that `save` returned.
 
-        counters: whether `updates`, `version` and the generators are taken too; else it has the
-            model and the optimizer's memory of another learner and remains itself.
+        counters: whether `updates`, `version` and the generators are taken too; False keeps this
+            learner's own and takes the model and the optimizer's memory only.
         """
         ...
 
     def weights(self) -> dict[str, Tensor]:
-        """All that it learns with, by name: the publication's tensors, and those that only learning
-        needs (critics, targets, statistics of rewards), without the optimizer's memory.
+        """All weights and statistics by name: the publication's tensors and those that only
+        learning needs (critics, targets, statistics of rewards), not the optimizer's memory.
         """
         ...
 
     def warm_start(self, weights: Mapping[str, Tensor]) -> None:
-        """Begins with another learner's `weights`, complete and of its own names and shapes; all
-        else is as if it were new.
+        """Takes `weights` of another learner, complete and with the same names and shapes, into
+        this one, which is new.
         """
         ...
 
 
 class Ranks(Protocol):
-    """Learners in processes of their own that share every batch, as one of them sees them.
+    """One of several learners that share every batch, and its exchanges with the others.
 
-    All of them are given the whole batch and make the same calls in the same order; what a call
-    gives has the same bits on every rank.  So they take the same steps and stay alike.
+    All ranks are given the whole batch and make the same calls in the same order, and a call
+    returns the same bits on every rank.  So they make the same steps and stay equal.
     """
 
     @property
     def size(self) -> int:
-        """How many there are; 1: this learner is alone, and every call costs nothing."""
+        """Number of ranks; with 1 every call costs nothing."""
         ...
 
     @property
     def index(self) -> int:
-        """Which of them this is; 0 is the one that publishes, reports and is saved."""
+        """Number of this rank; rank 0 publishes, reports and is saved."""
         ...
 
     def whole(self, batch: Rollout) -> Rollout:
@@ -237,7 +233,7 @@ class Ranks(Protocol):
         ...
 
     def sum(self, x: Tensor) -> Tensor:
-        """The sum of every rank's `x`, whose memory may be taken for it."""
+        """The sum of every rank's `x`, whose memory may be reused for it."""
         ...
 
     def gather(self, x: Tensor) -> Tensor:

@@ -1,6 +1,4 @@
-"""Observation and action spaces: their leaves, the dtypes these have in memory, how actions are
-packed in one array, and JSON for policies.
-"""
+"""Observation and action spaces: their leaves, dtypes in memory, packed actions, and JSON."""
 
 import math
 from collections import OrderedDict
@@ -63,8 +61,8 @@ def leaf_keys(space: Space) -> dict[str, tuple[tuple[str | int, ...], Space]]:
 
 
 def space_parts(space: Space) -> dict[str, Space]:
-    """The uppermost parts of an observation space by name: what a Dict of these and of further ones
-    is made of where the leaves are to keep their paths.
+    """The uppermost parts of an observation space by name, from which a Dict can be made whose
+    leaves keep their paths.
     """
     if isinstance(space, spaces.Dict):
         return {str(key): child for key, child in space.spaces.items()}
@@ -74,7 +72,7 @@ def space_parts(space: Space) -> dict[str, Space]:
 
 
 def leaf_dtype(space: Space) -> np.dtype[Any]:
-    """Dtype in which a leaf is stored: float64 as float32, Discrete as int64, others as is."""
+    """Stored dtype of a leaf: float64 as float32, Discrete as int64, others as they are."""
     if isinstance(space, spaces.Discrete):
         return np.dtype(np.int64)
     assert space.dtype is not None
@@ -88,7 +86,7 @@ def map_leaves(space: Space, function: Callable[[str, Space], Space]) -> Space:
     def walk(node: Space, path: str) -> Space:
         prefix = f"{path}/" if path else ""
         if isinstance(node, spaces.Dict):
-            # gymnasium sorts plain dicts, and the order of leaves would no longer be the space's
+            # gymnasium sorts plain dicts, which would change the order of leaves
             items = OrderedDict((k, walk(v, f"{prefix}{k}")) for k, v in node.spaces.items())
             return spaces.Dict(items)
         if isinstance(node, spaces.Tuple):
@@ -101,7 +99,7 @@ def map_leaves(space: Space, function: Callable[[str, Space], Space]) -> Space:
 def stored_space(space: Space) -> Space:
     """The space as a learner sees it: float64 boxes as float32, discrete values counted from 0.
 
-    Whoever adapts an environment takes ``start`` away from observations and adds it to actions.
+    Adapters of environments subtract ``start`` from observations and add it to actions.
     """
     leaf_keys(space)  # refuses what has no fixed shape
     return map_leaves(space, lambda _, leaf: _stored_leaf(leaf))
@@ -121,10 +119,8 @@ def _stored_leaf(leaf: Space) -> Space:
 
 
 def action_space_of(space: Space, env_id: str) -> Space:
-    """The stored action space.
-
-    Raises:
-        ConfigError: a leaf is none of the supported ones, or there is nothing to choose.
+    """The stored action space; raises ConfigError if a leaf is not supported, or there is nothing
+    to choose.
     """
     leaves = action_leaves(space)
     unknown = [leaf for leaf in leaves if not isinstance(leaf, _LEAVES)]
@@ -138,7 +134,7 @@ def action_space_of(space: Space, env_id: str) -> Space:
 
 
 def action_leaves(space: Space) -> list[Space]:
-    """Leaves of an action space in the order of the space, which is that of a Dict's keys."""
+    """Leaves of an action space in the order of the space, a Dict's in the order of its keys."""
     if isinstance(space, spaces.Dict):
         return [leaf for child in space.spaces.values() for leaf in action_leaves(child)]
     if isinstance(space, spaces.Tuple):
@@ -147,12 +143,12 @@ def action_leaves(space: Space) -> list[Space]:
 
 
 def action_spec(space: Space) -> TensorSpec:
-    """Shape and dtype of one packed action, the form in which actions travel.
+    """Shape and dtype of one packed action, the form of actions outside of environments.
 
     A Discrete is one integer of shape (). Everything else is flat, ``(n,)``: a Box, MultiDiscrete
     or MultiBinary of any shape in C order, a Tuple or Dict leaf after leaf, where a Discrete takes
-    one place. It is int64 where all leaves are integers, else float32, in which the integers of a
-    policy's actions are exact.
+    one place. It is int64 if all leaves are integers, else float32, which holds the integers of a
+    policy's actions exactly.
     """
     leaves = action_leaves(space)
     floats = any(isinstance(leaf, spaces.Box) for leaf in leaves)
@@ -162,12 +158,11 @@ def action_spec(space: Space) -> TensorSpec:
 
 
 def unpack_action(space: Space, packed: np.ndarray[Any, Any]) -> Any:
-    """Packed actions ``[*n, *action_spec(space).shape]`` in the form that `space` itself has.
+    """Packed actions ``[*n, *action_spec(space).shape]`` in the form of `space` itself.
 
     Returns:
         The tuples and dicts of the space, with an array ``[*n, *leaf.shape]`` of its own memory for
-        each leaf, in the leaf's dtype; ``start`` is added, and a bound that float32 rounded
-        outwards is kept.
+        each leaf, in the leaf's dtype, with ``start`` added and within the bounds.
     """
     if isinstance(space, _LEAVES):
         scalar = isinstance(space, spaces.Discrete)
@@ -195,10 +190,10 @@ def _unpack_leaf(leaf: Space, flat: np.ndarray[Any, Any]) -> Any:
 
 
 def mask_sizes(space: Space) -> list[int]:
-    """Widths of the parts of an action mask, one for each choice among several actions.
+    """Widths of the parts of an action mask, one for each choice.
 
-    The mask of an action space is flat, leaf after leaf: ``n`` places for a Discrete, those of each
-    component in turn for a MultiDiscrete, none for Box and MultiBinary leaves.
+    The mask of an action space is flat, leaf after leaf: ``n`` places for a Discrete and for each
+    component of a MultiDiscrete, none for Box and MultiBinary leaves.
     """
     sizes: list[int] = []
     for leaf in action_leaves(space):
@@ -210,7 +205,6 @@ def mask_sizes(space: Space) -> list[int]:
 
 
 def leaf_spec(space: Space) -> TensorSpec:
-    """Shape and torch dtype of a leaf."""
     dtype = torch.from_numpy(np.empty(0, leaf_dtype(space))).dtype
     return TensorSpec(tuple(space.shape or ()), dtype)
 
@@ -264,14 +258,14 @@ def to_json(space: Space) -> dict[str, Any]:
 
 
 def without_bounds(data: Any) -> Any:
-    """What `to_json` gave, without the bounds of its boxes: they say nothing of its form."""
+    """A description by `to_json` without the bounds of its boxes."""
     if isinstance(data, dict):
         return {k: without_bounds(v) for k, v in data.items() if k not in ("low", "high")}
     return [without_bounds(each) for each in data] if isinstance(data, list) else data
 
 
 def _array(bound: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """What `_bound` described; integers never pass through floats, which would round them."""
+    """The array of a `_bound`; integers are not converted to floats, which would round them."""
     values = [float(x) if isinstance(x, str) else x for x in np.ravel(np.array(bound, object))]
     return np.broadcast_to(np.array(values, dtype), (math.prod(shape),)).reshape(shape).copy()
 

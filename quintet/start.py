@@ -1,15 +1,13 @@
-"""Where the installed command begins: Ctrl-C leaves no traceback, however early it comes (but for
-the instants in which Python itself begins).
+"""Entry point of the installed command: Ctrl-C leaves no traceback, however early it comes (except
+while Python itself starts).
 """
 
-# Not `signal`, which makes enumerations for milliseconds when it is first imported.
+# Not `signal`, whose first import takes milliseconds.
 import _signal  # type: ignore[import-not-found]
 
 
 def main() -> int:
-    """`quintet.cli.main`; until that is imported, Ctrl-C ends the process as any other signal
-    would.
-    """
+    """Runs `quintet.cli.main`; until that is imported, Ctrl-C ends the process at once."""
     usual = _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler  # nohup ignores it
     if usual:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
@@ -19,5 +17,5 @@ def main() -> int:
         if usual:
             _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         return run()
-    except KeyboardInterrupt:  # in the instant before `run` answers for it
+    except KeyboardInterrupt:  # in the instant before `run` handles it
         return 130

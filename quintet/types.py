@@ -21,15 +21,15 @@ ACTION_MASK = "action_mask"
 """Reserved observation key: 1 where an action is allowed, given to heads and never to encoders."""
 
 LAST_ACTION, LAST_REWARD = "last_action", "last_reward"
-"""Reserved observation keys: what was done and paid before (``env.observe_last``).  Encoders get
-them as they are, normalisers leave them alone."""
+"""Reserved observation keys: the last action and the last reward (``env.observe_last``).  Encoders
+read them as they are; normalisers do not change them."""
 
 Obs = dict[str, Tensor]
 """Observation leaves by path; a plain Box space has the single leaf ``"obs"``."""
 
 State = dict[str, Tensor]
-"""What an actor carries from act to act, leaves ``[B, ...]`` by name: recurrent state, which is
-recorded, and private state (exploration); empty for a plain feed-forward policy."""
+"""The state that an actor carries from act to act, leaves ``[B, ...]`` by name: recurrent state,
+which is recorded, and private state (exploration); empty for a plain feed-forward policy."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class TensorSpec:
 
 
 class Spaces(NamedTuple):
-    """What one stream observes and does, as an actor and a learner see it."""
+    """Observation and action space of one stream, as an actor and a learner see them."""
 
     observation: spaces.Space  # type: ignore[type-arg]
     action: spaces.Space  # type: ignore[type-arg]
@@ -51,7 +51,7 @@ class Spaces(NamedTuple):
 class Publication:
     """One version of all that acting needs: weights, normaliser statistics, noise scales.
 
-    ``tensors`` is flat and named; whoever receives it copies, so the publisher may go on updating.
+    ``tensors`` is flat and named.  Receivers copy it, since the publisher goes on updating.
     """
 
     version: int
@@ -60,11 +60,12 @@ class Publication:
 
 @dataclass(frozen=True)
 class ActOutput:
-    """What one forward of a group gives.
+    """The output of one forward of a group.
 
-    ``action`` is what the learner sees (before clipping or squashing), ``env_action`` what the
-    environment receives, ``record`` what the actor declared to record, ``state`` the next state:
-    the leaves that the actor declared as recurrent, and whatever else it keeps to itself.
+    action: as the learner sees it, before clipping or squashing.
+    env_action: as the environment receives it.
+    record: the tensors that the actor declared to record.
+    state: the next state, with its private leaves.
     """
 
     action: Shaped[Tensor, "B ..."]
@@ -78,13 +79,13 @@ class Rollout:
     """A batch of columns, each T rows of one stream, ordered by (group, stream).
 
     reward: after clipping, before normalising, in reward units of the environment.
-    valid: the action of the row was really executed and lies within the step budget.  What other
-        rows hold is finite and means nothing, but for their observation.
+    valid: the action of the row was really executed and lies within the step budget.  Other rows
+        hold finite numbers without a meaning, except for their observation.
     is_first: the observation of the row is the first of an episode.
     record: what the actor recorded, by name (``logp_mu``, distribution parameters, values, ...).
     return_carry: running discounted return ``G_t = r_t + gamma * G_(t-1)``, restarted at every
-        episode, in reward units; what a return normaliser takes its variance from.  None unless the
-        plan asks for it.
+        episode, in reward units, from which a return normaliser takes its variance.  None unless
+        the plan asks for it.
     version: version of the weights that acted in the row.
     policy_id: policy that acted in the row; rows of other policies than the learner's own are not
         valid.
@@ -95,9 +96,9 @@ class Rollout:
     state: recorded recurrent state before the acts of rows 0, state_every, 2 * state_every, ...
         and, where that is one of them, T; as it was before the reset at ``is_first``, which is the
         network's to apply.  Empty for feed-forward policies.
-    trace_cut: the next row is not valid though the episode did not end here: it is past the budget,
-        of weights that are too old, or of another policy.  None: there is no such row.
-    replayed: drawn from replay, not fresh.
+    trace_cut: the next row is not valid though the episode goes on: it is past the budget, of
+        weights that are too old, or of another policy.  None: there is no such row.
+    replayed: whether it was drawn from replay.
     """
 
     obs: dict[str, Shaped[Tensor, "T1 B ..."]]
@@ -121,7 +122,7 @@ class Rollout:
     replayed: bool = False
 
     def contiguous(self) -> "Rollout":
-        """The same batch, in which every tensor that is not contiguous is copied."""
+        """The batch with a copy of every tensor that is not contiguous."""
 
         def each(x: Any) -> Any:
             if isinstance(x, dict):
@@ -132,9 +133,7 @@ class Rollout:
 
     @property
     def not_cut_t(self) -> Float[Tensor, "T B"]:
-        """0 where no trace goes on to the next row: at endings, and before rows that are masked
-        though the episode goes on.
-        """
+        """0 where no trace goes on to the next row: at endings and at `trace_cut`."""
         cut = self.terminated | self.truncated
         if self.trace_cut is not None:
             cut = cut | self.trace_cut
@@ -143,7 +142,7 @@ class Rollout:
 
 @dataclass(frozen=True)
 class LearnerState:
-    """All that a learner needs to go on with the same bytes: tensors, and JSON-able scalars."""
+    """All that a learner needs to go on with the same bytes; scalars are JSON-able."""
 
     tensors: dict[str, Tensor]
     scalars: Mapping[str, int | float | str | bool | None] = field(default_factory=dict)

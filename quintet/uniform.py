@@ -1,4 +1,4 @@
-"""Uniformly random actions: the score that a trained policy has to beat."""
+"""Uniformly random actions, for the score that a trained policy must beat."""
 
 from copy import deepcopy
 from typing import Any, final
@@ -15,15 +15,15 @@ from quintet.types import ACTION_MASK, ActOutput, Obs, State
 
 @final
 class UniformActor:
-    """Acts without looking, except at an action mask: what it forbids is not chosen.
+    """Draws actions uniformly, of those that an action mask allows.
 
     Every choice of Discrete, MultiDiscrete and MultiBinary spaces is equally likely; a Box is
-    uniform within its bounds, and where it has none what `gymnasium.spaces.Box.sample` gives.  All
-    randomness is a function of `seed`.
+    uniform within its bounds, without bounds as in `gymnasium.spaces.Box.sample`.  All randomness
+    is a function of `seed`.
     """
 
     def __init__(self, space: Space, seed: int) -> None:
-        # Copies: a space draws from a generator of its own, which is the caller's.
+        # Copies, since a space has its own generator, which belongs to the caller.
         self._leaves, self._spec = deepcopy(action_leaves(space)), action_spec(space)
         self._sizes = mask_sizes(space)
         self._generator = np.random.default_rng(seed)
@@ -39,7 +39,7 @@ class UniformActor:
         num_streams: int,
         generator: torch.Generator,  # noqa: ARG002
     ) -> Tensor:
-        """None is needed: `act` draws by itself."""
+        """Empty: `act` draws by itself."""
         return torch.zeros((steps, num_streams, 0))
 
     def act(
@@ -69,7 +69,7 @@ class UniformActor:
         return ActOutput(action, action, {}, {})
 
     def _chosen(self, allowed: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """One of the allowed ones ``[B]`` of ``[B, n]``, each as likely."""
+        """One of the allowed choices ``[B]`` of ``[B, n]``, all equally likely."""
         draws = self._generator.random(allowed.shape)
         chosen: NDArray[np.int64] = np.where(allowed, draws, -1.0).argmax(-1)
         return chosen

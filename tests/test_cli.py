@@ -19,7 +19,7 @@ from gymnasium import spaces
 
 from quintet import cli
 from quintet.config.load import options
-from quintet.observe.sinks import read_metrics
+from quintet.observe.report_files import read_metrics
 
 TOY = "quintet.envs.toy:Contextual"
 SMALL = (
@@ -569,7 +569,7 @@ def test_a_folder_of_something_else_or_of_another_run(refused, quintet, folder):
         (["eval", "empty", "--checkpoint", "000000007"], "no checkpoint at 000000007"),
         (["plot", "empty", "--out", "a.png"], "empty has no metrics.jsonl"),
         (["plot", "empty", "--out", "a.xyz"], r"written as \.png, \.svg, \.pdf, not '\.xyz'"),
-        (["envs", "qqqq"], "matches 'qqqq' is required, there is none"),
+        (["envs", "qqqq"], "matches 'qqqq' is required, none does"),
     ],
 )
 def test_things_that_are_not_there(refused, folder, arguments, says):

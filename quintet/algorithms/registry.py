@@ -30,22 +30,23 @@ ActionKind = type[gym_spaces.Space[Any]]
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One learner's parts.
+    """What the rest of quintet knows of a learner.
 
     config: its options; every field has a default.
-    check: faults of (options, model, streams, budget) that no single field shows, a sentence each.
-    planned_updates: optimizer steps that (options, streams, budget) amount to, 0 where none can be
+    check: returns the faults of (options, model, streams, budget) that no single field shows, one
+        sentence each.
+    planned_updates: returns the optimizer steps of (options, streams, budget); 0 where none can be
         compiled.
-    shared: by (options, resolved model, streams) what several learners share out; None: it knows
-        nothing of `Ranks`, so there can be only one.
+    shared: returns the rows that several learners share, of (options, resolved model, streams);
+        None: the learner does not use `Ranks`, so there can be only one.
     metrics: names that it may report; `/` at the end stands for every name that begins so.
     tunable: options that `Learner.configure` may change during a run.
-    idle_in: options that (options, resolved model, spaces) leave without effect, by name.
-    actions: the kinds of action spaces that it can choose from.
-    without: options under ``model.`` that have no effect on its networks.
-    defaults: its own of options under ``model.``, ``env.`` and ``runtime.``, by dotted name, where
-        those of every learner don't suit it.
-    advice: what is said of the speed of updates by (options, resolved model, env_steps of a batch).
+    idle_in: returns the options, by name, without effect with (options, resolved model, spaces).
+    actions: the classes of action spaces that it can act in.
+    without: options under ``model.`` without effect on its networks.
+    defaults: its own defaults of options under ``model.``, ``env.`` and ``runtime.``, by dotted
+        name.
+    advice: returns advice on the speed of updates, of (options, resolved model, batch's env_steps).
     """
 
     config: type[BaseModel]
@@ -108,11 +109,7 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 
 def find(name: str) -> Algorithm:
-    """The learner of that name.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The learner of that name; raises ConfigError if there is none."""
     if isinstance(name, str) and name in ALGORITHMS:
         return ALGORITHMS[name]
     near = get_close_matches(str(name), ALGORITHMS, 1)
@@ -121,10 +118,10 @@ def find(name: str) -> Algorithm:
 
 
 def require_actions(name: str, space: gym_spaces.Space[Any]) -> None:
-    """Refuses an action space that the learner of that name can't choose from.
+    """Refuses an action space in which the learner of that name can't act.
 
     Raises:
-        ConfigError: names the kinds of spaces it can, and the learners that can do this one.
+        ConfigError: names the spaces in which it can act, and the learners that can act in this.
     """
     kinds = find(name).actions
     if isinstance(space, kinds):

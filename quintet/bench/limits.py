@@ -1,9 +1,9 @@
-"""What the bare parts of a workload allow on this machine, one after the other.
+"""Measures the speed that the bare parts of a workload allow on this machine.
 
-Stepping with random actions, the policy's forward at the acting batch, one gradient update: each by
-itself, without any of our code around it, at the best of the variants that are tried and of one
-thread and all.  Training can't be faster unless it makes a part itself faster, or hides one behind
-another.
+The parts are stepping with random actions, the policy's forward at the acting batch, and one
+gradient update.  Each is measured by itself, without quintet's code around it, in its best variant,
+with one thread or all.  Training is faster only if it makes a part itself faster or hides one
+behind another.
 """
 
 import multiprocessing
@@ -30,14 +30,14 @@ from quintet.types import Spaces
 CPU = torch.device("cpu")
 
 SECONDS = 1.5
-"""How long each variant is measured."""
+"""Seconds for which each variant is measured."""
 
 
 @final
 @dataclass(frozen=True)
 class Limits:
-    """Microseconds per env_step of each part, at its best; core-microseconds where `cores` of them
-    do everything at once.
+    """Microseconds per env_step of each part in its best variant; core-microseconds where `cores`
+    work on all parts at once.
     """
 
     env_us: float
@@ -47,17 +47,18 @@ class Limits:
 
     @property
     def env_steps_per_s(self) -> float:
-        """One part after the other, or all at once on all cores, with no overhead of its own."""
+        """Speed of the parts one after the other, or all at once on all cores; no overhead."""
         return self.cores * 1e6 / (self.env_us + self.act_us + self.update_us)
 
 
 def measure(
     work: Workload, spaces: Spaces, precision: Precision, compiled: bool, overlapped: bool = False
 ) -> Limits:
-    """Measures the parts; takes about ten seconds, and half a minute more where it compiles.
+    """Measures the parts; takes about ten seconds, and half a minute more to compile.
 
-    precision: the one that training runs at; compiled: whether a C++ compiler is there; overlapped:
-    the parts run side by side, in processes, so what counts is the time that cores are taken.
+    precision: that of training.
+    compiled: whether there is a C++ compiler.
+    overlapped: whether the parts run side by side, in processes, so that the time of cores counts.
     """
     threads = sorted({1, usable_cores()})
     updates = [False, True] if compiled else [False]
@@ -82,14 +83,14 @@ def measure(
 
 
 def _in_child(function: Callable[..., float], *arguments: Any) -> float:
-    """The call in a process of its own, where nothing else has warmed up or threads."""
+    """The result of a call in a new process, without other threads or warm caches."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(function, *arguments).result()
 
 
 def _seconds_per_call(function: Callable[[], object], rounds: int = 3) -> float:
-    """Median over rounds of the mean time of a call."""
+    """Median over rounds of the mean seconds of a call."""
     for _ in range(3):
         function()
     times = []
@@ -103,7 +104,7 @@ def _seconds_per_call(function: Callable[[], object], rounds: int = 3) -> float:
 
 
 def _env_s(work: Workload, cores: int) -> float:
-    """Seconds per env_step of a bare pool with so many threads, on so many cores."""
+    """Seconds per env_step of a bare pool with as many threads as cores."""
     load_opengl()
     import envpool
 
@@ -118,7 +119,7 @@ def _env_s(work: Workload, cores: int) -> float:
 
 
 def _python_env_s(work: Workload, _: int) -> float:
-    """Seconds per env_step of one bare environment in a plain loop, which can only use one core."""
+    """Seconds per env_step of one bare environment in a plain loop, on one core."""
     env: Any = gymnasium.make(work.env_id)
     env.reset(seed=0)
     actions = [env.action_space.sample() for _ in range(64)]
@@ -144,7 +145,7 @@ def _act_s(work: Workload, spaces: Spaces, precision: Precision, threads: int) -
 def _update_s(
     work: Workload, spaces: Spaces, precision: Precision, threads: int, compiled: bool
 ) -> float:
-    """Seconds per env_step of all its optimizer steps."""
+    """Seconds per env_step of all optimizer steps."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     network = _in_channels_last(BareActorCritic(work, spaces))
@@ -224,7 +225,7 @@ def _loss(
     work: Workload, network: nn.Module, precision: Precision, parameters: Mapping[str, Tensor],
     data: tuple[Tensor, ...],
 ) -> Tensor:  # fmt: skip
-    """PPO's loss, as short as it can be written."""
+    """PPO's loss in its shortest form."""
     obs, action, advantage, target, logp_mu = data
     with autocast(precision, CPU):
         policy, value = functional_call(network, dict(parameters), (obs,))

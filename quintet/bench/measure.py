@@ -1,4 +1,4 @@
-"""Trains a workload for a while and says how fast it went."""
+"""Trains a workload for a fixed time and measures its speed."""
 
 import os
 import time
@@ -31,9 +31,9 @@ SHOWN: tuple[Phase, ...] = ("stepping", "acting", "learning", "waiting", "other"
 
 @dataclass(frozen=True)
 class Mark:
-    """Where a run is at the end of an iteration.
+    """The progress of a run at the end of an iteration.
 
-    env_steps: rows, those in which environments reset themselves included.
+    env_steps: rows, with those in which environments reset themselves.
     learned: rows without those.
     """
 
@@ -47,8 +47,8 @@ class Mark:
 @final
 @dataclass
 class Stopwatch:
-    """Begins at the first end of an iteration after the warm-up, ends at the first that makes the
-    region long enough.
+    """Measures from the end of the first iteration after the warm-up to the end of the first
+    iteration by which the time is over.
     """
 
     work: Workload
@@ -62,7 +62,7 @@ class Stopwatch:
     end: Mark | None = None
 
     def after_iteration(self, *_: object) -> bool:
-        """Whether the region is over; what was learned doesn't matter."""
+        """Called after every iteration; whether the measurement is over."""
         now = time.perf_counter()
         if self.first is None:
             self.first = self.timer.seconds()
@@ -79,7 +79,7 @@ class Stopwatch:
         return True
 
     def _env_steps(self) -> int:
-        # Rows spent on resets count here, as they do for the libraries we compare with.
+        # Rows spent on resets count here, as they do in the libraries for comparison.
         plan = self.learner.plan
         return self.counters.iteration * plan.columns_per_batch * plan.unroll_steps
 
@@ -89,7 +89,7 @@ class Stopwatch:
 
 
 def run(work: Workload, options: Layer) -> dict[str, Any]:
-    """The record of a workload: speed, what was trained, and what the bare parts would allow.
+    """The record of a workload: its speed, its work, and the limit by its bare parts.
 
     options: how the work is scheduled.
     """
@@ -150,7 +150,7 @@ def _train(
     watch = Stopwatch(work, learner, counters, timer, on_iteration)
     try:
         loop.run(
-            loop.Parts([learner], sampling, device=torch.device(config.runtime.device)),
+            loop.Components([learner], sampling, device=torch.device(config.runtime.device)),
             counters,
             loop.Budget(config.total_env_steps, _NEVER),
             loop.Hooks(lambda _: None, watch.after_iteration, nowhere),
@@ -169,7 +169,7 @@ def _record(work: Workload, config: RunConfig, watch: Stopwatch) -> dict[str, An
     wall_s, env_steps = end.seconds - begin.seconds, end.env_steps - begin.env_steps
     updates = end.updates - begin.updates
     us = {phase: (end.phases[phase] - begin.phases[phase]) / env_steps * 1e6 for phase in SHOWN}
-    # What the first iteration took beyond a later one.
+    # The time of the first iteration beyond that of a later one is compilation.
     plan = watch.learner.plan
     rows = plan.columns_per_batch * plan.unroll_steps
     usual_s = (us["acting"] + us["learning"]) * rows / 1e6
@@ -178,7 +178,7 @@ def _record(work: Workload, config: RunConfig, watch: Stopwatch) -> dict[str, An
     return {
         "workload": work.name,
         "env_steps": env_steps,
-        # They are in `env_steps`, and so in the speed.
+        # They are part of `env_steps`, and so of the speed.
         "reset_rows": env_steps - (end.learned - begin.learned),
         "wall_s": wall_s,
         "env_steps_per_s": env_steps / wall_s,
@@ -196,7 +196,6 @@ def _record(work: Workload, config: RunConfig, watch: Stopwatch) -> dict[str, An
 
 
 def in_words(record: dict[str, Any]) -> str:
-    """The record for a person."""
     speed, limit = record["env_steps_per_s"], record["limit_env_steps_per_s"]
     ours, bare = record["us_per_env_step"], record["limit_us_per_env_step"]
     compiled = f", compiled in {record['compile_s']:.1f} s" if record["compile_s"] else ""

@@ -1,4 +1,4 @@
-"""The fixed work that speed is measured on, and the configuration that does it."""
+"""The fixed work on which speed is measured, and its configuration."""
 
 import os
 import tomllib
@@ -13,7 +13,7 @@ from quintet.config.load import Layer
 from quintet.errors import ConfigError
 
 ENVIRONMENT_VARIABLE = "QUINTET_BENCH_WORKLOADS"
-"""Names another file of workloads, for comparisons that must read the same one."""
+"""Names another file of workloads, for comparisons between programs that read the same one."""
 
 FREE = (
     "runtime.threads",
@@ -29,22 +29,22 @@ FREE = (
     "env.num_threads",
     "env.streams_per_group",
 )
-"""Options that change how the work is scheduled, and nothing of what is done."""
+"""Options that change how the work is scheduled, not the work itself."""
 
 Count = Annotated[int, Field(ge=1)]
 
 
 @final
 class Workload(BaseModel):
-    """One table of a workloads file: environment, network, batches, optimizer, and how long.
+    """One table of a workloads file: environment, network, batches, optimizer, and times.
 
-    value_coef: weight of the squared error (ours is half of it).
+    value_coef: weight of the squared error (quintet's loss has half of it).
     rollout: env_steps of each environment per iteration.
     minibatch: transitions per optimizer step.
-    warmup_seconds, seconds: how long to run before timing at least, and how long to time.
+    warmup_seconds, seconds: least time before the measurement, and its length.
     """
 
-    # What a file says of peers is not ours to read.
+    # Entries for other programs are ignored.
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     name: str
@@ -74,12 +74,12 @@ class Workload(BaseModel):
 
     @property
     def learner(self) -> str:
-        """Ours that does it: asynchronous work in one pass is IMPALA's."""
+        """Quintet's learner for this work; IMPALA does asynchronous work of one pass."""
         return "ppo" if self.algo == "ppo" else "impala"
 
     def layer(self) -> Layer:
-        """The options that do this work, and nothing beside it: no normalisers, no decay of the
-        learning rate, no evaluation.
+        """The options for this work and nothing else: no normalisers, no decay of the learning
+        rate.
         """
         common = {
             "preset": "none",
@@ -127,10 +127,8 @@ class Workload(BaseModel):
 
 
 def read(name: str) -> Workload:
-    """The workload of this name, from the file that ENVIRONMENT_VARIABLE names, else from ours.
-
-    Raises:
-        ConfigError: there is none, or it asks for what quintet does not have.
+    """The workload of this name, from the file that ENVIRONMENT_VARIABLE names, else quintet's own;
+    raises ConfigError if there is none, or quintet can't do its work.
     """
     tables = _tables()
     if name not in tables:
@@ -154,11 +152,7 @@ def read(name: str) -> Workload:
 
 
 def scheduling(arguments: list[str]) -> Layer:
-    """Options of a command line that say how the work is done, not which.
-
-    Raises:
-        ConfigError: there are others.
-    """
+    """The scheduling options of a command line; raises ConfigError if there are others."""
     asked = parse("bench", ["ppo", *arguments])
     layer = asked.options
     fixed = [name for name in layer.values if name not in FREE] + ["config"] * bool(asked.files)

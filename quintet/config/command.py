@@ -1,5 +1,5 @@
-"""Options on the command line: help and splitting by tyro, values left to the one validation at
-the end.
+"""Options on the command line: tyro writes the help and splits the arguments, and the one
+validation at the end checks their values.
 """
 
 from pathlib import Path
@@ -17,9 +17,12 @@ from quintet.system.trust import TRUST_HELP
 
 
 class Parsed(NamedTuple):
-    """What a command line says: the algorithm, the layers of ``--config`` files, the layer of the
-    options themselves; of a group of runs its seeds and how many run at once, None where not
-    given; and whether what the run's folder names may be imported and called.
+    """A parsed command line.
+
+    files: layers of the ``--config`` files.
+    options: layer of the options themselves.
+    seeds, jobs: of a seed group; None where not given.
+    trust: whether code that the run's folder names may be imported and called.
     """
 
     algo: str
@@ -105,7 +108,7 @@ def _undash(argument: str) -> str:
 
 
 def _value(text: Any, info: FieldInfo) -> Any:
-    """What was written: words stay words where an option is one, else JSON where it is some."""
+    """The value of an option as typed: text where the option takes words, else JSON if it is."""
     if isinstance(text, (list, tuple)):
         if len(text) == 1 and text[0].startswith("["):
             return _json(text[0])
@@ -128,7 +131,7 @@ def _json(text: str) -> Any:
 
 
 def _unknown(words: list[str]) -> dict[str, Any]:
-    """Options that do not exist, by name; words that belong to none are reported as they are."""
+    """Unknown options by name, with their values; other words by themselves."""
     found: dict[str, Any] = {}
     name = None
     for word in words:
@@ -155,10 +158,9 @@ def _metavar(info: FieldInfo) -> str:
 
 
 def _schema(algo: str, *, of_group: bool) -> Any:
-    """A TypedDict of every option as text, so that tyro writes the help and leaves out what
-    wasn't given.
+    """A TypedDict of every option as text, so that tyro leaves out options that aren't given.
 
-    of_group: with the options of a group of runs.
+    of_group: whether it has the options of a seed group.
     """
     fields: dict[str, Any] = {
         "config": Annotated[

@@ -1,7 +1,7 @@
-"""What has no effect on a run, seen by what it trains on: its spaces, its network, who steps it.
+"""Options without effect on a run, given its spaces, its network and its backend.
 
-`quintet.config.load` refuses what options leave without effect by themselves, before there is an
-environment; what is found here takes one.
+`quintet.config.load` refuses options that other options leave without effect, before there is an
+environment; the checks here need one.
 """
 
 from dataclasses import replace
@@ -16,9 +16,7 @@ from quintet.types import Spaces
 
 
 def without_idle_defaults(loaded: Loaded, spaces: Spaces) -> Loaded:
-    """Without what the learner's own defaults say of layers and actions that are not there: who
-    gives no such option can't leave it out.
-    """
+    """Drops the learner's own defaults for layers and actions that the run does not have."""
     sources, changes = dict(loaded.sources), {}
     for option in idle_options(loaded.config.model, spaces):
         name = f"model.{option}"
@@ -33,13 +31,12 @@ def without_idle_defaults(loaded: Loaded, spaces: Spaces) -> Loaded:
 
 
 def without_idle(loaded: Loaded, config: RunConfig, spaces: Spaces) -> Loaded:
-    """`config`, what `loaded` is resolved to, with every idle option at the value that says so.
+    """`loaded` with the resolved `config`, in which every idle option has its idle value.
 
-    Who has set such an option himself is refused.  What a preset or a default says is replaced; a
-    run that has begun goes on with what it began with.
+    Idle values of presets and defaults are replaced; those of a saved run stay.
 
     Raises:
-        ConfigError: lists the options that were given and have no effect.
+        ConfigError: lists the options that the user set and that have no effect.
     """
     learner = registry.find(config.algo).idle_in(config.learner, config.model, spaces)
     idle = dict(learner)

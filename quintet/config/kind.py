@@ -1,4 +1,4 @@
-"""What kind of environment a run has, for the presets of those that have none of their own."""
+"""The kind of a run's environment, which chooses its preset if it has none of its own."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -17,17 +17,15 @@ from quintet.types import Spaces
 
 EnvKind = Literal["atari", "pixels", "grid", "vector_discrete", "vector_continuous"]
 """atari: a game with our preprocessing. pixels: a picture among the observations. grid: ids of
-cells with a mission, as MiniGrid and BabyAI have them. Of the others, vector_continuous has at
-least one continuous action.
+cells with a mission, as in MiniGrid and BabyAI. vector_continuous: any other with at least one
+continuous action. vector_discrete: all others.
 """
 
 
 def kind_of(env: ResolvedEnv) -> EnvKind:
-    """Of what is neither an Atari game nor a vector environment, one environment is made, looked at
-    and closed again.
-
-    Raises:
-        ConfigError: the environment can't be made.
+    """The kind of a resolved environment. Unless it is an Atari game or a vector environment, one
+    environment is made for its spaces, and closed.  Raises ConfigError if the environment can't be
+    made.
     """
     source = env.source
     if env.atari is not None:
@@ -43,7 +41,7 @@ def kind_of(env: ResolvedEnv) -> EnvKind:
 
 
 def kind_asked_for(asked: Mapping[str, Any], source: EnvSource | None = None) -> EnvKind:
-    """The kind of the environment in options by dotted name, before a configuration is whole.
+    """The kind of the environment that options, by dotted name, ask for.
 
     Raises:
         ConfigError: the environment can't be made.

@@ -1,8 +1,7 @@
-"""Puts a configuration together from layers and remembers where each value came from.
+"""Merges the layers of a configuration and keeps the source of each value.
 
 Layers, later wins: defaults < the learner's own defaults < preset < file < saved run < command line
-(or the caller).  Nothing is validated before all layers are in place; then everything is, at once,
-and every fault is listed.
+(or the caller).  After the merge everything is validated at once, and every fault is listed.
 """
 
 import re
@@ -40,7 +39,7 @@ class Loaded:
     """A valid configuration and the source of each of its options.
 
     env: its environment, resolved.
-    notes: what a person has to know of the run folder that a part of it was read from.
+    notes: messages for the person about the run folder.
     """
 
     config: RunConfig
@@ -79,11 +78,7 @@ def flatten(values: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file.
-
-    Raises:
-        ConfigError: the file can't be read or holds no mapping.
-    """
+    """The mapping in a YAML file; raises ConfigError if it can't be read or holds none."""
     try:
         values = read_yaml(path, pipe=True)
     except FileFault as error:
@@ -101,10 +96,10 @@ def preset_layers(
 ) -> list[Layer]:
     """The layers of a preset.
 
-    ``auto`` is the preset of the environment's id, or of its kind where no id fits; a named one
-    comes on top of that. The name of a kind stands for this kind's preset alone.
+    ``auto`` is the preset of the environment's id, or of its kind where no id fits; a named preset
+    comes after that one. The name of a kind is this kind's preset alone.
 
-    kind: tells the environment's kind; only called where no id fits. None: it isn't known.
+    kind: returns the environment's kind; called only where no id fits. None: it is unknown.
 
     Raises:
         ConfigError: no preset of that name.
@@ -136,7 +131,6 @@ def preset_layers(
 
 
 def learner_defaults(algo: str) -> Layer:
-    """The layer of the defaults that a learner has of its own."""
     values = registry.find(algo).defaults
     parts = ("env.", "model.", "runtime.")
     wrong = values.keys() - {name for name in options(algo) if name.startswith(parts)}
@@ -145,12 +139,12 @@ def learner_defaults(algo: str) -> Layer:
 
 
 def nobody_gave(source: str) -> bool:
-    """Whether a preset or the learner says so, and not who started the run."""
+    """Whether the source is a preset or the learner, not the user."""
     return source.startswith(("preset ", "default of "))
 
 
 def dropped(source: str) -> str:
-    """The source of an option's default, where what that source says has no effect."""
+    """The source of a default that replaces a value without effect."""
     return f"default (that of {source.removeprefix('default of ')} has no effect here)"
 
 
@@ -165,11 +159,10 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 def compose(algo: str, layers: Iterable[Layer], source: EnvSource | None = None) -> Loaded:
     """Merges layers, validates the whole once, and gives the source of every option.
 
-    source: what environments come from if not from their id, which then needs no backend that
-        knows it.
+    source: makes the environments, if not their id; then no backend need know the id.
 
     Raises:
-        ConfigError: lists every unknown name, every bad value and every combination that can't be.
+        ConfigError: lists every unknown name, every bad value and every impossible combination.
     """
     known = options(algo)
     values: dict[str, Any] = {"algo": algo}
@@ -194,13 +187,13 @@ def compose(algo: str, layers: Iterable[Layer], source: EnvSource | None = None)
 
 
 def _in_our_words(message: str) -> str:
-    """pydantic's own messages in small letters, and those of our validators as they are."""
+    """pydantic's own messages in lower case; those of our validators as they are."""
     own = message.removeprefix("Value error, ")
     return own if own != message else message.lower()
 
 
 def absent(value: Any, info: FieldInfo) -> Any:
-    """``none`` as the option means it: the word where that is one of its choices, else None."""
+    """``none`` as the option means it: a word if that is one of its choices, else None."""
     words = [w for kind in kinds(info) for w in get_args(kind) if get_origin(kind) is Literal]
     if "none" in words or info.annotation is str:
         return "none" if value is None else value
@@ -215,9 +208,8 @@ def kinds(info: FieldInfo) -> tuple[Any, ...]:
 
 
 def _drop_idle(algo: str, values: dict[str, Any], sources: dict[str, str]) -> None:
-    """Takes out what a preset or the learner's defaults set, or a saved run for other options than
-    it goes on with, and the other options have left without effect: who gives no such option can't
-    leave it out.
+    """Removes values without effect that the user did not give: those of presets and the learner's
+    defaults, and a saved run's values of options that may change on a resume.
     """
     for model, prefix in ((registry.find(algo).config, ""), (PARTS["runtime"], "runtime.")):
         while idle := _idle(model, prefix, values, sources):
@@ -229,7 +221,7 @@ def _drop_idle(algo: str, values: dict[str, Any], sources: dict[str, str]) -> No
 def _idle(
     model: type[BaseModel], prefix: str, values: dict[str, Any], sources: dict[str, str]
 ) -> list[str]:
-    """Options of a part that nobody gave to this run and that have no effect."""
+    """Options of a part that have no effect and that the user did not give."""
     try:
         given = {name: prefix + name for name in model.model_fields}
         model(**{name: values[whole] for name, whole in given.items() if whole in values})
@@ -248,7 +240,7 @@ def _idle(
 
 
 def with_sources(fault: str, sources: Mapping[str, str]) -> str:
-    """The fault, and which of the options in it a preset or the learner sets: the user didn't."""
+    """The fault, and the options in it that a preset or the learner set."""
     named: dict[str, list[str]] = {}
     for name, source in sources.items():
         if nobody_gave(source) and re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", fault):
@@ -269,9 +261,7 @@ def _listed(faults: list[str]) -> str:
 def _part(
     model: type[BaseModel], prefix: str, values: dict[str, Any], faults: list[str]
 ) -> BaseModel | None:
-    """One part of the configuration; where fields are at fault, with their defaults in place of
-    them.
-    """
+    """One part of the configuration, with defaults for the fields that are at fault."""
     mine = {name: values[prefix + name] for name in model.model_fields if prefix + name in values}
     try:
         return model(**mine)
@@ -281,7 +271,7 @@ def _part(
         name = prefix + ".".join(str(part) for part in item["loc"][:1])
         if not item["loc"]:
             faults.append(item["msg"].removeprefix("Value error, "))
-        elif item["type"] != "missing":  # only the environment is, and that is told by itself
+        elif item["type"] != "missing":  # the environment, which has a message of its own
             faults.append(f"{name}: {_in_our_words(item['msg'])}, got {item['input']!r}")
     wrong = {item["loc"][0] for item in items if item["loc"]}
     try:
@@ -293,7 +283,7 @@ def _part(
 def _resolve_env(
     values: dict[str, Any], source: EnvSource | None, faults: list[str]
 ) -> ResolvedEnv | None:
-    """The environment, also where other options are at fault."""
+    """The environment, even if other options are at fault."""
     config = _part(EnvConfig, "env.", values, [])
     if not isinstance(config, EnvConfig):
         return None
@@ -340,7 +330,7 @@ def _validate(algo: str, values: dict[str, Any], faults: list[str]) -> RunConfig
 
 
 def _sharing_faults(config: RunConfig) -> list[str]:
-    """Batches that several learners can't share out evenly."""
+    """Faults where several learners can't share batches evenly."""
     learners, shared = config.runtime.num_learners, registry.find(config.algo).shared
     if learners == 1:
         return []
@@ -355,6 +345,6 @@ def _sharing_faults(config: RunConfig) -> list[str]:
         return []
     even = -(-given // (unit * learners)) * unit * learners
     return [
-        f"runtime.num_learners={learners} requires {option} that so many can share evenly, got "
+        f"runtime.num_learners={learners} requires {option} that they can share evenly, got "
         f"{given}; use {option} {even}, or another number of learners"
     ]

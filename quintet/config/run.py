@@ -29,9 +29,7 @@ class EvalConfig(BaseModel):
 
 @final
 class RunConfig(BaseModel):
-    """All of a run. The learner's options stand at the top level in files and on the command
-    line.
-    """
+    """All options of a run. In files and on the command line the learner's are at the top level."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -105,7 +103,7 @@ PARTS: dict[str, type[BaseModel]] = {
     "eval": EvalConfig,
     "report": ReportConfig,
 }
-"""The parts of a run whose options carry their name as a prefix."""
+"""The parts of a run whose options have their name as a prefix."""
 
 TOP = tuple(name for name in RunConfig.model_fields if name not in (*PARTS, "learner"))
 """Options of the run itself."""
@@ -128,7 +126,7 @@ AUTOMATIC: dict[str, Any] = {
     "model.value_hidden": None,
     "model.activation": None,
 }
-"""Options that are resolved when a run begins, and the value that asks for it."""
+"""Options that are resolved when a run begins, and their automatic value."""
 
 MAY_CHANGE_ON_RESUME = (
     "total_env_steps",

@@ -43,7 +43,7 @@ class RuntimeConfig(BaseModel):
         512, ge=1, description="server of async: most streams that it acts on at once"
     )
     inference_timeout_ms: float = Field(
-        100.0, gt=0, description="server of async: milliseconds after which it waits no longer"
+        100.0, gt=0, description="server of async: longest wait for them, in milliseconds"
     )
     max_policy_lag: int | None = Field(
         None,
@@ -66,9 +66,9 @@ class RuntimeConfig(BaseModel):
     worker_timeout_s: float = Field(
         60.0,
         ge=1,
-        description="seconds that one step of the environments may take: then a worker is taken "
-        "for hung (a minute later where it makes them or compiles its first act), and serial says "
-        "where it hangs",
+        description="seconds that one step of the environments may take; after that a worker "
+        "counts as hung (a minute later where it makes them or compiles its first act), and serial "
+        "says where it hangs",
     )
     max_restarts: int = Field(
         3, ge=0, description="async: workers that are replaced before the run ends with an error"
@@ -84,7 +84,7 @@ class RuntimeConfig(BaseModel):
         300.0,
         ge=1,
         description="several learners: seconds that one may take longer for an update than "
-        "another, before it is taken for hung",
+        "another before it counts as hung",
     )
     device: str = Field(
         "auto",
@@ -124,7 +124,7 @@ class RuntimeConfig(BaseModel):
 
     @property
     def compute(self) -> Compute:
-        """How learner and actors compute, of a configuration that is resolved."""
+        """How learner and actors compute; for resolved configurations."""
         assert self.precision != "auto"
         return Compute(self.precision, self.compile == "on")
 
@@ -135,7 +135,7 @@ class RuntimeConfig(BaseModel):
 
     @property
     def requirements(self) -> dict[str, tuple[bool, str]]:
-        """By option: whether it has an effect beside the others, and what it needs for that."""
+        """Whether each option has an effect beside the others, and what it requires for that."""
         lockstep, free = self.kind == "lockstep", self.kind == "async"
         serves = self.inference == "server"
         batches = (serves and free, "runtime.inference=server and runtime.kind=async")

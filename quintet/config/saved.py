@@ -1,4 +1,6 @@
-"""Which run a command means: its folder, what is saved there, and what may differ from that."""
+"""The run that a command means: its folder, its saved options, and the changes that a resume may
+make.
+"""
 
 import operator
 import os
@@ -29,12 +31,12 @@ from quintet.system import files, saved_options
 from quintet.system.trust import Origin, all_harmless, calls_given, calls_of, config_fault
 
 BEFORE_CONFIG = (".lock", "log.txt", ".config.yaml.tmp", ".tmp-config.yaml")
-"""What a run that was killed at its very start may leave in its folder."""
+"""Files that a run may leave if it is killed at its very start."""
 
 
 @dataclass(frozen=True)
 class Unusable:
-    """A run of a group whose folder can't be gone on with, and why."""
+    """A run of a seed group that can't go on in its folder, and why."""
 
     seed: int
     run_dir: Path
@@ -51,9 +53,8 @@ def load_config(
 ) -> Loaded:
     """The configuration of a run from all its layers, those of its folder included.
 
-    source: what environments come from if not from their id, which then needs no backend that
-        knows it.
-    trust: whatever the folder names may be imported and called.
+    source: see `compose`.
+    trust: whether code that the folder names may be imported and called.
 
     Raises:
         ConfigError: any fault, or the folder holds a run of another configuration.
@@ -71,8 +72,8 @@ def _load(
     kind: Callable[[], EnvKind],
     trusted: bool,
 ) -> Loaded:
-    """`kind` tells the environment's kind; it may have to make one for that, so is only called
-    where nothing else tells the preset.
+    """kind: returns the environment's kind; called only where the preset depends on it, since it
+    may have to make an environment.
     """
     asked = asked_for(files, command)
     run_dir = find_run_dir(algo, asked)
@@ -103,7 +104,7 @@ def _load(
         raise _other_run(run_dir, [f"algo: the run has {saved['algo']}, asked is {algo}"])
     kept = {k: v for k, v in saved.items() if k not in ("algo", "run_dir", "resume")}
     base = [place, Layer("saved run", kept)]
-    # An option that is asked to be automatic stays what it was resolved to when the run began.
+    # An automatic option keeps the value to which it was resolved when the run began.
     layers = [
         Layer(
             layer.source,
@@ -114,7 +115,9 @@ def _load(
     try:
         was = compose(algo, base, source).config.flat()
     except ConfigError as error:
-        raise ConfigError(f"{run_dir / saved_options.FILE} can't be gone on by: {error}") from error
+        raise ConfigError(
+            f"no run can go on with {run_dir / saved_options.FILE}: {error}"
+        ) from error
     loaded = compose(algo, [*base, *layers], source)
     wanted = loaded.config.flat()
     differ = [
@@ -125,7 +128,7 @@ def _load(
         raise _other_run(run_dir, differ)
     if not trusted:
         _check_trust(run_dir, was, asked)
-    # A file that says what the run has anyway is not where the value comes from.
+    # A file that repeats the run's own value is not its source.
     sources = {
         name: "saved run" if source.startswith("file ") and wanted[name] == was[name] else source
         for name, source in loaded.sources.items()
@@ -134,21 +137,17 @@ def _load(
 
 
 def _check_trust(run_dir: Path, saved: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    """Refuses a run that names code which may not run, before anything of it is imported.
-
-    Raises:
-        UntrustedError: it does.
-    """
+    """Raises UntrustedError for a run that names code which may not run, before any import."""
     if all_harmless(saved):
         return
     file = run_dir / saved_options.FILE
     text = ""
-    with suppress(OSError):  # what is not there, or can't be read, has no signature
+    with suppress(OSError):  # a file that can't be read has no signature
         text = file.read_text(errors="replace")
     fault = config_fault(text, saved)
     found = saved_options.read(run_dir)
     if fault is not None and found is not None and found.not_own is None:
-        # A checkpoint of this user's own stands in for the file, where it says the same.
+        # A checkpoint of this user's own vouches for the file, if it names the same code.
         fault = None if calls_of(_flat(found.stored)) == calls_of(saved) else fault
     origin = Origin(str(file), fault, calls_given(asked))
     for call in calls_of(saved):
@@ -169,14 +168,14 @@ def load_seeds(
     *,
     trust: bool = False,
 ) -> list[Loaded | Unusable]:
-    """The configurations of a group of runs that differ in their seed, each with a folder of its
-    own: ``DIR/sSEED`` where a folder is asked for.  A folder that is damaged stops no other run.
+    """The configurations of a seed group, each with a folder of its own: ``DIR/sSEED`` where a
+    folder is asked for.  A damaged folder stops no other run.
 
-    trust: as of `load_config`.
+    trust: see `load_config`.
 
     Raises:
-        ConfigError: no seeds, one twice, a seed beside them, a fault in what is asked for, or no
-            folder can be gone on with.
+        ConfigError: there are no seeds, or one twice, or ``seed`` beside them; an option is at
+            fault; or no run can go on in its folder.
     """
     seeds = _whole(seeds)
     if "seed" in command.values:
@@ -257,15 +256,15 @@ def find_run_dir(algo: str, asked: Mapping[str, Any]) -> Path | None:
 def read_saved(
     run_dir: Path, notice: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any] | None:
-    """The resolved configuration in a run folder by dotted name, None where there is no run.
+    """The resolved configuration in a run folder by dotted name; None where there is no run.
 
-    Where ``config.yaml`` is missing or damaged, it is that of the newest whole checkpoint.
+    Where ``config.yaml`` is missing or damaged, the newest whole checkpoint has it.
 
-    notice: receives a message for each thing that is not as the run left it.
+    notice: receives a message for each change since the run wrote the folder.
 
     Raises:
         ConfigError: the folder holds something else, nothing in it can be read, or ``config.yaml``
-            says another run than its checkpoint.
+            and the checkpoint differ in an option that can't change.
     """
     try:
         found = saved_options.read(run_dir)
@@ -308,10 +307,8 @@ def _compare(
     stored: Mapping[str, Any],
     notice: Callable[[str], None],
 ) -> None:
-    """What ``config.yaml`` says must be what the checkpoint was trained with.
-
-    Raises:
-        ConfigError: it is not, in an option that can't change.
+    """Compares ``config.yaml`` with the options of the checkpoint; raises ConfigError if they
+    differ in an option that can't change.
     """
     path = run_dir / saved_options.FILE
     differ = differing(stored, saved)
@@ -334,7 +331,7 @@ def _compare(
 
 
 def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Options in both that differ and that no run may change on its way: name, was, now."""
+    """Options in both that differ and that no resume may change: name, was, now."""
     return [
         (name, was[name], now[name])
         for name in now
@@ -346,8 +343,8 @@ def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str,
 
 
 def require_same(place: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raises CheckpointError where the checkpoint at `place`, trained by `was`, is another run's
-    than that of the options `now`.
+    """Raises CheckpointError where the checkpoint at `place`, trained with the options `was`,
+    belongs to another run than one with the options `now`.
     """
     others = [f"{name} was {old!r} and is {new!r}" for name, old, new in differing(was, now)]
     if others:
@@ -358,16 +355,11 @@ def require_same(place: Path, was: Mapping[str, Any], now: Mapping[str, Any]) ->
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by dotted name.
-
-    Raises:
-        ConfigError: no algorithm is named, or an unknown one.
-    """
+    """Options by dotted name; raises ConfigError if no algorithm is named, or an unknown one."""
     algo = values.get("algo")
     if not isinstance(algo, str):
         raise ConfigError(f"no algorithm is named (algo: {algo!r})")
-    # Runs of before there were precisions have none.
-    return {"runtime.precision": "fp32"} | flatten(values, options(algo))
+    return flatten(values, options(algo))
 
 
 def _require_unused(run_dir: Path) -> None:

@@ -7,24 +7,24 @@ for ``reset(options={"reset_mask": ...})``. Both are converted:
 
 - At an ending the row carries the final observation and the ending's flags.
 - The row after it is spent on resetting. The environments step together, so while the other streams
-  take their step, a stream that has ended must take one as well, though nobody has acted on its
-  first observation yet. That step is thrown away: a partial reset follows at once, and its first
-  observation is what the row gives. Where all streams have ended at the same step nothing is
-  stepped; the first observations of SAME_STEP are kept aside until then.
+  take their step, a stream that has ended takes one too, with an action that no policy chose. That
+  step is discarded: a partial reset follows at once, and the row has its first observation. Where
+  all streams end at the same step nothing is stepped; the first observations of SAME_STEP are kept
+  until then.
 
-So every row that is valid was decided on the observation beside it and was executed, every episode
-that is seen is whole, and every final observation is the true one. The price is one episode,
-one step old, that is given up unseen at every ending, unless all streams end together (a single
-stream always does). It only matters to environments that count their episodes: of those about
-every second one is seen. Nothing better fits the layout: in T rows each stream has a row for each
-executed step and one for each ending, and environments that step together execute equally often,
-so whoever ends more often would need more rows. SyncVectorEnv is no such case: `quintet.envs.make`
-steps its environments one by one, without any loss.
+So the action of every valid row was chosen for the observation beside it and was executed, every
+reported episode is whole, and every final observation is the true one. The price is one discarded
+episode of one step at every ending, unless all streams end together (a single stream always does).
+It matters only to environments that count their episodes: about every second one is seen. No other
+scheme fits the layout: in T rows each stream has a row for each executed step and one for each
+ending, and environments that step together execute equally often, so streams that end more often
+would need more rows. `quintet.envs.make` steps the environments of a SyncVectorEnv one by one,
+without any loss.
 
-`restart` is ``reset(seed=[...])``, or, where only one number is taken (as by Gymnasium's own
-vectorised CartPole), the seed of the first stream. Environments that are made by a callable are
-made anew first; an instance can only be reset, so what it keeps over resets survives (running
-statistics, say), and resuming such a run can't promise the same bytes.
+`restart` is ``reset(seed=[...])``, or, for environments that take only one number (as Gymnasium's
+own vectorised CartPole), the seed of the first stream. A callable first makes the environments
+anew. A given instance can only be reset: whatever it keeps over resets (running statistics, say)
+survives, and a resumed run may not give the same bytes.
 """
 
 import warnings
@@ -72,7 +72,7 @@ class AdaptedVectorEnv:
         """Takes `env` over.
 
         Args:
-            env: not closed here unless `make` is given; it then belongs to the caller.
+            env: belongs to the caller, who closes it, unless `make` is given.
             env_id: name for people.
             first_stream: number in the run of the first environment, for error messages.
             make: makes an equal environment; None where there is only this one.
@@ -137,7 +137,7 @@ class AdaptedVectorEnv:
             env = self._env
             if isinstance(env, AsyncVectorEnv):
                 self._call("step_async", lambda: env.step_async(self._action))
-        self._in_flight = True  # only now: what failed can't be waited for
+        self._in_flight = True  # only now, since a failed step can't be waited for
 
     def recv(self, out: StepRow) -> None:
         assert self._in_flight, "send before recv"
@@ -183,12 +183,12 @@ class AdaptedVectorEnv:
         )
 
     def close(self) -> None:
-        """Closes what was made here; an instance that a user gave stays as it is."""
+        """Closes environments that `make` made; an instance that a user gave stays open."""
         try:
             self._finish_flight()
             if self._make is not None:
                 self._env.close()
-        except Exception as error:  # at the end of a run it must not hide what came before
+        except Exception as error:  # must not hide an earlier error at the end of a run
             warnings.warn(f"{self._id}: closing failed: {error!r}", RuntimeWarning, stacklevel=2)
 
     def _reset_with(self, seeds: list[int]) -> Any:
@@ -197,7 +197,7 @@ class AdaptedVectorEnv:
         try:
             return self._first_of(seeds)
         except (TypeError, ValueError, GymnasiumError) as error:
-            # Any of them may mean that no list is taken; these two take one.
+            # Each may mean that the environment takes no list; these two take one.
             if isinstance(self._env.unwrapped, AsyncVectorEnv | SyncVectorEnv):
                 raise
             try:
@@ -213,7 +213,7 @@ class AdaptedVectorEnv:
         return self._mode != AutoresetMode.NEXT_STEP and bool(self._ended.all())
 
     def _begin_together(self, out: ObsArrays) -> None:
-        """The reset row of all streams at once, in which nothing is stepped."""
+        """Writes the reset row of all streams at once, without a step."""
         if self._mode == AutoresetMode.DISABLED:
             self._write(self._reset_some(self._ended), out)
         else:
@@ -233,7 +233,7 @@ class AdaptedVectorEnv:
         return self._call("step_wait" if waits else "step", step)
 
     def _finish_flight(self) -> None:
-        """A step that was begun must end before anything else can be asked for."""
+        """Ends a step that was begun."""
         in_flight, self._in_flight = self._in_flight, False
         if in_flight and isinstance(self._env, AsyncVectorEnv) and not self._all_wait():
             self._step()
@@ -244,9 +244,9 @@ class AdaptedVectorEnv:
         return self._call(what, lambda: self._env.reset(options=options)[0])
 
     def _write_first(self, resets: Mask, out: ObsArrays) -> None:
-        """Gives up the step that `resets` took unasked and writes their first observations."""
+        """Discards the step of the streams `resets` and writes their first observations."""
         obs = self._reset_some(resets)
-        # Of the others the row stands written, but for SAME_STEP's final observations.
+        # The rows of the others are written, except for SAME_STEP's final observations.
         untouched = ~resets
         if self._mode == AutoresetMode.SAME_STEP:
             untouched &= ~self._ended
@@ -286,7 +286,7 @@ class AdaptedVectorEnv:
             out[leaf.path][:] = self._array(obs, leaf)
 
     def _array(self, obs: Any, leaf: Leaf, *, one: bool = False) -> Array:
-        """A leaf of all streams, or of `one`, checked and counted from 0."""
+        """A leaf of all streams, or of `one`, checked; discrete values count from 0."""
         try:
             return read_leaf(obs, leaf, () if one else (self.num_streams,))
         except BadLeaf as error:

@@ -1,15 +1,15 @@
 """ALE's own vector environment: Atari games in C++ threads, natively in next-step layout.
 
-What ale-py 0.12 needs from an adapter:
+The adapter handles these properties of ale-py 0.12:
 
-- It clips rewards to -1 .. 1 unless told otherwise, and says nothing of the score then.
-- Frames before the first of an episode are black in its stacks; here frames are stacked outside
-  of it, and the first one is repeated.
-- Its limit of an episode is counted in frames from the first observation on.
-- Its `episodic_life` begins a new game after a lost life. Here, as in EnvPool, the game goes on: it
-  is only told of lost lives, and the reset row is a step without action, or with FIRE.
-- A reset with a seed loads the game anew, about 150 ms per stream; one seed per stream then decides
-  all that follows, whatever was before.
+- It clips rewards to -1 .. 1 by default, and then does not report the score.
+- Frames before the first of an episode are black in its stacks; here a wrapper stacks frames, and
+  repeats the first one.
+- Its time limit counts frames from the first observation on.
+- Its `episodic_life` begins a new game after a lost life. Here, as in EnvPool, the game goes on:
+  ale-py only reports lost lives, and the reset row is a step without action, or with FIRE.
+- A reset with a seed loads the game anew, about 150 ms per stream; the seeds, one per stream, then
+  determine all that follows.
 """
 
 import importlib.util
@@ -104,7 +104,7 @@ class AleVectorEnv:
         )
         names = [action.name for action in self._env.ale.get_action_set()]
         fire = config.use_fire_reset and "FIRE" in names
-        # What a stream does in the row after a lost life; after the end of a game it is ignored.
+        # The action in the row after a lost life; after the end of a game it is ignored.
         self._after_life = names.index("FIRE") if fire else 0
         self.num_streams = num_streams
         self.spaces = Spaces(
@@ -117,7 +117,7 @@ class AleVectorEnv:
         self._ended = np.zeros(num_streams, np.bool_)
 
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
-        """Resets every game with its seed, which decides all that follows."""
+        """Resets every game with its seed, which determines all that follows."""
         checked = check_seeds(seeds, self.num_streams)
         self._finish_flight()
         obs, _ = self._env.reset(seed=np.array(checked))
@@ -149,7 +149,7 @@ class AleVectorEnv:
         raise CannotRender("ALE's vector environment draws nothing")
 
     def close(self) -> None:
-        """Ends after the step that is under way."""
+        """Closes the games after the current step."""
         self._finish_flight()
         self._env.close()
 

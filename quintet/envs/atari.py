@@ -4,10 +4,10 @@ EnvPool, ALE's vector environment and single environments of ale-py (backend ``g
 same `AtariConfig` from ``env.kwargs`` and know a game as ``Pong-v5`` or ``ALE/Pong-v5``. Each gives
 grey 84x84 frames, the maximum of the last two frames of a step, stacked with the oldest first, the
 first frame of an episode repeated. In the games compared, frames are equal bit by bit from the same
-start. What remains different:
+start. The remaining differences:
 
 - Frames without action at the start: 1 to `noop_max` in EnvPool and here, 0 to ``noop_max - 1`` in
-  ALE's vector environment; the last one is the press of FIRE with `use_fire_reset`.
+  ALE's vector environment; with `use_fire_reset` the last one presses FIRE.
 - After a lost life (`episodic_life`) the game goes on. EnvPool keeps the frames before it in
   the stack, the others begin a new stack. The time limit is that of the game, with ``gymnasium``
   that of the life. ``ale`` goes on with one step, the others with the frames of a start.
@@ -28,19 +28,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from quintet.errors import ConfigError
 
 FRAMES_PER_S = 60
-"""Of the console."""
+"""Frames per second of the console."""
 
 
 @final
 class AtariConfig(BaseModel):
-    """Preprocessing of Atari games; the names and defaults are EnvPool's."""
+    """Preprocessing of Atari games, with EnvPool's names and defaults."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
     stack_num: int = Field(4, ge=1, description="newest frames that make an observation")
     frame_skip: int = Field(4, ge=1, description="frames that an action is repeated for")
     noop_max: int = Field(
-        30, ge=1, description="at most so many frames without action at the start of an episode"
+        30, ge=1, description="most frames without action at the start of an episode"
     )
     episodic_life: bool = Field(False, description="a lost life ends the episode, not the game")
     full_action_space: bool = Field(
@@ -58,10 +58,8 @@ class AtariConfig(BaseModel):
 
 
 def read_config(env_id: str, kwargs: Mapping[str, Any]) -> AtariConfig:
-    """The options in ``env.kwargs``.
-
-    Raises:
-        ConfigError: an unknown option, with the nearest name, or a value out of range.
+    """The options in ``env.kwargs``; raises ConfigError, with the nearest names, for unknown
+    options and for values out of range.
     """
     known = sorted(AtariConfig.model_fields)
     unknown = sorted(set(kwargs) - set(known))
@@ -86,7 +84,7 @@ def make_single(
 
     Args:
         rom: name of the game in ale-py, ``"ms_pacman"``.
-        render_mode: ``"rgb_array"`` where the screen is to be drawn.
+        render_mode: ``"rgb_array"`` if `render` is to draw the screen.
     """
     from ale_py.env import AtariEnv
 
@@ -98,7 +96,7 @@ def make_single(
         max_num_frames_per_episode=None,
         render_mode=render_mode,
     )
-    # Of the screen; AtariEnv says 30 whatever it skips.
+    # AtariEnv says 30, however many frames are skipped.
     env.metadata = {**env.metadata, "render_fps": FRAMES_PER_S / config.frame_skip}
     env = AtariPreprocessing(
         AtariStart(env, config),
@@ -115,7 +113,7 @@ class AtariStart(gymnasium.Wrapper[Any, Any, Any, Any]):
     presses FIRE where `use_fire_reset` is set and the game has it. With `episodic_life` the same
     game goes on after a lost life.
 
-    Counts single frames, so it stands below what skips frames.
+    It counts single frames, so wrappers that skip frames go around it.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], config: AtariConfig) -> None:

@@ -1,4 +1,4 @@
-"""What a run says about its environments."""
+"""Options of a run's environments."""
 
 import json
 from typing import Any, Literal, Self
@@ -12,14 +12,14 @@ RewardClip = Literal["none", "abs_one", "soft_asymmetric"]
 
 
 class EnvConfig(BaseModel):
-    """Which environment, how many of it, and what is done to its observations and rewards."""
+    """The environment, the number of its copies, and changes to its observations and rewards."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     id: str = Field(
         description="Environment id ('CartPole-v1'), or an import string of a function or class "
         "that makes one Gymnasium environment ('pkg.module:make_env'), or, with a parameter "
-        "num_envs, a vector environment of so many."
+        "num_envs, a vector environment of that size."
     )
     backend: Backend = Field(
         default="auto",
@@ -87,8 +87,8 @@ class EnvConfig(BaseModel):
             json.dumps(value)
         except TypeError as error:
             raise ValueError(
-                f"kwargs must be what JSON can hold, so that the run can be gone on with: {error}; "
-                f"give the environment as a callable instead"
+                f"kwargs must be what JSON can hold, so that the run can be resumed: {error}; give "
+                f"the environment as a callable instead"
             ) from error
         return value
 
@@ -111,6 +111,6 @@ class EnvConfig(BaseModel):
 
     @property
     def num_groups(self) -> int:
-        """Groups of a run whose configuration is resolved."""
+        """Number of groups; for resolved configurations."""
         assert self.streams_per_group is not None
         return self.num_streams // self.streams_per_group

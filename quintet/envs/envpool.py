@@ -1,6 +1,6 @@
 """EnvPool: environments in C++ threads, natively in next-step layout.
 
-What EnvPool 1.2 needs from an adapter:
+The adapter handles these properties of EnvPool 1.2:
 
 - It subclasses Gymnasium's VectorEnv, yet its ``observation_space`` is that of one environment.
 - Seeds are fixed at construction (``reset(seed=...)`` is ignored), so `restart` builds a new pool.
@@ -12,12 +12,12 @@ What EnvPool 1.2 needs from an adapter:
   the true end of the game, never at a lost life, and settles the question; elsewhere such an end
   stays a truncation.
 - Atari's ``info["reward"]`` is the score before EnvPool's own ``reward_clip``.
-- Most families can draw themselves; how many steps make a second is said nowhere. On Linux MuJoCo
-  ends the whole process when it is to draw and finds no OpenGL library loaded, or another one than
-  EnvPool uses. EnvPool brings its own, under a name that MuJoCo doesn't know, and uses the system's
-  where that was loaded before EnvPool was: `load_opengl` does so.
-- Declared bounds can be wrong: Box2D gives ``Box(1.17e-38, 3.4e38)``, the smallest and the largest
-  float, where it means everything. Such bounds are read as infinite; bounds are never enforced.
+- Most families can draw themselves, without saying how many steps make a second. On Linux MuJoCo
+  ends the whole process if it draws without a loaded OpenGL library, or with another one than
+  EnvPool uses. EnvPool brings its own, under a name that MuJoCo doesn't know, but uses the system's
+  if that is loaded before EnvPool: `load_opengl` does so.
+- Declared bounds can be wrong: Box2D declares ``Box(1.17e-38, 3.4e38)``, the smallest and the
+  largest float, for unbounded values. Such bounds are read as infinite; bounds are never enforced.
 """
 
 import ctypes
@@ -70,7 +70,7 @@ _CHEAP_FAMILIES = frozenset(
 )
 _FRAME_SKIP_FAMILIES = frozenset(("atari", "vizdoom"))
 _FRAMES_PER_S = {"atari": 60.0, "box2d": 50.0, "minigrid": 10.0, "vizdoom": 35.0}
-"""Of families, before frames are skipped."""
+"""Frames per second of families, before frames are skipped."""
 _STEPS_PER_S = {
     name: rate
     for rate, names in (
@@ -84,16 +84,16 @@ _STEPS_PER_S = {
     )
     for name in names.split()
 }
-"""Of ids without their version, as Gymnasium says."""
+"""Gymnasium's steps per second of ids without their version."""
 
 
 def is_installed() -> bool:
-    """Whether EnvPool can be imported, found out without importing it."""
+    """Whether EnvPool is installed; does not import it."""
     return importlib.util.find_spec("envpool") is not None
 
 
 def list_ids() -> list[str]:
-    """Every id EnvPool knows; empty where it isn't installed. Importing it takes half a second."""
+    """Every id that EnvPool knows; empty where it isn't installed. The import takes 0.5 s."""
     if not is_installed():
         return []
     load_opengl()
@@ -103,15 +103,13 @@ def list_ids() -> list[str]:
 
 
 def is_pool(env: object) -> bool:
-    """Whether an object is one of EnvPool's pools, found out without importing it."""
+    """Whether an object is one of EnvPool's pools; does not import EnvPool."""
     return any(kind.__module__.startswith("envpool.") for kind in type(env).__mro__)
 
 
 def describe_pool(pool: Any) -> tuple[str, dict[str, Any], int]:
-    """The id, the arguments that aren't default, and the threads (0: EnvPool's choice) of a pool.
-
-    Raises:
-        ConfigError: no id of EnvPool with any arguments is such a pool, or it isn't synchronous.
+    """The id, the arguments that aren't default, and the threads (0: EnvPool's choice) of a pool;
+    raises ConfigError if no id of EnvPool makes such a pool, or the pool isn't synchronous.
     """
     import envpool
     from envpool.registration import registry
@@ -142,7 +140,7 @@ def describe_pool(pool: Any) -> tuple[str, dict[str, Any], int]:
             f"{type(pool).__name__}; give the id, with backend 'envpool' and env.kwargs"
         )
     fewest = min(len(kwargs) for kwargs in found.values())
-    # Of several names of one task the plain and newest: Hopper-v3 is Hopper-v4.
+    # Of several names of one task take the plain and newest: Hopper-v3 is Hopper-v4.
     names = [name for name, kwargs in found.items() if len(kwargs) == fewest]
     env_id = max(names, key=lambda name: ("/" not in name, name))
     return env_id, found[env_id], int(settings["num_threads"])
@@ -156,27 +154,25 @@ def family_of(env_id: str) -> str:
     return str(registry.specs[env_id][0]).split(".")[1]
 
 
-def default_num_groups(family: str, cores: int | None = None) -> int:
-    """Pools that take turns, one stepping while the actions for the other are computed.
+def default_num_groups(family: str) -> int:
+    """Pools that take turns: one steps while the actions for the other are computed.
 
-    Two for simulators.  One for cheap families, where handing a step to another thread costs more
-    than the step, and for pictures on fewer than four cores: their networks use all cores too, and
-    two crowds of threads on two cores hinder each other (measured: 370 us per env_step with one
-    pool of Pong, 490 with two).
+    Simulators get two.  Cheap families get one, since passing a step to another thread costs more
+    than the step.  So do pictures on fewer than four cores, where the threads of networks and pools
+    hinder each other (measured: 370 us per env_step with one pool of Pong, 490 with two).
     """
     pictures = family in _FRAME_SKIP_FAMILIES
-    few = (cores or usable_cores()) < 4
-    return 1 if family in _CHEAP_FAMILIES or (pictures and few) else 2
+    return 1 if family in _CHEAP_FAMILIES or (pictures and usable_cores() < 4) else 2
 
 
 def default_num_threads(
     family: str, num_streams: int, pools: int = 1, cores: int | None = None
 ) -> int:
-    """Threads of each of `pools` pools; how many never changes what they compute.
+    """Threads of each of `pools` pools; the number does not change results.
 
-    Cheap families get one thread. Simulators and pixels share the cores out among the pools that
-    take turns, and get at most one thread per stream. On two cores with two pools of 4, 8 or 32
-    streams, one thread was faster than two, or as fast within the noise, for every family measured.
+    Cheap families get one thread. Pools of simulators and pixels get the cores divided by `pools`,
+    at most one thread per stream. On two cores with two pools of 4, 8 or 32 streams, one thread was
+    faster than two, or as fast within the noise, for every family measured.
     """
     if family in _CHEAP_FAMILIES:
         return 1
@@ -185,9 +181,9 @@ def default_num_threads(
 
 @final
 class EnvPoolVectorEnv:
-    """One synchronous EnvPool pool of `num_streams` environments.
+    """A synchronous EnvPool pool of `num_streams` environments.
 
-    Stepping begins in `send` and goes on in the pool's threads until `recv` collects it.
+    `send` begins a step in the pool's threads, and `recv` waits for it.
     """
 
     def __init__(
@@ -203,7 +199,7 @@ class EnvPoolVectorEnv:
         """Reads the spaces; the pool itself is built by `restart`.
 
         Args:
-            drawn: it can `render`.
+            drawn: whether it can `render`.
             success_key: of info, true where an episode was won; None: nothing is read.
 
         Raises:
@@ -242,10 +238,8 @@ class EnvPoolVectorEnv:
         self._wait = ShortWait() if brief and SLEEPS_ARE_COUNTED else None
 
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
-        """Builds a new pool with the given seeds and writes its first observations.
-
-        Raises:
-            ConfigError: wrong seeds, or EnvPool refuses the arguments.
+        """Builds a new pool with the given seeds and writes its first observations; raises
+        ConfigError if a seed is wrong or EnvPool refuses the arguments.
         """
         import envpool
 
@@ -275,7 +269,7 @@ class EnvPoolVectorEnv:
         assert not self._in_flight, "recv before the next send"
         assert action.shape == self._action_shape, (action.shape, self._action_shape)
         action = action.reshape(self._own_action_shape)
-        # The pool casts to the dtype it needs, into memory of its own.
+        # The pool casts the action to its own dtype, in memory of its own.
         self._pool.send(action if self._action_start is None else action + self._action_start)
         self._in_flight = True
         if self._wait:
@@ -288,7 +282,7 @@ class EnvPoolVectorEnv:
             self._wait.stay_awake()
         try:
             obs, reward, terminated, truncated, info = self._pool.recv()
-        except Exception as error:  # of its C++ code, which says no more
+        except Exception as error:  # of its C++ code
             fault = EnvironmentFault(
                 f"{self._id} (envpool), a group of {self.num_streams} streams: the pool "
                 f"{raised(error)}; choose backend 'gymnasium', or another environment"
@@ -324,7 +318,7 @@ class EnvPoolVectorEnv:
         return Rendered(picture, _STEPS_PER_S.get(name, rate))
 
     def close(self) -> None:
-        """Ends the pool's threads, after the step they are at."""
+        """Ends the pool's threads after their current step."""
         if self._pool is None:
             return
         if self._in_flight:
@@ -339,7 +333,7 @@ class EnvPoolVectorEnv:
             for key in keys:
                 value = value[key]
             into = out[path]
-            if value.shape != into.shape:  # else numpy would broadcast it without a word
+            if value.shape != into.shape:  # else numpy would broadcast it silently
                 raise EnvironmentFault(
                     f"{self._id} (envpool): observation {path!r} of {self.num_streams} streams "
                     f"must have the declared shape {into.shape}; got {value.shape}; correct the "
@@ -350,10 +344,10 @@ class EnvPoolVectorEnv:
 
 @cache
 def load_opengl() -> str:
-    """Loads what MuJoCo must find before it draws; says why that can't be, or nothing.
+    """Loads the OpenGL library that MuJoCo needs for drawing; returns why it can't, or "".
 
-    It must go before the first import of EnvPool, so it is done for every environment; no graphics
-    driver is loaded by it.
+    It must come before the first import of EnvPool, so it is called for every environment.  It
+    loads no graphics driver.
     """
     if sys.platform != "linux":
         return ""
@@ -367,7 +361,7 @@ def load_opengl() -> str:
 
 
 def _make_spec(env_id: str, kwargs: Mapping[str, Any]) -> Any:
-    """EnvPool's own description of an environment, with the arguments checked."""
+    """EnvPool's own description of an environment, after a check of the arguments."""
     load_opengl()
     import envpool
 
@@ -413,7 +407,7 @@ def _quiet_spaces() -> Iterator[None]:
 
 
 def _start(space: Space) -> Any:
-    """What is taken away from observed values and added to actions; None where that is 0."""
+    """A space's start, subtracted from observed values and added to actions; None if it is 0."""
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and np.any(space.start):
         return space.start
     return None

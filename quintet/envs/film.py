@@ -1,13 +1,13 @@
-"""Environments that can be watched: as they draw themselves, through a twin, or as they are seen.
+"""Makes environments that can be filmed.
 
 The first of these that gives a picture is filmed:
 
 1. The environment itself. EnvPool draws most of its families (MuJoCo needs OpenGL), Gymnasium's
-   environments draw with ``render_mode="rgb_array"``, which their makers are given where they take
-   it; an environment that is made without it is asked all the same.
-2. Its twin in Gymnasium, where a fast backend draws nothing: the same id, or the version of it that
-   is nearest; for games of ALE's vector environment, single games of ale-py with the same options.
-   A twin must have the same spaces. It is another backend, so `FilmedEnv.remark` says so.
+   environments draw with ``render_mode="rgb_array"``, which their makers are given if they take it;
+   an environment that was made without it is tried all the same.
+2. Its twin in Gymnasium, if a fast backend draws nothing: the same id, or its nearest version; for
+   games of ALE's vector environment, single games of ale-py with the same options. A twin must have
+   the same spaces. `FilmedEnv.remark` says that it is another backend.
 3. A picture in the observation, the newest of a stack.
 """
 
@@ -36,9 +36,9 @@ from quintet.errors import ConfigError, EnvironmentFault, QuintetError
 from quintet.spaces import Space, observation_leaves
 
 STEPS_PER_S = 30.0
-"""Where an environment doesn't say."""
+"""Steps per second of environments that don't say."""
 
-_SMALLEST = 8  # height and width from which on a uint8 array is taken for a picture
+_SMALLEST = 8  # least height and width of a uint8 array that counts as a picture
 _SAYS_OPENGL = re.compile("opengl|glfw|glx|libgl|egl|osmesa|mjr_", re.IGNORECASE)
 _OPENGL = (
     "MuJoCo draws with OpenGL, which needs a driver also without a display; on Debian or Ubuntu: "
@@ -49,12 +49,12 @@ _OPENGL = (
 @final
 @dataclass(frozen=True)
 class FilmedEnv:
-    """What is filmed is stream 0 of `env`.
+    """An environment whose stream 0 is filmed.
 
-    seen: the observation leaf that is filmed; None: what the environment draws.
-    stacked: that leaf is a stack of frames that quintet made.
-    steps_per_s: steps that make one second, seen at the right speed.
-    remark: what isn't as in the evaluation, for people; empty where the environment draws itself.
+    steps_per_s: steps that make one second at the right speed.
+    remark: how it differs from the evaluation's, for people; empty if the environment draws itself.
+    seen: the observation leaf that is filmed; None: the environment's drawing.
+    stacked: whether that leaf is a stack of frames that quintet made.
     """
 
     env: VectorEnv
@@ -67,10 +67,10 @@ class FilmedEnv:
         """Stream 0 as it looks now, ``[H, W, 3]``.
 
         Args:
-            obs: what the last `restart` or `recv` of `env` wrote.
+            obs: the observations that the last `restart` or `recv` of `env` wrote.
 
         Raises:
-            EnvironmentFault: it could be drawn before, and can't any more.
+            EnvironmentFault: the environment fails to draw.
         """
         if self.seen is not None:
             return _observed_picture(obs[self.seen][0], self.stacked)
@@ -86,17 +86,17 @@ class FilmedEnv:
 
 
 def make_filmed_env(env: ResolvedEnv, seed: int, check: Callable[[VectorEnv], None]) -> FilmedEnv:
-    """Makes the environment that is filmed, and looks whether it really gives a picture.
+    """Makes the environment that is filmed, and tries whether it gives a picture.
 
     Args:
         seed: of stream 0; the others follow.
         check: raises ConfigError where a twin has other spaces than the policy.
 
     Raises:
-        ConfigError: nothing of it can be filmed; says why for each way.
+        ConfigError: nothing of it can be filmed; the message has the reason for each way.
     """
     if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
-        # MuJoCo tries a window first, and that fails only when it draws.
+        # MuJoCo tries a window first, which fails only when it draws.
         os.environ.setdefault("MUJOCO_GL", "egl")
     faults: list[str] = []
     twin = _twin(env)
@@ -123,10 +123,8 @@ def make_filmed_env(env: ResolvedEnv, seed: int, check: Callable[[VectorEnv], No
 def _drawn(
     env: ResolvedEnv, seed: int, check: Callable[[VectorEnv], None]
 ) -> tuple[VectorEnv, float]:
-    """An environment that has drawn its first picture, and its steps per second.
-
-    Raises:
-        Exception: whatever keeps it from that.
+    """An environment that has drawn its first picture, and its steps per second; raises any error
+    of the environment.
     """
     fault: Exception | None = None
     num_streams = env.streams_of(1)
@@ -150,7 +148,9 @@ def _drawn(
 
 
 def _arguments(env: ResolvedEnv) -> list[dict[str, Any]]:
-    """Of the environment's maker: with ``render_mode`` where it may take that, then without."""
+    """Arguments to try with the environment's maker: with ``render_mode`` if it may take that, then
+    without.
+    """
     kwargs, source = env.config.kwargs, env.source
     asked = [kwargs | {"render_mode": "rgb_array"}, dict(kwargs)]
     if source is None:
@@ -166,7 +166,7 @@ def _arguments(env: ResolvedEnv) -> list[dict[str, Any]]:
 
 
 def _twin(env: ResolvedEnv) -> ResolvedEnv | None:
-    """The environment of the same name in Gymnasium; None where there is none, or it is that."""
+    """The environment of the same name in Gymnasium; None where there is none."""
     config = env.config
     if config.backend == "gymnasium":
         return None
@@ -183,9 +183,7 @@ def _twin(env: ResolvedEnv) -> ResolvedEnv | None:
 
 
 def _nearest_version(env_id: str) -> str | None:
-    """The id itself, or else the version that Gymnasium has and that is nearest; a later one wins
-    over an earlier one as near.
-    """
+    """The id itself, or Gymnasium's nearest version of it; of two equally near ones the later."""
     found = re.fullmatch(r"(.+)-v(\d+)", env_id)
     if found is None:
         return None
@@ -201,7 +199,7 @@ def _nearest_version(env_id: str) -> str | None:
 
 
 def _observed(env: ResolvedEnv) -> FilmedEnv | None:
-    """The environment as the policy sees it; None where there is no picture in that."""
+    """The environment as the policy sees it; None if its observation holds no picture."""
     made = make_group_env(env, env.streams_of(1))
     stacked = env.config.frame_stack > 1
     for path, leaf in observation_leaves(made.spaces.observation).items():
@@ -238,10 +236,8 @@ def _observed_picture(x: NDArray[Any], stacked: bool) -> NDArray[np.uint8]:
 
 
 def _rgb(picture: Any) -> NDArray[np.uint8]:
-    """A picture, also a grey one or one with transparency, as ``[H, W, 3]``.
-
-    Raises:
-        CannotRender: it is none.
+    """A picture, perhaps grey or with transparency, as ``[H, W, 3]``; raises CannotRender if it is
+    none.
     """
     if isinstance(picture, list) and picture:  # render_mode "rgb_array_list": all since the last
         picture = picture[-1]
@@ -263,7 +259,7 @@ def _why(error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hides what Gymnasium says of render modes that aren't there: another way is tried then."""
+    """Hides Gymnasium's warnings about missing render modes."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*render.*")
         yield

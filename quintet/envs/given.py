@@ -1,4 +1,4 @@
-"""What a user may give as an environment beside an id: callables and vector environments."""
+"""Environments that a user gives other than by id: callables and vector environments."""
 
 import inspect
 from collections.abc import Callable
@@ -13,24 +13,23 @@ from quintet.envs import envpool
 from quintet.errors import ConfigError
 
 MakeEnv = Callable[..., gymnasium.Env[Any, Any] | ForeignVectorEnv[Any, Any, Any]]
-"""Makes one environment; with a parameter named ``num_envs``, a vector environment of so many."""
+"""Makes one environment, or, with a parameter ``num_envs``, a vector environment of that size."""
 
 GivenEnv = str | MakeEnv | ForeignVectorEnv[Any, Any, Any]
 """An id or import string, a callable, or a vector environment."""
 
 EnvSource = MakeEnv | ForeignVectorEnv[Any, Any, Any]
-"""What environments come from when it is no id."""
+"""Makes environments that have no id."""
 
 
 def settle(env: GivenEnv) -> tuple[dict[str, Any], EnvSource | None]:
-    """What a given environment says of `EnvConfig`, and where environments come from.
+    """The fields of `EnvConfig` that a given environment determines, and its source.
 
-    A pool of EnvPool is only read: it stands for its id, arguments and number of environments, and
-    further pools are made of these, as their seeds are fixed when they are made.  Any other
-    vector environment is one group of streams.
+    A pool of EnvPool is only read: pools are made anew from its id, arguments and size, since seeds
+    are fixed when a pool is made.  Any other vector environment is one group of streams.
 
     Raises:
-        ConfigError: it is nothing that environments can come from.
+        ConfigError: it can't make environments.
     """
     if isinstance(env, str):
         return {"id": env}, None
@@ -65,20 +64,19 @@ def settle(env: GivenEnv) -> tuple[dict[str, Any], EnvSource | None]:
 
 
 def can_be_made_again(source: EnvSource | None) -> bool:
-    """Whether there can be more environments than those given: evaluation needs its own."""
+    """Whether further environments can be made, which evaluation needs."""
     return not isinstance(source, ForeignVectorEnv) or is_plain_sync(source)
 
 
 def is_plain_sync(env: object) -> bool:
-    """A SyncVectorEnv is only a list of makers, and each of its environments can be stepped alone.
-
-    Subclasses and wrappers may do more than that.
+    """Whether it is a plain SyncVectorEnv, whose environments can be made and stepped one by one;
+    subclasses and wrappers may do more.
     """
     return type(env) is SyncVectorEnv and env.observation_mode == "same"
 
 
 def makes_groups(maker: MakeEnv) -> bool:
-    """Whether a callable has a parameter ``num_envs``, so makes whole vector environments."""
+    """Whether a callable has a parameter ``num_envs``, so that it makes vector environments."""
     try:
         return "num_envs" in inspect.signature(maker).parameters
     except (TypeError, ValueError):  # some built-in callables don't tell
@@ -86,8 +84,8 @@ def makes_groups(maker: MakeEnv) -> bool:
 
 
 def name_of(source: object) -> str:
-    """``module:name`` of what makes environments, or ``module:<name>``: of a partial's function, or
-    the class of an object, where no import string could stand for it.
+    """``module:name`` of a source, or ``module:<name>`` where that is no import string: for a
+    partial the name of its function, for an object that of its class.
     """
     maker: Any = source
     while isinstance(maker, partial):

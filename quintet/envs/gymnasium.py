@@ -36,8 +36,8 @@ class Leaf:
     shape: tuple[int, ...]
     dtype: np.dtype
     start: Any
-    size: Any  # discrete values, from 0, are below it: a number, or one for each place; or None
-    is_plain: bool  # the whole observation, and any number may be in it
+    size: Any  # number of discrete values, or one for each place; None if not discrete
+    is_plain: bool  # the whole observation is this leaf, a Box
 
 
 @final
@@ -45,8 +45,8 @@ class GymnasiumVectorEnv:
     """`num_streams` environments made by one callable.
 
     Every observation is checked against the declared shape and kind of dtype, since numpy would
-    broadcast a wrong shape without a word. Whatever goes wrong inside an environment is raised as
-    `EnvironmentFault` that names the stream, the step, the id and the seed.
+    silently broadcast a wrong shape. Errors of an environment are raised as `EnvironmentFault`,
+    which names the stream, the step, the id and the seed.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class GymnasiumVectorEnv:
         """Makes the environments.
 
         Args:
-            make_env: called once for every stream, in their order, and so again at restarts.
-            env_id: name for people; nothing is looked up by it.
+            make_env: called once for every stream, in their order, and again at restarts.
+            env_id: name for people.
             first_stream: number in the run of the first environment, for error messages.
             action_repeat: frames of one step, for the record.
             success_key: of info, true where an episode was won; None: nothing is read.
 
         Raises:
-            ConfigError: `make_env` gives something else than fresh, equal environments.
+            ConfigError: `make_env` does not make new environments with equal spaces.
         """
         self._id, self.num_streams = env_id, num_streams
         self.description = EnvDescription(env_id, "gymnasium", action_repeat, rule_of(success_key))
@@ -97,10 +97,10 @@ class GymnasiumVectorEnv:
         self._action: Array | None = None
 
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
-        """Resets every environment with its seed; later resets go on from it, without a seed.
+        """Resets every environment with its seed; later resets have no seed.
 
-        Environments that were in use are made anew: some keep more than `reset` clears (running
-        statistics, say), which a resumed run would not have.
+        Used environments are made anew, since some keep state over resets (running statistics,
+        say), which a resumed run would not have.
         """
         self._seeds = check_seeds(seeds, self.num_streams)
         self._action = None
@@ -121,7 +121,7 @@ class GymnasiumVectorEnv:
         assert self._action is not None, "send before recv"
         action, self._action = unpack_action(self._action_space, self._action), None
         ended = self._ended
-        # Written all at once: an array's elements are slow to set one by one.
+        # Written at once, since single elements of an array are slow to set.
         out.valid[:] = [not over for over in ended]
         told = [
             self._reset(stream, None, out.obs) if ended[stream] else self._step(stream, row, out)
@@ -139,23 +139,23 @@ class GymnasiumVectorEnv:
         env = self._envs[stream]
         plain = env.unwrapped
         if plain.render_mode is None and "rgb_array" in env.metadata.get("render_modes", ()):
-            # Made by a callable that doesn't pass it on. Most look at it only when they draw.
+            # The callable may not pass it on; most environments read it only when they draw.
             plain.render_mode = "rgb_array"
         return Rendered(env.render(), steps_per_s(env.metadata))
 
     def close(self) -> None:
-        """Closes every environment, also where one of them fails to close."""
+        """Closes every environment, even if one of them fails to close."""
         envs, self._envs = self._envs, []
         for env in envs:
             try:
                 env.close()
-            except Exception as error:  # at the end of a run it must not hide what came before
+            except Exception as error:  # must not hide an earlier error at the end of a run
                 warnings.warn(
                     f"{self._id}: closing failed: {error!r}", RuntimeWarning, stacklevel=2
                 )
 
     def place_of(self, stream: int) -> str:
-        """Where a stream is, for a message."""
+        """A stream's number, step and seed, for a message."""
         step = self._episode_step[stream]
         when = f"step {step} of its episode" if step else "reset"
         return f"stream {self._first_stream + stream}, {when}, seed {self._seeds[stream]}"
@@ -168,7 +168,7 @@ class GymnasiumVectorEnv:
         except Exception as error:
             self._raise_fault(stream, raised(error), error)
         leaf = self._plain
-        if (  # as nearly all of them are
+        if (  # the usual case
             leaf is not None
             and type(obs) is np.ndarray
             and obs.dtype is leaf.dtype
@@ -183,7 +183,7 @@ class GymnasiumVectorEnv:
         return result
 
     def _reset(self, stream: int, seed: int | None, out: ObsArrays) -> tuple[float, bool, bool]:
-        """Gives what a row holds that is spent on it."""
+        """Resets a stream; returns the reward and flags of a reset row."""
         self._episode_step[stream] = 0
         self._ended[stream] = False
         try:
@@ -260,14 +260,12 @@ def steps_per_s(metadata: Mapping[str, Any]) -> float | None:
 
 
 class BadLeaf(Exception):
-    """What an environment did to an observation leaf, as it goes on after "the environment"."""
+    """An observation leaf is wrong; the message goes on after "the environment"."""
 
 
 def read_leaf(obs: Any, leaf: Leaf, leading: tuple[int, ...] = ()) -> Array:
-    """A leaf of one observation, or of a batch ``[*leading]``, checked and counted from 0.
-
-    Raises:
-        BadLeaf: it isn't there, or not as declared.
+    """A leaf of one observation, or of a batch ``[*leading]``, checked; discrete values count from
+    0.  Raises BadLeaf if it is missing, or not as declared.
     """
     value = obs
     try:
@@ -292,7 +290,7 @@ def read_leaf(obs: Any, leaf: Leaf, leading: tuple[int, ...] = ()) -> Array:
 
 
 def leaf_of(path: str, keys: tuple[str | int, ...], space: Space) -> Leaf:
-    """What there is to know of the leaf `space` that `keys` lead to."""
+    """The record of the leaf `space` at `keys`."""
     discrete = isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
     size: Any = None
     if isinstance(space, spaces.Discrete):

@@ -1,4 +1,4 @@
-"""Ids: which backend knows one, which ids there are, and what is near to a wrong one."""
+"""Environment ids: their backends, lists of them, and suggestions for wrong ones."""
 
 import difflib
 import fnmatch
@@ -13,11 +13,9 @@ Resolved = Literal["envpool", "ale", "gymnasium"]
 
 
 def resolve_backend(env_id: str, backend: str = "auto") -> Resolved:
-    """Who will implement an id: EnvPool where it is installed and knows the id, for Atari games
-    then ALE's vector environment, else Gymnasium.
-
-    Raises:
-        ConfigError: nobody knows the id (with the nearest names), or the backend is missing.
+    """The backend of an id: EnvPool if it is installed and knows the id, for Atari games then ALE's
+    vector environment, else Gymnasium; raises ConfigError if no backend knows the id (with the
+    nearest names), or the backend is missing.
     """
     if ":" in env_id:
         if backend in ("envpool", "ale"):
@@ -47,7 +45,7 @@ def resolve_backend(env_id: str, backend: str = "auto") -> Resolved:
 
 
 def envpool_id(env_id: str) -> str | None:
-    """EnvPool's name of an id, without Gymnasium's ``ALE/``; None where it has none."""
+    """EnvPool's name for an id, without Gymnasium's ``ALE/``; None where it has none."""
     known = envpool.list_ids()
     name = env_id.removeprefix("ALE/")
     return next((found for found in (env_id, name) if found in known), None)
@@ -56,8 +54,7 @@ def envpool_id(env_id: str) -> str | None:
 def list_envs(pattern: str = "") -> list[tuple[str, str]]:
     """Every ``(id, backend)`` whose id contains `pattern`, or matches its ``*``, ``?`` and ``[]``.
 
-    Upper and lower case are the same. An id that two backends have comes twice, the one that is
-    taken first at the top.
+    Case is ignored. An id of two backends occurs twice, first with the preferred backend.
     """
     wanted = pattern.lower()
     if not any(sign in wanted for sign in "*?["):

@@ -1,4 +1,4 @@
-"""Action masks that an environment gives beside its observation, in ``info``."""
+"""Action masks that an environment gives in ``info``."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -18,8 +18,8 @@ from quintet.types import ACTION_MASK
 class MaskFromInfo(gymnasium.Wrapper[dict[str, Any], Any, Any, Any]):
     """Makes ``info["action_mask"]`` the observation leaf ``action_mask``.
 
-    The observation becomes a Dict of the one there was, or of its parts, and of the mask.  The mask
-    must be there at every reset and every step; where an episode ended it may be missing.
+    The observation becomes a Dict of the former observation, or of its parts, and of the mask.  The
+    mask must be in info at every reset and step, except where an episode ends.
 
     Raises:
         ConfigError: no action can be masked, or the observation holds a mask already.
@@ -70,7 +70,7 @@ class MaskFromInfo(gymnasium.Wrapper[dict[str, Any], Any, Any, Any]):
                 f"info[{ACTION_MASK!r}] must be an array of {self._size} numbers, one per action, "
                 f"got shape {mask.shape}, dtype {mask.dtype}"
             )
-        if not np.isfinite(mask).all():  # NaN is not 0, so would allow
+        if not np.isfinite(mask).all():  # NaN is not 0, so it would allow an action
             raise ValueError(f"info[{ACTION_MASK!r}] must be of finite numbers, got {mask}")
         allowed: NDArray[np.int8] = (mask != 0).astype(np.int8)
         return allowed

@@ -1,4 +1,4 @@
-"""From what a user gives - a name, a callable, a vector environment - to our vector environment."""
+"""Makes quintet's vector environments of an id, a callable or a vector environment."""
 
 import itertools
 from collections.abc import Callable, Mapping
@@ -41,27 +41,26 @@ def make_vector_env(
     mask_from_info: bool = False,
     num_threads: int | None = None,
 ) -> VectorEnv:
-    """Makes `num_streams` environments that step together; `restart(seeds, out)` begins.
+    """Makes `num_streams` environments that step together; begin with `restart(seeds, out)`.
 
     Args:
         env: one of
 
             - an id, or an import string ``"pkg.module:make_env"`` of a callable;
             - a callable that makes one Gymnasium environment;
-            - a callable with a parameter ``num_envs`` that makes a vector environment of so many:
+            - a callable with a parameter ``num_envs`` that makes a vector environment of that size:
               ``functools.partial(gymnasium.make_vec, "CartPole-v1")``;
-            - a Gymnasium or ALE vector environment with any autoreset mode (what is lost with
-              SAME_STEP and DISABLED: `quintet.envs.adapted`). It stays the caller's: it isn't
-              closed, and restarts only reset it. A plain SyncVectorEnv is only read: its
-              environments are made by its ``env_fns``;
-            - a pool of EnvPool with ``env_type="gymnasium"``, which is only read: pools like
-              it are made.
+            - a Gymnasium or ALE vector environment with any autoreset mode (for what SAME_STEP and
+              DISABLED lose see `quintet.envs.adapted`). It belongs to the caller: it isn't closed,
+              and restarts only reset it. Of a plain SyncVectorEnv only the ``env_fns`` are used, to
+              make its environments anew;
+            - a pool of EnvPool with ``env_type="gymnasium"``, of which equal pools are made.
 
             Callables are given `kwargs`.
         num_streams: None: as many as a given vector environment has, else 8.
 
     Raises:
-        ConfigError: an option is out of range, nothing has that id, or a package is missing.
+        ConfigError: an option is out of range, the id is unknown, or a package is missing.
     """
     options: dict[str, Any] = {
         "backend": backend,
@@ -97,17 +96,17 @@ def make_group_env(
     """Makes the environments of one group.
 
     Args:
-        num_streams: streams of this group, whatever `env.config.num_streams` says of the run.
+        num_streams: streams of this group, whatever `env.config.num_streams` is.
         first_stream: number in the run of the group's first stream, for error messages.
-        drawn: EnvPool's and Atari games are made such that they `render`; others are by what
-            `env.config.kwargs` says to their makers.
+        drawn: whether environments of EnvPool and Atari games must `render`; `env.config.kwargs`
+            decides that for others.
 
     Raises:
-        ConfigError: they can't be made, or not by these options.
+        ConfigError: they can't be made, or not with these options.
     """
     config, made = env.config, _make_base(env, num_streams, first_stream, drawn)
     masked = ACTION_MASK in observation_leaves(made.spaces.observation)
-    # Of another kind a mask in the observation is the environment's own.
+    # In other kinds of environments a mask in the observation is their own.
     if config.mask_from_info and not (masked and isinstance(made, GymnasiumVectorEnv)):
         made.close()
         kind, way_out = made.description.backend, "choose backend 'gymnasium'"
@@ -207,7 +206,7 @@ def _adapt(
     make: Callable[[], ForeignVectorEnv[Any, Any, Any]] | None,
     first_stream: int,
 ) -> VectorEnv:
-    """A vector environment as ours; `make` makes another like it."""
+    """Adapts a vector environment; `make` makes another one like it."""
     config = env.config
     if envpool.is_pool(made.unwrapped):
         made.close()
@@ -227,25 +226,24 @@ def _adapt(
 def _make_several(
     maker: MakeEnv, env_id: str, kwargs: Mapping[str, Any], num_streams: int
 ) -> ForeignVectorEnv[Any, Any, Any]:
-    """A vector environment of `num_streams`."""
     env: Any = _make_one(maker, env_id, {**kwargs, "num_envs": num_streams})
     if not isinstance(env, ForeignVectorEnv) or env.num_envs != num_streams:
         raise ConfigError(
-            f"{env_id} has a parameter num_envs, so must make a vector environment of so many; "
-            f"asked for {num_streams}, got {env!r}; return one, or rename the parameter of what "
-            f"makes single environments"
+            f"{env_id} has a parameter num_envs, so it must make a vector environment of that "
+            f"size; asked for {num_streams}, got {env!r}; return one, or rename the parameter of a "
+            "function that makes single environments"
         )
     return env
 
 
 def _masked(make_one: Callable[[], Any], env_id: str) -> Any:
-    """One environment with its action mask in the observation; what is none is left as it is."""
+    """An environment with its action mask in the observation; other objects stay as they are."""
     env = make_one()
     return MaskFromInfo(env, env_id) if isinstance(env, gymnasium.Env) else env
 
 
 def _make_one(maker: Callable[..., Any], env_id: str, kwargs: Mapping[str, Any]) -> Any:
-    """What `maker` makes; what goes wrong is told with the way out."""
+    """Calls `maker`; its errors become a ConfigError that says what to do."""
     try:
         return maker(**kwargs)
     except gymnasium.error.DependencyNotInstalled as error:
@@ -262,7 +260,7 @@ def _make_one(maker: Callable[..., Any], env_id: str, kwargs: Mapping[str, Any])
 
 
 def _install_line(env_id: str) -> str:
-    """What to install for a Gymnasium id whose package is missing."""
+    """The command that installs the missing package of a Gymnasium id."""
     if ale.rom_of(env_id) is not None:
         return ale.INSTALL_LINE
     spec = gymnasium.registry.get(env_id.partition(":")[2] or env_id)

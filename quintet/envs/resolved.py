@@ -1,4 +1,4 @@
-"""An environment resolved: what an `EnvConfig` and a given source mean on this machine."""
+"""Resolves an `EnvConfig` and a given source on this machine."""
 
 import difflib
 from collections.abc import Mapping
@@ -21,14 +21,14 @@ from quintet.system.importing import import_module
 @final
 @dataclass(frozen=True)
 class ResolvedEnv:
-    """What environments are made of, in this process, in workers and in evaluations.
+    """Everything that makes an environment, in this process, in workers and in evaluations.
 
-    config: its options, with the backend that makes it.
+    config: its options, with the resolved backend.
     source: the callable or vector environment that was given, for which `config.id` is only a
-        name; None: the id, or the import string, says what makes it.
-    name: what the backend calls it: EnvPool's id, or the game of ale-py; else empty.
-    family: of EnvPool, whose numbers of groups and threads are taken; ``"atari"`` with backend
-        ``ale`` too, and empty with ``gymnasium``.
+        name; None: the id or import string makes it.
+    name: the backend's name for it: EnvPool's id, or the game of ale-py; else empty.
+    family: the family of EnvPool, for default numbers of groups and threads; ``"atari"`` with
+        backend ``ale`` too, and empty with ``gymnasium``.
     atari: the options of an Atari game with our preprocessing; None: it is no such game.
     """
 
@@ -40,10 +40,10 @@ class ResolvedEnv:
 
     @property
     def kind(self) -> Literal["id", "maker", "group maker", "vector environment"]:
-        """What it comes from: an id that a backend knows, what makes single environments, what
-        makes groups of them (it has a parameter ``num_envs``), or a vector environment itself.
+        """What it comes from: an id of a backend, a maker of single environments, a maker of groups
+        (with a parameter ``num_envs``), or a vector environment.
 
-        Imports what an import string names.
+        Imports the module of an import string.
         """
         if isinstance(self.source, ForeignVectorEnv):
             return "vector environment"
@@ -53,57 +53,53 @@ class ResolvedEnv:
 
     @property
     def maker(self) -> MakeEnv:
-        """What makes environments of backend ``gymnasium``, unless a vector environment was given.
-
-        Raises:
-            ConfigError: an import string names nothing.
+        """The maker of environments of backend ``gymnasium``, unless a vector environment was
+        given; raises ConfigError if an import string names nothing.
         """
         assert not isinstance(self.source, ForeignVectorEnv)
         return self.source if self.source is not None else _find_maker(self.config.id)
 
     @property
     def auto_num_groups(self) -> int:
-        """Groups where the configuration leaves them open: one, where this process takes the steps,
-        as more would only double the number of acts; else as is best for the family.
+        """Default number of groups: one where Python steps, since more would only double the number
+        of acts; else the family's.
         """
         groups = envpool.default_num_groups(self.family) if self.family else 1
         return groups if self.config.num_streams % groups == 0 else 1
 
     @property
     def group_size(self) -> int:
-        """Streams that step and act together, as configured or by `auto_num_groups`."""
+        """Streams of a group, as configured or by `auto_num_groups`."""
         return self.config.streams_per_group or self.config.num_streams // self.auto_num_groups
 
     def auto_num_threads(self, num_streams: int) -> int:
-        """Threads of a group of so many streams, where the configuration leaves them open: the
-        cores are shared with the other groups.
-        """
+        """Default number of threads of a group of that size; groups share the cores."""
         groups = max(1, self.config.num_streams // num_streams)
         return envpool.default_num_threads(self.family, num_streams, groups) if self.family else 1
 
     def num_threads(self, num_streams: int) -> int:
-        """Threads that step a group of so many streams, as configured or by `auto_num_threads`."""
+        """Threads of a group of that size, as configured or by `auto_num_threads`."""
         return self.config.num_threads or self.auto_num_threads(num_streams)
 
     def streams_of(self, wanted: int) -> int:
-        """Streams of a group of which so many are wanted: a given vector environment is one."""
+        """Streams of a group: as wanted, or all of a given vector environment."""
         return self.source.num_envs if isinstance(self.source, ForeignVectorEnv) else wanted
 
     def with_options(self, options: Mapping[str, Any]) -> "ResolvedEnv":
-        """The same with other options in its configuration, and its other fields as they are."""
+        """The same environment with other options in its configuration."""
         return replace(self, config=self.config.model_copy(update=options))
 
 
 def resolve_env(config: EnvConfig, source: EnvSource | None = None) -> ResolvedEnv:
-    """Says who makes an environment and how; imports nothing of the user's, and makes nothing.
+    """Resolves an environment; makes none, and imports no module of the user.
 
     Args:
-        source: what it comes from if not from `config.id`, which then is only a name; callables
+        source: makes the environments, if not `config.id`, which then is only a name; callables
             are given `config.kwargs`.
 
     Raises:
-        ConfigError: nobody knows the id, the backend is missing, or the options of an Atari game
-            can't be used.
+        ConfigError: no backend knows the id, the backend is missing, or the options of an Atari
+            game can't be used.
     """
     backend = "gymnasium" if source is not None else resolve_backend(config.id, config.backend)
     config = config.model_copy(update={"backend": backend})
@@ -128,7 +124,7 @@ def resolve_env(config: EnvConfig, source: EnvSource | None = None) -> ResolvedE
 
 
 def _find_maker(name: str) -> MakeEnv:
-    """What makes the environments of a Gymnasium id, ``"module:Id-v0"`` or an import string."""
+    """The maker of a Gymnasium id, of ``"module:Id-v0"``, or of an import string."""
     module_name, colon, attribute = name.partition(":")
     if colon:
         module = import_module(module_name, name)
@@ -147,5 +143,5 @@ def _find_maker(name: str) -> MakeEnv:
                 f"registers; found neither; {f'did you mean {near}?' if near else 'correct it'}"
             )
         name = attribute
-    # Its checker repeats at every step what the adapter checks more cheaply.
+    # Gymnasium's checker repeats at every step what the adapter checks more cheaply.
     return partial(gymnasium.make, name, disable_env_checker=True)

@@ -9,26 +9,25 @@ if sys.platform == "linux":
     import resource
 
 _LONGEST_S = 200e-6
-"""Of longer steps what sleeping costs is a small part."""
+"""Longest time to stay awake; in longer steps the cost of sleeping is small."""
 _FIRST_S = 20e-6
-_LONGER, _SHORTER = 1.05, 0.995  # one step in ten is late
+_LONGER, _SHORTER = 1.05, 0.995  # balanced where one step in ten is late
 _GIVEN_UP_FOR = 2_000  # steps
 
 SLEEPS_ARE_COUNTED = sys.platform == "linux"
-"""Whether the system tells how often a thread went to sleep, without which nothing here works."""
+"""Whether the system counts how often a thread sleeps, which `ShortWait` needs."""
 
 
 @final
 class ShortWait:
-    """Passes the time that a step in another thread usually takes, without sleeping.
+    """Waits, without sleeping, as long as a step in another thread usually takes.
 
-    A thread that sleeps for 0.1 ms is woken late and finds its core cold: with 64 CartPoles that
-    cost a tenth of the whole training.  How long to stay awake follows the steps: longer when the
-    thread slept nevertheless until the step was there, and else a little shorter.  Where the
-    longest time is too short, as for slow steps or beside other processes that want the cores, it
-    is given up for 2,000 steps.
+    A thread that sleeps for 0.1 ms wakes late on a cold core: with 64 CartPoles that took a tenth
+    of the whole training.  The time to stay awake adapts: it grows when the thread slept
+    nevertheless until the step ended, and otherwise shrinks a little.  Where the longest time is
+    too short, as for slow steps or beside other processes, waiting awake pauses for 2,000 steps.
 
-    Only time is spent here; what is computed is the same.
+    It changes no results.
     """
 
     def __init__(self) -> None:
@@ -42,7 +41,7 @@ class ShortWait:
         self._begun_at = time.perf_counter()
 
     def stay_awake(self) -> None:
-        """Passes what is left of the usual time."""
+        """Waits for the rest of the usual time."""
         if self._given_up_for:
             return
         until = self._begun_at + self.awake_s
@@ -63,5 +62,5 @@ class ShortWait:
 
 
 def _times_slept() -> int:
-    """How often this thread gave its core away to wait for something."""
+    """How often this thread gave up its core to wait."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw

@@ -1,6 +1,6 @@
-"""Which episodes count as won: the rule of ``env.success``, and what an environment's info says.
+"""Which episodes count as won: the rules of ``env.success``.
 
-Two rules there are, both about the step that ends an episode:
+There are two rules, both about the step that ends an episode:
 
 - ``"reward>0.5"``: the last reward, as the environment gave it, is strictly greater;
 - ``"info:KEY"``: ``info[KEY]`` is true. It must be there at every ending.
@@ -19,10 +19,10 @@ _REWARD, _INFO = "reward>", "info:"
 
 
 class SuccessRule(NamedTuple):
-    """One of the two is set.
+    """A rule; one of the two fields is set.
 
     above: the last raw reward must be greater, in reward units.
-    key: of the ending step's info.
+    key: this key of the ending step's info must be true.
     """
 
     above: float | None
@@ -30,11 +30,7 @@ class SuccessRule(NamedTuple):
 
 
 def read_rule(text: str) -> SuccessRule:
-    """The rule that `text` spells.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Parses a rule; raises ValueError if `text` is none."""
     if text.startswith(_INFO) and text != _INFO:
         return SuccessRule(None, text.removeprefix(_INFO))
     try:
@@ -50,23 +46,23 @@ def read_rule(text: str) -> SuccessRule:
 
 
 def key_of(rule: str | None) -> str | None:
-    """The key of info that a rule names; None where it names none."""
+    """The rule's key of info; None where it has none."""
     return None if rule is None else read_rule(rule).key
 
 
 def rule_of(key: str | None) -> str | None:
-    """The rule that names a key of info."""
+    """The rule of a key of info."""
     return None if key is None else f"{_INFO}{key}"
 
 
 def single_success(info: Mapping[str, Any], key: str, who: str) -> bool:
-    """What the info of one environment says at an ending.
+    """The success in the info of one environment at an ending.
 
     Args:
-        who: the environment, for people.
+        who: the environment, for messages.
 
     Raises:
-        ConfigError: it says nothing, or no truth value.
+        ConfigError: the key is missing, or its value is no truth value.
     """
     if key not in info:
         _refuse_key(key, info, who)
@@ -76,14 +72,14 @@ def single_success(info: Mapping[str, Any], key: str, who: str) -> bool:
 def write_success(
     out: NDArray[np.bool_], ended: NDArray[np.bool_], infos: Any, key: str, who: str
 ) -> None:
-    """Writes what the infos of a vector environment say into `out` ``[B]`` where `ended` ``[B]``.
+    """Writes the successes in a vector environment's infos to `out` ``[B]`` where `ended` ``[B]``.
 
     Args:
-        infos: arrays ``[B]`` by key, with a mask at ``"_" + key`` of who gave it or without; or a
-            dict, or None, for each stream.
+        infos: arrays ``[B]`` by key, perhaps with a mask of the streams that gave it at
+            ``"_" + key``; or a dict, or None, for each stream.
 
     Raises:
-        ConfigError: a stream's says nothing, or no truth value.
+        ConfigError: a stream's key is missing, or its value is no truth value.
     """
     streams = np.flatnonzero(ended).tolist()
     if not isinstance(infos, Mapping):
@@ -96,7 +92,7 @@ def write_success(
         if values is None or (given is not None and not given[stream]):
             masks = {f"_{name}" for name in infos}
             _refuse_key(key, [name for name in infos if name not in masks], who)
-        # Of what is no array per stream the whole is shown, and refused.
+        # A value that is no array per stream is refused as a whole.
         many = isinstance(values, np.ndarray | list | tuple) and len(values) == len(ended)
         out[stream] = _truth(values[stream] if many else values, key, who)
 

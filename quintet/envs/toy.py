@@ -1,4 +1,4 @@
-"""Small environments whose optimum is known: for tests, for examples, and for a first doubt.
+"""Small environments whose optimum is known, for tests, examples and first checks.
 
 Name them as ``"quintet.envs.toy:EndlessPay"``, with their arguments in ``env.kwargs``.
 """
@@ -20,10 +20,10 @@ Step = tuple[Floats, float, bool, bool, Info]
 
 @final
 class EndlessPay(gymnasium.Env[Floats, np.int64]):
-    """Pays 1 per step and is cut off after `n` steps; every observation is the same.
+    """Pays 1 per step and is truncated after `n` steps; every observation is the same.
 
-    The task has no end, so every state is worth ``1 / (1 - gamma)``. A learner that takes the
-    truncation for an end learns less.
+    The task has no end, so every state is worth ``1 / (1 - gamma)``. A learner that treats the
+    truncation as a termination learns less.
     """
 
     def __init__(self, n: int = 10) -> None:
@@ -73,7 +73,7 @@ class FinitePay(gymnasium.Env[Floats, np.int64]):
 
 @final
 class Scripted(gymnasium.Env[NDArray[np.int64], np.int64]):
-    """Says where it is: the observation is ``[seed, episode, step, last action]``, int64.
+    """Shows its position: the observation is ``[seed, episode, step, last action]``, int64.
 
     Episode ``e`` has ``lengths[e % len]`` steps and ends as ``endings[e % len]``. Step ``s`` of it
     pays ``100 e + s``. The last action is -1 at a reset.
@@ -174,9 +174,9 @@ class Target(gymnasium.Env[Floats, Floats]):
 class MaskedDoors(gymnasium.Env[Info, np.int64]):
     """Five doors, one of which pays 1; the others pay 0, and a locked one must not be tried.
 
-    Which one pays: while the bit ``side`` is 0, the number ``door`` (0, 1 or 2), else 3 where ``x``
-    is negative and 4 where it is positive; ``action_mask`` is 1 where a door isn't locked, and the
-    one that pays never is.  Everything is drawn anew at every step; the episode ends after `length`
+    If the bit ``side`` is 0, door number ``door`` (0, 1 or 2) pays, else door 3 where ``x`` is
+    negative and 4 where it is positive.  ``action_mask`` is 1 where a door isn't locked; the door
+    that pays never is.  Everything is drawn anew at every step; the episode ends after `length`
     steps.  The best return is `length`; a random choice among unlocked doors gets 0.39 of it.
 
     `step` raises ValueError for a locked door.

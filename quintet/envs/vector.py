@@ -5,9 +5,9 @@ final observation with the ending's reward and flags; the next ``send`` ignores 
 and resets it: ``recv`` then gives the first observation of the new episode with reward 0, no flag,
 ``valid`` False.
 
-Discrete and MultiDiscrete values, observed or acted, are counted from 0 whatever the ``start`` of
-the environment's space. The actions of a stream, also of a Tuple or Dict space, are packed in one
-array as `quintet.spaces.action_spec` says.
+Discrete and MultiDiscrete values, in observations and actions, count from 0 whatever the ``start``
+of the environment's space. The actions of a stream, also of a Tuple or Dict space, are packed in
+one array, see `quintet.spaces.action_spec`.
 """
 
 from collections.abc import Sequence
@@ -29,14 +29,14 @@ ObsArrays = dict[str, Array]
 
 @dataclass(frozen=True)
 class StepRow:
-    """Where a step is written: views of one row of preallocated memory, all with leading ``[B]``.
+    """The memory of a step: views of one row of preallocated arrays, all with leading ``[B]``.
 
     obs: the observations that the step led to (the row after the action's).
-    reward: float32, after clipping; raw_reward: float32, as the environment gave it.
-    terminated, truncated: bool; never both True, termination wins.
-    valid: bool; False where the step was spent on resetting.
-    success: bool; whether the episode that ended was won: of no meaning in other rows, and nowhere
-        where `EnvDescription.success` is None.
+    reward: after clipping; raw_reward: as the environment gave it.
+    terminated, truncated: never both True; termination wins.
+    valid: False where the step was spent on resetting.
+    success: whether the episode that ended here was won; it has no meaning in other rows, or where
+        `EnvDescription.success` is None.
     """
 
     obs: ObsArrays
@@ -50,7 +50,7 @@ class StepRow:
 
 @dataclass(frozen=True)
 class EnvDescription:
-    """What stands beside every published number: which task this really was.
+    """The identity of a task, published beside every score.
 
     success: the rule by which an episode is won, as in ``env.success``; None: there is none.
     """
@@ -62,10 +62,10 @@ class EnvDescription:
 
 
 class Rendered(NamedTuple):
-    """What one environment draws of itself.
+    """An environment's picture of itself.
 
-    picture: as the environment gave it, unchecked: ``[H, W, 3]`` uint8 is hoped for.
-    steps_per_s: steps that make one second, seen at the right speed; None: it doesn't say.
+    picture: as the environment gave it, unchecked; should be ``[H, W, 3]`` uint8.
+    steps_per_s: steps that make one second at the right speed; None: it doesn't say.
     """
 
     picture: Any
@@ -73,7 +73,7 @@ class Rendered(NamedTuple):
 
 
 class CannotRender(Exception):
-    """Why an environment draws nothing, as it goes on after its name and a colon."""
+    """An environment draws nothing; the message goes on after its name and a colon."""
 
 
 class VectorEnv(Protocol):
@@ -105,10 +105,8 @@ class VectorEnv(Protocol):
         ...
 
     def render(self, stream: int) -> Rendered:
-        """What `stream` looks like after the last `restart` or `recv`, if it was made to be drawn.
-
-        Raises:
-            CannotRender: it can't be drawn; an environment's own code may raise anything else.
+        """A picture of `stream` after the last `restart` or `recv`.  Raises CannotRender if it
+        can't be drawn; an environment's own code may raise anything else.
         """
         ...
 
@@ -137,10 +135,8 @@ def allocate_row(space: Space, num_streams: int) -> StepRow:
 
 
 def check_seeds(seeds: Sequence[int], num_streams: int) -> list[int]:
-    """One seed per stream as Python ints.
-
-    Raises:
-        ConfigError: another number of seeds, or one outside ``0 .. 2**31 - 1``.
+    """One seed per stream as Python ints; raises ConfigError for another number of seeds, or for
+    one outside ``0 .. 2**31 - 1``.
     """
     checked = [int(seed) for seed in seeds]
     if len(checked) != num_streams or not all(0 <= seed < 2**31 for seed in checked):
@@ -159,18 +155,17 @@ def check_finite(
     description: EnvDescription,
     first_step: int,
 ) -> None:
-    """Refuses NaN and infinity in an unroll; made for whole unrolls, since a check per step costs.
+    """Refuses NaN and infinity in a whole unroll, since a check per step would be expensive.
 
     Args:
-        obs_leaves: leaves ``[T, B, ...]`` or one row more; row t is seen before step t. Leaves that
-            aren't floating-point are passed over.
-        reward: ``[T, B]``, raw: clipping would hide infinity.
+        obs_leaves: leaves ``[T, B, ...]`` or one row more; row t is seen before step t.
+        reward: ``[T, B]``, raw, since clipping would hide infinity.
         first_stream: number in the run of column 0.
         seeds: of the streams' last restart.
         first_step: step of row 0, counted over episodes from the stream's last restart.
 
     Raises:
-        EnvironmentFault: names the earliest bad step, its stream and where the value stood.
+        EnvironmentFault: names the earliest bad step, its stream and the value.
     """
     worst: tuple[int, int, str] | None = None
     for name, values in (*obs_leaves.items(), ("reward", reward)):

@@ -1,5 +1,5 @@
-"""What can be laid around any vector environment: frame stacks, clipped rewards, success by the
-last reward, the last action and reward as observations.
+"""Wrappers of any vector environment: frame stacks, clipped rewards, success by the last reward,
+the last action and reward as observations.
 """
 
 import math
@@ -23,7 +23,7 @@ from quintet.types import ACTION_MASK, LAST_ACTION, LAST_REWARD, Spaces
 class FrameStack:
     """Gives the newest `k` observations, oldest first, on a new leading axis: ``[B, k, ...]``.
 
-    Box leaves are stacked, except an action mask, which speaks of the present only. The first
+    Box leaves are stacked, except an action mask, which is valid for the present only. The first
     observation of an episode fills its whole stack, so no stack spans two episodes.
     """
 
@@ -46,7 +46,7 @@ class FrameStack:
 
         self.spaces = Spaces(map_leaves(inner, stacked), env.spaces.action)
         self._newest = allocate_obs(inner, (env.num_streams,))
-        # Kept here: the rows handed in belong to someone who may write over them.
+        # A copy, since the caller may write over the rows of `out`.
         history = allocate_obs(self.spaces.observation, (env.num_streams,))
         self._history = {path: history[path] for path in self._stacked}
 
@@ -72,15 +72,15 @@ class FrameStack:
 
 @final
 class FromRewards:
-    """Clips what learning sees of rewards, in place, while `raw_reward` stays as it is; and has an
-    episode won where its last raw reward is greater than `above`, of the rule `success`.
+    """Clips `reward` in place, without a change of `raw_reward`.  With `above`, of the rule
+    `success`, an episode is won where its last raw reward is greater.
     """
 
     def __init__(
         self, env: VectorEnv, clip: RewardClip, success: str | None, above: float | None
     ) -> None:
         self._env, self._clip = env, clip
-        # In the rewards' own precision: 0.8 that was paid is not greater than 0.8.
+        # In the rewards' own precision: a reward of 0.8 is not greater than 0.8.
         self._above = None if above is None else np.float32(above)
         self.num_streams, self.spaces = env.num_streams, env.spaces
         self.description = replace(env.description, success=success)
@@ -96,7 +96,7 @@ class FromRewards:
 
 @dataclass(frozen=True)
 class _LastLeaf:
-    """One leaf of the last action: which places of a packed action it has, and its value, ``[]`` or
+    """A leaf of the last action: its places in a packed action, and its value, ``[]`` or
     ``[*shape]``, where there was no action.
     """
 
@@ -107,19 +107,19 @@ class _LastLeaf:
 
 @final
 class ObserveLast:
-    """Adds what was done and paid before to the observation, which becomes a Dict.
+    """Adds the last action and reward to the observation, which becomes a Dict.
 
-    A plain observation is the leaf ``obs`` of it, the uppermost parts of a Dict or Tuple stay what
-    they are. Beside them stand
+    A plain observation becomes its leaf ``obs``; the uppermost parts of a Dict or Tuple keep their
+    names. The new leaves are
 
     - ``last_action``: the action as the environment received it, in the form of its space. A
-      Discrete(n) has one value more, n, for "there was none yet", and so has every component of a
-      MultiDiscrete; a MultiBinary and a Box, which is float32 in its own units, are then 0.
-    - ``last_reward``: the raw reward clamped to -1 .. 1, float32 of shape (). Raw, so that it is
-      the same in an evaluation, where rewards aren't clipped; 0 where there was none.
+      Discrete(n), and every component of a MultiDiscrete, has one more value, n, for "none yet"; a
+      MultiBinary and a Box, which is float32 in its own units, are then 0.
+    - ``last_reward``: the raw reward clamped to -1 .. 1, float32 of shape (); 0 for none. It is raw
+      so that it is the same in evaluations, where rewards aren't clipped.
 
-    The true final observation comes with the action and reward that led to it, the first one of an
-    episode with none.
+    The true final observation has the action and reward that led to it, the first observation of an
+    episode has none.
     """
 
     def __init__(self, env: VectorEnv) -> None:
@@ -149,7 +149,7 @@ class ObserveLast:
 
     def send(self, action: Array) -> None:
         self._env.send(action)
-        self._action = action  # which stays as it is until `recv`
+        self._action = action  # which does not change until `recv`
 
     def recv(self, out: StepRow) -> None:
         self._env.recv(out)
@@ -168,7 +168,7 @@ class ObserveLast:
 
 
 def _seen_action(leaf: Space) -> Space:
-    """What a leaf of the action space, counted from 0, is as an observation."""
+    """The observation space of a leaf of the action space."""
     if isinstance(leaf, spaces.Discrete):
         return spaces.Discrete(int(leaf.n) + 1)
     if isinstance(leaf, spaces.MultiDiscrete):

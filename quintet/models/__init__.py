@@ -1,1 +1,1 @@
-"""Networks: encoders, heads, normalisers, and how they are put together."""
+"""Networks: encoders, recurrent cores, heads, normalisers."""

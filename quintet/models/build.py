@@ -1,4 +1,4 @@
-"""Puts encoders, cores and heads together into networks: the pieces, and `ActorCritic`."""
+"""Builds networks of encoders, recurrent cores and heads: the pieces, and `ActorCritic`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, final
@@ -22,10 +22,8 @@ from quintet.types import ACTION_MASK, Obs, Spaces, State, TensorSpec
 
 
 def check_observation(spaces: Spaces, family: Family) -> None:
-    """Refuses what no encoder can read and masks that do not fit the actions.
-
-    Raises:
-        ConfigError: nothing to observe, an empty leaf, or a mask of another size.
+    """Raises ConfigError for observations that no encoder can read, with nothing in them or in a
+    leaf, and for masks that do not fit the actions.
     """
     leaves = observation_leaves(spaces.observation)
     mask = leaves.pop(ACTION_MASK, None)
@@ -62,7 +60,7 @@ ENCODERS: dict[str, Callable[[Leaves, tuple[int, ...], ModelConfig], Encoder]] =
     "impala_cnn": _cnn,
     "film_grid": FilmGrid,
 }
-"""Encoders of ours, made of leaves, widths of hidden layers and options."""
+"""Makers of quintet's own encoders, of leaves, widths of hidden layers and options."""
 
 
 def make_encoder(
@@ -73,9 +71,8 @@ def make_encoder(
 ) -> Encoder:
     """The encoder of a resolved configuration.
 
-    hidden: widths of the hidden layers, if it has any of ours.
-    generator: seeds the weights of a user's module; those of ours are undefined until they are
-        drawn.
+    hidden: widths of the hidden layers; None for a user's module.
+    generator: seeds the weights of a user's module; other weights are undefined until drawn.
 
     Raises:
         ConfigError: it can not read these observations.
@@ -88,7 +85,7 @@ def make_encoder(
 
 
 def make_core(config: ModelConfig, size_in: int) -> cores.Core | None:
-    """The recurrent core of a configuration, if it has one, on features of that size."""
+    """The recurrent core of a configuration, on `size_in` features; None if it has none."""
     if config.core == "none":
         return None
     return cores.Core(config.core, size_in, config.core_size, config.core_layers, config.core_skip)
@@ -96,18 +93,18 @@ def make_core(config: ModelConfig, size_in: int) -> cores.Core | None:
 
 @final
 class Trunk:
-    """Turns observations into what a head reads, by an encoder and perhaps a recurrent core.
+    """Makes a head's features of observations, by an encoder and perhaps a recurrent core.
 
     It is no module: the network that uses it registers `encoder` and `core` as modules of its own,
     under names of its choice.
 
     A recurrent trunk reads sequences: rows ``[T * B, ...]`` in time-major order, the state before
     the first step ``[B, ...]``, and `is_first` ``[T * B]``, where the state is reset; T follows
-    from the sizes, and is 1 in acting.  A feed-forward trunk reads any N rows, its state is {}.
+    from the sizes, and is 1 in acting.  A feed-forward trunk reads any N rows; its state is {}.
     """
 
     def __init__(self, name: str, encoder: Encoder, core: cores.Core | None, precision: Precision):
-        """name: the state's leaves are ``name/h0``, ...; precision: the encoder computes in it."""
+        """name: the state's leaves are ``name/h0``, ...; precision: that of the encoder."""
         self.name, self.encoder, self.core, self.precision = name, encoder, core, precision
         self.feature_size = encoder.feature_size if core is None else core.feature_size
 
@@ -134,9 +131,9 @@ class Trunk:
     ) -> tuple[Tensor, State]:
         """Features ``[N, feature_size]``, float32, and the state after the last step.
 
-        Only a feed-forward trunk can do without `state` and `is_first`.
+        Only a feed-forward trunk works without `state` and `is_first`.
 
-        losses: the encoder's auxiliary losses are added to those that it holds.
+        losses: the encoder's auxiliary losses are added to this.
         """
         features = self._encode(obs, losses)
         if self.core is None:
@@ -219,12 +216,11 @@ class ActorCritic(nn.Module):
         generator: torch.Generator | None,
         precision: Precision = "fp32",
     ):
-        """`generator` draws the weights; None leaves them undefined, for whoever loads others."""
+        """generator: draws the weights; None leaves them undefined, to be loaded."""
         super().__init__()
         check_observation(spaces, family)
         self.family = family
-        # torch's layers draw weights as they are made, from the process's own generator, which is
-        # the user's.
+        # torch's layers draw their first weights from the process's generator, which is the user's.
         with torch.random.fork_rng(devices=[]):
             self.trunk, self.value_trunk = make_trunks(spaces, config, generator, precision)
             self.encoder, self.core = self.trunk.encoder, self.trunk.core
@@ -254,8 +250,8 @@ class ActorCritic(nn.Module):
         """Distribution parameters ``[N, P]``, values ``[N]``, both float32, and the state after the
         last step, from leaves ``[N, ...]``; see `Trunk`.
 
-        losses: takes the auxiliary losses of an encoder of the user's own, those of `loss_names`,
-            scalars or ``[N]``; where policy and value have an encoder each, their sums.
+        losses: receives the auxiliary losses of a user's encoder, those of `loss_names`, scalars or
+            ``[N]``; where policy and value have an encoder each, their sums.
         """
         features, after = self.trunk(obs, state, is_first, losses)
         value_features = features
@@ -267,8 +263,8 @@ class ActorCritic(nn.Module):
     def policy(
         self, obs: Obs, state: State | None = None, is_first: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """Distribution parameters ``[N, P]`` and the state after the last step, without the value's
-        work, unless a recurrent value function must go on too.
+        """Distribution parameters ``[N, P]`` and the state after the last step.  The value is only
+        computed where a recurrent value function needs its state.
         """
         if not self.shared and self.value_trunk.core is not None:
             params, _, after = self(obs, state, is_first)
@@ -277,17 +273,17 @@ class ActorCritic(nn.Module):
         return self.policy_head(features), after
 
     def value(self, obs: Obs, state: State | None = None, is_first: Tensor | None = None) -> Tensor:
-        """Values ``[N]`` alone, without the policy's work."""
+        """Values ``[N]``, without the policy."""
         value: Tensor = self.value_head(self.value_trunk(obs, state, is_first)[0]).squeeze(-1)
         return value
 
     @property
     def loss_names(self) -> tuple[str, ...]:
-        """Names of the auxiliary losses, sorted; none but of an encoder of the user's own."""
+        """Names of the auxiliary losses of a user's encoder, sorted."""
         return self.encoder.loss_names
 
     def freeze_precision(self) -> None:
-        """Readies a network that only acts: encoders of ours hold weights as they use them."""
+        """Converts the weights of quintet's own encoders for a network that only acts."""
         for trunk in (self.trunk, self.value_trunk):
             trunk.encoder.cast_weights(trunk.precision)
 
@@ -307,7 +303,7 @@ class ActorCritic(nn.Module):
         }
 
     def kernel_groups(self) -> dict[str, list[str]]:
-        """Names of kernels by who uses them: policy, value, shared; each in one group."""
+        """Names of kernels by their user: policy, value, shared; each is in one group."""
         trunk = kernels(self, self.trunk.modules())
         policy, value = (
             kernels(self, head.modules()) for head in (self.policy_head, self.value_head)

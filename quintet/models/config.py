@@ -1,4 +1,4 @@
-"""Which network is asked for: its options, and what is automatic in them resolved."""
+"""Options of the network, and the resolution of automatic ones."""
 
 import json
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ OF_TEXTS = (
     *("vocabulary", "hash_buckets", "text_embedding", "text_hidden", "text_pooling"),
     *("deduplicate_text", "bidirectional_film"),
 )
-"""Options of film_grid that matter where missions are read."""
+"""Options of film_grid that have an effect where it reads missions."""
 
 OF_GRIDS = ("tokenizer", *OF_TEXTS, "image_channels", "film_blocks")
 """All options of film_grid."""
@@ -33,17 +33,17 @@ Activation = Literal["tanh", "relu"]
 @final
 @dataclass(frozen=True)
 class Traits:
-    """What is known of an encoder before it is built.
+    """Properties of an encoder that are known before it is built.
 
-    hidden: default widths of its hidden layers; None: it has no layers of ours.
-    activations: those that it can have, the default first.
-    only_hidden: whether it has no layers but the hidden ones.
+    hidden: default widths of its hidden layers; None: a user's module.
+    activations: possible activations, the default first.
+    only_hidden: whether the hidden layers are its only ones.
     options: fields of `ModelConfig` that no other encoder has.
-    smallest: height and width from which on it reads uint8 as a picture; None: it is given uint8
-        as it is.
-    reads_ids: whether it reads a grid's `image` as ids, however large it is.
-    large: whether its kernels are worth threads, a GPU and bfloat16 (measured:
-        docs/performance.md); None: where it is given a picture.
+    smallest: least height and width of uint8 that it reads as a picture; None: it reads uint8 as it
+        is.
+    reads_ids: whether it reads a grid's `image` of any size as ids.
+    large: whether threads, a GPU and bfloat16 are worth it (measured: docs/performance.md); None:
+        if it reads a picture.
     one_graph: whether it does the same work for every batch, so that it can be compiled.
     """
 
@@ -61,13 +61,13 @@ TRAITS: dict[str, Traits] = {
     "mlp": Traits((64, 64), ("tanh", "relu"), only_hidden=True, large=False),
     "nature_cnn": Traits((512,)),
     "impala_cnn": Traits((256,), smallest=SMALLEST["impala_cnn"]),
-    # How many missions differ, and how long they are, changes from batch to batch.
+    # The number and the length of different missions change from batch to batch.
     "film_grid": Traits((256,), options=OF_GRIDS, reads_ids=True, one_graph=False),
 }
-"""Encoders of ours."""
+"""Quintet's own encoders."""
 
 CUSTOM = Traits(None, smallest=None, large=None)
-"""The traits of any encoder of the user's own."""
+"""The traits of every user's module."""
 
 
 @final
@@ -212,34 +212,32 @@ class ModelConfig(BaseModel):
 
 
 def torso_faults(model: ModelConfig) -> list[str]:
-    """Options of layers that a network with one torso does not have, a sentence each."""
+    """Faults where an option is about layers that a shared torso does not have."""
     if model.shared_torso and model.value_hidden is not None:
         return ["model.value_hidden has no effect with model.shared_torso; leave one out"]
     return []
 
 
 def encoded_leaves(spaces: Spaces) -> Leaves:
-    """What an encoder reads: the leaves of the observation without the action mask."""
+    """The leaves that an encoder reads: the observation's without the action mask."""
     leaves = observation_leaves(spaces.observation)
     leaves.pop(ACTION_MASK, None)
     return leaves
 
 
 def uses_pictures(model: ModelConfig, spaces: Spaces) -> bool:
-    """Whether a resolved network is a picture network: large kernels, which are worth threads, a
-    GPU and bfloat16.
-    """
+    """Whether a resolved network is large enough to be worth threads, a GPU and bfloat16."""
     if model.traits.large is not None:
         return model.traits.large
     return any(is_image(space) for space in encoded_leaves(spaces).values())
 
 
 def picture_leaves(model: ModelConfig, spaces: Spaces) -> dict[str, tuple[int, ...]]:
-    """Shapes of the leaves that a resolved network takes for pictures, so that each of their pixels
-    can be normalised: of uint8, and as large as the encoder needs them.
+    """Shapes of the leaves that a resolved network reads as pictures, so that each pixel can be
+    normalised: uint8 leaves that are large enough for the encoder.
 
-    The image of a grid with a mission is none, since its numbers are ids, unless it is as large as
-    nature_cnn needs them and the network reads it as a picture.
+    The image of a grid with a mission holds ids and is no picture, unless it is large enough for
+    nature_cnn and the network reads it as one.
     """
     leaves, traits = encoded_leaves(spaces), model.traits
     if traits.smallest is None:
@@ -259,10 +257,8 @@ def picture_leaves(model: ModelConfig, spaces: Spaces) -> dict[str, tuple[int, .
 
 
 def resolve_model(config: ModelConfig, spaces: Spaces) -> ModelConfig:
-    """The configuration with everything automatic replaced by what it means for these spaces.
-
-    Raises:
-        ConfigError: an option would have no effect.
+    """The configuration with every automatic option resolved for these spaces; raises ConfigError
+    if an option would have no effect.
     """
     config = _with_encoder(config, spaces)
     idle = idle_options(config, spaces)
@@ -286,11 +282,11 @@ def resolve_model(config: ModelConfig, spaces: Spaces) -> ModelConfig:
 
 
 def _with_encoder(config: ModelConfig, spaces: Spaces) -> ModelConfig:
-    """The configuration with the encoder that its leaves are for, if it names none."""
+    """The configuration with an encoder chosen by the leaves, if it is automatic."""
     if config.encoder != "auto":
         return config
     leaves = encoded_leaves(spaces)
-    # Of a grid with other leaves it is not known whether its image holds ids.
+    # The image of a grid with other leaves may not hold ids.
     encoder = "film_grid" if len(leaves) == 3 and is_grid_with_mission(leaves) else "mlp"
     if any(is_image(space) for space in leaves.values()):
         encoder = "nature_cnn"
@@ -298,7 +294,7 @@ def _with_encoder(config: ModelConfig, spaces: Spaces) -> ModelConfig:
 
 
 def idle_options(config: ModelConfig, spaces: Spaces) -> dict[str, str]:
-    """Options that would have no effect on this network: by name what each requires, a sentence."""
+    """Options without effect on this network; by name a sentence on what each requires."""
     config = _with_encoder(config, spaces)
     idle: dict[str, str] = {}
     fields = type(config).model_fields

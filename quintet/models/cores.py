@@ -1,9 +1,9 @@
 """Recurrent cores: LSTM and GRU over sequences, reset inside them where an episode begins.
 
-The steps of a sequence are written once, in plain tensor operations (`lstm_steps`, `gru_steps`),
-which compile to one graph.  Run eagerly, `LstmSteps` and `GruSteps` give them their gradient by
-hand: that of the recurrent weights is then one matrix product over all steps, where autograd would
-add up one per step, and all that does not depend on later steps is computed for all steps at once.
+`lstm_steps` and `gru_steps` are plain tensor operations, which compile to one graph.  For eager
+training `LstmSteps` and `GruSteps` have a gradient written by hand: that of the recurrent weights
+is one matrix product over all steps, where autograd would add up one per step, and everything that
+does not depend on later steps is computed for all steps at once.
 """
 
 from typing import Any, Literal, final
@@ -93,17 +93,17 @@ def gru_steps(
 
 
 def _shifted(first: Tensor, later: Tensor, keep: Tensor) -> Tensor:
-    """What each step began with: `first`, then all but the last of `later`, after the resets."""
+    """The values before each step: `first`, then all but the last of `later`, after the resets."""
     return torch.cat((first.unsqueeze(0), later[:-1])) * keep
 
 
 def _weight_gradient(d: Tensor, h_before: Tensor) -> Tensor:
-    """Gradient of U from those of its products ``[T, B, G]``: one matrix product."""
+    """Gradient of U from the gradients of its products ``[T, B, G]``, by one matrix product."""
     return d.flatten(0, 1).t() @ h_before.flatten(0, 1)
 
 
 class LstmSteps(torch.autograd.Function):
-    """`lstm_steps` with its gradient by hand."""
+    """`lstm_steps` with a gradient written by hand."""
 
     @staticmethod
     def forward(*args: Tensor) -> tuple[Tensor, ...]:
@@ -121,7 +121,7 @@ class LstmSteps(torch.autograd.Function):
         keep, h, c, weight, y, gates, g, cells = ctx.saved_tensors
         o, i, f = gates.chunk(3, -1)
         tanh_c = cells.tanh()
-        # What d_h and d_c of a step become: inputs of the gates, the cell before.
+        # Factors from d_h and d_c of a step to the gates' inputs and to the cell before.
         to_o = tanh_c * o * (1 - o)
         to_ifg = torch.stack(
             (g * i * (1 - i), _shifted(c, cells, keep) * f * (1 - f), i * (1 - g * g)), -2
@@ -141,7 +141,7 @@ class LstmSteps(torch.autograd.Function):
 
 
 class GruSteps(torch.autograd.Function):
-    """`gru_steps` with its gradient by hand."""
+    """`gru_steps` with a gradient written by hand."""
 
     @staticmethod
     def forward(*args: Tensor) -> tuple[Tensor, ...]:
@@ -158,7 +158,7 @@ class GruSteps(torch.autograd.Function):
         keep, h, weight, y, gates, q, n = ctx.saved_tensors
         r, z = gates.chunk(2, -1)
         h_before = _shifted(h, y, keep)
-        # What d_h of a step becomes: inputs of the gates and of the candidate, and q.
+        # Factors from d_h of a step to the inputs of the gates and the candidate, and to q.
         to_n = (1 - z) * (1 - n * n)
         to_rzq = torch.stack((to_n * q * r * (1 - r), (h_before - n) * z * (1 - z), to_n * r), -2)
         d_h, all_d_h, steps = torch.zeros_like(h), [], []
@@ -175,15 +175,13 @@ class GruSteps(torch.autograd.Function):
 
 
 def _by_hand() -> bool:
-    """Whether gradients may be wanted, and no compiler is there to make them."""
+    """Whether gradients may be needed that no compiler makes."""
     return torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
 @final
 class LstmCell(nn.Module):
-    """One layer, see `lstm_steps`.  Its one bias stands for the two of cuDNN, which only ever meet
-    as a sum.
-    """
+    """One layer, see `lstm_steps`.  Its bias is the sum of cuDNN's two."""
 
     parts = ("h", "c")
 
@@ -237,14 +235,14 @@ CELLS: dict[CoreKind, type[LstmCell] | type[GruCell]] = {"lstm": LstmCell, "gru"
 class Core(nn.Module):
     """Layers of one kind of cell, each reading the outputs of the one below.
 
-    The input's products of all steps are one matrix product; only the recurrent ones go step by
-    step.  A sequence of T therefore equals T single steps up to the rounding of that product.  The
-    state and all that happens step by step are float32, under autocast too.  The state's leaves are
-    h0, h1, ... and, for LSTMs, c0, c1, ...
+    The products of the inputs are one matrix product for all steps; only the recurrent ones go step
+    by step.  A sequence of T therefore equals T single steps up to the rounding of that product.
+    The state and the steps are float32, under autocast too.  The state's leaves are h0, h1, ...
+    and, for LSTMs, c0, c1, ...
     """
 
     def __init__(self, kind: CoreKind, size_in: int, size: int, layers: int, skip: bool = False):
-        """skip: outputs have the inputs before them."""
+        """skip: whether the inputs are concatenated before the outputs."""
         super().__init__()
         self.cells = nn.ModuleList(
             CELLS[kind](size if layer else size_in, size) for layer in range(layers)
@@ -258,7 +256,7 @@ class Core(nn.Module):
 
         x: ``[T, B, F]``; T = 1 is acting.
         state: before step 0.
-        is_first: ``[T, B]``, bool; the state is zeroed before a step where it is true.
+        is_first: ``[T, B]``; the state is zeroed before a step where it is true.
         """
         keep = (~is_first).unsqueeze(-1).to(state["h0"].dtype)
         y = x
@@ -272,9 +270,9 @@ class Core(nn.Module):
 
 @torch.no_grad()
 def draw_weights(core: Core, generator: torch.Generator) -> None:
-    """Every gate's two matrices orthogonal (gain 1), drawn from `generator` in order of their
-    names; biases 0, but 1 for an LSTM's forget gate, so that a new core remembers (Jozefowicz et
-    al. 2015).
+    """Draws every gate's two matrices orthogonal (gain 1) from `generator`, by order of names.
+    Biases are 0, but 1 for an LSTM's forget gate, so that a new core remembers (Jozefowicz et al.
+    2015).
     """
     for _, parameter in sorted(core.named_parameters()):
         if parameter.ndim == 1:  # a bias

@@ -1,31 +1,30 @@
-"""Encoders of the user's own: found by import string, built, checked before anything is trained.
+"""Users' own encoders: imported, built, and checked before training begins.
 
 The contract of such a class:
 
 - ``Class(leaves, **encoder_kwargs)`` makes a ``torch.nn.Module``.  `leaves` are the spaces of the
   observation by path, in their order, without the action mask; a plain space is the one leaf
   ``"obs"``; discrete values count from 0.
-- its attribute ``feature_size`` is a positive int, F.
+- Its attribute ``feature_size`` is a positive int, F.
 - ``forward(obs)`` takes the leaves ``[N, ...]`` in the dtypes of the spaces (floats normalised,
-  where the learner normalises; pictures of uint8 as they are) and returns float32 ``[N, F]``, every
+  if the learner normalises; pictures of uint8 as they are) and returns float32 ``[N, F]``, every
   row from its own observation alone.
-- all parameters are float32, trainable, and take part in `forward`.  What is frozen belongs in
-  buffers, which `forward` must leave as they are: actors and learner hold copies, so running
-  statistics (BatchNorm) would drift apart; LayerNorm and GroupNorm keep none.
-
-- kernels, on which L2 terms are, are the parameters of two or more dimensions but for those of
+- All parameters are float32, trainable, and take part in `forward`.  Frozen tensors are buffers,
+  which `forward` must not change: actors and learner hold copies, so running statistics (BatchNorm)
+  would drift apart; LayerNorm and GroupNorm keep none.
+- Kernels, which L2 terms penalise, are the parameters of two or more dimensions except those of
   normalising layers, whatever their names.
-- `forward` draws no random numbers (dropout): the learner would see other outputs than the actor
-  had, greedy acting would not be greedy, and no run would have the same bytes twice.
+- `forward` draws no random numbers (dropout): the learner would compute other outputs than the
+  actor, greedy acting would not be greedy, and no run would give the same bytes twice.
 
 Instead of the features alone ``forward`` may return ``(features, losses)``, with `losses` a dict of
 auxiliary losses by name, float32, each a scalar or one number per row ``[N]``, which depend on
-parameters.  A learner that takes them (IMPALA) reduces those per row like its own terms, over valid
-rows, and adds a scalar as it stands; others refuse the module.  Acting ignores them: they may be
-left out while ``torch.is_grad_enabled()`` is false.
+parameters.  A learner that supports them (IMPALA) reduces losses per row like its own terms, over
+valid rows, and adds a scalar as it is; others refuse the module.  Acting ignores them: `forward`
+may leave them out while ``torch.is_grad_enabled()`` is false.
 
-A module keeps the weights that it draws itself from PyTorch's default generator, which is seeded
-for it from the run's seed.
+A module draws its own weights from PyTorch's default generator, which is seeded from the run's seed
+while the module is made.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,11 +46,8 @@ TRIAL_ROWS = 2
 
 
 def encoder_import_string(cls: type[nn.Module]) -> str:
-    """``module:Class``, what ``model.encoder`` calls a class by.
-
-    Raises:
-        ConfigError: it is no class of modules, or none that can be found by its name (one made
-            inside a function).
+    """``module:Class``, what ``model.encoder`` calls a class by; raises ConfigError if it is no
+    class of modules, or none that can be found by its name (one made inside a function).
     """
     if not isinstance(cls, type) or not issubclass(cls, nn.Module):
         raise ConfigError(
@@ -66,17 +62,15 @@ def encoder_import_string(cls: type[nn.Module]) -> str:
         )
     if find_encoder(name) is not cls:
         raise ConfigError(
-            f"model requires the class that its name stands for, {name} is another one by now; "
-            "give it a name of its own, or give the newer class"
+            f"model requires the class that its name stands for, {name} names another class; give "
+            "it a name of its own, or give the other class"
         )
     return name
 
 
 def find_encoder(name: str) -> type[nn.Module]:
-    """The class that an import string names.
-
-    Raises:
-        ConfigError: no such module, or no such class in it.
+    """The class that an import string names; raises ConfigError if there is no such module, or no
+    such class in it.
     """
     module_name, _, path = name.partition(":")
     found: Any = import_module(module_name, f"model.encoder={name}")
@@ -85,8 +79,8 @@ def find_encoder(name: str) -> type[nn.Module]:
             advice = "define it at the top level of the module, or correct the name"
             if module_name == "__main__":  # the script that was run
                 advice = (
-                    "it was defined in a script that was run itself: load the policy in that "
-                    "script, or train anew with the class in a module that can be imported"
+                    "it was defined in the script that trained: load the policy in that script, or "
+                    "train again with the class in a module that can be imported"
                 )
             raise ConfigError(
                 f"model.encoder={name} requires a class {path!r} in module {module_name!r}, there "
@@ -103,7 +97,7 @@ def find_encoder(name: str) -> type[nn.Module]:
 
 @final
 class CustomEncoder(nn.Module):
-    """Holds the user's module and gives it the leaves that it was built for, and no others."""
+    """Holds the user's module and gives it exactly the leaves for which it was built."""
 
     def __init__(
         self,
@@ -112,7 +106,7 @@ class CustomEncoder(nn.Module):
         leaves: Leaves,
         generator: torch.Generator | None,
     ):
-        """`generator` seeds PyTorch's default generator, which the caller restores; None: as it is.
+        """generator: seeds PyTorch's default generator, which the caller restores; None: no seed.
 
         Raises:
             ConfigError: the class can't be found or made, or breaks the contract.
@@ -135,22 +129,19 @@ class CustomEncoder(nn.Module):
         self.feature_size, self.loss_names = _check(self.module, name, leaves)
 
     def forward(self, obs: Obs) -> Encoded:
-        """What the module makes of its leaves ``[N, ...]``."""
         encoded: Encoded = self.module({name: obs[name] for name in self.names})
         return encoded
 
     def draw_weights(self, init: Init, generator: torch.Generator) -> None:
-        """Nothing to do: the module has drawn its own."""
+        """Does nothing: the module has drawn its own weights."""
 
     def cast_weights(self, precision: Precision) -> None:
-        """Nothing to do: the module may use its weights in ways that need float32."""
+        """Does nothing: the module may need float32 weights."""
 
 
 def _check(module: nn.Module, name: str, leaves: Leaves) -> tuple[int, tuple[str, ...]]:
-    """Tries the module on zeros; its `feature_size` and the sorted names of its losses.
-
-    Raises:
-        ConfigError: it breaks the contract.
+    """Tries the module on zeros; returns its `feature_size` and the sorted names of its losses.
+    Raises ConfigError if it breaks the contract.
     """
 
     def refuse(required: str, given: str) -> NoReturn:
@@ -212,7 +203,7 @@ def _check(module: nn.Module, name: str, leaves: Leaves) -> tuple[int, tuple[str
 
 
 def _check_losses(losses: Mapping[Any, Any], refuse: Callable[[str, str], NoReturn]) -> None:
-    """The same of the auxiliary losses of the trial."""
+    """Checks the auxiliary losses of the trial."""
     for name, loss in losses.items():
         if not isinstance(name, str) or not name:
             refuse("auxiliary losses by name", f"one is called {name!r}")

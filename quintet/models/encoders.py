@@ -24,8 +24,8 @@ Encoded = Tensor | tuple[Tensor, dict[str, Tensor]]
 
 
 class Encoder(Protocol):
-    """What a network requires of its encoder, a `torch.nn.Module` of ours or a `CustomEncoder`
-    around the user's own.  `models.config.Traits` says what must be known before one is built.
+    """The encoder of a network: one of quintet's modules, or a `CustomEncoder` around a user's.
+    `models.config.Traits` has what must be known before one is built.
 
     feature_size: F, numbers per row.
     loss_names: sorted names of the auxiliary losses that come with the features.
@@ -35,9 +35,7 @@ class Encoder(Protocol):
     loss_names: tuple[str, ...]
 
     def __call__(self, obs: Obs) -> Encoded:
-        """Encodes leaves ``[N, ...]``, every row by itself; it ignores leaves that it was not built
-        for.
-        """
+        """Encodes leaves ``[N, ...]``, every row by itself; ignores other leaves."""
 
     def modules(self) -> Iterator[nn.Module]:
         """Itself and all modules in it, as `torch.nn.Module` gives them."""
@@ -50,19 +48,19 @@ class Encoder(Protocol):
 
 
 def encoded_parts(encoded: Encoded) -> tuple[Tensor, dict[str, Tensor]]:
-    """The features, and the auxiliary losses by name, `{}` where there are none."""
+    """The features, and the auxiliary losses by name, if any."""
     if isinstance(encoded, tuple) and len(encoded) == 2 and isinstance(encoded[1], dict):
         return encoded
     return encoded, {}
 
 
 SMALLEST: dict[str, int] = {"nature_cnn": 36, "impala_cnn": 8}
-"""Height and width from which on an encoder takes a uint8 array for a picture."""
+"""Least height and width of a uint8 array that an encoder reads as a picture."""
 
 
 def is_image(space: gym_spaces.Space, smallest: int = 36) -> bool:  # type: ignore[type-arg]
-    """Whether a leaf is a picture: uint8, at least `smallest` high and wide, perhaps stacked; by
-    default what nature_cnn needs.
+    """Whether a leaf is a picture: uint8, at least `smallest` high and wide (36: for nature_cnn),
+    perhaps stacked.
     """
     if not isinstance(space, gym_spaces.Box) or space.dtype != np.uint8 or len(space.shape) < 2:
         return False
@@ -101,7 +99,7 @@ def channels_first(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 DIRECTIONS = 4
-"""Where one can look in a grid."""
+"""Directions of an agent in a grid."""
 
 
 def is_grid_with_mission(leaves: Leaves) -> bool:
@@ -130,7 +128,7 @@ def is_grid_with_mission(leaves: Leaves) -> bool:
 
 
 def layers(sizes: tuple[int, ...], activation: str, layer_norm: bool) -> nn.Sequential:
-    """Linear layers with the activation after each, between them LayerNorm if asked for."""
+    """Linear layers with an activation after each, and perhaps LayerNorm before the activation."""
     parts: list[nn.Module] = []
     for size_in, size_out in pairwise(sizes):
         parts.append(nn.Linear(size_in, size_out))
@@ -141,14 +139,12 @@ def layers(sizes: tuple[int, ...], activation: str, layer_norm: bool) -> nn.Sequ
 
 
 MOST_VALUES = 2**16
-"""Of a discrete leaf that is flattened: a batch holds as many numbers for each observation."""
+"""Most values of a discrete leaf that is flattened, which makes as many numbers per observation."""
 
 
 def flat_size(leaves: Leaves) -> int:
-    """Numbers that `flatten_leaf` makes of all leaves.
-
-    Raises:
-        ConfigError: a discrete leaf has too many values to be one-hot.
+    """Numbers that `flatten_leaf` makes of all leaves; raises ConfigError if a discrete leaf has
+    too many values to be one-hot.
     """
     sizes = {name: int(gym_spaces.flatdim(space)) for name, space in leaves.items()}
     for name, space in leaves.items():
@@ -186,8 +182,8 @@ class Mlp(nn.Module):
 
 
 def flatten_leaf(x: Tensor, space: gym_spaces.Space) -> Tensor:  # type: ignore[type-arg]
-    """One leaf ``[N, ...]`` as floats ``[N, gymnasium.spaces.flatdim(space)]``; arrays of uint8
-    with at least two dimensions are scaled to [0, 1], unless they are normalised, and so of floats.
+    """A leaf ``[N, ...]`` as floats ``[N, gymnasium.spaces.flatdim(space)]``; uint8 arrays of at
+    least two dimensions are scaled to [0, 1] (normalised ones are floats already).
     """
     if isinstance(space, gym_spaces.Discrete):
         return functional.one_hot(x - int(space.start), int(space.n)).float()
@@ -247,8 +243,8 @@ TRUNKS: dict[str, Callable[[int], nn.Sequential]] = {
 
 @final
 class Cnn(nn.Module):
-    """Convolutions over each picture; their features beside all other leaves, flattened as `Mlp`
-    does it; then linear layers.  ReLU throughout.
+    """Convolutions over each picture; their features and all other leaves, flattened as in `Mlp`,
+    then pass through linear layers.  ReLU throughout.
     """
 
     loss_names: tuple[str, ...] = ()
@@ -283,15 +279,15 @@ class Cnn(nn.Module):
         self.feature_size = hidden[-1] if hidden else size
 
     def forward(self, obs: Obs) -> Tensor:
-        """``[N, features]`` from leaves ``[N, ...]``; pictures of uint8 are scaled to [0, 1], those
-        that are normalised, and so of floats, are not.
+        """``[N, features]`` from leaves ``[N, ...]``; pictures of uint8 are scaled to [0, 1],
+        normalised ones, which are floats, are not.
         """
         parts = []
         for (name, shape), trunk in zip(self.pictures.items(), self.convolutions, strict=True):
             x = channels_first(obs[name], shape)
             # Convolutions on CPUs are up to twice as fast in this layout, in either precision.
             floats = x.to(torch.float32, memory_format=torch.channels_last)
-            # In place, in memory of its own: a second copy would cost more than the arithmetic.
+            # In place, in memory of its own: a second copy would take longer than the arithmetic.
             parts.append(trunk(floats.mul_(1.0 / 255.0) if x.dtype == torch.uint8 else floats))
         parts += [flatten_leaf(obs[name], space) for name, space in self.others.items()]
         features: Tensor = self.layers(parts[0] if len(parts) == 1 else torch.cat(parts, -1))

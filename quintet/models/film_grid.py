@@ -1,13 +1,13 @@
 """The encoder of grids with a mission: MiniGrid and BabyAI, as EnvPool gives them.
 
-A cell holds the ids of an object, a colour and a state, which are categories and so are embedded.
-Blocks of convolutions follow; in each the mission scales and shifts the channels: feature-wise
-linear modulation (FiLM, Perez et al., arXiv 1709.07871).  Both begin at 0, so that a new network
-doesn't depend on the mission; it learns to.
+A cell holds the ids of an object, a colour and a state, which are embedded.  Blocks of convolutions
+follow, in each of which the mission scales and shifts the channels: feature-wise linear modulation
+(FiLM, Perez et al., arXiv 1709.07871).  Scale and shift begin at 0, so that a new network does not
+depend on the mission.
 
 With `bidirectional_film` the image scales and shifts the mission too, in every cell, and the two
-are summed, after txt2pi (Zhong et al., arXiv 1910.08210).  Of that network position features,
-attention to the text by summaries that go from block to block, and several texts are left out.
+are summed, after txt2pi (Zhong et al., arXiv 1910.08210), without that network's position features,
+its attention to the text by summaries that go from block to block, and its several texts.
 """
 
 from typing import final
@@ -32,8 +32,8 @@ from quintet.models.weights import Init, draw_layers
 from quintet.types import Obs
 
 OBJECTS, COLOURS, STATES = 11, 6, 4
-"""Ids of MiniGrid: objects from unseen (0) to agent (10), colours from red to grey; a door is open,
-closed or locked, and of an agent the state is the direction.
+"""Numbers of MiniGrid's ids: objects from unseen (0) to agent (10); colours from red to grey;
+states, which are open, closed or locked for doors and the direction for agents.
 """
 
 DIRECTION_SIZE = 8
@@ -41,13 +41,9 @@ DIRECTION_SIZE = 8
 
 
 def check_ids(image: Tensor, direction: Tensor) -> None:
-    """Whether all ids ``[N, H, W, 3]`` and directions ``[N]`` are MiniGrid's.
-
-    Raises:
-        EnvironmentFault: one is not.
-    """
+    """Raises EnvironmentFault unless ids ``[N, H, W, 3]`` and directions ``[N]`` are MiniGrid's."""
     low, high = direction.aminmax()
-    # Together, as on a GPU each number that is looked at is waited for.
+    # Together, since each number that is read from a GPU takes a synchronisation.
     most = [*image.amax((0, 1, 2)).long().unbind(), low.long(), high.long()]
     *ids, low_id, high_id = torch.stack(most).tolist()
     kinds = (("object", OBJECTS), ("colour", COLOURS), ("state", STATES))
@@ -101,7 +97,7 @@ class FilmBlock(nn.Module):
         if which is not None:
             film = functional.embedding(which, film)
         scale, shift, *read = film.to(seen.dtype)[:, :, None, None].split(seen.shape[1], 1)
-        # In place where autograd keeps no value: memory is what this costs.
+        # In place where autograd keeps no value, to save memory.
         y: Tensor = x + (seen * (1 + scale)).add_(shift).relu_()
         if self.gain is not None and self.offset is not None:
             y = y + (self.offset(x) + (1 + self.gain(x)) * read[0]).relu_()
@@ -118,10 +114,7 @@ class FilmGrid(nn.Module):
     cast_weights = cast_weights
 
     def __init__(self, leaves: Leaves, hidden: tuple[int, ...], config: ModelConfig):
-        """
-        Raises:
-            ConfigError: the leaves have another form.
-        """
+        """Raises ConfigError where the leaves have another form."""
         super().__init__()
         if not is_grid_with_mission(leaves):
             raise ConfigError(
@@ -152,17 +145,15 @@ class FilmGrid(nn.Module):
         self.feature_size = hidden[-1] if hidden else size
 
     def forward(self, obs: Obs) -> Tensor:
-        """``[N, features]`` from leaves ``[N, ...]``.
-
-        Raises:
-            EnvironmentFault: an id is not MiniGrid's.
+        """``[N, features]`` from leaves ``[N, ...]``; raises EnvironmentFault if an id is not
+        MiniGrid's.
         """
         check_ids(obs["image"], obs["direction"])
         x = self._embed(obs["image"]).permute(0, 3, 1, 2)
         text = which = None
         if self.text is not None:
             text, which = self.text(obs["mission"], _over_grid(x))
-        x = x.to(_conv_dtype(x.device))  # where convolutions are in bfloat16, so is all between
+        x = x.to(_conv_dtype(x.device))  # between bfloat16 convolutions all is bfloat16
         for block in self.blocks:
             x = block(x, text, which)
         parts = [_over_grid(x), self.directions(obs["direction"].int())]
@@ -173,7 +164,7 @@ class FilmGrid(nn.Module):
     def _embed(self, image: Tensor) -> Tensor:
         """``[N, H, W, C]``, the sum of the three embeddings, from ids ``[N, H, W, 3]``.
 
-        Sums are made once for every combination of ids, and each cell looks its own up.
+        The sum of every combination of ids is computed once, and each cell looks up its own.
         """
         table = (
             self.objects.weight[:, None, None]
@@ -185,8 +176,8 @@ class FilmGrid(nn.Module):
 
     @torch.no_grad()
     def draw_weights(self, init: Init, generator: torch.Generator) -> None:
-        """Draws its layers; embeddings, the image's such that their sum has variance 1; and what
-        reads the text.  Puts what text and image modulate each other by at 0.
+        """Draws the layers, the embeddings (the image's such that their sum has variance 1) and the
+        text encoder.  Text and image begin without an effect on each other.
         """
         draw_layers(self, init, generator)
         for table in (self.objects, self.colours, self.states):
@@ -202,7 +193,7 @@ class FilmGrid(nn.Module):
 
 
 def _conv_dtype(device: torch.device) -> torch.dtype:
-    """What convolutions compute in: autocast's, within it."""
+    """The dtype of convolutions: autocast's where it is enabled."""
     if torch.is_autocast_enabled(device.type):
         return torch.get_autocast_dtype(device.type)
     return torch.float32
@@ -211,6 +202,6 @@ def _conv_dtype(device: torch.device) -> torch.dtype:
 def _over_grid(x: Tensor) -> Tensor:
     """Maximum of each channel ``[N, C]``, float32, from ``[N, C, H, W]``.
 
-    Of equal cells one has the gradient.  A fifth of the time that `amax` or `max` take.
+    One of equal cells gets the gradient.  It takes a fifth of the time of `amax` or `max`.
     """
     return functional.adaptive_max_pool2d(x, 1).flatten(1).float()

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 
 def flatten_in_place(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """One vector of all parameters, of which they become views.
+    """Moves all parameters into one vector and makes them views of it.
 
-    Clipping and an optimizer step are then a handful of operations, however many layers there are.
+    Clipping and an optimizer step are then a few operations, however many layers there are.
     """
     theta = torch.cat([p.detach().flatten() for p in parameters])
     start = 0
@@ -21,19 +21,19 @@ def flatten_in_place(parameters: Sequence[nn.Parameter]) -> Tensor:
 
 
 def views_of(theta: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-    """The parts of a vector that `flatten_in_place` made, by name, in the same order."""
+    """The parameters, by name, as views of a vector that `flatten_in_place` made."""
     parts = torch.split(theta, [shape.numel() for shape in shapes.values()])
     return {name: x.view(shape) for (name, shape), x in zip(shapes.items(), parts, strict=True)}
 
 
 def strip_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors below ``prefix/``, by the rest of their names."""
+    """The tensors whose names begin with ``prefix/``, by the rest of their names."""
     start = prefix + "/"
     return {name[len(start) :]: x for name, x in tensors.items() if name.startswith(start)}
 
 
 def tensors_of(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-    """The parameters and buffers of modules, each below its name and ``/``."""
+    """The parameters and buffers of modules, named ``MODULE/NAME``."""
     return {
         f"{prefix}/{name}": x
         for prefix, module in modules.items()
@@ -42,6 +42,6 @@ def tensors_of(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
 
 
 def load_into(modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> None:
-    """Copies what `tensors_of` gave into modules of the same names."""
+    """Copies the result of `tensors_of` into modules of the same names."""
     for prefix, module in modules.items():
         module.load_state_dict(strip_prefix(tensors, prefix))

@@ -1,4 +1,4 @@
-"""Heads: which distribution an action space asks for, and the layer that gives its parameters."""
+"""Heads: the distribution of an action space, and the layer that computes its parameters."""
 
 import math
 from typing import Literal, final
@@ -21,15 +21,14 @@ def action_family(
     space: gym_spaces.Space,  # type: ignore[type-arg]
     bounds: ActionBounds,
 ) -> distributions.Family:
-    """The distribution family for an action space, over actions packed as `spaces.action_spec`
-    says.
+    """The distribution family of an action space, over packed actions (`spaces.action_spec`).
 
-    Box actions live in normalised units, where [-1, 1] stands for the bounds of the space.  Tuples
-    and Dicts, nested or not, are the families of their leaves side by side.
+    Box actions are in normalised units, where [-1, 1] stands for the bounds of the space.  Tuples
+    and Dicts, nested or not, have the families of their leaves side by side.
 
     Raises:
         ConfigError: a leaf is none of Box (of floats), Discrete, MultiDiscrete, MultiBinary, or has
-            too many values to stand beside floats.
+            too many values to be packed with floats.
     """
     if not isinstance(space, gym_spaces.Tuple | gym_spaces.Dict):
         return _leaf_family(space, bounds)
@@ -77,11 +76,11 @@ def _leaf_family(
 
 @final
 class PolicyHead(nn.Module):
-    """Features to the flat parameters of a distribution family.
+    """Maps features to the flat parameters of a distribution family.
 
-    One linear layer gives all logits and means.  For Gaussians, also those inside a `TupleFamily`,
-    the standard deviation starts at `std_init` (normalised units): a free log
-    ("state_independent"), a free number through softplus ("softplus", as TF-Agents), or a second
+    One linear layer gives all logits and means.  The standard deviation of Gaussians, also of those
+    in a `TupleFamily`, starts at `std_init` (normalised units).  It is a free log
+    ("state_independent"), a free number through softplus ("softplus", as in TF-Agents), or a second
     linear output ("state_dependent", its log kept in [-20, 2]).
     """
 
@@ -90,7 +89,7 @@ class PolicyHead(nn.Module):
     ):
         super().__init__()
         self.std = std
-        # By leaf, in order: outputs of the linear layer, and standard deviations (0: no Gaussian).
+        # By leaf, in order: outputs of the linear layer; standard deviations (0: no Gaussian).
         self.sizes: list[int] = []
         self.std_sizes: list[int] = []
         for leaf in distributions.leaf_families(family):

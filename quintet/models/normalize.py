@@ -1,4 +1,4 @@
-"""Running normalisers: population statistics, merged exactly, frozen while a batch is collected."""
+"""Running normalisers: population statistics, merged exactly, fixed while a batch is collected."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Self, final
@@ -13,10 +13,10 @@ from quintet.types import ACTION_MASK, LAST_ACTION, LAST_REWARD, Obs, Rollout
 
 @final
 class RunningMoments(nn.Module):
-    """Population mean and variance of a stream of values, per element of `shape`, in float64.
+    """Population mean and variance of a sequence of values, per element of `shape`, in float64.
 
     Batches merge in the parallel form of Chan et al. (1979), so the result is that of the
-    concatenated data up to rounding, in whatever portions it comes:
+    concatenated data up to rounding:
 
         delta = mean_b - mean
         mean += delta * n_b / (n + n_b)
@@ -60,8 +60,8 @@ class RunningMoments(nn.Module):
 def _moments_of_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and sum of squared deviations of the rows of uint8 `x`, float64.
 
-    All sums are of whole numbers that are held exactly (in float32 those of 256 squares, in int64
-    what 11 million rows give), so they depend on no order and nothing cancels.
+    All sums are exact sums of integers (in float32 of 256 squares, in int64 of 11 million rows), so
+    they do not depend on the order, and nothing cancels.
     """
     count, rows = x.shape[0], x.reshape(x.shape[0], -1)
     total = torch.zeros(rows.shape[1], dtype=torch.float64, device=x.device)
@@ -76,8 +76,8 @@ def _moments_of_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def block_rows(rows: Tensor) -> int:
-    """Of `rows` ``[N, ...]``, as many as are worked on at once, so that what is made of them on
-    the way stays in a processor's cache.
+    """How many of the rows ``[N, ...]`` to process at once so that intermediate results stay in the
+    processor's cache.
     """
     return max(1, 2**19 // max(1, rows[:1].numel()))
 
@@ -88,10 +88,9 @@ def scale_of(moments: RunningMoments, epsilon: float) -> Tensor:
 
 
 def normalized_leaves(space: gym_spaces.Space) -> dict[str, tuple[int, ...]]:  # type: ignore[type-arg]
-    """Shapes of the leaves that are normalised: floats.  Integers, booleans and masks never are
-    (pictures are a question of their own, see `quintet.models.config.picture_leaves`); nor are the
-    last action and reward, where 0 is to stay 0, and a rare reward over its small standard
-    deviation would drown all else.
+    """Shapes of the leaves that are normalised: floats, without masks.  (For pictures see
+    `quintet.models.config.picture_leaves`.)  The last action and reward are not normalised: their 0
+    must stay 0, and a rare reward over its small standard deviation would dominate all else.
     """
     return {
         name: tuple(leaf.shape or ())
@@ -104,18 +103,18 @@ def normalized_leaves(space: gym_spaces.Space) -> dict[str, tuple[int, ...]]:  #
 
 
 PICTURE_UNIT = 255.0
-"""What white is in a picture of uint8: networks see it as 1."""
+"""White in a picture of uint8, which networks see as 1."""
 
 
 @final
 class ObservationNormalizer(nn.Module):
     """``clamp((x - mean) / sqrt(var + epsilon), -clip, clip)`` per element of some leaves.
 
-    Pictures, of uint8, are scaled to [0, 1] first, and so are before any data; their statistics
-    are kept in units of the picture.
+    Pictures of uint8 are scaled to [0, 1] first; before any data they are only scaled.  Their
+    statistics are in units of the picture.
 
-    The statistics change when data are merged or loaded, and not in `forward`: a learner merges at
-    the end of an iteration, so that the actors' transform and its own are one.
+    The statistics change when data are merged or loaded, not in `forward`: a learner merges at the
+    end of an iteration, so that its transform equals the actors'.
     """
 
     def __init__(
@@ -125,36 +124,34 @@ class ObservationNormalizer(nn.Module):
         epsilon: float,
         pictures: Mapping[str, tuple[int, ...]] | None = None,
     ):
-        """leaves: of floats, by name, their shapes; pictures: the same of uint8."""
+        """leaves: shapes of leaves of floats, by name; pictures: shapes of those of uint8."""
         super().__init__()
         self.clip, self.epsilon = clip, epsilon
         self.units = dict.fromkeys(leaves, 1.0) | dict.fromkeys(pictures or {}, PICTURE_UNIT)
         self.names = tuple(self.units)
-        # Leaf paths may hold "/" and ".", which module names may not; the order of names stands for
-        # them.
+        # In the order of names, since leaf paths may hold "/" and ".", which module names may not.
         shapes = {**leaves, **(pictures or {})}
         self.moments = nn.ModuleList(RunningMoments(shapes[name]) for name in self.names)
         self.register_load_state_dict_post_hook(lambda it, _: it._refresh())  # type: ignore[no-untyped-call]
         self._refresh()
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
-        """Of `to`: the transform follows the statistics."""
+        """Called by `to`: moves the transform with the statistics."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._refresh()
         return self
 
     def leaf_moments(self, name: str) -> RunningMoments:
-        """The statistics of one leaf."""
         moments = self.moments[self.names.index(name)]
         assert isinstance(moments, RunningMoments)
         return moments
 
     def _refresh(self) -> None:
-        """Takes the statistics into use; before any data floats stay as they are."""
+        """Recomputes the transform from the statistics; before any data floats stay as they are."""
         self._affine = {name: self._transform(name) for name in self.names}
 
     def _transform(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean, scale, bounds ``[2]``: always tensors, as a compiled graph freezes all else."""
+        """Mean, scale, bounds ``[2]``: tensors, since numbers are constants of a graph."""
         moments, unit = self.leaf_moments(name), self.units[name]
         bound = moments.mean.new_tensor([-self.clip, self.clip], dtype=torch.float32)
         if moments.count > 0:
@@ -167,7 +164,7 @@ class ObservationNormalizer(nn.Module):
         out = dict(obs)
         for name, (mean, scale, bound) in self._affine.items():
             x = obs[name]
-            # In place, as pictures are large and their pages cost more than the arithmetic.
+            # In place: for pictures new memory would take longer than the arithmetic.
             centred = x - mean if x.is_floating_point() else x.to(torch.float32).sub_(mean)
             out[name] = centred.mul_(scale).clamp_(bound[0], bound[1])
         return out
@@ -176,7 +173,7 @@ class ObservationNormalizer(nn.Module):
         """Adds the valid rows of `obs`, leaves ``[T, B, ...]`` with `valid` ``[T, B]``."""
         rows = valid.flatten().nonzero().squeeze(1)
         for name in self.names:
-            # On pictures far faster than indexing by a mask.
+            # For pictures far faster than indexing by a mask.
             self.leaf_moments(name).merge(obs[name].flatten(0, 1).index_select(0, rows))
         self._refresh()
 
@@ -189,18 +186,18 @@ def observation_normalizer(
     clip: float,
     epsilon: float,
 ) -> ObservationNormalizer:
-    """For these pictures of a space and, where `on`, its float leaves; others stay as they are."""
+    """The normaliser of these pictures of a space and, where `on`, of its float leaves."""
     leaves = normalized_leaves(space) if on else {}
     return ObservationNormalizer(leaves, clip, epsilon, pictures)
 
 
 @final
 class RewardNormalizer(nn.Module):
-    """``clamp(r / sqrt(var + epsilon), -clip, clip)``; the mean is never subtracted, as that would
-    change which policy is best.
+    """``clamp(r / sqrt(var + epsilon), -clip, clip)``; subtracting the mean would change which
+    policy is best.
 
-    kind: what the variance is of: ``return_std`` the running discounted return (`Rollout`'s return
-    carry), ``step_std`` the reward itself, ``none``: rewards stay as they are.
+    kind: whose variance it is: ``return_std``, the running discounted return's
+        (`Rollout.return_carry`); ``step_std``, the reward's; ``none``: rewards stay as they are.
     clip: None or <= 0: no clip.
     """
 

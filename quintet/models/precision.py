@@ -10,15 +10,15 @@ Precision = Literal["fp32", "bf16"]
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """Within it, convolutions and matrix products are in `precision`."""
+    """Within the block, convolutions and matrix products are in `precision`."""
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, torch.bfloat16)
 
 
 def cast_weights(module: nn.Module, precision: Precision) -> None:
-    """Holds the weights of convolutions and linear layers in the format that they are used in, for
-    a network that is not trained: the same results, and nothing is cast in every act.
+    """Converts the weights of convolutions and linear layers of a network that is not trained: the
+    results are the same, and no act casts them again.
     """
     if precision == "bf16":
         for layer in module.modules():
@@ -29,8 +29,8 @@ def cast_weights(module: nn.Module, precision: Precision) -> None:
 def fast_bf16(device: torch.device) -> bool:
     """Whether bfloat16 matrices are multiplied faster than float32 ones.
 
-    Of processors it is those with AMX.  AVX512-BF16 alone gains less than the casts cost: pong-appo
-    and BabyAI are 11 to 19% slower with it than in float32 (docs/performance.md).
+    Among CPUs these are the ones with AMX.  With AVX512-BF16 alone the casts take more time than
+    they save: pong-appo and BabyAI are 11 to 19% slower than in float32 (docs/performance.md).
     """
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))

@@ -1,10 +1,10 @@
 """Texts in observations: from rows of bytes to vectors.
 
-A text is UTF-8, ended by the first zero byte; what stands behind it is not read.  It is split into
-tokens, bytes or words, which are embedded and read by a GRU.  Token 0 stands for no token.
+A text is UTF-8 and ends at the first zero byte.  It is split into tokens, bytes or words, which are
+embedded and read by a GRU.  Token 0 stands for no token.
 
 Texts stay the same over an episode, so a batch holds few different ones: with `deduplicate_text`
-each is read once (`distinct_rows`).  All is done in tensors; nothing depends on Python's `hash`.
+each is read once (`distinct_rows`).  All computations are in tensors, without Python's `hash`.
 """
 
 from collections.abc import Sequence
@@ -28,12 +28,12 @@ def trimmed(texts: Tensor) -> Tensor:
 
 
 def distinct_rows(rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows ``[U, M]`` that differ, of ``[N, M]`` bytes, and which of them each row is ``[N]``.
+    """The distinct rows ``[U, M]`` of ``[N, M]`` bytes, and the index of each row in them ``[N]``.
 
-    Rows are told apart by a hash, one number each, and then compared, so the result is exact;
-    sorting whole rows takes 30 times as long.
+    Rows are grouped by a hash, one number each, and then compared, so the result is exact; sorting
+    whole rows takes 30 times as long.
 
-    weights: int64, at least ``M / 8`` of them, odd: of the hash's terms, eight bytes each.
+    weights: odd int64 factors of the hash's terms of eight bytes, at least ``M / 8`` of them.
     """
     size = rows.shape[1]
     padded = rows.new_zeros(len(rows), size + -size % 8)  # of its own memory, so aligned
@@ -41,7 +41,7 @@ def distinct_rows(rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     words = padded.view(torch.int64)
     hashes = (words * weights[: words.shape[1]]).sum(1)  # modulo 2^64
     different, which = torch.unique(hashes, return_inverse=True)
-    # Any row of a hash will do, all of them are alike or else it is not used.
+    # Any row of a hash will do: if they differ, the hashes are not used.
     number = torch.arange(len(which), device=which.device)
     example = torch.empty_like(different).scatter_(0, which, number)
     if not torch.equal(words[example][which], words):
@@ -64,12 +64,11 @@ class ByteTokens(nn.Module):
 
 @final
 class WordTokens(nn.Module):
-    """Every word, in lower case, is a token; what words are is said in
-    `models.words`.
+    """Every word (see `models.words`), in lower case, is a token.
 
     With a vocabulary its words are tokens 2, 3, ... in order, and all others token 1; without one
-    a word is token ``1 + word_hash(word) % buckets``.  Words are looked up by their hash: a word of
-    another text is taken for one of a vocabulary of V words with a chance of ``V / 2^31``.
+    a word is token ``1 + word_hash(word) % buckets``.  Words are looked up by their hash: a
+    strange word is mistaken for one of a vocabulary of V words with probability ``V / 2^31``.
     """
 
     word: Tensor
@@ -115,7 +114,7 @@ class WordTokens(nn.Module):
         place = torch.arange(texts.shape[1], device=texts.device)
         since = place - (place * begins).cummax(1).values  # the word began
         terms = self.lower[codes] * self.powers[since] % PRIME
-        # Place 0 takes what is in no word.
+        # Place 0 sums the bytes outside of words.
         sums = terms.new_zeros(len(texts), max(int(lengths.max()), 1) + 1)
         sums.scatter_add_(1, number * inside, terms)
         return sums[:, 1:] % PRIME, lengths
@@ -123,17 +122,17 @@ class WordTokens(nn.Module):
 
 @final
 class TextEncoder(nn.Module):
-    """A text as a vector: the GRU's last state, or the mean of its states, weighted by how they
-    answer a query (scaled dot products, Vaswani et al. 2017).  A text without tokens is 0.
+    """A text as a vector: the GRU's last state, or the mean of its states, weighted by scaled dot
+    products with a query (Vaswani et al. 2017).  A text without tokens is 0.
 
-    With `deduplicate_text` every different text of a batch is read once, which changes no result
-    but by rounding.
+    With `deduplicate_text` every distinct text of a batch is read once, which changes results by
+    rounding only.
     """
 
     weights: Tensor
 
     def __init__(self, length: int, config: ModelConfig, query_size: int):
-        """length: bytes of a text; query_size: numbers of what makes a query."""
+        """length: bytes of a text; query_size: numbers from which a query is computed."""
         super().__init__()
         size = config.text_hidden
         self.tokens: ByteTokens | WordTokens = (
@@ -149,7 +148,7 @@ class TextEncoder(nn.Module):
         self.register_buffer("weights", 2 * odd + 1, persistent=False)
 
     def forward(self, texts: Tensor, view: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Vectors ``[K, H]``, and which of them is that of each row ``[N]``, or None: its own.
+        """Vectors ``[K, H]``, and the index of each row's vector ``[N]``; None: its own.
 
         texts: ``[N, L]``, uint8.
         view: ``[N, query_size]``; only attention reads it.
@@ -175,7 +174,7 @@ class TextEncoder(nn.Module):
 
     @torch.no_grad()
     def draw_weights(self, generator: torch.Generator) -> None:
-        """Embeddings standard normal, that of no token 0; the GRU's as those of cores."""
+        """Draws standard normal embeddings (0 for no token), and the GRU as a recurrent core."""
         self.embedding.weight.normal_(generator=generator)[0] = 0.0
         draw_weights(self.gru, generator)
 

@@ -1,4 +1,4 @@
-"""Kernels, the weights by which layers multiply their inputs: finding and drawing them."""
+"""Finds and draws kernels, the weights by which layers multiply their inputs."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -8,7 +8,7 @@ from torch import nn
 
 Init = Literal["orthogonal", "truncated_normal"]
 Role = Literal["hidden", "policy", "value"]
-"""Where in its network a layer is: the policy's head, the value's head, or below a head."""
+"""A layer's place in its network: the policy's head, the value's head, or below a head."""
 
 _GAIN: dict[Role, float] = {"hidden": 2.0**0.5, "policy": 0.01, "value": 1.0}
 _VARIANCE: dict[Role, float] = {"hidden": 2.0, "policy": 0.1, "value": 1.0}
@@ -17,9 +17,9 @@ _VARIANCE: dict[Role, float] = {"hidden": 2.0, "policy": 0.1, "value": 1.0}
 def kernels(network: nn.Module, modules: Iterable[nn.Module]) -> list[str]:
     """Sorted names, within `network`, of the kernels of some of its modules.
 
-    Kernels are the parameters of two or more dimensions, embeddings included.  Those of normalising
-    layers are none, since they scale each number by itself.  A module is asked for the parameters
-    that are its own, not for those of modules within it.
+    Kernels are the parameters of two or more dimensions, embeddings included, except those of
+    normalising layers, which scale each number by itself.  A module counts with its own parameters,
+    not with those of modules within it.
     """
     found = {
         parameter

@@ -1,6 +1,6 @@
-"""What a word is to the tokenizer of texts, and the number that it is known by.
+"""The words of the tokenizer of texts, and their hash.
 
-`models.text` computes the same in tensors, from these functions' tables.
+`models.text` computes the same in tensors, from tables of these functions.
 """
 
 import string
@@ -14,12 +14,12 @@ _LETTERS_AND_DIGITS = (string.ascii_letters + string.digits).encode()
 
 
 def is_word_byte(byte: int) -> bool:
-    """Letters, digits, and all bytes of what is not ASCII; a word ends at any other."""
+    """Whether a byte belongs to a word: letters, digits, and all bytes beyond ASCII."""
     return byte >= 128 or byte in _LETTERS_AND_DIGITS
 
 
 def lower_byte(byte: int) -> int:
-    """ASCII's letters in lower case; others stay, as their case is no matter of single bytes."""
+    """An ASCII letter in lower case; other bytes as they are."""
     return bytes([byte]).lower()[0]
 
 
@@ -30,7 +30,7 @@ def is_word(text: str) -> bool:
 
 
 def word_hash(word: str) -> int:
-    """``sum_i byte_i * BASE ** i mod PRIME`` of a word in lower case: the same in every process and
-    on every machine, as Python's own hash is not.
+    """``sum_i byte_i * BASE ** i mod PRIME`` of a word in lower case; unlike Python's hash it is
+    the same in every process and on every machine.
     """
     return sum(b * pow(BASE, i, PRIME) for i, b in enumerate(word.encode())) % PRIME

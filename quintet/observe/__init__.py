@@ -1,1 +1,1 @@
-"""What a run shows of itself: metrics, sinks, timing, progress, plots."""
+"""Observation of runs: metrics, sinks, timing, progress, plots."""

@@ -1,4 +1,4 @@
-"""What would make a run faster, given what limits it: never what it does already."""
+"""Advice that would make a run faster, given what limits it; never what the run does already."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,31 +11,32 @@ from quintet.observe.timing import Phase
 if TYPE_CHECKING:  # imports PyTorch, which plots have no use for
     from quintet.protocols import UpdateAdvice
 
-_BUSY = 0.9  # of all cores, from which on none is idle
+_BUSY = 0.9  # share of all cores from which on none counts as idle
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """What the speed of a run depends on: of its resolved configuration and of its machine.
+    """Facts of a run's resolved configuration and its machine on which its speed depends.
 
-    source: what environments come from: an id; a maker of single ones; a maker of groups, which are
-        vector environments; a vector environment that was given, whose size is the run's.
-    single_only: they must be single ones of Gymnasium, as masks from their info are.
+    source: what makes the environments: an id; a maker of single ones; a maker of groups, which are
+        vector environments; or a given vector environment, whose size is the run's.
+    single_only: only single environments of Gymnasium will do, as for masks from info.
     env_threads: of each pool of environments in C++; 1 where environments are stepped in Python.
-    auto_env_threads: what it would be if it were left out.
+    auto_env_threads: env_threads if the option were left out.
     envpool: whether EnvPool has the environment under this id; absent: EnvPool isn't installed.
-    large_network: large enough to be worth threads and a GPU (pictures).
-    compiles: acts and updates are compiled; may_compile: it would be worth it; compiler: there is
-        one.
-    gpu: PyTorch sees one, or one for each learner.
-    batch_steps: env_steps that an update learns from.
-    update: what the learner says of its speed.
-    kind, num_workers, lag, inference, inference_batch_max: of the runtime, as configured; no
-        workers in the serial one.
+    large_network: whether threads and a GPU are worth it (pictures).
+    compiles: whether acts and updates are compiled.
+    may_compile: whether compiling them would be worth it.
+    compiler: whether there is a C++ compiler.
+    gpu: whether PyTorch sees a GPU, or one for each learner.
+    batch_steps: env_steps of a batch.
+    update: the learner's own advice.
+    num_workers: 0 in the serial runtime.
     num_learners: processes that share every batch; each has `threads`.
-    actor_threads: where actions are computed, beside those of the learner, `threads`.
-    sinks: reports are written anywhere; callback: they go to the user's code.
+    actor_threads: threads where actions are computed, beside the learner's `threads`.
+    sinks: whether reports are written anywhere.
+    callback: whether reports go to the user's code.
     """
 
     env: str
@@ -76,7 +77,7 @@ def all_busy(load: Load, facts: RunFacts) -> bool:
 
 
 def wanted_cores(load: Load, facts: RunFacts) -> float:
-    """Cores that the run's threads would keep busy; a process that waits for another wants none."""
+    """Cores that the run's threads would keep busy; waiting processes want none."""
     if not facts.num_workers:
         threads = max(facts.threads, facts.env_threads * facts.num_groups)
         return min(threads + _of_other_learners(load, facts), facts.cores)
@@ -96,19 +97,19 @@ def wanted_cores(load: Load, facts: RunFacts) -> float:
 
 
 def _of_other_learners(load: Load, facts: RunFacts) -> float:
-    """Cores of those that have nothing to do but to learn with the first."""
+    """Cores that the learners beside the first keep busy."""
     threads = facts.threads if facts.device == "cpu" else 1
     return (facts.num_learners - 1) * load.learner.get("learning", 0.0) * threads
 
 
 def idle_cores(load: Load, facts: RunFacts) -> int:
-    """Cores that nobody uses."""
+    """Cores that no process uses."""
     used = sum(load.cores) if load.cores.used else wanted_cores(load, facts)
     return max(0, math.floor(facts.cores - used + 0.25))  # a busy core is never quite busy
 
 
 def _faster_environment(facts: RunFacts) -> list[str]:
-    """For one that is stepped in Python."""
+    """Advice on an environment that is stepped in Python."""
     if facts.backend != "gymnasium":
         return []
     if facts.single_only or facts.source in ("group maker", "vector environment"):
@@ -178,7 +179,7 @@ ADVICE: Mapping[Phase, Callable[[RunFacts], list[str]]] = {
     "checkpoint": lambda _: ["a longer --checkpoint.interval-updates or a faster disk"],
     "other": _other,
 }
-"""What would help where one process does all, by the phase that takes most of its time."""
+"""Advice for the serial runtime, by the phase that takes most of its time."""
 
 
 def _learning_beside_workers(load: Load, facts: RunFacts) -> list[str]:
@@ -188,7 +189,7 @@ def _learning_beside_workers(load: Load, facts: RunFacts) -> list[str]:
     more = min(facts.cores // learners, facts.threads + idle_cores(load, facts) // learners)
     if at_length and more > facts.threads:
         advice.append(f"more threads (--runtime.threads {more})")
-    if not at_length:  # else its rows are what takes time
+    if not at_length:  # else its rows take the time
         advice += facts.update.larger_batches
     return advice or ["a faster machine"]
 
@@ -245,7 +246,7 @@ BESIDE_WORKERS: Mapping[str, Callable[[Load, RunFacts], list[str]]] = {
         "a faster machine",
     ],
 }
-"""The same where processes sample while another one learns, by what the others wait for."""
+"""Advice where processes sample beside the learner, by what limits the speed."""
 
 
 def _compiling(facts: RunFacts) -> list[str]:
@@ -257,7 +258,7 @@ def _compiling(facts: RunFacts) -> list[str]:
 
 
 def _threads(facts: RunFacts, learning: bool = False) -> list[str]:
-    """More of PyTorch's threads; small networks are slower with a second one."""
+    """More of PyTorch's threads, for large networks; small ones are slower with a second."""
     on_cpu = facts.device == "cpu" or not learning  # acting is always on the CPU
     most = facts.cores // facts.num_learners
     if on_cpu and facts.large_network and facts.threads < most:
@@ -266,15 +267,15 @@ def _threads(facts: RunFacts, learning: bool = False) -> list[str]:
 
 
 def _more_streams(facts: RunFacts) -> str:
-    """A call has a fixed cost, which more streams share."""
+    """More streams, which share the fixed cost of a call."""
     streams = 2 * facts.num_streams
-    if facts.source == "vector environment":  # what it says of its size can't be changed
+    if facts.source == "vector environment":  # whose size no option changes
         return f"more streams (a vector environment of {streams})"
     return f"more streams (--env.num-streams {streams})"
 
 
 def _more_at_once(load: Load, facts: RunFacts) -> list[str]:
-    """A worker more for every idle core, as far as the streams can be shared out evenly."""
+    """One more worker for every idle core, as far as streams can be shared evenly."""
     idle, streams = idle_cores(load, facts), facts.num_streams
     if idle == 0:
         return ["more CPU cores"]
@@ -293,7 +294,7 @@ def _more_at_once(load: Load, facts: RunFacts) -> list[str]:
 
 
 def _larger_groups(facts: RunFacts) -> str:
-    """Of fewer acts, where every worker keeps a group of its own."""
+    """Larger groups and so fewer acts, as long as every worker keeps a group."""
     streams = facts.num_streams  # of as many groups, or a few more, of the same size
     size = streams // next(n for n in range(facts.num_workers, streams + 1) if streams % n == 0)
     if size > facts.num_streams // facts.num_groups:

@@ -1,4 +1,4 @@
-"""What a terminal shows while a run trains: how far it is, how it learns, and what limits it."""
+"""A dashboard in the terminal: how far a run is, how it learns, and what limits its speed."""
 
 import sys
 import textwrap
@@ -41,8 +41,8 @@ _SIGNS: dict[Phase, tuple[str, str]] = {
     "other": ("·", "white"),
 }
 
-# What a report may hold, by line: the beginning of the names, and those that come first.  What
-# stands nowhere here follows as far as there is room, so any learner's numbers are shown.
+# Lines of metrics: the beginning of their names, and those that come first.  The others of a line
+# follow as far as there is room, so the metrics of any learner are shown.
 _LINES: dict[str, tuple[str, ...]] = {
     "loss": ("total", "policy", "value", "q"),
     "policy": ("entropy", "approx_kl", "kl", "clip_frac", "rho_clip_frac", "std_mean"),
@@ -56,7 +56,7 @@ _LINES: dict[str, tuple[str, ...]] = {
 }
 _SKIPPED = ("_last_epoch",)
 
-# Told with workers, in a line of their own, of one and of several.
+# With workers these have a line of their own; texts for one and for several.
 _COUNTS = {
     "data/discarded_columns": ("{} column dropped", "{} columns dropped"),
     "data/waiting_batches": ("{} batch waits", "{} batches wait"),
@@ -100,8 +100,8 @@ class TerminalProgress:
         self._live.stop()
 
     def _begin(self) -> Live:
-        # what the environment or a library prints must not tear the dashboard; what the person
-        # sent elsewhere (2>errors.txt) goes on going there
+        # lines of environments and libraries must not tear the dashboard; streams that the person
+        # has redirected (2>errors.txt) stay so
         live = Live(
             console=self._console,
             auto_refresh=False,  # no thread that would compete with training; reports come often
@@ -115,7 +115,7 @@ class TerminalProgress:
         begin = time.monotonic()
         width, height = self._console.size
         if width < self._width:
-            # The terminal has broken the lines anew: nothing tells how many they are by now.
+            # The terminal has wrapped the lines, so their number is unknown.
             self._live.stop()
             self._console.clear()
             self._live = self._begin()
@@ -127,10 +127,10 @@ class TerminalProgress:
 
 @dataclass(frozen=True)
 class _Block:
-    """Lines that are shown together or, when there is no room, not at all.
+    """Lines that are shown together or, without room for them, not at all.
 
-    rank: 0 stays longest.
-    divisible: as many of the lines as there is room for may stand alone.
+    rank: blocks of the highest rank are left out first.
+    divisible: whether as many of the lines as fit may be shown alone.
     """
 
     rank: int
@@ -141,8 +141,8 @@ class _Block:
 def layout(view: View, width: int, height: int) -> list[Text]:
     """The lines of the dashboard, at most `height` of at most `width` characters.
 
-    What matters less is left out first: other numbers, the curve, the bar of shares; how far the
-    run is and what limits it stay.
+    The least important blocks are left out first: metrics, the curve, the bar of shares; how far
+    the run is and what limits it stay longest.
     """
     narrow = width - _NAMES_WIDTH
     blocks = [
@@ -163,7 +163,7 @@ def layout(view: View, width: int, height: int) -> list[Text]:
         lines = blocks[index].lines
         if len(lines) > room:
             shown[index] = lines[:room] if blocks[index].divisible else []
-            break  # what matters less must not be shown in its place
+            break  # no less important block is shown in its place
         shown[index] = lines
         room -= len(lines)
     kept = [line for index in sorted(shown) for line in shown[index]]
@@ -197,7 +197,7 @@ def _steps(view: View, width: int) -> Text:
     if pace.steps_per_s is not None:
         parts.append(f"{pace.steps_per_s:,.0f} per second")
     if view.stage:
-        # What goes on is worth more than how far and how fast.
+        # The stage is more important than how far and how fast the run is.
         while parts and _NAMES_WIDTH + len("  ".join([*parts, view.stage])) > width:
             parts.pop()
         return _named("env steps", [*map(Text, parts), Text(view.stage, style="yellow")], width)
@@ -217,7 +217,6 @@ def _returns(view: View) -> list[Text]:
 
 
 def _successes(view: View, width: int) -> list[_Block]:
-    """Success rates, where a success is defined."""
     parts = []
     if view.recent.success is not None:
         parts.append(f"{percent(view.recent.success)} training, last 100 episodes")
@@ -232,7 +231,7 @@ def _curve(view: View, width: int) -> list[Text]:
 
 
 def _time(view: View, width: int) -> list[_Block]:
-    """The shares of the time, as numbers and as bars, and the sentence about them."""
+    """The shares of the time as numbers and bars, and the sentence on what limits the speed."""
     load = view.shares.recent()
     if not load.learner:
         return []
@@ -251,8 +250,8 @@ def _time(view: View, width: int) -> list[_Block]:
 
 
 def _processes(load: Load, width: int) -> list[Text]:
-    """A line for each process: its name, a bar and its shares; where there are more than a few
-    workers, their mean, and below it how far they lie apart.
+    """A line for each process: its name, a bar and its shares; of many workers their mean, and
+    below it their range.
     """
     workers = mean(load.workers) if load.workers else {}
     named: list[tuple[str, Shares, Shares]] = [("learner", load.learner, load.learner)]
@@ -278,7 +277,7 @@ def _processes(load: Load, width: int) -> list[Text]:
 
 
 def _of_process(first: bool, name: str, bar: Text, parts: Sequence[Text], width: int) -> Text:
-    """A line of the block "time", as long as there is room for whole parts."""
+    """A line of the block "time", with as many whole parts as fit."""
     if width < _NARROW:
         return _filled(Text.assemble(f"{name} ", bar), parts, width)
     head = (f"{'time' if first else '':{_NAMES_WIDTH}}", "bold")
@@ -286,7 +285,7 @@ def _of_process(first: bool, name: str, bar: Text, parts: Sequence[Text], width:
 
 
 def _ranges(workers: Sequence[Shares], order: Shares) -> list[str]:
-    """Of each phase the least and the most that a worker spends in it."""
+    """The smallest and the largest share of a worker, by phase."""
     found = []
     for phase in sorted(order, key=lambda phase: -order[phase]):
         shares = [100 * worker.get(phase, 0.0) for worker in workers]
@@ -315,7 +314,7 @@ def _share_bar(shares: Shares, cells: int) -> Text:
 
 
 def _samples(view: View, width: int) -> list[_Block]:
-    """How old what the workers give is, what of it is lost, and what of it waits."""
+    """Policy lag, dropped columns and waiting batches of a run with workers."""
     if not _has_workers(view):
         return []
     report = view.report
@@ -370,13 +369,13 @@ def _numbers(view: View, width: int) -> list[_Block]:
 
 
 def _named(name: str, parts: Sequence[Text], width: int) -> Text:
-    """The parts behind their name, as many whole ones as fit."""
+    """A name and as many whole parts as fit."""
     line = Text.assemble((f"{name:{_NAMES_WIDTH if width >= _NARROW else len(name) + 1}}", "bold"))
     return _filled(line, parts, width)
 
 
 def _filled(line: Text, parts: Sequence[Text], width: int) -> Text:
-    """The parts behind what stands there, as many whole ones as fit."""
+    """Appends as many whole parts as fit to the line."""
     for number, part in enumerate(parts):
         if number and len(line) + 2 + len(part) > width:
             break
@@ -385,7 +384,7 @@ def _filled(line: Text, parts: Sequence[Text], width: int) -> Text:
 
 
 def _paragraph(name: str, sentence: str, width: int, style: str = "") -> list[Text]:
-    """The sentence in lines behind its name; narrow terminals have room for the sentence only."""
+    """The sentence in lines after its name, which narrow terminals leave out."""
     if width < _NARROW:
         return [Text(line, style=style) for line in _wrap(sentence, max(10, width))]
     wrapped = _wrap(sentence, width - _NAMES_WIDTH)
@@ -395,5 +394,5 @@ def _paragraph(name: str, sentence: str, width: int, style: str = "") -> list[Te
 
 
 def _wrap(sentence: str, width: int) -> list[str]:
-    """In lines; options stay whole, so that they can be copied."""
+    """Wraps a sentence; options stay whole, so that they can be copied."""
     return textwrap.wrap(sentence, width, break_on_hyphens=False)

@@ -8,20 +8,20 @@ MAX_KL = 0.06
 """nats; twice the highest KL of an iteration of PPO's presets in runs that learn well."""
 
 MAX_CLIP_FRAC = 0.5
-"""With more samples clipped than not, most of the batch no longer has a say in the gradient."""
+"""Above it most of the batch takes no part in the gradient."""
 
 MAX_OUTSIDE_FRAC = 0.05
-"""One value in a million of a bell curve lies 5 standard deviations out, and a few of a hundred
-while a policy learns to reach new states; above that the statistics don't describe the data.
+"""Of a normal distribution one value in a million is 5 standard deviations out, of a policy that
+learns to reach new states a few in a hundred; above that the statistics don't describe the data.
 """
 
 MIN_REWARD_STD = 1e-6
-"""Below it rewards are alike, and divided by their spread they would be noise."""
+"""Below it rewards are nearly equal, and divided by their spread they would be noise."""
 
 
 @final
 class Finding(NamedTuple):
-    """What is said of one part of a learner, and whether it is as it should be."""
+    """A sentence on one part of a learner, and whether that part is healthy."""
 
     part: str
     healthy: bool
@@ -29,7 +29,7 @@ class Finding(NamedTuple):
 
 
 def findings(report: Mapping[str, float]) -> list[Finding]:
-    """One finding for each part that the report has numbers of: policy, value, normalizers."""
+    """A finding for each part (policy, value function, normalizers) with metrics in the report."""
     checks = {"policy": _POLICY, "value function": _VALUE, "normalizers": _NORMALIZERS}
     found = []
     for part, bounds in checks.items():
@@ -54,9 +54,9 @@ class _Bound(NamedTuple):
 
 
 _SLOWER = "a lower learning rate or fewer passes slows it down"
-# V-trace's share of clipped weights tells nothing here: with a cap of 1 half of them are above it
-# after the smallest step.  How far the policy is from the one that acted, approx_kl tells, whatever
-# its age: a lag of many small steps is no worse than one of a single large one, so it has no bound.
+# V-trace's share of clipped ratios is no sign: with a cap of 1, half of them are above it after the
+# smallest step.  approx_kl measures how far the policy is from the one that acted, so policy lag
+# needs no bound: many small steps are no worse than a single large one.
 _POLICY = (
     _Bound("policy/kl", f"moves too fast: KL {{}} above {MAX_KL}; {_SLOWER}", high=MAX_KL),
     _Bound(

@@ -15,22 +15,23 @@ from quintet.observe.advice import (
 from quintet.observe.shares import Load, mean
 from quintet.observe.timing import Phase
 
-# Of all cores: that others take; of the cores that a run wants: that it has.
+# Others crowd a run when they take this share of all cores, and it has less than that of what it
+# wants.
 _CROWDED, _UNHINDERED = 0.2, 0.9
-_BALANCED = 0.4  # below, halving the largest part makes the run less than a quarter faster
-_HARDLY = 0.1  # of its time, that a process waits where it is as fast as the one that it waits for
-_TURNS = 0.2  # of the time, that each of two takes that could work at once
+_BALANCED = 0.4  # below this share, halving the largest part makes the run at most 25% faster
+_HARDLY = 0.1  # largest share of waiting of processes that are equally fast
+_TURNS = 0.2  # smallest share of each of two processes that take turns
 
 Cause = Phase | Literal["others", "turns", "server", "answers", "balance"]
-"""What limits the speed: what a process does, or other processes of the machine, taking turns, the
-inference server, the way to it, nothing alone.
+"""What limits the speed: a phase of a process; other processes of the machine; taking turns; the
+inference server; the messages to it; nothing alone.
 """
 
 
 def limit(load: Load, facts: RunFacts, *, starting: bool = False) -> str:
-    """Where most of the time goes and what would change that, never what the run does already.
+    """A sentence that says where most of the time goes, and one with advice.
 
-    starting: the shares include the first acts and the first update, which are compiled then.
+    starting: whether the shares include the first acts and the first update, which compile.
     """
     shares = load.learner
     if not shares:
@@ -66,7 +67,7 @@ def limit(load: Load, facts: RunFacts, *, starting: bool = False) -> str:
 
 
 def cause(load: Load, facts: RunFacts) -> Cause:
-    """What limits the speed; of a process that acts and steps by itself what takes most time."""
+    """What limits the speed; in the serial runtime the phase that takes most time."""
     if crowded(load, facts):
         return "others"
     learner = load.learner
@@ -92,7 +93,7 @@ def cause(load: Load, facts: RunFacts) -> Cause:
 
 
 def crowded(load: Load, facts: RunFacts) -> bool:
-    """Whether others take cores that the run wants."""
+    """Whether other processes take cores that the run wants."""
     used, by_others = load.cores
     busy = all_busy(load, facts) and by_others / facts.cores >= _CROWDED
     return busy and used < _UNHINDERED * wanted_cores(load, facts)
@@ -101,8 +102,7 @@ def crowded(load: Load, facts: RunFacts) -> bool:
 def _told_of_others(load: Load, facts: RunFacts) -> str:
     by_others = load.cores.by_others
     advice = ["waiting until they end"]
-    # Threads that wait for each other at every layer, with cores for some of them, lose more than
-    # their share.
+    # Threads that wait for each other at every layer lose more than the missing cores.
     left = max(1, round((facts.cores - by_others) / facts.num_learners))
     if facts.threads > left:
         advice.append(f"fewer threads (--runtime.threads {left})")
@@ -132,7 +132,7 @@ def _told(phase: Phase, percent: str, facts: RunFacts) -> str:
 
 
 def _told_of_processes(why: Cause, load: Load, facts: RunFacts) -> str:
-    """Who waits for whom, and what the one that is waited for does meanwhile."""
+    """The sentence on which processes wait, and what the other ones do meanwhile."""
     learner, workers = load.learner, mean(load.workers)
     waits = f"{_percent(learner.get('waiting', 0.0))} of the time the update waits"
     idle = f"wait {_percent(workers.get('waiting', 0.0))} of theirs"

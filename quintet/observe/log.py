@@ -1,4 +1,4 @@
-"""What a run says, to the person and to ``log.txt``."""
+"""A run's messages to the person and to ``log.txt``."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -12,28 +12,24 @@ from quintet.observe.stream import LogFile, QuietStream, is_terminal
 
 @final
 class Voice:
-    """What a run says: to the person as progress, and all of it to the log as well."""
+    """Shows progress and messages to the person, and writes all of it to the log."""
 
-    def __init__(
-        self,
-        make: Callable[[TextIO], Progress] | None = None,
-        shown: TextIO | None = None,
-        log: LogFile | None = None,
-    ) -> None:
-        """make: what shows progress on a stream; None, before a run has begun: nothing does.
-        shown: where the person sees it.
+    def __init__(self) -> None:
+        self._log: LogFile | None = None
+        self._parts: list[Progress] = []
+        self._in_terminal = False
+
+    def begin(self, make: Callable[[TextIO], Progress], shown: TextIO, log: LogFile) -> None:
+        """The run has begun; until then only warnings are shown.
+
+        make: makes what shows progress on a stream; shown: the stream that the person sees.
         """
-        self._log, self._parts = log, list[Progress]()
-        self._in_terminal = shown is not None and is_terminal(shown)
-        if make is not None and shown is not None:
-            # Plain lines for the log: those that are shown, or beside a dashboard its own.
-            streams: list[Any] = [shown]
-            if log is not None:
-                streams = [shown, log] if self._in_terminal else [QuietStream(shown, log)]
-            self._parts += map(make, streams)
+        self._log, self._in_terminal = log, is_terminal(shown)
+        # Plain lines for the log: those that are shown, or beside a dashboard its own.
+        streams: list[Any] = [shown, log] if self._in_terminal else [QuietStream(shown, log)]
+        self._parts += map(make, streams)
 
     def update(self, report: Mapping[str, float], recent: Score) -> None:
-        """See `Progress`, as of the others."""
         for part in self._parts:
             part.update(report, recent)
 
@@ -50,8 +46,8 @@ class Voice:
             part.say(message)
 
     def warn(self, message: str) -> None:
-        """A line on standard error, where results never are; a dashboard has the terminal for
-        itself and shows it.
+        """Writes a line to standard error, apart from results; on a terminal the dashboard shows
+        it.
         """
         line = f"warning: {message}"
         if self._in_terminal:

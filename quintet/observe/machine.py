@@ -1,4 +1,4 @@
-"""What a run takes of its machine, and what others take beside it."""
+"""Use of the machine by a run and by other processes."""
 
 import os
 import time
@@ -9,7 +9,7 @@ import psutil
 from quintet.system.cpus import usable_cores
 
 _LOOK_AGAIN_S = 10.0
-"""Looking for processes that this one has begun takes milliseconds on a machine with thousands."""
+"""Seconds between two searches for child processes, which take milliseconds among thousands."""
 
 
 @final
@@ -20,15 +20,14 @@ class MachineUse:
         self._process = psutil.Process()
         self._children: dict[psutil.Process, psutil.Process] = {}
         self._looked_at = self._look_at = float("-inf")
-        self.report()  # shares of cores count from here on
-        self._look_at = float("-inf")  # what a run begins, it begins before its first report
+        self.report()  # the use of cores counts from here on
+        self._look_at = float("-inf")  # the next report finds the processes that the run begins
 
     def report(self) -> dict[str, float]:
-        """``process/resident_bytes`` of this process, and ``machine/cores_used`` by it and the
-        processes that it has begun (environments may be some), and by others on the cores that this
-        one may use.
+        """``process/resident_bytes`` of this process, ``machine/cores_used`` by it and its
+        children, and by others on the cores that it may use.
 
-        Others are absent in a container whose time is limited: its cores are everybody's.
+        The latter is absent in a container with a CPU quota, which shares its cores.
         """
         by_core = psutil.cpu_percent(percpu=True)
         usable = set(range(len(by_core)))
@@ -45,19 +44,19 @@ class MachineUse:
         }
         if usable_cores() == len(usable):
             in_use = sum(percent for core, percent in enumerate(by_core) if core in usable) / 100
-            # Clocks that are read one after the other may differ by a hundredth of a second.
+            # The clocks are read one after the other, so the difference may be negative.
             report["machine/cores_used_by_others"] = max(0.0, in_use - used)
         return report
 
     def _look_for_children(self) -> set[psutil.Process]:
-        """Those that were not known yet."""
+        """Child processes that are new, at most every ten seconds."""
         now = time.monotonic()
         if now < self._look_at:
             return set()
         self._looked_at, self._look_at = now, now + _LOOK_AGAIN_S
         found = self._process.children(recursive=True)
         before = self._children
-        # The old object of a process knows when it was asked last.
+        # The old object of a process keeps the time of its last measurement.
         self._children = {child: before.get(child, child) for child in found}
         return self._children.keys() - before.keys()
 
@@ -70,7 +69,7 @@ def _percent(process: psutil.Process) -> float:
 
 
 def _first_share(process: psutil.Process, passed_s: float) -> float:
-    """Cores that a process has kept busy that was not there `passed_s` seconds ago."""
+    """Cores that a process kept busy, on average over `passed_s`, since it began."""
     try:
         process.cpu_percent()  # it counts from here on
         times = process.cpu_times()

@@ -190,7 +190,7 @@ _CONTROL = {
 }
 
 OF_RUNS: Mapping[str, Metric] = {**_COUNTERS, **_EPISODES, **_SPEED}
-"""What is reported whatever the learner."""
+"""Metrics of every run, whatever the learner."""
 
 OF_LEARNERS: Mapping[str, Metric] = {
     **_LOSSES,
@@ -200,13 +200,13 @@ OF_LEARNERS: Mapping[str, Metric] = {
     **_VALUES,
     **_CONTROL,
 }
-"""What learners report, each those that the registry says of it."""
+"""Metrics of learners; the registry lists those of each."""
 
 METRICS: Mapping[str, Metric] = {**OF_RUNS, **OF_LEARNERS}
 """Every declared metric by name."""
 
 HISTOGRAM = "histogram/"
-"""Beginning of the names of distributions, which only some sinks can show."""
+"""Prefix of histograms, which only some sinks can show."""
 
 PREFIXES: Mapping[str, Metric] = {
     "grad_norm/": Metric("1", "gradient norm of one parameter in the last step, before clipping"),
@@ -222,7 +222,7 @@ PREFIXES: Mapping[str, Metric] = {
 
 
 def policy_prefix(policy: int, num_policies: int) -> str:
-    """Before the names of what a run of several policies keeps and reports of one; "" for one."""
+    """Prefix of one policy's metrics and files in a run of several policies; "" for one policy."""
     return "" if num_policies == 1 else f"policy_{policy}/"
 
 
@@ -230,7 +230,7 @@ _POLICY_PREFIX = re.compile(r"^policy_\d+/")
 
 
 def describe(name: str) -> Metric | None:
-    """Unit and meaning of a metric, of whichever policy, or None when it is not declared."""
+    """Unit and meaning of a metric of any policy; None if it is not declared."""
     name = _POLICY_PREFIX.sub("", name)
     if name in METRICS:
         return METRICS[name]
@@ -250,7 +250,6 @@ def check(report: Iterable[str]) -> None:
 
 
 def clean(report: Mapping[str, float]) -> dict[str, float]:
-    """The report without NaN and infinite values."""
     return {name: value for name, value in report.items() if math.isfinite(value)}
 
 
@@ -269,19 +268,19 @@ class EpisodeStats:
         self._recent: deque[_Episode] = deque(maxlen=100)
 
     def add(self, episode_return: float, length: int, success: bool | None = None) -> None:
-        """Takes one whole episode: raw return in reward units, length in env_steps."""
+        """Adds a whole episode: raw return in reward units, length in env_steps."""
         episode = _Episode(episode_return, length, success)
         self._new.append(episode)
         self._recent.append(episode)
 
     @property
     def recent_return(self) -> float | None:
-        """Mean return of the last episodes, or None before the first."""
+        """Mean return of the last episodes; None before the first."""
         return _mean([each.return_ for each in self._recent])
 
     @property
     def recent_success(self) -> float | None:
-        """Share of the last episodes that succeeded, or None where that isn't defined."""
+        """Share of the last episodes that succeeded; None where success isn't defined."""
         return _mean([each.success for each in self._recent if each.success is not None])
 
     def report(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""How fast a run is, how long it takes, what it scores, and how these are written."""
+"""The speed of a run, its time left and its scores, and how these are written."""
 
 import time
 from collections import deque

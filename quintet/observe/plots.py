@@ -1,4 +1,4 @@
-"""Learning curves and final scores of runs, as a picture."""
+"""Plots of learning curves and of final scores."""
 
 import difflib
 import json
@@ -21,22 +21,22 @@ Axis = Literal["env_steps", "wall_s"]
 Kind = Literal["curve", "bars"]
 
 _FORMATS = (".png", ".svg", ".pdf")
-_NOT_PART_OF_GROUP = ("seed", "run_dir", "resume", "report")  # same experiment whatever they are
+_NOT_PART_OF_GROUP = ("seed", "run_dir", "resume", "report")  # may differ within an experiment
 _RESAMPLES = 2000
 _BAND = (2.5, 97.5)
 _MAX_LABEL_PARTS = 4
-_SCORES = ("success_rate", "return_mean")  # what is drawn where nothing is said, best first
+_SCORES = ("success_rate", "return_mean")  # default metrics, the preferred one first
 _EVALUATED = {
     "episode/return_mean": "eval/return_mean",
     "episode/return_min": "eval/return_mean",
     "episode/return_max": "eval/return_mean",
     "episode/success_rate": "eval/success_rate",
 }
-"""Metrics of training, and those of evaluations that stand as markers beside them."""
-_FINAL_PART = 0.1  # of a run's env_steps, over which a noisy metric's final score is taken
+"""Metrics of training, and those of evaluations whose markers are drawn beside them."""
+_FINAL_PART = 0.1  # last part of a run's env_steps, over which a final score is a mean
 
-# readable without colour: every group has a line style of its own, from the eighth on together with
-# a marker; colours are the palette of Okabe and Ito, which colour-blind people can tell apart
+# readable without colour: every group has its own line style, from the eighth on with a marker;
+# colours are the palette of Okabe and Ito, which colour-blind people can tell apart
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1)))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -46,7 +46,7 @@ _HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++")
 @final
 @dataclass(frozen=True)
 class Curve:
-    """One metric of one run over one axis, in the order of the axis: both ``[N]``."""
+    """One metric of one run over one axis, in the order of the axis; both ``[N]``."""
 
     x: NDArray[np.float64]
     y: NDArray[np.float64]
@@ -55,7 +55,7 @@ class Curve:
 @final
 @dataclass(frozen=True)
 class Run:
-    """One run: where it lies, its configuration, the metric that is drawn, its evaluations."""
+    """One run: its folder, its configuration, the metric that is drawn, its evaluations."""
 
     folder: Path
     config: dict[str, Any]
@@ -81,9 +81,9 @@ def plot_runs(
         interval, and a mark for each run.  The final score of a run is its last evaluation;
         of other metrics the mean over the last tenth of its env_steps.
 
-    metric: None: the success rate where every run has one, else the mean return; that of training
-        as a curve, of evaluations as bars, or the other one where some run lacks it.
-    may_lack: of `run_dirs`, those that are left out, said aloud, where they have nothing to draw.
+    metric: None: the success rate if every run has one, else the mean return; of training for
+        curves, of evaluations for bars, or the other one where some run lacks it.
+    may_lack: those of `run_dirs` that are left out, with a warning, if they have nothing to draw.
 
     Raises:
         QuintetError: no runs, a run without the metric, an unknown file format, or no matplotlib.
@@ -132,7 +132,7 @@ def plot_runs(
 
 @contextmanager
 def _leaving_out(allowed: bool) -> Iterator[None]:
-    """Says why a run is left out, where that is allowed."""
+    """Turns the error of a run into a warning, where the run may be left out."""
     try:
         yield
     except QuintetError as fault:
@@ -155,7 +155,7 @@ def _default_metric(kind: Kind, runs: Sequence[Sequence[Mapping[str, float]]]) -
 
 
 def group_key(config: Mapping[str, Any]) -> str:
-    """What runs of one experiment share: the configuration without seed and folder, as text."""
+    """The configuration without seed and folder, as text, which runs of one experiment share."""
     shared = {name: x for name, x in config.items() if name.split(".")[0] not in _NOT_PART_OF_GROUP}
     return json.dumps(shared, sort_keys=True, default=str)
 
@@ -216,7 +216,9 @@ def _load(folder: Path, reports: Sequence[Mapping[str, float]], x: Axis, metric:
 
 
 def _options(folder: Path) -> dict[str, Any]:
-    """With which a run was trained, by dotted name: its newest checkpoint knows best."""
+    """The options with which a run was trained, by dotted name: those of its newest checkpoint, or
+    else of ``config.yaml``.
+    """
     found = saved_options.read(folder)
     if found is None:
         files.warn_on_stderr(
@@ -263,7 +265,7 @@ def bootstrap_band(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Lower and upper end ``[N]`` of the 95% bootstrap interval of the mean of `curves` ``[S, N]``.
 
-    Whole runs are drawn with replacement; the draws are the same at every call.
+    Whole runs are drawn with replacement, in every call the same ones.
     """
     seeds = len(curves)
     drawn = np.random.default_rng(0).integers(seeds, size=(_RESAMPLES, seeds))

@@ -1,6 +1,6 @@
-"""What a person sees while a run trains: a dashboard in a terminal, plain lines elsewhere.
+"""Progress of a run: a dashboard in a terminal, plain lines elsewhere.
 
-Output never stops a run: when the pipe or the terminal is gone, it ends quietly.
+A pipe or terminal that is closed ends the output and not the run.
 """
 
 import sys
@@ -16,7 +16,7 @@ from quintet.observe.timing import Phase
 from quintet.observe.view import View
 
 _LINE_INTERVAL_S = 10.0
-_MOST_SILENCE_S = 600.0  # about what is waited for
+_MOST_SILENCE_S = 600.0  # between two lines about waiting
 
 
 class Progress(Protocol):
@@ -27,11 +27,11 @@ class Progress(Protocol):
         ...
 
     def stage(self, text: str) -> None:
-        """Shows what is going on until the next report, "" for nothing worth telling."""
+        """Shows what goes on until the next report; "" shows nothing."""
         ...
 
     def waiting(self, text: str) -> None:
-        """Shows what training has been waiting for, for seconds."""
+        """Shows what a long wait is for."""
         ...
 
     def say(self, message: str) -> None:
@@ -39,12 +39,12 @@ class Progress(Protocol):
         ...
 
     def close(self) -> None:
-        """Shows the last state and gives the terminal back; may be called twice."""
+        """Shows the last state and restores the terminal; may be called twice."""
         ...
 
 
 def make_progress(view: View, stream: TextIO | None = None) -> Progress:
-    """A dashboard when `stream` (standard output by default) is a terminal, else plain lines."""
+    """A dashboard if `stream` (standard output by default) is a terminal, else plain lines."""
     out = stream if stream is not None else sys.stdout
     if not is_terminal(out):
         return LineProgress(view, out)
@@ -55,7 +55,7 @@ def make_progress(view: View, stream: TextIO | None = None) -> Progress:
 
 
 def first_stage(facts: RunFacts) -> str:
-    """What a run does before its timer runs: it starts its processes, or collects."""
+    """The stage before the timer runs: starting processes, or collecting."""
     if not facts.num_workers:
         return _collecting(facts)
     server = " and the inference server" if facts.inference == "server" else ""
@@ -63,8 +63,8 @@ def first_stage(facts: RunFacts) -> str:
 
 
 def stage_of(phase: Phase, facts: RunFacts) -> str | None:
-    """What the first of a phase is, and why it takes long: graphs are compiled when they are first
-    called; None: nothing worth telling.
+    """The stage when a phase begins for the first time, which may compile graphs; None: the stage
+    stays.
     """
     if phase in ("acting", "waiting") and facts.compiles:
         return "compiling acts (up to a minute), then collecting"
@@ -81,10 +81,10 @@ def _collecting(facts: RunFacts) -> str:
 
 @final
 class LineProgress:
-    """One plain line per shown report, at most every ten seconds, and one at the end.
+    """A plain line for a report, at most every ten seconds, and one at the end.
 
-    What limits the speed is said once, when the run has got going, or at once where others take the
-    cores, since its first steps may then take minutes; and again at the end if that has changed.
+    A line on what limits the speed comes once, with the second shown report, or with the first if
+    other processes take the cores; and again at the end if that has changed.
     """
 
     def __init__(self, view: View, stream: TextIO) -> None:
@@ -107,10 +107,10 @@ class LineProgress:
                 self._tell()
 
     def stage(self, text: str) -> None:
-        """Says nothing: lines stay where they are, and a stage passes."""
+        """Shows nothing: a line would outlast the stage."""
 
     def waiting(self, text: str) -> None:
-        """Says so ever more rarely, since a slow run waits in every iteration."""
+        """Prints it ever more rarely, since a slow run waits in every iteration."""
         now = time.monotonic()
         if now >= self._silent_until:
             self._silent_until = now + self._silence_s
@@ -133,7 +133,7 @@ class LineProgress:
             self._pending = None
 
     def _tell(self) -> None:
-        """What limits the speed, unless the same was said last."""
+        """Prints what limits the speed, unless it was printed last."""
         load, facts = self._view.shares.recent(), self._view.facts
         if facts is None or not load.learner:
             return

@@ -1,7 +1,7 @@
-"""Reports as they lie in ``metrics.jsonl`` and ``progress.csv``: read, compared, made good.
+"""Reads, compares and repairs the reports in ``metrics.jsonl`` and ``progress.csv``.
 
-Both hold the same reports.  A checkpoint says how many there were and what their checksum is (their
-`Mark`), so damage is seen even where a file can be read; the other file then gives what is lost.
+Both hold the same reports.  A checkpoint has their number and checksum (their `Mark`), so damage
+shows even in a file that can be read; the other file then replaces lost reports.
 """
 
 import csv
@@ -22,7 +22,7 @@ JSONL_FILE = "metrics.jsonl"
 CSV_FILE = "progress.csv"
 
 MARK = "reports"
-"""Under which a checkpoint's meta holds the mark."""
+"""Key of the mark in a checkpoint's meta."""
 
 Report = dict[str, float]
 Notice = Callable[[str], None]
@@ -31,19 +31,18 @@ _MOST_FAULTS = 3  # that are named one by one
 
 
 class Mark(NamedTuple):
-    """How many reports there were when a checkpoint was written, and the CRC-32 of all of them."""
+    """The number of reports at a checkpoint, and the CRC-32 of all of them."""
 
     number: int = 0
     crc: int = 0
 
     def after(self, report: Mapping[str, float]) -> "Mark":
-        """With one more."""
+        """The mark with one more report."""
         text = json.dumps(dict(report), sort_keys=True)
         return Mark(self.number + 1, crc32(text.encode(), self.crc))
 
 
 def mark_of(reports: Iterable[Mapping[str, float]]) -> Mark:
-    """The mark of all of them."""
     mark = Mark()
     for report in reports:
         mark = mark.after(report)
@@ -51,7 +50,7 @@ def mark_of(reports: Iterable[Mapping[str, float]]) -> Mark:
 
 
 def mark_in(meta: Mapping[str, object]) -> Mark | None:
-    """What a checkpoint's meta says; None where it says nothing."""
+    """The mark in a checkpoint's meta; None where it has none."""
     held = meta.get(MARK)
     if isinstance(held, list) and len(held) == 2:
         return Mark(int(held[0]), int(held[1]))
@@ -59,10 +58,10 @@ def mark_in(meta: Mapping[str, object]) -> Mark | None:
 
 
 class Held(NamedTuple):
-    """What one file holds.
+    """The contents of one file.
 
-    faults: what is wrong with it; with any, some reports may be missing or others than they were.
-    torn: whether a line at its end was being written when the writer, or the machine, ended.
+    faults: sentences on its damage; with any, reports may be missing or wrong.
+    torn: whether its last line is incomplete, as the writer or the machine was stopped.
     """
 
     path: Path
@@ -72,18 +71,17 @@ class Held(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """The reports of a run, oldest first, and its files as they were found."""
+    """The reports of a run, oldest first, and its files as they are."""
 
     reports: list[Report]
     held: list[Held]
 
 
 def gather(run_dir: Path, mark: Mark | None, notice: Notice) -> Gathered:
-    """All reports that the files of a run hold: those of a file without a fault, else what is left
-    in both together.
+    """All reports in the files of a run: those of a file without faults, else what is left in both.
 
-    mark: of the reports that must be there at least, None: unknown.
-    notice: receives what is wrong, and what was done about it.
+    mark: of the reports that must be there at least; None: unknown.
+    notice: receives a message for every fault, and what was done about it.
     """
     found = [_held(run_dir / name, mark) for name in (JSONL_FILE, CSV_FILE)]
     held = [each for each in found if each is not None]
@@ -114,7 +112,7 @@ def gather(run_dir: Path, mark: Mark | None, notice: Notice) -> Gathered:
 
 
 def _agree(whole: Sequence[Held]) -> bool:
-    """Whether they hold the same, but for the last one, which is written to one after the other."""
+    """Whether the files hold the same; the last report may be missing in one of them."""
     together = min(len(each.reports) for each in whole)
     longest = max(len(each.reports) for each in whole)
     first = whole[0].reports[:together]
@@ -122,10 +120,8 @@ def _agree(whole: Sequence[Held]) -> bool:
 
 
 def set_damaged_aside(held: Sequence[Held], notice: Notice) -> None:
-    """Keeps what is damaged beside its place, where it is written anew.
-
-    Raises:
-        FileFault: it can't be renamed.
+    """Renames damaged files, which are written anew in their place; raises FileFault if it can't be
+    renamed.
     """
     for each in held:
         if each.faults:
@@ -155,7 +151,7 @@ def read_metrics(run_dir: Path, notice: Notice = files.warn_on_stderr) -> list[R
 
 
 def columns_of(reports: Iterable[Mapping[str, float]]) -> list[str]:
-    """Columns of a table of these reports: new ones come behind those that are there, sorted."""
+    """Columns of a table of these reports; each report appends its new ones, sorted."""
     columns: list[str] = []
     for report in reports:
         columns += new_columns(columns, report)
@@ -173,14 +169,13 @@ _FIRST_COLUMNS = (
 
 
 def new_columns(columns: Sequence[str], report: Mapping[str, float]) -> list[str]:
-    """The names in a report that have no column yet, in the order in which they get one."""
+    """The names in a report that have no column yet, in the order of their columns to be."""
     new = [name for name in report if name not in columns]
     first = [name for name in _FIRST_COLUMNS if name in new and not columns]
     return first + sorted(set(new) - set(first))
 
 
 def csv_line(cells: Sequence[object]) -> bytes:
-    """One line of a table."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow(cells)
     return text.getvalue().encode()
@@ -266,6 +261,6 @@ def _csv_report(header: Sequence[str], line: bytes) -> Report:
 
 def _number(cell: str) -> float:
     try:
-        return int(cell)  # as it was, for the mark
+        return int(cell)  # an int stays one, for the mark
     except ValueError:
         return float(cell)

@@ -1,4 +1,4 @@
-"""Where the time of a run's processes went lately, and how many cores were busy."""
+"""Shares of a run's processes' time by phase over the last half minute, and busy cores."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -8,19 +8,19 @@ from typing import NamedTuple, final
 from quintet.observe.timing import PHASES, Phase
 
 WINDOW_S = 30.0
-"""Seconds over which shares are "now": some iterations even of a slow run."""
+"""Seconds over which shares are means: several iterations even of a slow run."""
 
 LEARNER, SERVER = "time", "server"
-"""What the names of the learner's and the inference server's shares begin with; those of workers
-begin with worker/INDEX.
+"""Prefixes of the learner's and the inference server's shares; those of workers begin with
+worker/INDEX.
 """
 
 Shares = Mapping[Phase, float]
-"""Of a process's time, by phase; they sum to 1."""
+"""Shares of a process's time by phase; they sum to 1."""
 
 
 class Cores(NamedTuple):
-    """How many cores were busy, with this process and those it has begun, and with others."""
+    """Numbers of cores that this process and its children, and others, kept busy."""
 
     used: float = 0.0
     by_others: float = 0.0
@@ -28,9 +28,9 @@ class Cores(NamedTuple):
 
 @final
 class Load(NamedTuple):
-    """What the processes of a run do with their time, and the machine's cores with theirs.
+    """Shares of the time of a run's processes, and the use of the machine's cores.
 
-    beside: the processes beside the learner, by name.
+    beside: processes beside the learner, by name.
     """
 
     learner: Shares
@@ -49,10 +49,9 @@ class Load(NamedTuple):
 
 @final
 class TimeShares:
-    """Where the time goes, by process and phase, over the last half minute.
+    """Shares of the time, by process and phase, over the last half minute.
 
-    The first report of a process is left out as soon as there is another: it includes the start,
-    where networks compile and memory is taken.
+    The first report of a process, which includes its start, is dropped as soon as there is another.
     """
 
     def __init__(self) -> None:
@@ -60,26 +59,27 @@ class TimeShares:
         self._cores = _Window()
 
     def add(self, report: Mapping[str, float]) -> None:
-        """Takes ``time/PHASE_frac``, ``worker/INDEX/PHASE_frac`` and ``server/PHASE_frac`` of a
-        report, over the time since the one before.
+        """Adds ``time/PHASE_frac``, ``worker/INDEX/PHASE_frac`` and ``server/PHASE_frac`` of a
+        report.
         """
         found = _shares(report)
         if LEARNER not in found:
             return
         wall_s = report.get("wall_s", 0.0)
-        # A process is absent where it has done nothing that it could tell of: it counts as before.
+        # A process is absent if it has reported nothing since: its last shares count.
         for name, shares in found.items():
             self._windows.setdefault(name, _Window()).add(wall_s, shares)
         self._cores.add(wall_s, {n: report.get(f"machine/cores_{n}", 0.0) for n in _CORES})
 
     @property
     def starting(self) -> bool:
-        """Whether there is no report yet but the first one."""
+        """Whether there was at most one report."""
         return self._windows[LEARNER].starting
 
     def recent(self) -> Load:
-        """Means; the learner's shares are empty before the first report that has them."""
-        names = sorted(self._windows.keys() - {LEARNER, SERVER}, key=_number)
+        """Mean shares; the learner's are empty before the first report."""
+        workers = self._windows.keys() - {LEARNER, SERVER}
+        names = sorted(workers, key=lambda name: int(name.removeprefix("worker/")))
         names += [SERVER] if SERVER in self._windows else []
         cores = self._cores.mean()
         return Load(
@@ -94,7 +94,7 @@ _CORES = ("used", "used_by_others")
 
 @final
 class _Window:
-    """Values of the last half minute, weighed by the time that they are of."""
+    """Values of the last half minute, weighted by the time that they cover."""
 
     def __init__(self) -> None:
         self._entries: deque[tuple[float, float, Mapping[str, float]]] = deque()
@@ -112,7 +112,7 @@ class _Window:
             self._entries.popleft()
 
     def mean(self) -> dict[str, float]:
-        """What is absent counts as 0."""
+        """Weighted means; an absent value counts as 0."""
         whole = sum(passed_s for _, passed_s, _ in self._entries)
         sums: dict[str, float] = {}
         for _, passed_s, values in self._entries:
@@ -121,14 +121,14 @@ class _Window:
         return sums
 
     def shares(self) -> dict[Phase, float]:
-        """The same, such that they sum to 1; phases in their usual order."""
+        """The means scaled to sum to 1, in the order of PHASES."""
         mean = self.mean()
         whole = sum(mean.values())
         return {phase: mean[phase] / whole for phase in PHASES if mean.get(phase, 0.0) > 0}
 
 
 def _shares(report: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """By process and phase."""
+    """The shares in a report, by process and phase."""
     found: dict[str, dict[str, float]] = {}
     for name, value in report.items():
         process, _, last = name.rpartition("/")
@@ -139,11 +139,7 @@ def _shares(report: Mapping[str, float]) -> dict[str, dict[str, float]]:
     return found
 
 
-def _number(worker: str) -> int:
-    return int(worker.removeprefix("worker/"))
-
-
 def mean(shares: Sequence[Shares]) -> dict[Phase, float]:
-    """Of the shares of several processes."""
+    """Mean of the shares of several processes."""
     sums = {phase: sum(each.get(phase, 0.0) for each in shares) for phase in PHASES}
     return {phase: value / len(shares) for phase, value in sums.items() if value > 0}

@@ -1,9 +1,9 @@
-"""Where reports go: ``metrics.jsonl``, ``progress.csv`` and TensorBoard event files in the run's
+"""Sinks of reports: ``metrics.jsonl``, ``progress.csv`` and TensorBoard event files in the run's
 folder.
 
-A resumed run goes on in the same files: what they hold beyond the checkpoint is dropped first, so
-every env_step is reported once.  Files are written without buffers of our own: a line is in the
-file, whole, when `write` returns.
+A resumed run goes on in the same files and first drops their reports after the checkpoint, so every
+env_step is reported once.  Writes are not buffered: a whole line is in the file when `write`
+returns.
 """
 
 import io
@@ -37,7 +37,6 @@ from quintet.observe.report_files import (
     new_columns,
     set_damaged_aside,
 )
-from quintet.observe.report_files import read_metrics as read_metrics
 from quintet.system import files
 
 SinkName = Literal["jsonl", "csv", "tensorboard"]
@@ -45,7 +44,7 @@ SinkName = Literal["jsonl", "csv", "tensorboard"]
 TENSORBOARD_FOLDER = "tensorboard"
 
 HISTOGRAM_BINS = 30
-"""What TensorBoard's own histograms have by default."""
+"""The default of TensorBoard's own histograms."""
 
 
 @final
@@ -67,9 +66,7 @@ class ReportConfig(BaseModel):
 
 
 class Kept(NamedTuple):
-    """The reports that a sink holds from its beginning on, all that there are up to `env_steps`;
-    -1: none.
-    """
+    """The reports with which a sink begins, all up to `env_steps`; -1: none."""
 
     reports: Sequence[Mapping[str, float]]
     env_steps: int
@@ -85,9 +82,9 @@ class Reporter:
         notice: Callable[[str], None] = files.warn_on_stderr,
         mark: Mark | None = None,
     ) -> None:
-        """notice: receives one message when there are distributions and no sink shows them.
+        """notice: receives one message if there are histograms that no sink shows.
 
-        mark: of the reports that the sinks hold; None where no sink keeps any.
+        mark: of the reports in the sinks; None if no sink keeps any.
         """
         self._sinks, self._mark = tuple(sinks), mark
         self._notice: Callable[[str], None] | None = notice
@@ -97,7 +94,7 @@ class Reporter:
     ) -> dict[str, float]:
         """Sends a report to every sink and returns the numbers that were sent.
 
-        histograms: values ``[N]`` by name, on the CPU, whose distribution TensorBoard shows.
+        histograms: values ``[N]`` by name, on the CPU, for TensorBoard's histograms.
         """
         check(report)
         finite = clean(report)
@@ -122,7 +119,7 @@ class Reporter:
             self._notice = None
 
     def sync(self) -> Mark | None:
-        """The mark of all reports so far, which survive a power cut when it returns."""
+        """Syncs all reports so far to the disk; returns their mark."""
         for sink in self._sinks:
             sink.sync()
         return self._mark
@@ -143,11 +140,11 @@ def open_sinks(
 ) -> Reporter:
     """Opens the sinks of a run.
 
-    resume_env_steps: env_steps of the checkpoint that the run goes on from; None begins anew and
-        empties what an earlier try left in `run_dir`.
+    resume_env_steps: env_steps of the checkpoint from which the run goes on; None begins anew and
+        drops what an earlier start left in `run_dir`.
     notice: receives a message when a sink is left out, or reports are dropped.
-    warn: receives a message for everything that was damaged.
-    mark: what the checkpoint says of the reports, None where it says nothing.
+    warn: receives a message for all damage.
+    mark: of the reports at the checkpoint; None: unknown.
 
     Raises:
         QuintetError: they can't be written.
@@ -181,10 +178,8 @@ def open_sinks(
 
 
 def mend_reports(run_dir: Path, mark: Mark | None, warn: Notice) -> list[Report]:
-    """The reports of a run that trains no more; files of theirs that are damaged are written anew.
-
-    Raises:
-        QuintetError: they can't be written.
+    """The reports of a finished run; damaged files of them are written anew.  Raises QuintetError
+    if they can't be written.
     """
     gathered = gather(run_dir, mark, warn)
     set_damaged_aside(gathered.held, warn)
@@ -198,7 +193,7 @@ def mend_reports(run_dir: Path, mark: Mark | None, warn: Notice) -> list[Report]
 
 @final
 class JsonlSink:
-    """One JSON object per report and line."""
+    """A line with a JSON object for each report."""
 
     def __init__(self, path: Path) -> None:
         self._file = _AppendFile(path)
@@ -213,9 +208,9 @@ class JsonlSink:
 
 @final
 class CsvSink:
-    """One row per report; a metric that is absent is an empty cell.
+    """A row for each report; an absent metric is an empty cell.
 
-    When a report brings a new name, the file is rewritten with a column more.
+    A report with a new name has the file rewritten with one more column.
     """
 
     def __init__(self, path: Path) -> None:
@@ -250,8 +245,8 @@ class CsvSink:
 class TensorBoardSink:
     """Scalars over env_steps in one TensorBoard event file per start of the run.
 
-    A report is one event.  It is framed by tensorboard's record writer but written by us:
-    tensorboard's own event writer works in a thread that a full disk ends unseen.
+    A report is one event.  TensorBoard's record writer frames it, and this class writes it:
+    TensorBoard's own event writer has a thread that ends unnoticed when the disk is full.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -289,7 +284,7 @@ class TensorBoardSink:
         self._add(step=step, summary=self._summary.Summary(value=values))
 
     def write_histograms(self, env_steps: int, histograms: Mapping[str, ArrayLike]) -> None:
-        """Adds the distributions of the finite ones of these values, where there are any."""
+        """Adds histograms of the finite values, where there are any."""
         values = []
         for name, given in histograms.items():
             x = np.asarray(given, np.float64).ravel()
@@ -352,7 +347,7 @@ def _json_line(report: Mapping[str, float]) -> bytes:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """A fault of the system's within becomes one sentence for a person."""
+    """Turns an OSError within the block into one sentence for a person."""
     try:
         yield
     except OSError as fault:
@@ -367,7 +362,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 @final
 class _AppendFile:
-    """A file that grows by whole records: one that does not fit is taken back."""
+    """A file that grows by whole records; one that does not fit on the disk is removed again."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -385,7 +380,7 @@ class _AppendFile:
                 raise
 
     def replace(self, content: bytes) -> None:
-        """Gives the file new content, all at once; an empty file need not exist."""
+        """Replaces the content of the file, all at once; for empty content no file is made."""
         self.close()
         if not content and not self._path.exists():
             return
@@ -393,7 +388,6 @@ class _AppendFile:
             files.write_whole(self._path, content)
 
     def read(self) -> bytes:
-        """What it holds."""
         return files.read_bytes(self._path) if self._path.exists() else b""
 
     def sync(self) -> None:

@@ -1,4 +1,4 @@
-"""Text streams: terminals, those whose reader goes away, ``log.txt``."""
+"""Text streams: terminals, streams whose reader may go away, and ``log.txt``."""
 
 import os
 import time
@@ -9,10 +9,9 @@ from typing import TextIO, final
 
 @final
 class LogFile:
-    """``log.txt``, at whose end messages are added with their time, one by each `write`.
+    """``log.txt``; each `write` appends a message with its time.
 
-    What can't be written is left out: a full disk must not hide the message that says so, nor a
-    closed file what comes late.
+    Failed writes are ignored: a full disk must not hide the message that says so.
     """
 
     encoding = "utf-8"
@@ -45,10 +44,10 @@ class LogFile:
 
 @final
 class QuietStream:
-    """The part of a text stream that rich and we use, silent from the first failed write on."""
+    """The part of a text stream that rich and quintet use; it is silent after a failed write."""
 
     def __init__(self, stream: TextIO, log: LogFile | None = None) -> None:
-        """log: gets the same."""
+        """log: receives the same text."""
         self._stream, self._log = stream, log
         self._alive = True
 
@@ -83,8 +82,8 @@ class QuietStream:
 
     def _end(self) -> None:
         self._alive = False
-        # The interpreter flushes standard output once more when it ends, and would then complain
-        # and end with a status of its own: what is left in the buffer goes nowhere.
+        # The interpreter flushes standard output once more when it ends, which would fail with a
+        # message and a status of its own; so the buffer goes to /dev/null.
         with suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())
@@ -92,9 +91,9 @@ class QuietStream:
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a person looks at it, on a terminal that can do more than print lines of ASCII."""
+    """Whether it is a terminal that can do more than print lines of ASCII."""
     try:
-        # The two that rich, too, takes for dumb.
+        # rich takes these two for dumb terminals as well.
         able = os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
         return stream.isatty() and able and (stream.encoding or "utf").lower().startswith("utf")
     except ValueError:  # closed

@@ -18,16 +18,15 @@ class TextCurve:
         self._points: list[tuple[float, float]] = []
 
     def add(self, x: float, y: float) -> None:
-        """Takes the next point; x never falls."""
+        """Adds a point; x never falls."""
         self._points.append((x, y))
         if len(self._points) > _MOST_POINTS:
-            # The newest stays, so that the curve always ends where the run is.
+            # The newest point stays, so that the curve ends where the run is.
             del self._points[-2::-2]
 
     def lines(self, width: int, height: int) -> list[str]:
-        """The curve in `height` lines of `width` characters at most, the range of y at their left.
-
-        Empty where there is no line between two points yet, or no room.
+        """The curve in `height` lines of at most `width` characters, with the range of y at the
+        left; empty with fewer than two points, or without room.
         """
         x, y = np.array(self._points, np.float64).reshape(-1, 2).T
         if height < 1 or not len(x) or x[-1] <= x[0]:
@@ -59,7 +58,7 @@ def _braille(level: Sequence[int] | np.ndarray, height: int) -> list[str]:
     cells = [[0] * (len(level) // 2) for _ in range(height)]
     before = int(level[0])
     for column, value in enumerate(map(int, level)):
-        # The stroke from the value before begins beside it, not on its level.
+        # The stroke begins beside the value before, not at its level.
         start = value if value == before else before + (1 if value > before else -1)
         for dot in range(min(start, value), max(start, value) + 1):
             down = 4 * height - 1 - dot

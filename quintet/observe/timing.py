@@ -1,11 +1,11 @@
-"""Where the time of a run goes, by phase."""
+"""A timer of the phases of a run."""
 
 from collections.abc import Callable
 from time import perf_counter
 from typing import Literal, final, get_args
 
 Phase = Literal["stepping", "acting", "learning", "waiting", "checkpoint", "evaluation", "other"]
-"""What a process does at a time; "other" is all that has no name of its own."""
+"""What a process does at a time; "other" is everything without a name."""
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
@@ -14,8 +14,8 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 class PhaseTimer:
     """Adds up seconds by phase: `switch` ends one phase and begins the next.
 
-    One process, one thread.  A switch costs about a tenth of a microsecond, so it may stand in the
-    step loop.
+    It is for one thread.  A switch takes about a tenth of a microsecond, so the step loop may call
+    it.
     """
 
     __slots__ = ("_begins", "_phase", "_reported", "_seconds", "_since")
@@ -29,7 +29,7 @@ class PhaseTimer:
         self._since = perf_counter()
 
     def switch(self, phase: Phase) -> Phase:
-        """Begins `phase` and returns the one that ended, to which a nested caller switches back."""
+        """Begins `phase` and returns the one that ended, so that callers can switch back to it."""
         now = perf_counter()
         before = self._phase
         self._seconds[before] += now - self._since
@@ -41,7 +41,7 @@ class PhaseTimer:
         return before
 
     def now(self) -> tuple[Phase, float]:
-        """The phase at work, and since when, by `perf_counter`; for another thread to look at."""
+        """The current phase and its beginning, by `perf_counter`; for other threads."""
         return self._phase, self._since
 
     def seconds(self) -> dict[Phase, float]:

@@ -1,4 +1,4 @@
-"""Pictures that come one by one, with a caption in the corner, as an MP4 file (H.264)."""
+"""Writes pictures, each with a caption in its corner, to an MP4 file (H.264)."""
 
 import contextlib
 import os
@@ -17,16 +17,14 @@ from quintet.errors import QuintetError
 Picture = NDArray[np.uint8]
 """Red, green and blue, ``[H, W, 3]``."""
 
-_SMALLEST = 400  # pixels of the longer side, so that small pictures can be looked at
-_CANVAS = (64, 192)  # height and width at least, for the caption
-_LAST_S = 1.0  # how long the last picture stands
+_SMALLEST = 400  # least pixels of the longer side
+_CANVAS = (64, 192)  # least height and width, for the caption
+_LAST_S = 1.0  # seconds that the last picture stays
 
 
 def check_video(path: Path) -> None:
-    """Refuses what could be written no video to, before anything is played for it.
-
-    Raises:
-        QuintetError: another ending than .mp4, a folder in its place, or a missing package.
+    """Raises QuintetError if no video can be written to `path`: another ending than .mp4, a folder,
+    or a missing package.
     """
     if path.suffix.lower() != ".mp4":
         raise QuintetError(
@@ -41,14 +39,14 @@ def check_video(path: Path) -> None:
 
 @final
 class VideoWriter:
-    """Hands pictures to ffmpeg as they come: memory does not grow with the video.
+    """Passes pictures on to ffmpeg as they come, so memory does not grow with the video.
 
-    The file has its name only when it is whole: it is written beside, and renamed as the ``with``
-    block ends; what leaves the block by an exception (Ctrl-C too) leaves no file, and an older one
-    as it was.  The folder is made if it isn't there.
+    The video is written under another name, and renamed when the ``with`` block ends.  An exception
+    in the block (Ctrl-C too) leaves no file, and an older one as it was.  The folder is made if it
+    is missing.
 
-    Pictures whose longer side is below 400 pixels are enlarged by a whole number, each pixel a
-    square; odd sizes repeat their last row or column, since H.264 players want even ones.
+    Pictures whose longer side is below 400 pixels are enlarged by a whole factor; odd sizes repeat
+    their last row or column, since H.264 players require even ones.
 
     Raises:
         QuintetError: the file can't be written, or a picture has another size than the first.
@@ -107,7 +105,7 @@ class VideoWriter:
             self._said.close()
 
     def discard(self) -> None:
-        """Leaves no file when the block ends, as after an exception."""
+        """Has the block leave no file, as after an exception."""
         self._unwanted = True
 
     def _start(self, height: int, width: int) -> "subprocess.Popen[bytes]":
@@ -116,11 +114,11 @@ class VideoWriter:
             *("-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}"),
             *("-framerate", str(self._fps), "-i", "-", "-an"),
             *("-c:v", "libx264", "-preset", "fast", "-crf", "20", "-pix_fmt", "yuv420p"),
-            # The index at the front lets browsers begin before they have all of it.
+            # The index at the front lets browsers play before they have the whole file.
             *("-movflags", "+faststart", "-f", "mp4"),
-            str(self._beside.absolute()),  # up to a colon a relative one is taken for a protocol
+            str(self._beside.absolute()),  # ffmpeg takes "name:" in a relative path for a protocol
         ]
-        # A session of its own: Ctrl-C is for us, who then end it.
+        # In a session of its own, so that Ctrl-C reaches only this process, which then ends it.
         return subprocess.Popen(
             asked, stdin=subprocess.PIPE, stderr=self._said, start_new_session=True
         )
@@ -130,13 +128,13 @@ class VideoWriter:
         assert self._ffmpeg.stdin is not None
         try:
             self._ffmpeg.stdin.write(frame)
-        except OSError as error:  # it has ended, and said why
+        except OSError as error:  # ffmpeg has ended
             self._ffmpeg.wait()
             raise self._unwritable(self._why()) from error
 
     def _finish(self, ffmpeg: "subprocess.Popen[bytes]") -> None:
         assert ffmpeg.stdin is not None
-        with contextlib.suppress(OSError):  # it has ended: the status tells
+        with contextlib.suppress(OSError):  # ffmpeg has ended; its status follows
             ffmpeg.stdin.close()
         if ffmpeg.wait() != 0:
             raise self._unwritable(self._why())
@@ -146,18 +144,18 @@ class VideoWriter:
             raise self._unwritable(error.strerror or str(error)) from error
 
     def _clean_up(self) -> None:
-        """Ends ffmpeg if it still runs, and removes what it wrote unless that has been renamed."""
+        """Ends ffmpeg if it still runs, and removes its file unless that was renamed."""
         if self._ffmpeg is not None:
             self._ffmpeg.kill()
             self._ffmpeg.wait()
             if self._ffmpeg.stdin is not None:
-                with contextlib.suppress(OSError):  # what was not yet handed over
+                with contextlib.suppress(OSError):  # the buffer can't be written
                     self._ffmpeg.stdin.close()
-        with contextlib.suppress(OSError):  # the folder is no folder: nothing was written
+        with contextlib.suppress(OSError):  # the folder is missing: nothing was written
             self._beside.unlink(missing_ok=True)
 
     def _why(self) -> str:
-        """What ffmpeg said."""
+        """The last line of ffmpeg's output."""
         self._said.seek(0)
         lines = self._said.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "ffmpeg ended without a word"
@@ -170,7 +168,7 @@ class VideoWriter:
 
 
 def _enlarged(picture: Picture) -> Picture:
-    """By a whole number, then to even sizes that have room for a caption."""
+    """The picture enlarged by a whole factor, and padded to even sizes with room for a caption."""
     factor = max(1, -(-_SMALLEST // max(picture.shape[:2])))
     large = picture.repeat(factor, 0).repeat(factor, 1)
     height, width = large.shape[:2]
@@ -181,7 +179,7 @@ def _enlarged(picture: Picture) -> Picture:
 
 
 def _captioned(picture: Picture, caption: str) -> Picture:
-    """White letters with a black edge: they can be read on any picture."""
+    """The picture with a caption in white letters with a black edge."""
     from PIL import Image, ImageDraw
 
     size = max(16, min(picture.shape[0] // 18, picture.shape[1] // 16))
@@ -214,7 +212,7 @@ def _ffmpeg() -> str:
 
 
 def _font(size: int) -> Any:
-    """Pillow's own font: there may be none on the machine."""
+    """Pillow's own font, since the machine may have none."""
     try:
         from PIL import ImageFont
     except ImportError as error:

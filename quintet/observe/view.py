@@ -1,4 +1,4 @@
-"""How a run goes, as a person sees it: in a dashboard or in plain lines."""
+"""The state of a run as a person sees it, in a dashboard or in plain lines."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,10 +13,9 @@ from quintet.observe.text_curve import TextCurve
 class View:
     """All that is shown of a run; it changes with every report.
 
-    folder: of the run.
-    facts: what the speed depends on; without it nothing is said of what limits it.
+    facts: None leaves out what limits the speed.
     best: the highest score of an evaluation so far.
-    stage: what is going on that no report tells of yet, or "".
+    stage: what goes on until the next report, or "".
     """
 
     title: str
@@ -32,7 +31,7 @@ class View:
     evaluation: Score = NO_SCORE
 
     def add(self, report: Mapping[str, float], recent: Score) -> None:
-        """Takes a report; what it lacks keeps its last value, as an evaluation's score does."""
+        """Adds a report; metrics that it lacks keep their last value."""
         self.pace.advance(int(report.get("env_steps", self.pace.done)))
         self.report |= report
         self.shares.add(report)

@@ -78,7 +78,7 @@ class Categorical:
     def apply_mask(self, params: Logits, mask: Mask) -> Logits:
         """Sets forbidden logits to `MASKED_LOGIT`; a row that allows nothing stays as it is."""
         allowed = mask != 0
-        # A row that an environment spends on resetting may allow nothing; any policy will do there.
+        # A row that an environment spends on resetting may allow nothing; its action is ignored.
         allowed = allowed | ~allowed.any(dim=-1, keepdim=True)
         return torch.where(allowed, params, MASKED_LOGIT)
 

@@ -97,7 +97,7 @@ def adaptive_kl_beta(
 
     ``beta / factor`` where ``mean_kl < target * (1 - tolerance)``, ``beta * factor`` where
     ``mean_kl > target * (1 + tolerance)`` (both strict), else ``beta``; kept in
-    ``[beta_min, beta_max]`` so that it can always find back.
+    ``[beta_min, beta_max]`` so that it can always return.
 
     Args:
         mean_kl, target: nats.

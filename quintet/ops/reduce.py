@@ -1,7 +1,7 @@
-"""Masked sums and means.  `valid` is a bool mask or a weight >= 0; what has weight 0 is never read.
+"""Masked sums and means.  `valid` is a bool mask or a weight >= 0; values of weight 0 are not read.
 
-They are deselected rather than multiplied by 0, so that a NaN or an infinity in them reaches
-neither the result nor the gradient at `x`.  Behind `x` the chain rule goes on: an operation with an
+They are deselected instead of multiplied by 0, so that a NaN or an infinity in them reaches neither
+the result nor the gradient at `x`.  Before `x` the chain rule goes on: an operation with an
 infinite derivative there (``exp`` of a huge log-ratio) still makes NaN of a zero gradient, so mask
 its input.
 """

@@ -23,7 +23,6 @@ class RMSPropRates(NamedTuple):
 
 
 def rates(learning_rate: float, decay: float, momentum: float, epsilon: float) -> RMSPropRates:
-    """The numbers of a step."""
     return RMSPropRates(learning_rate, decay, 1.0 - decay, momentum, epsilon)
 
 

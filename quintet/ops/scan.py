@@ -38,7 +38,7 @@ def continues(not_cut_t: Steps) -> Mask:
 
 
 def next_row(x_tm1: Steps) -> Steps:
-    """``x_tm1[i + 1]`` at row i; the last row, which has no next, repeats itself."""
+    """``x_tm1[i + 1]`` at row i; the last row repeats itself."""
     return torch.cat([x_tm1[1:], x_tm1[-1:]])
 
 
@@ -52,8 +52,8 @@ def scan_back(x: Steps, weight: Steps, continues: Mask) -> Steps:
         y[i] = y[i] + a[i] * y[i+d];  a[i] = a[i] * a[i+d]      d = 1, 2, 4, ... below T
 
     Before the step d, ``y[i]`` holds the sum over rows i to i+d-1 and ``a[i]`` the product of their
-    weights, 0 once a cut lies among them; from there on the sum is whole and nothing is added.  A
-    cut selects instead of multiplying by 0: what stands behind it may be NaN without harm.
+    weights, 0 once a cut is among them; from then on the sum is complete and nothing is added.  A
+    cut selects instead of multiplying by 0, so that values after it may be NaN.
 
     Returns: y, in units of x.
     """
@@ -62,7 +62,7 @@ def scan_back(x: Steps, weight: Steps, continues: Mask) -> Steps:
     d = 1
     while d < T:
         goes_on = a[:-d] != 0
-        # Nothing lies d rows behind the last d rows: they are whole.
+        # The sums of the last d rows are complete.
         y = torch.cat((torch.where(goes_on, y[:-d] + a[:-d] * y[d:], y[:-d]), y[-d:]))
         a = torch.cat((torch.where(goes_on, a[:-d] * a[d:], 0.0), a[-d:]))
         d *= 2

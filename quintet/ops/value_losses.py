@@ -21,7 +21,7 @@ def squared(v: PerStep, target: PerStep) -> PerStep:
 
 
 def clipped(v: PerStep, v_old: PerStep, target: PerStep, clip: Scalar) -> PerStep:
-    """Squared error of the value or of the value held near its old one, whichever is larger.
+    """The larger of two squared errors: of the value, and of the value clipped around its old one.
 
     ``0.5 * max((v - target)^2, (v_old + clamp(v - v_old, -clip, clip) - target)^2)``
 

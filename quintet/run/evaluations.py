@@ -1,4 +1,4 @@
-"""Evaluations of a run while it trains: when they are due, and what they take."""
+"""Evaluations of a run while it trains: when they are due, and their time."""
 
 import time
 from collections.abc import Callable
@@ -10,17 +10,17 @@ from quintet.evaluation import How, Scores, evaluate_in
 from quintet.policy import Policy
 
 EVALUATION_SEED = 20_000
-"""First environment seed of evaluations while training; reported results use others."""
+"""First environment seed of evaluations while training; published results use others."""
 
 _TIME_FRAC = 0.05
-"""Of a run's time; automatic evaluations are skipped while they have taken more."""
+"""Share of a run's time above which automatic evaluations are skipped."""
 
 
 @final
 class Evaluations:
-    """Plays the policies of a run, all of them whenever an evaluation is due.
+    """Plays the policies of a run.
 
-    evaluated_steps: env_steps of the run at the last one, or at the start.
+    evaluated_steps: env_steps of the run at the last evaluation, or at the start.
     """
 
     def __init__(self, config: RunConfig, env: ResolvedEnv):
@@ -29,7 +29,6 @@ class Evaluations:
         self._seconds = 0.0
 
     def due(self, env_steps: int, wall_s: float) -> bool:
-        """Whether one is due after so many env_steps and seconds of the run."""
         config = self.config.eval
         if config.episodes == 0:
             return False
@@ -40,7 +39,7 @@ class Evaluations:
         return finished or env_steps // steps > self.evaluated_steps // steps
 
     def play(self, policy: Policy, env_steps: int, stop: Callable[[], bool]) -> Scores | None:
-        """The scores of a policy after so many env_steps; None where `stop` ended them."""
+        """The scores of a policy after `env_steps`; None where `stop` ended the evaluation."""
         begin = time.perf_counter()
         config = self.config.eval
         how = How(policy.actor, config.episodes, EVALUATION_SEED, config.greedy, stop)

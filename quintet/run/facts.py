@@ -1,5 +1,5 @@
-"""What the speed of a run depends on: whether compiling pays, and what the dashboard's advice is
-made of.
+"""Facts on which the speed of a run depends: whether compiling pays, and the facts for the
+dashboard's advice.
 """
 
 import os
@@ -21,8 +21,8 @@ from quintet.system.cpus import usable_cores
 from quintet.types import Spaces
 
 COMPILE_FROM_UPDATES, COMPILE_FROM_UPDATES_OF_PICTURES = 30_000, 3_000
-"""Optimizer steps from which on compiling is worth its 10 to 30 seconds: a step saves about a
-millisecond, one on pictures about ten.
+"""Optimizer steps from which on compiling is worth its 10 to 30 seconds: it saves about one
+millisecond per step, and ten on pictures.
 """
 
 
@@ -38,8 +38,8 @@ def worth_compiling(config: RunConfig, model: ModelConfig, spaces: Spaces, devic
     )
     pictures = uses_pictures(model, spaces)
     enough = COMPILE_FROM_UPDATES_OF_PICTURES if pictures else COMPILE_FROM_UPDATES
-    # A loop over steps takes minutes to compile, a user's module may not compile at all, and what
-    # is gained was measured on CPUs only.
+    # A loop over steps takes minutes to compile, a user's module may not compile at all, and the
+    # gain was measured on CPUs only.
     plain = device == "cpu" and model.core == "none" and not model.custom
     plain = plain and model.traits.one_graph
     return plain and planned >= enough
@@ -53,9 +53,9 @@ def facts_of(
     resolved: ResolvedEnv,
     callback: bool,
 ) -> RunFacts:
-    """Of a resolved configuration on this machine.
+    """The facts of a resolved configuration on this machine.
 
-    resolved: what `env` describes; callback: reports go to the user's code.
+    resolved: the environment that `env` describes; callback: whether reports go to user code.
     """
     runtime, batch_steps = config.runtime, plan.unroll_steps * plan.columns_per_batch
     pictures = uses_pictures(config.model, spaces)

@@ -1,7 +1,7 @@
-"""The folder of a run: that it stays the same one, and what stands in it beside the reports.
+"""The folder of a run and its files other than reports.
 
-``config.yaml`` (the options), ``checkpoints/``, ``log.txt`` and ``run.json``, which says how the
-run ended and which code began it; for what it keeps of each policy see `quintet.run.policy_folder`.
+They are ``config.yaml`` (the options), ``checkpoints/``, ``log.txt`` and ``run.json``, which says
+how the run ended and which code began it; `quintet.run.policy_folder` has those of each policy.
 """
 
 import dataclasses
@@ -29,12 +29,10 @@ RECORD = "run.json"
 
 @final
 class RunFolder:
-    """Everything that a run writes goes through here, so that nothing is written elsewhere than in
-    the folder in which it began.
-    """
+    """Writes the files of a run, only as long as its folder is the one in which it began."""
 
     def __init__(self, path: Path, signed: bool) -> None:
-        """signed: checkpoints get this user's signature, where there can be one."""
+        """signed: whether checkpoints get this user's signature, if there is a key."""
         self.path, self.signed = path, signed
         self.checkpoints = path / "checkpoints"
         self.log: LogFile | None = None
@@ -43,10 +41,8 @@ class RunFolder:
         self._record: dict[str, Any] = {}
 
     def open(self) -> None:
-        """Makes the folder, if need be, and holds on to it.
-
-        Raises:
-            FileFault: it can't be made or read.
+        """Makes the folder if it is missing, and keeps a handle of it; raises FileFault if it can't
+        be made or read.
         """
         try:
             files.make_folder(self.path)
@@ -72,10 +68,8 @@ class RunFolder:
         )
 
     def open_log(self) -> LogFile:
-        """``log.txt``, whose lines are added to those of earlier starts.
-
-        Raises:
-            FileFault: it can't be written.
+        """Opens ``log.txt``; new lines follow those of earlier starts.  Raises FileFault if it
+        can't be written.
         """
         path = self.path / "log.txt"
         try:
@@ -87,10 +81,8 @@ class RunFolder:
         return self.log
 
     def write_options(self, values: Mapping[str, Any], warn: Callable[[str], None]) -> None:
-        """Writes ``config.yaml``; one that can't be read is set aside.
-
-        Raises:
-            FileFault: it can't be written.
+        """Writes ``config.yaml``; one that can't be read is set aside.  Raises FileFault if it
+        can't be written.
         """
         path = self.path / saved_options.FILE
         found = saved_options.read(self.path)
@@ -106,14 +98,14 @@ class RunFolder:
     def write_checkpoint(
         self, name: str, tensors: Mapping[str, Mapping[str, Tensor]], meta: Mapping[str, Any]
     ) -> Path:
-        """Raises CheckpointError where it can't be written, or the folder is another one."""
+        """Raises CheckpointError where it can't be written, or the folder was moved."""
         self.check()
         return checkpoint.write(self.checkpoints, name, tensors, meta, signed=self.signed)
 
     def newest(self, exact: bool, warn: Callable[[str], None]) -> checkpoint.Checkpoint | None:
-        """The checkpoint that a run goes on from; None where it begins.
+        """The checkpoint from which a run goes on; None where it begins.
 
-        exact: the newest one on the uninterrupted run's path.
+        exact: whether it must lie on the uninterrupted run's path.
 
         Raises:
             CheckpointError: none that fits can be read.
@@ -134,7 +126,7 @@ class RunFolder:
     def keep_batch(
         self, batch: Rollout, meta: Mapping[str, Any], warn: Callable[[str], None]
     ) -> str:
-        """Keeps the batch on which an update failed; says where, and what else remains."""
+        """Writes the batch on which an update failed; returns a sentence that says where."""
         place = self._write_batch(batch, meta)
         last = checkpoint.latest(self.checkpoints, warn=warn)
         good = f"the last good checkpoint is {last.path}" if last else "there was no checkpoint yet"
@@ -155,8 +147,8 @@ class RunFolder:
             return f"nowhere ({error})"
 
     def remove_newer(self, than: Path) -> list[str]:
-        """Removes the checkpoints after `than` and says so: what was trained off the path must not
-        be taken for the newest later on.
+        """Removes the checkpoints after `than`, which are off the path, so that no later resume
+        takes them; returns a note for each.
         """
         newer = [
             self.checkpoints / name
@@ -179,13 +171,11 @@ class RunFolder:
 
         checkpoint.prune(self.checkpoints, keep, protect, once)
 
-    # How it goes
+    # run.json
 
     def begin_record(self, system: Mapping[str, str]) -> None:
-        """Writes ``run.json`` of a run that begins or goes on.
-
-        Raises:
-            FileFault: it can't be written.
+        """Writes the ``run.json`` of a run that begins or goes on; raises FileFault if it can't be
+        written.
         """
         self._record = {"revision": provenance.revision(Path.cwd()), "system": dict(system)}
         try:
@@ -196,7 +186,7 @@ class RunFolder:
             raise self._cannot_write(fault) from fault
 
     def check_record(self, warn: Callable[[str], None]) -> None:
-        """That of a finished run stays as it is; one that can't be read is set aside."""
+        """Sets aside the ``run.json`` of a finished run if it can't be read."""
         path = self.path / RECORD
         if not os.path.lexists(path):
             return
@@ -207,8 +197,8 @@ class RunFolder:
         warn(f"{path} holds no record that can be read; it is kept as {files.set_aside(path)}")
 
     def end_record(self, state: str, env_steps: int, error: BaseException | None = None) -> None:
-        """How it ended: finished, stopped or failed; and in ``log.txt`` the error with its
-        traceback.  What can't be written is left out: the error itself counts more.
+        """Records how the run ended (finished, stopped or failed), and in ``log.txt`` the error
+        with its traceback.  A failure to write is ignored, so that it does not hide the error.
         """
         if error is not None and self.log is not None:
             whole = "".join(traceback.format_exception(error)).rstrip()

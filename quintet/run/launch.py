@@ -1,6 +1,4 @@
-"""Composition root: from a configuration to environments, learner, runtime, sinks - and a
-result.
-"""
+"""Composition root: trains by a configuration, with all that it needs for that."""
 
 import gc
 import pickle
@@ -50,8 +48,8 @@ from quintet.types import Spaces
 @final
 @dataclass(frozen=True)
 class Result:
-    """What a call of `train` gives: the run's folder, its final policy (of several the first), its
-    last report.
+    """The result of `train`: the run's folder, its final policy (of several the first) and its last
+    report.
     """
 
     run_dir: Path
@@ -63,10 +61,10 @@ class Result:
 @final
 @dataclass(frozen=True)
 class SeedOutcome:
-    """How one run of a group ended.
+    """How one run of a seed group ended.
 
     status: waiting: the group was stopped before this run began.
-    metrics: its last report, empty where there is none.
+    metrics: the run's last report; empty without one.
     error: why it failed, else None.
     """
 
@@ -78,7 +76,7 @@ class SeedOutcome:
 
 
 def resolve(loaded: Loaded, spaces: Spaces) -> RunConfig:
-    """Everything automatic replaced by what it means here."""
+    """The configuration with every automatic option resolved for this machine."""
     config = loaded.config
     size = streams_per_group(config, loaded.env)
     model = resolve_model(config.model, spaces)
@@ -87,7 +85,7 @@ def resolve(loaded: Loaded, spaces: Spaces) -> RunConfig:
     threads = _threads(config.runtime, pictures, config.runtime.num_learners)
     serial = config.runtime.kind == "serial"
     beside = not serial and config.runtime.inference == "local"
-    # Whoever acts where learners learn in turn, or on the other half of the cores, acts alone.
+    # Actors work in turn with the learners, or on the other half of the cores.
     of_one = _threads(config.runtime, pictures, 1)
     actor_threads = config.runtime.actor_threads or (1 if beside else of_one)
     compiler = has_compiler()
@@ -98,8 +96,8 @@ def resolve(loaded: Loaded, spaces: Spaces) -> RunConfig:
     elif compile_ == "on" and not compiler:
         raise ConfigError(
             "runtime.compile=on requires a C++ compiler, g++ is not on the PATH and CXX names "
-            "none; install one, or begin a run of its own with --runtime.compile off (a run that "
-            "began compiled goes on so)"
+            "none; install one, or begin another run with --runtime.compile off (a run that began "
+            "compiled stays so)"
         )
     if compile_ == "on" and not model.traits.one_graph:
         raise ConfigError(
@@ -108,7 +106,7 @@ def resolve(loaded: Loaded, spaces: Spaces) -> RunConfig:
         )
     precision = config.runtime.precision
     if precision == "auto":
-        # A user's own module may not bear other numbers than it was written for.
+        # A user's own module may need the number format that it was written for.
         fast = pictures and not model.custom and fast_bf16(torch.device(device))
         precision = "bf16" if fast else "fp32"
     return config.model_copy(
@@ -130,10 +128,10 @@ def resolve(loaded: Loaded, spaces: Spaces) -> RunConfig:
 
 
 def _threads(runtime: RuntimeConfig, pictures: bool, learners: int) -> int:
-    """Of each of so many learners, as configured or by a fixed rule.
+    """Threads of each learner, as configured or by a fixed rule.
 
-    Measured on small networks, a second thread costs more than it gives; beside workers that want
-    all cores, threads that wait for each other lose more than they share.
+    Small networks get one: there a second thread makes training slower, as measured.  Beside
+    workers learners share half of the cores.
     """
     if runtime.threads is not None:
         return runtime.threads
@@ -166,8 +164,8 @@ def _resolve_device(runtime: RuntimeConfig, pictures: bool) -> str:
 
 
 def _resolve_loaded(loaded: Loaded, spaces: Spaces) -> Loaded:
-    """`resolve`, for spaces that the learner can do, without options that have no effect, and with
-    the preset named that has set what is refused.
+    """`resolve`, after a check of the action space and without options that have no effect; errors
+    name the preset that set a refused option.
     """
     registry.require_actions(loaded.config.algo, spaces.action)
     loaded = without_idle_defaults(loaded, spaces)
@@ -178,14 +176,12 @@ def _resolve_loaded(loaded: Loaded, spaces: Spaces) -> Loaded:
 
 
 def resolved(loaded: Loaded) -> tuple[dict[str, Any], dict[str, str]]:
-    """Every option of a loaded configuration as a run would use it, and where its value comes
-    from.
-    """
+    """Every option of a loaded configuration as a run would use it, and its source."""
     probe = make_group_env(loaded.env, 1)
     try:
         found = _resolve_loaded(loaded, probe.spaces)
         now = found.config
-        # Refuses what its network can't observe or do.
+        # Refuses spaces that the network can't read or act in.
         registry.find(now.algo).make_actor(now.learner, now.model, probe.spaces, PLAIN)
     finally:
         probe.close()
@@ -204,19 +200,19 @@ def run(
 ) -> Result:
     """Trains by a loaded configuration, from its folder's newest checkpoint if there is one.
 
-    All that can be refused is refused before the folder is touched.
+    Every refusal comes before the folder is touched.
 
-    further: the learner's options of further policies, beside the one of the configuration. Each
-        plays in as many groups of streams as the others; where groups can't be shared out so, who
-        plays an episode is drawn when it begins, at the cost of all networks in every act.
+    further: the learner's options of each further policy, beside the configuration's own. Groups
+        of streams are shared out evenly among the policies. Where that is impossible, each episode
+        draws its policy when it begins, and every act is a forward of all networks.
     """
     try:
         try:
             return _run(loaded, on_report, further, may_go_back=True)
         except _GoesBack as back:
             resume = back.resume
-        gc.collect()  # what the traceback held: slots in shared memory
-        # Once: what always fails would fail again.
+        gc.collect()  # frees the shared memory that the traceback held
+        # Once only: a fault that always occurs would occur again.
         again = loaded.config.model_copy(update={"resume": resume})
         loaded = replace(loaded, config=again, notes=())
         return _run(loaded, on_report, further, may_go_back=False)
@@ -251,21 +247,21 @@ def _run(
         runtime = config.runtime
         assert runtime.threads is not None
         ends.enter_context(torch_settings(runtime.threads, runtime.device, runtime.exact))
-        # All that the configuration names was given, or vouched for, by who began this process.
+        # The caller gave, or vouched for, all code that the configuration names.
         folder = RunFolder(config.run_dir, signed=not trust.all_harmless(config.flat()))
         policies = make_policies(config, further, source.spaces, folder)
         for each in several(policies):
             ends.callback(each.close)
         trainer = Trainer(config, folder, policies, env, on_report, loaded.env)
-        trainer.beware(loaded.notes)
+        trainer.saving.warnings += loaded.notes
         trainer.warm_start()
         sampling = make_sampling(
             config,
             source,
             [policy.learner for policy in policies],
             trainer.timer,
-            trainer.say,
-            trainer.waiting,
+            trainer.voice.say,
+            trainer.voice.waiting,
         )
         ends.callback(sampling.close)
         with (
@@ -287,14 +283,14 @@ def _run(
 def run_seeds(loaded: Sequence[Loaded | Unusable], jobs: int | None = None) -> list[SeedOutcome]:
     """Trains by several configurations that differ in their seed, each in a process of its own.
 
-    Runs that are finished say so, others go on from where they are.  One that fails stops no other.
-    Ctrl-C and SIGTERM stop all of them with a checkpoint.
+    Finished runs say so, and interrupted ones go on.  A run that fails stops no other.  Ctrl-C and
+    SIGTERM stop all of them with a checkpoint.
 
     jobs: how many at once; None: cores divided by ``runtime.threads`` and workers, at least 1.
 
     Raises:
-        ConfigError: what all of them would be refused for, `jobs` is no number of runs, or the
-            environment can't be sent to other processes.
+        ConfigError: the configuration has a fault that all runs share, `jobs` is no number of runs,
+            or the environment can't be sent to other processes.
     """
     if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
         raise ConfigError(f"jobs requires a whole number of at least 1, got {jobs!r}")
@@ -321,7 +317,6 @@ def run_seeds(loaded: Sequence[Loaded | Unusable], jobs: int | None = None) -> l
 
 
 def _payload(loaded: Loaded) -> bytes:
-    """What `quintet.run.member` trains by."""
     own = loaded.config.model.encoder.startswith("__main__:")
     if own or (loaded.env.source is None and loaded.config.env.id.startswith("__main__:")):
         raise ConfigError(
@@ -343,7 +338,7 @@ def _seed_outcome(config: RunConfig, how: seed_group.Outcome) -> SeedOutcome:
     if "status" in said:
         return SeedOutcome(config.seed, config.run_dir, said["status"], said["metrics"])
     error: str | None = said.get("error")
-    # Ended by the group's own signal before the run began, or never started.
+    # Ended by the group's own signal before the run began, or not started.
     if error is None and how.status in (None, 130, -signal.SIGTERM):
         return SeedOutcome(config.seed, config.run_dir, "waiting", {})
     if error is None:
@@ -355,7 +350,7 @@ def _seed_outcome(config: RunConfig, how: seed_group.Outcome) -> SeedOutcome:
 
 @contextmanager
 def _ends_told(trainer: Trainer, sampling: Sampling, spaces: Spaces) -> Iterator[None]:
-    """The trainer is open within; how it ends is recorded, and all that it began is closed."""
+    """Opens the trainer for the block, records how it ends, and closes all that it began."""
     config = trainer.config
     make_actor = registry.find(config.algo).make_actor
     for policy in trainer.policies:
@@ -371,7 +366,7 @@ def _ends_told(trainer: Trainer, sampling: Sampling, spaces: Spaces) -> Iterator
         trainer.ended("stopped" if isinstance(error, KeyboardInterrupt) else "failed", error)
         raise
     finally:
-        sampling.close()  # what processes say last is said to the trainer
+        sampling.close()  # before the trainer, which prints the processes' last lines
         for each in several(trainer.policies):
             each.close()
         trainer.close()
@@ -379,35 +374,33 @@ def _ends_told(trainer: Trainer, sampling: Sampling, spaces: Spaces) -> Iterator
 
 @contextmanager
 def _going_back(trainer: Trainer, may_go_back: bool) -> Iterator[None]:
-    """Other learners are started, and hanging environments told, for the training within.
-
-    Raises:
-        _GoesBack: a process died, and the run can begin once more at a checkpoint.
+    """Starts the other learners and watches environments while the block trains; raises _GoesBack
+    if a process died, and the run can begin once more at a checkpoint.
     """
     try:
         for each in several(trainer.policies):
-            each.start(trainer.say, trainer.waiting)
+            each.start(trainer.voice.say, trainer.voice.waiting)
         runtime = trainer.config.runtime
         on_gpu = runtime.exact and runtime.device.startswith("cuda")
-        with trainer.watched(), inexact_told(trainer.say) if on_gpu else nullcontext():
+        with trainer.watched(), inexact_told(trainer.voice.say) if on_gpu else nullcontext():
             yield
     except WorkerFault as error:
-        # An async run has had its replacements of workers; who was asked to stop starts nothing.
+        # An async run has replaced workers already; a run that was asked to stop starts nothing.
         asynchronous = trainer.config.runtime.kind == "async"
         replaced = asynchronous and not isinstance(error, LearnerFault)
         if not may_go_back or replaced or trainer.stop_requested:
             raise
-        trainer.folder.check()  # there would be nothing to go back to
-        # Off the uninterrupted run's path there is nothing to be exact about, but much to lose.
+        trainer.folder.check()  # a folder that is gone has no checkpoint to go back to
+        # Off the uninterrupted run's path the newest checkpoint loses least.
         exact = _goes_back_exactly(trainer)
         which = "exact checkpoint" if exact else "checkpoint"
-        trainer.say(f"{error}; going back to the last {which}")
+        trainer.voice.say(f"{error}; going back to the last {which}")
         raise _GoesBack("exact" if exact else "latest") from error
 
 
 def _goes_back_exactly(trainer: Trainer) -> bool:
-    """Whether the run can go on, with the bytes of one that nothing happened to, from its last
-    exact checkpoint, or from its beginning where it has none of any kind.
+    """Whether the run can go on, with the bytes of an uninterrupted run, from its last exact
+    checkpoint, or from its beginning where it has no checkpoint.
     """
     if trainer.config.runtime.kind == "async" or not trainer.saving.on_path:
         return False

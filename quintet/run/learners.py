@@ -1,4 +1,4 @@
-"""From a resolved configuration to the learners of a run and its policies."""
+"""Makes the learners and the policies of a run from a resolved configuration."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,9 +25,9 @@ from quintet.types import Spaces
 def make_learner(
     config: RunConfig, spaces: Spaces, ranks: Ranks = ALONE, policy: int = 0
 ) -> Learner:
-    """The learner of a resolved configuration; of several the one that `ranks` is of.
+    """The learner of a resolved configuration, with several learners that of one rank.
 
-    policy: whose learner it is, where several share the streams.
+    policy: number of the learner's policy.
     """
     seeds = tuple(
         generator_seed(config.seed, Role.LEARNER, 2 * policy + index) for index in range(2)
@@ -44,7 +44,6 @@ def make_learner(
 
 
 def _devices(runtime: RuntimeConfig) -> tuple[str, ...]:
-    """Where each learner computes."""
     if runtime.num_learners == 1 or runtime.device == "cpu":
         return (runtime.device,) * runtime.num_learners
     return tuple(f"{runtime.device}:{index}" for index in range(runtime.num_learners))
@@ -70,8 +69,9 @@ def make_learners(config: RunConfig, spaces: Spaces) -> Learners:
 def make_policies(
     config: RunConfig, further: Sequence[BaseModel], spaces: Spaces, folder: RunFolder
 ) -> list[PolicyRun]:
-    """The policies of a run, with their learners: one by the configuration, and those of `further`,
-    the learner's options of each.
+    """The policies of a run, with their learners.
+
+    further: the learner's options of each policy beside the configuration's own.
 
     Raises:
         ConfigError: they can't share the streams.
@@ -96,7 +96,7 @@ def make_policies(
 
 
 def _share_streams(first: PolicyRun, other: PolicyRun, options: BaseModel) -> None:
-    """Gives the other its options, unless they are of a kind that can't differ."""
+    """Gives the other policy its options; refuses those that must be equal."""
     who, plan = f"policy {other.folder.index}", first.learner.plan
     try:
         other.configure(options)
@@ -111,5 +111,5 @@ def _share_streams(first: PolicyRun, other: PolicyRun, options: BaseModel) -> No
 
 
 def several(policies: Sequence[PolicyRun]) -> list[Learners]:
-    """Of the policies' learners those that are several, each in a process of its own."""
+    """The policies' learners that have further processes."""
     return [each.learner for each in policies if isinstance(each.learner, Learners)]

@@ -1,11 +1,11 @@
-"""What a person is told where episodes are long for a run's budget."""
+"""Notices about episodes that are long for a run's budget."""
 
 from typing import final
 
 from quintet.runtime.loop import Counters
 
 _WITHOUT_END = 10
-"""After one part in so many of the budget, that no episode has ended is told."""
+"""Part of the budget after which a notice says that no episode has ended: one in this many."""
 
 
 @final
@@ -20,7 +20,7 @@ class LongEpisodes:
         reach: int | None = None,
     ):
         """interval: iterations from one checkpoint to the next.
-        max_cut_frac: as `loop.Budget` has it; None: no checkpoint of the run is exact.
+        max_cut_frac: see `loop.Budget`.
         reach: iterations for which replay keeps the rows that a checkpoint needs; None: there is
             no replay.
         """
@@ -29,12 +29,11 @@ class LongEpisodes:
         self._endless = self._inexact = self._out_of_reach = False
 
     def goes_back_exactly(self, counters: Counters) -> bool:
-        """Whether the last exact checkpoint can be gone on from."""
+        """Whether a run can go on from the last exact checkpoint."""
         since = counters.iteration - counters.exact_iteration
         return counters.exact_iteration > 0 and (self.reach is None or since <= self.reach)
 
     def notices(self, counters: Counters) -> list[str]:
-        """What there is to tell after an iteration."""
         found = []
         if not self._endless and counters.env_steps * _WITHOUT_END >= self.total_env_steps:
             self._endless = True
@@ -51,9 +50,9 @@ class LongEpisodes:
                 most = int(self.max_cut_frac * self.total_env_steps)
                 if counters.running_env_steps > most:
                     found.append(
-                        "this run can be resumed, but so far not with the same bytes: for that "
-                        "all episodes would begin anew at a checkpoint, "
-                        f"{counters.running_env_steps:,} env_steps lie in running ones, and "
+                        "this run can be resumed, but so far not with the same bytes: an exact "
+                        "checkpoint would cut all running episodes, which have "
+                        f"{counters.running_env_steps:,} env_steps, and "
                         f"checkpoint.max_cut_frac={self.max_cut_frac:g} allows {most:,} of "
                         f"{self.total_env_steps:,}"
                     )

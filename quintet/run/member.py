@@ -1,4 +1,4 @@
-"""One run of a group: the process that `launch.run_seeds` starts for each seed."""
+"""One run of a seed group: the process that `launch.run_seeds` starts for each seed."""
 
 import pickle
 import sys
@@ -11,9 +11,9 @@ _MAX_ERROR_CHARACTERS = 2_000
 
 
 def main() -> int:
-    """Trains by the payload; the exit status is that of ``quintet train``."""
+    """Trains by the payload; returns the exit status of ``quintet train``."""
     payload: dict[str, Any] = pickle.loads(seed_group.attach())
-    # Before anything that the user wrote is imported.
+    # Before the user's modules are imported.
     sys.path[:] = payload["path"]
     from quintet.errors import ConfigError, QuintetError
     from quintet.run.launch import run

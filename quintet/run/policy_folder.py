@@ -1,9 +1,8 @@
-"""What a run keeps of one policy: ``best/``, ``policy/`` when it is finished, and its part of every
-checkpoint.
+"""The files of one policy: ``best/``, ``policy/`` of a finished run, and its part of checkpoints.
 
-A run of one policy has them in its own folder and under plain names.  Of several, policy K has a
-folder ``policy_K/``, the tensors ``policy_K`` and ``learner_K`` of a checkpoint, and the K-th of
-the ``policies`` in its meta.
+A run of one policy has them in its own folder and under plain names.  Of several, policy K has the
+folder ``policy_K/``, the tensors ``policy_K`` and ``learner_K`` of a checkpoint, and entry K of
+``policies`` in its meta.
 """
 
 import hashlib
@@ -35,29 +34,25 @@ class PolicyFolder:
         self.path = run.path / policy_prefix(index, num_policies)
 
     def open(self) -> None:
-        """Makes it, or removes what crashed writers left; once the run's folder is open."""
+        """Makes the folder, or removes unfinished files from it; the run's folder is open."""
         self.path.mkdir(exist_ok=True)
         checkpoint.clean_temporary(self.path)
 
     # Its part of a checkpoint
 
     def named(self, policy: Mapping[str, Tensor], learner: Mapping[str, Tensor]) -> dict[str, Any]:
-        """The tensors that acting needs, and those that only learning does, by their key."""
+        """The tensors that acting needs, and those that only learning needs, by their key."""
         return {self._key(POLICY): policy, self._key(LEARNER): learner}
 
     def tensors(self, found: checkpoint.Checkpoint, kind: str) -> dict[str, Tensor]:
-        """POLICY: what `named` was given for acting; LEARNER: for learning.
-
-        Raises:
-            KeyError: the checkpoint has none.
+        """The checkpoint's tensors for acting (`kind` POLICY) or for learning (LEARNER); raises
+        KeyError if the checkpoint has none.
         """
         return found.tensors[self._key(kind)]
 
     def part(self, meta: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What a checkpoint's meta says of this policy.
-
-        Raises:
-            CheckpointError: it is of a run with another number of policies.
+        """The part of a checkpoint's meta that belongs to this policy; raises CheckpointError if it
+        is of a run with another number of policies.
         """
         count = len(meta.get(POLICIES, (None,)))
         if count != self.num_policies:
@@ -74,16 +69,14 @@ class PolicyFolder:
     # policy/ and best/
 
     def write(self, name: str, policy: Policy) -> None:
-        """Writes ``policy/`` or ``best/``.
-
-        Raises:
-            CheckpointError: it can't be written, or the run's folder is another one.
+        """Writes ``policy/`` or ``best/``; raises CheckpointError if it can't be written, or the
+        run's folder is another one.
         """
         self.run.check()
         checkpoint.write(self.path, name, *policy.contents(), signed=policy.signed)
 
     def renew(self, policy: Policy, warn: Callable[[str], None]) -> None:
-        """Writes ``policy/``, unless exactly this one stands there."""
+        """Writes ``policy/``, unless it holds exactly this policy."""
         path = self.path / POLICY
         if os.path.lexists(path):
             try:
@@ -98,7 +91,7 @@ class PolicyFolder:
         self.write(POLICY, policy)
 
     def best_mark(self) -> str | None:
-        """By which ``best/`` is known again; None where there is nothing to read."""
+        """A hash that identifies ``best/``; None where it can't be read."""
         try:
             return hashlib.sha256(
                 files.read_bytes(self.path / BEST / manifest.MANIFEST)
@@ -107,14 +100,13 @@ class PolicyFolder:
             return None
 
     def mend_best(self, part: Mapping[str, Any], ended: bool) -> tuple[str | None, bool]:
-        """Checks ``best/`` by what a checkpoint says of it, and writes it anew where a checkpoint
+        """Checks ``best/`` by a checkpoint's `part`; if damaged, writes it anew where a checkpoint
         holds the same policy.
 
-        part: see `part`.
         ended: whether no more evaluations follow.
 
         Returns:
-            What is to be said, None where all is well; and whether the best policy is lost.
+            A warning, None where all is well; and whether the best policy is lost.
         """
         fault = None if part["best"] is None else self._best_fault(part)
         if fault is None:
@@ -132,7 +124,7 @@ class PolicyFolder:
         except CheckpointError as fault:
             return str(fault)
         mark = part.get("best_mark")
-        # One that is newer is as it should be: the run was killed between it and its checkpoint.
+        # A newer one is sound: the run was killed between writing it and its checkpoint.
         newer = int(found.meta.get("version", 0)) > part["version"]
         if mark is None or newer or mark == self.best_mark():
             return None

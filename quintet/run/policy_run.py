@@ -1,10 +1,8 @@
-"""One policy of a run: its learner, how far it has come, its scores, its part of checkpoints and
-reports.
+"""One policy of a run: its learner, counters, scores, and its part of checkpoints and reports.
 
-A run has one, or several that share its streams; the trainer leads them all.
+A run has one policy, or several that share its streams; the trainer leads them all.
 """
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
@@ -29,11 +27,11 @@ from quintet.types import LearnerState, Publication, Spaces
 
 @dataclass
 class PolicyCounters:
-    """How far one policy has come; those of all policies add up to the run's `Counters`.
+    """How far one policy has come; summed over all policies they are the run's `Counters`.
 
     iterations: batches that its learner learned from.
-    env_steps: in these.
-    ended_episodes: whole ones that it played.
+    env_steps: env_steps in these batches.
+    ended_episodes: episodes that it played to their end.
     """
 
     iterations: int = 0
@@ -45,9 +43,8 @@ class PolicyCounters:
 class PolicyRun:
     """The K-th policy of a run.
 
-    config: the run's, with the options of this policy's learner, which `configure` replaces.
-    best, best_version: the highest mean return of an evaluation and the version of the weights that
-        reached it.
+    config: the run's configuration with this policy's learner options, which `configure` replaces.
+    best, best_version: the highest mean return of an evaluation, and the version that reached it.
     scores: ``eval/*`` of the last evaluation, until they are reported.
     """
 
@@ -63,12 +60,10 @@ class PolicyRun:
 
     @property
     def alone(self) -> bool:
-        """Whether the run has no other policy."""
         return self.folder.num_policies == 1
 
     @property
     def description(self) -> dict[str, Any]:
-        """All but the weights that the policy needs, see `quintet.policy.describe`."""
         config = self.config
         return describe(config.algo, config.learner, config.model, config.env, self.spaces)
 
@@ -79,10 +74,8 @@ class PolicyRun:
         return Policy(self.description, Publication(current.version, tensors), trust.OWN)
 
     def warm_start(self) -> str | None:
-        """Gives the learner what `init_from` donates and says so; None where there is none.
-
-        Raises:
-            ConfigError: it is no policy, or does not fit.
+        """Gives the learner the weights of `init_from`; returns a note, None without `init_from`.
+        Raises ConfigError if it is no policy, or does not fit.
         """
         path, keys = self.config.init_from, self.config.init_from_keys
         if path is None:
@@ -92,15 +85,11 @@ class PolicyRun:
         return note
 
     def make_replay(self, actor: Actor, interval: int) -> None:
-        """The memory of old data, for which the learner's plan asks.
-
-        Raises:
-            ConfigError: it does not fit on the disk.
+        """Makes the replay that the learner's plan asks for; `actor` shows what it records.  Raises
+        ConfigError if it does not fit on the disk.
         """
-        plan = self.learner.plan
-        if plan.replay is not None:
-            rows = RowSpecs.of(self.spaces, actor)
-            self.replay = RunReplay(plan, self.config, interval, rows, self.folder)
+        rows = RowSpecs.of(self.spaces, actor)
+        self.replay = RunReplay(self.learner.plan, self.config, interval, rows, self.folder)
 
     def add(self, batch: Batch) -> None:
         """Counts a batch that the learner learned from, and its episodes."""
@@ -111,21 +100,15 @@ class PolicyRun:
             self.episodes.add(episode.return_, episode.length, episode.success)
 
     def score(self, policy: Policy, scores: Scores) -> None:
-        """Takes what an evaluation of `policy` found; keeps it in ``best/`` if it is the best."""
+        """Takes the scores of an evaluation; writes `policy` to ``best/`` if it is the best."""
         self.scores = scores.metrics()
         if self.config.checkpoint.save_best and (self.best is None or scores.mean > self.best):
             self.best, self.best_version = scores.mean, policy.publication.version
             self.folder.write(BEST, policy)
 
-    def save_policy(self, warn: Callable[[str], None]) -> None:
-        """Writes the final policy to ``policy/``, unless it stands there."""
-        self.folder.renew(self.policy(), warn)
-
     def configure(self, options: BaseModel) -> None:
-        """Goes on with these options of the learner, from its next update on.
-
-        Raises:
-            ConfigError: one of them can't change during a run.
+        """Gives the learner these options, from its next update on; raises ConfigError if one of
+        them can't change during a run.
         """
         self.learner.configure(options)
         self.config = self.config.model_copy(update={"learner": options})
@@ -133,7 +116,7 @@ class PolicyRun:
     # Its part of a checkpoint
 
     def save(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-        """Tensors and meta of a checkpoint."""
+        """This policy's tensors and meta for a checkpoint."""
         state, publication = self.learner.save(), self.learner.publication()
         rest = {k: v for k, v in state.tensors.items() if k not in publication.tensors}
         part = {
@@ -150,11 +133,11 @@ class PolicyRun:
         return self.folder.named(publication.tensors, rest), part
 
     def load(self, found: Checkpoint) -> list[str]:
-        """Goes on from a checkpoint; gives what a person is to be warned of.
+        """Goes on from a checkpoint; returns warnings for the person.
 
         Raises:
             CheckpointError: it does not fit.
-            ConfigError: the learner had other options, of those that can't change during a run.
+            ConfigError: the learner had other values of options that can't change during a run.
         """
         part = self.folder.part(found.meta)
         tensors = self.folder.tensors(found, LEARNER) | self.folder.tensors(found, POLICY)
@@ -178,8 +161,8 @@ class PolicyRun:
         return told if fault is None else [*told, fault]
 
     def _configure_as(self, saved: dict[str, Any]) -> list[str]:
-        """Goes on with the options of the checkpoint, which may have been replaced since the run
-        began.  A policy that is alone has the run's, of which it is settled what may differ.
+        """Takes the learner's options from the checkpoint, as they may have changed during the run;
+        returns a warning if so.  A policy that is alone keeps the run's options.
         """
         given = self.config.learner
         options = given if self.alone else type(given).model_validate(saved)
@@ -194,7 +177,7 @@ class PolicyRun:
     # Its part of a report
 
     def report(self, passed_s: float) -> dict[str, float]:
-        """Of the time since the last one, by declared name without the policy's prefix."""
+        """The policy's metrics since the last report, by declared name without its prefix."""
         learner, updates = self.learner, self.learner.updates
         report = {
             "updates": float(updates),

@@ -1,4 +1,4 @@
-"""The memory of old data that a run keeps in its folder, and its place in checkpoints."""
+"""The replay in a run's folder, and its place in checkpoints."""
 
 from pathlib import Path
 from typing import Any, final
@@ -19,7 +19,7 @@ class RunReplay:
     def __init__(
         self, plan: DataPlan, config: RunConfig, interval: int, rows: RowSpecs, folder: PolicyFolder
     ):
-        """Checkpoints are `interval` iterations apart, or less (`Replay.overwrites`).
+        """interval: most iterations from one checkpoint to the next.
 
         Raises:
             ConfigError: it does not fit on the disk.
@@ -41,10 +41,10 @@ class RunReplay:
     def load(self, path: Path, saved: dict[str, Any], before: list[str]) -> None:
         """Takes the rows of the checkpoint at `path`.
 
-        before: what was found of the folder until then, for the message.
+        before: earlier warnings about the folder, for the message.
 
         Raises:
-            CheckpointError: they are not there any more.
+            CheckpointError: the rows are gone.
         """
         try:
             self.replay.load(saved)
@@ -55,7 +55,7 @@ class RunReplay:
             ) from error
 
     def describe_once(self) -> str | None:
-        """One sentence for a person, after the first rows, by which its size shows."""
+        """A sentence about its size, once; called after the first rows."""
         if self.described:
             return None
         self.described = True
@@ -65,9 +65,9 @@ class RunReplay:
 def _uneven_unrolls(plan: DataPlan, config: RunConfig, num_policies: int) -> int:
     """Unrolls of one stream that may come beyond its share of the batches.
 
-    Of several policies one may have played a single stream for long: all columns of a batch are
-    that stream's, and as many may have waited before.  In an async run one worker may have filled a
-    batch alone.
+    Of several policies one may play a single stream for long: all columns of a batch may be that
+    stream's, and as many may have waited before.  In an async run one worker may fill a batch
+    alone.
     """
     columns, streams = plan.columns_per_batch, config.env.num_streams
     if num_policies > 1:

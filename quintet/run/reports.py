@@ -1,4 +1,4 @@
-"""The reports of a run: when one is due, what it holds, and where it goes."""
+"""The reports of a run: when they are due, their metrics, and their sinks."""
 
 import math
 import time
@@ -23,14 +23,14 @@ from quintet.runtime.loop import Counters
 
 @final
 class Reports:
-    """Puts a report together of what the run, its policies and the machine have to say.
+    """Collects the metrics of the run, its policies and the machine into reports.
 
     The names of a run of one policy are plain; of several, those of policy K begin with
     ``policy_K/``.
 
     last: the newest report, empty before the first.
     reporter: all sinks.
-    sampling: gives what the runtime kind has to say.
+    sampling: returns the metrics of the runtime kind.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class Reports:
         self._reported_at, self._reported_steps = self._started, 0
 
     def open(self, found: Checkpoint | None, counters: Counters, voice: Voice) -> None:
-        """Opens the sinks of a run that trains; the clock runs from here on.
+        """Opens the sinks of a run that trains, and starts its clock.
 
-        found: the checkpoint that it goes on from.
+        found: the checkpoint from which it goes on.
         """
         assert self.config.run_dir is not None
         self.reporter = open_sinks(
@@ -67,14 +67,14 @@ class Reports:
         self._reported_steps = counters.env_steps
 
     def mend(self, found: Checkpoint, voice: Voice) -> None:
-        """Makes good the reports of a run that is finished."""
+        """Repairs the reports of a finished run."""
         assert self.config.run_dir is not None
         reports = mend_reports(self.config.run_dir, mark_in(found.meta), voice.warn)
         self.last = (reports or [{}])[-1]
 
     @property
     def wall_s(self) -> float:
-        """The time that the run has taken, over all its starts."""
+        """Seconds that the run has taken, over all its starts."""
         return self._before_s + time.perf_counter() - self._started
 
     @property
@@ -82,7 +82,6 @@ class Reports:
         return time.perf_counter() - self._reported_at >= self.config.report.interval_s
 
     def write(self, counters: Counters, voice: Voice) -> None:
-        """Reports, and shows it."""
         now, steps = time.perf_counter(), counters.env_steps
         passed_s = now - self._reported_at
         report = {
@@ -113,6 +112,6 @@ class Reports:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    """Of those that there are."""
+    """Mean of the values that are not None."""
     found = [x for x in values if x is not None]
     return math.fsum(found) / len(found) if found else None

@@ -1,4 +1,4 @@
-"""From a resolved configuration to the runtime kind that samples by it."""
+"""Makes the runtime kind of a resolved configuration."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -31,8 +31,10 @@ from quintet.types import Spaces
 @final
 @dataclass(frozen=True)
 class Source:
-    """Where environments come from: those of all groups where this process steps them, else one,
-    which tells what they are like; and what more of them are made of.
+    """The environments of a run.
+
+    envs: those of all groups if this process steps them, otherwise one, for its spaces.
+    env: what further environments are made of.
     """
 
     envs: Sequence[VectorEnv]
@@ -48,12 +50,10 @@ class Source:
 
 
 def open_source(config: RunConfig, env: ResolvedEnv) -> Source:
-    """The environments of a run that is about to begin.
-
-    Raises:
-        ConfigError: they can't be made, or can't be made by other processes.
+    """The environments of a run that is about to begin; raises ConfigError if they can't be made,
+    or can't be made by other processes.
     """
-    # Environments that are processes of their own would end before there is a checkpoint.
+    # Ctrl-C would end environments in processes of their own before there is a checkpoint.
     with interrupts_for_us_alone():
         if config.runtime.kind == "serial":
             return Source(_make_groups(env), env)
@@ -80,8 +80,8 @@ def _make_groups(env: ResolvedEnv) -> list[VectorEnv]:
 
 
 def streams_per_group(config: RunConfig, env: ResolvedEnv) -> int:
-    """As configured; else by who steps the environments, or, with workers, so that each has a
-    group, or two where a server acts and environments step in threads of their own.
+    """Streams of a group: as configured; else by the backend, or with workers so that each has a
+    group, or two where a server acts and environments step in threads.
     """
     if config.runtime.kind == "serial" or config.env.streams_per_group is not None:
         return env.group_size
@@ -95,10 +95,8 @@ def streams_per_group(config: RunConfig, env: ResolvedEnv) -> int:
 
 
 def num_workers(config: RunConfig, group_size: int) -> int:
-    """Sampler processes: as configured, else one for each core that has a group.
-
-    Raises:
-        ConfigError: there are fewer groups.
+    """Sampler processes: as configured, else one per core, at most one per group; raises
+    ConfigError if there are fewer groups.
     """
     groups = config.env.num_streams // group_size
     asked = config.runtime.num_workers
@@ -112,14 +110,12 @@ def num_workers(config: RunConfig, group_size: int) -> int:
 
 
 def slots_per_group(runtime: RuntimeConfig, plan: DataPlan, num_streams: int) -> int:
-    """Unrolls that each group has memory for.
-
-    Raises:
-        ConfigError: fewer are configured than a batch and the next unroll take.
+    """Unrolls that each group has memory for; raises ConfigError if fewer are configured than a
+    batch and the next unroll take.
     """
     if runtime.kind == "lockstep":
         return 1 + runtime.lag
-    # While a batch's columns wait for the last one, every stream must have room to go on.
+    # While a batch's columns wait for the last one, every stream needs memory to go on.
     least = max(2, -(-(plan.columns_per_batch + num_streams) // num_streams))
     if runtime.slots is not None and runtime.slots < least:
         raise ConfigError(
@@ -137,11 +133,11 @@ def make_sampling(
     say: Callable[[str], None],
     notice: Callable[[str], None],
 ) -> loop.Sampling:
-    """What samples by a resolved configuration; processes begin at the first restart.
+    """The sampling of a resolved configuration; its processes begin at the first restart.
 
     learners: one for each policy; their plans are equal.
-    say: gets what worker processes print, and what became of them.
-    notice: gets what of them is waited for, when that takes long.
+    say: receives what worker processes print, and how they ended.
+    notice: receives what a long wait is for.
 
     Raises:
         ConfigError: workers can't be sent what they are to do, or there is too little memory.
@@ -201,8 +197,8 @@ def make_sampling(
 
 
 def _require_fresh_rows(runtime: RuntimeConfig, plan: DataPlan) -> None:
-    """Refuses a run that would come to wait for ever: every row too old, and no update without rows
-    before which newer weights are published.
+    """Refuses a run that would wait for ever: every row would be too old, and newer weights would
+    only be published after an update.
     """
     most, interval = plan.max_policy_lag, runtime.publish_interval_updates
     lag = runtime.lag if runtime.kind == "lockstep" else 0
@@ -221,7 +217,6 @@ def _require_fresh_rows(runtime: RuntimeConfig, plan: DataPlan) -> None:
 
 
 def _server(config: RunConfig, spaces: Spaces) -> ServerOptions:
-    """How actions are computed for all workers."""
     runtime = config.runtime
     assert runtime.actor_threads is not None
     exact = runtime.kind == "lockstep"

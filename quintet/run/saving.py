@@ -1,4 +1,4 @@
-"""The checkpoints of a run: when one is written, what it holds, and how a run goes on from one."""
+"""The checkpoints of a run: when one is written, its contents, and how a run goes on from it."""
 
 import dataclasses
 import time
@@ -18,17 +18,16 @@ from quintet.runtime import loop
 from quintet.system import provenance, saved_options
 
 _TIME_FRAC = 0.01
-"""Of a run's time; more is not spent on checkpoints that may be left out."""
+"""Share of a run's time above which checkpoints that are only due are left out."""
 
 
 @final
 class Saving:
     """Writes and reads the checkpoints of a run and all its policies.
 
-    interval: iterations from one to the next.
-    on_path: whether the run lies on the path of the one that was never interrupted; runs of which
-        no two are the same have no such path, and can't leave it.
-    notes, warnings: what is to be said of the folder once there is a log.
+    interval: iterations from one checkpoint to the next.
+    on_path: whether the run has the bytes of an uninterrupted one so far; True for async runs.
+    notes, warnings: messages about the folder, for when there is a log.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class Saving:
         return min(kept, default=None)
 
     def worth_writing(self, counters: loop.Counters, wall_s: float) -> bool:
-        """Whether a checkpoint that is only due is written, after so many seconds of the run."""
+        """Whether to write a checkpoint that is only due."""
         # A replay keeps the rows that a checkpoint needs for one interval and no longer.
         automatic = self.config.checkpoint.interval_updates == "auto" and self.reach is None
         costly = self._seconds > _TIME_FRAC * wall_s
@@ -77,7 +76,7 @@ class Saving:
     ) -> None:
         """Writes a checkpoint and removes those that are not kept.
 
-        said: what else stands in its meta.
+        said: further entries of its meta.
         """
         begin = time.perf_counter()
         milestone = self._is_milestone(counters)
@@ -101,7 +100,7 @@ class Saving:
             **said,
             **(parts[0] if len(parts) == 1 else {POLICIES: parts}),
         }
-        # The name is the number of iterations, which unlike updates always grows.
+        # Named by iterations, which always grow, unlike updates.
         self.folder.write_checkpoint(f"{counters.iteration:09d}", tensors, meta)
         keep = self.config.checkpoint.keep
         self.folder.prune(keep, lambda kept: bool(kept.get("milestone")), warn)
@@ -109,10 +108,7 @@ class Saving:
 
     def restore(self) -> tuple[Checkpoint | None, loop.Counters]:
         """Goes on from the folder's newest checkpoint, as the configuration asks; None where the
-        run begins.
-
-        Raises:
-            CheckpointError: no checkpoint that fits can be read.
+        run begins.  Raises CheckpointError if no checkpoint that fits can be read.
         """
         exact = self.config.resume == "exact"
         found = self.folder.newest(exact, self.warnings.append)
@@ -155,8 +151,8 @@ class Saving:
         return counters
 
     def _load_replay(self, policy: PolicyRun, found: Checkpoint) -> None:
-        """Takes the checkpoint's rows; their rings keep their length, so an interval that is longer
-        now is shortened to what they have slack for.
+        """Takes the checkpoint's rows.  Existing rings keep their length, so an interval that is
+        longer now is shortened to what fits into their slack.
         """
         if policy.replay is None:
             return

@@ -1,7 +1,7 @@
-"""Several processes at once: how the members of a group start, speak, and end together.
+"""Several processes at once: the members of a seed group start and end together.
 
-A member is a `child`; what it prints is shown with its name before every line, and what it has to
-answer comes back as one JSON object.  When its parent is gone, it stops by itself.
+A member is a `child`.  Its lines are printed with its name before them, and its answer is one JSON
+object.  A member whose parent is gone stops by itself.
 """
 
 import json
@@ -28,7 +28,7 @@ _MAX_ANSWER_BYTES = 32_768  # less than a pipe holds, so that writing it never w
 @final
 @dataclass(frozen=True)
 class Member:
-    """A process to be: the name before its lines, and what it is given."""
+    """A process to start: the name before its lines, and its payload."""
 
     name: str
     payload: bytes
@@ -39,8 +39,8 @@ class Member:
 class Outcome:
     """How a member ended.
 
-    status: of its process, negative for a signal; None: it was never started.
-    answer: what it answered; None when it ended before.
+    status: of its process, negative for a signal; None: it was not started.
+    answer: None if it ended before it answered.
     """
 
     status: int | None
@@ -52,8 +52,8 @@ def run_members(
 ) -> list[Outcome]:
     """Runs all members, `jobs` of them at once, and returns their outcomes in the same order.
 
-    Ctrl-C and SIGTERM are passed on to those that run, which end in good order; no others are
-    started.  A second Ctrl-C kills them.  `say` receives every line that they print.
+    Ctrl-C and SIGTERM are passed on to the running members, which end in good order, and no others
+    are started.  A second Ctrl-C kills them.  `say` receives every line that they print.
     """
     group = _Group(say)
     waiting = list(enumerate(members))
@@ -79,7 +79,7 @@ def run_members(
 
 @final
 class _Group:
-    """Whether the group as a whole was asked to stop."""
+    """Notes whether the group was asked to stop."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.stop_requested = False
@@ -92,12 +92,12 @@ class _Group:
         self._say("stopping: waits for the runs' checkpoints; a second Ctrl-C ends them at once")
 
     def abandon(self) -> None:
-        """Nothing: the members end with this process."""
+        """Does nothing: the members end with this process."""
 
 
 @final
 class _Process:
-    """A member at work, seen by the parent."""
+    """A running member, as the parent sees it."""
 
     def __init__(self, module: str, member: Member, say: Callable[[str], None]) -> None:
         self._asked = False
@@ -115,7 +115,6 @@ class _Process:
         return self._child.ended
 
     def ask_to_stop(self) -> None:
-        """Once."""
         if not self._asked:
             self._asked = True
             self._child.terminate()
@@ -125,7 +124,7 @@ class _Process:
         self.outcome()
 
     def outcome(self) -> Outcome:
-        """What the process, which has ended or is about to, left behind."""
+        """Waits for the end of the process; its status and answer."""
         status = self._child.wait()
         os.set_blocking(self._answer, False)
         said = b""
@@ -139,8 +138,7 @@ class _Process:
 
 
 def attach() -> bytes:
-    """Called first by a member: its payload.  From then on it ends with its parent.
-
+    """Called first by a member; returns its payload.  From then on it ends with its parent, and
     SIGTERM and SIGINT end it at once, with status 130, until it handles them itself.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -149,7 +147,7 @@ def attach() -> bytes:
 
 
 def answer(content: dict[str, Any]) -> None:
-    """Gives the parent what the member has to say in the end, at most once."""
+    """Sends the member's answer to the parent, at most once."""
     said = json.dumps(content).encode()
     assert len(said) <= _MAX_ANSWER_BYTES
     os.write(int(sys.argv[1]), said)

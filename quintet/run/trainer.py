@@ -1,8 +1,8 @@
-"""One run: its policies, its folder, what a person is told, and how it ends."""
+"""Leads one run: its policies, its folder, its messages, and its end."""
 
 import io
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, TextIO, final
 
@@ -34,15 +34,15 @@ from quintet.system import provenance, saved_options, signature, trust
 from quintet.types import Rollout
 
 OnReport = Callable[[dict[str, float]], object]
-"""Gets every report; True asks for a stop, anything else for nothing."""
+"""Called with every report; returns True to ask for a stop."""
 
 
 @final
 class Trainer:
     """Leads the policies of one run and keeps its folder while the loop trains.
 
-    max_cut_frac: as `loop.Budget` has it, which depends on where the run goes on.
-    finished: whether its budget was spent when it was opened.
+    max_cut_frac: see `loop.Budget`; set by `open`.
+    finished: whether the budget was spent when the run was opened.
     """
 
     def __init__(
@@ -77,15 +77,9 @@ class Trainer:
         self.watch: Watch | None = None
         self._raised: BaseException | None = None
 
-    def beware(self, warnings: Iterable[str]) -> None:
-        """What is to be said of the folder once there is a log; before `open`."""
-        self.saving.warnings += warnings
-
     def warm_start(self) -> None:
-        """Gives the learners what `init_from` donates, unless the run has begun already.
-
-        Raises:
-            ConfigError: it is no policy, or does not fit.
+        """Gives the learners the weights of `init_from`, unless the run has begun already; raises
+        ConfigError if it is no policy, or does not fit.
         """
         if checkpoint.any_of_run(self.folder.checkpoints):
             return
@@ -104,7 +98,7 @@ class Trainer:
             policy.folder.open()
         saving = self.saving
         found, self.counters = saving.restore()
-        # Off the uninterrupted run's path there is nothing to begin anew for.
+        # Off the uninterrupted run's path no checkpoint is exact.
         exact = saving.on_path and self.config.runtime.kind != "async"
         self.max_cut_frac = self.config.checkpoint.max_cut_frac if exact else None
         self.long_episodes = LongEpisodes(
@@ -120,9 +114,9 @@ class Trainer:
         self._write_options()
         self._open_log()
         for warning in saving.warnings:
-            self.warn(warning)
+            self.voice.warn(warning)
         for note in saving.notes:
-            self.say(note)
+            self.voice.say(note)
         if self.finished:
             assert found is not None
             self.reports.mend(found, self.voice)
@@ -131,7 +125,7 @@ class Trainer:
         self.evaluations.evaluated_steps = self.counters.env_steps
 
     def _write_options(self) -> None:
-        """What stands in the folder of how the run was started; that of a finished run stays."""
+        """Writes ``config.yaml`` and ``run.json``; those of a finished run stay."""
         warn = self.saving.warnings.append
         saved = saved_options.read(self.folder.path)
         if not self.finished or saved is None or saved.fault is not None:
@@ -159,19 +153,22 @@ class Trainer:
             )
             return make_progress(view, stream)
 
-        self.voice = Voice(make, sys.stdout if self.config.report.progress else io.StringIO(), log)
+        shown = sys.stdout if self.config.report.progress else io.StringIO()
+        self.voice.begin(make, shown, log)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Says within where this process's environments hang, and what a stop waits for."""
+        """Says, within the block, where this process's environments hang, and what a stop waits
+        for.
+        """
         timeout_s = self.config.runtime.worker_timeout_s
-        self.watch = Watch(self.timer, self.env, timeout_s, self.say)
+        self.watch = Watch(self.timer, self.env, timeout_s, self.voice.say)
         with self.watch.running():
             yield
 
     def say_finished(self) -> None:
-        """What there is to say, and to write, of a run that has spent its budget already."""
-        self.say(
+        """Tells the person that the budget was spent before, and writes the final policies."""
+        self.voice.say(
             f"this run is finished: {self.counters.env_steps:,} env_steps; raise "
             "--total-steps to go on, or give another --run-dir"
         )
@@ -182,12 +179,12 @@ class Trainer:
         self.reports.sampling = sampling.report
         self.voice.stage(first_stage(self.facts))
         runtime = self.config.runtime
-        # Several learners take their columns from where they were collected, each to its device.
+        # Of several learners each moves its columns from the CPU to its own device.
         device = runtime.device if runtime.num_learners == 1 else "cpu"
         learners = [policy.learner for policy in self.policies]
         replays = [each.replay.replay for each in self.policies if each.replay is not None]
         status = loop.run(
-            loop.Parts(learners, sampling, replays, torch.device(device)),
+            loop.Components(learners, sampling, replays, torch.device(device)),
             self.counters,
             loop.Budget(
                 self.config.total_env_steps,
@@ -204,7 +201,7 @@ class Trainer:
             self._raised.add_note(f"The run was saved; the same call goes on: {self.folder.path}")
             raise self._raised
         if status == "stopped":
-            self.say(
+            self.voice.say(
                 f"stopped at {self.counters.env_steps:,} env_steps; the same command goes on from "
                 "there"
             )
@@ -216,29 +213,29 @@ class Trainer:
             self.voice.stage(stage)
 
     def save_policy(self) -> None:
-        """Writes the final policies to ``policy/``, unless they stand there."""
+        """Writes the final policies to ``policy/``, unless they are there."""
         for policy in self.policies:
-            policy.save_policy(self.warn)
+            policy.folder.renew(policy.policy(), self.voice.warn)
 
     def save(self, exact: bool) -> None:
-        """Writes a checkpoint, unless it costs too much for one that is only due."""
+        """Writes a checkpoint, unless it is only due and costs too much."""
         wanted = exact or self.stop_requested
         if not (wanted or self.saving.worth_writing(self.counters, self.reports.wall_s)):
             return
         self.folder.check()
         before = self.timer.switch("checkpoint")
         said = {"wall_s": self.reports.wall_s, MARK: self.reports.reporter.sync()}
-        self.saving.write(self.counters, exact, said, self.warn)
+        self.saving.write(self.counters, exact, said, self.voice.warn)
         self.timer.switch(before)
 
     def after_iteration(self, batch: Batch) -> bool:
-        """Evaluates and reports when it is time; says whether to stop."""
+        """Evaluates and reports when due; whether the run is to stop."""
         self.policies[batch.policy].add(batch)
         for policy in self.policies:
             if policy.replay is not None and (found := policy.replay.describe_once()) is not None:
-                self.say(found)
+                self.voice.say(found)
         for notice in self.long_episodes.notices(self.counters):
-            self.say(notice)
+            self.voice.say(notice)
         steps = self.counters.env_steps
         finished = steps >= self.config.total_env_steps
         evaluated = False
@@ -252,7 +249,7 @@ class Trainer:
         return self.stop_requested
 
     def _ask(self, on_report: OnReport) -> None:
-        """Hands out the last report; what the user's code raises waits until all is saved."""
+        """Calls `on_report`; an error of the user's code is raised once the run is saved."""
         try:
             answer = on_report(self.reports.last)
         except BaseException as error:  # sys.exit() and Ctrl-C as well
@@ -265,7 +262,7 @@ class Trainer:
             self.request_stop()
 
     def _evaluate(self) -> bool:
-        """Plays the evaluation episodes of all policies; says whether any was played to its end."""
+        """Evaluates all policies; whether any evaluation came to its end."""
         self.voice.stage("evaluating")
         before = self.timer.switch("evaluation")
         steps, evaluated = self.counters.env_steps, False
@@ -279,51 +276,37 @@ class Trainer:
         return evaluated
 
     def _stop_evaluating(self) -> bool:
-        """Asked at every step of an evaluation, which the watch takes for a sign of life."""
+        """Called at every step of an evaluation; the switch is a sign of life for the watch."""
         self.timer.switch("evaluation")
         return self.stop_requested
 
     def keep_batch(self, batch: Rollout, policy: int) -> str:
-        """Keeps the batch on which an update failed; says where, and what else remains."""
+        """Writes the batch on which an update failed; returns a sentence that says where."""
         meta = {"iteration": self.counters.iteration, "env_steps": self.counters.env_steps}
         which = {} if len(self.policies) == 1 else {"policy": policy}
-        return self.folder.keep_batch(batch, meta | which, self.warn)
-
-    def say(self, message: str) -> None:
-        """One line for the person and for log.txt."""
-        self.voice.say(message)
-
-    def warn(self, message: str) -> None:
-        """A line on standard error, unless a dashboard has the terminal, and in log.txt."""
-        self.voice.warn(message)
-
-    def waiting(self, text: str) -> None:
-        """Tells the person what has been waited for, for seconds."""
-        self.voice.waiting(text)
+        return self.folder.keep_batch(batch, meta | which, self.voice.warn)
 
     def request_stop(self) -> None:
         """Asks for a stop at the end of the iteration; called by signal handlers."""
         self.stop_requested = True
 
     def tell_stopping(self) -> None:
-        """Tells the person what a stop waits for."""
         if self.watch is not None:
-            self.say(
+            self.voice.say(
                 f"stopping after {self.watch.where()}; a second Ctrl-C ends at once, and the same "
                 "command goes on from the last checkpoint"
             )
 
     def abandon(self) -> None:
-        """Gives the terminal back, as the process ends at once."""
+        """Restores the terminal, as the process ends at once."""
         if self.watch is not None:
             self.voice.close()
 
     def ended(self, state: str, error: BaseException | None = None) -> None:
-        """Puts down how the run ended: finished, stopped or failed."""
+        """Records how the run ended: finished, stopped or failed."""
         self.folder.end_record(state, self.counters.env_steps, error)
 
     def close(self) -> None:
-        """Gives the terminal and the files back."""
         self.voice.close()
         self.reports.reporter.close()
         self.folder.close()

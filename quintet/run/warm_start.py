@@ -1,4 +1,4 @@
-"""What a new run takes over from a trained one: weights and normaliser statistics, by name."""
+"""Warm starts: a new run takes weights and normaliser statistics, by name, from a trained one."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -15,14 +15,12 @@ from quintet.spaces import without_bounds
 from quintet.types import Publication
 
 _NOT_COMPARED = ("init", "action_std_init", "deduplicate_text")
-"""Options of the network that only say how its weights are drawn, or how fast it computes."""
+"""Options of the network that only affect how its weights are drawn, or its speed."""
 
 
 def find_donor(path: Path) -> tuple[dict[str, Any], Publication, dict[str, Tensor]]:
-    """What `init_from` names, see `policy.find_policy`.
-
-    Raises:
-        ConfigError: there is none, or none that can be read.
+    """The policy that `init_from` names, see `policy.find_policy`; raises ConfigError if there is
+    none, or none that can be read.
     """
     try:
         return find_policy(path)
@@ -36,17 +34,17 @@ def find_donor(path: Path) -> tuple[dict[str, Any], Publication, dict[str, Tenso
 def donated(
     path: Path, keys: Sequence[str], learner: Learner, description: Mapping[str, Any]
 ) -> tuple[dict[str, Tensor], str]:
-    """The weights that a learner begins with, and a line that says where they come from.
+    """The weights with which a learner begins, and a note that says where they come from.
 
     Args:
         path: a run folder (its newest checkpoint), a checkpoint or a saved policy.
         keys: patterns (``*``, ``?``) of the names to take; none: all, which must then fit exactly,
-            and so must the spaces and the network's options.
-        learner: what of its own weights is not taken stays.
+            as must the spaces and the network's options.
+        learner: keeps its own weights where none are taken.
         description: of the run's policy, see `policy.describe`.
 
     Raises:
-        ConfigError: there is no policy, or lists what does not fit.
+        ConfigError: there is no policy, or it does not fit; the message lists every misfit.
     """
     donor, found, rest = find_donor(path)
     own, acting = learner.weights(), learner.publication().tensors
@@ -58,7 +56,7 @@ def donated(
         theirs = {n: x for n, x in theirs.items() if any(fnmatchcase(n, key) for key in keys)}
     else:
         faults += _other_policy(description, donor)
-    # A saved policy has nothing of what only learning needs.
+    # A saved policy lacks the tensors that only learning needs.
     required = [] if keys else [*own] if rest else [*acting]
     faults += _other_tensors(own, theirs, required)
     if faults:
@@ -77,7 +75,7 @@ def donated(
 
 
 def _other_policy(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """Differences of algorithm, spaces and network, a line each."""
+    """Differences of algorithm, spaces and network, one line each."""
     faults = []
     pairs = {
         "algo": (mine["algo"], theirs["algo"]),
@@ -87,7 +85,7 @@ def _other_policy(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[st
         ),
         "action_space": (mine["action_space"], theirs["action_space"]),
     }
-    # A policy of before there was an option has what is its default now.
+    # An option that a donor's version of quintet lacks counts as its default.
     default = ModelConfig().model_dump(mode="json")
     ours, other = (default | each["model"] for each in (mine, theirs))
     for name in sorted({*ours, *other} - set(_NOT_COMPARED)):
@@ -101,7 +99,7 @@ def _other_policy(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[st
 def _other_tensors(
     mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor], required: Iterable[str]
 ) -> list[str]:
-    """Tensors that one of them lacks, or of another shape, a line each."""
+    """Tensors that one side lacks, or has in another shape, one line each."""
     faults = [
         f"{name}: the run has none, init_from shape {tuple(theirs[name].shape)}"
         for name in sorted(set(theirs) - set(mine))

@@ -1,4 +1,4 @@
-"""The asynchronous runtime: sampler processes run freely, the learner takes what is ready."""
+"""The asynchronous runtime: sampler processes run freely beside the learner."""
 
 import queue
 import sys
@@ -15,16 +15,16 @@ from quintet.runtime.processes.workers import Workers
 from quintet.types import Publication
 
 _LOOK_AGAIN_S = 0.5
-"""How long nothing may come before the workers are looked at, or whether it is time to end."""
+"""Longest wait for a message before the workers are checked, and whether the run is ending."""
 
 
 @dataclass(frozen=True)
 class AsyncOptions:
-    """How freely.
+    """How far workers run ahead, and how often they are replaced.
 
-    prefetch_batches: batches that wait, assembled, for the learner.
-    max_restarts: of all workers together, before the run ends with the last one's error.
-    pin: batches are put in page-locked memory, for a GPU.
+    prefetch_batches: assembled batches that may wait for the learner.
+    max_restarts: replacements of workers, all together, before the run ends with the last error.
+    pin: whether batches are put in page-locked memory, for a GPU.
     """
 
     prefetch_batches: int = 2
@@ -37,9 +37,9 @@ class AsyncSampling:
     """Every worker fills whatever slots are free, by the newest weights that it finds.
 
     Batches are assembled in a thread beside the learner.  A slot is free again when its columns are
-    copied or, where a batch is one unroll as it stands, when the learner asks for the next batch.
-    A worker that dies or falls silent is replaced, its streams begin anew.  No more is granted than
-    is left of the budget: the last unrolls have fewer rows.
+    copied or, where a batch is a view of one unroll, when the learner asks for the next batch.  A
+    worker that dies or falls silent is replaced, and its streams begin anew.  Grants never exceed
+    what is left of the budget: the last unrolls have fewer rows.
     """
 
     restarts = False
@@ -61,26 +61,22 @@ class AsyncSampling:
             options.prefetch_batches
         )
         self.replaced, self.ending = threading.Event(), threading.Event()
-        self.handling = threading.RLock()  # of the queues of columns, and of what is granted
-        self.env_steps_wanted = 0  # in batches, those that were handed out included
-        self.granted = [0] * len(workers.samplers)  # env_steps that are at work, by worker
+        self.handling = threading.RLock()  # guards the column queues and the grants
+        self.env_steps_wanted = 0  # in all batches, with those that were handed out
+        self.granted = [0] * len(workers.samplers)  # unfinished env_steps, by worker
         self.assembler = threading.Thread(target=self._assemble, daemon=True)
         self.lease: Lease | None = None
         self.iteration = self.num_restarts = self.begun = 0
         workers.on_free = self._grant
 
     def publish(self, publication: Publication, policy: int = 0) -> None:
-        """What every unroll that begins from now on acts by."""
+        """Gives the workers the weights by which all later unrolls act."""
         self.delivery.publish(publication.version, policy)
         self.workers.publish(publication, policy)
 
-    def learned(self, version: int, policy: int = 0) -> None:
-        """What the learner of `policy` has come to, from which the age of weights is counted."""
-        self.delivery.learned[policy] = version
-
     def restart(self, iteration: int) -> None:
-        """Begins every stream, keyed by (seed, group, iteration); only once.  Unrolls are granted
-        from the first `collect` on, which says how many env_steps are wanted.
+        """Begins every stream, keyed by (seed, group, iteration); called once.  The first
+        `collect`, which knows how many env_steps are wanted, grants the first unrolls.
         """
         assert not self.assembler.is_alive(), "the streams run on"
         self.iteration = iteration
@@ -90,10 +86,8 @@ class AsyncSampling:
         self.assembler.start()
 
     def collect(self, env_steps_left: int, begins_anew: BeginsAnew = never) -> Batch:  # noqa: ARG002
-        """The next batch, as soon as there is one; rows past the budget are masked.
-
-        Raises:
-            QuintetError: workers died more often than they may.
+        """The next batch, as soon as there is one; rows past the budget are masked.  Raises
+        QuintetError if workers died more often than they may.
         """
         if self.lease is not None:
             self.lease.release()
@@ -103,7 +97,8 @@ class AsyncSampling:
         with self.handling:
             self.env_steps_wanted = self.delivery.counted + env_steps_left
         while True:
-            self._grant_all()  # what was dropped meanwhile is wanted again
+            for sampler in self.workers.samplers:  # rows that were dropped are wanted again
+                self._grant(sampler.index)
             try:
                 taken = self.ready.get(timeout=_LOOK_AGAIN_S)
             except queue.Empty:
@@ -136,7 +131,6 @@ class AsyncSampling:
             return found | self.workers.report() | self.delivery.report()
 
     def close(self) -> None:
-        """Ends the assembling and the workers."""
         self.ending.set()
         self.replaced.set()
         if self.assembler.is_alive():
@@ -145,12 +139,8 @@ class AsyncSampling:
         self.delivery.clear()
         self.ready = queue.Queue()
 
-    def _grant_all(self) -> None:
-        for sampler in self.workers.samplers:
-            self._grant(sampler.index)
-
     def _grant(self, worker: int) -> None:
-        """As many unrolls as there are free slots, and as many rows as are wanted."""
+        """Grants an unroll for each free slot, as long as rows are wanted."""
         streams = self.workers.samplers[worker].num_streams
         steps = self.workers.crew.plan.unroll_steps
         while True:
@@ -162,12 +152,12 @@ class AsyncSampling:
 
     @property
     def _wanted(self) -> int:
-        """env_steps that are neither executed nor granted yet."""
+        """env_steps of the budget that are neither executed nor granted yet."""
         kept = self.delivery.executed - self.delivery.discarded
         return self.env_steps_wanted - kept - sum(self.granted)
 
     def _start(self) -> None:
-        """Starts the workers; one that dies before it is ready is replaced like any other."""
+        """Starts the workers and replaces those that die before they are ready."""
         while True:
             try:
                 self.workers.start()
@@ -176,11 +166,7 @@ class AsyncSampling:
                 self._count(error)
 
     def _count(self, error: QuintetError) -> None:
-        """Takes note of a worker that is to be replaced.
-
-        Raises:
-            QuintetError: the error, if as many have been as may be.
-        """
+        """Counts a worker that is to be replaced; raises `error` if no more may be replaced."""
         most = self.options.max_restarts
         self.num_restarts += 1
         if self.num_restarts > most:
@@ -189,8 +175,8 @@ class AsyncSampling:
         self.workers.crew.say(f"{error} (replaced, {self.num_restarts} of at most {most} times)")
 
     def _replace(self, died: Died) -> None:
-        """Puts a new process in a dead one's place; in the learner's thread, whose end would take a
-        process with it that it has begun.
+        """Starts a new process for a dead one.  The learner's thread does so, since a process ends
+        with the thread that began it.
         """
         error: QuintetError | None = died.error
         while error is not None:
@@ -205,7 +191,7 @@ class AsyncSampling:
         self.replaced.set()
 
     def _begin_again(self, worker: int) -> None:
-        """A worker's streams begin anew, by other seeds each time."""
+        """Restarts a worker's streams, by other seeds each time."""
         self.begun += 1
         with self.handling:
             self.granted[worker] = 0
@@ -215,7 +201,7 @@ class AsyncSampling:
         self._grant(worker)
 
     def _assemble(self) -> None:
-        """Unrolls in, batches out, until the end."""
+        """Makes batches of unrolls until the run ends."""
         try:
             while not self.ending.is_set():
                 for event in self.workers.events(_LOOK_AGAIN_S):
@@ -223,7 +209,7 @@ class AsyncSampling:
                         return
                     if isinstance(event, Died):
                         self.replaced.clear()
-                        if self.ending.is_set():  # nobody will replace a second one
+                        if self.ending.is_set():  # nobody would replace a second one
                             return
                         self._hand_out(event)
                         while not self.ending.is_set() and not self.replaced.wait(_LOOK_AGAIN_S):
@@ -249,7 +235,7 @@ class AsyncSampling:
             self._hand_out(error)
 
     def _take(self) -> tuple[Part, int] | None:
-        """The columns of a batch; the last of the budget need not be enough for one."""
+        """The columns of a batch, if there are enough or no more will come."""
         with self.handling:
             last = self._wanted <= 0 and not any(self.granted)
             return self.delivery.take(0 if last else sys.maxsize)

@@ -1,4 +1,4 @@
-"""From unrolls to a learner's batch: the only place where columns are selected and joined."""
+"""Selects and joins the columns of unrolls for a learner's batch; no other module does so."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -19,10 +19,10 @@ _COLUMN_DIM = dict.fromkeys(_WITHOUT_TIME, 0)
 
 @dataclass(frozen=True)
 class Episode:
-    """One whole episode, in raw reward units, that ended at `row` of `column` of a batch; both are
-    -1 where the row was dropped before it came into one.
+    """A whole episode, with its return in raw reward units.
 
-    success: None where the environment doesn't say what that is.
+    row, column: where in a batch it ended; -1 where that row was dropped before.
+    success: None where the environment defines none.
     """
 
     row: int
@@ -33,7 +33,7 @@ class Episode:
 
 
 def join(parts: Sequence[Rollout]) -> Rollout:
-    """All columns of all parts, in order; one part alone is given as it is, nothing is copied."""
+    """All columns of all parts, in order; a single part is returned as it is, without a copy."""
     if len(parts) == 1:
         return parts[0]
     return _combine(parts, lambda tensors, dim: torch.cat(tensors, dim))
@@ -50,7 +50,7 @@ def narrow(rollout: Rollout, start: int, count: int) -> Rollout:
 
 
 def _combine(parts: Sequence[Rollout], function: Callable[[list[Tensor], int], Tensor]) -> Rollout:
-    """Applies `function` to every tensor of the parts and the dimension of its columns."""
+    """A rollout of ``function([the parts' tensors], column dimension)`` for every tensor."""
     values: dict[str, Any] = {}
     for field in fields(Rollout):
         each = [getattr(part, field.name) for part in parts]
@@ -67,7 +67,7 @@ def _combine(parts: Sequence[Rollout], function: Callable[[list[Tensor], int], T
 
 
 def to_device(rollout: Rollout, device: torch.device) -> Rollout:
-    """The rollout on another device; on the same one nothing is copied."""
+    """The rollout on `device`; on the CPU nothing is copied."""
     if device.type == "cpu":
         return rollout
     return _combine([rollout], lambda tensors, _: tensors[0].to(device, non_blocking=True))
@@ -76,8 +76,7 @@ def to_device(rollout: Rollout, device: torch.device) -> Rollout:
 def within_budget(batch: Rollout, env_steps_left: int) -> tuple[Rollout, int]:
     """The batch with the rows past the budget masked, and how many valid rows remain.
 
-    Steps count in order of (row, column), so which ones are past the budget does not depend on
-    timing.
+    Steps are counted in the order (row, column), so timing does not decide which are masked.
     """
     count = int(np.count_nonzero(batch.valid.numpy()))
     if count == batch.valid.numel() <= env_steps_left:
@@ -89,9 +88,9 @@ def within_budget(batch: Rollout, env_steps_left: int) -> tuple[Rollout, int]:
 
 
 def with_cuts(batch: Rollout) -> Rollout:
-    """The batch with `Rollout.trace_cut` wherever a row that is not valid follows on one whose
-    episode did not end: past the budget, of old weights, of another policy.  So every row that is
-    not valid follows a cut, and no estimate of a valid one sees its reward.
+    """The batch with `Rollout.trace_cut` set before each invalid row whose episode goes on (past
+    the budget, of old weights, of another policy).  So every invalid row follows a cut, and no
+    estimate of a valid row reads its reward.
     """
     valid, terminated, truncated = (
         x.numpy() for x in (batch.valid, batch.terminated, batch.truncated)
@@ -106,9 +105,9 @@ def with_cuts(batch: Rollout) -> Rollout:
 
 @final
 class Lease:
-    """Memory that may be written again once all who read it are done with it.
+    """Counts the readers of memory that may be written again after the last one.
 
-    Made with one reader; `share` adds one, `release` takes one away.
+    It begins with one reader; `share` adds one, `release` takes one away.
     """
 
     def __init__(self, free: Callable[[], None]):
@@ -121,7 +120,7 @@ class Lease:
         return self
 
     def release(self) -> None:
-        with self._lock:  # of two threads only one is the last
+        with self._lock:  # only one of two threads sees 0
             self._readers -= 1
             assert self._readers >= 0
             last = self._readers == 0
@@ -133,7 +132,7 @@ class Lease:
 class Part:
     """Some columns of one unroll, and the episodes that ended in them.
 
-    lease: of the slot whose memory this is a view of; None: its memory is its own.
+    lease: of the slot that the rollout is a view of; None: the rollout owns its memory.
     """
 
     rollout: Rollout
@@ -145,7 +144,7 @@ class Part:
         return self.rollout.stream_id.numel()
 
     def take(self, columns: Tensor) -> "Part":
-        """The part's columns at these indices, copied; the part itself is used up."""
+        """Copies the columns at these indices; the part itself is released."""
         place = {column: i for i, column in enumerate(columns.tolist())}
         episodes = [replace(e, column=place[e.column]) for e in self.episodes if e.column in place]
         copied = select(self.rollout, columns)
@@ -153,16 +152,16 @@ class Part:
         return Part(copied, episodes, None)
 
     def shared(self) -> "Part":
-        """The same columns for one reader more."""
+        """The same columns for one more reader."""
         return replace(self, lease=None if self.lease is None else self.lease.share())
 
     def release(self) -> None:
-        """Called once, when nothing reads the part any more."""
+        """Called once, by the last reader."""
         if self.lease is not None:
             self.lease.release()
 
     def split(self, first: int) -> tuple["Part", "Part"]:
-        """The first so many columns and the rest, as views; the part itself is used up."""
+        """The first columns and the rest, as views, which replace the part."""
         head = [e for e in self.episodes if e.column < first]
         tail = [replace(e, column=e.column - first) for e in self.episodes if e.column >= first]
         rest = self.columns - first
@@ -174,8 +173,8 @@ class Part:
 
 
 def _apart(parts: list[Part]) -> list[Part]:
-    """The parts by stream where no stream is in two of them, else in their order: what is joined in
-    the right order need not be copied twice.
+    """The parts ordered by stream if no stream is in two of them, else as they are: columns that
+    are joined in order need no second copy.
     """
     ordered = sorted(parts, key=lambda part: int(part.rollout.stream_id[0]))
     ends = [(int(p.rollout.stream_id[0]), int(p.rollout.stream_id[-1])) for p in ordered]
@@ -183,7 +182,7 @@ def _apart(parts: list[Part]) -> list[Part]:
 
 
 def _joined(parts: list[Part]) -> Part:
-    """All columns of all parts; the parts are used up."""
+    """All columns of all parts as one part, which replaces them."""
     if len(parts) == 1:
         return parts[0]
     episodes: list[Episode] = []
@@ -198,7 +197,7 @@ def _joined(parts: list[Part]) -> Part:
 
 
 def pinned(part: Part) -> Part:
-    """The part in page-locked memory, from which a GPU can be fed without waiting."""
+    """Copies the part to page-locked memory, from which a GPU reads without waiting."""
     rollout = _combine([part.rollout], lambda tensors, _: tensors[0].pin_memory())
     part.release()
     return Part(rollout, part.episodes, None)
@@ -208,11 +207,10 @@ def pinned(part: Part) -> Part:
 class ColumnQueue:
     """Columns of one policy that wait to become batches, oldest unroll first.
 
-    A batch takes any columns, whatever the number of streams; what is left over waits for the
-    next one.  Rows that another policy played are masked, columns in which it played all are left
-    out.  Rows of weights that are more than the plan's ``max_policy_lag`` updates old are masked
-    when a batch is made, columns without any other are dropped; episodes that ended in them are
-    kept, in `ended`.
+    A batch takes any columns, whatever the number of streams; the others wait for the next one.
+    Rows of another policy are masked, and columns without a row of this policy are left out.  Rows
+    whose weights are more than the plan's ``max_policy_lag`` updates old are masked when a batch is
+    made, and columns without any other row are dropped; `ended` keeps their episodes.
     """
 
     def __init__(self, plan: DataPlan, policy: int, num_policies: int):
@@ -223,7 +221,7 @@ class ColumnQueue:
         self.dropped_steps = 0
 
     def put(self, part: Part) -> None:
-        """Adds an unroll's columns; the part's memory is read until `keep` or the batch is used."""
+        """Adds columns, whose memory must stay as it is until `keep` or the batch's release."""
         if self.shared:
             mine = part.rollout.policy_id == self.policy
             own = part.rollout.valid & mine
@@ -234,14 +232,14 @@ class ColumnQueue:
             self.waiting.append(part)
 
     def keep(self) -> None:
-        """Copies what waits, so that the memory of its unroll can be written again."""
+        """Copies waiting columns, so that the memory of their unroll can be written again."""
         self.waiting = [
             part if part.lease is None else part.take(torch.arange(part.columns))
             for part in self.waiting
         ]
 
     def clear(self) -> None:
-        """Drops what waits: the streams begin anew."""
+        """Drops waiting columns, as the streams begin anew."""
         for part in self.waiting:
             self.dropped_columns += int(part.rollout.valid.any(0).sum())
             self.dropped_steps += int(part.rollout.valid.sum())
@@ -251,7 +249,6 @@ class ColumnQueue:
 
     @property
     def columns(self) -> int:
-        """How many wait."""
         return sum(part.columns for part in self.waiting)
 
     @property
@@ -261,7 +258,7 @@ class ColumnQueue:
 
     def take(self, version: int) -> Part | None:
         """The columns of the next batch for weights of `version`, ordered by (group, stream), then
-        by age; None if some are missing.  They are views where they are all of one unroll.
+        by age; None if there are too few.  Columns of a single unroll are views.
         """
         self._drop_old(version)
         missing = self.plan.columns_per_batch
@@ -278,9 +275,7 @@ class ColumnQueue:
         return _in_order(_joined(_apart(taken)))
 
     def take_rest(self, version: int) -> Part | None:
-        """What waits, which is less than a batch, made one by columns without any valid row; None
-        if there is nothing.
-        """
+        """All waiting columns and as many invalid ones as a batch lacks; None if none wait."""
         self._drop_old(version)
         missing = self.plan.columns_per_batch - self.columns
         if missing == self.plan.columns_per_batch:
@@ -291,8 +286,8 @@ class ColumnQueue:
         return _in_order(_joined([whole, Part(none, [], None)]))
 
     def mask_old(self, part: Part, version: int) -> Part:
-        """The part for weights of `version`: rows that are too old are masked and counted, and the
-        episodes that ended in them are no longer the part's.
+        """Masks and counts the rows that are too old for weights of `version`; episodes that ended
+        in them move to `ended`.
         """
         if self.plan.max_policy_lag is None:
             return part
@@ -308,7 +303,7 @@ class ColumnQueue:
         return replace(part, rollout=replace(part.rollout, valid=fresh), episodes=kept)
 
     def _drop_old(self, version: int) -> None:
-        """Masks rows that are too old, and drops columns that have no other."""
+        """Masks rows that are too old and drops columns without other rows."""
         kept = []
         for part in self.waiting:
             masked = self.mask_old(part, version)
@@ -323,7 +318,7 @@ class ColumnQueue:
 
 
 def _in_order(part: Part) -> Part:
-    """The part's columns ordered by stream, then by age; as it is where they are."""
+    """The part's columns ordered by stream, then by age; no copy if they are so already."""
     streams = part.rollout.stream_id.numpy()
     if (streams[1:] < streams[:-1]).any():
         return part.take(part.rollout.stream_id.argsort(stable=True))

@@ -1,4 +1,4 @@
-"""From unrolls to batches: the queues of all policies."""
+"""Makes batches of unrolls: the column queues of all policies."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,13 +15,13 @@ from quintet.types import Rollout
 
 @dataclass(frozen=True)
 class Steps:
-    """What became of env_steps beside those that batches count.
+    """env_steps outside of batches, counted when a batch is handed out.
 
-    executed, discarded, cut: since the batch before: all that environments made; of them those that
-        no batch will hold (too old, or past the budget); those of running episodes that were given
-        up, as their worker died.
-    running: of episodes that have not ended, over all streams, when the batch was handed out.
-    waiting: executed, and in no batch yet.
+    executed: steps that environments made since the batch before.
+    discarded: steps since then that no batch will hold: too old, or past the budget.
+    cut: steps since then in running episodes that were given up because their worker died.
+    running: steps in episodes that have not ended, over all streams.
+    waiting: executed steps that are in no batch yet.
     """
 
     executed: int
@@ -33,11 +33,12 @@ class Steps:
 
 @dataclass(frozen=True)
 class Batch:
-    """What one collection gives: the rollout, the policy whose learner it is for, the env_steps in
-    it, the episodes that ended in it or in rows dropped since the one before, and what became of
-    other env_steps.
+    """The result of one collection.
 
-    lease: of the slot that the rollout is a view of; None: its memory is its own.
+    policy: whose learner it is for.
+    env_steps: valid rows.
+    episodes: those that ended in it, or in rows that were dropped since the batch before.
+    lease: of the slot that the rollout is a view of; None: the rollout owns its memory.
     """
 
     rollout: Rollout
@@ -50,13 +51,13 @@ class Batch:
 
 @final
 class Lag:
-    """Ages of the weights that acted, over all rows since the last report, in updates."""
+    """Policy lags of all rows since the last report, in updates."""
 
     def __init__(self) -> None:
         self.least, self.total, self.count, self.greatest = math.inf, 0, 0, -math.inf
 
     def add(self, lag: Tensor) -> None:
-        """Takes those of some rows, int64."""
+        """Adds the lags of some rows, int64."""
         if lag.numel():
             self.least = min(self.least, int(lag.min()))
             self.greatest = max(self.greatest, int(lag.max()))
@@ -64,7 +65,7 @@ class Lag:
             self.count += lag.numel()
 
     def metrics(self) -> dict[str, float]:
-        """By declared name; none without rows."""
+        """Least, mean and greatest by declared name; empty without rows."""
         if not self.count:
             return {}
         return {
@@ -75,7 +76,7 @@ class Lag:
 
 
 BeginsAnew = Callable[[Batch], bool]
-"""Whether the streams begin anew after a batch, so that no other is sampled before."""
+"""Says whether the streams begin anew after a batch, so that the next is sampled after that."""
 
 
 def never(_: Batch) -> bool:
@@ -84,8 +85,8 @@ def never(_: Batch) -> bool:
 
 
 def rows_for(env_steps: int, num_streams: int) -> int:
-    """The most rows of so many streams before which `env_steps` can't all have been executed: who
-    goes on by this until it is 0 executes less than a row too many.
+    """The fewest rows of all streams that can hold `env_steps`.  Resets take rows too, so callers
+    ask again until it is 0, and execute less than one row too many.
     """
     return max(0, -(-env_steps // num_streams))
 
@@ -95,9 +96,9 @@ class Delivery:
     """Unrolls go in, batches come out, for one learner or several that share the streams."""
 
     def __init__(self, plan: DataPlan, num_streams: int, num_policies: int, may_lag: bool):
-        """may_lag: batches can be of older weights even where each is one round of all streams."""
+        """may_lag: batches may have older weights even where each is one round of all streams."""
         self.plan, self.num_streams = plan, num_streams
-        # Of the weights that are acted by next, and of those that are learned with.
+        # Versions, by policy: of the weights that act next, and of the learner's weights.
         self.published, self.learned = [-1] * num_policies, [-1] * num_policies
         self.queues = [ColumnQueue(plan, k, num_policies) for k in range(num_policies)]
         self.lags = [Lag() for _ in range(num_policies)]
@@ -108,9 +109,7 @@ class Delivery:
         self._told = (0, 0, 0)
 
     def restart(self, iteration: int) -> None:
-        """The streams begin anew: columns that wait for a batch are given up, of which the last
-        batch told.
-        """
+        """Gives up waiting columns, which the last batch has counted, as the streams begin anew."""
         self.clear()
         self.running.clear()
         self._told = (self.executed, self.discarded, self.cut)
@@ -118,23 +117,20 @@ class Delivery:
         self.first_policy = iteration
 
     def clear(self) -> None:
-        """Gives up what waits."""
         for queue in self.queues:
             queue.clear()
 
     def publish(self, version: int, policy: int) -> None:
-        """Weights of this version, the newest there are, are acted by from the next unroll on."""
+        """Notes that the learner has this version, by which the next unrolls act."""
         self.published[policy] = self.learned[policy] = version
 
     def arrived(self, group: int, executed: int, running: int) -> None:
-        """An unroll of a group came: how many env_steps were executed in it, and how many lie in
-        episodes that have not ended.
-        """
+        """Counts an unroll's executed env_steps, and those in its group's running episodes."""
         self.executed += executed
         self.running[group] = running
 
     def cut_running(self, group: int) -> None:
-        """A group's streams begin anew by themselves; its running episodes are given up."""
+        """Gives up the running episodes of a group whose streams begin anew alone."""
         self.cut += self.running.pop(group, 0)
 
     @property
@@ -150,8 +146,8 @@ class Delivery:
     def put_round(self, parts: Sequence[Part]) -> None:
         """Takes one unroll of every group, in the order of their streams.
 
-        What is left over is dropped at restarts and for its age; the streams take turns at being
-        the first, so that it is not always the same ones'.
+        Columns that are left over may be dropped later, at a restart or for their age; so the
+        streams take turns at being the first.
         """
         late: list[Part] = []
         begin = 0
@@ -171,22 +167,20 @@ class Delivery:
         self._turn_to(self.first_stream + self.plan.columns_per_batch)
 
     def put(self, part: Part) -> None:
-        """Takes the columns of an unroll."""
         for queue in self.queues[1:]:
             queue.put(part.shared())
         self.queues[0].put(part)
 
     def keep(self) -> None:
-        """Copies what waits, so that the memory of its unrolls can be written again."""
+        """Copies waiting columns, so that the memory of their unrolls can be written again."""
         for queue in self.queues:
             queue.keep()
 
     def take(self, env_steps_left: int) -> tuple[Part, int] | None:
-        """The columns of a batch and its policy; None as long as no policy has enough, though what
-        waits is enough if it holds all that is left of the budget.
+        """The columns of a batch and its policy; None if no policy has enough, unless the waiting
+        columns hold the rest of the budget.
 
-        The policies take turns at being the first, so that what a restart drops is not always the
-        same ones'.
+        The policies take turns at being the first, so that a restart drops columns of all alike.
         """
         count = len(self.queues)
         for take in (ColumnQueue.take, ColumnQueue.take_rest):
@@ -202,11 +196,11 @@ class Delivery:
 
     @property
     def full(self) -> bool:
-        """Whether some policy has the columns of a batch."""
+        """Whether some policy has enough columns for a batch."""
         return any(queue.columns >= self.plan.columns_per_batch for queue in self.queues)
 
     def batch(self, part: Part, policy: int, env_steps_left: int) -> Batch:
-        """What `take` gave, as a batch; rows past the budget are masked."""
+        """Makes a batch of what `take` returned; rows past the budget are masked."""
         rollout, env_steps = within_budget(part.rollout, env_steps_left)
         if rollout.valid is not part.rollout.valid:
             self.past_budget += int(part.rollout.valid.sum()) - env_steps
@@ -227,8 +221,8 @@ class Delivery:
         return Steps(executed, discarded, cut, sum(self.running.values()), waiting)
 
     def report(self) -> dict[str, float]:
-        """Of the batches since the last call: the age of the weights that acted, and the columns
-        dropped so far; of several policies each under its prefix.
+        """Policy lags of the batches since the last call and the columns dropped so far; of several
+        policies each under its prefix.
         """
         found: dict[str, float] = {}
         for policy, queue in enumerate(self.queues if self.may_lag else ()):
@@ -239,5 +233,5 @@ class Delivery:
         return found
 
     def _turn_to(self, stream: int) -> None:
-        """Whose columns come first in the next round."""
+        """Sets the stream whose columns come first in the next round."""
         self.first_stream = stream % self.num_streams

@@ -1,4 +1,4 @@
-"""What happens to sampler processes, and what each of them was granted."""
+"""Events of sampler processes, and the grants of each process."""
 
 from collections import deque
 from typing import NamedTuple, final
@@ -9,11 +9,11 @@ from quintet.runtime.processes.messages import Place
 from quintet.runtime.processes.process import Process
 
 SERVER = -1
-"""In place of a worker's number."""
+"""The server's number, beside those of workers."""
 
 
 class Arrival(NamedTuple):
-    """The unroll of a group: env_steps executed in it, and of episodes that have not ended."""
+    """A group's unroll: env_steps executed in it, and env_steps in episodes that run on."""
 
     group: int
     executed: int
@@ -21,7 +21,7 @@ class Arrival(NamedTuple):
 
 
 class Filled(NamedTuple):
-    """A worker's slots hold unrolls, one for each of its groups.
+    """A worker has filled a slot for each of its groups.
 
     granted: the most env_steps that could have been executed.
     """
@@ -33,27 +33,27 @@ class Filled(NamedTuple):
 
 
 class Asking(NamedTuple):
-    """A worker has executed so many env_steps of its unroll and asks for more rows."""
+    """A worker has done its rows, has executed this many env_steps, and asks for more rows."""
 
     worker: int
     executed: int
 
 
 class Lost(NamedTuple):
-    """A worker gave up its unroll, as the server ended; its streams must begin anew."""
+    """A worker gave up its unroll because the server ended; its streams must begin anew."""
 
     worker: int
 
 
 class Died(NamedTuple):
-    """A worker, or the SERVER, is gone or as good as; `error` says how."""
+    """A worker, or the SERVER, has ended or was ended for being silent; `error` says how."""
 
     worker: int
     error: QuintetError
 
 
 class Grant(NamedTuple):
-    """Slots that a worker may fill, one of each of its groups, with so many rows."""
+    """The slots that a worker may fill, one for each of its groups, and their rows."""
 
     slots: tuple[int, ...]
     generation: int
@@ -65,14 +65,14 @@ Event = Filled | Asking | Lost | Died
 
 @final
 class Sampler:
-    """One sampler process and what it was granted."""
+    """A sampler process and its grants."""
 
     def __init__(self, index: int, places: tuple[Place, ...]):
         self.index, self.places = index, places
         self.granted: deque[Grant] = deque()
         self.busy_since_s = 0.0
-        self.paused = False  # it has done its rows and waits to be told of more
-        self.lost = False  # its streams must begin anew before it fills anything
+        self.paused = False  # it has done its rows and waits for more
+        self.lost = False  # its streams must begin anew before it fills another slot
         self.process: Process
 
     @property

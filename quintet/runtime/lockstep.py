@@ -13,27 +13,27 @@ from quintet.runtime.processes.workers import Workers
 from quintet.types import Publication
 
 _LOOK_AGAIN_S = 1.0
-"""How long nothing may come before the workers are looked at."""
+"""Longest wait for a message before the workers are checked."""
 
 _SERVER_IS_TOLD_S = 10.0
-"""How long after a worker has lost it the server's end is known, at the latest."""
+"""Longest time from a worker's loss of the server until the server's end is noticed."""
 
 
 @final
 class LockstepSampling:
     """Rounds of one unroll of every group, granted one by one to sampler processes.
 
-    With lag 0 a round begins when a batch is asked for, and acts by the newest weights: what comes
-    is what the serial runtime gives.  With lag 1 it begins as soon as the batch before is handed
-    out, so it is sampled during that batch's update and its weights are one version old.  Both are
-    functions of the configuration alone, whatever the number of processes.
+    With lag 0 a round begins when a batch is asked for and acts by the newest weights, so batches
+    are those of the serial runtime.  With lag 1 a round begins as soon as the batch before is
+    handed out: it is sampled during that batch's update, by weights that are one version old.
+    Both are functions of the configuration alone, whatever the number of processes.
     """
 
     restarts = True
     """Whether streams begin anew at exact checkpoints."""
 
     def __init__(self, workers: Workers, timer: PhaseTimer, lag: int, may_lag: bool = False):
-        """may_lag: weights may be older than `lag` says, as not every version is published."""
+        """may_lag: weights may be older than `lag` says, as some versions are not published."""
         crew = workers.crew
         streams = sum(place.num_streams for place in crew.places)
         self.workers, self.timer, self.lag = workers, timer, lag
@@ -45,16 +45,12 @@ class LockstepSampling:
         self.lease: Lease | None = None
 
     def publish(self, publication: Publication, policy: int = 0) -> None:
-        """What the next round that begins will act by."""
+        """Gives the workers the weights by which the next round acts."""
         self.delivery.publish(publication.version, policy)
         self.workers.publish(publication, policy)
 
-    def learned(self, version: int, policy: int = 0) -> None:
-        """What the learner of `policy` has come to, from which the age of weights is counted."""
-        self.delivery.learned[policy] = version
-
     def restart(self, iteration: int) -> None:
-        """Re-keys every stream from (seed, group, iteration); what waits is given up."""
+        """Re-keys every stream from (seed, group, iteration) and gives up waiting columns."""
         self.workers.start()
         self._done_with_batch()
         assert not self.flying, "the last batch before a restart is asked for as such"
@@ -82,7 +78,6 @@ class LockstepSampling:
         return self.workers.report() | self.delivery.report()
 
     def close(self) -> None:
-        """Ends the workers."""
         self.workers.close()
         self.delivery.clear()
 
@@ -92,7 +87,7 @@ class LockstepSampling:
             self.lease = None
 
     def _begin_round(self, wanted: int) -> None:
-        """Of all rows, or of as many as it takes to execute so many env_steps."""
+        """Grants every worker an unroll, of fewer rows where these execute `wanted` env_steps."""
         self.delivery.keep()
         versions = tuple(self.delivery.published)
         rows = min(rows_for(wanted, self.delivery.num_streams), self.workers.crew.plan.unroll_steps)
@@ -102,10 +97,8 @@ class LockstepSampling:
         self.flying, self.rows = True, rows
 
     def _end_round(self, wanted: int, patience: Patience) -> list[Part]:
-        """Waits for all groups' unrolls and gives them in the order of their streams.
-
-        Raises:
-            QuintetError: a worker died, with what it said.
+        """Waits for all groups' unrolls and returns them in the order of their streams; raises
+        QuintetError if a worker died; the message holds its own error.
         """
         self.timer.switch("waiting")
         parts: dict[int, list[Part]] = {}
@@ -117,7 +110,7 @@ class LockstepSampling:
                 if isinstance(event, Died):
                     raise event.error
                 if isinstance(event, Lost):
-                    lost_at_s = time.monotonic()  # the server died, which is told next
+                    lost_at_s = time.monotonic()  # the server died; its `Died` comes next
                 elif isinstance(event, Asking):
                     asking[event.worker] = event.executed
                 else:
@@ -128,12 +121,14 @@ class LockstepSampling:
                 self._extend_round(wanted - sum(asking.values()))
                 asking.clear()
             if lost_at_s is not None and time.monotonic() - lost_at_s > _SERVER_IS_TOLD_S:
-                raise WorkerFault("a worker has lost its line to the inference server, which lives")
+                raise WorkerFault(
+                    "a worker lost its connection to the inference server, which runs"
+                )
         self.flying = False
         return [part for _, mine in sorted(parts.items()) for part in mine]
 
     def _extend_round(self, wanted: int) -> None:
-        """All workers have done their rows, and so many env_steps are wanted still."""
+        """Tells all workers, which have done their rows, how many more `wanted` takes."""
         steps = self.workers.crew.plan.unroll_steps
         more = min(rows_for(wanted, self.delivery.num_streams), steps - self.rows)
         self.rows += more

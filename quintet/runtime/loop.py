@@ -1,6 +1,6 @@
 """The training loop: collect, update, publish, and a checkpoint when one is due."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self, final
 
@@ -10,21 +10,22 @@ from quintet.errors import NonFiniteError
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Learner
 from quintet.runtime.batch import to_device
-from quintet.runtime.delivery import Batch, BeginsAnew
+from quintet.runtime.delivery import Batch, BeginsAnew, Delivery
+from quintet.runtime.replay.replay import Replay
 from quintet.types import Publication, Rollout
 
 
 class Sampling(Protocol):
-    """What the loop asks of a runtime kind.
+    """What the loop requires of a runtime kind.
 
     restarts: whether streams begin anew at exact checkpoints.
+    delivery: the queues from which it makes batches.
     """
 
     restarts: bool
+    delivery: Delivery
 
     def publish(self, publication: Publication, policy: int = 0) -> None: ...
-
-    def learned(self, version: int, policy: int = 0) -> None: ...
 
     def restart(self, iteration: int) -> None: ...
 
@@ -35,33 +36,21 @@ class Sampling(Protocol):
     def close(self) -> None: ...
 
 
-class Replay(Protocol):
-    """What the loop asks of a memory of old data."""
-
-    def store(self, batch: Rollout) -> None: ...
-
-    def cut(self) -> None: ...
-
-    def draws(self, env_steps: int, iteration: int) -> Iterable[Rollout]: ...
-
-    def overwrites(self, batch: Rollout) -> bool: ...
-
-
 @dataclass
 class Counters:
-    """How far a run has come, with all its policies; stored in every checkpoint.
+    """How far a run has come, summed over its policies; stored in every checkpoint.
 
     iteration: batches learned from.
-    env_steps: learned from; a budget counts these.
-    executed_env_steps: all that environments made, but for unrolls that were at work when the run
-        stopped or their worker died.
-    discarded_env_steps: of them those that were not and will not be learned from.
-    cut_env_steps: in episodes that were given up before they ended.
-    running_env_steps: in episodes that have not ended.
-    waiting_env_steps: executed, and waiting for a batch.
-    ended_episodes: whole ones.
-    exact_iteration: of the last exact checkpoint.
-    checkpoint_iteration: of the last one of any kind.
+    env_steps: rows learned from; a budget counts these.
+    executed_env_steps: all steps that environments made, except those of unrolls that were
+        unfinished when the run stopped or their worker died.
+    discarded_env_steps: executed steps that no batch has held or will hold.
+    cut_env_steps: steps in episodes that were given up before they ended.
+    running_env_steps: steps in episodes that have not ended.
+    waiting_env_steps: executed steps that wait for a batch.
+    ended_episodes: episodes that were played to their end.
+    exact_iteration: iteration of the last exact checkpoint.
+    checkpoint_iteration: iteration of the last checkpoint of any kind.
     """
 
     iteration: int = 0
@@ -77,11 +66,8 @@ class Counters:
 
     @classmethod
     def of(cls, meta: Mapping[str, Any]) -> Self:
-        """Those of a checkpoint; some have only two of them."""
-        if "counters" in meta:
-            return cls(**meta["counters"])
-        at, steps = meta["iteration"], meta["env_steps"]
-        return cls(at, steps, steps, exact_iteration=at, checkpoint_iteration=at)
+        """The counters in a checkpoint's meta."""
+        return cls(**meta["counters"])
 
     @property
     def cut_frac(self) -> float:
@@ -89,7 +75,6 @@ class Counters:
         return self.cut_env_steps / max(self.executed_env_steps, 1)
 
     def add(self, batch: Batch) -> None:
-        """Counts a batch that was learned from."""
         steps = batch.steps
         self.iteration += 1
         self.env_steps += batch.env_steps
@@ -100,13 +85,12 @@ class Counters:
         self.ended_episodes += len(batch.episodes)
 
     def begin_anew(self) -> None:
-        """The streams do: what runs or waits is given up."""
+        """Gives up running episodes and waiting rows, as all streams begin anew."""
         self.cut_env_steps += self.running_env_steps
         self.running_env_steps = 0
         self.discard_waiting()
 
     def discard_waiting(self) -> None:
-        """No batch will hold it."""
         self.discarded_env_steps += self.waiting_env_steps
         self.waiting_env_steps = 0
 
@@ -114,13 +98,12 @@ class Counters:
 @final
 @dataclass(frozen=True)
 class Hooks:
-    """What happens around the loop; none of it has a say in the result's bytes.
+    """Calls that the loop makes; none of them changes the result's bytes.
 
     save: writes a checkpoint; its argument says whether it is an exact one.
-    after_iteration: gets the batch that was learned from, with its policy and the ended episodes;
-        True asks for a stop.
-    keep_batch: gets the batch on which an update became NaN and the policy that it was for, and
-        says where it was kept.
+    after_iteration: gets the batch that was learned from; returns True to ask for a stop.
+    keep_batch: writes the batch on which an update became NaN, for this policy; returns a sentence
+        that says where.
     """
 
     save: Callable[[bool], None]
@@ -134,8 +117,8 @@ class Budget:
     """When a run ends, when checkpoints are due and when weights are published.
 
     checkpoint_iterations: iterations from one checkpoint to the next.
-    max_cut_frac: most share of all executed env_steps that may lie in episodes which exact
-        checkpoints cut; None: no checkpoint is exact.
+    max_cut_frac: the largest share of executed env_steps that may lie in episodes cut by exact
+        checkpoints; None: no checkpoint is exact.
     publish_iterations: batches of a learner from one publication of its weights to the next.
     """
 
@@ -147,9 +130,9 @@ class Budget:
     def exact_after(self, counters: Counters, batch: Batch) -> bool:
         """Whether the checkpoint after this batch is an exact one, at which all streams begin anew.
 
-        The first iteration is chosen that is far enough from the last exact checkpoint and at which
-        few enough env_steps lie in running episodes.  All that is read was collected, so every
-        run of the same configuration chooses alike.
+        It is so at the first iteration that is far enough from the last exact checkpoint and at
+        which few enough env_steps lie in running episodes.  The rule reads collected data only, so
+        every run of the same configuration makes the same choice.
         """
         if self.max_cut_frac is None:
             return False
@@ -161,9 +144,9 @@ class Budget:
 
 @final
 @dataclass(frozen=True)
-class Parts:
-    """What a run is made of: a learner for each policy, where their data comes from, and of each
-    learner a memory of old data, if their plan asks for one.
+class Components:
+    """What the loop joins: a learner for each policy, the sampling that they share, and a replay
+    for each learner if their plan asks for one.
 
     device: where the learners compute; sampling and replay give rollouts on the CPU.
     """
@@ -175,35 +158,45 @@ class Parts:
 
 
 def run(
-    parts: Parts, counters: Counters, budget: Budget, hooks: Hooks, timer: PhaseTimer
+    components: Components, counters: Counters, budget: Budget, hooks: Hooks, timer: PhaseTimer
 ) -> Literal["finished", "stopped"]:
     """Trains until the budget is spent or a hook asks for a stop.
 
     At an exact checkpoint every stream is re-keyed from (seed, group, iteration), whether the run
-    was interrupted there or not; so what samplers hold need not be saved, and a resumed run has
-    the same bytes.  Where sampling promises no such thing, streams run on, as they do at all other
-    checkpoints.
+    is interrupted there or not: so the state of samplers need not be saved, and a resumed run gives
+    the same bytes.  Streams run on at all other checkpoints, and always where
+    ``sampling.restarts`` is False.
     """
-    sampling = parts.sampling
+    sampling, learners, replays = components.sampling, components.learners, components.replays
+
+    def publish_all() -> None:
+        for policy, learner in enumerate(learners):
+            sampling.publish(learner.publication(), policy)
+
+    def restart() -> None:
+        sampling.restart(counters.iteration)
+        for replay in replays:
+            replay.cut()
+
     counters.begin_anew()
-    _publish(parts)
-    _restart(parts, counters)
+    publish_all()
+    restart()
 
     def begins_anew(batch: Batch) -> bool:
         return sampling.restarts and budget.exact_after(counters, batch)
 
-    unpublished = [0] * len(parts.learners)  # batches learned from since the last publication
+    unpublished = [0] * len(learners)  # batches learned from since the last publication
     while counters.env_steps < budget.total_env_steps:
         batch = sampling.collect(budget.total_env_steps - counters.env_steps, begins_anew)
-        learner = parts.learners[batch.policy]
-        replay = parts.replays[batch.policy] if parts.replays else None
+        learner = learners[batch.policy]
+        replay = replays[batch.policy] if replays else None
         if replay is not None and replay.overwrites(batch.rollout):
             hooks.save(False)  # as after the last batch
         timer.switch("learning")
         exact = begins_anew(batch)
         for rollout, before in _rollouts(batch, replay, counters):
             try:
-                learner.update(to_device(rollout, parts.device), before)
+                learner.update(to_device(rollout, components.device), before)
             except NonFiniteError as error:
                 kept = hooks.keep_batch(rollout, batch.policy)
                 raise NonFiniteError(f"{error}. {kept}") from error
@@ -214,10 +207,10 @@ def run(
             unpublished[batch.policy] = 0
             sampling.publish(learner.publication(), batch.policy)
         else:
-            sampling.learned(learner.version, batch.policy)
+            sampling.delivery.learned[batch.policy] = learner.version
         if exact:
-            _publish(parts)  # a run that is resumed there begins with the newest, too
-            unpublished = [0] * len(parts.learners)
+            publish_all()  # a run that is resumed there begins with the newest weights, too
+            unpublished = [0] * len(learners)
             counters.begin_anew()
             counters.exact_iteration = counters.iteration
         if finished:
@@ -227,30 +220,19 @@ def run(
         stop = hooks.after_iteration(batch)
         due = counters.iteration - counters.checkpoint_iteration >= budget.checkpoint_iterations
         if exact or finished or due or stop:
-            hooks.save(exact or finished)  # it may leave out one that is only due
+            hooks.save(exact or finished)  # which may leave out one that is only due
         if stop and not finished:
             return "stopped"
         if exact and not finished:
-            _restart(parts, counters)
+            restart()
     return "finished"
-
-
-def _publish(parts: Parts) -> None:
-    for policy, learner in enumerate(parts.learners):
-        parts.sampling.publish(learner.publication(), policy)
-
-
-def _restart(parts: Parts, counters: Counters) -> None:
-    parts.sampling.restart(counters.iteration)
-    for replay in parts.replays:
-        replay.cut()
 
 
 def _rollouts(
     batch: Batch, replay: Replay | None, counters: Counters
 ) -> Iterator[tuple[Rollout, int]]:
-    """What there is to learn from after a collection, and the env_steps before it: the fresh batch,
-    unless all its rows are invalid, and as many from replay as are due.
+    """The rollouts to learn from after a collection, each with the env_steps before it: the fresh
+    batch, unless all its rows are invalid, then those that replay draws.
     """
     if replay is not None:
         replay.store(batch.rollout)

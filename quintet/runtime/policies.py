@@ -1,6 +1,6 @@
-"""Several policies in the same environments: who acts in which group, and who plays a stream."""
+"""Several policies in the same environments: which one acts in a group, or plays an episode."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self, final
 
@@ -8,18 +8,17 @@ import torch
 from torch import Tensor
 
 from quintet.protocols import Actor
-from quintet.runtime.slots import PLAYER, VERSION
+from quintet.runtime.slots import PLAYER, VERSION, below
 from quintet.types import ActOutput, Obs, Publication, State, TensorSpec
 
 
 @final
 @dataclass(frozen=True)
 class Assignment:
-    """Which of the policies that share the streams act in a group.
+    """Assigns the policies that share the streams to the groups.
 
-    mixed: all of them, as `PolicyMix` has it: an act is a forward of every policy.  Else one, the
-        groups taking them in turn: an act is one forward, and the policy of an episode is that of
-        its group, from its start to its end.
+    mixed: all policies act in every group, see `PolicyMix`; an act is a forward of every policy.
+        Otherwise group g has the policy ``g % num_policies``; an act is one forward.
     """
 
     num_policies: int = 1
@@ -27,7 +26,7 @@ class Assignment:
 
     @classmethod
     def of_groups(cls, num_policies: int, num_groups: int) -> Self:
-        """Groups have one policy each where that gives all policies equal shares of the data."""
+        """One policy per group where all policies then get equal shares of the data, else mixed."""
         return cls(num_policies, mixed=num_groups % num_policies > 0)
 
     def of(self, group: int) -> tuple[int, ...]:
@@ -35,7 +34,6 @@ class Assignment:
         return tuple(range(self.num_policies)) if self.mixed else (group % self.num_policies,)
 
     def make_actor(self, make_actor: Callable[[], Actor]) -> Actor:
-        """What acts in a group."""
         if not self.mixed:
             return make_actor()
         return PolicyMix([make_actor() for _ in range(self.num_policies)])
@@ -46,40 +44,29 @@ ONE_POLICY = Assignment()
 
 @final
 class PolicyMix:
-    """K actors as one: at every start of an episode a stream's policy is drawn uniformly.
+    """K actors as one: each start of an episode draws the stream's policy uniformly.
 
     Every policy's network sees the whole group at every act, so a row's result does not depend on
-    who plays the others; each row then takes the output of the policy that plays it.  The draws are
-    one more column of the noise, so they too follow from the group's seed alone.
+    the policies of other rows; each row takes the output of the policy that plays it.  The draws
+    are one more column of the noise, so they too follow from the group's seed alone.
 
-    The state holds every policy's own (``K/name``), the number of the one that plays, and under the
-    plain names its recurrent state, which is what gets recorded.
+    The state holds every policy's own state (``K/name``), the number of the policy that plays, and,
+    under the plain names, the recurrent state of that policy, which is recorded.
     """
 
     def __init__(self, actors: Sequence[Actor]):
         self.actors = list(actors)
         self.versions = [-1] * len(self.actors)
-
-    @property
-    def record_specs(self) -> Mapping[str, TensorSpec]:
-        who = TensorSpec((), torch.int64)
-        return {**self.actors[0].record_specs, PLAYER: who, VERSION: who}
-
-    @property
-    def action_spec(self) -> TensorSpec:
-        return self.actors[0].action_spec
-
-    @property
-    def state_specs(self) -> Mapping[str, TensorSpec]:
-        return self.actors[0].state_specs
+        first, number = self.actors[0], TensorSpec((), torch.int64)
+        self.action_spec, self.state_specs = first.action_spec, first.state_specs
+        self.record_specs = {**first.record_specs, PLAYER: number, VERSION: number}
 
     def load(self, publication: Publication) -> None:
-        """All policies alike; `load_policy` gives each its own."""
+        """Gives all policies the same weights; `load_policy` gives one policy its own."""
         for policy in range(len(self.actors)):
             self.load_policy(policy, publication)
 
     def load_policy(self, policy: int, publication: Publication) -> None:
-        """One policy's weights."""
         self.actors[policy].load(publication)
         self.versions[policy] = publication.version
 
@@ -95,13 +82,12 @@ class PolicyMix:
 
     @torch.inference_mode()
     def act(self, obs: Obs, state: State, is_first: Tensor, noise: Tensor | None) -> ActOutput:
-        if noise is None:
-            raise AssertionError("a mix of policies only samples")
+        assert noise is not None, "a mix of policies only samples"
         count = len(self.actors)
         drawn = (noise[..., -1] * count).long().clamp_max(count - 1)
         player = torch.where(is_first, drawn, state[PLAYER])
         outs = [
-            actor.act(obs, _own(state, policy), is_first, noise[..., :-1])
+            actor.act(obs, below(state, f"{policy}/"), is_first, noise[..., :-1])
             for policy, actor in enumerate(self.actors)
         ]
         record = {
@@ -124,19 +110,14 @@ class PolicyMix:
 
 
 def load_policy(actor: Actor, policy: int, publication: Publication) -> None:
-    """Gives a group's actor the weights of one policy, which without a mix is the only one."""
+    """Gives a group's actor the weights of one of its policies."""
     if isinstance(actor, PolicyMix):
         actor.load_policy(policy, publication)
     else:
         actor.load(publication)
 
 
-def _own(state: State, policy: int) -> State:
-    start = f"{policy}/"
-    return {name[len(start) :]: x for name, x in state.items() if name.startswith(start)}
-
-
 def _pick(each: Sequence[Tensor], player: Tensor) -> Tensor:
-    """Row b of the tensor of the policy that plays stream b."""
+    """Row b comes from the tensor of the policy that plays stream b."""
     stacked = torch.stack(list(each))
     return stacked[player, torch.arange(player.numel())]

@@ -1,4 +1,4 @@
-"""Fills one group's slot: acts, sends, receives, and keeps what runs on from unroll to unroll."""
+"""Fills one group's slot: acts, sends, receives, and carries state from unroll to unroll."""
 
 from collections.abc import Callable, Sequence
 from typing import final
@@ -14,7 +14,7 @@ from quintet.runtime.policies import PolicyMix
 from quintet.runtime.processes.remote import RemoteActor
 from quintet.runtime.slots import UNDEFINED, VERSION, Slot
 from quintet.spaces import mask_sizes
-from quintet.types import ACTION_MASK, Publication
+from quintet.types import ACTION_MASK, ActOutput, Publication
 
 
 @final
@@ -24,7 +24,7 @@ class GroupSampler:
     """
 
     slot: Slot
-    """Of the unroll at work, or of the last one."""
+    """The slot of the current unroll, or of the last one."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class GroupSampler:
         first_stream: int,
         policies: tuple[int, ...] = (0,),
     ):
-        """policies: that `actor` acts by; of several it says for every row which."""
+        """policies: those that act here; with several, `actor` records which acted in each row."""
         self.env, self.actor, self.plan, self.first_stream = env, actor, plan, first_stream
         self.policies = policies
         self.num_streams = env.num_streams
@@ -45,8 +45,8 @@ class GroupSampler:
         self.rows = 0  # of the last unroll
 
     def restart(self, env_seeds: list[int], noise_seed: int, slot: Slot) -> None:
-        """Begins new episodes, whose first rows go to `slot`; all that the group does from here on
-        follows from the two seeds.
+        """Begins new episodes, whose first rows go to `slot`.  Everything that follows is a
+        function of the seeds.
         """
         self.slot, self.env_seeds = slot, env_seeds
         self.env.restart(env_seeds, slot.first_obs_arrays)
@@ -60,9 +60,7 @@ class GroupSampler:
         self.fresh = True
 
     def publish(self, publication: Publication, policy: int = 0) -> None:
-        """Takes the weights that `policy` acts by, if it acts here; they change at unroll starts
-        only.
-        """
+        """Takes the weights of `policy`, if it acts here; called between unrolls only."""
         if policy not in self.policies:
             return
         if isinstance(self.actor, PolicyMix | RemoteActor):
@@ -72,7 +70,7 @@ class GroupSampler:
         self.version = publication.version
 
     def begin(self, slot: Slot) -> None:
-        """Makes a slot ready for the next unroll; after a restart it is the one that it began."""
+        """Prepares a slot for the next unroll; after a restart it must be the restart's slot."""
         if self.fresh:
             self.fresh = False
             assert slot is self.slot
@@ -86,16 +84,22 @@ class GroupSampler:
 
     def act(self, row: int) -> None:
         """One forward for the group; the environments then step on their own."""
+        self.slot.store_state(row, self.state)
+        out = self._forward(row)
+        self.env.send(out.env_action.numpy())
+        self._record(row, out)
+        self.state = out.state
+
+    def _forward(self, row: int) -> ActOutput:
         slot = self.slot
-        slot.store_state(row, self.state)
-        out = self.actor.act(
+        return self.actor.act(
             slot.obs_rows[row], self.state, slot.is_first_rows[row], self.noise_rows[row]
         )
-        self.env.send(out.env_action.numpy())
-        slot.action_rows[row].copy_(out.action)
-        for name, into in slot.record_rows[row].items():
+
+    def _record(self, row: int, out: ActOutput) -> None:
+        self.slot.action_rows[row].copy_(out.action)
+        for name, into in self.slot.record_rows[row].items():
             into.copy_(out.record[name])
-        self.state = out.state
 
     def receive(self, row: int) -> None:
         """Waits for the step of `row`."""
@@ -104,7 +108,7 @@ class GroupSampler:
         np.logical_not(slot.valid[row], out=slot.is_first[row + 1])
 
     def finish(self, rows: int) -> None:
-        """Ends the unroll after `rows` rows: checks it and derives what needs whole columns."""
+        """Ends the unroll after `rows` rows: checks it, computes returns, measures episodes."""
         slot, self.rows = self.slot, rows
         if rows < slot.steps:
             self._fill_from(rows)
@@ -125,22 +129,17 @@ class GroupSampler:
         self._measure_episodes()
 
     def _fill_from(self, row: int) -> None:
-        """Rows that are not executed: an action is computed as for any other, and not sent."""
+        """Fills the rows that are not executed, with an action that is computed and not sent."""
         slot = self.slot
-        # What the next unroll begins with; an actor may write over the state that it gave.
+        # The next unroll begins with this state, and the act may write over the one it returned.
         self.state = {name: x.clone() for name, x in self.state.items()}
         for later in range(row, slot.steps + 1):
             slot.store_state(later, self.state)
-        out = self.actor.act(
-            slot.obs_rows[row], self.state, slot.is_first_rows[row], self.noise_rows[row]
-        )
-        slot.action_rows[row].copy_(out.action)
-        for name, into in slot.record_rows[row].items():
-            into.copy_(out.record[name])
+        self._record(row, self._forward(row))
         slot.fill_from(row)
 
     def _check_masks(self) -> None:
-        """A choice with no allowed action can't be made; the reset row's mask doesn't matter."""
+        """Refuses a choice without an allowed action; a reset row's mask doesn't matter."""
         mask = self.slot.obs.get(ACTION_MASK)
         if mask is None:
             return
@@ -171,7 +170,7 @@ class GroupSampler:
         slot = self.slot
         returns = slot.raw_reward.cumsum(0, np.float64)
         lengths = slot.valid.cumsum(0, np.int64)
-        # What to add to the running sums so that they count from the start of the episode.
+        # Added to the running sums, these make them count from the start of the episode.
         before_return, before_length = self.episode_return, self.episode_length
         defined = self.env.description.success is not None
         ended = slot.terminated | slot.truncated
@@ -196,9 +195,9 @@ def unroll(
 ) -> None:
     """One unroll of every group, each into its slot; one group acts while the others step.
 
-    on_row: called with every row before it is acted in.
-    more: how many rows are to follow after so many, at first at least one; 0 ends the unroll early.
-        None: all.  Between its calls no environment is stepping.
+    on_row: called with every row before the act in it.
+    more: called with the rows done so far; returns how many follow, first at least one, 0 to end
+        the unroll early.  No environment is stepping meanwhile.  None: all rows follow.
     """
     steps, row = groups[0].plan.unroll_steps, 0
     while row < steps:
@@ -218,7 +217,7 @@ def _advance(
     timer: PhaseTimer,
     on_row: Callable[[int], None] | None,
 ) -> None:
-    """Acts and steps in these rows of every group's unroll, which row 0 begins."""
+    """Acts and steps in these rows of every group's unroll; row 0 begins it."""
     for row in rows:
         for group, slot in zip(groups, slots, strict=True):
             if on_row is not None:

@@ -1,6 +1,5 @@
-"""One tree of seeds: every random number of a run is keyed by (seed, role, index, iteration).
-
-Never by time, process id or the order in which things happen.
+"""One tree of seeds: every random number of a run is keyed by (seed, role, index, iteration), never
+by time, process id or order of events.
 """
 
 from enum import IntEnum
@@ -9,7 +8,7 @@ import numpy as np
 
 
 class Role(IntEnum):
-    """Who draws; the first key below the run's seed."""
+    """The user of the random numbers; the first key below the run's seed."""
 
     LEARNER = 0
     ENVIRONMENT = 1
@@ -22,7 +21,7 @@ def _node(seed: int, role: Role, index: int, iteration: int) -> np.random.SeedSe
 
 
 def environment_seeds(seed: int, group: int, iteration: int, count: int) -> list[int]:
-    """One 31-bit seed for each environment of a group that restarts at `iteration`."""
+    """A 31-bit seed for each environment of a group that restarts at `iteration`."""
     state = _node(seed, Role.ENVIRONMENT, group, iteration).generate_state(count, np.uint32)
     return [int(x) >> 1 for x in state]
 
@@ -33,7 +32,7 @@ def generator_seed(seed: int, role: Role, index: int, iteration: int = 0) -> int
 
 
 def group_seeds(seed: int, group: int, iteration: int, count: int) -> tuple[list[int], int]:
-    """Seeds of a group's environments, and of its noise, when it restarts at `iteration`."""
+    """Seeds of a group's environments and of its noise when it restarts at `iteration`."""
     return (
         environment_seeds(seed, group, iteration, count),
         generator_seed(seed, Role.NOISE, group, iteration),

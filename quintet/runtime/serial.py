@@ -23,8 +23,8 @@ from quintet.types import Publication
 class SerialOptions:
     """How one process samples.
 
-    threads: of PyTorch while actions are computed; None: as many as at other times.
-    may_lag: not every version is published.
+    threads: PyTorch's threads while actions are computed; None: as many as at other times.
+    may_lag: whether some versions are not published.
     """
 
     assignment: Assignment = ONE_POLICY
@@ -37,7 +37,7 @@ _DEFAULT = SerialOptions()
 
 @final
 class SerialSampling:
-    """All groups in this process; one steps while the others' actions are computed."""
+    """All groups in this process; one steps while actions are computed for the others."""
 
     restarts = True
     """Whether streams begin anew at exact checkpoints."""
@@ -66,7 +66,7 @@ class SerialSampling:
         self.delivery = Delivery(plan, first_stream, assignment.num_policies, options.may_lag)
 
     def publish(self, publication: Publication, policy: int = 0) -> None:
-        """Gives every group the weights that `policy` acts by from the group's next unroll on."""
+        """Gives all groups the weights by which `policy` acts from their next unroll on."""
         self.delivery.publish(publication.version, policy)
         for group in self.groups:
             group.publish(publication, policy)
@@ -81,27 +81,23 @@ class SerialSampling:
         for index, (group, slot) in enumerate(zip(self.groups, self.slots, strict=True)):
             group.restart(*group_seeds(self.seed, index, iteration, group.num_streams), slot)
 
-    def learned(self, version: int, policy: int = 0) -> None:
-        """What the learner of `policy` has come to, from which the age of weights is counted."""
-        self.delivery.learned[policy] = version
-
     def collect(self, env_steps_left: int, begins_anew: BeginsAnew = never) -> Batch:  # noqa: ARG002
-        """The next batch; samples if no policy has enough columns, and no more rows than the budget
-        asks for.
+        """The next batch.  Samples if no policy has enough columns, as few rows as the budget
+        needs.
         """
         while (taken := self.delivery.take(env_steps_left)) is None:
             self.delivery.keep()
             self._unroll(env_steps_left - self.delivery.waiting)
             for index, slot in enumerate(self.slots):
                 self.delivery.arrived(index, slot.executed, slot.running)
-            # A slot is written again in the next round, before which what waits is copied.
+            # The lease frees nothing: what still waits is copied before the next round's writes.
             self.delivery.put_round(
-                [Part(slot.rollout, slot.episodes(), Lease(_nothing)) for slot in self.slots]
+                [Part(slot.rollout, slot.episodes(), Lease(lambda: None)) for slot in self.slots]
             )
         return self.delivery.batch(*taken, env_steps_left)
 
     def _unroll(self, wanted: int) -> None:
-        """One of every group, which ends when so many env_steps were executed."""
+        """One unroll of every group, which ends once `wanted` env_steps were executed."""
         threads = torch.get_num_threads()
         if self.threads not in (None, threads):
             torch.set_num_threads(self.threads)
@@ -114,14 +110,8 @@ class SerialSampling:
         torch.set_num_threads(threads)
 
     def report(self) -> dict[str, float]:
-        """The age of the weights that acted, see `Delivery.report`."""
         return self.delivery.report()
 
     def close(self) -> None:
-        """Closes all environments."""
         for group in self.groups:
             group.env.close()
-
-
-def _nothing() -> None:
-    """What there is to do when nothing reads a slot that is written in turn."""

@@ -15,7 +15,7 @@ from quintet.spaces import leaf_spec, observation_leaves
 from quintet.types import Obs, Rollout, Spaces, State, TensorSpec
 
 PLAYER, VERSION = WHO_ACTED = ("policy_id", "version")
-"""Records that belong to the slot itself: an actor of several policies says them row by row."""
+"""Records in the slot's own fields; an actor of several policies writes them row by row."""
 
 _OF_ROW = {
     "policy_id": TensorSpec((), torch.int64),
@@ -33,7 +33,7 @@ _OF_ROW = {
 
 
 UNDEFINED = -1
-"""Success of an episode where the environment doesn't say what that is."""
+"""Success of an episode where the environment defines none."""
 
 _SUCCESS = {UNDEFINED: None, 0: False, 1: True}
 
@@ -41,7 +41,7 @@ _SUCCESS = {UNDEFINED: None, 0: False, 1: True}
 @final
 @dataclass(frozen=True)
 class RowSpecs:
-    """What a row holds beside its reward, ends and ids; `state`: one recorded recurrent state."""
+    """The fields of a row that depend on spaces and actor; `state`: one recorded state."""
 
     spaces: Spaces
     action: TensorSpec
@@ -50,7 +50,7 @@ class RowSpecs:
 
     @classmethod
     def of(cls, spaces: Spaces, actor: Actor) -> "RowSpecs":
-        """What an actor makes of environments with these spaces."""
+        """The rows that an actor makes in environments with these spaces."""
         return cls(spaces, actor.action_spec, actor.record_specs, actor.state_specs)
 
 
@@ -86,7 +86,7 @@ def slot_specs(rows: RowSpecs, plan: DataPlan, num_streams: int) -> dict[str, Te
 
 
 def zeros(specs: Mapping[str, TensorSpec]) -> dict[str, Tensor]:
-    """Memory of one's own."""
+    """Zeroed memory of this process alone."""
     return {name: torch.zeros(spec.shape, dtype=spec.dtype) for name, spec in specs.items()}
 
 
@@ -175,23 +175,21 @@ class Slot:
         )
 
     def belongs_to(self, group: int, first_stream: int, policy: int) -> None:
-        """Writes whose unrolls the slot holds; `policy` acts, unless records say who does."""
+        """Writes the ids of the slot's streams; `policy` acts, unless records name another."""
         streams = torch.arange(first_stream, first_stream + self.num_streams)
         self.memory["stream_id"].copy_(streams)
         self.memory["group_id"].fill_(group)
         self.memory["policy_id"].fill_(policy)
 
     def begin_anew(self) -> None:
-        """Row 0 is the first of every stream: nothing came before it."""
+        """Makes row 0 the first row of every stream."""
         self.is_first[0] = True
         self.episode_id[:] = 0
         self.last_action.zero_()
         self.last_reward[:] = 0.0
 
     def begin_after(self, last: "Slot", rows: int) -> None:
-        """What was reached after `rows` rows of the last unroll, in this slot or another one,
-        becomes row 0 of the next.
-        """
+        """Copies to row 0 what the last unroll, in any slot, reached after `rows` rows."""
         for name, x in self.obs_rows[0].items():
             x.copy_(last.obs_rows[rows][name])
         begun = last.is_first[1] if rows == 1 else last.is_first[1 : rows + 1].sum(0)
@@ -205,8 +203,8 @@ class Slot:
             self.last_reward[:] = last.last_reward
 
     def fill_from(self, row: int) -> None:
-        """Makes the rows from `row` on, which were not executed, alike: nothing happens in them,
-        and none is valid; their action and record are those of `row`.
+        """Makes the rows from `row` on, which were not executed, invalid copies of `row`, without
+        reward or ending.
         """
         for x in (*self.obs.values(), self.action, *self._said.values()):
             x[row + 1 :] = x[row]
@@ -219,22 +217,21 @@ class Slot:
 
     @property
     def executed(self) -> int:
-        """env_steps in the unroll."""
         return int(np.count_nonzero(self.valid))
 
     @property
     def running(self) -> int:
-        """env_steps of episodes that had not ended when the unroll did."""
+        """env_steps so far of the episodes that run on after the unroll."""
         return int(self.running_length.sum())
 
     def store_state(self, row: int, state: State) -> None:
-        """Keeps the recurrent state before the act of `row`, or T, if it is one to be kept."""
+        """Stores the recurrent state before the act of `row`, or T, every `state_every` rows."""
         if row % self.state_every == 0:
             for name, x in self.state.items():
                 x[row // self.state_every].copy_(state[name])
 
     def episodes(self) -> list[Episode]:
-        """Episodes that ended in this unroll, by (row, column)."""
+        """Episodes that ended in this unroll, ordered by (row, column)."""
         ended = self.terminated | self.truncated
         return [
             Episode(

@@ -1,4 +1,4 @@
-"""PyTorch's settings of a whole process."""
+"""PyTorch's settings for a whole process."""
 
 import os
 import warnings
@@ -13,15 +13,15 @@ _FILLING: Any = torch.utils.deterministic
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 _SIGN = " does not have a deterministic implementation"
-"""In PyTorch's warning of an operation, behind its name."""
+"""Follows the operation's name in PyTorch's warning."""
 
 
 def configure_torch(threads: int, device: str, exact: bool = False) -> None:
-    """Has a process compute on so many cores, and on a GPU the same from run to run; with `exact`
-    as far as PyTorch can.
+    """Sets the threads of a process, and on a GPU what makes results repeat from run to run: with
+    `exact`, all that PyTorch can do.
 
-    To be called before anything is computed on a GPU, as cuBLAS reads its setting when it begins.
-    TF32 is left to what asks for it: cuDNN's convolutions would take it unasked.
+    Call it before any computation on a GPU, since cuBLAS reads its setting when it starts.  TF32
+    is turned off for cuDNN's convolutions, which would use it by default.
     """
     torch.set_num_threads(threads)
     if not device.startswith("cuda"):
@@ -31,14 +31,14 @@ def configure_torch(threads: int, device: str, exact: bool = False) -> None:
     if exact:
         torch.backends.cudnn.benchmark = False
         os.environ.setdefault(_WORKSPACE, ":4096:8")
-        # What has no such algorithm is told and not refused.
+        # Operations without such an algorithm cause a warning and no error.
         torch.use_deterministic_algorithms(True, warn_only=True)
         _FILLING.fill_uninitialized_memory = False
 
 
 @contextmanager
 def torch_settings(threads: int, device: str, exact: bool) -> Iterator[None]:
-    """`configure_torch` within; then everything is as it was, for the user's own code."""
+    """`configure_torch` within the block; restores all settings after it, for the user's code."""
     cudnn: Any = torch.backends.cudnn
     before = torch.get_num_threads(), cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32
     algorithms = (
@@ -66,7 +66,7 @@ def torch_settings(threads: int, device: str, exact: bool) -> Iterator[None]:
 
 @contextmanager
 def inexact_told(say: Callable[[str], None]) -> Iterator[None]:
-    """Says within, once for each, which operations PyTorch warns of as not deterministic."""
+    """Says once for each operation, within the block, that PyTorch calls it not deterministic."""
     told: set[str] = set()
     with warnings.catch_warnings():
         warnings.filterwarnings("default", message=f".*{_SIGN}")

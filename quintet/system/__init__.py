@@ -1,1 +1,1 @@
-"""What the machine gives: processes, signals, locks, cores, memory, files and who made them."""
+"""The machine: processes, signals, locks, cores, memory, files and trust in them."""

@@ -1,4 +1,4 @@
-"""Where in a user's code something went wrong, or is at work."""
+"""Finds the line of a user's code in an error or a running thread."""
 
 import sysconfig
 import traceback
@@ -13,11 +13,11 @@ from quintet.errors import QuintetError
 _Fault = TypeVar("_Fault", bound=QuintetError)
 
 _MOST_CHARACTERS = 20_000
-"""Of a traceback that is kept; its end says most."""
+"""Longest traceback that is kept, from its end."""
 
 
 def raised(error: BaseException, where: str = "") -> str:
-    """``raised in step ValueError: no such thing (/home/me/env.py:33 in step)``, for a message."""
+    """A message's ``raised in step ValueError: no such thing (/home/me/env.py:33 in step)``."""
     place = place_in(traceback.extract_tb(error.__traceback__))
     return f"raised {f'in {where} ' if where else ''}{type(error).__name__}: {error}" + (
         f" ({place})" if place else ""
@@ -25,14 +25,14 @@ def raised(error: BaseException, where: str = "") -> str:
 
 
 def traced(fault: _Fault, cause: BaseException) -> _Fault:
-    """`fault`, which keeps the whole traceback of its cause in `detail`."""
+    """Keeps the traceback of `cause` in the detail of `fault`, which it returns."""
     fault.detail = "".join(traceback.format_exception(cause))[-_MOST_CHARACTERS:]
     return fault
 
 
 def place_in(frames: Sequence[traceback.FrameSummary]) -> str:
-    """The innermost line of the user's own code, as ``FILE:LINE in FUNCTION``; else that of what
-    is installed for it; "" where there is neither.
+    """The innermost line of the user's own code, as ``FILE:LINE in FUNCTION``; else that of an
+    installed package; "" where there is neither.
 
     frames: the outermost first.
     """
@@ -48,7 +48,7 @@ def place_in(frames: Sequence[traceback.FrameSummary]) -> str:
 
 
 def _is_machinery(file: str) -> bool:
-    """Whether it only hands on: quintet, and Gymnasium but for its environments."""
+    """Whether a file is quintet's, or Gymnasium's without its environments."""
     home = Path(gymnasium.__file__).parent
     handing_on = _within(file, home) and not _within(file, home / "envs")
     return handing_on or _within(file, Path(__file__).parents[1])

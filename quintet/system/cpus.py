@@ -1,4 +1,4 @@
-"""How many cores there are for this process."""
+"""The number of cores for this process."""
 
 import math
 import os
@@ -8,8 +8,8 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def usable_cores() -> int:
-    """Cores this process may use: those it is bound to (taskset, Slurm), no more than its container
-    is given time of (``docker --cpus``, a pod's limit; rounded up), at least 1.
+    """Cores that this process may use: those of its affinity (taskset, Slurm), at most its
+    container's CPU quota (``docker --cpus``, a pod's limit; rounded up), at least 1.
     """
     cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):  # Linux only
@@ -18,7 +18,7 @@ def usable_cores() -> int:
 
 
 def _quota() -> float:
-    """Cores whose time the control group (of version 2 or 1) gives; infinite without a limit."""
+    """Cores in the quota of the control group (version 2 or 1); infinite without a limit."""
     try:
         if (_CGROUP / "cpu.max").exists():
             quota, period = (_CGROUP / "cpu.max").read_text().split()

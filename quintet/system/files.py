@@ -1,8 +1,8 @@
-"""Files as they are met outside of this process: damaged, nested without end, on a full disk.
+"""Reads and writes files that may be damaged, nested without end, or on a full disk.
 
-What is read is bounded in size and depth, and every fault of it is a `FileFault` of one sentence
-that names the file.  What is written is whole or not there, and survives a power cut, together with
-the folders that were made for it.
+Parsed files are bounded in size and depth, and every fault is a `FileFault` of one sentence that
+names the file.  Written files are whole or absent, and survive a power cut, with the folders that
+were made for them.
 """
 
 import errno
@@ -21,16 +21,16 @@ import yaml
 from quintet.errors import FileFault
 
 TEMPORARY = ".tmp-"
-"""How the names begin of what is being written; after a crash it is worthless."""
+"""Prefix of unfinished files; after a crash they are worthless."""
 
 MAX_DEPTH = 100
-"""Of lists and mappings within each other; nothing of ours comes near."""
+"""Most levels of nested lists and mappings."""
 
 MAX_YAML_BYTES = 500_000
-"""PyYAML takes seconds for so much; a configuration has a few kilobytes."""
+"""PyYAML takes seconds for this size; a configuration has a few kilobytes."""
 
 MAX_NODES = 1_000_000
-"""Values in a document, those behind its aliases counted each time."""
+"""Most values in a document; aliased ones count at each occurrence."""
 
 _CONTAINERS = (Mapping, list, tuple, set)
 
@@ -59,18 +59,18 @@ _ADVICE = {
 
 
 def warn_on_stderr(message: str) -> None:
-    """Where a warning goes that nobody asked for: never among results."""
+    """Prints a warning to standard error, apart from results."""
     print(f"warning: {message}", file=sys.stderr)
 
 
 def advice(fault: OSError) -> str:
-    """What to do about a fault of the system, in a few words."""
+    """What to do about an error of the system, in a few words."""
     known = _ADVICE.get(fault.errno or 0)
     return known or "see to what the system says"
 
 
 def reason(fault: OSError) -> str:
-    """What the system says, in its own words."""
+    """The system's own words for an error."""
     return fault.strerror or str(fault) or type(fault).__name__
 
 
@@ -80,14 +80,14 @@ def reason(fault: OSError) -> str:
 def read_bytes(path: Path, *, pipe: bool = False, folder: int | None = None) -> bytes:
     """The content of a file.
 
-    pipe: whether it may be a pipe or a device, which may have nothing to say for ever.
-    folder: a handle of the folder in which the file lies, whatever that is called by then.
+    pipe: whether it may be a pipe or a device, from which a read may wait for ever.
+    folder: a handle of the file's folder, which may have been renamed.
 
     Raises:
         FileFault: it can't be read.
     """
     try:
-        # Without waiting: opening a pipe waits for its other end.
+        # Without waiting, since opening a pipe waits for its other end.
         flags = os.O_RDONLY | os.O_CLOEXEC | (0 if pipe else os.O_NONBLOCK)
         handle = os.open(path if folder is None else path.name, flags, dir_fd=folder)
         with open(handle, "rb") as file:
@@ -100,18 +100,14 @@ def read_bytes(path: Path, *, pipe: bool = False, folder: int | None = None) -> 
 
 
 def cannot_read(path: Path, fault: Exception) -> FileFault:
-    """The error that says so, and what to do."""
+    """The error for a file that can't be read."""
     if not isinstance(fault, OSError):
         return FileFault(f"{path} can't be read: {fault}")
     return FileFault(f"{path} can't be read: {reason(fault)}; {advice(fault)}")
 
 
 def read_yaml(path: Path, *, pipe: bool = False) -> Any:
-    """What a YAML file holds, or a pipe where that may be.
-
-    Raises:
-        FileFault: it can't be read, or is no YAML.
-    """
+    """The value in a YAML file; raises FileFault if it can't be read or is no YAML."""
     data = read_bytes(path, pipe=pipe)
     try:
         return parse_yaml(data)
@@ -120,11 +116,7 @@ def read_yaml(path: Path, *, pipe: bool = False) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What a JSON text says.
-
-    Raises:
-        ValueError: it is none, or is nested too deeply; says so in one line.
-    """
+    """Parses JSON; raises ValueError, of one line, if it is none or is nested too deeply."""
     try:
         value = json.loads(text)
     except RecursionError:
@@ -134,10 +126,8 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_yaml(text: str | bytes) -> Any:
-    """What a YAML text says, in plain values alone.
-
-    Raises:
-        ValueError: it is none, is too long, or is nested too deeply; says so in one line.
+    """Parses YAML of plain values; raises ValueError if it is no YAML, too long, or nested too
+    deeply; the message is one line.
     """
     if len(text) > MAX_YAML_BYTES:
         raise ValueError(f"at most {MAX_YAML_BYTES:,} bytes are allowed, it has {len(text):,}")
@@ -146,21 +136,21 @@ def parse_yaml(text: str | bytes) -> Any:
     except RecursionError:
         raise TooDeep from None
     except (yaml.YAMLError, ValueError, TypeError, ArithmeticError, AttributeError) as fault:
-        # PyYAML's own errors are several lines; the others come of its scalars ("2001-99-99").
+        # PyYAML's own errors have several lines; the others are from scalars ("2001-99-99").
         raise ValueError(" ".join(str(fault).split())) from fault
     _check_size(value)
     return value
 
 
 class TooDeep(ValueError):
-    """Lists and mappings within each other beyond any use."""
+    """Lists and mappings are nested too deeply."""
 
     def __init__(self) -> None:
         super().__init__(f"it is nested more than {MAX_DEPTH} deep")
 
 
 def _check_size(value: Any) -> None:
-    """Whatever is done with a value later, by recursion, must come to an end."""
+    """Refuses a value on which a recursion might not end."""
     left, nodes = [(value, 1)], 0
     while left:
         item, depth = left.pop()
@@ -176,7 +166,7 @@ def _check_size(value: Any) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a finite number that a float can hold; a truth value is none."""
+    """Whether it is a finite number that a float can hold, and no truth value."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     try:
@@ -189,11 +179,7 @@ def is_number(value: Any) -> bool:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder and those above it; when it returns, they survive a power cut.
-
-    Raises:
-        OSError: it can't be made.
-    """
+    """Makes a folder and those above it; when it returns, they survive a power cut."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for each in reversed(missing):
@@ -201,11 +187,7 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Returns when the disk knows which files are in the folder.
-
-    Raises:
-        OSError: it can't be done.
-    """
+    """Syncs the list of a folder's files to the disk."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -214,12 +196,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Gives the file new content, all at once; when it returns, that survives a power cut.
-
-    The folder must be there.
-
-    Raises:
-        OSError: it can't be written; the file is as it was, and nothing is left beside it.
+    """Replaces the content of a file in an existing folder, all at once; when it returns, that
+    survives a power cut.  Raises OSError if it can't be written; the file is unchanged, and nothing
+    is left beside it.
     """
     beside = path.with_name(f"{TEMPORARY}{path.name}")
     try:
@@ -238,17 +217,15 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def write_all(handle: int, data: bytes) -> None:
-    """Writes all of it; one call of the system's may write less."""
+    """Writes all of `data`, of which a single system call may write less."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(handle, rest) :]
 
 
 def set_aside(path: Path) -> Path:
-    """Renames what is at `path`, a file or a folder, and returns its new place beside it.
-
-    Raises:
-        FileFault: it can't be renamed.
+    """Renames the file or folder at `path`, and returns its new place beside it; raises FileFault
+    if it can't be renamed.
     """
     number = 1
     while os.path.lexists(place := path.with_name(f"{path.name}.damaged-{number}")):

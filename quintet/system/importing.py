@@ -1,7 +1,6 @@
-"""Modules of the user's own, by the names that import strings give.
+"""Imports users' modules by import strings.
 
-Whoever calls this has asked `quintet.system.trust` whether a name that stands in a file may be
-imported.
+Callers ask `quintet.system.trust` first whether a name from a file may be imported.
 """
 
 import importlib
@@ -13,10 +12,8 @@ from quintet.errors import ConfigError
 
 
 def import_module(module_name: str, name: str) -> ModuleType:
-    """The module of the import string `name`; the working folder is looked into as well.
-
-    Raises:
-        ConfigError: there is no such module, or it raises when it is imported.
+    """The module of the import string `name`, perhaps in the working folder; raises ConfigError if
+    there is no such module, or its import raises an error.
     """
     try:
         return importlib.import_module(module_name)
@@ -26,7 +23,7 @@ def import_module(module_name: str, name: str) -> ModuleType:
             raise _no_module(module_name, name, error) from error
     except Exception as error:
         raise _raised(module_name, name, error) from error
-    sys.path.append(here)  # a console script doesn't look into the working folder by itself
+    sys.path.append(here)  # a console script does not search the working folder
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -13,7 +13,7 @@ from quintet.system import files
 
 @contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
-    """Keeps a second process from training into the same folder, which is made if need be.
+    """Keeps other processes from training in the same folder, which is made if it is missing.
 
     The system releases the lock when the process ends, however it ends.
 

@@ -1,7 +1,7 @@
-"""Folders with a manifest: sizes and hashes of their files, so that nothing damaged is believed.
+"""Folders with a manifest, which has sizes and hashes of their files, so that damage is noticed.
 
-Here is what needs no PyTorch: which checkpoints a run has, and what their `meta.json` says.  The
-folders themselves are described, written and read in `quintet.checkpoint`.
+This module needs no PyTorch: it lists a run's checkpoints and reads their `meta.json`.
+`quintet.checkpoint` describes, writes and reads the folders themselves.
 """
 
 import hashlib
@@ -20,14 +20,14 @@ FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 META = "meta.json"
 PURPOSE = "quintet checkpoint 1"
-"""What a signature of a manifest is for."""
+"""The purpose of a manifest's signature."""
 REPLACED = ".old-"
 
 
 class Found(NamedTuple):
-    """What a checkpoint's ``meta.json`` says, verified.
+    """A checkpoint's verified ``meta.json``.
 
-    not_own: why it is not this user's own; None: it bears a signature.
+    not_own: why it is not this user's own; None: it has a signature.
     """
 
     path: Path
@@ -37,9 +37,7 @@ class Found(NamedTuple):
 
 def numbered(root: Path) -> list[str]:
     """Names of a run's checkpoints, whole or not, oldest first; none where `root` isn't there.
-
-    Raises:
-        CheckpointError: `root` is no folder that can be read.
+    Raises CheckpointError if `root` is no folder that can be read.
     """
     try:
         names = {name.removeprefix(REPLACED) for name in os.listdir(root)}
@@ -54,7 +52,7 @@ def numbered(root: Path) -> list[str]:
 
 
 def newest(root: Path) -> Found | None:
-    """The newest checkpoint of a run of which everything but the tensors is whole."""
+    """The newest checkpoint of a run that is whole, without a check of its tensors."""
     for name in reversed(numbered(root)):
         try:
             return read_meta(root, name)
@@ -64,13 +62,12 @@ def newest(root: Path) -> Found | None:
 
 
 def read_meta(root: Path, name: str) -> Found:
-    """What the run's checkpoint ``root/name`` says of itself.
+    """The meta of the run's checkpoint ``root/name``.
 
-    ``meta.json`` is verified by its hash; of the other files, which may be large, only the sizes
-    are.
+    ``meta.json`` is verified by its hash, the other files, which may be large, by their sizes.
 
     Raises:
-        CheckpointError: it is not there, damaged, or of another name; the message names the file.
+        CheckpointError: it is missing, damaged, or of another name; the message names the file.
     """
     path = root / name
     with opened(standing(path)) as folder:
@@ -96,11 +93,7 @@ def check_name(path: Path, meta: Mapping[str, Any]) -> None:
 
 
 def as_meta(data: bytes, file: Path) -> dict[str, Any]:
-    """The content of ``meta.json``.
-
-    Raises:
-        CheckpointError: it is no JSON object.
-    """
+    """Parses ``meta.json``; raises CheckpointError if it is no JSON object."""
     try:
         meta = files.parse_json(data)
     except ValueError as fault:
@@ -111,18 +104,15 @@ def as_meta(data: bytes, file: Path) -> dict[str, Any]:
 
 
 def standing(path: Path) -> Path:
-    """The folder that stands for `path`: itself, or the one it was about to replace."""
+    """The folder to read for `path`: itself, or the one that it was about to replace."""
     replaced = path.with_name(f"{REPLACED}{path.name}")
     return replaced if not os.path.lexists(path) and os.path.lexists(replaced) else path
 
 
 @contextmanager
 def opened(folder: Path) -> Iterator[int | None]:
-    """A handle of a folder, good for as long as it is open even if the folder is renamed; None
-    where there is no such folder.
-
-    Raises:
-        CheckpointError: it can't be opened.
+    """A handle of a folder, which stays valid even if the folder is renamed; None where there is no
+    such folder.  Raises CheckpointError if it can't be opened.
     """
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -138,16 +128,14 @@ def opened(folder: Path) -> Iterator[int | None]:
 
 
 def signed_bytes(listed: Mapping[str, Any]) -> bytes:
-    """The sums of all files: who signs these signs the files."""
+    """The hashes of all files, as bytes to sign."""
     return json.dumps(listed, sort_keys=True).encode()
 
 
 def read_manifest(folder: int, file: Path) -> tuple[dict[str, dict[str, Any]], Any]:
-    """Size and hash of every file by its name, and the signature, None where there is none; `file`
-    is the manifest's path, for messages.
-
-    Raises:
-        CheckpointError: there is no manifest, it is damaged, or of a newer format.
+    """Size and hash of every file by its name, and the signature or None; `file` is the manifest's
+    path, for messages.  Raises CheckpointError if the manifest is missing, damaged, or of another
+    format.
     """
     data = _read(folder, file)
     try:
@@ -168,7 +156,7 @@ def read_manifest(folder: int, file: Path) -> tuple[dict[str, dict[str, Any]], A
 
 
 def check_file_name(name: str, what: str) -> None:
-    """Raises CheckpointError where a name could lead out of its folder."""
+    """Raises CheckpointError where a name could point outside of its folder."""
     allowed = name.replace("_", "").replace("-", "").replace(".", "")
     if not (allowed.isascii() and allowed.isalnum()) or name.startswith("."):
         raise CheckpointError(
@@ -177,11 +165,7 @@ def check_file_name(name: str, what: str) -> None:
 
 
 def read_verified(folder: int, file: Path, entry: Mapping[str, Any]) -> bytes:
-    """The content of a file, which is what the manifest says.
-
-    Raises:
-        CheckpointError: it is not, or can't be read.
-    """
+    """The content of a file; raises CheckpointError unless it matches the manifest."""
     data = _read(folder, file)
     _check_bytes(file, len(data), entry)
     if hashlib.sha256(data).hexdigest() != entry.get("sha256"):

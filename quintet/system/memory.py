@@ -1,4 +1,4 @@
-"""Too little memory, said in one sentence; imports nothing that takes much of it."""
+"""Messages about too little memory; this module imports nothing large."""
 
 import errno
 import resource
@@ -6,19 +6,17 @@ import resource
 from quintet.errors import ConfigError, QuintetError
 
 LEAST_BYTES = 3 << 29
-"""Address space without which PyTorch ends the whole process while it is loaded, or soon after: the
-smallest run on CartPole was measured to take 1.25 GiB.
+"""Least address space with which PyTorch can be loaded and used; with less it ends the process.
+The smallest run on CartPole was measured to take 1.25 GiB.
 """
 
 _SIGNS = ("can't allocate memory", "Cannot allocate memory", "bad_alloc", "can't start new thread")
-"""In the words of a RuntimeError of PyTorch's or Python's."""
+"""Parts of RuntimeErrors of PyTorch and Python that mean too little memory."""
 
 
 def check_address_space() -> None:
-    """To be called before PyTorch is imported.
-
-    Raises:
-        ConfigError: this process may not have enough of it.
+    """Raises ConfigError if this process's address space is too small; for use before PyTorch is
+    imported.
     """
     most = _most_bytes()
     if most is not None and most < LEAST_BYTES:
@@ -29,7 +27,7 @@ def check_address_space() -> None:
 
 
 def memory_fault(error: BaseException) -> QuintetError | None:
-    """An error that stands for want of memory, as a person should read it; None for others."""
+    """The error to show if `error` means that memory ran out; None for others."""
     short = isinstance(error, MemoryError)
     short = short or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
     short = short or (isinstance(error, RuntimeError) and any(s in str(error) for s in _SIGNS))
@@ -43,7 +41,7 @@ def memory_fault(error: BaseException) -> QuintetError | None:
 
 
 def limit_told() -> str:
-    """What a process may have at most, to follow what became of one; "" without a limit."""
+    """A process's limit of address space, for the end of a message; "" without a limit."""
     most = _most_bytes()
     return "" if most is None else f"; ulimit -v leaves each process {most / 2**30:.1f} GiB"
 

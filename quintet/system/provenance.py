@@ -1,5 +1,5 @@
-"""What a run's bytes rest on beside its options: versions, processor, and the revision of the code
-that began it.
+"""What determines a run's bytes beside its options: versions and processor; and the revision of the
+code that began it.
 """
 
 import os
@@ -14,21 +14,16 @@ from typing import Any
 import torch
 
 SYSTEM = "system"
-"""Under which a checkpoint's meta holds what `system` gave."""
+"""Key of the result of `system` in a checkpoint's meta."""
 
 _SIMULATORS = {"envpool": "envpool", "ale_py": "ale-py", "mujoco": "mujoco", "cv2": "opencv-python"}
-"""Packages that compute what environments show, by their modules; they count where in use."""
+"""Packages that compute observations, by their modules; those that are imported count."""
 
 _GIT_TIMEOUT_S = 5.0
 
 
 def system(backend: str, device: str) -> dict[str, str]:
-    """Versions and kind of machine by name, as text.
-
-    Args:
-        backend: of the environments.
-        device: where learners compute.
-    """
+    """Versions and kind of machine by name, as text."""
     found = {
         "quintet": _version("quintet"),
         "python": platform.python_version(),
@@ -49,7 +44,7 @@ def system(backend: str, device: str) -> dict[str, str]:
 
 
 def warnings(place: Path, meta: Mapping[str, Any], now: Mapping[str, str]) -> list[str]:
-    """A message where the checkpoint at `place` was written under others than these."""
+    """A message if the checkpoint at `place` was written under other versions than `now`."""
     was = meta.get(SYSTEM, {})
     differ = [f"{n} {was[n]} -> {value}" for n, value in now.items() if was.get(n, value) != value]
     if not differ:
@@ -61,21 +56,21 @@ def warnings(place: Path, meta: Mapping[str, Any], now: Mapping[str, str]) -> li
 
 
 def revision(folder: Path, digits: int = 40) -> str | None:
-    """The git revision of the working tree that `folder` is in, with "-dirty" where tracked files
-    were changed since; None where it is in none.
+    """The git revision of the working tree of `folder`, with "-dirty" if tracked files changed;
+    None where it is in none.
     """
     describe = ("describe", "--always", "--dirty", "--exclude", "*", f"--abbrev={digits}")
     return _git(folder, *describe) or None
 
 
 def revision_of(file: Path) -> str | None:
-    """`revision` of a file's folder, of 12 digits; None where git doesn't keep the file."""
+    """`revision` of a file's folder, of 12 digits; None if git doesn't track the file."""
     kept = _git(file.parent, "ls-files", "--error-unmatch", file.name)
     return None if kept is None else revision(file.parent, 12)
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    """What git says in a folder; None where it fails."""
+    """The output of git in a folder; None if it fails."""
     try:
         done = subprocess.run(
             ["git", *words],

@@ -1,8 +1,7 @@
-"""``config.yaml``: the resolved options of a run, and what its checkpoints say of the same.
+"""``config.yaml``, the resolved options of a run, and the options in its checkpoints.
 
-The file begins with the hash of all that follows, so a change of it is seen.  Every checkpoint
-holds the options too: they tell which of them were in force when it was trained, and a run whose
-``config.yaml`` is damaged goes on by them.
+The file begins with the hash of all that follows, so that changes are noticed.  Every checkpoint
+holds the options too, with which it was trained; a run whose ``config.yaml`` is damaged uses them.
 """
 
 import hashlib
@@ -17,19 +16,19 @@ from quintet.system import files, manifest, trust
 
 FILE = "config.yaml"
 CONFIG = "config"
-"""Under which a checkpoint's meta holds the options."""
+"""Key of the options in a checkpoint's meta."""
 
 _HASH = b"# sha256 "
 
 
 class SavedOptions(NamedTuple):
-    """What a run folder says of its run's options.
+    """The options in a run folder.
 
-    values: what ``config.yaml`` holds, empty where it can't be read; `fault` then says why.
-    altered: whether it is another than the run wrote: edited, or damaged.
-    stored: what the newest checkpoint has, empty where there is none, or one without them.
+    values: those of ``config.yaml``; empty where it can't be read, and `fault` then says why.
+    altered: whether the file was changed or damaged since the run wrote it.
+    stored: those of the newest checkpoint; empty where it has none.
     checkpoint: that checkpoint.
-    not_own: why that checkpoint is not this user's own; None: it bears a signature.
+    not_own: why that checkpoint is not this user's own; None: it has a signature.
     """
 
     values: dict[str, Any]
@@ -41,20 +40,14 @@ class SavedOptions(NamedTuple):
 
 
 def write(run_dir: Path, values: Mapping[str, Any]) -> None:
-    """Writes ``config.yaml``, whole or not at all, to survive a power cut.
-
-    Raises:
-        OSError: it can't be written.
-    """
+    """Writes ``config.yaml``, see `files.write_whole`."""
     text = yaml.safe_dump(dict(values), sort_keys=False) + trust.signature_line(values)
     files.write_whole(run_dir / FILE, _first_line(text.encode()) + text.encode())
 
 
 def read(run_dir: Path) -> SavedOptions | None:
-    """The options in a run folder; None where it holds none at all.
-
-    Raises:
-        CheckpointError: its checkpoints are in no folder.
+    """The options in a run folder; None where it holds none at all.  Raises CheckpointError if the
+    folder of checkpoints can't be read.
     """
     newest = manifest.newest(run_dir / "checkpoints")
     held = newest.meta.get(CONFIG) if newest else None

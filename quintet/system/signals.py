@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and the end of the terminal as a request to stop."""
+"""Turns Ctrl-C, SIGTERM and the end of the terminal into a request to stop."""
 
 import ctypes
 import os
@@ -18,17 +18,17 @@ _TOLD_AFTER_S = 1.0
 """How long a stop may take before the person is told what it waits for."""
 
 _HEEDED_S = 1.0
-"""How long the main thread may take to heed a second Ctrl-C before the process is ended."""
+"""How long the main thread may take to handle a second Ctrl-C before the process is ended."""
 
 _UNDONE_S = 5.0
-"""How long what is open may take to close after a second Ctrl-C before the process is ended."""
+"""How long open files and processes may take to close after a second Ctrl-C."""
 
 _INTERRUPTED = 130
 """Exit status of a process that Ctrl-C has ended."""
 
 
 class Stoppable(Protocol):
-    """Something that ends by itself, in good order, soon after it was asked to."""
+    """Something that ends in good order soon after a request."""
 
     stop_requested: bool
 
@@ -39,7 +39,7 @@ class Stoppable(Protocol):
         ...
 
     def abandon(self) -> None:
-        """Gives the terminal back, as the process ends at once; called from another thread."""
+        """Restores the terminal, as the process ends at once; called from another thread."""
         ...
 
 
@@ -47,12 +47,12 @@ class Stoppable(Protocol):
 def stop_on_signals(target: Stoppable) -> Iterator[None]:
     """Ctrl-C, SIGTERM and SIGHUP ask `target` to stop; a second Ctrl-C ends it at once.
 
-    While the main thread is in C code that does not return, no handler of Python's runs: a thread
-    hears the signals as well, says what is waited for, and ends the process by a second Ctrl-C.
-    Where that C code keeps Python's lock so that no thread can run, nothing can be said, and (with
-    glibc) the system ends the process by the second Ctrl-C.
+    While the main thread is in C code, Python runs no handler.  So a thread receives the signals as
+    well, tells the person what the stop waits for, and ends the process at a second Ctrl-C.  If the
+    C code holds Python's lock, that thread can't run either, and (with glibc) the system ends the
+    process at the second Ctrl-C.
 
-    Signals reach only the main thread; elsewhere the caller keeps its own handling.
+    Only the main thread receives signals; in others this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -77,7 +77,7 @@ def stop_on_signals(target: Stoppable) -> Iterator[None]:
 
 @contextmanager
 def exit_on_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise SystemExit, so that what is half done is undone, as by Ctrl-C."""
+    """SIGTERM and SIGHUP raise SystemExit, so that unfinished work is undone, as by Ctrl-C."""
 
     def handle(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -88,13 +88,13 @@ def exit_on_signals() -> Iterator[None]:
 
 @contextmanager
 def interrupts_for_us_alone() -> Iterator[None]:
-    """Processes that begin within never get Ctrl-C, which a terminal sends to all of them: this
-    one does, and ends them when it is time.
+    """Blocks Ctrl-C, which a terminal sends to all processes, for those that begin within the
+    block; this process receives it and ends them in time.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    # Blocked and not ignored: what comes meanwhile is handled afterwards.
+    # Blocked and not ignored: a signal during the block is handled afterwards.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -104,12 +104,12 @@ def interrupts_for_us_alone() -> Iterator[None]:
 
 @final
 class _Listener:
-    """Hears every signal in a thread, at once, by the number that Python's C code writes to a pipe
+    """Receives every signal in a thread, at once: Python's C code writes its number to a pipe
     before the main thread runs a handler.
     """
 
     def __init__(self, target: Stoppable, numbers: Collection[int]) -> None:
-        self.heeded = False  # the main thread is on its way out by a second Ctrl-C
+        self.heeded = False  # the main thread is ending after a second Ctrl-C
         self.rearm: Callable[[], None] = _nothing
         self._target, self._numbers = target, frozenset(numbers)
         self._reader, self._writer = os.pipe()
@@ -151,26 +151,26 @@ class _Listener:
                 self.heeded = False
 
     def _hear(self, until_s: float) -> bytes | None:
-        """Numbers of signals; none at the end, None where there were none by then."""
+        """Numbers of signals; empty at the end; None if there were none in that time."""
         poll = select.poll()
         poll.register(self._reader, select.POLLIN)
         left_ms = None if until_s == inf else max(0.0, until_s - time.monotonic()) * 1e3 + 1.0
         if not poll.poll(left_ms):
             return None
         heard = os.read(self._reader, 512)
-        if self._before >= 0:  # somebody else's, as an event loop's
+        if self._before >= 0:  # the pipe of other code, such as an event loop
             with suppress(OSError):
                 os.write(self._before, heard)
         return heard
 
     def _end(self) -> None:
-        """Ends the process, whatever its main thread is doing."""
+        """Ends the process, whatever its main thread does."""
 
         def leave() -> None:
             self._target.abandon()
             sys.stdout.flush()
 
-        leaving = threading.Thread(target=leave, daemon=True)  # what it needs may be locked
+        leaving = threading.Thread(target=leave, daemon=True)  # it may wait for a lock
         leaving.start()
         leaving.join(_HEEDED_S)
         with suppress(OSError):
@@ -179,12 +179,12 @@ class _Listener:
 
 
 _pipes: set[int] = set()
-"""Ends of pipes that signals of this process are written to."""
+"""Writing ends of the pipes for this process's signals."""
 
 
 @cache
 def _leave_pipes_to_parents() -> None:
-    """A process that is forked, as environments may be, must not write its signals to our pipe."""
+    """Keeps forked processes, such as environments, from writing their signals to this pipe."""
 
     def leave() -> None:
         pipe = signal.set_wakeup_fd(-1)
@@ -195,17 +195,17 @@ def _leave_pipes_to_parents() -> None:
 
 
 def _nothing() -> None:
-    """What there is to do before Python's handler is in place."""
+    """The `rearm` of a listener before Python's handler is installed."""
 
 
 def _deadly_second(number: int) -> Callable[[], None]:
-    """Has the system itself end this process by the second signal of that number, unless what this
-    gives is called in between, by any thread (glibc; elsewhere nothing changes).
+    """Has the system itself end this process at the second signal of that number, unless a thread
+    calls the returned function in between (glibc; elsewhere nothing changes).
     """
     install = getattr(ctypes.CDLL(None), "sysv_signal", None)
     if install is None:
         return _nothing
-    # As in System V, a handler that it installs is taken away by the signal that calls it.
+    # As in System V, a signal removes a handler that was installed in this way.
     install.argtypes, install.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
     of_python = install(number, None)  # its handler in C, which asks for the one in Python
     install(number, of_python)
@@ -217,7 +217,7 @@ def _deadly_second(number: int) -> Callable[[], None]:
 
 
 def _ends() -> list[signal.Signals]:
-    """What asks a process to end, without what the caller has it ignore, as nohup does."""
+    """Signals that ask a process to end, except those that it ignores, as under nohup."""
     found = [getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP")]  # Windows has one
     return [n for n in found if n is not None and signal.getsignal(n) is not signal.SIG_IGN]
 

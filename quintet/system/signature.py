@@ -1,9 +1,9 @@
 """Signatures of the files that this user's quintet wrote on this machine.
 
 The key is 32 random bytes in ``$XDG_STATE_HOME/quintet/signing-key`` (``~/.local/state`` where that
-is not set), which only its owner may read.  It is made when there is something to sign for the
-first time, whole or not at all; of two processes that make it at once, one wins and both use its
-key.  Where it can't be made or read, files are left without a signature, and none is accepted.
+is not set), which only its owner may read.  The first signature makes it, whole or not at all; of
+two processes that make it at once, both use the key of one.  Where it can't be made or read, files
+get no signature, and none is accepted.
 """
 
 import hashlib
@@ -21,8 +21,8 @@ _VERSION = "v1:"
 
 
 def sign(purpose: str, content: bytes) -> str | None:
-    """The signature of `content` for one purpose, which holds for no other; None: there is no key,
-    and `why_no_key` says why.
+    """The signature of `content`, valid for one purpose only; None if there is no key (see
+    `why_no_key`).
     """
     try:
         return _signed(_key_made(), purpose, content)
@@ -31,8 +31,8 @@ def sign(purpose: str, content: bytes) -> str | None:
 
 
 def fault(purpose: str, content: bytes, given: object) -> str | None:
-    """Why `given` is no signature of this user's on this machine, as it goes on after "it"; None
-    where it is one.
+    """Why `given` is no signature of this user on this machine, as text after "it"; None where it
+    is one.
     """
     if not isinstance(given, str):
         return "bears no signature"
@@ -57,7 +57,7 @@ def why_no_key() -> str | None:
 
 
 class _NoKey(Exception):
-    """There is no key to be had; the message says why."""
+    """There is no key; the message says why."""
 
 
 def _signed(key: bytes, purpose: str, content: bytes) -> str:
@@ -75,7 +75,7 @@ def _key_file() -> Path:
 
 
 def _key_made() -> bytes:
-    """The key, new if there is none yet."""
+    """The key, made if there is none yet."""
     file = _key_file()
     try:
         return _key(file)
@@ -96,7 +96,7 @@ def _key(file: Path) -> bytes:
         _NoKey: it can't be read, or others could have read or written it.
     """
     try:
-        # Of what is no file (a pipe) opening would wait.
+        # Without waiting, since opening a pipe waits for its other end.
         handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         raise
@@ -125,14 +125,14 @@ def _make(file: Path) -> None:
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.fchmod(handle, 0o600)  # whatever the mask of this process takes away
+            os.fchmod(handle, 0o600)  # whatever the umask is
             os.write(handle, secrets.token_bytes(KEY_BYTES))
             os.fsync(handle)
         finally:
             os.close(handle)
-        with suppress(FileExistsError):  # unlike a rename it never replaces the key of another
+        with suppress(FileExistsError):  # unlike a rename, a link replaces no other process's key
             os.link(temporary, file)
     finally:
         with suppress(FileNotFoundError):
             temporary.unlink()
-    files.sync_folder(file.parent)  # what it has signed must stay signed after a power cut
+    files.sync_folder(file.parent)  # so that signatures stay valid after a power cut

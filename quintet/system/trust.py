@@ -1,15 +1,15 @@
-"""What a file may have imported and called: nothing, unless the caller says so as well.
+"""Rules for code that files name: it is not imported or called unless the caller vouches for it.
 
 Policies, checkpoints and ``config.yaml`` name their environment and their encoder.  An import
-string (``module:name``) is code to run, and so may be a keyword argument that holds more than
-numbers and plain words: some environments import what an argument names (highway-env does), others
-open it as a file.  Such a name or argument of a file that quintet reads is used only if
+string (``module:name``) is code to run.  So may be a keyword argument with more than numbers and
+plain words: some environments import an argument (highway-env does), others open it as a file.  A
+name or argument of that kind, in a file that quintet reads, is used only if
 
-- the file bears a signature of this user's on this machine (`quintet.system.signature`), or
+- the file has a signature of this user on this machine (`quintet.system.signature`), or
 - the caller gives the same name, or the same arguments, or
 - the caller trusts the file (``--trust``, ``trust=True``).
 
-What is typed, or stands in a file that is named by ``--config``, is the caller's.
+The caller vouches for the command line and for files of ``--config``.
 """
 
 import json
@@ -22,7 +22,7 @@ from quintet.errors import UntrustedError
 from quintet.system import signature
 
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_ +-]*")
-"""Text that names no module's attribute, no file in another folder, no address."""
+"""Text that can name no attribute of a module, no file in another folder, and no address."""
 
 _Option = Literal["env", "model.encoder"]
 
@@ -30,8 +30,8 @@ _CALLED: tuple[tuple[_Option, str, str], ...] = (
     ("env", "env.id", "env.kwargs"),
     ("model.encoder", "model.encoder", "model.encoder_kwargs"),
 )
-"""What of a run's options is imported and called: how a name is given again, and the options of the
-name and its arguments.
+"""Options of a run that are imported and called: the option by which a name is given again, and the
+options of the name and of its arguments.
 """
 
 _CONFIG = "quintet config 1"
@@ -42,9 +42,9 @@ _MOST_CHARACTERS = 200
 @final
 @dataclass(frozen=True)
 class Call:
-    """What a configuration has made: by a plain name of the library's, or by an import string.
+    """A call by a configuration, of a name in the library or of an import string.
 
-    option: that holds the name, as it is given again.
+    option: by which the name is given again.
     """
 
     option: _Option
@@ -58,7 +58,7 @@ class Call:
 
     @property
     def harmless(self) -> bool:
-        """Whether nothing of it can run code that quintet does not know."""
+        """Whether it can't run code that quintet does not know."""
         return not self.imports and is_plain(self.kwargs)
 
 
@@ -82,11 +82,11 @@ def is_plain(value: Any) -> bool:
 @final
 @dataclass(frozen=True)
 class Origin:
-    """Where a description comes from.
+    """The origin of a description.
 
     place: the file or folder, for people.
-    fault: why it is not this user's own, as it goes on after "it"; None: whatever it names may run.
-    given: what the caller has named as well.
+    fault: why it is not this user's own, as text after "it"; None: all code that it names may run.
+    given: calls that the caller has named as well.
     """
 
     place: str
@@ -94,11 +94,7 @@ class Origin:
     given: tuple[Call, ...] = ()
 
     def check(self, call: Call) -> None:
-        """Refuses what the description names, unless it may run.
-
-        Raises:
-            UntrustedError: it may not.
-        """
+        """Raises UntrustedError unless the call may run."""
         if self.fault is None or call.harmless:
             return
         given = [g for g in self.given if (g.option, g.name) == (call.option, call.name)]
@@ -118,7 +114,7 @@ class Origin:
 
 
 OWN = Origin("this process", None)
-"""Of what was put together here, from what the caller gave."""
+"""The origin of descriptions that this process made of the caller's options."""
 
 TRUST_HELP = (
     "import and call what the folder names, whoever made it; without it only what this user made "
@@ -129,7 +125,7 @@ UNSIGNED = (
     "to load it, or to go on with it by its folder alone, name the same --env and --model.encoder "
     "again, or give --trust"
 )
-"""What follows where a run that names code can't be signed."""
+"""What to do if a run that names code can't be signed."""
 
 UNKNOWN = Origin(
     "a description without an origin", "is nobody's (give origin=quintet.system.trust.OWN)"
@@ -142,15 +138,13 @@ def _shown(value: Any) -> str:
 
 
 def calls_of(options: Mapping[str, Any]) -> tuple[Call, ...]:
-    """What a whole configuration, by dotted option name, has imported and called."""
+    """The calls of a whole configuration, by dotted option name."""
     return tuple(Call(option, options[name], options[kwargs]) for option, name, kwargs in _CALLED)
 
 
 def vouched(description: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
-    """Whether all that a policy's description names is harmless, or in a configuration as well.
-
-    Raises:
-        KeyError, AttributeError: it is no description.
+    """Whether every call of a policy's description is harmless, or in a configuration as well;
+    raises KeyError or AttributeError if it is no description.
     """
     parts = ("env", "model")
     own = {f"{part}.{name}": x for part in parts for name, x in description[part].items()}
@@ -158,7 +152,7 @@ def vouched(description: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
 
 
 def calls_given(options: Mapping[str, Any]) -> tuple[Call, ...]:
-    """What a caller has named in options by dotted name, some of which may be missing."""
+    """The calls in a caller's options by dotted name, some of which may be missing."""
     return tuple(
         Call(option, options[name], given if isinstance(given, Mapping) else {})
         for option, name, kwargs in _CALLED
@@ -168,20 +162,20 @@ def calls_given(options: Mapping[str, Any]) -> tuple[Call, ...]:
 
 
 def all_harmless(options: Mapping[str, Any]) -> bool:
-    """Whether a whole configuration needs nobody's leave."""
+    """Whether all calls of a whole configuration are harmless."""
     return all(call.harmless for call in calls_of(options))
 
 
 def signature_line(options: Mapping[str, Any]) -> str:
-    """The last line of the ``config.yaml`` that holds these options: a comment that signs what they
-    have imported and called.  Empty where that needs no signature, or there is no key.
+    """The last line of the ``config.yaml`` with these options: a comment that signs their calls.
+    Empty if they need no signature, or without a key.
     """
     signed = None if all_harmless(options) else signature.sign(_CONFIG, _signed_bytes(options))
     return "" if signed is None else f"{_MARK}{signed}\n"
 
 
 def config_fault(text: str, options: Mapping[str, Any]) -> str | None:
-    """Why a ``config.yaml`` of this text and these options is not this user's own; None: it is."""
+    """Why a ``config.yaml`` of this text and these options is not this user's; None: it is."""
     lines = [line for line in text.splitlines() if line.startswith(_MARK)]
     given = lines[-1].removeprefix(_MARK).strip() if lines else None
     return signature.fault(_CONFIG, _signed_bytes(options), given)

@@ -10,7 +10,7 @@ import pytest
 
 import quintet
 from quintet import checkpoint
-from quintet.observe.sinks import read_metrics
+from quintet.observe.report_files import read_metrics
 from quintet.run.long_episodes import LongEpisodes
 from quintet.runtime.loop import Counters
 
@@ -112,7 +112,7 @@ def test_each_notice_is_given_once_and_only_where_it_is_true() -> None:
     [endless] = long.notices(Counters(iteration=2, env_steps=100, running_env_steps=100))
     assert "no episode has ended in the first 100 env_steps of 1,000" in endless
     [inexact] = long.notices(Counters(iteration=5, env_steps=250, running_env_steps=250))
-    assert "250 env_steps lie in running ones" in inexact
+    assert "cut all running episodes, which have 250 env_steps" in inexact
     assert "checkpoint.max_cut_frac=0.05 allows 50 of 1,000" in inexact
     assert long.notices(Counters(iteration=10, env_steps=500, running_env_steps=500)) == []
 

@@ -391,7 +391,7 @@ def drive(
     ledger.restarted(0)
     try:
         loop.run(
-            loop.Parts(learners, sampling, replays),
+            loop.Components(learners, sampling, replays),
             counters,
             loop.Budget(world.total_env_steps, world.checkpoint_iterations, max_cut_frac=1.0),
             loop.Hooks(lambda exact: None, after, lambda batch, policy: ""),

@@ -15,11 +15,11 @@ from adders import PLAN, ROWS
 import quintet
 from quintet import checkpoint
 from quintet.errors import ConfigError
-from quintet.observe.sinks import read_metrics
+from quintet.observe.report_files import read_metrics
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime import loop
 from quintet.runtime.batch import within_budget
-from quintet.runtime.delivery import Batch, Steps
+from quintet.runtime.delivery import Batch, Delivery, Steps
 from quintet.runtime.slots import Slot, slot_specs, zeros
 from quintet.types import Publication, Rollout
 
@@ -218,12 +218,10 @@ def test_every_policy_is_published_as_often_as_it_learns() -> None:
 
     class Turns:
         restarts, turn = False, 0
+        delivery = Delivery(PLAN, 6, 2, may_lag=False)
 
         def publish(self, publication: Publication, policy: int = 0) -> None:
             published.append(policy)
-
-        def learned(self, version: int, policy: int = 0) -> None:
-            pass
 
         def restart(self, iteration: int) -> None:
             pass
@@ -243,7 +241,7 @@ def test_every_policy_is_published_as_often_as_it_learns() -> None:
             return Publication(0, {})
 
     loop.run(
-        loop.Parts([Idle(), Idle()], Turns()),
+        loop.Components([Idle(), Idle()], Turns()),
         loop.Counters(),
         loop.Budget(18 * 12, 100, publish_iterations=2),
         loop.Hooks(lambda exact: None, lambda batch: False, lambda batch, policy: ""),

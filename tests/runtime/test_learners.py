@@ -104,7 +104,7 @@ def test_every_rank_gets_its_columns_of_the_batch_and_the_state_of_the_first() -
         ("nan", NonFiniteError, "^loss became nan$"),
         ("die", LearnerFault, r"learner 1 \(cpu, pid \d+\) ended with status 3 in update 2"),
         ("crash", LearnerFault, "was ended by SIGSEGV in update 2"),
-        ("hang", LearnerFault, r"^learner 1 \(cpu, pid \d+\) must go on with update 2 within 2 s"),
+        ("hang", LearnerFault, r"^learner 1 \(cpu, pid \d+\) must join update 2 within 2 s"),
         (
             "unready",
             LearnerFault,
@@ -296,17 +296,17 @@ def test_no_learner_outlives_the_first(number: int, tmp_path: Path) -> None:
         (
             "ppo",
             {"runtime.num_learners": 3},
-            "minibatch_steps that so many can share evenly, got 64; use minibatch_steps 66",
+            "minibatch_steps that they can share evenly, got 64; use minibatch_steps 66",
         ),
         (
             "ppo",
             {"runtime.num_learners": 4, "model.core": "lstm"},
-            "minibatch_steps that so many can share evenly, got 64; use minibatch_steps 128",
+            "minibatch_steps that they can share evenly, got 64; use minibatch_steps 128",
         ),
         (
             "impala",
             {"runtime.num_learners": 3, "batch_unrolls": 32},
-            "batch_unrolls that so many can share evenly, got 32; use batch_unrolls 33",
+            "batch_unrolls that they can share evenly, got 32; use batch_unrolls 33",
         ),
         ("impala", {"runtime.learner_timeout_s": 5.0}, "no effect without runtime.num_learners"),
     ],

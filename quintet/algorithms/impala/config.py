@@ -1,7 +1,8 @@
-"""Options of IMPALA, and what does not go together.
+"""Options of IMPALA, and checks of their combinations.
 
-The defaults are those of RTFM's training script (arXiv 1910.08210), which came from TorchBeast's;
-quintet/config/presets/impala.yaml has those of kinds of environments.
+The defaults are those of RTFM's training script (arXiv 1910.08210), which derives from
+TorchBeast's;
+quintet/config/presets/impala.yaml has presets for kinds of environments.
 """
 
 import math
@@ -21,7 +22,7 @@ Weight = Annotated[float, Field(ge=0)]
 
 
 class Knobs(NamedTuple):
-    """Options of the loss; caps that are none are infinite."""
+    """Options of the loss as knobs; a cap of none is infinity."""
 
     gamma: Knob
     lambda_: Knob
@@ -132,7 +133,7 @@ class ImpalaConfig(BaseModel):
 
     @property
     def requirements(self) -> dict[str, tuple[bool, str]]:
-        """By option: whether it has an effect beside the others, and what it needs for that."""
+        """Whether each option has an effect beside the others, and what it requires for that."""
         rmsprop = (self.optimizer == "rmsprop", "optimizer=rmsprop")
         normalizes = (
             self.normalize_observations or self.normalize_pictures,
@@ -169,7 +170,7 @@ class ImpalaConfig(BaseModel):
 
 
 def idle_in(config: ImpalaConfig, model: ModelConfig, spaces: Spaces) -> dict[str, Idle]:
-    """Options that have no effect on a resolved network in these spaces."""
+    """Options without effect on a resolved network in these spaces."""
     wanted = config.normalize_observations, config.normalize_pictures
     return idle_normalizers(type(config), wanted, model, spaces, others=False)
 
@@ -180,7 +181,7 @@ def check(
     num_streams: int,  # noqa: ARG001 (batches are made of any streams' unrolls)
     total_env_steps: int,
 ) -> list[str]:
-    """Faults that no field shows by itself, one sentence each."""
+    """Faults beside the network, the streams and the budget, one sentence each."""
     faults = []
     batch = config.batch_unrolls * config.unroll_steps
     if total_env_steps < batch:
@@ -203,9 +204,8 @@ def planned_updates(
     num_streams: int,  # noqa: ARG001
     total_env_steps: int,
 ) -> int:
-    """Optimizer steps that are worth compiling: all, as if every row were valid.
-
-    None with `check_numerics`, since a compiled graph can't be looked into.
+    """All optimizer steps, as if every row were valid; none with `check_numerics`, which reads
+    tensors that a compiled graph hides.
     """
     if config.check_numerics:
         return 0
@@ -217,7 +217,7 @@ def advice(
     model: ModelConfig,  # noqa: ARG001
     batch_steps: int,  # noqa: ARG001
 ) -> UpdateAdvice:
-    """Every row is learned from once, so there can only be fewer updates."""
+    """Every row is learned from once, so only fewer and larger updates save time."""
     larger = f"larger batches (--batch-unrolls {2 * config.batch_unrolls})"
     return UpdateAdvice(larger_batches=(larger,))
 
@@ -230,10 +230,8 @@ def shared(config: ImpalaConfig, *_: object) -> Shared:
 def aux_weights(
     config: ImpalaConfig, model: ModelConfig, names: tuple[str, ...]
 ) -> dict[str, float]:
-    """The weight of every auxiliary loss that the encoder gives.
-
-    Raises:
-        ConfigError: one is weighted that it does not give.
+    """The weight of every auxiliary loss of the encoder; raises ConfigError if an option weights a
+    loss that the encoder lacks.
     """
     unknown = sorted(set(config.aux_loss_weights) - set(names))
     if unknown:

@@ -1,10 +1,9 @@
 """IMPALA: actors with slightly old weights, one learner, V-trace between the two.
 
 Espeholt et al., arXiv 1802.01561.  Read `ImpalaLearner._loss` first, then `ImpalaLearner._terms`.
-A batch is `batch_unrolls` columns of any streams and of any age; what the runtime does with queues
-and versions of weights shows here only in ``rho``, the new policy's ratio to the one that acted.
-How a loss becomes an optimizer step is `Trained`'s matter, the arithmetic of V-trace and of the
-terms that of `quintet.ops`.
+A batch is `batch_unrolls` columns of any streams and of any age; the runtime's queues and versions
+of weights show here only in ``rho``, the new policy's ratio to the one that acted.  `Trained` makes
+the optimizer step; `quintet.ops` has the arithmetic of V-trace and of the terms.
 
 Departures from the paper, each with the switch that turns it off:
 
@@ -17,7 +16,6 @@ Departures from the paper, each with the switch that turns it off:
     ``normalize_pictures=false``, the defaults, are the paper's).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -45,21 +43,21 @@ from quintet.types import LearnerState, Publication, Rollout, Spaces
 def make_actor(
     config: ImpalaConfig, model: ModelConfig, spaces: Spaces, compute: Compute = PLAIN
 ) -> Actor:
-    """What collects IMPALA's batches: of each action only its log-probability is recorded, as the
-    learner evaluates values anew.
+    """The actor that collects IMPALA's batches.  It records only log-probabilities, since the
+    learner computes values anew.
     """
     return make_sampler(config, model, spaces, ("logp_mu",), compute)
 
 
 @dataclass(frozen=True)
 class Unrolls:
-    """What the loss reads: tensors of the same shapes and strides every time.
+    """The inputs of the loss, with the same shapes and strides in every update.
 
     batch: this learner's columns; obs and is_first flat in time-major order ``[(T + 1) * B, ...]``,
-        obs normalised; state as it was before row 0, ``[B, ...]``.
+        obs normalised; state before row 0, ``[B, ...]``.
     count, columns: valid rows and columns of the whole batch.
-    clip_share: of normalised observations at the clip.
-    aux_weight: of each auxiliary loss.
+    clip_share: share of normalised observations at the clip.
+    aux_weight: weight of each auxiliary loss.
     """
 
     batch: Rollout
@@ -93,6 +91,7 @@ class ImpalaLearner:
             modules={"normalizer": self.normalizer},
             check_numerics=config.check_numerics,
         )
+        self.weights, self.warm_start = self.trained.weights, self.trained.load_weights
         self.version = 0
         self.learning_rate = config.learning_rate
 
@@ -110,7 +109,7 @@ class ImpalaLearner:
         self.config = options
 
     def update(self, batch: Rollout, env_steps: int) -> None:
-        """One optimizer step on the batch, then the normaliser takes it in."""
+        """One optimizer step on the batch, then an update of the normaliser."""
         config = self.config
         left = schedules.linear(env_steps, self.setup.total_env_steps)
         self.learning_rate = config.learning_rate * (left if config.lr_schedule == "linear" else 1)
@@ -125,12 +124,12 @@ class ImpalaLearner:
         self.version += 1
 
     def knobs(self, entropy_coef: float) -> Knobs:
-        """The loss's numbers; the entropy's weight follows a schedule."""
+        """The loss's knobs; the weight of the entropy follows a schedule."""
         return knobs_of(Knobs, self.config, entropy_coef=entropy_coef)
 
     def _unrolls(self, batch: Rollout) -> Unrolls:
-        """This learner's part of the batch as the loss reads it.  Columns may be parts of larger
-        tensors, and a graph is compiled for one layout: what is not contiguous is copied.
+        """This learner's part of the batch as the loss reads it.  Tensors that are not contiguous
+        are copied, since a graph is compiled for one layout.
         """
         columns = batch.valid.shape[1]
         count = batch.valid.sum().clamp_min(1).to(self.setup.device)
@@ -145,15 +144,15 @@ class ImpalaLearner:
     def _loss(
         self, parameters: Parameters, unrolls: Unrolls, knobs: Knobs
     ) -> tuple[Tensor, Statistics]:
-        """The loss of a batch, and what is reported of it.
+        """The loss of a batch, and its statistics.
 
         ``total = policy + value_coef * value - entropy_coef * H + sum of weight * aux``, each
-        reduced over the valid rows; an auxiliary loss that is a scalar stands as it is.  A
-        coefficient of 0 leaves its term out.
+        reduced over the valid rows; a scalar auxiliary loss is added as it is.  A coefficient of 0
+        leaves its term out.
         """
         config, valid = self.config, unrolls.batch.valid
         terms = self._terms(parameters, unrolls, knobs)
-        # Of several learners each has its columns, and divides as the whole batch is divided.
+        # Each of several learners has its own columns, and divides by the whole batch's divisor.
         divisor = {"sum_time_mean_batch": unrolls.columns, "sum": 1}.get(config.reduction)
 
         def reduced(x: Tensor) -> Tensor:
@@ -182,8 +181,8 @@ class ImpalaLearner:
     def _terms(self, parameters: Parameters, unrolls: Unrolls, knobs: Knobs) -> Terms:
         """One forward over rows 0 to T, V-trace, and the terms of the loss.
 
-        Rows that are not valid are given an action, a reward and a ratio that any arithmetic bears,
-        since a NaN behind a mask still makes a NaN of its gradient.
+        Invalid rows get a harmless action, reward and ratio, since a NaN behind a mask would still
+        make its gradient NaN.
         """
         config, family, batch = self.config, self.family, unrolls.batch
         valid = batch.valid
@@ -242,12 +241,6 @@ class ImpalaLearner:
 
     def publication(self) -> Publication:
         return Publication(self.version, self.trained.published())
-
-    def weights(self) -> dict[str, Tensor]:
-        return self.trained.weights()
-
-    def warm_start(self, weights: Mapping[str, Tensor]) -> None:
-        self.trained.load_weights(weights)
 
     def save(self) -> LearnerState:
         scalars = {"updates": self.updates, "version": self.version}

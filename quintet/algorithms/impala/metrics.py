@@ -1,11 +1,11 @@
-"""What IMPALA reports, by the names of quintet.observe.metrics."""
+"""The metrics of IMPALA, by the names of quintet.observe.metrics."""
 
 from collections.abc import Mapping
 
 from quintet.algorithms.parts import diagnostics, vtrace_statistics
 
 LOSSES = ("loss/policy", "loss/value", "loss/entropy")
-"""The weighted terms but for auxiliary ones, in the order of the sum."""
+"""The weighted terms without auxiliary ones, in the order of the sum."""
 
 AUX = "loss/aux/"
 
@@ -17,11 +17,11 @@ METRICS = (
     *vtrace_statistics.METRICS,
     *diagnostics.METRICS,
 )
-"""All that it may report; `/` at the end stands for every name that begins so."""
+"""All metrics; `/` at the end stands for every name that begins so."""
 
 
 def finished(told: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of an interval from what its updates have told."""
+    """The metrics of an interval from the statistics of its updates."""
     found = vtrace_statistics.with_spreads(told)
     terms = [x for name, x in found.items() if name in LOSSES or name.startswith(AUX)]
     return found | ({"loss/total_abs": sum(map(abs, terms))} if terms else {})

@@ -1,6 +1,6 @@
-"""Options of proximal policy optimisation, and what does not go together.
+"""Options of proximal policy optimisation, and checks of their combinations.
 
-The defaults are those for vector observations; quintet/config/presets/ppo.yaml has the others'.
+The defaults suit vector observations; quintet/config/presets/ppo.yaml has presets for others.
 """
 
 from typing import Literal, NamedTuple, final
@@ -17,9 +17,9 @@ from quintet.types import Spaces
 
 
 class Knobs(NamedTuple):
-    """Options of the loss, and what changes by itself.
+    """Options of the loss as knobs, some of them scheduled.
 
-    share: 1, or of valid rows with ``reduction=mean_over_all``.
+    share: factor of all means: the share of valid rows with ``reduction=mean_over_all``, else 1.
     """
 
     clip_epsilon: Knob
@@ -170,7 +170,7 @@ class PPOConfig(BaseModel):
 
     @property
     def requirements(self) -> dict[str, tuple[bool, str]]:
-        """By option: whether it has an effect beside the others, and what it needs for that."""
+        """Whether each option has an effect beside the others, and what it requires for that."""
         observations = self.normalize_observations or self.normalize_pictures
         normalizes = observations or self.reward_normalizer != "none"
         learns_value, steps = self.value_coef > 0, self.unroll_steps > 1
@@ -210,7 +210,7 @@ class PPOConfig(BaseModel):
 
 
 def idle_in(config: PPOConfig, model: ModelConfig, spaces: Spaces) -> dict[str, Idle]:
-    """Options that have no effect on a resolved network in these spaces."""
+    """Options without effect on a resolved network in these spaces."""
     wanted = config.normalize_observations, config.normalize_pictures
     return idle_normalizers(
         type(config), wanted, model, spaces, others=config.reward_normalizer != "none"
@@ -220,7 +220,7 @@ def idle_in(config: PPOConfig, model: ModelConfig, spaces: Spaces) -> dict[str, 
 def check(
     config: PPOConfig, model: ModelConfig, num_streams: int, total_env_steps: int
 ) -> list[str]:
-    """Faults that no field shows by itself, one sentence each."""
+    """Faults beside the network, the streams and the budget, one sentence each."""
     faults = []
     size, chunk = config.minibatch_steps, config.bptt_steps
     batch = num_streams * config.unroll_steps
@@ -243,9 +243,8 @@ def check(
 
 
 def planned_updates(config: PPOConfig, num_streams: int, total_env_steps: int) -> int:
-    """Optimizer steps that are worth compiling: all, without early stops and invalid rows.
-
-    None with `check_numerics`, since a compiled graph can't be looked into.
+    """All optimizer steps, without regard to early stops and invalid rows; none with
+    `check_numerics`, which reads tensors that a compiled graph hides.
     """
     if config.check_numerics:
         return 0
@@ -254,7 +253,7 @@ def planned_updates(config: PPOConfig, num_streams: int, total_env_steps: int) -
 
 
 def advice(config: PPOConfig, model: ModelConfig, batch_steps: int) -> UpdateAdvice:
-    """Fewer passes, larger minibatches."""
+    """Fewer passes and larger minibatches save time."""
     passes, size = config.num_epochs, config.minibatch_steps
     work = "1 pass" if passes == 1 else f"{passes} passes"
     less = [f"fewer passes than {passes} (--num-epochs)"] if passes > 1 else []
@@ -268,16 +267,14 @@ def advice(config: PPOConfig, model: ModelConfig, batch_steps: int) -> UpdateAdv
 
 
 def _larger_minibatch(size: int, batch: int, chunk: int) -> int:
-    """About twice as large, and such that the batch is divided in whole minibatches of whole
-    chunks.
-    """
+    """A size about twice as large that divides the batch in whole minibatches of whole chunks."""
     half_as_many = (-(-batch // size) + 1) // 2
     fitting = (n for n in range(half_as_many, 0, -1) if batch % n == 0 and batch // n % chunk == 0)
     return batch // next(fitting, 1)
 
 
 def shared(config: PPOConfig, model: ModelConfig, num_streams: int) -> Shared:
-    """Rows of a minibatch, in whole chunks."""
+    """Several learners share the rows of a minibatch, in whole chunks."""
     rows = config.minibatch_steps or config.unroll_steps * num_streams
     return Shared("minibatch_steps", rows, 1 if model.core == "none" else config.bptt_steps)
 

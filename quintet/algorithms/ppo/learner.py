@@ -2,8 +2,7 @@
 
 Schulman et al., arXiv 1707.06347; advantages of Schulman et al., arXiv 1506.02438; the form is that
 of TF-Agents' PPO agent.  Read `PPOLearner.update` first, then `PPOLearner._loss`.
-How a loss becomes an optimizer step is `Trained`'s matter, the arithmetic of estimators and terms
-that of `quintet.ops`.
+`Trained` makes the optimizer step; `quintet.ops` has the arithmetic of estimators and terms.
 
 Departures from the papers, each with the switch that turns it off:
 
@@ -17,10 +16,10 @@ Departures from the papers, each with the switch that turns it off:
  6. The learning rate falls linearly to 0 (``lr_schedule=constant``).
  7. The dead band of the adaptive KL penalty is 0.3 wide, the paper's 0.5 (``kl_tolerance``).
  8. Minibatches are even: the valid rows (recurrent: the chunks that have any) are split in parts
-    that differ by at most one, so none is tiny (``drop_last``: whole ones, and the rest is left).
+    that differ by at most one, so none is tiny (``drop_last``: whole ones without the rest).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, final
 
 import torch
@@ -48,7 +47,7 @@ from quintet.types import LearnerState, Publication, Rollout, Spaces
 def make_actor(
     config: PPOConfig, model: ModelConfig, spaces: Spaces, compute: Compute = PLAIN
 ) -> acting.SamplingActor:
-    """What collects PPO's batches: of each action its log-probability, distribution and value."""
+    """The actor that collects PPO's batches."""
     records: tuple[acting.Recorded, ...] = ("logp_mu", "params_mu", "value")
     return acting.make_sampler(config, model, spaces, records, compute)
 
@@ -79,6 +78,7 @@ class PPOLearner:
             only_learning=("reward_moments/",),
             check_numerics=config.check_numerics,
         )
+        self.weights, self.warm_start = self.trained.weights, self.trained.load_weights
         if config.log_gradients:
             self.trained.keep_gradient()
         self.shuffle = torch.Generator().manual_seed(setup.seeds[1])
@@ -88,6 +88,7 @@ class PPOLearner:
         self.reports = metrics.Reports(
             self.trained, self.normalizer, self.reward_normalizer, network.policy_head
         )
+        self.histograms = self.reports.histograms
 
     @property
     def plan(self) -> DataPlan:
@@ -109,7 +110,7 @@ class PPOLearner:
         self.config = options
 
     def update(self, batch: Rollout, env_steps: int) -> None:
-        """One iteration: targets, epochs of minibatches, penalty weight, normalisers."""
+        """One iteration: targets, epochs of minibatches, the penalty's weight, normalisers."""
         config, trained = self.config, self.trained
         self.schedule.begin(env_steps)
         batch = self.ranks.whole(batch)
@@ -174,7 +175,7 @@ class PPOLearner:
         return Rows.of(batch, obs, advantage, target), estimates
 
     def _minibatches(self, rows: Rows, chunks: Chunks, use: Tensor) -> Iterator[Minibatch]:
-        """One pass in fresh random order over the rows to `use` ``[T * B]``; of several ranks each
+        """One pass in a new random order over the rows to `use` ``[T * B]``; each of several ranks
         takes its part of every minibatch.
         """
         config = self.config
@@ -186,14 +187,14 @@ class PPOLearner:
         return order.minibatches(rows, advantage, self.ranks.index, self.ranks.size)
 
     def knobs(self, share: float = 1.0) -> Knobs:
-        """The loss's numbers of an iteration."""
+        """The loss's knobs in an iteration."""
         found = {"clip_epsilon": self.schedule.clip_epsilon, "kl_beta": self.schedule.beta}
         return knobs_of(Knobs, self.config, **found, share=share)
 
     def _loss(
         self, parameters: Parameters, minibatch: Minibatch, knobs: Knobs
     ) -> tuple[Tensor, Statistics]:
-        """The loss of a minibatch, and what is reported of it.
+        """The loss of a minibatch, and its statistics.
 
         ``total = policy + value_coef * value - entropy_coef * H + l2 + beta * kl + cutoff`` with
         means by `weight` over the minibatch's rows.  A coefficient of 0 leaves its term out.
@@ -231,7 +232,7 @@ class PPOLearner:
         return total, found._replace(means={**found.means, **cutoff})
 
     def _terms(self, parameters: Parameters, rows: Rows, weight: Tensor, knobs: Knobs) -> Terms:
-        """What the loss of these rows is the mean of."""
+        """The terms, by row, whose means make up the loss."""
         config, family = self.config, self.family
         params, value, _ = functional_call(
             self.network, parameters, (rows.obs, rows.state, rows.is_first)
@@ -260,7 +261,7 @@ class PPOLearner:
         return Terms(*found, policy, error, entropy, kl)
 
     def _l2(self, parameters: Parameters, knobs: Knobs) -> Tensor:
-        """Of squared kernels, by group; of several learners each has its share."""
+        """L2 penalty on kernels, by group; each of several learners has its share."""
         coefs = {group: getattr(knobs, f"{group}_l2_coef") for group in self.config.l2_coefs}
         kernels = ((coefs[group], name) for group in coefs for name in self.kernels[group])
         squares = [coef * parameters[name].square().sum() for coef, name in kernels]
@@ -268,14 +269,14 @@ class PPOLearner:
 
     @torch.no_grad()
     def _mean_kl(self, rows: Rows, chunks: Chunks, use: Tensor) -> float:
-        """KL(mu, pi) of the policy as it is now, over the rows to use."""
+        """Mean KL(mu, pi) of the current policy over the rows to use."""
         rows, use = chunks.whole(rows, use)
         params, _, _ = self.network(rows.obs, rows.state, rows.is_first)
         params = acting.masked(self.family, params, rows.obs)
         return self.family.kl(rows.params_mu, params)[use].mean().item()
 
     def _merge(self, batch: Rollout) -> None:
-        """Folds the batch into the normalisers; they act from the next iteration on."""
+        """Adds the batch to the normalisers' statistics, which the next iteration uses."""
         if not self.config.update_normalizers:
             return
         self.normalizer.merge({name: x[:-1] for name, x in batch.obs.items()}, batch.valid)
@@ -296,17 +297,8 @@ class PPOLearner:
     def metrics(self) -> dict[str, float]:
         return self.reports.read() | self.schedule.told
 
-    def histograms(self) -> dict[str, Tensor]:
-        return self.reports.histograms()
-
     def publication(self) -> Publication:
         return Publication(self.version, self.trained.published())
-
-    def weights(self) -> dict[str, Tensor]:
-        return self.trained.weights()
-
-    def warm_start(self, weights: Mapping[str, Tensor]) -> None:
-        self.trained.load_weights(weights)
 
     def save(self) -> LearnerState:
         tensors = self.trained.save() | {"shuffle": self.shuffle.get_state()}

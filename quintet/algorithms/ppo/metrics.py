@@ -1,4 +1,4 @@
-"""What PPO reports, by the names of quintet.observe.metrics."""
+"""The metrics of PPO, by the names of quintet.observe.metrics."""
 
 import math
 from typing import Any, NamedTuple, final
@@ -58,15 +58,15 @@ METRICS = (
     "grad_norm/",
     "param_norm/",
 )
-"""All that it may report; `/` at the end stands for every name that begins so."""
+"""All metrics; `/` at the end stands for every name that begins so."""
 
 
 class Estimates(NamedTuple):
-    """What a batch says of returns ``[T, B]``, in units of the normalised reward.
+    """Estimates from a batch ``[T, B]``, in units of the normalised reward.
 
     reward: normalised.
     advantage: before normalising.
-    value: what the advantage was taken against.
+    value: the baseline of the advantage.
     """
 
     reward: Tensor
@@ -76,11 +76,11 @@ class Estimates(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """What the loss is the mean of, by row ``[N]``, unweighted.
+    """The unweighted terms of the loss, by row ``[N]``, and what they are made of.
 
-    params: of the distribution, masked.
+    params: parameters of the distribution, masked.
     log_rho: logp_pi - logp_mu; 0 in rows of weight 0 of a recurrent minibatch.
-    advantage: as the policy term has it.
+    advantage: as in the policy term.
     policy, error: terms of policy and value function; `error` is half the squared error.
     """
 
@@ -100,7 +100,7 @@ class Terms(NamedTuple):
 def loss_statistics(
     losses: Tensor, terms: Terms, weight: Tensor, clip_epsilon: float | Tensor
 ) -> Statistics:
-    """Of a minibatch whose rows have the `weight` ``[N]``.
+    """Statistics of a minibatch whose rows have the `weight` ``[N]``.
 
     losses: the weighted LOSSES ``[6]``.
     """
@@ -137,7 +137,7 @@ def _batch_statistics(batch: Rollout, use: Tensor, estimates: Estimates) -> Stat
 
 @final
 class Reports:
-    """What an iteration tells beside its steps, and how all of it is read."""
+    """Collects an iteration's statistics beside those of its steps, and reads all of them."""
 
     def __init__(
         self,
@@ -152,9 +152,11 @@ class Reports:
     def iteration(
         self, batch: Rollout, use: Tensor, obs: Obs, estimates: Estimates, last_epoch: int
     ) -> None:
-        """Takes an iteration whose last epoch began with this step, and folds its steps.
+        """Adds an iteration and folds its steps.
 
-        use: rows that were learned from ``[T, B]``; obs: normalised.
+        use: rows that were learned from ``[T, B]``.
+        obs: normalised.
+        last_epoch: step at which the last epoch began.
         """
         trained, interval = self.trained, self.trained.interval
         interval.add(_batch_statistics(batch, use, estimates))
@@ -189,13 +191,13 @@ class Reports:
         return {f"histogram/{name}": x.detach().flatten().cpu() for name, x in values.items()}
 
 
-# What follows are the values of an iteration, by row, whose distribution a report shows.
+# The values of an iteration, by row, for histograms
 
 
 def batch_values(
     batch: Rollout, use: Tensor, estimates: Estimates, family: Family
 ) -> dict[str, Tensor]:
-    """Of the data: observations and actions by leaf, rewards, advantages, value targets."""
+    """Values of the data: observations and actions by leaf, rewards, advantages, value targets."""
     action = batch.action[use]
     actions = family.unpack(action) if isinstance(family, TupleFamily) else (action,)
     names = ["action"] if len(actions) == 1 else [f"action/{k}" for k in range(len(actions))]
@@ -212,9 +214,9 @@ def batch_values(
 def loss_values(
     terms: Terms, target: Tensor, use: Tensor, family: Family, clip_epsilon: float | None
 ) -> dict[str, Tensor]:
-    """Of the loss, over the rows to `use` ``[N]``: log-probabilities, ratios, objectives, values.
+    """Values of the loss in the rows to `use` ``[N]``: log-probabilities, ratios, objectives, ...
 
-    clip_epsilon: in force; without a clip, what it would change is left out.
+    clip_epsilon: None leaves out the clipped values.
     """
     rho, advantage = terms.rho, terms.advantage
     values = {

@@ -1,4 +1,4 @@
-"""The numbers of PPO that change by themselves: with the budget, or with the policy's KL."""
+"""PPO's scheduled numbers, which change with the budget or with the policy's KL."""
 
 from collections.abc import Mapping
 from typing import Any, final
@@ -11,9 +11,9 @@ _SAVED = ("learning_rate", "beta")
 
 @final
 class Schedule:
-    """The learning rate, the ratio's clip and the weight of the KL penalty that are in force.
+    """The current learning rate, ratio clip and weight of the KL penalty.
 
-    told: those of the last iteration, by metric's name.
+    told: those of the last iteration, by the metric's name.
     """
 
     def __init__(self, config: PPOConfig, total_env_steps: int):
@@ -23,13 +23,13 @@ class Schedule:
         self.told: dict[str, float] = {}
 
     def configure(self, config: PPOConfig) -> None:
-        """Takes other options; a rate that the KL has moved begins anew if its option changed."""
+        """Takes new options; a KL-adaptive rate begins anew if its option changed."""
         if config.learning_rate != self.config.learning_rate:
             self.learning_rate = config.learning_rate
         self.config, self.clip_epsilon = config, config.clip_epsilon
 
     def begin(self, env_steps: int) -> None:
-        """An iteration begins after so many env_steps."""
+        """Sets the numbers of an iteration that begins after `env_steps`."""
         config = self.config
         left = schedules.linear(env_steps, self.total_env_steps)
         if config.lr_schedule == "linear":
@@ -41,9 +41,7 @@ class Schedule:
             self.told["policy/clip_epsilon"] = self.clip_epsilon
 
     def adapt(self, mean_kl: float) -> dict[str, float]:
-        """Moves the penalty's weight and an adaptive rate by the updated policy's KL; what there is
-        to report of it.
-        """
+        """Adapts the penalty's weight and the rate to the updated policy's KL; returns metrics."""
         config, told = self.config, {"policy/kl": mean_kl}
         if config.kl_beta_init > 0:
             before = self.beta
@@ -58,10 +56,8 @@ class Schedule:
         return told
 
     def save(self) -> dict[str, float]:
-        """What data has moved."""
         return {name: getattr(self, name) for name in _SAVED}
 
     def load(self, scalars: Mapping[str, Any]) -> None:
-        """Takes what `save` gave."""
         for name in _SAVED:
             setattr(self, name, scalars[name])

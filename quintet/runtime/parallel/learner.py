@@ -1,7 +1,7 @@
-"""One of several learners, a process begun by `quintet.runtime.parallel.learners`.
+"""One of several learners, a process that `quintet.runtime.parallel.learners` begins.
 
-It does what the first one does, in the same order, on columns of its own; of what it finds only its
-part in the exchanges is used.
+It does what the first learner does, in the same order, on its own columns; only its part in the
+exchanges is used.
 """
 
 import pickle
@@ -11,7 +11,13 @@ from typing import final
 
 import torch
 
-from quintet.runtime.parallel.learners import BatchMemory, checksum, progress_name, shared_state
+from quintet.runtime.parallel.learners import (
+    BatchMemory,
+    LearnerWork,
+    checksum,
+    progress_name,
+    shared_state,
+)
 from quintet.runtime.parallel.ranks import PeerGone, RankGroup, reach_store
 from quintet.runtime.processes.arena import Arena
 from quintet.runtime.processes.messages import (
@@ -20,7 +26,6 @@ from quintet.runtime.processes.messages import (
     Configure,
     Connect,
     Learn,
-    LearnerWork,
     Ready,
     Stop,
     Sum,
@@ -32,15 +37,15 @@ from quintet.types import LearnerState
 
 @final
 class LearnerProcess:
-    """A learner beside the first, on request."""
+    """A learner beside the first one, led by messages."""
 
     def __init__(self, work: LearnerWork, arena: Arena, channel: Connection):
-        self.work, self.channel = work, channel
+        crew, self.channel = work.crew, channel
         self.row = arena.tensor(progress_name(work.index)).numpy()
-        self.memory = BatchMemory(arena, work.rows, work.plan)
-        device = torch.device(work.device)
-        self.ranks = RankGroup(work.index, work.size, device, joined=self._joined)
-        self.learner = work.make_learner(self.ranks)
+        self.memory = BatchMemory(arena, crew.rows, work.plan)
+        device = torch.device(crew.devices[work.index])
+        self.ranks = RankGroup(work.index, len(crew.devices), device, joined=self._joined)
+        self.learner = crew.make_learner(self.ranks)
 
     def _joined(self, exchange: int) -> None:
         self.row[2] = exchange
@@ -52,20 +57,20 @@ class LearnerProcess:
             while self._answer(self.channel.recv()):
                 pass
         except PeerGone:
-            # The first one finds out whose fault it is, and ends all of them.
+            # The first learner finds the one at fault, and ends all of them.
             while not isinstance(self.channel.recv(), Stop):
                 pass
         finally:
             self.ranks.close()
 
     def _answer(self, message: object) -> bool:
-        """Does what it is told; whether it is to go on."""
+        """Carries out a message; False if it is the last."""
         match message:
             case Connect(port):
                 self.ranks.connect(reach_store(port))
             case Begin(scalars):
-                state = shared_state(self.learner, self.ranks)
-                self.learner.load(LearnerState(state.tensors, scalars))
+                tensors = shared_state(self.learner, self.ranks).tensors
+                self.learner.load(LearnerState(tensors, scalars))
             case Configure(options):
                 self.learner.configure(options)
             case Learn(env_steps, cut, replayed):
@@ -80,11 +85,11 @@ class LearnerProcess:
 
 
 def main() -> int:
-    """Learns until told to stop."""
     pickled, arena, channel = begin()
     try:
         work: LearnerWork = pickle.loads(pickled)
-        configure_torch(work.threads, work.device, work.exact)
+        crew = work.crew
+        configure_torch(crew.threads, crew.devices[work.index], crew.exact)
         with inexact_told(print):
             LearnerProcess(work, arena, channel).run()
     except EOFError:  # the parent has ended without a word

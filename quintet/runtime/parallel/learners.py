@@ -1,5 +1,5 @@
-"""Several learners that share every batch, as one: the first here, the others in processes of their
-own.
+"""Several learners that share every batch and appear as one: the first is in this process, the
+others have processes of their own.
 """
 
 import threading
@@ -22,16 +22,15 @@ from quintet.runtime.processes.messages import (
     Configure,
     Connect,
     Learn,
-    LearnerWork,
     Stop,
     Sum,
 )
 from quintet.runtime.processes.process import STOP_GRACE_S, Process, ProcessKind, await_all, pickled
 from quintet.runtime.slots import RowSpecs, Slot, slot_specs
-from quintet.types import LearnerState, Publication, Rollout, TensorSpec
+from quintet.types import LearnerState, Rollout, TensorSpec
 
 _BLAME_S = 5.0
-"""How long after an exchange has failed it is known, at the latest, who is gone."""
+"""Longest time from a failed exchange until the process at fault is known."""
 
 
 @final
@@ -39,12 +38,12 @@ _BLAME_S = 5.0
 class LearnerCrew:
     """What the learners of a run are made of.
 
-    make_learner: of one rank; something that cloudpickle can send.
-    devices: where each computes; their number is that of the learners.
-    rows: of a batch.
-    threads: of PyTorch in each process.
-    timeout_s: how much longer than the first one the others may take for an update.
-    exact: they use deterministic algorithms on a GPU.
+    make_learner: makes the learner of one rank; cloudpickle must be able to send it.
+    devices: one for each learner.
+    rows: the rows of a batch.
+    threads: PyTorch's threads in each process.
+    timeout_s: how much longer than the first learner the others may take for an update.
+    exact: whether they use deterministic algorithms on a GPU.
     """
 
     make_learner: Callable[[Ranks], Learner]
@@ -56,10 +55,18 @@ class LearnerCrew:
 
 
 @final
+@dataclass(frozen=True)
+class LearnerWork:
+    """The pickled work of one learner's process."""
+
+    index: int
+    crew: LearnerCrew
+    plan: DataPlan
+
+
+@final
 class BatchMemory:
-    """A fresh batch and one from replay in shared memory, where every rank finds them; they look
-    like slots of one group.
-    """
+    """A fresh batch and one from replay in shared memory, laid out like slots of one group."""
 
     def __init__(self, arena: Arena, rows: RowSpecs, plan: DataPlan):
         self._batches: dict[bool, Rollout] = {}
@@ -91,7 +98,7 @@ class BatchMemory:
 
 
 def _batches(rows: RowSpecs, plan: DataPlan) -> dict[bool, tuple[RowSpecs, DataPlan]]:
-    """What batches hold and the plan of their shape, by `Rollout.replayed`."""
+    """The rows of batches and the plan of their shape, by `Rollout.replayed`."""
     found, replay = {False: (rows, plan)}, plan.replay
     if replay is not None:
         windows = replay.kind == "windows"
@@ -113,14 +120,14 @@ def _copy(source: Any, into: Any) -> None:
 
 
 def shared_state(learner: Learner, ranks: Ranks) -> LearnerState:
-    """The learner's state with the first rank's tensors, which all ranks ask for together."""
+    """The learner's state with the first rank's tensors; all ranks call it together."""
     state = learner.save()
     ranks.broadcast(x for _, x in sorted(state.tensors.items()))
     return state
 
 
 def checksum(learner: Learner) -> int:
-    """CRC-32 of all that the learner would save."""
+    """CRC-32 of the state that the learner would save."""
     state, crc = learner.save(), 0
     for _, x in sorted(state.tensors.items()):
         array: Any = x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
@@ -129,7 +136,7 @@ def checksum(learner: Learner) -> int:
 
 
 def progress_name(rank: int) -> str:
-    """Of a rank's (time when it was ready in ns, updates begun, exchanges joined)."""
+    """Name of a rank's tensor (time when it was ready in ns, updates begun, exchanges joined)."""
     return f"learner/{rank}/row"
 
 
@@ -137,13 +144,14 @@ def progress_name(rank: int) -> str:
 class Learners:
     """The first learner, which publishes, reports and is saved, and the processes of the others.
 
-    Each update they are told to take their columns of the batch, and what they find meets in the
+    In each update every learner takes its columns of the batch; their results are combined by the
     learner's own calls of `Ranks`.
     """
 
     def __init__(self, crew: LearnerCrew):
-        """Raises:
-        ConfigError: what they are made of can't be sent, or there is too little memory.
+        """
+        Raises:
+            ConfigError: `crew` can't be sent to processes, or there is too little memory.
         """
         self.crew, size = crew, len(crew.devices)
         self.ranks = RankGroup(0, size, torch.device(crew.devices[0]), self._watch)
@@ -151,12 +159,22 @@ class Learners:
         plan = self.learner.plan
         if plan.replay is not None and plan.replay.columns % size:
             raise ConfigError(
-                f"runtime.num_learners={size} requires batches from replay that so many can share "
+                f"runtime.num_learners={size} requires batches from replay that they can share "
                 f"evenly, got {plan.replay.columns} columns; use another number of learners"
             )
         specs = BatchMemory.specs(crew.rows, plan)
         specs |= {progress_name(rank): TensorSpec((3,), torch.int64) for rank in range(1, size)}
-        work = [_work(crew, plan, rank) for rank in range(1, size)]
+        work = [
+            pickled(
+                LearnerWork(rank, crew, plan),
+                "runtime.num_learners requires spaces and a model that can be sent to other "
+                "processes, these can't be",
+                "leave it out",
+            )
+            for rank in range(1, size)
+        ]
+        self.histograms, self.publication = self.learner.histograms, self.learner.publication
+        self.weights, self.metrics = self.learner.weights, self.learner.metrics
         self._arena = Arena.create(specs)
         self._memory = BatchMemory(self._arena, crew.rows, plan)
         self.processes = [self._process(rank, each) for rank, each in enumerate(work, 1)]
@@ -165,7 +183,7 @@ class Learners:
         self._started = self._connected = self._alike = self._at_work = self._closed = False
         self._waited_s, self._waited_for = 0.0, 0
         self._compared = 0
-        self._options: Any = None  # that the others have not begun with
+        self._options: Any = None  # set by `configure`, which the others were not made with
         self._fault: QuintetError | None = None
 
     def _process(self, rank: int, work: bytes) -> Process:
@@ -175,13 +193,13 @@ class Learners:
             "quintet.runtime.parallel.learner",
             work,
             place="in update {}",
-            slow_start="raise runtime.learner_timeout_s if the network takes so long to make",
+            slow_start="raise runtime.learner_timeout_s if making the network takes longer",
             fault=LearnerFault,
         )
         row = self._arena.tensor(progress_name(rank)).numpy()
         return Process(kind, self._arena, row, lambda line: self._say(line), self.crew.timeout_s)
 
-    # What the runtime asks of a learner
+    # The Learner protocol
 
     @property
     def plan(self) -> DataPlan:
@@ -195,17 +213,9 @@ class Learners:
     def version(self) -> int:
         return self.learner.version
 
-    def histograms(self) -> Mapping[str, Tensor]:
-        return self.learner.histograms()
-
-    def publication(self) -> Publication:
-        return self.learner.publication()
-
     def save(self) -> LearnerState:
-        """The first learner's state.
-
-        Raises:
-            LearnerFault: another one's is not the same, so all since the last save is in doubt.
+        """The first learner's state; raises LearnerFault if another learner's differs, which puts
+        all updates since the last save in doubt.
         """
         self._compare()
         return self.learner.save()
@@ -213,9 +223,6 @@ class Learners:
     def load(self, state: LearnerState, *, counters: bool = True) -> None:
         self._alike = False
         self.learner.load(state, counters=counters)
-
-    def weights(self) -> dict[str, Tensor]:
-        return self.learner.weights()
 
     def warm_start(self, weights: Mapping[str, Tensor]) -> None:
         self._alike = False
@@ -225,15 +232,9 @@ class Learners:
         self.learner.configure(options)
         self._options, self._alike = options, False
 
-    def metrics(self) -> Mapping[str, float]:
-        """The first learner's, which are those of the whole batches."""
-        return self.learner.metrics()
-
     def update(self, batch: Rollout, env_steps: int) -> None:
-        """One update of all learners; the batch is on the CPU, each takes its columns from there.
-
-        Raises:
-            QuintetError: what any of them raised, or who of them is gone or silent.
+        """One update of all learners, which take their columns of the batch from the CPU; raises
+        QuintetError if one of them raised it, is gone, or is silent.
         """
         self.start(self._say, self._notice)
         if not self._connected:
@@ -255,7 +256,7 @@ class Learners:
     def start(self, say: Callable[[str], None], notice: Callable[[str], None]) -> None:
         """Begins the processes, if there are none; the first update waits until they are ready.
 
-        say: gets what they print; notice: gets what of them is waited for, when that takes long.
+        say: receives what they print; notice: receives what a long wait is for.
         """
         if self._started:
             return
@@ -265,7 +266,6 @@ class Learners:
             process.launch()
 
     def _connect(self) -> None:
-        """Has all of them find each other."""
         store, port = host_store()
         self._tell(Connect(port))
         failed: list[PeerGone] = []
@@ -276,7 +276,7 @@ class Learners:
             except PeerGone as error:
                 failed.append(error)
 
-        # In a thread, as it waits for all of them and can't be interrupted to look who is there.
+        # In a thread, since it waits for all learners, and meanwhile this one watches them.
         thread = threading.Thread(target=connect, daemon=True)
         thread.start()
         while thread.is_alive():
@@ -288,7 +288,7 @@ class Learners:
         self._connected = True
 
     def _begin(self) -> None:
-        """Gives all learners the first one's state, where theirs may be another."""
+        """Gives all learners the first one's state, unless they have it."""
         if self._alike:
             return
         if self._options is not None:
@@ -302,17 +302,15 @@ class Learners:
             process.send(message)
 
     def _watch(self) -> None:
-        """Looks after the others while they are waited for.
-
-        Raises:
-            QuintetError: one of them has failed, ended, or been silent for too long.
+        """Checks the other learners during a wait for them; raises QuintetError if one of them has
+        failed, ended, or been silent for too long.
         """
         error = self._fault or self._news(0.0)
         if error is not None:
             raise error
         if self._waited_for != self.ranks.exchanges:
             self._waited_for, self._waited_s = self.ranks.exchanges, 0.0
-        # Not by the clock: it goes on where this process is stopped itself.
+        # Not by the clock, which goes on while this process itself is stopped.
         self._waited_s += LOOK_EVERY_S
         if self._waited_s < self.crew.timeout_s:
             return
@@ -321,13 +319,13 @@ class Learners:
         for process in late:
             process.end()
         raise LearnerFault(
-            f"{names} must go on with update {self.updates} within {self.crew.timeout_s:g} s, "
-            "there was no sign for so long: it hangs or was stopped; raise "
-            "runtime.learner_timeout_s if one learner may be so much slower than another"
+            f"{names} must join update {self.updates} within {self.crew.timeout_s:g} s, there was "
+            "no sign of it: it hangs or was stopped; raise runtime.learner_timeout_s if one "
+            "learner may be that much slower than another"
         )
 
     def _news(self, timeout_s: float) -> QuintetError | None:
-        """Why one of them can't go on, if that is so."""
+        """The error of a learner that can't go on; None if there is none in that time."""
         deadline = time.monotonic() + timeout_s
         while True:
             for process in self.processes:
@@ -342,7 +340,7 @@ class Learners:
             time.sleep(0.05)
 
     def _culprit(self, what: str) -> QuintetError:
-        """Who has brought an exchange to an end."""
+        """The error of the learner that ended an exchange."""
         lost = f"the learners have lost each other, though none has ended: {what}"
         return self._fault or self._news(_BLAME_S) or LearnerFault(lost)
 
@@ -357,28 +355,28 @@ class Learners:
             while process.ready and process.channel.poll(STOP_GRACE_S):
                 answer = process.hear()
                 if isinstance(answer, QuintetError):
-                    self._fault = answer  # for the next update: what the first has is sound
-                elif answer.number == wanted.number:  # and not one that came late
+                    self._fault = answer  # raised by the next update: the first's state is sound
+                elif answer.number == wanted.number:  # else it is a late one
                     if answer != wanted:
                         raise LearnerFault(
                             f"{process.name} must have the same weights as the first learner, it "
-                            f"has others after update {self.updates}; is this machine in order?"
+                            f"has others after update {self.updates}; check this machine's hardware"
                         )
                     break
             else:
                 if process.ready:
                     self._say(
-                        f"{process.name} has not said within {STOP_GRACE_S:g} s what weights it "
-                        "has, so they were not compared with the first learner's"
+                        f"{process.name} did not send the checksum of its weights within "
+                        f"{STOP_GRACE_S:g} s, so they were not compared with the first learner's"
                     )
 
     def close(self) -> None:
-        """Ends all processes and gives memory and sockets back.  Once more does nothing."""
+        """Ends all processes and frees memory and sockets; a second call does nothing."""
         if self._closed:
             return
         self._closed = True
         try:
-            # Who is in the middle of an update waits for the others, and would not hear it.
+            # A learner in the middle of an update waits for the others and reads no messages.
             if self._started and not self._at_work:
                 self._tell(Stop())
                 deadline = time.monotonic() + STOP_GRACE_S
@@ -391,22 +389,3 @@ class Learners:
             self._arena.close()
             self.processes.clear()
             del self._memory, self._arena
-
-
-def _work(crew: LearnerCrew, plan: DataPlan, rank: int) -> bytes:
-    work = LearnerWork(
-        index=rank,
-        size=len(crew.devices),
-        device=crew.devices[rank],
-        make_learner=crew.make_learner,
-        rows=crew.rows,
-        plan=plan,
-        threads=crew.threads,
-        exact=crew.exact,
-    )
-    return pickled(
-        work,
-        "runtime.num_learners requires spaces and a model that can be sent to other processes, "
-        "these can't be",
-        "leave it out",
-    )

@@ -1,10 +1,10 @@
-"""Several learners that share every batch, as one of them sees them: over torch.distributed."""
+"""Exchanges between learners that share every batch, by torch.distributed."""
 
 import socket
 import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
@@ -14,39 +14,31 @@ from quintet.runtime.batch import narrow, to_device
 from quintet.types import Rollout
 
 LOOK_EVERY_S = 0.5
-"""How often who waits for the others looks whether they are still there."""
+"""Seconds between two checks, during an exchange, that the other ranks are there."""
 
 _POLL_EVERY_S = 1e-4
 
 _HERE = "127.0.0.1"
 
 _CONNECT = timedelta(seconds=300)
-"""How long ranks may take to find each other; all of them are ready by then."""
+"""How long ranks may take to connect; all processes are ready before."""
 
 _NEVER = timedelta(days=365)
-"""In place of torch's own timeout of exchanges: it can't tell a rank that hangs from one whose
-parent was stopped for a while, and on a GPU it would end this process.  Who waits watches himself.
+"""Replaces torch's timeout of exchanges, which can't tell a rank that hangs from one whose parent
+was stopped for a while, and would end this process on a GPU.  The waiting rank watches instead.
 """
 
 
 class PeerGone(Exception):
-    """Another learner is gone, or the connection to it."""
-
-
-class _Work(Protocol):
-    """What torch gives for an exchange that has begun."""
-
-    def wait(self, timeout: timedelta = ...) -> bool: ...
-
-    def is_completed(self) -> bool: ...
+    """Another learner, or the connection to it, is gone."""
 
 
 @final
 class RankGroup:
     """One of several learners: `quintet.protocols.Ranks` over gloo, or NCCL on GPUs.
 
-    Gloo's sum goes round a ring and NCCL's along fixed paths: each part of it is added up in one
-    order and in one place, so all ranks get the same bits, and the same ones twice.
+    Gloo sums round a ring and NCCL along fixed paths: each element is added up in one order and in
+    one place, so all ranks get the same bits, in every run.
     """
 
     def __init__(
@@ -57,10 +49,9 @@ class RankGroup:
         watch: Callable[[], None] = lambda: None,
         joined: Callable[[int], None] = lambda _: None,
     ):
-        """watch: called while this rank waits for others, every LOOK_EVERY_S; may raise.
+        """watch: called every LOOK_EVERY_S while this rank waits for others; may raise.
 
-        joined: gets the number of each exchange that this rank joins, from 1 on, which is to find
-            the others.
+        joined: called with the number of each exchange that this rank joins; 1 is `connect`.
         """
         self.index, self.size, self.device = index, size, device
         self.exchanges = 0
@@ -68,10 +59,8 @@ class RankGroup:
         self._group: Any = None
 
     def connect(self, store: Any) -> None:
-        """Finds the other ranks; returns when all of them are here.
-
-        Raises:
-            PeerGone: one of them is not.
+        """Connects to the other ranks; returns when all are connected.  Raises PeerGone if one of
+        them is not there.
         """
         self._join()
         # Not by init_process_group: the one group of a process may be in use by the user's code.
@@ -85,7 +74,7 @@ class RankGroup:
 
     def shard(self, batch: Rollout) -> Rollout:
         columns, rest = divmod(batch.stream_id.numel(), self.size)
-        assert not rest, "what is shared out is checked when a run begins"
+        assert not rest, "a run checks that its learners share batches evenly"
         return to_device(narrow(batch, self.index * columns, columns), self.device)
 
     def sum(self, x: Tensor) -> Tensor:
@@ -113,20 +102,18 @@ class RankGroup:
                 x.copy_(part.clone().view(x.dtype).view(x.shape))  # a clone is aligned
 
     def close(self) -> None:
-        """Leaves the others; who waits for this rank hears of it."""
+        """Disconnects; ranks that wait for this one notice it."""
         group, self._group = self._group, None
         if group is not None and self.device.type == "cuda":
-            group.abort()  # what hangs on the GPU would be waited for
+            group.abort()  # which does not wait for what hangs on the GPU
 
     def _join(self) -> None:
         self.exchanges += 1
         self._joined(self.exchanges)
 
-    def _exchange(self, begin: Callable[[Any], _Work]) -> None:
-        """One exchange with all others, to its end.
-
-        Raises:
-            PeerGone: one of them is gone.
+    def _exchange(self, begin: Callable[[Any], Any]) -> None:
+        """Makes an exchange with all others and waits for its end; raises PeerGone if one of them
+        is gone.
         """
         self._join()
         try:
@@ -136,9 +123,9 @@ class RankGroup:
         except RuntimeError as error:
             raise PeerGone(str(error)) from error
 
-    def _ended_within(self, work: _Work, seconds: float) -> bool:
-        """Whether an exchange is over, after waiting for it no longer than that; raises
-        RuntimeError if it has failed.
+    def _ended_within(self, work: Any, seconds: float) -> bool:
+        """Waits for an exchange at most that long; whether it is over.  Raises RuntimeError if it
+        has failed.
         """
         if self.device.type == "cpu":
             try:
@@ -148,7 +135,7 @@ class RankGroup:
                     raise
                 return False
             return True
-        # With a timeout NCCL's own wait would give the exchange up.
+        # NCCL's own wait would give the exchange up at its timeout.
         deadline = time.monotonic() + seconds
         while not work.is_completed():
             if time.monotonic() > deadline:
@@ -159,7 +146,7 @@ class RankGroup:
 
 
 def _make_group(store: Any, index: int, size: int, device: torch.device) -> Any:
-    """A process group of torch's, apart from the process's default one."""
+    """A process group of torch that is not the process's default one."""
     group: Any
     options: Any
     if device.type == "cpu":
@@ -178,8 +165,8 @@ def _make_group(store: Any, index: int, size: int, device: torch.device) -> Any:
 
 
 def host_store() -> tuple[Any, int]:
-    """Where ranks find each other's addresses, and the port by which others reach it."""
-    listener = socket.create_server((_HERE, 0))  # the store's own would be open to other machines
+    """A store in which ranks find each other's addresses, and its port."""
+    listener = socket.create_server((_HERE, 0))  # the store's own listens to other machines too
     port = listener.getsockname()[1]
     made: Any = dist.TCPStore(  # type: ignore[attr-defined]
         _HERE, port, is_master=True, timeout=_CONNECT, wait_for_workers=False,
@@ -189,5 +176,5 @@ def host_store() -> tuple[Any, int]:
 
 
 def reach_store(port: int) -> Any:
-    """What `host_store` has made in another process."""
+    """Connects to the store that `host_store` has made in another process."""
     return dist.TCPStore(_HERE, port, is_master=False, timeout=_CONNECT)  # type: ignore[attr-defined]

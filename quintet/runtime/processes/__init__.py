@@ -1,1 +1,1 @@
-"""Worker and server processes and what they say to each other."""
+"""Worker and server processes and their messages."""

@@ -26,8 +26,8 @@ class Arena:
     """Named tensors in one block of memory that several processes map.
 
     The block has no name in the file system (a memfd on Linux, elsewhere a file that is unlinked as
-    soon as it is open), so it is gone with the last process that holds it, however that ends.  Who
-    is to map it inherits the file descriptor and is given the same specs.
+    soon as it is open), so it is freed when the last process that maps it ends, however it ends.
+    Other processes inherit the file descriptor and are given the same specs.
     """
 
     def __init__(self, specs: Mapping[str, TensorSpec], file: int):
@@ -39,20 +39,23 @@ class Arena:
 
     @classmethod
     def create(cls, specs: Mapping[str, TensorSpec], folder: Path | None = None) -> Self:
-        """A new block, zeroed; all of its memory is taken at once.
+        """A new block, zeroed; all of its memory is allocated at once.
 
-        folder: where its unlinked file is, in place of a memfd.
+        folder: of an unlinked file that replaces the memfd.
 
         Raises:
-            ConfigError: there is not so much memory.
+            ConfigError: there is too little memory.
         """
         _, size = _places(specs)
-        _require_free(size)
+        # Refuses a block for which the system would have to kill processes.
+        free = min(psutil.virtual_memory().available, _left_to_container())
+        if size > free:
+            raise ConfigError(_too_large(size, f"{free:,.0f} bytes are free"))
         file = _open_unnamed(folder)
         try:
             os.ftruncate(file, size)
             if sys.platform == "linux":
-                # Else the first write to a page that can't be had would kill the process.
+                # Else the first write to a page that memory lacks would kill the process.
                 os.posix_fallocate(file, 0, size)
             return cls(specs, file)
         except OSError as error:
@@ -62,13 +65,12 @@ class Arena:
             raise
 
     def tensor(self, name: str) -> Tensor:
-        """A view of that tensor's memory."""
         spec, offset = self.specs[name], self._offsets[name]
         part = self._bytes[offset : offset + _bytes_of(spec)]
         return part.view(spec.dtype).view(spec.shape)
 
     def below(self, prefix: str) -> dict[str, Tensor]:
-        """Views of the tensors named ``prefix...``, by the rest of their names."""
+        """Views of the tensors whose names begin with `prefix`, by the rest of their names."""
         return {k[len(prefix) :]: self.tensor(k) for k in self.specs if k.startswith(prefix)}
 
     def close(self) -> None:
@@ -77,7 +79,6 @@ class Arena:
 
 
 def prefixed(prefix: str, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """The same specs under names that begin with `prefix`."""
     return {prefix + name: spec for name, spec in specs.items()}
 
 
@@ -86,7 +87,7 @@ def _bytes_of(spec: TensorSpec) -> int:
 
 
 def _places(specs: Mapping[str, TensorSpec]) -> tuple[dict[str, int], int]:
-    """Where each tensor begins, and how many bytes there are."""
+    """The offset of each tensor, and the size of the block, in bytes."""
     offsets, size = {}, 0
     for name, spec in specs.items():
         offsets[name] = size
@@ -102,16 +103,9 @@ def _open_unnamed(folder: Path | None) -> int:
     return file
 
 
-def _require_free(size: int) -> None:
-    """Refuses what would have the system kill processes for want of memory."""
-    free = min(psutil.virtual_memory().available, _left_to_container())
-    if size > free:
-        raise ConfigError(_too_large(size, f"{free:,.0f} bytes are free"))
-
-
 def _left_to_container() -> float:
-    """Bytes that its control group (of version 2 or 1) leaves to this process, with what it keeps
-    of files only until somebody wants the memory; infinite without a limit.
+    """Free bytes within the limit of this process's control group (version 2 or 1), the page cache
+    included; infinite without a limit.
     """
     limit, usage, folder, prefix = "memory.max", "memory.current", _CGROUP, ""
     if not (folder / limit).exists():

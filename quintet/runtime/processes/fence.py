@@ -1,11 +1,11 @@
 """A full memory barrier between processes that share memory.
 
-Weights in shared memory are guarded by versions that are written before and after them
-(`quintet.runtime.processes.params`), which needs that writes are seen in their order and reads are
-done in theirs.  x86 promises both of ordinary loads and stores; taking a lock, a locked
-instruction, orders there what goes past the cache as well.  Other processors promise neither, and a
-lock is no fence on them: what stands before it may sink into it, what stands after it may rise into
-it, and there they may change places.
+Versions that are written before and after weights in shared memory guard them
+(`quintet.runtime.processes.params`).  That requires that other processes see writes in their order,
+and that reads are done in theirs.  x86 guarantees both for ordinary loads and stores; a locked
+instruction, as in taking a lock, orders non-temporal stores too.  Other processors guarantee
+neither, and a lock is no fence on them: accesses before and after it may both move into it, and
+change places there.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ from threading import Lock
 from quintet.errors import ConfigError
 
 _ORDERED = ("x86_64", "amd64", "i386", "i686")
-"""Machines on which loads are seen in order, and stores are."""
+"""Machines that keep the order of loads and of stores."""
 
 # linux/membarrier.h and asm/unistd.h
 _GLOBAL_EXPEDITED, _REGISTER_GLOBAL_EXPEDITED = 1 << 1, 1 << 2
@@ -28,17 +28,14 @@ _MEMBARRIER = {"x86_64": 324, "aarch64": 283, "riscv64": 283, "ppc64le": 365, "s
 
 @cache
 def fence() -> Callable[[], None]:
-    """What this process calls so that all it has read and written before is done before what it
-    reads and writes after, in the eyes of all processes.
-
-    Raises:
-        ConfigError: there is nothing on this machine that does so.
+    """The function by which this process completes all earlier reads and writes, as every process
+    sees them, before any later ones; raises ConfigError if this machine has no such barrier.
     """
     return fence_of(platform.machine(), sys.platform)
 
 
 def fence_of(machine: str, system: str) -> Callable[[], None]:
-    """The same for a kind of machine; what it gives works on the machine at hand alone."""
+    """`fence` for a kind of machine; the function works on this machine only."""
     if machine.lower() in _ORDERED:
         return _locked
     if system == "linux" and machine in _MEMBARRIER:
@@ -51,11 +48,9 @@ def fence_of(machine: str, system: str) -> Callable[[], None]:
 
 
 def membarrier(number: int) -> Callable[[], None]:
-    """Linux's membarrier(2), the system call of that number: with GLOBAL_EXPEDITED it is a full
-    barrier on every running thread of every process that has registered, as this one does here.
-
-    Raises:
-        ConfigError: the kernel, or who has confined this process, refuses it.
+    """Linux's membarrier(2), the system call of that number. With GLOBAL_EXPEDITED it is a full
+    barrier on every running thread of every process that has registered; this one registers here.
+    Raises ConfigError if the kernel, or a sandbox around this process, refuses it.
     """
     system_call = ctypes.CDLL(None, use_errno=True).syscall
     system_call.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_uint, ctypes.c_int]
@@ -82,6 +77,6 @@ _LOCK = Lock()
 
 def _refusal(machine: str, why: str) -> ConfigError:
     return ConfigError(
-        f"worker processes require a memory barrier between processes, on this machine ({machine}) "
-        f"there is none ({why}); use --runtime.kind serial"
+        f"worker processes require a memory barrier between processes, this machine ({machine}) "
+        f"has none ({why}); use --runtime.kind serial"
     )

@@ -1,4 +1,4 @@
-"""Where a sampler and the inference server leave rows of a group for each other."""
+"""Shared memory by which a sampler and the inference server exchange a group's rows."""
 
 from typing import final
 
@@ -13,7 +13,7 @@ from quintet.types import ActOutput, Obs, Spaces, State, TensorSpec
 
 
 def mailbox_specs(spaces: Spaces, actor: Actor, place: Place) -> dict[str, TensorSpec]:
-    """What a group's mailbox takes in an arena."""
+    """The tensors of a group's mailbox in an arena."""
     noise = actor.draw_noise(1, 1, torch.Generator())[0, 0]
     leaves = observation_leaves(spaces.observation)
     specs = {f"obs/{name}": leaf_spec(leaf) for name, leaf in leaves.items()}
@@ -38,7 +38,7 @@ def _prefix(group: int) -> str:
 class Mailbox:
     """A group's row of inputs and of outputs, in shared memory.
 
-    The recorded state is in one place: the server replaces the one that it was given.
+    The recorded state has one place: the server replaces its input by its output.
     """
 
     def __init__(self, arena: Arena, group: int):
@@ -46,17 +46,15 @@ class Mailbox:
         self.obs: Obs = arena.below(prefix + "obs/")
         self.state: State = arena.below(prefix + "state/")
         self.record = arena.below(prefix + "record/")
-        self.is_first, self.noise = (
-            arena.tensor(prefix + "is_first"),
-            arena.tensor(prefix + "noise"),
-        )
+        self.is_first = arena.tensor(prefix + "is_first")
+        self.noise = arena.tensor(prefix + "noise")
         self.action = arena.tensor(prefix + "action")
         self.env_action = arena.tensor(prefix + "env_action")
         self.version = arena.tensor(prefix + "version")
         self.ticket = arena.tensor(prefix + "ticket")
 
     def ask(self, obs: Obs, state: State, is_first: Tensor, noise: Tensor, ticket: int) -> None:
-        """Leaves what is to be acted on; a request with another ticket is not about it."""
+        """Writes the inputs of an act; a request with another ticket is not about them."""
         for name, x in self.obs.items():
             x.copy_(obs[name])
         for name, x in self.state.items():
@@ -66,7 +64,7 @@ class Mailbox:
         self.ticket.fill_(ticket)
 
     def answer(self, out: ActOutput, rows: slice, version: int) -> None:
-        """Leaves these rows of what a forward gave."""
+        """Writes these rows of a forward's outputs."""
         self.action.copy_(out.action[rows])
         self.env_action.copy_(out.env_action[rows])
         for name, x in self.record.items():

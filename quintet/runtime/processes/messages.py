@@ -1,4 +1,4 @@
-"""What the runtime's processes say to each other, and where their tensors stand in the arena."""
+"""Messages between the runtime's processes, and the names of their tensors in the arena."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 
 from quintet.envs.vector import VectorEnv
 from quintet.observe.timing import PHASES
-from quintet.protocols import Actor, DataPlan, Learner, Ranks
+from quintet.protocols import Actor, DataPlan
 from quintet.runtime.policies import Assignment
 from quintet.runtime.processes.arena import Arena
 from quintet.runtime.slots import RowSpecs, Slot
@@ -16,7 +16,7 @@ from quintet.types import TensorSpec
 
 
 class Place(NamedTuple):
-    """Where a group stands in the run."""
+    """A group's number and its streams in the run."""
 
     group: int
     first_stream: int
@@ -24,7 +24,7 @@ class Place(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The first message of a worker: its environments are made."""
+    """A process's first message: it is ready to work."""
 
 
 class Restart(NamedTuple):
@@ -34,9 +34,12 @@ class Restart(NamedTuple):
 
 
 class Fill(NamedTuple):
-    """A grant: number of the slot, by group, and its generation; versions of the weights by policy,
-    None for the newest; rows of the unroll, all but at the end of a run, and whether to ask then
-    for more.
+    """To a worker: a grant.
+
+    slots: number of the slot to fill, by group.
+    versions: of the weights to act by, by policy; None: the newest.
+    rows: rows of the unroll; fewer than all at the end of a run.
+    asks: whether the worker asks for more after these rows.
     """
 
     slots: tuple[int, ...]
@@ -47,32 +50,32 @@ class Fill(NamedTuple):
 
 
 class Paused(NamedTuple):
-    """The rows that were granted are done; how many env_steps were executed in the unroll so far.
-    The answer is a number of rows more, 0 to end it.
+    """From a worker that has done its granted rows: env_steps executed in the unroll so far.  It
+    waits for `More`.
     """
 
     executed: int
 
 
 class More(NamedTuple):
-    """To a worker that has paused."""
+    """To a worker that has paused: rows to add, 0 to end the unroll."""
 
     rows: int
 
 
 class Full(NamedTuple):
-    """The slots of a grant hold whole unrolls, or as many rows as were granted."""
+    """From a worker: the slots of a grant hold all granted rows."""
 
     slots: tuple[int, ...]
 
 
 class Discarded(NamedTuple):
-    """The inference server ended in the middle of the unroll, which is given up."""
+    """From a worker: it gave its unroll up, as the inference server ended."""
 
 
 class Failed(NamedTuple):
-    """The last message of a worker that can't go on: what kind of error, its words, and the whole
-    traceback where a user's code raised it.
+    """A failing process's last message: the error's class, its text, and the whole traceback where
+    a user's code raised it.
     """
 
     kind: str
@@ -81,11 +84,11 @@ class Failed(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """Close the environments and end."""
+    """To any process: end in good order."""
 
 
 class Line(NamedTuple):
-    """How a worker finds the inference server, and what it says first."""
+    """The inference server's address, and the token that a worker sends first."""
 
     address: str
     token: bytes
@@ -94,7 +97,7 @@ class Line(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Work:
-    """What a sampler process is given."""
+    """The pickled work of a sampler process."""
 
     index: int
     places: tuple[Place, ...]
@@ -115,8 +118,8 @@ class Work:
 class ServerOptions:
     """How the inference server serves.
 
-    make_actor: on the device where it computes.
-    exact: one forward for each group, by the weights that it asks for; else groups that wait are
+    make_actor: makes an actor on `device`.
+    exact: one forward per group, by the weights that it asks for.  Otherwise waiting groups are
         served together, up to `batch_max` streams, once there are `batch_min` or the first has
         waited for `batch_timeout_s`.
     """
@@ -133,9 +136,9 @@ class ServerOptions:
 @final
 @dataclass(frozen=True)
 class ServerWork:
-    """What the inference server is given.
+    """The pickled work of the inference server.
 
-    most_waiting: streams that can wait at once, as a worker asks for one group at a time.
+    most_waiting: streams that can wait at once; a worker asks for one group at a time.
     """
 
     options: ServerOptions
@@ -146,13 +149,13 @@ class ServerWork:
 
 
 class Connect(NamedTuple):
-    """To a learner: find the others by the store at this port of this machine."""
+    """To a learner: connect to the others by the store at this port of this machine."""
 
     port: int
 
 
 class Begin(NamedTuple):
-    """To a learner: take the first one's state, whose tensors are broadcast; its scalars."""
+    """To a learner: take the first learner's state, these scalars and the tensors that follow."""
 
     scalars: dict[str, Any]
 
@@ -160,7 +163,7 @@ class Begin(NamedTuple):
 class Learn(NamedTuple):
     """To a learner: make an update with the batch in shared memory.
 
-    cut: the batch has a `Rollout.trace_cut`; replayed: `Rollout.replayed`.
+    cut: whether the batch has a `Rollout.trace_cut`.
     """
 
     env_steps: int
@@ -169,13 +172,13 @@ class Learn(NamedTuple):
 
 
 class Configure(NamedTuple):
-    """To a learner: other options."""
+    """To a learner: take these options."""
 
     options: Any
 
 
 class Compare(NamedTuple):
-    """To a learner: say what your state is; answered by a `Sum` of the same number."""
+    """To a learner: send the checksum of your state, a `Sum` of this number."""
 
     number: int
 
@@ -187,34 +190,19 @@ class Sum(NamedTuple):
     crc: int
 
 
-@final
-@dataclass(frozen=True)
-class LearnerWork:
-    """What a learner's process is given; see `quintet.runtime.parallel.learners.LearnerCrew`."""
-
-    index: int
-    size: int
-    device: str
-    make_learner: Callable[[Ranks], Learner]
-    rows: RowSpecs
-    plan: DataPlan
-    threads: int
-    exact: bool
-
-
 def header_name(group: int, slot: int) -> str:
-    """Of the tensor (generation, rows executed) of a slot."""
+    """Name of a slot's tensor (generation, rows executed)."""
     return f"slot/{group}/{slot}/header"
 
 
 def slot_prefix(group: int, slot: int) -> str:
-    """Before the names of a slot's tensors."""
+    """Prefix of the names of a slot's tensors."""
     return f"slot/{group}/{slot}/rows/"
 
 
 def progress_specs(name: str) -> dict[str, TensorSpec]:
-    """What a process tells of itself: (time of its last sign of life in ns, row of the unroll) and
-    seconds by phase; and, as third of the first, whether it is told to stop in the middle.
+    """Tensors that a process and its parent share: ``row``, (time of its last sign of life in ns,
+    row of the unroll, 1 if it must stop at once), and ``seconds`` by phase.
     """
     return {
         f"{name}/row": TensorSpec((3,), torch.int64),
@@ -223,5 +211,5 @@ def progress_specs(name: str) -> dict[str, TensorSpec]:
 
 
 def open_slot(arena: Arena, work_rows: RowSpecs, plan: DataPlan, group: int, slot: int) -> Slot:
-    """A slot of a group, over its memory in the arena."""
+    """A group's slot over its memory in the arena."""
     return Slot(arena.below(slot_prefix(group, slot)), work_rows, plan)

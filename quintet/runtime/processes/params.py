@@ -11,17 +11,14 @@ from quintet.runtime.processes.fence import fence
 from quintet.types import Publication, TensorSpec
 
 _BUFFERS = 3
-"""One that is the newest, one that is being written, one that a slow reader may still copy."""
+"""The newest one, the one being written, and one that a slow reader may still copy."""
 
 
 def board_specs(policy: int, publication: Publication) -> dict[str, TensorSpec]:
-    """What the board of a policy takes in an arena, for publications like this one."""
+    """The tensors of a policy's board in an arena, for publications of this form."""
     of_one = {k: TensorSpec(tuple(x.shape), x.dtype) for k, x in publication.tensors.items()}
-    specs = {"begun": TensorSpec((_BUFFERS,), torch.int64)}
-    specs |= {
-        "whole": TensorSpec((_BUFFERS,), torch.int64),
-        "newest": TensorSpec((1,), torch.int64),
-    }
+    version = TensorSpec((_BUFFERS,), torch.int64)
+    specs = {"begun": version, "whole": version, "newest": TensorSpec((1,), torch.int64)}
     for buffer in range(_BUFFERS):
         specs |= prefixed(f"{buffer}/", of_one)
     return prefixed(f"board/{policy}/", specs)
@@ -31,20 +28,18 @@ def board_specs(policy: int, publication: Publication) -> dict[str, TensorSpec]:
 class Board:
     """The last publications of one policy; one process writes, any number read.
 
-    A buffer's `begun` is set before it is written and its `whole` after; who finds the same version
-    in both, after he has copied, has copied that version and nothing else.  Versions are stored
-    plus one, so that 0 is a buffer that holds none.
+    A buffer's `begun` is set before it is written and its `whole` after.  A reader reads `whole`,
+    copies the buffer, and reads `begun`: if both hold the same version, the copy is that version
+    and nothing else.  Versions are stored plus one; 0 marks an empty buffer.
 
-    That is so by fences.  If a reader has copied anything of a later version, its writer's fence
-    after `begun` came before that copy, and the reader's own fence after it before his look at
-    `begun`: he finds the later one there, and copies again.  If he has found `whole`, all of that
-    version was there before, by the writer's fence and his own.
+    Fences make this correct.  If a reader has copied anything of a later version, then the writer's
+    fence after `begun` came before that copy, and the reader's own fence comes before its read of
+    `begun`: it finds the later version there and copies again.  And a reader that finds `whole`
+    finds all of that version, by the writer's fence and its own.
     """
 
     def __init__(self, arena: Arena, policy: int):
-        """Raises:
-        ConfigError: this machine has no fence between processes.
-        """
+        """Raises ConfigError where this machine has no fence between processes."""
         self._fence = fence()
         place = f"board/{policy}/"
         self.begun = arena.tensor(place + "begun").numpy()
@@ -53,7 +48,7 @@ class Board:
         self.buffers = [arena.below(f"{place}{buffer}/") for buffer in range(_BUFFERS)]
 
     def write(self, publication: Publication) -> None:
-        """Publishes; what the newest but one holds stays readable meanwhile."""
+        """Publishes; the newest publication stays readable meanwhile."""
         buffer = (int(self.newest[0]) + 1) % _BUFFERS
         self.whole[buffer] = 0
         self.begun[buffer] = publication.version + 1
@@ -67,12 +62,12 @@ class Board:
 
     @property
     def version(self) -> int:
-        """Of the newest publication; -1 before the first."""
+        """Version of the newest publication; -1 before the first."""
         return int(self.whole[self.newest[0]]) - 1
 
     def read(self, load: Callable[[Publication], None], version: int | None = None) -> int:
-        """Has `load` copy a publication - the newest, or the one of that version, which must be one
-        of the last two - and returns its version.  `load` is called again where it was overtaken.
+        """Calls `load` on the newest publication, or on that of `version`, one of the last two;
+        returns its version.  `load` must copy, and is called again if the writer overtook it.
         """
         while True:
             buffer = int(self.newest[0])
@@ -87,4 +82,4 @@ class Board:
                     return found - 1
             elif version is not None:
                 raise AssertionError(f"version {version} is not on the board: {self.begun - 1}")
-            time.sleep(0)  # overtaken: by the time the others are given, the writer is done
+            time.sleep(0)  # overtaken: gives the writer time to finish

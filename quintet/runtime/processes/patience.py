@@ -1,4 +1,4 @@
-"""Long waits for other processes, told while they last."""
+"""Notices during long waits for other processes."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -9,15 +9,15 @@ _TOLD_EVERY_S = 10.0
 
 @final
 class Patience:
-    """Tells every ten seconds of a wait what is waited for."""
+    """Gives a notice every ten seconds of a wait."""
 
     def __init__(self, notice: Callable[[str], None], what: Callable[[], str]):
-        """The wait begins; `what` says in a few words who is waited for."""
+        """The wait begins; `what` returns a few words about the process that is waited for."""
         self._notice, self._what = notice, what
         self._begin_s = self._told_s = time.monotonic()
 
     def look(self) -> None:
-        """Tells if it is time to; to be called every second or so."""
+        """Gives a notice if one is due; called every second or so."""
         now = time.monotonic()
         if now - self._told_s >= _TOLD_EVERY_S:
             self._told_s = now
@@ -25,7 +25,7 @@ class Patience:
 
 
 def whereabouts(rows: Mapping[str, int], steps: int) -> str:
-    """How far workers are, by name, in unrolls of so many steps: the slowest stands for all."""
+    """The progress of workers, by name, in unrolls of `steps` rows: that of the slowest."""
     if not rows:
         return "no worker has anything to do"
     name = min(rows, key=lambda name: rows[name])

@@ -25,14 +25,14 @@ _LOOK_EVERY_S = 0.5
 
 
 class ServerGone(Exception):
-    """The inference server ended in the middle of an unroll, which can't be gone on with."""
+    """The inference server ended in the middle of an unroll, which is lost."""
 
 
 class Request(NamedTuple):
-    """Asks the server to act on a group's mailbox, where `ticket` stands.
+    """Asks the server to act on a group's mailbox, which holds the same `ticket`.
 
-    after: ticket of the act whose private state is gone on with; BEGINS: the streams begin anew.
-    versions: of the weights by which the group's unroll began, of each policy that acts in it.
+    after: ticket of the act whose private state is continued; BEGINS: the streams begin anew.
+    versions: versions of the weights at the start of the group's unroll, one per policy.
     """
 
     group: int
@@ -52,10 +52,10 @@ class Request(NamedTuple):
 
 @final
 class ServerLine:
-    """A worker's connection to the server: made when it is first needed, and again after a loss."""
+    """A worker's connection to the server: made at first use, and again after a loss."""
 
     def __init__(self, address: str, token: bytes, timeout_s: float, alive: Callable[[], None]):
-        """alive: called while waiting, to say that this process is no dead one."""
+        """alive: called while waiting, to tell the parent that this process is alive."""
         self._address, self._token = address, token
         self._timeout_s, self._alive = timeout_s, alive
         self._line: Connection | None = None
@@ -72,14 +72,14 @@ class ServerLine:
             self._lost(error)
 
     def wait(self, group: int) -> None:
-        """Until the answer is in the mailbox.
+        """Waits until the answer is in the mailbox.
 
         Raises:
-            ServerGone: it ended before.
-            WorkerFault: it takes too long.
+            ServerGone: the server ended before.
+            WorkerFault: the answer takes too long.
         """
         assert self._line is not None
-        # The parent watches the server, and ends it long before: then the line is closed.
+        # The parent ends a silent server long before this, which closes the line.
         allowed_s = 60.0 + 2 * self._timeout_s
         deadline = time.monotonic() + allowed_s
         try:
@@ -89,7 +89,7 @@ class ServerLine:
                     raise WorkerFault(
                         f"the inference server must answer within {allowed_s:g} s, it has "
                         f"not, for group {group}; raise runtime.worker_timeout_s if a forward may "
-                        "take so long"
+                        "take longer"
                     )
             self._line.recv_bytes()
         except (EOFError, OSError) as error:
@@ -104,10 +104,10 @@ class ServerLine:
 
 @final
 class RemoteActor:
-    """Asks the server for the actions of one group; everything else is the local actor's.
+    """Asks the server for the actions of one group; a local actor does everything else.
 
-    The weights' version is recorded row by row, as the server has its own pace.  The private state
-    stays with the server; what stands for it here is the ticket of the act that left it.
+    The version of the weights is recorded row by row, since the server loads weights at its own
+    pace.  Private state stays with the server; here a ticket, of the act that left it, replaces it.
     """
 
     def __init__(
@@ -118,31 +118,25 @@ class RemoteActor:
         line: ServerLine,
         group: int,
     ):
-        """local: of the same making as the server's; its weights are never used."""
+        """local: an actor like the server's; its weights are never used."""
         self.local, self.mailbox, self.line, self.group = local, mailbox, line, group
+        self.action_spec, self.state_specs = local.action_spec, local.state_specs
+        self.draw_noise = local.draw_noise
         self.versions = dict.fromkeys(policies, -1)
-        # Tells this actor's requests from those of one that is dead and has left some.
+        # Tells this actor's requests from those that a dead worker has left.
         self.ticket = secrets.randbits(62)
-        # Views of the mailbox, as every answer stands there: read before the next act.
+        # Views of the mailbox, which holds the answer until the next act.
         record = {VERSION: mailbox.version.expand(mailbox.is_first.shape), **mailbox.record}
         state = {**mailbox.state, _AFTER: mailbox.ticket}
         self.out = ActOutput(mailbox.action, mailbox.env_action, record, state)
         self.record_specs: Mapping[str, TensorSpec] = record_specs_of_remote(local)
-
-    @property
-    def action_spec(self) -> TensorSpec:
-        return self.local.action_spec
-
-    @property
-    def state_specs(self) -> Mapping[str, TensorSpec]:
-        return self.local.state_specs
 
     def load(self, publication: Publication) -> None:
         for policy in self.versions:
             self.load_policy(policy, publication)
 
     def load_policy(self, policy: int, publication: Publication) -> None:
-        """The server loads weights by itself; a group only says which it wants."""
+        """Notes which version the group asks for; the server loads weights by itself."""
         self.versions[policy] = publication.version
 
     def initial_state(self, num_streams: int) -> State:
@@ -150,12 +144,8 @@ class RemoteActor:
         recorded = {name: initial[name] for name in self.state_specs}
         return {**recorded, _AFTER: torch.tensor([BEGINS])}
 
-    def draw_noise(self, steps: int, num_streams: int, generator: torch.Generator) -> Tensor:
-        return self.local.draw_noise(steps, num_streams, generator)
-
     def act(self, obs: Obs, state: State, is_first: Tensor, noise: Tensor | None) -> ActOutput:
-        if noise is None:
-            raise AssertionError("groups only sample")
+        assert noise is not None, "groups only sample"
         after, versions = int(state[_AFTER]), tuple(self.versions.values())
         self.ticket += 1
         self.mailbox.ask(obs, state, is_first, noise, self.ticket)
@@ -165,5 +155,5 @@ class RemoteActor:
 
 
 def record_specs_of_remote(actor: Actor) -> dict[str, TensorSpec]:
-    """What is recorded of a step where a server acts."""
+    """The records of a step where a server acts."""
     return {**actor.record_specs, VERSION: TensorSpec((), torch.int64)}

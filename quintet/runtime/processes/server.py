@@ -1,7 +1,7 @@
-"""The inference server, a process begun by `quintet.runtime.processes.workers`.
+"""The inference server, a process that `quintet.runtime.processes.workers` begins.
 
 Workers ask it to act on their groups' mailboxes.  In exact kinds each forward is of one group, by
-the weights that it asks for; else the groups that wait are one batch, by the newest weights.
+the weights that it asks for; otherwise the waiting groups are one batch, by the newest weights.
 """
 
 import os
@@ -38,7 +38,7 @@ _LONGEST_REQUEST = 65_536  # bytes
 
 @final
 class Server:
-    """Waits for groups, acts on them, answers."""
+    """Waits for requests, acts, answers."""
 
     def __init__(self, work: ServerWork, arena: Arena, channel: Connection, listener: socket):
         self.work, self.channel, self.listener = work, channel, listener
@@ -52,7 +52,7 @@ class Server:
         self.boards = [Board(arena, policy) for policy in range(assignment.num_policies)]
         assigned = {assignment.of(group) for group in self.places}
         self.actors = {each: assignment.make_actor(self.options.make_actor) for each in assigned}
-        # What actors keep to themselves, by group and by ticket of the act that left it.
+        # Private state of actors, by group and by ticket of the act that left it.
         self.private: dict[int, dict[int, State]] = {}
         self.device = torch.device(self.options.device)
         self.loaded = [-1] * assignment.num_policies
@@ -81,7 +81,7 @@ class Server:
             self.seconds[:] = list(self.timer.seconds().values())
 
     def _patience_s(self) -> float:
-        """How long to wait for more groups."""
+        """Seconds to wait for more groups."""
         if not self.waiting:
             return _LOOK_EVERY_S
         left = self.waiting_since_s + self.options.batch_timeout_s - time.monotonic()
@@ -95,12 +95,12 @@ class Server:
 
     def _accept(self) -> None:
         caller = self.listener.accept()[0]
-        if _another_users(caller):  # who could have us wait for the rest of what he says
+        if _another_users(caller):  # it could block the server by an unfinished message
             caller.close()
             return
         line = Connection(caller.detach())
         self.lines.append(line)
-        self.strangers.add(line)  # until it has said the token
+        self.strangers.add(line)  # until it has sent the token
 
     def _hear(self, line: Connection) -> None:
         try:
@@ -118,14 +118,14 @@ class Server:
             return
         asked = Request.unpacked(said)
         if int(self.mail[asked.group].ticket) != asked.ticket:
-            return  # of a worker that is dead
+            return  # a dead worker's request
         if not self.waiting:
             self.waiting_since_s = time.monotonic()
         self.waiting.append((asked, line))
 
     def _serve(self) -> None:
-        """One forward: of the group that came first, or with it of as many others of the same
-        policies as there is room for.
+        """One forward: of the first waiting group, and unless `exact` of all others with the same
+        policies that fit.
         """
         self.timer.switch("acting")
         policies = self.work.assignment.of(self.waiting[0][0].group)
@@ -148,17 +148,17 @@ class Server:
         for (asked, line), before in zip(now, private, strict=True):
             rows = slice(row, row + self.places[asked.group].num_streams)
             row = rows.stop
-            # The act may be one whose outcome is not gone on with.
+            # Both are kept: the worker may repeat the act from the state before.
             left = {name: out.state[name][rows] for name in before}
             self.private[asked.group] = {asked.after: before, asked.ticket: left}
             self.mail[asked.group].answer(out, rows, self.loaded[policies[0]])
-            with suppress(OSError):  # it has ended meanwhile, which `_hear` finds
+            with suppress(OSError):  # the worker has ended, which `_hear` notices
                 line.send_bytes(b"\1")
         self.served[:] += 1, streams
         self.row[1] = 0
 
     def _load(self, policies: tuple[int, ...], versions: tuple[int, ...]) -> None:
-        """The newest weights, or in exact kinds those that are asked for."""
+        """Loads the newest weights, or in exact kinds those that are asked for."""
         for policy, version in zip(policies, versions, strict=True):
             board = self.boards[policy]
             wanted = version if self.options.exact else board.version
@@ -168,8 +168,6 @@ class Server:
 
     @torch.inference_mode()
     def _act(self, actor: Actor, mail: Sequence[Mailbox], private: Sequence[State]) -> ActOutput:
-        """One forward of all these groups."""
-
         def joined(parts: list[torch.Tensor]) -> torch.Tensor:
             whole = parts[0] if len(parts) == 1 else torch.cat(parts)
             return whole.to(self.device, non_blocking=True)
@@ -185,7 +183,7 @@ class Server:
         )
 
     def _private(self, actor: Actor, asked: Request) -> State:
-        """What the actor goes on with and does not record, as the act `after` left it."""
+        """The actor's private state, as the act `after` left it."""
         if asked.after != BEGINS:
             return self.private[asked.group][asked.after]
         initial = actor.initial_state(self.places[asked.group].num_streams)
@@ -195,7 +193,7 @@ class Server:
 
 
 def _another_users(caller: socket) -> bool:
-    """Whether it belongs to somebody else on this machine; False where the system doesn't say."""
+    """Whether the caller is another user's process; False where the system doesn't tell."""
     if sys.platform != "linux":
         return False
     _, uid, _ = struct.unpack("3i", caller.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, 12))
@@ -203,7 +201,6 @@ def _another_users(caller: socket) -> bool:
 
 
 def main() -> int:
-    """Serves until told to stop."""
     pickled, arena, channel = begin()
     try:
         work: ServerWork = pickle.loads(pickled)

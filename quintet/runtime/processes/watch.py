@@ -1,4 +1,4 @@
-"""Steps of environments in this process that do not come back: told while they last."""
+"""Notices while a step of an environment in this process does not return."""
 
 import sys
 import threading
@@ -19,17 +19,17 @@ from quintet.system.blame import place_in
 _LOOK_EVERY_S = 1.0
 
 _COMPILE_S = 60.0
-"""How much longer an act may take, which may be compiled."""
+"""Additional time for an act, which may be compiled."""
 
 _HOME = Path(__file__).parents[2]
 
 
 @final
 class Watch:
-    """Tells from a thread of its own when the thread that made it is at one step for too long.
+    """Gives a notice, from its own thread, when the thread that made it stays in one step too long.
 
-    It looks at the phase timer, which is switched in every step, and at the other thread's frames
-    where that has not been switched for long: so steps cost nothing.
+    It reads the phase timer, which is switched in every step, and the other thread's frames only
+    where the timer has not been switched for long; so it costs steps nothing.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Watch:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Watches within."""
+        """Watches within the block."""
         thread = threading.Thread(target=self._look, daemon=True, name="watch")
         thread.start()
         try:
@@ -51,7 +51,7 @@ class Watch:
             thread.join()
 
     def where(self) -> str:
-        """What the watched thread is at, for a message."""
+        """What the watched thread is doing, for a message."""
         phase, _ = self.timer.now()
         if phase == "learning":
             return "the update"
@@ -67,7 +67,7 @@ class Watch:
         looked_s, silent_s, tell_at_s = perf_counter(), 0.0, 0.0
         while not self._ending.wait(every_s):
             now = perf_counter()
-            # Not by the clock alone: it goes on where this process is stopped.
+            # Not by the clock alone, which goes on while this process is stopped.
             passed_s, looked_s = min(now - looked_s, 2 * every_s), now
             if self.timer.now() != seen or seen[0] not in ("stepping", "acting", "evaluation"):
                 seen, silent_s = self.timer.now(), 0.0
@@ -83,7 +83,7 @@ class Watch:
                 )
 
     def _step(self) -> str:
-        """Which environments are stepped or reset, and where in their code they are."""
+        """The environments that are stepped or reset, and the line of their code."""
         frames = _frames(self._watched)
         env = f"{self.env.id} ({self.env.backend})"
         streams = next(filter(None, map(_streams_of, reversed(frames))), "all streams")
@@ -93,7 +93,7 @@ class Watch:
 
 
 def _frames(thread: int) -> list[FrameType]:
-    """Of what quintet does in a thread, the outermost first."""
+    """A thread's frames from the first one of quintet's code on, the outermost first."""
     found: list[FrameType] = []
     frame = sys._current_frames().get(thread)
     while frame is not None:
@@ -105,9 +105,9 @@ def _frames(thread: int) -> list[FrameType]:
 
 
 def _streams_of(frame: FrameType) -> str:
-    """Of which streams a frame is the step, if it is one's."""
+    """The streams that a frame steps; "" if it is no step."""
     code = frame.f_code
-    with suppress(KeyError):  # it has ended meanwhile
+    with suppress(KeyError):  # the frame has ended meanwhile
         if code in (GymnasiumVectorEnv._step.__code__, GymnasiumVectorEnv._reset.__code__):
             env: GymnasiumVectorEnv = frame.f_locals["self"]
             return env.place_of(frame.f_locals["stream"])

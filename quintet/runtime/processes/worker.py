@@ -1,8 +1,8 @@
-"""A sampler process, begun by `quintet.runtime.processes.workers`.
+"""A sampler process, which `quintet.runtime.processes.workers` begins.
 
-It fills slots as it is granted them: a grant names one slot for each of its groups, and the version
-of the weights to act by.  So no slot, no sampling; and the same process serves a runtime that
-grants round by round and one that grants whatever is free.
+It fills slots that it is granted: a grant names one slot for each of its groups, and the version of
+the weights to act by.  Without a free slot there is no sampling; and the same process serves both a
+runtime that grants round by round and one that grants whatever is free.
 """
 
 import gc
@@ -48,12 +48,12 @@ from quintet.system.memory import memory_fault
 
 
 class Stopped(Exception):
-    """The unroll at work is not wanted any more."""
+    """The process must end in the middle of an unroll."""
 
 
 @final
 class Worker:
-    """Groups of environments and their actors, which fill slots on request."""
+    """Groups of environments and their actors, which fill the granted slots."""
 
     def __init__(self, work: Work, arena: Arena, channel: Connection):
         self.work, self.channel = work, channel
@@ -70,7 +70,7 @@ class Worker:
         self.boards = [Board(arena, policy) for policy in range(num_policies)]
         self.loaded = [[-1] * num_policies for _ in work.places]
         self.restart_at: int | None = None
-        # The server's end has broken the streams; grants from before a restart count no more.
+        # The server's end has broken the streams: grants are ignored until the next restart.
         self.lost = False
         line = None
         if work.line is not None:
@@ -87,7 +87,7 @@ class Worker:
 
     def run(self) -> None:
         """Answers messages until it is told to stop."""
-        # What is there now stays; looking through it for garbage would be in vain.
+        # The objects made so far stay: the garbage collector need not look at them.
         gc.collect()
         gc.freeze()
         self.channel.send(Ready())
@@ -106,8 +106,8 @@ class Worker:
                     self.channel.send(Discarded())
 
     def fill(self, grant: Fill) -> None:
-        """One unroll of every group into the granted slots."""
-        # Row 0 after a restart: environments are made, and the first act is compiled.
+        """Collects one unroll of every group into the granted slots."""
+        # Row 0 after a restart takes longer: environments are made, the first act is compiled.
         begins = self.restart_at is not None
         self.beat(BEGINNING if begins else 0)
         self.timer.switch("acting")
@@ -131,7 +131,7 @@ class Worker:
         self.channel.send(Full(grant.slots))
 
     def more(self, grant: Fill, slots: Sequence[Slot], rows: int) -> int:
-        """How many rows of a short unroll follow after `rows`."""
+        """The number of rows of a short unroll that follow after `rows`."""
         if rows == 0:
             return grant.rows
         if not grant.asks:
@@ -144,7 +144,7 @@ class Worker:
         return answer.rows
 
     def load(self, versions: tuple[int, ...] | None) -> None:
-        """Weights change here only, before an unroll."""
+        """Loads the weights that an unroll acts by."""
         for group, loaded in zip(self.groups, self.loaded, strict=True):
             for policy in group.policies:
                 board = self.boards[policy]
@@ -153,10 +153,8 @@ class Worker:
                     loaded[policy] = board.read(partial(group.publish, policy=policy), wanted)
 
     def beat(self, row: int) -> None:
-        """Says that the worker is alive.
-
-        Raises:
-            Stopped: it is to end now.
+        """Tells the parent that the worker is alive, and at which row; raises Stopped if the parent
+        asks it to end at once.
         """
         self.row[0], self.row[1] = time.monotonic_ns(), row
         if self.row[2]:
@@ -168,20 +166,20 @@ class Worker:
 
 
 def begin() -> tuple[Any, Arena, Connection]:
-    """What a process of the runtime does first: its work, its memory, its channel."""
-    # Whoever asks all processes of a run to stop means the parent, which stops in good order.
+    """Prepares a process of the runtime; returns its pickled work, its memory and its channel."""
+    # A signal to all processes of a run is for the parent, which stops in good order.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     files: Sequence[str] = sys.argv[1:]
     payload = pickle.loads(entry.receive(lambda: os._exit(130)))
-    # Before anything that the user wrote is imported.
+    # Before the user's modules are imported.
     sys.path[:] = payload["path"]
     arena = Arena(payload["specs"], int(files[0]))
     return payload["work"], arena, Connection(int(files[1]))
 
 
 def report_failure(channel: Connection, error: BaseException) -> None:
-    """Sends what a person should read, and the whole traceback for log.txt."""
+    """Sends a message for the person, and the whole traceback for log.txt."""
     if not isinstance(error, QuintetError):
         short = memory_fault(error)
         told = f"it {raised(error)}" if short is None else str(short)
@@ -190,8 +188,8 @@ def report_failure(channel: Connection, error: BaseException) -> None:
 
 
 def _let_others_finish() -> None:
-    """Tells Linux that this process, with the threads that it begins, wants its share of the cores
-    but none the moment it wakes: where cores are few the learner is pushed off less (2 to 3%).
+    """Gives this process and its threads Linux's batch scheduling: they do not preempt the learner
+    when they wake, which is 2 to 3% faster on few cores.
     """
     if sys.platform == "linux":
         with suppress(PermissionError):
@@ -199,7 +197,6 @@ def _let_others_finish() -> None:
 
 
 def main() -> int:
-    """Serves until told to stop."""
     pickled, arena, channel = begin()
     worker = None
     try:

@@ -1,1 +1,1 @@
-"""Memory of old data: rings of rows and what is drawn from them."""
+"""Replay: rings of rows, and draws from them."""

@@ -1,6 +1,6 @@
-"""A fresh batch as the arrays that a replay stores, and the bits of its rows' flags."""
+"""A fresh batch as the arrays that a replay stores, and the bits of a row's flags."""
 
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -9,22 +9,26 @@ from quintet.runtime.replay.rings import Array, Numbers, as_array
 from quintet.types import Rollout
 
 TERMINATED, TRUNCATED, VALID, FIRST, CUT, START, GAP = (1 << bit for bit in range(7))
-"""Bits of a row's flags: those of a `Rollout`; a draw may begin here; no row of its own, but the
-gap behind the newest one (see `RowStore`)."""
+"""Bits of a row's flags.  START: a draw may begin here.  GAP: the row only marks a gap (see
+`RowStore`).  The others are those of a `Rollout`."""
 
 Columns = slice | Numbers
 
 Begin = tuple[bytes, ...]
-"""All that row 0 of a batch says of where its streams are."""
+"""Row 0 of a batch as bytes: it shows whether the batch follows on the last one."""
+
+_WITHOUT_TIME = ("stream", "group", "episode", "last")
 
 
 class Fresh(NamedTuple):
-    """A batch of T rows and B columns, all as numpy arrays, by the names of the rings' fields.
+    """A batch of T rows and B columns as numpy arrays, by the names of the rings' fields.
 
-    obs: by field ``[T + 1, B, ...]``; rows: ``[T, B, ...]``, all else that a row has but its ends;
-    states: ``[S, B, ...]``; last: of the row before row 0, ``[B, ...]``.
-    cut: `Rollout.trace_cut`, None where no row is cut.
-    starts_at_valid: draws begin at every valid row, else at row 0.
+    obs: ``[T + 1, B, ...]``.
+    rows: ``[T, B, ...]``, the other fields of a row, without its flags.
+    states: ``[S, B, ...]``.
+    last: ``[B, ...]``, action and reward of the row before row 0.
+    cut: `Rollout.trace_cut`; None where no row is cut.
+    starts_at_valid: draws may begin at every valid row, else at row 0 only.
     """
 
     stream: Numbers
@@ -75,25 +79,15 @@ class Fresh(NamedTuple):
         )
 
     def columns(self, which: Columns) -> Self:
-        """Some of the columns."""
+        def chosen(name: str, x: Any) -> Any:
+            if isinstance(x, dict):
+                return {key: chosen(name, leaf) for key, leaf in x.items()}
+            if not isinstance(x, np.ndarray):
+                return x
+            return x[which] if name in _WITHOUT_TIME else x[:, which]
 
-        def each(arrays: dict[str, Array]) -> dict[str, Array]:
-            return {name: x[:, which] for name, x in arrays.items()}
-
-        return self._replace(
-            stream=self.stream[which],
-            group=self.group[which],
-            episode=self.episode[which],
-            first=self.first[:, which],
-            valid=self.valid[:, which],
-            terminated=self.terminated[:, which],
-            truncated=self.truncated[:, which],
-            cut=None if self.cut is None else self.cut[:, which],
-            obs=each(self.obs),
-            rows=each(self.rows),
-            states=each(self.states),
-            last={name: x[which] for name, x in self.last.items()},
-        )
+        chosen_fields = (chosen(name, x) for name, x in zip(self._fields, self, strict=True))
+        return type(self)(*chosen_fields)
 
     def begin(self) -> Begin:
         """Where the streams are at row 0; that of the batch that follows on this one is `end`."""

@@ -1,8 +1,8 @@
-"""Stacked frames, each kept once: a row's older frames are the newer ones of the row before it.
+"""Stacked frames, each kept once: a row's older frames are the newer frames of the row before it.
 
-That is checked, byte by byte, when a row is stored.  Where it doesn't hold, older frames that are
-all equal to the newest (the first row of an episode) or all zero are remembered by a mark; any
-others are kept whole in a pool beside the ring.  So every stack comes back as it was.
+`FrameStacks` checks that, byte by byte, when it stores a row.  Where it doesn't hold, a mark stands
+for older frames that all equal the newest (the first row of an episode) or are all zero; any others
+are kept whole in a pool beside the ring.  So every stack is read as it was stored.
 """
 
 from pathlib import Path
@@ -23,39 +23,40 @@ from quintet.runtime.replay.rings import (
 from quintet.types import TensorSpec
 
 MOST_FRAMES = 16
-"""Deepest stack that is looked for."""
+"""Frames of the deepest stack that is recognised."""
 
 _FOLLOWING_SHARE = 0.5
-_REPEATED = -1  # origin of a row: its older frames equal its newest, or are the row before's
-_ZERO = -2  # they are zero; from 0 on: number of the pool's entry that holds them
+# Origin of a row: the number of the pool's entry that holds its older frames, or one of these.
+_REPEATED = -1  # they equal its newest frame, or are those of the row before
+_ZERO = -2
 
 
 def may_stack(spec: TensorSpec) -> bool:
-    """Whether rows of this kind can be stacks of frames, going by shape and dtype."""
+    """Whether rows of this shape and dtype can be stacks of frames."""
     return spec.dtype == torch.uint8 and len(spec.shape) >= 2 and bool(_divisors(spec.shape[0]))
 
 
 def _divisors(slices: int) -> list[int]:
-    """How many slices of the leading axis one frame may have."""
+    """The numbers of slices of the leading axis that one frame may have."""
     return [n for n in range(1, slices) if slices % n == 0 and slices // n <= MOST_FRAMES]
 
 
 def smallest_frame(spec: TensorSpec) -> int:
-    """Slices of a frame with which such rows take least memory."""
+    """The least number of slices that one frame may have."""
     return _divisors(spec.shape[0])[0]
 
 
 def frame_slices(rows: Array) -> int | None:
     """How many slices of the leading axis one frame has, or None where rows are no stacks.
 
-    A gray stack ``[4, 84, 84]`` has 1 and a colour stack ``[12, 84, 84]`` 3; a single image has no
-    number that fits.  Rows in which nothing moved say nothing; of such alone, None.
+    It is 1 for a gray stack ``[4, 84, 84]`` and 3 for a colour stack ``[12, 84, 84]``; no number
+    fits a single image.  Rows in which nothing moved show nothing; with no others it is None.
 
     rows: ``[T + 1, B, slices, ...]``, successive in T; some may be first rows of episodes.
     """
     for slices in _divisors(rows.shape[2]):
         stacks = _frames(rows, slices)
-        # Older frames that stay as they were would follow on those of any image, too.
+        # Older frames that do not change would fit any image too.
         moved = (stacks[1:, :, :-1] != stacks[:-1, :, :-1]).any((2, 3))
         if moved.any() and _follows(stacks)[moved].mean() >= _FOLLOWING_SHARE:
             return slices
@@ -63,14 +64,14 @@ def frame_slices(rows: Array) -> int | None:
 
 
 def _frames(rows: Array, slices: int) -> Array:
-    """``[T, B, frames, words]``, of eight bytes where that goes, which compares faster."""
+    """``[T, B, frames, words]``; words have eight bytes where possible, which compares faster."""
     time, streams, count = rows.shape[:3]
     flat = np.ascontiguousarray(rows).reshape(time, streams, count // slices, -1)
     return flat.view(np.int64) if flat.shape[-1] % 8 == 0 and flat.shape[-1] else flat
 
 
 def _follows(stacks: Array) -> Array:
-    """``[T, B]``: the older frames of row t + 1 are the newer ones of row t."""
+    """``[T, B]``: whether the older frames of row t + 1 are the newer frames of row t."""
     words = stacks.shape[3]
     flat = stacks.reshape(*stacks.shape[:2], -1)  # one comparison per row, not one per frame
     same: Array = (flat[1:, :, :-words] == flat[:-1, :, words:]).all(2)
@@ -78,8 +79,8 @@ def _follows(stacks: Array) -> Array:
 
 
 def stack_fields(name: str, spec: TensorSpec, slices: int) -> dict[str, TensorSpec]:
-    """What a ring keeps per row: the newest frame; how many rows back its frames reach without a
-    break; where those from before the break are.
+    """A ring's fields: the newest frame; how many rows back the frames reach without a break; the
+    origin of those before the break.
     """
     return {
         name: TensorSpec((slices, *spec.shape[1:]), spec.dtype),
@@ -89,7 +90,7 @@ def stack_fields(name: str, spec: TensorSpec, slices: int) -> dict[str, TensorSp
 
 
 def pool_bytes(spec: TensorSpec, slices: int, rows: int) -> int:
-    """Bytes that the pool of a ring of `rows` rows begins with."""
+    """Bytes of the pool of a ring of `rows` rows at its first size."""
     return _first_entries(rows) * (row_bytes(spec) - row_bytes(spec) * slices // spec.shape[0])
 
 
@@ -99,7 +100,7 @@ def _first_entries(rows: int) -> int:
 
 @final
 class FrameStacks:
-    """One leaf of the observation in a ring."""
+    """A leaf of the observation that is a stack of frames, in a ring."""
 
     def __init__(self, rings: Rings, name: str, spec: TensorSpec, slices: int, place: Path | None):
         self._rings, self._spec, self.slices = rings, spec, slices
@@ -120,12 +121,11 @@ class FrameStacks:
         return len(self._pool)
 
     def flush(self) -> None:
-        """Returns when the disk has the pool."""
         if self._place is not None:
             self._memory.flush()
 
     def begin(self, place: Numbers, rows: Array) -> None:
-        """Stores rows ``[B, slices, ...]`` that follow on nothing."""
+        """Stores rows ``[B, slices, ...]`` that follow on no other row."""
         self._give_back(place)
         self._newest[place] = rows[:, -self.slices :]
         self._break(place, rows)
@@ -136,17 +136,17 @@ class FrameStacks:
         self._newest[place] = rows[1:, :, -self.slices :]
         follows = _follows(_frames(rows, self.slices))
         step = np.arange(1, len(rows))[:, None]
-        # The newest row at or before each one that follows on nothing, counted in rows of `rows`.
+        # For each row the newest row up to it that breaks the stack, counted in rows of `rows`.
         broken = np.where(follows, -self._depth[before].astype(np.int64), step)
         depth = step - np.maximum.accumulate(broken, 0)
         if not follows.all():
-            # Where a row breaks, the running maximum is its own number: later ones count from it.
+            # At a break the running maximum is the row's own number: later rows count from it.
             self._break(place[~follows], rows[1:][~follows])
         self._depth[place] = np.minimum(depth, self.frames - 1)
         self._origin[place[follows]] = _REPEATED
 
     def _break(self, place: Numbers, rows: Array) -> None:
-        """Says of rows ``[N, slices, ...]`` that follow on nothing where their older frames are."""
+        """Stores the older frames of rows ``[N, slices, ...]`` that follow on no other row."""
         stacks = rows.reshape(len(rows), self.frames, -1)
         older, newest = stacks[:, :-1], stacks[:, -1:]
         origin = np.full(len(rows), _REPEATED, np.int32)
@@ -162,8 +162,8 @@ class FrameStacks:
         self._origin[place] = origin
 
     def read(self, stream: Numbers, number: Numbers, place: Numbers) -> Tensor:
-        """The stacks of rows (stream ``[B]``, number ``[..., B]``), which lie at `place`:
-        ``[..., B, slices, ...]``.
+        """Stacks ``[..., B, slices, ...]`` of the rows (stream ``[B]``, number ``[..., B]``) at
+        `place`.
         """
         held = self._depth[place]
         depth = held.astype(np.int64)[..., None]
@@ -172,7 +172,7 @@ class FrameStacks:
         back = number[..., None] - (lag if whole else np.minimum(lag, depth))
         stacks = self._newest.take(self._rings.at(stream[..., None], back), 0)
         if not whole:
-            # Frames from before the break; those that repeat the newest frame there are right.
+            # Frames from before the break; those that repeat its newest frame are right already.
             missing = lag > depth
             base = self._rings.at(stream, number - depth[..., 0])
             origin = np.broadcast_to(self._origin[base][..., None], missing.shape)
@@ -185,14 +185,14 @@ class FrameStacks:
         return torch.from_numpy(stacks.reshape(*place.shape, *self._spec.shape))
 
     def whole(self, rows: slice) -> Array:
-        """What the pool holds of these rows of the ring."""
+        """The pool's frames that belong to these rows of the ring."""
         origin = self._origin[rows]
-        # A damaged row may point anywhere; the checksum that is made of this says so.
+        # A damaged row may point anywhere; the checksum of the result shows that.
         return self._pool.take(origin[origin >= 0], 0, mode="clip")
 
     def recover(self, entries: int, held: Array) -> None:
-        """Goes on from files, new ones too: the pool has `entries`, and those of the rows `held` (a
-        mask) count.
+        """Goes on with files, new or old: the pool has `entries`, of which those are in use that
+        the rows `held` (a mask) point to.
         """
         if entries > len(self._pool):
             self._grow(entries)
@@ -205,7 +205,7 @@ class FrameStacks:
     def _take(self, count: int) -> Array:
         missing = count - len(self._free)
         if missing > 0:
-            # No more than one entry per row can ever be in use.
+            # At most one entry per row is in use.
             self._grow(min(len(self._pool) + max(missing, len(self._pool) // 2), len(self._newest)))
         taken = np.array(self._free[-count:], np.int32)
         del self._free[-count:]

@@ -1,4 +1,4 @@
-"""What a replay's rings hold and how long they are, from the plan and the kinds of rows."""
+"""The fields and lengths of a replay's rings."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,12 +30,12 @@ _FIXED = {
 class Layout:
     """Fields and lengths of the rings.
 
-    Some depend on `stacks`: by leaf that turned out to be a stack of frames, the slices of the
-    leading axis that one frame has.
+    Some depend on `stacks`, which has, for each leaf that turned out to be a stack of frames, the
+    slices of the leading axis that make one frame.
 
     rows_per_stream: live rows of a ring, at most.
-    leaves: of the observation, by field.
-    states: what is kept per unroll, by field; nothing for windows.
+    leaves: leaves of the observation, by field.
+    states: fields of the recorded states, one per unroll; none for windows.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Layout:
                 f"{num_streams} streams, {num_streams * plan.unroll_steps:,} steps in all; it is "
                 f"{replay.capacity_steps:,}; raise it, or take fewer streams or shorter unrolls"
             )
-        # Each unroll of the slack may follow on a gap; see slack_unrolls.
+        # Each unroll of the slack may follow on a gap, see slack_unrolls.
         self.slack = slack_steps + slack_steps // plan.unroll_steps + 2 if slack_steps else 0
         self.segment = max(1, min(_SEGMENT, self.rows_per_stream // 16))
         self.leaves = {
@@ -87,11 +87,11 @@ class Layout:
         return None if self.folder is None else self.folder / f"{name}.bin"
 
     def smallest_stacks(self) -> dict[str, int]:
-        """The stacks that would take least memory, of all leaves that may be some."""
+        """The smallest possible frame of each leaf that may be a stack."""
         return {name: smallest_frame(spec) for name, spec in self.leaves.items() if may_stack(spec)}
 
     def packed(self, stacks: Mapping[str, int]) -> dict[str, TensorSpec]:
-        """Fields of a row's record."""
+        """Fields that lie together in a row's record."""
         whole = {name: spec for name, spec in self.leaves.items() if name not in stacks}
         return {
             name: spec
@@ -100,19 +100,19 @@ class Layout:
         }
 
     def apart(self, stacks: Mapping[str, int]) -> dict[str, TensorSpec]:
-        """Fields of a row that lie by themselves: large ones, and stacks of frames."""
+        """Fields with memory of their own: large ones, and stacks of frames."""
         packed, fields = self.packed(stacks), dict(self._by_row)
         for name, spec in self.leaves.items():
             fields |= stack_fields(name, spec, stacks[name]) if name in stacks else {name: spec}
         return {name: spec for name, spec in fields.items() if name not in packed}
 
     def history(self, stacks: Mapping[str, int]) -> int:
-        """Rows before the oldest live one that must last: its last action, its older frames."""
+        """Rows that are kept before the oldest live one, for its last action and older frames."""
         frames = (self.leaves[name].shape[0] // slices for name, slices in stacks.items())
         return max(frames, default=1)
 
     def length(self, stacks: Mapping[str, int]) -> int:
-        """Rows of a ring: live ones, their history, slack, and whole segments at both ends."""
+        """Rows of a ring: live rows, their history, slack, and a whole segment at each end."""
         rows = self._least_length(stacks) + self.slack
         return -(-rows // self.segment) * self.segment
 
@@ -120,27 +120,29 @@ class Layout:
         return self.rows_per_stream + self.history(stacks) + 2 * self.segment + 2
 
     def keep_length(self, stacks: Mapping[str, int], ring_rows: int) -> None:
-        """Takes the slack of rings that have `ring_rows` rows already, whatever was asked for."""
+        """Sets the slack to that of existing rings of `ring_rows` rows."""
         self.slack = ring_rows - self._least_length(stacks)
 
     @property
     def slack_unrolls(self) -> int:
-        """Unrolls for which the slack is enough, each on a gap."""
+        """Unrolls that fit into the slack, each after a gap."""
         return max(self.slack - 2, 0) // (self.unroll_steps + 1)
 
     def entries(self, stacks: Mapping[str, int]) -> int:
-        """Places of a stream's index; an unroll's is that of its states, so it lasts as rows do."""
+        """Entries of a stream's index.  A sequence's entry is also the place of its states, which
+        last as long as its rows.
+        """
         if self.kind == "windows":
             return self.rows_per_stream + self.unroll_steps + 1
         return self.length(stacks) // self.unroll_steps + 2
 
     def rows_bytes(self, stacks: Mapping[str, int]) -> int:
-        """Bytes of the rings of rows."""
+        """Bytes of the rings that hold rows."""
         rows = self.num_streams * self.length(stacks)
         return rings_bytes(self.packed(stacks), self.apart(stacks), rows)
 
     def nbytes(self, stacks: Mapping[str, int]) -> int:
-        """Bytes of everything, pools as they begin."""
+        """Bytes of all rings, the index and the pools at their first size."""
         rows = self.num_streams * self.length(stacks)
         entries = self.num_streams * self.entries(stacks)
         total = self.rows_bytes(stacks) + 8 * entries
@@ -151,7 +153,7 @@ class Layout:
         )
 
     def to_json(self, stacks: Mapping[str, int]) -> dict[str, Any]:
-        """All that must be the same for files to be read again."""
+        """The properties that files and layout must share."""
         fields = self.packed(stacks) | self.apart(stacks)
         fields |= {f"state/{name}": s for name, s in self.states.items()}
         return {

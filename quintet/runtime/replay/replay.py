@@ -1,4 +1,4 @@
-"""Replay: what was collected is kept, each row once, and drawn again as it was."""
+"""Replay: stores collected rows, each once, and draws batches of them."""
 
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
@@ -35,23 +35,23 @@ _COUNTS = ("counted_steps", "owed_draws", "drawn_rows")
 
 _FLAGS = np.arange(256)
 _SAID = np.array([(_FLAGS & bit) > 0 for bit in (TERMINATED, TRUNCATED, VALID, CUT, FIRST)])
-"""What a row's flags say."""
+"""By flags, the bits that a drawn rollout has."""
 
 
 @final
 class Replay:
-    """Stores fresh batches and draws from them what the plan owes.
+    """Stores fresh batches and draws the batches that the plan asks for.
 
     Windows begin at any live valid row, uniformly.  Rows after the first cut of a window are not
-    valid: after an ending, the end of the budget, before a row that was not valid or a gap in the
-    stream, and after the newest row of the stream.  ``trace_cut`` marks the last row before a cut
-    that is no ending, so ``not_cut_t`` is 0 there; its next observation is the true one in every
-    case.  A window of one row is always whole.
+    valid.  Cuts are endings, the end of the budget, invalid rows, gaps in the stream, and its
+    newest row.  ``trace_cut`` marks the last row before a cut that is no ending, so ``not_cut_t``
+    is 0 there; its next observation is the true one in every case.  A window of one row is always
+    whole.
 
     Sequences are whole unrolls, exactly as they were stored, also those with few valid rows.
 
-    Columns without any valid row are not kept.  Everything drawn is on the CPU and a copy, perhaps
-    with strides.
+    Columns without any valid row are not stored.  Drawn tensors are copies on the CPU and may have
+    strides.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class Replay:
         folder: Path | None = None,
         slack_steps: int = 0,
     ):
-        """Memory is taken at the first `store`, which shows whether observations are stacks of
-        frames; what can't fit in any case is refused here.
+        """The first `store` allocates memory, since it shows whether observations are stacks of
+        frames; a replay that can't fit in any case is refused here.
 
         seed: of this replay's draws alone.
-        folder: for its files, and no others; None: in memory, which can't be saved.
-        slack_steps: rows that any one stream may store after a `save` without overwriting what that
-            one needs; all streams take that much more room.  After a `load` see `slack_unrolls`.
+        folder: for its files alone; None: in memory, which can't be saved.
+        slack_steps: rows that any one stream may store after a `save` without overwriting rows that
+            the saved state needs; all streams take that much more room.
 
         Raises:
             ConfigError: no unroll of every stream fits into the capacity, or the replay doesn't fit
@@ -87,7 +87,7 @@ class Replay:
         self.owed_draws = 0  # draws that they owed, all made
         self.drawn_rows = 0
         self._saved: Numbers | None = None  # the streams' newest rows in the last checkpoint
-        # Rings that are there keep their length, which may be less than is asked for now.
+        # Existing rings keep their length, which may be less than is asked for now.
         if folder is None or not any(folder.glob("*.bin")):
             require_room(folder, self.nbytes)
 
@@ -98,22 +98,22 @@ class Replay:
 
     @property
     def capacity(self) -> int:
-        """Rows that can be live, over all streams: the plan's capacity_steps rounded down to the
-        same number for every stream, and for sequences to whole unrolls.  A gap, where a stream was
-        restarted, takes the place of a row.
+        """Rows that can be live, over all streams: the plan's capacity_steps, rounded down to the
+        same number for every stream, and for sequences to whole unrolls.  A gap takes the place of
+        a row.
         """
         return self._layout.rows_per_stream * self._layout.num_streams
 
     @property
     def slack_unrolls(self) -> int:
-        """Unrolls that any one stream may store between two calls of `save`; after a `load` that
-        is what the rings were made for.
+        """Unrolls that any one stream may store between two calls of `save`; `load` sets it to that
+        of the existing rings.
         """
         return self._layout.slack_unrolls
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory or disk; before the first `store` the least that it can be."""
+        """Bytes of memory or disk; before the first `store` the least possible number."""
         if self._store is None:
             return self._layout.nbytes(self._layout.smallest_stacks())
         return self._store.nbytes
@@ -139,11 +139,8 @@ class Replay:
         return values
 
     def store(self, batch: Rollout) -> None:
-        """Stores a fresh batch.
-
-        Raises:
-            ConfigError: at the first batch, the replay doesn't fit; later, so many stacks of frames
-                had to be kept whole that no room is left.
+        """Stores a fresh batch; raises ConfigError if the replay does not fit: at the first batch,
+        or later if many stacks of frames must be kept whole.
         """
         if self._store is None:
             found = {
@@ -155,7 +152,7 @@ class Replay:
         self._store.store(batch)
 
     def overwrites(self, batch: Rollout) -> bool:
-        """Whether to store the batch takes rows that the last checkpoint needs."""
+        """Whether storing the batch would overwrite rows that the last checkpoint needs."""
         if self._store is None or self._saved is None:
             return False
         unrolls = int(np.bincount(batch.stream_id.numpy()).max())
@@ -163,18 +160,17 @@ class Replay:
         return rows + unrolls * (self._layout.unroll_steps + 1) > self._layout.slack
 
     def cut(self) -> None:
-        """The streams were restarted: what is stored next doesn't follow on what was last."""
+        """Notes that the streams were restarted: the next rows do not follow on the last ones."""
         if self._store is not None:
             self._store.cut()
 
     def draws(self, valid_steps: int, iteration: int) -> Iterator[Rollout]:
-        """The batches that are due after a fresh one of `valid_steps` valid rows, stored before.
+        """The batches that are due after a fresh one, stored before, of `valid_steps` valid rows.
 
-        Nothing is drawn, and no step owes a draw, before ``start_steps`` valid rows were stored and
-        there is something to draw from (``per_stream``: in every stream); of the batch with which
-        that begins, the steps beyond ``start_steps`` count.  Which rows are drawn follows from the
-        seed, `iteration` and what is stored; they are read one batch at a time, so take them all
-        before the next `store`.
+        Draws begin once ``start_steps`` valid rows are stored and there are rows to draw from
+        (``per_stream``: in every stream); steps before that owe no draws.  The drawn rows are a
+        function of the seed, `iteration` and the stored rows.  They are read one batch at a time,
+        so take all batches before the next `store`.
         """
         store = self._store
         if store is None or not valid_steps or store.stored < max(self.plan.start_steps, 1):
@@ -202,12 +198,12 @@ class Replay:
             return (self._draw(store, stream, each) for each in entry)
         entry = (chance * total).astype(np.int64)
         stream = ends.searchsorted(entry, "right")
-        # An entry counts over all streams; of its own one it is so much further on.
+        # From a number over all streams to one within the stream's own entries.
         entry += (store.last - ends)[stream]
         return (self._draw(store, stream[k], entry[k]) for k in range(number))
 
     def _draw(self, store: RowStore, stream: Numbers, entry: Numbers) -> Rollout:
-        """The rows behind these entries of the streams' indices."""
+        """The rows that these entries of the streams' index stand for."""
         found = store.in_index(stream, entry)
         number = store.starts[found] + self._shifts
         place = store.rows.at(stream, number)
@@ -226,7 +222,7 @@ class Replay:
         return rollout
 
     def save(self) -> dict[str, Any]:
-        """What a checkpoint needs beside the files, for JSON; the disk has the rows on return."""
+        """The JSON-able state that a checkpoint needs beside the files, which the disk has then."""
         assert self._layout.folder is not None, "a replay in memory can't be saved"
         counts = {name: getattr(self, name) for name in _COUNTS}
         rows = save_rows(self._store) if self._store is not None else None
@@ -236,11 +232,11 @@ class Replay:
         return {"format": _FORMAT, **counts, "rows": rows}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `save` gave, with the files as they are now; before any `store`.
+        """Goes on from the state of `save` and the files; called before any `store`.
 
         Raises:
-            CheckpointError: the files don't hold every row of the checkpoint, or this replay isn't
-                laid out as the saved one.
+            CheckpointError: the files don't hold every row of the checkpoint, or this replay has
+                another layout.
             ConfigError: memory is missing.
         """
         assert self._layout.folder is not None, "a replay in memory can't be saved"
@@ -257,11 +253,11 @@ class Replay:
 
 
 _BLOCK = 64  # iterations whose random numbers are made at once, where each draws one batch
-_NUMBER, _CHANCE, _BLOCKS = range(3)  # what is drawn of an iteration, or of a block
+_NUMBER, _CHANCE, _BLOCKS = range(3)  # what random numbers are for, of an iteration or a block
 
 
 class _Random:
-    """Random numbers that follow from the seed and the iteration alone."""
+    """Random numbers that are a function of the seed and the iteration alone."""
 
     def __init__(self, seed: int, columns: int):
         self._bits = np.random.Philox(key=seed)
@@ -292,17 +288,18 @@ class _Random:
 
 
 def _exact(rate: float) -> Fraction:
-    """The simple fraction that is meant (1/3, 29/100), also of rates far below 1."""
+    """The nearest simple fraction (1/3, 29/100), also of rates far below 1."""
     finest = 1_000_000 * max(1, ceil(1 / Fraction(rate))) if rate > 0 else 1
     return Fraction(rate).limit_denominator(finest)
 
 
 class Drawn(NamedTuple):
-    """Where rows -1..T of B windows or unrolls lie, and the flags of rows 0..T.
+    """The rows -1..T of B windows or unrolls.
 
-    number, place: ``[T + 2, B]``, number of the row in its stream, and where it lies in the rings.
-    records: ``[T + 2, B]``, a copy of those there.
-    blank: ``[T, B]``, rows that are only reached and have but an observation; None: there is none.
+    number, place: ``[T + 2, B]``, number of the row in its stream, and its place in the rings.
+    records: ``[T + 2, B]``, copies of the rows' records.
+    flags: ``[T + 1, B]``, of rows 0..T.
+    blank: ``[T, B]``, rows that have only an observation; None: there is none.
     """
 
     store: RowStore
@@ -351,7 +348,7 @@ class Drawn(NamedTuple):
         return store.read_obs(name, self.stream, self.number[1:], self.place[1:])
 
     def _taken(self, name: str) -> Array:
-        """What a row has but its observation, rows -1..T - 1."""
+        """A field of rows -1..T - 1."""
         rows = self.store.rows
         packed = name in self.store.packed
         values = self.records[name][:-1] if packed else rows.take(name, self.place[:-1])
@@ -370,11 +367,11 @@ class Drawn(NamedTuple):
 
 
 def _cut_window(drawn: Drawn) -> Drawn:
-    """The windows with what is after the first cut of each masked."""
+    """The windows, with the rows after the first cut of each masked."""
     flags = drawn.flags
     gap = (flags & GAP) > 0
     if gap.any():
-        # What comes after a gap is of another stretch, or not there: the gap's row is repeated.
+        # Rows after a gap belong to another stretch, or don't exist: the gap's row is repeated.
         store, stream, number = drawn.store, drawn.stream, drawn.number
         reach = np.where(gap.any(0), gap.argmax(0), len(gap))
         number = np.minimum(number, number[1] + reach)

@@ -1,4 +1,4 @@
-"""A replay's rows in a checkpoint: heads, counts and checksums; the rows stay in their files."""
+"""Saves a replay's rows: a checkpoint has heads, counts and checksums; files keep the rows."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,9 +16,9 @@ _COUNTERS = ("head", "group", "going_on", "first", "last")
 
 
 def save_rows(store: RowStore) -> dict[str, Any]:
-    """What `load_rows` needs, for JSON; the disk has the rows when it returns.
+    """The JSON-able state that `load_rows` takes; when it returns, the disk has the rows.
 
-    Only segments of rows that were written to since the last call are read for checksums.
+    Only segments with rows that were written since the last call are read for checksums.
     """
     store.rows.seal(store.head, store.kept_whole)
     rows = store.rows
@@ -43,9 +43,9 @@ def save_rows(store: RowStore) -> dict[str, Any]:
 
 
 def load_rows(layout: Layout, state: Mapping[str, Any]) -> RowStore:
-    """The rows as they were when `save_rows` gave `state`; what was stored since is dropped.
+    """The rows as they were when `save_rows` returned `state`; later rows are dropped.
 
-    The rings keep the length that they have, and `layout` their slack.
+    The rings keep their length, and `layout` takes their slack.
 
     Raises:
         CheckpointError: the files don't hold every row of the checkpoint, or the layout differs.
@@ -75,7 +75,7 @@ def load_rows(layout: Layout, state: Mapping[str, Any]) -> RowStore:
         getattr(store, name)[:] = state[name]
     for stack, entries in zip(store.stacks.values(), state["pools"], strict=True):
         stack.recover(entries, _held(store))
-    # The newest row went on to be written; what its observation was is still there.
+    # The newest row has been completed since; its observation is still there.
     store.flags[_newest(store)] = state["newest_flags"]
     _verify(store, state)
     _rebuild_index(store)
@@ -87,19 +87,19 @@ def _stacks(store: RowStore) -> dict[str, int]:
 
 
 def _oldest(store: RowStore) -> Numbers:
-    """By stream, the number of the oldest row that a draw can need."""
+    """Number of the oldest row that a draw can need, by stream."""
     kept = store.layout.rows_per_stream + store.layout.history(_stacks(store))
     oldest: Numbers = np.maximum(store.head - kept, 0)
     return oldest
 
 
 def _newest(store: RowStore) -> Numbers:
-    """By stream, the place of the newest row."""
+    """Place of the newest row, by stream."""
     return store.rows.at(np.arange(store.rows.num_streams), store.head)
 
 
 def _newest_checksum(store: RowStore, stream: int) -> int:
-    """Of the observation that a stream has reached, and of its episode's number."""
+    """Checksum of the observation that a stream has reached, and of its episode's number."""
     place = int(_newest(store)[stream])
     rows = slice(place, place + 1)
     fields = store.rows.fields
@@ -111,7 +111,7 @@ def _newest_checksum(store: RowStore, stream: int) -> int:
 
 
 def _held(store: RowStore) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which places of the rings belong to the checkpoint, whole segments."""
+    """Whether each place of the rings is in a segment of the checkpoint."""
     count, length = store.rows.num_streams, store.rows.length
     held = np.zeros((count, length), np.bool_)
     begin = _oldest(store) // store.layout.segment * store.layout.segment

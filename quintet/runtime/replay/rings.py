@@ -1,7 +1,7 @@
 """Memory of the replay: rings of rows, one for each stream, mapped from a file or anonymous.
 
-A row is known by (stream, number); numbers grow by one for ever and row ``n`` lies at
-``n % length`` of its stream's ring.  Which numbers are live is for the owner to know.
+A row is identified by (stream, number); numbers grow by one and are never reused, and row ``n`` is
+at ``n % length`` of its stream's ring.  The owner knows which rows are live.
 """
 
 import mmap
@@ -26,46 +26,44 @@ Numbers = NDArray[np.int64]
 """Numbers of streams, of rows, or of the places of rows in a ring's fields; any shape."""
 
 More = Callable[[slice], Sequence[Array]]
-"""What belongs to the rows at these places and is kept elsewhere."""
+"""Returns the data of the rows at these places that is kept elsewhere."""
 
 _ALIGNMENT = 64
 _WORD = 8
 
 
 def as_array(x: Tensor) -> Array:
-    """The tensor's values as numpy sees them; bfloat16, which it doesn't know, as int16."""
+    """The tensor as a numpy array; bfloat16, which numpy lacks, as int16."""
     if x.dtype is torch.bfloat16:
         x = x.view(torch.int16)
     return x.numpy(force=True)
 
 
 def as_tensor(x: Array, dtype: torch.dtype) -> Tensor:
-    """The way back from `as_array`."""
+    """The inverse of `as_array`."""
     tensor = torch.from_numpy(x)
     return tensor.view(dtype) if dtype is torch.bfloat16 else tensor
 
 
 def array_dtype(dtype: torch.dtype) -> np.dtype[Any]:
-    """The dtype of `as_array`."""
     return as_array(torch.empty(0, dtype=dtype)).dtype
 
 
 def row_bytes(spec: TensorSpec) -> int:
-    """Bytes of one row."""
     return int(np.prod(spec.shape, dtype=np.int64)) * spec.dtype.itemsize
 
 
 def record_dtype(specs: Mapping[str, TensorSpec]) -> np.dtype[Any]:
-    """A record of these fields, aligned, whole words of eight bytes."""
+    """A record of these fields, aligned and padded to words of eight bytes."""
     fields: list[Any] = [(name, array_dtype(x.dtype), x.shape) for name, x in specs.items()]
-    # A last field of whole words ends the record at one; it has no bytes of its own.
+    # An empty last field of whole words pads the record.
     return np.dtype([*fields, ("", np.int64, (0,))], align=True)
 
 
 def rings_bytes(
     packed: Mapping[str, TensorSpec], apart: Mapping[str, TensorSpec], rows: int
 ) -> int:
-    """Bytes that `Rings` of so many rows in all take."""
+    """Bytes of `Rings` with this many rows in all."""
     by_themselves = sum(_aligned(row_bytes(spec) * rows) for spec in apart.values())
     return max(_aligned(record_dtype(packed).itemsize * rows) + by_themselves, _ALIGNMENT)
 
@@ -75,9 +73,9 @@ def _aligned(nbytes: int) -> int:
 
 
 def require_room(folder: Path | None, nbytes: int) -> None:
-    """Raises ConfigError when a replay of `nbytes` in all doesn't fit in `folder`, or in memory.
+    """Raises ConfigError when a replay of `nbytes` doesn't fit in `folder`, or in memory.
 
-    What the folder's own files take already is theirs to take again.  No folder is made.
+    Space that the folder's own files take counts as free.  No folder is made.
     """
     if folder is None:
         available, where = _available_memory(), "in memory"
@@ -93,7 +91,7 @@ def require_room(folder: Path | None, nbytes: int) -> None:
 
 
 def _available_memory() -> int:
-    """MemAvailable of Linux, in bytes; all that the machine has where no one says what is free."""
+    """Linux's MemAvailable in bytes; elsewhere all memory of the machine."""
     with suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -102,13 +100,11 @@ def _available_memory() -> int:
 
 
 def empty_folder(folder: Path) -> None:
-    """Makes the folder, or removes an old replay's files from it.
-
-    Raises:
-        ConfigError: it can't be made or emptied.
+    """Makes the folder, or removes an old replay's files from it; raises ConfigError if it can't be
+    made or emptied.
     """
     try:
-        folder.mkdir(exist_ok=True)  # a run folder that was removed isn't made again
+        folder.mkdir(exist_ok=True)  # without parents: a removed run folder isn't made again
         for file in folder.glob("*.bin"):
             file.unlink()
     except OSError as fault:
@@ -119,12 +115,13 @@ def empty_folder(folder: Path) -> None:
 
 
 def allocate(place: Path | None, nbytes: int) -> mmap.mmap:
-    """Memory of `nbytes`, at least 1: the file `place`, made or enlarged as need be, or anonymous.
+    """Memory of `nbytes`, at least 1: the file `place`, created or enlarged, or anonymous.
 
-    The file's blocks are taken at once: a full disk shows here, not as SIGBUS in a later write.
+    The file's blocks are allocated at once: a full disk is an error here, not SIGBUS in a later
+    write.
 
     Raises:
-        ConfigError: they can't be had, for whatever reason the system gives.
+        ConfigError: the system refuses.
     """
     try:
         return mmap.mmap(-1, nbytes) if place is None else _map_file(place, nbytes)
@@ -149,8 +146,8 @@ def require_file(place: Path, nbytes: int) -> None:
     """Raises CheckpointError unless `place` is a file of that size."""
     if not place.is_file() or place.stat().st_size != nbytes:
         raise CheckpointError(
-            f"the checkpoint requires the replay file {place} of {nbytes:,} bytes, which is not "
-            "there in that size; bring it back, or begin anew in another run folder"
+            f"the checkpoint requires the replay file {place} of {nbytes:,} bytes, which is "
+            "missing or has another size; restore it, or begin anew in another run folder"
         )
 
 
@@ -158,10 +155,10 @@ def require_file(place: Path, nbytes: int) -> None:
 class Rings:
     """`num_streams` rings of `length` rows each; a row has the fields of `packed` and of `apart`.
 
-    The packed ones of a row lie together, as a record, and are read and written at once: few memory
-    pages are touched by a draw, however long the rings are.
+    The packed fields of a row lie together, as a record, and are read and written at once, so a
+    draw touches few memory pages, however long the rings are.
 
-    fields: by name ``[num_streams * length, ...]``, dtypes as `as_array` gives them.
+    fields: by name ``[num_streams * length, ...]``, with the dtypes of `as_array`.
     specs: of all fields.
     record: dtype of the records.
     """
@@ -203,31 +200,30 @@ class Rings:
         self._sealed = np.zeros(num_streams, np.int64)
 
     def at(self, stream: Numbers, number: Numbers) -> Numbers:
-        """Where rows lie; the shapes broadcast."""
+        """Places of rows; the shapes broadcast."""
         place: Numbers = number % self.length
         place += self._begins[stream]
         return place
 
     def take(self, name: str, place: Numbers) -> Array:
         """A copy of the rows, ``[*place.shape, ...]``."""
-        # numpy's indexing is the faster way to single values, and the slower one to whole rows; of
-        # what is not contiguous, `take` would copy all.
+        # numpy's indexing is faster for single values and slower for whole rows; `take` would copy
+        # all of a field that is not contiguous.
         field = self.fields[name]
         single = field.ndim == 1 or not field.flags.c_contiguous
         return field[place] if single else field.take(place, 0)
 
     def read(self, name: str, place: Numbers) -> Tensor:
-        """A copy of the rows, ``[*place.shape, ...]``."""
         return as_tensor(self.take(name, place), self.specs[name].dtype)
 
     def write(self, name: str, place: Numbers, values: Array) -> None:
-        """Puts rows ``[*place.shape, ...]`` in their places."""
+        """Writes rows ``[*place.shape, ...]`` to their places."""
         field = self.fields[name]
         _require_alike(name, field.dtype, place.shape + field.shape[1:], values)
         field[place] = values
 
     def take_records(self, place: Numbers) -> Array:
-        """Copies of the records, ``[*place.shape]``, of dtype `record`."""
+        """Copies of the records, ``[*place.shape]``."""
         records: Array = self._records.take(place, 0).view(self.record)[..., 0]
         return records
 
@@ -243,19 +239,15 @@ class Rings:
         _require_alike(name, field.dtype, values.shape[:2] + field.shape[1:], values)
 
     def write_records(self, place: Numbers, values: Array) -> None:
-        """Puts records ``[*place.shape]``, contiguous, in their places."""
+        """Writes records ``[*place.shape]``, contiguous, to their places."""
         self._records[place] = values.view(np.int64).reshape(*place.shape, -1)
 
     def flush(self) -> None:
-        """Returns when the disk has everything."""
         if self.place is not None:
             self._memory.flush()
 
     def seal(self, heads: Numbers, more: More | None = None) -> None:
-        """Takes the checksums of rows written since the last call, up to `heads` (excluded).
-
-        more: what else belongs to the rows at these places.
-        """
+        """Computes the checksums of rows written since the last call, up to `heads` (excluded)."""
         for stream, head in enumerate(heads.tolist()):
             for segment in self._segments(int(self._sealed[stream]), head):
                 slot = segment % self._checksums.shape[1]
@@ -263,15 +255,13 @@ class Rings:
         self._sealed[:] = heads
 
     def checksums(self, oldest: Numbers, heads: Numbers) -> list[list[int]]:
-        """By stream, the checksums of the segments with rows ``oldest <= number < head``."""
+        """Checksums of the segments with rows ``oldest <= number < head``, by stream."""
         return [
             [
                 int(self._checksums[stream, segment % self._checksums.shape[1]])
                 for segment in self._segments(first, head)
             ]
-            for stream, (first, head) in enumerate(
-                zip(oldest.tolist(), heads.tolist(), strict=True)
-            )
+            for stream, (first, head) in enumerate(_pairs(oldest, heads))
         ]
 
     def restore(
@@ -281,10 +271,8 @@ class Rings:
         checksums: list[list[int]],
         more: More | None = None,
     ) -> None:
-        """Takes back what `checksums` gave, and verifies every row under them.
-
-        Raises:
-            CheckpointError: rows are no longer those of the checkpoint.
+        """Restores the result of `checksums` and verifies every row under it; raises
+        CheckpointError if some rows are not those of the checkpoint.
         """
         for stream, (first, head) in enumerate(_pairs(oldest, heads)):
             for segment, stored in zip(self._segments(first, head), checksums[stream], strict=True):
@@ -328,14 +316,13 @@ def _pairs(oldest: Numbers, heads: Numbers) -> list[tuple[int, int]]:
 
 
 def bytes_of(values: Array) -> memoryview:
-    """The values as flat bytes."""
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
 
 
 def damaged(place: Path | None, stream: int) -> CheckpointError:
-    """The error for rows that are no longer those of a checkpoint."""
+    """The error for rows that are not those of a checkpoint."""
     return CheckpointError(
-        f"the checkpoint requires rows of stream {stream} that {place} no longer holds: they were "
-        "overwritten since, which only those of the newest checkpoint can't be, or the file is "
-        "damaged; resume from the newest checkpoint, or begin anew in another run folder"
+        f"the checkpoint requires rows of stream {stream} that {place} does not hold: they were "
+        "overwritten since (those of the newest checkpoint never are), or the file is damaged; "
+        "resume from the newest checkpoint, or begin anew in another run folder"
     )

@@ -1,4 +1,4 @@
-"""The rows of a replay: rings of them, one per stream, and an index of where draws may begin."""
+"""The rows of a replay: a ring for each stream, and an index of the rows where draws may begin."""
 
 from collections.abc import Mapping
 from typing import Any, final
@@ -26,23 +26,23 @@ class RowStore:
     """Rows in the order in which each stream made them, each observation once: row T of an unroll
     is row 0 of the next.
 
-    Where a stream breaks off (a restart, columns that never came) one row more marks the gap: it
-    keeps the observation that was reached and, as its action and reward, what the next unroll's
-    actor saw as the last ones.  A stream's first row is a gap, and so is its newest one until the
-    stream goes on.
+    Where a stream breaks off (a restart, columns that were never delivered) an extra row marks the
+    gap: it keeps the observation that was reached and, as its action and reward, the last action
+    and reward that the next unroll's actor saw.  A stream's first row is a gap, and so is its
+    newest row until the stream goes on.
 
-    Rows are numbered per stream, for ever; the newest ``layout.rows_per_stream`` before the last
-    are live, gaps included.
+    Row numbers grow per stream and are never reused.  The newest ``layout.rows_per_stream`` rows
+    before the last one are live, gaps included.
 
     head: number of each stream's newest row.
     index: numbers of rows, by stream; entry ``n`` is at ``n % index.shape[1]``.
     starts: the same memory, flat.
     first, last: the oldest entry of each stream and the one after its newest.
-    size, stored: valid rows that are live, and all that were ever stored.
+    size, stored: valid rows that are live, and valid rows that were ever stored.
     """
 
     def __init__(self, layout: Layout, stacks: Mapping[str, int], fresh: bool):
-        """Takes the memory; `fresh`: files that are there are an old run's."""
+        """Allocates the memory; `fresh`: existing files are those of an old run."""
         self.layout = layout
         if fresh and layout.folder is not None:
             empty_folder(layout.folder)
@@ -77,9 +77,9 @@ class RowStore:
         self.starts = self.index.reshape(-1)
         self._index_begins = np.arange(count) * entries
         self._where: Columns = slice(None)  # the streams of the last batch, or all of them
-        # What was stored last: sampling in one process gives the same one again, with other rows.
+        # The last batch: sampling in one process returns the same object again, with other rows.
         self._batch: tuple[Rollout, Fresh] | None = None
-        self._reached: Begin | None = None  # with which the last batch is followed on, if known
+        self._reached: Begin | None = None  # how a batch begins that follows on the last one
         self._full = False  # whether every stream has as many rows as can be live
         self.first = np.zeros(count, np.int64)
         self.last = np.zeros(count, np.int64)
@@ -88,39 +88,33 @@ class RowStore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of everything."""
         states = self.unrolls.nbytes if self.unrolls is not None else 0
         pools = sum(stack.nbytes for stack in self.stacks.values())
         return self.rows.nbytes + states + self.index.nbytes + pools
 
     def in_index(self, stream: Numbers, entry: Numbers) -> Numbers:
-        """Where entries lie in `starts`."""
+        """Positions of entries in `starts`."""
         place: Numbers = entry % self.index.shape[1]
         place += self._index_begins[stream]
         return place
 
     def read_obs(self, name: str, stream: Numbers, number: Numbers, place: Numbers) -> Tensor:
-        """A leaf, by its field, of rows (stream, number), which lie at `place`."""
+        """An observation leaf, by its field, of rows (stream, number) at `place`."""
         if name in self.stacks:
             return self.stacks[name].read(stream, number, place)
         return self.rows.read(name, place)
 
     def kept_whole(self, rows: slice) -> list[Array]:
-        """What the pools hold of these rows of the rings."""
+        """The pools' frames that belong to these rows of the rings."""
         return [stack.whole(rows) for stack in self.stacks.values()]
 
-    def _clear_taken(self, place: Numbers) -> None:
-        """Zeroes what rows that are only reached don't have, whatever an older row left there."""
-        for name in self._taken:
-            self.rows.fields[name][place] = 0
-
     def cut(self) -> None:
-        """What is stored next doesn't follow on what was last."""
+        """Notes that the next rows do not follow on the last ones."""
         self.going_on[:] = False
         self._reached = None
 
     def store(self, batch: Rollout) -> None:
-        """Stores the columns that have a valid row; a stream's own are in order."""
+        """Stores the columns that have a valid row; columns of one stream are in order."""
         if self._batch is None or self._batch[0] is not batch:
             fresh = Fresh.of(batch, self.layout)
             for name, values in (fresh.rows | fresh.obs).items():
@@ -135,7 +129,7 @@ class RowStore:
             self._store_apart(fresh)
 
     def _store_apart(self, fresh: Fresh) -> None:
-        """Stores a batch of any columns; which follow on what was stored is searched for."""
+        """Stores a batch of any columns, after a search for those that follow on stored rows."""
         parts = _once_each(fresh.stream)
         for columns in parts:
             self._reached = None
@@ -151,8 +145,9 @@ class RowStore:
                 self._append(part, ~follows)
 
     def _append(self, fresh: Fresh, gaps: Array | None) -> None:
-        """Stores columns of different streams, some of them after a gap; None: no gap, and the
-        streams of the last batch.
+        """Stores columns of different streams.
+
+        gaps: ``[B]``, which of them come after a gap; None: no gap, and the last batch's streams.
         """
         stream, steps = fresh.stream, len(fresh.valid)
         if gaps is not None:
@@ -169,7 +164,7 @@ class RowStore:
         body = place[:-1]
         flags, starts = fresh.flags()
         episodes = fresh.episodes()
-        records = self.rows.blank(place.shape)  # what row T doesn't have yet stays so
+        records = self.rows.blank(place.shape)  # row T has only an observation yet
         records["flags"], records["episode_id"] = flags, episodes
         for name, values in fresh.rows.items():
             if name in self.packed:
@@ -194,8 +189,8 @@ class RowStore:
     def _follows(self, fresh: Fresh) -> NDArray[np.bool_]:
         """Whether each stream goes on where it stopped.
 
-        Columns between may not have come, so that is seen by the observation, the episode and the
-        last action and reward: all are the bytes that are stored.
+        Columns between may never have been delivered.  So the observation, the episode and the last
+        action and reward are compared with the stored bytes.
         """
         stream = fresh.stream
         going_on = self.going_on[stream]
@@ -212,11 +207,12 @@ class RowStore:
         return going_on
 
     def _begin(self, fresh: Fresh, which: Array) -> None:
-        """Leaves a gap behind the newest rows of some streams; their row 0 comes after it."""
+        """Writes a gap after the newest rows of some streams, and row 0 of the batch after it."""
         stream = fresh.stream[which]
         head = self.head[stream]
         gap, start = self.rows.at(stream, head), self.rows.at(stream, head + 1)
-        self._clear_taken(gap)
+        for name in self._taken:  # a gap has only an observation; an older row left these there
+            self.rows.fields[name][gap] = 0
         for name, values in fresh.last.items():
             self.rows.write(name, gap, values[which])
         for name, values in fresh.obs.items():
@@ -226,7 +222,7 @@ class RowStore:
                 self.rows.write(name, start, values[0][which])
 
     def _retire(self, stream: Numbers, old: Numbers, new: Numbers, gaps: bool) -> None:
-        """Takes out of the index what is live with the old heads and not with the new ones."""
+        """Removes from the index the rows that are live with the old heads only."""
         before = old - self.layout.rows_per_stream
         most = int((new - old).max()) if gaps else int(new[0] - old[0])
         if not self._full:
@@ -244,7 +240,7 @@ class RowStore:
     def _enter(
         self, stream: Numbers, number: Numbers, starts: Array, states: Mapping[str, Array]
     ) -> None:
-        """Puts rows ``[T, B]`` into the index where `starts`."""
+        """Adds the rows ``[T, B]`` where `starts` to the index."""
         place = self.last[self._where][None]
         if len(starts) > 1:
             place = place + np.cumsum(starts, 0) - starts
@@ -260,7 +256,7 @@ class RowStore:
 
 
 def _all(x: Any) -> bool:
-    """As ``x.all()``, which takes several times as long on few values."""
+    """``x.all()``, several times as fast on few values."""
     return bool(np.count_nonzero(x) == x.size)
 
 
@@ -276,7 +272,7 @@ def _equal(a: Array, b: Array) -> Array:
 
 
 def _once_each(stream: Numbers) -> list[Columns]:
-    """The columns in parts without a stream twice, each stream's in order."""
+    """Parts of the columns, each with different streams; a stream's columns stay in order."""
     if len(stream) == 1 or (np.diff(stream) > 0).all():
         return [slice(None)]
     order = np.argsort(stream, kind="stable")
