@@ -36,6 +36,10 @@ def test_the_slowest_is_named() -> None:
 
 
 class Slow(Drifting):
+    def __init__(self):
+        time.sleep(0.5)
+        super().__init__()
+
     def step(self, action):
         time.sleep(0.1)
         return super().step(action)
