@@ -86,7 +86,9 @@ _SPEED = {
         _STEPS, "all that environments made; env_steps counts those learned from"
     ),
     "data/discarded_env_steps": Metric(
-        _STEPS, "executed and never learned from: too old, past the budget, waiting at a restart"
+        _STEPS,
+        "executed and never learned from: too old, past the budget, waiting at a restart, or of an "
+        "unroll whose worker died",
     ),
     "data/worker_restarts": Metric(
         "restarts", "sampler processes replaced since the process began"

@@ -18,8 +18,8 @@ class Steps:
     """What became of env_steps beside those that batches count.
 
     executed, discarded, cut: since the batch before: all that environments made; of them those that
-        no batch will hold (too old, or past the budget); those of running episodes that were given
-        up, as their worker died.
+        no batch will hold (too old, past the budget, or of an unroll whose worker died); those of
+        episodes that were given up, as their worker died.
     running: of episodes that have not ended, over all streams, when the batch was handed out.
     waiting: executed, and in no batch yet.
     """
@@ -104,7 +104,7 @@ class Delivery:
         self.may_lag = may_lag or num_policies > 1 or num_streams != plan.columns_per_batch
         self.first_stream = self.first_policy = 0
         self.running: dict[int, int] = {}  # env_steps in episodes that have not ended, by group
-        self.executed = self.counted = self.cut = self.past_budget = 0
+        self.executed = self.counted = self.cut = self.past_budget = self.lost = 0
         self._told = (0, 0, 0)
 
     def restart(self, iteration: int) -> None:
@@ -133,14 +133,18 @@ class Delivery:
         self.executed += executed
         self.running[group] = running
 
-    def cut_running(self, group: int) -> None:
-        """A group's streams begin anew by themselves; its running episodes are given up."""
-        self.cut += self.running.pop(group, 0)
+    def given_up(self, groups: Sequence[int], executed: int) -> None:
+        """The streams of some groups begin anew by themselves: their running episodes are given up,
+        and so many env_steps of unrolls that will not arrive, with the episodes in them.
+        """
+        self.executed += executed
+        self.lost += executed
+        self.cut += executed + sum(self.running.pop(group, 0) for group in groups)
 
     @property
     def discarded(self) -> int:
         """Executed env_steps that no batch has held or will hold."""
-        return self.past_budget + sum(queue.dropped_steps for queue in self.queues)
+        return self.past_budget + self.lost + sum(q.dropped_steps for q in self.queues)
 
     @property
     def waiting(self) -> int:

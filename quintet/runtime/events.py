@@ -40,16 +40,25 @@ class Asking(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """A worker gave up its unroll, as the server ended; its streams must begin anew."""
+    """A worker gave up its unroll, as the server ended; its streams must begin anew.
+
+    executed: env_steps of the unroll that was given up.
+    """
 
     worker: int
+    executed: int
 
 
 class Died(NamedTuple):
-    """A worker, or the SERVER, is gone or as good as; `error` says how."""
+    """A worker, or the SERVER, is gone or as good as; `error` says how.
+
+    executed: env_steps of the unroll that the worker was at, which is given up; of the row at work
+        they may count or not.
+    """
 
     worker: int
     error: QuintetError
+    executed: int
 
 
 class Grant(NamedTuple):

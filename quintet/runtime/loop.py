@@ -54,7 +54,7 @@ class Counters:
     iteration: batches learned from.
     env_steps: learned from; a budget counts these.
     executed_env_steps: all that environments made, but for unrolls that were at work when the run
-        stopped or their worker died.
+        stopped.  Where a worker died, a step of the row at work may count or not.
     discarded_env_steps: of them those that were not and will not be learned from.
     cut_env_steps: in episodes that were given up before they ended.
     running_env_steps: in episodes that have not ended.

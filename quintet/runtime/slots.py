@@ -181,6 +181,10 @@ class Slot:
         self.memory["group_id"].fill_(group)
         self.memory["policy_id"].fill_(policy)
 
+    def begin_empty(self) -> None:
+        """No row is valid, so that `executed` counts the rows that are written from now on."""
+        self.valid[:] = False
+
     def begin_anew(self) -> None:
         """Row 0 is the first of every stream: nothing came before it."""
         self.is_first[0] = True
@@ -219,7 +223,7 @@ class Slot:
 
     @property
     def executed(self) -> int:
-        """env_steps in the unroll."""
+        """env_steps in the unroll; while it is filled, in the rows that were received."""
         return int(np.count_nonzero(self.valid))
 
     @property

@@ -321,7 +321,7 @@ class TwoDieAtOnce:
         return Patience(print, str)
 
     def events(self, _timeout_s: float) -> list[Died]:
-        return [Died(index, WorkerFault(f"worker {index} is gone")) for index in range(2)]
+        return [Died(index, WorkerFault(f"worker {index} is gone"), 0) for index in range(2)]
 
 
 def test_async_ends_where_several_workers_die_at_once() -> None:
