@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import final
 
 from torch import Tensor
@@ -38,6 +38,8 @@ class Batch:
     other env_steps.
 
     lease: of the slot that the rollout is a view of; None: its memory is its own.
+    others: by policy, episodes of other policies that ended in columns which waited and were given
+        up after this batch.
     """
 
     rollout: Rollout
@@ -46,6 +48,7 @@ class Batch:
     episodes: list[Episode]
     steps: Steps
     lease: Lease | None = None
+    others: dict[int, list[Episode]] = field(default_factory=dict)
 
 
 @final
@@ -108,10 +111,8 @@ class Delivery:
         self._told = (0, 0, 0)
 
     def restart(self, iteration: int) -> None:
-        """The streams begin anew: columns that wait for a batch are given up, of which the last
-        batch told.
-        """
-        self.clear()
+        """The streams begin anew; nothing waits for a batch: the last one gave it up."""
+        assert not any(queue.waiting for queue in self.queues)
         self.running.clear()
         self._told = (self.executed, self.discarded, self.cut)
         self._turn_to(iteration * self.plan.columns_per_batch)
@@ -209,8 +210,15 @@ class Delivery:
         """Whether some policy has the columns of a batch."""
         return any(queue.columns >= self.plan.columns_per_batch for queue in self.queues)
 
-    def batch(self, part: Part, policy: int, env_steps_left: int) -> Batch:
-        """What `take` gave, as a batch; rows past the budget are masked."""
+    def batch(
+        self, part: Part, policy: int, env_steps_left: int, begins_anew: BeginsAnew = never
+    ) -> Batch:
+        """What `take` gave, as a batch; rows past the budget are masked.
+
+        With the last batch of the budget, or before the streams begin anew, columns that wait are
+        given up; episodes that ended in them are the batch's, so that they are counted before the
+        checkpoint that follows.
+        """
         rollout, env_steps = within_budget(part.rollout, env_steps_left)
         if rollout.valid is not part.rollout.valid:
             self.past_budget += int(part.rollout.valid.sum()) - env_steps
@@ -218,10 +226,20 @@ class Delivery:
         queue = self.queues[policy]
         episodes = sorted(part.episodes, key=lambda episode: (episode.row, episode.column))
         kept = [episode for episode in episodes if rollout.valid[episode.row, episode.column]]
-        kept, queue.ended = queue.ended + kept, []
+        kept = queue.pop_ended() + kept
         if self.may_lag:
             self.lags[policy].add((self.learned[policy] - rollout.version)[rollout.valid])
-        return Batch(rollout, policy, env_steps, kept, self._steps(), part.lease)
+        batch = Batch(rollout, policy, env_steps, kept, self._steps(), part.lease)
+        if env_steps < env_steps_left and not begins_anew(batch):
+            return batch
+        self.clear()
+        ended = {index: queue.pop_ended() for index, queue in enumerate(self.queues)}
+        now = self._steps()
+        steps = replace(
+            batch.steps, discarded=batch.steps.discarded + now.discarded, waiting=now.waiting
+        )
+        episodes = kept + ended.pop(policy)
+        return replace(batch, episodes=episodes, steps=steps, others=ended)
 
     def _steps(self) -> Steps:
         now = (self.executed, self.discarded, self.cut)

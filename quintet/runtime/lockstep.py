@@ -54,7 +54,7 @@ class LockstepSampling:
         self.delivery.learned[policy] = version
 
     def restart(self, iteration: int) -> None:
-        """Re-keys every stream from (seed, group, iteration); what waits is given up."""
+        """Re-keys every stream from (seed, group, iteration); running episodes are given up."""
         self.workers.start()
         self._done_with_batch()
         assert not self.flying, "the last batch before a restart is asked for as such"
@@ -71,7 +71,7 @@ class LockstepSampling:
             if not self.flying:
                 self._begin_round(wanted)
             self.delivery.put_round(self._end_round(wanted, patience))
-        batch = self.delivery.batch(*taken, env_steps_left)
+        batch = self.delivery.batch(*taken, env_steps_left, begins_anew)
         self.lease = batch.lease
         wanted = env_steps_left - batch.env_steps - self.delivery.waiting
         if self.lag and wanted > 0 and not self.delivery.full and not begins_anew(batch):

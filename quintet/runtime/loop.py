@@ -97,7 +97,7 @@ class Counters:
         self.discarded_env_steps += steps.discarded
         self.cut_env_steps += steps.cut
         self.running_env_steps, self.waiting_env_steps = steps.running, steps.waiting
-        self.ended_episodes += len(batch.episodes)
+        self.ended_episodes += len(batch.episodes) + sum(map(len, batch.others.values()))
 
     def begin_anew(self) -> None:
         """The streams do: what runs or waits is given up."""

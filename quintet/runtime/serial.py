@@ -72,10 +72,7 @@ class SerialSampling:
             group.publish(publication, policy)
 
     def restart(self, iteration: int) -> None:
-        """Re-keys every stream from (seed, group, iteration).
-
-        Running episodes and columns that wait for a batch are given up.
-        """
+        """Re-keys every stream from (seed, group, iteration); running episodes are given up."""
         self.timer.switch("stepping")
         self.delivery.restart(iteration)
         for index, (group, slot) in enumerate(zip(self.groups, self.slots, strict=True)):
@@ -85,7 +82,7 @@ class SerialSampling:
         """What the learner of `policy` has come to, from which the age of weights is counted."""
         self.delivery.learned[policy] = version
 
-    def collect(self, env_steps_left: int, begins_anew: BeginsAnew = never) -> Batch:  # noqa: ARG002
+    def collect(self, env_steps_left: int, begins_anew: BeginsAnew = never) -> Batch:
         """The next batch; samples if no policy has enough columns, and no more rows than the budget
         asks for.
         """
@@ -98,7 +95,7 @@ class SerialSampling:
             self.delivery.put_round(
                 [Part(slot.rollout, slot.episodes(), Lease(_nothing)) for slot in self.slots]
             )
-        return self.delivery.batch(*taken, env_steps_left)
+        return self.delivery.batch(*taken, env_steps_left, begins_anew)
 
     def _unroll(self, wanted: int) -> None:
         """One of every group, which ends when so many env_steps were executed."""

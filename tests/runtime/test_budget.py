@@ -1,6 +1,7 @@
 """A step budget is executed exactly, and what became of every executed step is told apart."""
 
 import os
+import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -168,6 +169,27 @@ def test_what_became_of_steps_goes_on_over_a_resume(tmp_path: Path) -> None:
     assert [r["data/executed_env_steps"] for r in reports] == sorted(
         r["data/executed_env_steps"] for r in reports
     )
+
+
+@pytest.mark.parametrize("interval_s", [0.0, 1e9])
+@pytest.mark.parametrize("kind", ["serial", pytest.param("lockstep", marks=pytest.mark.slow)])
+def test_a_run_that_is_resumed_reports_the_same_episodes(
+    kind: str, interval_s: float, tmp_path: Path
+) -> None:
+    """Also those that ended in columns which waited at the checkpoint, or that no report held."""
+    options = {"checkpoint__interval_updates": 3, "checkpoint__max_cut_frac": 1.0}
+    options |= {"checkpoint__keep": 100, "report__interval_s": interval_s}
+    train(tmp_path, kind, 1_000, "impala", **options)
+    whole = read_metrics(tmp_path / "run")
+    for each in sorted((tmp_path / "run/checkpoints").iterdir())[2:]:
+        shutil.rmtree(each)
+    last = train(tmp_path, kind, 1_000, "impala", **options)
+    resumed = read_metrics(tmp_path / "run")
+    assert len(whole) == len(resumed) == (1 if interval_s else last["iterations"])
+    told = {name for report in whole for name in report if name.startswith("episode/")}
+    assert len(told) == 6
+    for before, after in zip(whole, resumed, strict=True):
+        assert [before.get(name) for name in told] == [after.get(name) for name in told]
 
 
 def test_serial_and_lockstep_end_with_the_same_bytes(tmp_path: Path) -> None:
