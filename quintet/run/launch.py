@@ -400,8 +400,12 @@ def _going_back(trainer: Trainer, may_go_back: bool) -> Iterator[None]:
         trainer.folder.check()  # there would be nothing to go back to
         # Off the uninterrupted run's path there is nothing to be exact about, but much to lose.
         exact = _goes_back_exactly(trainer)
+        damaged = trainer.folder.damaged_exact() if exact else []
+        exact = exact and not damaged
         which = "exact checkpoint" if exact else "checkpoint"
         trainer.say(f"{error}; going back to the last {which}")
+        if damaged:
+            trainer.warn(f"passed over damaged checkpoints: {'; '.join(damaged)}")
         raise _GoesBack("exact" if exact else "latest") from error
 
 
