@@ -113,15 +113,22 @@ class RunFolder:
         try:
             found = checkpoint.latest(self.checkpoints, exact_only=exact, warn=warn)
         except CheckpointError as error:
-            raise CheckpointError(
-                f"{error}, or remove {self.checkpoints} to start the run anew"
-            ) from error
+            other = checkpoint.find(self.checkpoints)[0] if exact else None
+            instead = f"remove {self.checkpoints} to start the run anew"
+            if other is not None:
+                instead = f"use --resume latest to go on from {other.path}, which is not exact"
+            raise CheckpointError(f"{error}, or {instead}") from error
         if found is None and exact and checkpoint.any_of_run(self.checkpoints):
             raise CheckpointError(
                 f"--resume exact requires an exact checkpoint, {self.checkpoints} has none yet; "
                 "use --resume latest, or begin anew in another --run-dir"
             )
         return found
+
+    def damaged_exact(self) -> list[str]:
+        """What is wrong with all that may be exact checkpoints; nothing where one is whole."""
+        found, faults = checkpoint.find(self.checkpoints, exact_only=True)
+        return faults if found is None else []
 
     def keep_batch(
         self, batch: Rollout, meta: Mapping[str, Any], warn: Callable[[str], None]
@@ -147,8 +154,8 @@ class RunFolder:
             return f"nowhere ({error})"
 
     def remove_newer(self, than: Path) -> list[str]:
-        """Removes the checkpoints after `than`, which are off the path, so that no later resume
-        takes them; returns a note for each.
+        """Removes the checkpoints after `than`, which are off the path or damaged, so that no later
+        resume takes them; returns a note for each.
         """
         newer = [
             self.checkpoints / name
@@ -157,7 +164,10 @@ class RunFolder:
         ]
         for path in newer:
             shutil.rmtree(path)
-        return [f"removed {path}, which is off the uninterrupted run's path" for path in newer]
+        return [
+            f"removed {path}, which is newer than the one that the run goes on from"
+            for path in newer
+        ]
 
     def prune(
         self, keep: int, protect: Callable[[dict[str, Any]], bool], warn: Callable[[str], None]

@@ -393,8 +393,12 @@ def _going_back(trainer: Trainer, may_go_back: bool) -> Iterator[None]:
         trainer.folder.check()  # a folder that is gone has no checkpoint to go back to
         # Off the uninterrupted run's path the newest checkpoint loses least.
         exact = _goes_back_exactly(trainer)
+        damaged = trainer.folder.damaged_exact() if exact else []
+        exact = exact and not damaged
         which = "exact checkpoint" if exact else "checkpoint"
         trainer.voice.say(f"{error}; going back to the last {which}")
+        if damaged:
+            trainer.voice.warn(f"passed over damaged checkpoints: {'; '.join(damaged)}")
         raise _GoesBack("exact" if exact else "latest") from error
 
 

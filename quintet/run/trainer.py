@@ -231,6 +231,8 @@ class Trainer:
     def after_iteration(self, batch: Batch) -> bool:
         """Evaluates and reports when due; whether the run is to stop."""
         self.policies[batch.policy].add(batch)
+        for index, episodes in batch.others.items():
+            self.policies[index].add_episodes(episodes)
         for policy in self.policies:
             if policy.replay is not None and (found := policy.replay.describe_once()) is not None:
                 self.voice.say(found)
