@@ -122,7 +122,7 @@ def _wait_until_free(run_dir: Path) -> None:
 def train(task: Task, resumed: bool) -> tuple["Policy", float]:
     """Trains to the row's end; the policy, and the seconds it took over all resumptions."""
     import quintet
-    from quintet.observe.sinks import read_metrics
+    from quintet.observe.report_files import read_metrics
 
     begin = time.monotonic()
     until, reports = task.row.until, _reports(task.run_dir)
@@ -145,7 +145,7 @@ def train(task: Task, resumed: bool) -> tuple["Policy", float]:
 
 def _reports(run_dir: Path) -> list[dict[str, float]]:
     from quintet.errors import QuintetError
-    from quintet.observe.sinks import read_metrics
+    from quintet.observe.report_files import read_metrics
 
     try:
         return read_metrics(run_dir)

@@ -37,7 +37,6 @@ from quintet.observe.report_files import (
     new_columns,
     set_damaged_aside,
 )
-from quintet.observe.report_files import read_metrics as read_metrics
 from quintet.system import files
 
 SinkName = Literal["jsonl", "csv", "tensorboard"]

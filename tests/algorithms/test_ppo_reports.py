@@ -20,7 +20,7 @@ from quintet.algorithms.ppo import metrics
 from quintet.algorithms.ppo.config import PPOConfig
 from quintet.models.config import ModelConfig
 from quintet.observe import metrics as declared
-from quintet.observe.sinks import read_metrics
+from quintet.observe.report_files import read_metrics
 from quintet.types import Spaces
 
 ON = {"log_histograms": True, "log_gradients": True}

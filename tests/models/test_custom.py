@@ -234,7 +234,7 @@ def test_keywords_that_it_does_not_take():
         ("no_such_module:Net", "needs module 'no_such_module', which can't be imported"),
         ("test_custom:Missing", "requires a class 'Missing' in module 'test_custom'"),
         ("test_custom:Good.Missing", "there is no 'Missing'; define it at the top level"),
-        ("__main__:Missing", "load the policy in that script, or train anew with the class in a"),
+        ("__main__:Missing", "load the policy in that script, or train again with the class in a"),
         ("test_custom:observations", "requires a class of torch.nn.Module, it names <function"),
         ("collections:OrderedDict", "requires a class of torch.nn.Module"),
     ],

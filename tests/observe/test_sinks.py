@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from quintet.errors import QuintetError
+from quintet.observe.report_files import read_metrics
 from quintet.observe.sinks import (
     CsvSink,
     JsonlSink,
@@ -20,7 +21,6 @@ from quintet.observe.sinks import (
     ReportConfig,
     TensorBoardSink,
     open_sinks,
-    read_metrics,
 )
 
 

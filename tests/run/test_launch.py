@@ -35,7 +35,7 @@ from quintet.config.saved import load_config
 from quintet.envs import resolved as resolved_envs
 from quintet.envs.toy import Contextual, FinitePay
 from quintet.errors import CheckpointError, ConfigError, EnvironmentFault, NonFiniteError
-from quintet.observe.sinks import read_metrics
+from quintet.observe.report_files import read_metrics
 from quintet.observe.timing import PhaseTimer
 from quintet.run import launch, learners, sampling, saving
 from quintet.run.launch import Result

@@ -10,7 +10,7 @@ import pytest
 
 import quintet
 from quintet import checkpoint
-from quintet.observe.sinks import read_metrics
+from quintet.observe.report_files import read_metrics
 from quintet.run.long_episodes import LongEpisodes
 from quintet.runtime.loop import Counters
 

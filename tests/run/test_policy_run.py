@@ -16,7 +16,7 @@ from quintet.algorithms.ppo.learner import PPOLearner
 from quintet.config.load import Layer
 from quintet.config.saved import load_config
 from quintet.errors import CheckpointError, ConfigError, NonFiniteError
-from quintet.observe.sinks import read_metrics
+from quintet.observe.report_files import read_metrics
 from quintet.run import launch
 from quintet.run.launch import Result
 from quintet.run.trainer import Trainer

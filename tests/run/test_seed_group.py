@@ -22,7 +22,7 @@ from quintet.checkpoint import tensor_hashes
 from quintet.config.load import Layer
 from quintet.config.saved import load_seeds
 from quintet.errors import ConfigError, GroupFault
-from quintet.observe.sinks import read_metrics
+from quintet.observe.report_files import read_metrics
 from quintet.run import launch, seed_group
 from quintet.run.seed_group import Member, run_members
 from quintet.system import entry

@@ -20,7 +20,7 @@ from quintet.algorithms.ppo.learner import PPOLearner
 from quintet.errors import CheckpointError, ConfigError, EnvironmentFault, NonFiniteError
 from quintet.evaluation import Scores
 from quintet.observe.plots import plot_runs
-from quintet.observe.sinks import read_metrics
+from quintet.observe.report_files import read_metrics
 from quintet.run import evaluations, trainer
 from quintet.run.launch import Result
 from quintet.types import Rollout

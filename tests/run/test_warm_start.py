@@ -11,7 +11,7 @@ import yaml
 import quintet
 from quintet import checkpoint
 from quintet.errors import ConfigError
-from quintet.observe.sinks import read_metrics
+from quintet.observe.report_files import read_metrics
 from quintet.run import warm_start
 from quintet.run.launch import Result
 from quintet.run.trainer import Trainer

@@ -17,7 +17,7 @@ from processes import processes_of
 import quintet
 from quintet import checkpoint
 from quintet.errors import ConfigError
-from quintet.observe.sinks import read_metrics
+from quintet.observe.report_files import read_metrics
 from quintet.observe.timing import PhaseTimer
 from quintet.run.trainer import OnReport
 from quintet.runtime import loop

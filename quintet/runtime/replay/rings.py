@@ -322,7 +322,7 @@ def bytes_of(values: Array) -> memoryview:
 def damaged(place: Path | None, stream: int) -> CheckpointError:
     """The error for rows that are not those of a checkpoint."""
     return CheckpointError(
-        f"the checkpoint requires rows of stream {stream} that {place} does not hold: the run has "
-        "overwritten them since, unless it is the newest checkpoint, or the file is damaged; "
+        f"the checkpoint requires rows of stream {stream} that {place} does not hold: they were "
+        "overwritten since (those of the newest checkpoint never are), or the file is damaged; "
         "resume from the newest checkpoint, or begin anew in another run folder"
     )
