@@ -114,6 +114,9 @@ class SerialSampling:
         """The age of the weights that acted, see `Delivery.report`."""
         return self.delivery.report()
 
+    def kill(self) -> None:
+        """There is no other process to end."""
+
     def close(self) -> None:
         """Closes all environments."""
         for group in self.groups:

@@ -13,3 +13,11 @@ def processes_of(pid: int | None = None) -> list[psutil.Process]:
             if any("quintet.runtime" in word for word in child.cmdline()):
                 found.append(child)
     return found
+
+
+def runs(process: psutil.Process) -> bool:
+    """Whether it has not ended, seen or unseen by who must take note of it."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

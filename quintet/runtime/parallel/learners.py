@@ -373,6 +373,11 @@ class Learners:
                         "has, so they were not compared with the first learner's"
                     )
 
+    def kill(self) -> None:
+        """Ends all processes at once, before `close`."""
+        for process in self.processes:
+            process.kill()
+
     def close(self) -> None:
         """Ends all processes and gives memory and sockets back.  Once more does nothing."""
         if self._closed:
