@@ -208,9 +208,13 @@ class RunFolder:
 
     def end_record(self, state: str, env_steps: int, error: BaseException | None = None) -> None:
         """Records how the run ended (finished, stopped or failed), and in ``log.txt`` the error
-        with its traceback.  A failure to write is ignored, so that it does not hide the error.
+        with its traceback, unless it is Ctrl-C.  A failure to write is ignored, so that it does not
+        hide the error.
         """
-        if error is not None and self.log is not None:
+        if isinstance(error, KeyboardInterrupt):
+            if self.log is not None:
+                self.log.write("the run was interrupted\n")
+        elif error is not None and self.log is not None:
             whole = "".join(traceback.format_exception(error)).rstrip()
             detail = error.detail if isinstance(error, QuintetError) else ""
             self.log.write(
@@ -220,8 +224,10 @@ class RunFolder:
             return
         with suppress(CheckpointError, OSError):
             self.check()
-            text = None if error is None else (str(error).splitlines() or [""])[0]
-            said = None if error is None else f"{type(error).__name__}: {text}"
+            said = None
+            if error is not None:
+                text = (str(error).splitlines() or [""])[0]
+                said = f"{type(error).__name__}: {text}".removesuffix(": ")
             self._write_record(state, env_steps, said)
 
     def _write_record(self, state: str, env_steps: int | None, error: str | None) -> None:

@@ -130,6 +130,11 @@ class AsyncSampling:
         with self.handling:
             return found | self.workers.report() | self.delivery.report()
 
+    def kill(self) -> None:
+        """Ends the workers at once, before `close`."""
+        self.ending.set()
+        self.workers.kill()
+
     def close(self) -> None:
         self.ending.set()
         self.replaced.set()

@@ -77,6 +77,10 @@ class LockstepSampling:
     def report(self) -> dict[str, float]:
         return self.workers.report() | self.delivery.report()
 
+    def kill(self) -> None:
+        """Ends the workers at once, before `close`."""
+        self.workers.kill()
+
     def close(self) -> None:
         self.workers.close()
         self.delivery.clear()

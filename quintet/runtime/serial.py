@@ -109,6 +109,9 @@ class SerialSampling:
     def report(self) -> dict[str, float]:
         return self.delivery.report()
 
+    def kill(self) -> None:
+        """There is no other process to end."""
+
     def close(self) -> None:
         for group in self.groups:
             group.env.close()

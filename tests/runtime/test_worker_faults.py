@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
-from processes import open_files, processes_of
+from processes import open_files, processes_of, runs
 from troubles import SMALL, Drifting
 
 import quintet
@@ -382,14 +382,6 @@ def only_here() -> Drifting:
     if sys.argv[0].endswith("worker.py"):
         raise ValueError("not here")
     return Drifting()
-
-
-def runs(process: psutil.Process) -> bool:
-    """Whether it has not ended, seen or unseen by who must take note of it."""
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 STARTER = """
