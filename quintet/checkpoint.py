@@ -188,6 +188,23 @@ def latest(
         CheckpointError: none that fits can be read, and some are damaged: the person must decide
             whether to begin anew.
     """
+    found, faults = find(root, exact_only=exact_only)
+    if found is not None:
+        for fault in faults:
+            warn(f"skipped a damaged checkpoint: {fault}. Using {found.path} instead")
+        return found
+    if faults:
+        kind = "exact checkpoint" if exact_only else "checkpoint"
+        raise CheckpointError(
+            f"no {kind} in {root} can be read: {'; '.join(faults)}. Restore one from a copy"
+        )
+    return None
+
+
+def find(root: Path, *, exact_only: bool = False) -> tuple[Checkpoint | None, list[str]]:
+    """The newest readable checkpoint of a run, None where there is none, and what is wrong with
+    each damaged one that was passed over.
+    """
     faults: list[str] = []
     for name in reversed(numbered(root)):
         try:
@@ -196,17 +213,9 @@ def latest(
         except CheckpointError as fault:
             faults.append(str(fault))
             continue
-        if exact_only and not found.meta.get("exact", False):
-            continue
-        for fault_text in faults:
-            warn(f"skipped a damaged checkpoint: {fault_text}. Using {found.path} instead")
-        return found
-    if faults:
-        kind = "exact checkpoint" if exact_only else "checkpoint"
-        raise CheckpointError(
-            f"no {kind} in {root} can be read: {'; '.join(faults)}. Restore one from a copy"
-        )
-    return None
+        if not exact_only or found.meta.get("exact", False):
+            return found, faults
+    return None, faults
 
 
 def prune(

@@ -46,9 +46,11 @@ options:
 """
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None, leave: Callable[[int], object] | None = None) -> int:
     """Runs one command; returns the exit status: 0 done, 1 stopped by an error, 2 wrong usage,
     130 Ctrl-C.
+
+    leave: called with the status where Ctrl-C has broken the command off, to end the process.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     for name in ("stdout", "stderr"):
@@ -57,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  for good
         elif isinstance(stream, io.TextIOWrapper):  # names of folders may not fit its encoding
             stream.reconfigure(errors="backslashreplace")
-    return _guarded(lambda: _run(arguments))
+    return _guarded(lambda: _run(arguments), leave)
 
 
 def _run(arguments: list[str]) -> int:
@@ -92,7 +94,7 @@ def _run(arguments: list[str]) -> int:
     return command(arguments[1:])
 
 
-def _guarded(command: Callable[[], int]) -> int:
+def _guarded(command: Callable[[], int], leave: Callable[[int], object] | None) -> int:
     """Runs a command; returns its exit status.  Prints quintet's own errors and the system's as one
     message; a closed pipe prints nothing.
     """
@@ -109,6 +111,8 @@ def _guarded(command: Callable[[], int]) -> int:
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
+        if leave is not None:
+            leave(130)
         return 130
     except OSError as error:
         from quintet.system import files

@@ -9,7 +9,8 @@ import math
 import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, final
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, final
 
 from quintet.errors import QuintetError
 
@@ -86,7 +87,9 @@ _SPEED = {
         _STEPS, "all that environments made; env_steps counts those learned from"
     ),
     "data/discarded_env_steps": Metric(
-        _STEPS, "executed and never learned from: too old, past the budget, waiting at a restart"
+        _STEPS,
+        "executed and never learned from: too old, past the budget, waiting at a restart, or of an "
+        "unroll whose worker died",
     ),
     "data/worker_restarts": Metric(
         "restarts", "sampler processes replaced since the process began"
@@ -259,19 +262,40 @@ class _Episode(NamedTuple):
     success: bool | None
 
 
+@dataclass
+class _Sums:
+    """Of episodes since a report; judged: those in which success is defined."""
+
+    count: int = 0
+    return_sum: float = 0.0
+    return_min: float = math.inf
+    return_max: float = -math.inf
+    length_sum: int = 0
+    judged: int = 0
+    won: int = 0
+
+
 @final
 class EpisodeStats:
-    """Gathers finished episodes between reports, and keeps the last 100."""
+    """Adds up finished episodes between reports, and keeps the last 100."""
 
     def __init__(self) -> None:
-        self._new: list[_Episode] = []
+        self._new = _Sums()
         self._recent: deque[_Episode] = deque(maxlen=100)
 
     def add(self, episode_return: float, length: int, success: bool | None = None) -> None:
         """Adds a whole episode: raw return in reward units, length in env_steps."""
         episode = _Episode(episode_return, length, success)
-        self._new.append(episode)
         self._recent.append(episode)
+        new = self._new
+        new.count += 1
+        new.return_sum += episode_return
+        new.return_min = min(new.return_min, episode_return)
+        new.return_max = max(new.return_max, episode_return)
+        new.length_sum += length
+        if success is not None:
+            new.judged += 1
+            new.won += success
 
     @property
     def recent_return(self) -> float | None:
@@ -285,19 +309,25 @@ class EpisodeStats:
 
     def report(self) -> dict[str, float]:
         """The ``episode/*`` values of the episodes since the last call, if there were any."""
-        episodes, self._new = self._new, []
-        returns = [each.return_ for each in episodes]
-        if not returns:
+        new, self._new = self._new, _Sums()
+        if not new.count:
             return {}
         values = {
-            "episode/return_mean": math.fsum(returns) / len(returns),
-            "episode/return_min": min(returns),
-            "episode/return_max": max(returns),
-            "episode/length_mean": sum(each.length for each in episodes) / len(episodes),
-            "episode/count": len(episodes),
+            "episode/return_mean": new.return_sum / new.count,
+            "episode/return_min": new.return_min,
+            "episode/return_max": new.return_max,
+            "episode/length_mean": new.length_sum / new.count,
+            "episode/count": new.count,
         }
-        won = _mean([each.success for each in episodes if each.success is not None])
-        return values if won is None else values | {"episode/success_rate": won}
+        return values | ({"episode/success_rate": new.won / new.judged} if new.judged else {})
+
+    def save(self) -> dict[str, float] | None:
+        """What was added since the last report, for a checkpoint; None if nothing was."""
+        return asdict(self._new) if self._new.count else None
+
+    def load(self, saved: Mapping[str, Any] | None) -> None:
+        """Goes on with what `save` gave."""
+        self._new = _Sums(**(saved or {}))
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -113,15 +113,22 @@ class RunFolder:
         try:
             found = checkpoint.latest(self.checkpoints, exact_only=exact, warn=warn)
         except CheckpointError as error:
-            raise CheckpointError(
-                f"{error}, or remove {self.checkpoints} to start the run anew"
-            ) from error
+            other = checkpoint.find(self.checkpoints)[0] if exact else None
+            instead = f"remove {self.checkpoints} to start the run anew"
+            if other is not None:
+                instead = f"use --resume latest to go on from {other.path}, which is not exact"
+            raise CheckpointError(f"{error}, or {instead}") from error
         if found is None and exact and checkpoint.any_of_run(self.checkpoints):
             raise CheckpointError(
                 f"--resume exact requires an exact checkpoint, {self.checkpoints} has none yet; "
                 "use --resume latest, or begin anew in another --run-dir"
             )
         return found
+
+    def damaged_exact(self) -> list[str]:
+        """What is wrong with all that may be exact checkpoints; nothing where one is whole."""
+        found, faults = checkpoint.find(self.checkpoints, exact_only=True)
+        return faults if found is None else []
 
     def keep_batch(
         self, batch: Rollout, meta: Mapping[str, Any], warn: Callable[[str], None]
@@ -147,8 +154,8 @@ class RunFolder:
             return f"nowhere ({error})"
 
     def remove_newer(self, than: Path) -> list[str]:
-        """Removes the checkpoints after `than`, which are off the path, so that no later resume
-        takes them; returns a note for each.
+        """Removes the checkpoints after `than`, which are off the path or damaged, so that no later
+        resume takes them; returns a note for each.
         """
         newer = [
             self.checkpoints / name
@@ -157,7 +164,10 @@ class RunFolder:
         ]
         for path in newer:
             shutil.rmtree(path)
-        return [f"removed {path}, which is off the uninterrupted run's path" for path in newer]
+        return [
+            f"removed {path}, which is newer than the one that the run goes on from"
+            for path in newer
+        ]
 
     def prune(
         self, keep: int, protect: Callable[[dict[str, Any]], bool], warn: Callable[[str], None]
@@ -198,9 +208,13 @@ class RunFolder:
 
     def end_record(self, state: str, env_steps: int, error: BaseException | None = None) -> None:
         """Records how the run ended (finished, stopped or failed), and in ``log.txt`` the error
-        with its traceback.  A failure to write is ignored, so that it does not hide the error.
+        with its traceback, unless it is Ctrl-C.  A failure to write is ignored, so that it does not
+        hide the error.
         """
-        if error is not None and self.log is not None:
+        if isinstance(error, KeyboardInterrupt):
+            if self.log is not None:
+                self.log.write("the run was interrupted\n")
+        elif error is not None and self.log is not None:
             whole = "".join(traceback.format_exception(error)).rstrip()
             detail = error.detail if isinstance(error, QuintetError) else ""
             self.log.write(
@@ -210,8 +224,10 @@ class RunFolder:
             return
         with suppress(CheckpointError, OSError):
             self.check()
-            text = None if error is None else (str(error).splitlines() or [""])[0]
-            said = None if error is None else f"{type(error).__name__}: {text}"
+            said = None
+            if error is not None:
+                text = (str(error).splitlines() or [""])[0]
+                said = f"{type(error).__name__}: {text}".removesuffix(": ")
             self._write_record(state, env_steps, said)
 
     def _write_record(self, state: str, env_steps: int | None, error: str | None) -> None:

@@ -31,9 +31,16 @@ from quintet.run import seed_group
 from quintet.run.facts import has_compiler, worth_compiling
 from quintet.run.folder import RunFolder
 from quintet.run.learners import make_policies, several
-from quintet.run.sampling import make_sampling, num_workers, open_source, streams_per_group
+from quintet.run.sampling import (
+    Source,
+    make_sampling,
+    num_workers,
+    open_source,
+    streams_per_group,
+)
 from quintet.run.trainer import OnReport, Trainer
 from quintet.runtime.loop import Sampling
+from quintet.runtime.parallel.learners import Learners
 from quintet.runtime.processes.process import pickled
 from quintet.runtime.torch_settings import inexact_told, torch_settings
 from quintet.system import trust
@@ -267,7 +274,7 @@ def _run(
         with (
             run_lock(config.run_dir),
             stop_on_signals(trainer),
-            _ends_told(trainer, sampling, source.spaces),
+            _ends_told(trainer, sampling, source),
         ):
             if trainer.finished:
                 trainer.say_finished()
@@ -349,27 +356,46 @@ def _seed_outcome(config: RunConfig, how: seed_group.Outcome) -> SeedOutcome:
 
 
 @contextmanager
-def _ends_told(trainer: Trainer, sampling: Sampling, spaces: Spaces) -> Iterator[None]:
+def _ends_told(trainer: Trainer, sampling: Sampling, source: Source) -> Iterator[None]:
     """Opens the trainer for the block, records how it ends, and closes all that it began."""
     config = trainer.config
     make_actor = registry.find(config.algo).make_actor
     for policy in trainer.policies:
         if policy.learner.plan.replay is not None:
-            actor = make_actor(config.learner, config.model, spaces, PLAIN)
+            actor = make_actor(config.learner, config.model, source.spaces, PLAIN)
             policy.make_replay(actor, trainer.saving.interval)
+    others: list[Sampling | Learners] = [sampling, *several(trainer.policies)]
     try:
         trainer.open()
         yield
     except _GoesBack:
         raise
     except BaseException as error:
-        trainer.ended("stopped" if isinstance(error, KeyboardInterrupt) else "failed", error)
+        interrupted = isinstance(error, KeyboardInterrupt)
+        if interrupted and trainer.stop_requested:  # the second Ctrl-C, which waits for nobody
+            for each in others:
+                each.kill()
+        trainer.ended("stopped" if interrupted else "failed", error)
         raise
     finally:
-        sampling.close()  # before the trainer, which prints the processes' last lines
-        for each in several(trainer.policies):
+        try:
+            _close(others)  # before the trainer, which prints the processes' last lines
+            source.close()
+        finally:
+            trainer.close()
+
+
+def _close(others: Sequence[Sampling | Learners]) -> None:
+    """Closes all that has processes of its own; a Ctrl-C meanwhile ends them at once."""
+    try:
+        for each in others:
             each.close()
-        trainer.close()
+    except KeyboardInterrupt:
+        for each in others:
+            each.kill()
+        for each in others:
+            each.close()
+        raise
 
 
 @contextmanager
@@ -393,8 +419,12 @@ def _going_back(trainer: Trainer, may_go_back: bool) -> Iterator[None]:
         trainer.folder.check()  # a folder that is gone has no checkpoint to go back to
         # Off the uninterrupted run's path the newest checkpoint loses least.
         exact = _goes_back_exactly(trainer)
+        damaged = trainer.folder.damaged_exact() if exact else []
+        exact = exact and not damaged
         which = "exact checkpoint" if exact else "checkpoint"
         trainer.voice.say(f"{error}; going back to the last {which}")
+        if damaged:
+            trainer.voice.warn(f"passed over damaged checkpoints: {'; '.join(damaged)}")
         raise _GoesBack("exact" if exact else "latest") from error
 
 

@@ -3,6 +3,7 @@
 A run has one policy, or several that share its streams; the trainer leads them all.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
@@ -18,6 +19,7 @@ from quintet.protocols import Actor, Learner
 from quintet.run.policy_folder import BEST, PolicyFolder
 from quintet.run.replay import RunReplay
 from quintet.run.warm_start import donated
+from quintet.runtime.batch import Episode
 from quintet.runtime.delivery import Batch
 from quintet.runtime.loop import Counters
 from quintet.runtime.slots import RowSpecs
@@ -95,8 +97,12 @@ class PolicyRun:
         """Counts a batch that the learner learned from, and its episodes."""
         self.counters.iterations += 1
         self.counters.env_steps += batch.env_steps
-        self.counters.ended_episodes += len(batch.episodes)
-        for episode in batch.episodes:
+        self.add_episodes(batch.episodes)
+
+    def add_episodes(self, episodes: Sequence[Episode]) -> None:
+        """Counts whole episodes that it played."""
+        self.counters.ended_episodes += len(episodes)
+        for episode in episodes:
             self.episodes.add(episode.return_, episode.length, episode.success)
 
     def score(self, policy: Policy, scores: Scores) -> None:
@@ -126,6 +132,7 @@ class PolicyRun:
             "best_mark": None if self.best is None else self.folder.best_mark(),
             "learner": state.scalars,
             "policy": self.description,
+            "episodes": self.episodes.save(),
             "replay": None if self.replay is None else self.replay.replay.save(),
         }
         if not self.alone:
@@ -153,6 +160,7 @@ class PolicyRun:
             else PolicyCounters(**part["counters"])
         )
         self._reported_updates = self.learner.updates
+        self.episodes.load(part.get("episodes"))
         self.best, self.best_version = part["best"], part.get("best_version")
         ended = run.env_steps >= self.config.total_env_steps
         fault, lost = self.folder.mend_best(part, ended)

@@ -111,7 +111,8 @@ class Saving:
         run begins.  Raises CheckpointError if no checkpoint that fits can be read.
         """
         exact = self.config.resume == "exact"
-        found = self.folder.newest(exact, self.warnings.append)
+        passed_over: list[str] = []
+        found = self.folder.newest(exact, passed_over.append)
         if found is None:
             return None, loop.Counters()
         try:
@@ -121,6 +122,11 @@ class Saving:
                 f"a run's own checkpoint is required, {found.path} holds none (it lacks "
                 f"{error}); remove it to go on from the one before, or give another --run-dir"
             ) from error
+        self.warnings += passed_over
+        if passed_over:
+            self.warnings.append(
+                f"what was trained after {counters.env_steps:,} env_steps is trained again"
+            )
         if exact:
             self.notes += self.folder.remove_newer(found.path)
         return found, counters

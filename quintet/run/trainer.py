@@ -2,6 +2,7 @@
 
 import io
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, TextIO, final
@@ -74,6 +75,7 @@ class Trainer:
         self.max_cut_frac: float | None = None
         self.long_episodes = LongEpisodes(config.total_env_steps, self.saving.interval, None)
         self.finished = self.stop_requested = False
+        self._ended, self._telling = False, threading.Lock()  # the loop; what a stop waits for
         self.watch: Watch | None = None
         self._raised: BaseException | None = None
 
@@ -195,6 +197,8 @@ class Trainer:
             loop.Hooks(self.save, self.after_iteration, self.keep_batch),
             self.timer,
         )
+        with self._telling:  # what is told from here on comes after the stop
+            self._ended = True
         if status == "finished":
             self.save_policy()
         if self._raised is not None:
@@ -231,6 +235,8 @@ class Trainer:
     def after_iteration(self, batch: Batch) -> bool:
         """Evaluates and reports when due; whether the run is to stop."""
         self.policies[batch.policy].add(batch)
+        for index, episodes in batch.others.items():
+            self.policies[index].add_episodes(episodes)
         for policy in self.policies:
             if policy.replay is not None and (found := policy.replay.describe_once()) is not None:
                 self.voice.say(found)
@@ -291,11 +297,17 @@ class Trainer:
         self.stop_requested = True
 
     def tell_stopping(self) -> None:
-        if self.watch is not None:
-            self.voice.say(
-                f"stopping after {self.watch.where()}; a second Ctrl-C ends at once, and the same "
-                "command goes on from the last checkpoint"
-            )
+        """Tells the person what a stop waits for, from another thread."""
+        with self._telling:
+            if self._ended:
+                self.voice.say(
+                    "waiting for the environments to close; a second Ctrl-C ends at once"
+                )
+            elif self.watch is not None:
+                self.voice.say(
+                    f"stopping after {self.watch.where()}; a second Ctrl-C ends at once, and the "
+                    "same command goes on from the last checkpoint"
+                )
 
     def abandon(self) -> None:
         """Restores the terminal, as the process ends at once."""

@@ -130,6 +130,11 @@ class AsyncSampling:
         with self.handling:
             return found | self.workers.report() | self.delivery.report()
 
+    def kill(self) -> None:
+        """Ends the workers at once, before `close`."""
+        self.ending.set()
+        self.workers.kill()
+
     def close(self) -> None:
         self.ending.set()
         self.replaced.set()
@@ -187,16 +192,18 @@ class AsyncSampling:
             except QuintetError as again:
                 error = again
         if died.worker != SERVER:
-            self._begin_again(died.worker)
+            self._begin_again(died.worker, died.executed)
         self.replaced.set()
 
-    def _begin_again(self, worker: int) -> None:
-        """Restarts a worker's streams, by other seeds each time."""
+    def _begin_again(self, worker: int, executed: int) -> None:
+        """Restarts a worker's streams, by other seeds each time, and gives up the env_steps that
+        were executed in its unroll.
+        """
         self.begun += 1
         with self.handling:
             self.granted[worker] = 0
-            for place in self.workers.samplers[worker].places:
-                self.delivery.cut_running(place.group)
+            groups = [place.group for place in self.workers.samplers[worker].places]
+            self.delivery.given_up(groups, executed)
         self.workers.restart(worker, self.iteration + self.begun)
         self._grant(worker)
 
@@ -216,7 +223,7 @@ class AsyncSampling:
                             pass
                         continue
                     if isinstance(event, Lost):
-                        self._begin_again(event.worker)
+                        self._begin_again(event.worker, event.executed)
                         continue
                     assert isinstance(event, Filled)
                     with self.handling:

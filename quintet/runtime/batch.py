@@ -247,6 +247,11 @@ class ColumnQueue:
             part.release()
         self.waiting = []
 
+    def pop_ended(self) -> list[Episode]:
+        """Episodes that ended in dropped rows since the last call."""
+        ended, self.ended = self.ended, []
+        return ended
+
     @property
     def columns(self) -> int:
         return sum(part.columns for part in self.waiting)

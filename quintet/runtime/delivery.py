@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import final
 
 from torch import Tensor
@@ -18,8 +18,9 @@ class Steps:
     """env_steps outside of batches, counted when a batch is handed out.
 
     executed: steps that environments made since the batch before.
-    discarded: steps since then that no batch will hold: too old, or past the budget.
-    cut: steps since then in running episodes that were given up because their worker died.
+    discarded: steps since then that no batch will hold: too old, past the budget, or of an unroll
+        whose worker died.
+    cut: steps since then in episodes that were given up because their worker died.
     running: steps in episodes that have not ended, over all streams.
     waiting: executed steps that are in no batch yet.
     """
@@ -39,6 +40,8 @@ class Batch:
     env_steps: valid rows.
     episodes: those that ended in it, or in rows that were dropped since the batch before.
     lease: of the slot that the rollout is a view of; None: the rollout owns its memory.
+    others: by policy, episodes of other policies that ended in waiting columns which were given up
+        after this batch.
     """
 
     rollout: Rollout
@@ -47,6 +50,7 @@ class Batch:
     episodes: list[Episode]
     steps: Steps
     lease: Lease | None = None
+    others: dict[int, list[Episode]] = field(default_factory=dict)
 
 
 @final
@@ -105,12 +109,12 @@ class Delivery:
         self.may_lag = may_lag or num_policies > 1 or num_streams != plan.columns_per_batch
         self.first_stream = self.first_policy = 0
         self.running: dict[int, int] = {}  # env_steps in episodes that have not ended, by group
-        self.executed = self.counted = self.cut = self.past_budget = 0
+        self.executed = self.counted = self.cut = self.past_budget = self.lost = 0
         self._told = (0, 0, 0)
 
     def restart(self, iteration: int) -> None:
-        """Gives up waiting columns, which the last batch has counted, as the streams begin anew."""
-        self.clear()
+        """Prepares for streams that begin anew; the last batch has given up all waiting columns."""
+        assert not any(queue.waiting for queue in self.queues)
         self.running.clear()
         self._told = (self.executed, self.discarded, self.cut)
         self._turn_to(iteration * self.plan.columns_per_batch)
@@ -129,14 +133,18 @@ class Delivery:
         self.executed += executed
         self.running[group] = running
 
-    def cut_running(self, group: int) -> None:
-        """Gives up the running episodes of a group whose streams begin anew alone."""
-        self.cut += self.running.pop(group, 0)
+    def given_up(self, groups: Sequence[int], executed: int) -> None:
+        """Gives up the running episodes of groups whose streams begin anew alone, and the env_steps
+        that were executed in their unfinished unrolls.
+        """
+        self.executed += executed
+        self.lost += executed
+        self.cut += executed + sum(self.running.pop(group, 0) for group in groups)
 
     @property
     def discarded(self) -> int:
         """Executed env_steps that no batch has held or will hold."""
-        return self.past_budget + sum(queue.dropped_steps for queue in self.queues)
+        return self.past_budget + self.lost + sum(q.dropped_steps for q in self.queues)
 
     @property
     def waiting(self) -> int:
@@ -199,8 +207,15 @@ class Delivery:
         """Whether some policy has enough columns for a batch."""
         return any(queue.columns >= self.plan.columns_per_batch for queue in self.queues)
 
-    def batch(self, part: Part, policy: int, env_steps_left: int) -> Batch:
-        """Makes a batch of what `take` returned; rows past the budget are masked."""
+    def batch(
+        self, part: Part, policy: int, env_steps_left: int, begins_anew: BeginsAnew = never
+    ) -> Batch:
+        """Makes a batch of what `take` returned; rows past the budget are masked.
+
+        With the last batch of the budget, or before the streams begin anew, waiting columns are
+        given up; episodes that ended in them are the batch's, so that the next checkpoint counts
+        them.
+        """
         rollout, env_steps = within_budget(part.rollout, env_steps_left)
         if rollout.valid is not part.rollout.valid:
             self.past_budget += int(part.rollout.valid.sum()) - env_steps
@@ -208,10 +223,20 @@ class Delivery:
         queue = self.queues[policy]
         episodes = sorted(part.episodes, key=lambda episode: (episode.row, episode.column))
         kept = [episode for episode in episodes if rollout.valid[episode.row, episode.column]]
-        kept, queue.ended = queue.ended + kept, []
+        kept = queue.pop_ended() + kept
         if self.may_lag:
             self.lags[policy].add((self.learned[policy] - rollout.version)[rollout.valid])
-        return Batch(rollout, policy, env_steps, kept, self._steps(), part.lease)
+        batch = Batch(rollout, policy, env_steps, kept, self._steps(), part.lease)
+        if env_steps < env_steps_left and not begins_anew(batch):
+            return batch
+        self.clear()
+        ended = {index: queue.pop_ended() for index, queue in enumerate(self.queues)}
+        now = self._steps()
+        steps = replace(
+            batch.steps, discarded=batch.steps.discarded + now.discarded, waiting=now.waiting
+        )
+        episodes = kept + ended.pop(policy)
+        return replace(batch, episodes=episodes, steps=steps, others=ended)
 
     def _steps(self) -> Steps:
         now = (self.executed, self.discarded, self.cut)

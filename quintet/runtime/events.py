@@ -40,16 +40,24 @@ class Asking(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """A worker gave up its unroll because the server ended; its streams must begin anew."""
+    """A worker gave up its unroll because the server ended; its streams must begin anew.
+
+    executed: env_steps of the unroll.
+    """
 
     worker: int
+    executed: int
 
 
 class Died(NamedTuple):
-    """A worker, or the SERVER, has ended or was ended for being silent; `error` says how."""
+    """A worker, or the SERVER, has ended or was ended for being silent; `error` says how.
+
+    executed: env_steps of the worker's unfinished unroll; its current row may count or not.
+    """
 
     worker: int
     error: QuintetError
+    executed: int
 
 
 class Grant(NamedTuple):

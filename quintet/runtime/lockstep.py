@@ -50,7 +50,7 @@ class LockstepSampling:
         self.workers.publish(publication, policy)
 
     def restart(self, iteration: int) -> None:
-        """Re-keys every stream from (seed, group, iteration) and gives up waiting columns."""
+        """Re-keys every stream from (seed, group, iteration) and gives up running episodes."""
         self.workers.start()
         self._done_with_batch()
         assert not self.flying, "the last batch before a restart is asked for as such"
@@ -67,7 +67,7 @@ class LockstepSampling:
             if not self.flying:
                 self._begin_round(wanted)
             self.delivery.put_round(self._end_round(wanted, patience))
-        batch = self.delivery.batch(*taken, env_steps_left)
+        batch = self.delivery.batch(*taken, env_steps_left, begins_anew)
         self.lease = batch.lease
         wanted = env_steps_left - batch.env_steps - self.delivery.waiting
         if self.lag and wanted > 0 and not self.delivery.full and not begins_anew(batch):
@@ -76,6 +76,10 @@ class LockstepSampling:
 
     def report(self) -> dict[str, float]:
         return self.workers.report() | self.delivery.report()
+
+    def kill(self) -> None:
+        """Ends the workers at once, before `close`."""
+        self.workers.kill()
 
     def close(self) -> None:
         self.workers.close()

@@ -33,6 +33,8 @@ class Sampling(Protocol):
 
     def report(self) -> dict[str, float]: ...
 
+    def kill(self) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -43,7 +45,7 @@ class Counters:
     iteration: batches learned from.
     env_steps: rows learned from; a budget counts these.
     executed_env_steps: all steps that environments made, except those of unrolls that were
-        unfinished when the run stopped or their worker died.
+        unfinished when the run stopped; where a worker died, a step of its row may count or not.
     discarded_env_steps: executed steps that no batch has held or will hold.
     cut_env_steps: steps in episodes that were given up before they ended.
     running_env_steps: steps in episodes that have not ended.
@@ -82,7 +84,7 @@ class Counters:
         self.discarded_env_steps += steps.discarded
         self.cut_env_steps += steps.cut
         self.running_env_steps, self.waiting_env_steps = steps.running, steps.waiting
-        self.ended_episodes += len(batch.episodes)
+        self.ended_episodes += len(batch.episodes) + sum(map(len, batch.others.values()))
 
     def begin_anew(self) -> None:
         """Gives up running episodes and waiting rows, as all streams begin anew."""

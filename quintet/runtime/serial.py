@@ -72,16 +72,13 @@ class SerialSampling:
             group.publish(publication, policy)
 
     def restart(self, iteration: int) -> None:
-        """Re-keys every stream from (seed, group, iteration).
-
-        Running episodes and columns that wait for a batch are given up.
-        """
+        """Re-keys every stream from (seed, group, iteration); running episodes are given up."""
         self.timer.switch("stepping")
         self.delivery.restart(iteration)
         for index, (group, slot) in enumerate(zip(self.groups, self.slots, strict=True)):
             group.restart(*group_seeds(self.seed, index, iteration, group.num_streams), slot)
 
-    def collect(self, env_steps_left: int, begins_anew: BeginsAnew = never) -> Batch:  # noqa: ARG002
+    def collect(self, env_steps_left: int, begins_anew: BeginsAnew = never) -> Batch:
         """The next batch.  Samples if no policy has enough columns, as few rows as the budget
         needs.
         """
@@ -94,7 +91,7 @@ class SerialSampling:
             self.delivery.put_round(
                 [Part(slot.rollout, slot.episodes(), Lease(lambda: None)) for slot in self.slots]
             )
-        return self.delivery.batch(*taken, env_steps_left)
+        return self.delivery.batch(*taken, env_steps_left, begins_anew)
 
     def _unroll(self, wanted: int) -> None:
         """One unroll of every group, which ends once `wanted` env_steps were executed."""
@@ -111,6 +108,9 @@ class SerialSampling:
 
     def report(self) -> dict[str, float]:
         return self.delivery.report()
+
+    def kill(self) -> None:
+        """There is no other process to end."""
 
     def close(self) -> None:
         for group in self.groups:

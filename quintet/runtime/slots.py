@@ -181,6 +181,10 @@ class Slot:
         self.memory["group_id"].fill_(group)
         self.memory["policy_id"].fill_(policy)
 
+    def begin_empty(self) -> None:
+        """No row is valid, so that `executed` counts the rows that are written from now on."""
+        self.valid[:] = False
+
     def begin_anew(self) -> None:
         """Makes row 0 the first row of every stream."""
         self.is_first[0] = True
@@ -217,6 +221,7 @@ class Slot:
 
     @property
     def executed(self) -> int:
+        """env_steps in the unroll; while it is being filled, in the rows received so far."""
         return int(np.count_nonzero(self.valid))
 
     @property

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import cache
 from math import inf
 from types import FrameType
@@ -17,11 +18,17 @@ from typing import Protocol, final
 _TOLD_AFTER_S = 1.0
 """How long a stop may take before the person is told what it waits for."""
 
-_HEEDED_S = 1.0
+_HEEDED_S = 0.4
 """How long the main thread may take to handle a second Ctrl-C before the process is ended."""
 
-_UNDONE_S = 5.0
+_LEFT_S = 0.4
+"""How long restoring the terminal may take then."""
+
+_UNDONE_S: ContextVar[float] = ContextVar("undone_s", default=5.0)
 """How long open files and processes may take to close after a second Ctrl-C."""
+
+_UNDONE_BY_COMMAND_S = 0.6
+"""The same where the process is a command's, and not a user's own."""
 
 _INTERRUPTED = 130
 """Exit status of a process that Ctrl-C has ended."""
@@ -77,13 +84,20 @@ def stop_on_signals(target: Stoppable) -> Iterator[None]:
 
 @contextmanager
 def exit_on_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise SystemExit, so that unfinished work is undone, as by Ctrl-C."""
+    """SIGTERM and SIGHUP raise SystemExit, so that unfinished work is undone, as by Ctrl-C.
+
+    For a command: its process may be ended while it closes files and processes.
+    """
 
     def handle(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    with _handled(_ends(), handle):
-        yield
+    before = _UNDONE_S.set(_UNDONE_BY_COMMAND_S)
+    try:
+        with _handled(_ends(), handle):
+            yield
+    finally:
+        _UNDONE_S.reset(before)
 
 
 @contextmanager
@@ -112,6 +126,7 @@ class _Listener:
         self.heeded = False  # the main thread is ending after a second Ctrl-C
         self.rearm: Callable[[], None] = _nothing
         self._target, self._numbers = target, frozenset(numbers)
+        self._undone_s = _UNDONE_S.get()
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self._before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
@@ -147,7 +162,7 @@ class _Listener:
             if time.monotonic() >= end_s:
                 if not self.heeded:
                     self._end()
-                end_s = time.monotonic() + _UNDONE_S - _HEEDED_S
+                end_s = time.monotonic() + self._undone_s - _HEEDED_S
                 self.heeded = False
 
     def _hear(self, until_s: float) -> bytes | None:
@@ -172,7 +187,7 @@ class _Listener:
 
         leaving = threading.Thread(target=leave, daemon=True)  # it may wait for a lock
         leaving.start()
-        leaving.join(_HEEDED_S)
+        leaving.join(_LEFT_S)
         with suppress(OSError):
             os.write(2, b"interrupted\n")
         os._exit(_INTERRUPTED)

@@ -1,5 +1,6 @@
 """Reports hold declared, finite values; episodes and phases add up."""
 
+import json
 import math
 import time
 from typing import final
@@ -59,6 +60,22 @@ def test_episode_stats_are_per_report_and_recent_ones_run_on() -> None:
     assert report["episode/return_mean"] == 8.5
     assert stats.recent_return == pytest.approx((1 + 4 + 7 + 10) / 4)
     assert stats.recent_success == 0.5
+    stats.add(3.0, 5, success=True)
+    saved = json.loads(json.dumps(stats.save(), allow_nan=False))
+    resumed = EpisodeStats()
+    resumed.load(saved)
+    resumed.add(6.0, 5)
+    assert resumed.report() == {
+        "episode/return_mean": 4.5,
+        "episode/return_min": 3.0,
+        "episode/return_max": 6.0,
+        "episode/length_mean": 5.0,
+        "episode/count": 2,
+        "episode/success_rate": 1.0,
+    }
+    assert resumed.save() is None
+    resumed.load(None)
+    assert resumed.report() == {}
     for _ in range(100):
         stats.add(2.0, 1, success=True)
     assert (stats.recent_return, stats.recent_success) == (2.0, 1.0), "the last 100"

@@ -202,6 +202,29 @@ def test_a_damaged_old_checkpoint_harms_no_healthy_run(half, copy, capsys):
     assert hashes(folder)
 
 
+def test_a_damaged_newest_checkpoint_is_passed_over_by_name(half, copy, capsys):
+    folder = copy(half)
+    flip(folder / "checkpoints/000000013/learner.safetensors")
+    assert run(folder).status == "finished"
+    said = capsys.readouterr().err
+    assert "skipped a damaged checkpoint: " in said
+    assert "000000013/learner.safetensors is corrupted" in said
+    assert "what was trained after 632 env_steps is trained again" in said
+
+
+def test_a_resume_that_must_be_exact_names_the_whole_checkpoint_that_is_not(half, copy):
+    folder = copy(half)
+    flip(folder / "checkpoints/000000010/learner.safetensors")
+    there = re.escape(str(folder / "checkpoints/000000013"))
+    with pytest.raises(
+        CheckpointError, match=rf"no exact .* --resume latest to go on from {there}"
+    ):
+        run(folder, resume="exact")
+    flip(folder / "checkpoints/000000013/learner.safetensors")
+    with pytest.raises(CheckpointError, match=r"or remove .* to start the run anew"):
+        run(folder, resume="exact")
+
+
 def test_pruning_reads_no_tensors(whole, copy, monkeypatch):
     folder = copy(whole)
     read: list[str] = []

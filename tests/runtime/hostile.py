@@ -10,7 +10,9 @@ import numpy as np
 
 
 class Hostile(gymnasium.Env):
-    """Says TROUBLE, then makes it, at one step of its life or in `reset`."""
+    """Says TROUBLE, then makes it, at one step of its life or in `reset`; or is slow to close, and
+    to step.
+    """
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (3,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
@@ -32,7 +34,13 @@ class Hostile(gymnasium.Env):
         if self.life == self.at_step:
             print("TROUBLE", flush=True)
             self.make_trouble()
+        if self.trouble == "slow":
+            time.sleep(0.02)
         return np.zeros(3, np.float32), 1.0, self.steps == 20, False, {}
+
+    def close(self):
+        if self.trouble in ("slow", "close"):
+            time.sleep(3.0)
 
     def make_trouble(self) -> None:
         if self.trouble == "raise":

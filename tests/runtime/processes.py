@@ -20,3 +20,11 @@ def processes_of(pid: int | None = None) -> list[psutil.Process]:
 def open_files() -> int:
     """Of this process, but for those of fork servers, which stay."""
     return psutil.Process().num_fds() - len(fork_server._servers)
+
+
+def runs(process: psutil.Process) -> bool:
+    """Whether it has not ended, seen or unseen by who must take note of it."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

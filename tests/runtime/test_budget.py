@@ -1,6 +1,7 @@
 """A step budget is executed exactly, and what became of every executed step is told apart."""
 
 import os
+import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -11,12 +12,14 @@ import numpy as np
 import pytest
 import torch
 from adders import PLAN, ROWS
+from processes import processes_of
 
 import quintet
 from quintet import checkpoint
 from quintet.errors import ConfigError
 from quintet.observe.report_files import read_metrics
 from quintet.observe.timing import PhaseTimer
+from quintet.run.trainer import OnReport
 from quintet.runtime import loop
 from quintet.runtime.batch import within_budget
 from quintet.runtime.delivery import Batch, Delivery, Steps
@@ -53,7 +56,13 @@ class Counted(gymnasium.Env):
 
 
 def train(
-    folder: Path, kind: str, total: int, algo: str = "ppo", env: Any = Counted, **more: Any
+    folder: Path,
+    kind: str,
+    total: int,
+    algo: str = "ppo",
+    env: Any = Counted,
+    on_report: OnReport | None = None,
+    **more: Any,
 ) -> dict[str, float]:
     """The last report, with the steps that were really executed under ``real``."""
     unroll = {"ppo": {"unroll_steps": 16, "minibatch_steps": 32, "num_epochs": 1}}
@@ -69,7 +78,7 @@ def train(
     }
     config |= unroll.get(algo, {"unroll_steps": 5, "batch_unrolls": 6}) | KINDS[kind]
     config |= {name.replace("__", "."): value for name, value in more.items()}
-    result = quintet.train(algo, env, total, 3, folder / "run", config)
+    result = quintet.train(algo, env, total, 3, folder / "run", config, on_report=on_report)
     return {**result.metrics, "real": float((folder / "steps").stat().st_size)}
 
 
@@ -95,6 +104,62 @@ def test_at_most_one_row_per_stream_is_executed_beyond_the_budget(
         assert cut < STREAMS
 
 
+class DiesOnce(Counted):
+    """The first environment that comes to its 200th step takes its process with it."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__(file)
+        self.mark, self.life = Path(f"{file}.died"), 0
+
+    def step(self, action):
+        self.life += 1
+        if self.life == 200:
+            with suppress(FileExistsError):
+                self.mark.touch(exist_ok=False)
+                os._exit(3)
+        return super().step(action)
+
+
+def test_steps_of_an_unroll_whose_worker_died_are_executed_and_discarded(tmp_path: Path) -> None:
+    """The worker was in the middle of its fourth unroll, with all of its 4 streams: with one row in
+    8.5 spent on a reset 200 steps take 227 rows, or 35 after three unrolls.
+    """
+    long = {"unroll_steps": 64, "minibatch_steps": 512}
+    last = train(tmp_path, "async", 4_000, env=DiesOnce, **long)
+    assert last["data/worker_restarts"] == 1
+    assert last["env_steps"] == 4_000
+    # In the row at work, which streams had made their step isn't known.
+    assert abs(last["data/executed_env_steps"] - last["real"]) <= 4
+    lost = last["data/discarded_env_steps"]
+    assert lost == last["data/executed_env_steps"] - 4_000
+    assert lost > 10 * 4
+    # Their episodes are given up with them.
+    assert last["episode/cut_frac"] >= lost / last["data/executed_env_steps"]
+
+
+class KillsServer:
+    """At the second report."""
+
+    reports = 0
+
+    def __call__(self, _report) -> None:
+        self.reports += 1
+        if self.reports == 2:
+            server = (p for p in processes_of() if any("server" in word for word in p.cmdline()))
+            next(server).kill()
+
+
+@pytest.mark.slow
+def test_steps_of_unrolls_that_a_dead_server_ended_are_executed_and_discarded(
+    tmp_path: Path,
+) -> None:
+    long = {"unroll_steps": 64, "minibatch_steps": 512, "runtime__inference": "server"}
+    last = train(tmp_path, "async", 4_000, on_report=KillsServer(), **long)
+    assert last["data/worker_restarts"] == 1
+    assert abs(last["data/executed_env_steps"] - last["real"]) <= STREAMS
+    assert last["data/discarded_env_steps"] == last["data/executed_env_steps"] - 4_000
+
+
 def test_what_became_of_steps_goes_on_over_a_resume(tmp_path: Path) -> None:
     train(tmp_path, "serial", 500, checkpoint__max_cut_frac=1.0)
     last = train(tmp_path, "serial", 1_000, checkpoint__max_cut_frac=1.0)
@@ -104,6 +169,27 @@ def test_what_became_of_steps_goes_on_over_a_resume(tmp_path: Path) -> None:
     assert [r["data/executed_env_steps"] for r in reports] == sorted(
         r["data/executed_env_steps"] for r in reports
     )
+
+
+@pytest.mark.parametrize("interval_s", [0.0, 1e9])
+@pytest.mark.parametrize("kind", ["serial", pytest.param("lockstep", marks=pytest.mark.slow)])
+def test_a_run_that_is_resumed_reports_the_same_episodes(
+    kind: str, interval_s: float, tmp_path: Path
+) -> None:
+    """Also those that ended in columns which waited at the checkpoint, or that no report held."""
+    options = {"checkpoint__interval_updates": 3, "checkpoint__max_cut_frac": 1.0}
+    options |= {"checkpoint__keep": 100, "report__interval_s": interval_s}
+    train(tmp_path, kind, 1_000, "impala", **options)
+    whole = read_metrics(tmp_path / "run")
+    for each in sorted((tmp_path / "run/checkpoints").iterdir())[2:]:
+        shutil.rmtree(each)
+    last = train(tmp_path, kind, 1_000, "impala", **options)
+    resumed = read_metrics(tmp_path / "run")
+    assert len(whole) == len(resumed) == (1 if interval_s else last["iterations"])
+    told = {name for report in whole for name in report if name.startswith("episode/")}
+    assert len(told) == 6
+    for before, after in zip(whole, resumed, strict=True):
+        assert [before.get(name) for name in told] == [after.get(name) for name in told]
 
 
 def test_serial_and_lockstep_end_with_the_same_bytes(tmp_path: Path) -> None:

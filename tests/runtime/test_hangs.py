@@ -13,8 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
+from processes import runs
 
+from quintet import cli
 from quintet.system import signals
 from quintet.system.signals import stop_on_signals
 
@@ -120,6 +123,79 @@ def test_a_run_that_goes_well_stops_without_a_word_more(tmp_path: Path) -> None:
         assert run.ended(WAIT_S) == 130
         assert "stopped at" in run.said
         assert "waiting for" not in run.said
+
+
+KINDS = [
+    "lockstep",
+    pytest.param("serial", marks=slow),
+    pytest.param("async", marks=slow),
+    pytest.param("learners", marks=slow),
+]
+
+
+def of_kind(kind: str) -> list[str]:
+    if kind == "learners":
+        return ["--runtime.num-learners", "2"]
+    return ["--runtime.kind", kind, *([] if kind == "serial" else ["--runtime.num-workers", "2"])]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_second_ctrl_c_ends_a_run_at_once_and_leaves_no_traceback(
+    kind: str, tmp_path: Path
+) -> None:
+    """In the middle of an iteration, though environments take three seconds to close."""
+    with running(tmp_path, "slow", *of_kind(kind)) as run:
+        run.wait_for("TROUBLE")
+        began = psutil.Process(run.process.pid).children(recursive=True)
+        assert bool(began) == (kind != "serial")
+        run.process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        assert run.process.poll() is None
+        run.process.send_signal(signal.SIGINT)
+        pressed = time.monotonic()
+        assert run.ended(WAIT_S) == 130
+        # Less than 1 s on a machine that does nothing else.
+        assert time.monotonic() - pressed < 2.0
+        end = time.monotonic() + 1.0
+        while any(map(runs, began)):
+            assert time.monotonic() < end
+            time.sleep(0.02)
+    log = (tmp_path / "log.txt").read_text()
+    assert log.endswith("the run was interrupted\n")
+    assert "Traceback" not in log + run.said
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert (record["state"], record["error"]) == ("stopped", "KeyboardInterrupt")
+
+
+def test_a_command_that_ctrl_c_breaks_off_is_ended_without_pythons_own_tidying_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """PyTorch's takes a second."""
+
+    def interrupted(_arguments: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(cli.COMMANDS, "envs", interrupted)
+    left: list[int] = []
+    assert cli.main(["envs"], left.append) == 130
+    assert left == [130]
+    code = "import atexit, quintet.cli as cli, quintet.start; atexit.register(print, 'tidied up')\n"
+    code += "cli.COMMANDS['envs'] = lambda _: (print('begun'), (_ for _ in ()).throw("
+    code += "KeyboardInterrupt))\nraise SystemExit(quintet.start.main())"
+    ended = subprocess.run([sys.executable, "-c", code, "envs"], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "begun\n", "interrupted\n")
+
+
+def test_what_a_stop_waits_for_is_told_in_the_order_in_which_it_happens(tmp_path: Path) -> None:
+    """After the stop only the environments are waited for, which take three seconds to close."""
+    steps = ["--total-steps", "10_000_000", "--unroll-steps", "16"]
+    with running(tmp_path, "close", "--runtime.kind", "lockstep", *steps) as run:
+        run.wait_for(r"\d+/10,000,000 env steps")
+        run.process.send_signal(signal.SIGINT)
+        assert run.ended(WAIT_S) == 130
+    end = run.said[run.said.index("stopped at") :]
+    assert "waiting for the environments to close; a second Ctrl-C ends at once" in end
+    assert "stopping after" not in end
 
 
 class Target:

@@ -1,7 +1,9 @@
 """What goes wrong with sampler processes, and what the run makes of it."""
 
 import gc
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
-from processes import open_files, processes_of
+from processes import open_files, processes_of, runs
 from troubles import SMALL, Drifting
 
 import quintet
@@ -171,6 +173,49 @@ def hashes(folder: Path) -> dict[str, str]:
     return checkpoint.tensor_hashes(found)
 
 
+class Damages:
+    """Damages the newest exact checkpoint, or all of them, and kills a worker, once there is
+    another one before to go on from.
+    """
+
+    def __init__(self, folder: Path, every: bool) -> None:
+        self.folder, self.every, self.done = folder / "checkpoints", every, False
+
+    def __call__(self, _report) -> None:
+        found = sorted(self.folder.iterdir()) if self.folder.exists() else []
+        exact = [each for each in found if json.loads((each / "meta.json").read_text())["exact"]]
+        if self.done or not exact or len(found) < 2:
+            return
+        self.done = True
+        for each in exact if self.every else exact[-1:]:
+            file = each / "learner.safetensors"
+            file.write_bytes(file.read_bytes()[:-1] + b"?")
+        processes_of()[0].kill()
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_lockstep_goes_back_past_a_damaged_exact_checkpoint(every: bool, tmp_path: Path) -> None:
+    """To an exact one before it and the same bytes, or where none is whole to one that isn't."""
+    options = SMALL | {"env.streams_per_group": 2, "checkpoint.keep": 100}
+    if every:  # the first one is not exact
+        options["checkpoint.max_cut_frac"] = 0.05
+    serial, lockstep = tmp_path / "serial", tmp_path / "lockstep"
+    if not every:
+        quintet.train("ppo", Drifting, 2_001, 7, serial, options)
+    options |= {"runtime.kind": "lockstep", "runtime.num_workers": 2, "runtime.lag": 0}
+    result = quintet.train(
+        "ppo", Drifting, 2_001, 7, lockstep, options, on_report=Damages(lockstep, every)
+    )
+    assert result.metrics["env_steps"] == 2_001
+    said = (lockstep / "log.txt").read_text()
+    if not every:
+        assert hashes(lockstep) == hashes(serial)
+    assert ("passed over damaged checkpoints: " in said) == every
+    assert ("off the uninterrupted run's path" in said) == every
+    assert re.search(r"skipped a damaged checkpoint: \S+/learner.safetensors is corrupted", said)
+    assert re.search(r"what was trained after \d+ env_steps is trained again", said)
+
+
 def test_lockstep_goes_back_no_second_time(tmp_path: Path) -> None:
     with pytest.raises(WorkerFault, match="ended with status 3"):
         train(tmp_path, partial(Drifting, "die"), kind="lockstep", worker_timeout_s=60.0)
@@ -319,7 +364,7 @@ class TwoDieAtOnce:
         return Patience(print, str)
 
     def events(self, _timeout_s: float) -> list[Died]:
-        return [Died(index, WorkerFault(f"worker {index} is gone")) for index in range(2)]
+        return [Died(index, WorkerFault(f"worker {index} is gone"), 0) for index in range(2)]
 
 
 def test_async_ends_where_several_workers_die_at_once() -> None:
@@ -337,14 +382,6 @@ def only_here() -> Drifting:
     if sys.argv[0].endswith("worker.py"):
         raise ValueError("not here")
     return Drifting()
-
-
-def runs(process: psutil.Process) -> bool:
-    """Whether it has not ended, seen or unseen by who must take note of it."""
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 STARTER = """

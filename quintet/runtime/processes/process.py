@@ -220,6 +220,12 @@ class Process:
         printed = "what it printed is above" if self.child.printed else "it printed nothing"
         return f"{self.name} {how} {place}; {printed}"
 
+    def kill(self) -> None:
+        """Kills it, in whatever thread; `end` does the rest."""
+        child = self.child
+        if child is not None:
+            child.kill()
+
     def end(self, grace_s: float = 0.0) -> None:
         """Kills it, unless it ends by itself in time, and closes its channel."""
         self.ready = False

@@ -248,6 +248,7 @@ class Workers:
             self._generation += 1
             for place, k in zip(sampler.places, slots, strict=True):
                 self._headers[place.group, k][:] = self._generation, 0
+                self._slots[place.group, k].begin_empty()
             if not sampler.granted:
                 sampler.busy_since_s = time.monotonic()
             sampler.granted.append(Grant(slots, self._generation, rows))
@@ -283,17 +284,15 @@ class Workers:
             assert self.server is not None
             error = self.server.hear()
             assert isinstance(error, QuintetError)  # it says nothing else
-            return Died(SERVER, error)
+            return Died(SERVER, error, 0)
         sampler = self.samplers[index]
         message = sampler.process.hear()
         if isinstance(message, QuintetError):
-            self._take_back(sampler)
-            return Died(index, message)
+            return Died(index, message, self._take_back(sampler))
         if isinstance(message, Discarded):
             with self._lock:
                 sampler.lost = True
-                self._take_back(sampler)
-            return Lost(index)
+                return Lost(index, self._take_back(sampler))
         if isinstance(message, Paused):
             sampler.paused = True
             return Asking(index, message.executed)
@@ -313,8 +312,7 @@ class Workers:
                     f"with {rows}"
                 )
                 error = sampler.process.failed(WorkerFault(fault))
-                self._take_back(sampler)
-                return Died(sampler.index, error)
+                return Died(sampler.index, error, self._take_back(sampler))
             slot = self._slots[place.group, k]
             lease = Lease(partial(self._freed, sampler.index, place.group, k))
             parts.append(Part(slot.rollout, slot.episodes(), lease))
@@ -329,14 +327,19 @@ class Workers:
             self._free[group].append(slot)
         self.on_free(index)
 
-    def _take_back(self, sampler: Sampler) -> None:
-        """What a worker was granted and has not filled is free again."""
+    def _take_back(self, sampler: Sampler) -> int:
+        """What a worker was granted and has not filled is free again; gives the env_steps that were
+        executed for it.
+        """
+        executed = 0
         with self._lock:
             sampler.paused = False
             while sampler.granted:
                 grant = sampler.granted.popleft()
                 for place, k in zip(sampler.places, grant.slots, strict=True):
+                    executed += self._slots[place.group, k].executed
                     self._free[place.group].append(k)
+        return executed
 
     def _silent(self) -> list[Died]:
         """Processes that have something to do and have shown no sign of life for too long."""
@@ -353,8 +356,7 @@ class Workers:
             process = sampler.process
             if process.gone:
                 error = process.failed(WorkerFault(process.obituary()))
-                self._take_back(sampler)
-                found.append(Died(sampler.index, error))
+                found.append(Died(sampler.index, error, self._take_back(sampler)))
                 continue
             since_s = max(sampler.busy_since_s, self._awake_since_s)
             at_work = sampler.granted and not sampler.paused
@@ -371,8 +373,7 @@ class Workers:
                     "runtime.worker_timeout_s if a step may take so long"
                 )
                 error = process.failed(WorkerFault(fault))
-                self._take_back(sampler)
-                found.append(Died(sampler.index, error))
+                found.append(Died(sampler.index, error, self._take_back(sampler)))
         if self.server is not None:
             silent_s = self.server.silent_s(self._awake_since_s)
             if silent_s > self.server.allowed_s:
@@ -381,7 +382,7 @@ class Workers:
                     f"been silent for {silent_s:.0f} s; raise runtime.worker_timeout_s if a "
                     "forward may take so long"
                 )
-                found.append(Died(SERVER, self.server.failed(WorkerFault(fault))))
+                found.append(Died(SERVER, self.server.failed(WorkerFault(fault)), 0))
         return found
 
     def patience(self) -> Patience:
@@ -413,6 +414,11 @@ class Workers:
             if forwards:
                 found["server/batch_mean"] = streams / forwards
         return found
+
+    def kill(self) -> None:
+        """Ends all processes at once; from any thread, before `close`."""
+        for process in self._processes:
+            process.kill()
 
     def close(self) -> None:
         """Ends all processes; those that do not close their environments soon, or all of them if
