@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from conformance import (
+    CONTINUOUS,
     LEARNERS,
     MASKED,
     NUMBERS,
@@ -32,8 +33,12 @@ from quintet.types import Rollout
 
 EAGER, COMPILED = Compute(), Compute(compile=True)
 HYBRID = Task(NUMBERS, gym.Tuple([gym.Discrete(3), gym.Box(-1.0, 1.0, (2,))]), masked=True)
-PICTURES = Task(gym.Box(0, 255, (2, 36, 36), np.uint8), gym.Discrete(3))
+PICTURE = gym.Box(0, 255, (2, 36, 36), np.uint8)
+PICTURES = Task(PICTURE, gym.Discrete(3))
+SEEN_CONTROL = Task(PICTURE, CONTINUOUS.action)
 CNN = {"shared_torso": True, "policy_hidden": (16,)}
+IN_FLOAT32 = ("actor.head.bias",)
+"""Parameters whose gradient no encoder takes part in while all weights are small."""
 WITH_LOSSES = Case(
     "impala",
     Task(NUMBERS, gym.Discrete(3)),
@@ -51,7 +56,7 @@ class Twins:
         return batch
 
     def shard(self, batch: Rollout) -> Rollout:
-        return narrow(batch, 0, STREAMS // 2)
+        return narrow(batch, 0, batch.valid.shape[1] // 2)
 
     def sum(self, x: Tensor) -> Tensor:
         return 2 * x
@@ -115,6 +120,9 @@ def assert_nearer(compiled: Tensor, eager: Tensor, exact: Tensor, most: float, n
     most: largest error of bfloat16, as a share of what is exact.
     """
     rounding = (eager - exact).norm()
+    if name in IN_FLOAT32:
+        torch.testing.assert_close(compiled, exact, rtol=1e-4, atol=0.0)
+        return
     assert 0 < rounding < most * exact.norm(), (name, rounding, exact.norm())
     apart = (compiled - eager).norm()
     assert apart < 0.1 * rounding, (name, apart, rounding)
@@ -126,7 +134,7 @@ def compare_bf16(case: Case) -> None:
     """
     computes = Compute("fp32"), Compute("bf16"), Compute("bf16", True)
     exact, *others = learners = [case.learner(compute) for compute in computes]
-    for (batch,) in case.batches(2):
+    for *_, batch in case.batches(2):
         for other in others:
             other.load(copy.deepcopy(exact.save()))
         before = exact.trained.memory["exp_avg"].clone()
@@ -148,20 +156,25 @@ def bf16_case(algo: str) -> Case:
     }  # fmt: skip
     known = LEARNERS[algo].config.model_fields
     options = {name: value for name, value in one_step.items() if name in known}
+    if not isinstance(PICTURES.action, LEARNERS[algo].actions):
+        return Case(algo, SEEN_CONTROL, options, network={"policy_hidden": (16,)})
     return Case(algo, PICTURES, options, network=CNN)
 
 
 def compare(algo: str) -> None:
     entry = LEARNERS[algo]
-    compare_acts(Case(algo, HYBRID, core="gru"))
+    able = isinstance(gym.Discrete(2), entry.actions)
+    plain, masked = (HYBRID, MASKED) if able else (CONTINUOUS, CONTINUOUS)
+    core = "none" if "core" in entry.without else "gru"
+    compare_acts(Case(algo, plain, core=core))
     if not entry.planned_updates(entry.config(), STREAMS, 10**9):
         return
     first, *others = (*TOGETHER.get(algo, ()), {})
-    compare_updates(Case(algo, HYBRID, first))
+    compare_updates(Case(algo, plain, first))
     for options in others:
-        compare_updates(Case(algo, MASKED, options, core="gru"))
+        compare_updates(Case(algo, masked, options, core=core))
     if entry.shared is not None:
-        compare_updates(Case(algo, HYBRID), Twins())
+        compare_updates(Case(algo, plain), Twins())
     compare_bf16(bf16_case(algo))
 
 

@@ -13,6 +13,7 @@ from quintet.algorithms.parts.acting import make_normalizer
 from quintet.algorithms.parts.setup import PLAIN, Compute
 from quintet.models.compiled import Graph
 from quintet.models.config import ModelConfig
+from quintet.models.encoders import Mlp
 from quintet.models.flat import flatten_in_place, load_into, views_of
 from quintet.types import ActOutput, Obs, Publication, Spaces, State, TensorSpec
 
@@ -138,8 +139,12 @@ class DDPGActor:
             action: Tensor = functional_call(self.network, views_of(theta, self.shapes), (inputs,))
             return action.squeeze(0)
 
-        actions: Tensor = vmap(one)(self.normalizer(obs), weights)
-        return actions
+        seen = self.normalizer(obs)
+        if isinstance(self.network.encoder, Mlp):  # convolutions choose layouts that vmap lacks
+            actions: Tensor = vmap(one)(seen, weights)
+            return actions
+        rows = [{name: x[row] for name, x in seen.items()} for row in range(len(weights))]
+        return torch.stack([one(*each) for each in zip(rows, weights, strict=True)])
 
 
 def make_actor(
