@@ -1,6 +1,5 @@
 """Checkpoints survive crashes, full disks and bit rot; a run folder has one trainer."""
 
-import contextlib
 import errno
 import json
 import os
@@ -9,12 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from disks import small_disk
 from pydantic import ValidationError
 
 from quintet import checkpoint
@@ -385,18 +385,6 @@ def test_full_disk_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "bytes free" in message
     assert f"last good checkpoint is {tmp_path / '000000001'}" in message
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["000000001", "000000002"]
-
-
-@contextlib.contextmanager
-def small_disk(folder: Path, kibibytes: int) -> Iterator[Path]:
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={kibibytes}k", "quintet-test", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("a small disk can only be mounted by root")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
 
 
 def test_really_full_disk(tmp_path: Path) -> None:

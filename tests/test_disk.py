@@ -9,10 +9,10 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from disks import mounted, small_disk
 
 from quintet.system import manifest
 
@@ -28,33 +28,27 @@ def command(folder: Path, *more: str) -> list[str]:
     return [sys.executable, "-m", "quintet", *words, "--run-dir", str(folder), *more]
 
 
-@contextlib.contextmanager
-def disk(image: Path, place: Path, *options: str) -> Iterator[Path]:
-    """Mounts the image as a disk of its own; skips where that is not allowed."""
-    place.mkdir(exist_ok=True)
-    mount = ["mount", "-o", ",".join(("loop", *options)), str(image), str(place)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("a disk in a file can only be mounted by root, with loop devices")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", str(place)], check=True)
+def disk(image: Path, place: Path, *options: str) -> contextlib.AbstractContextManager[Path]:
+    """The image as a disk of its own."""
+    return mounted(place, "-o", ",".join(("loop", *options)), str(image))
 
 
 def make_image(image: Path) -> None:
     made = ["mkfs.ext4", "-q", "-F", str(image), "40M"]
     try:
         subprocess.run(made, capture_output=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("there is no mkfs.ext4")
+    except FileNotFoundError:
+        pytest.skip("there is no program mkfs.ext4, which makes the disk whose power is cut")
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"mkfs.ext4 makes no disk here: {error.stderr.decode().strip()}")
 
 
 def cut_power(place: Path) -> None:
     handle = os.open(place, os.O_RDONLY)
     try:
         fcntl.ioctl(handle, EXT4_SHUTDOWN, struct.pack("I", NO_FLUSH))
-    except OSError:
-        pytest.skip("this kernel can't shut a file system down")
+    except OSError as error:
+        pytest.skip(f"this kernel does not shut an ext4 file system down: {error.strerror}")
     finally:
         os.close(handle)
 
@@ -126,17 +120,31 @@ def test_a_read_only_disk_is_one_sentence(tmp_path):
         assert evaluated.returncode == 0, evaluated.stderr
 
 
-def test_a_full_disk_at_the_start_asks_for_room(tmp_path):
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8k", "none", str(place)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("a small disk can only be mounted by root")
-    try:
-        (place / "filler").write_bytes(b"x" * 8192)
-        said = one_sentence(*command(place / "r"))
-    finally:
-        subprocess.run(["umount", str(place)], check=True)
+FULL = """
+import errno, os, sys
+place, real = sys.argv.pop(1), os.write
+
+def write(handle, data):
+    if os.readlink(f"/proc/self/fd/{handle}").startswith(place):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return real(handle, data)
+
+os.write = write
+from quintet.start import main
+sys.exit(main())
+"""
+"""The command where no byte can be written under a folder, as on a full disk; for any user."""
+
+
+@pytest.mark.parametrize("full", ["disk", "write"])
+def test_a_full_disk_at_the_start_asks_for_room(full, tmp_path):
+    if full == "disk":
+        with small_disk(tmp_path / "disk", 8) as place:
+            (place / "filler").write_bytes(b"x" * 8192)
+            said = one_sentence(*command(place / "r"))
+    else:
+        words = command(tmp_path / "r")[3:]
+        said = one_sentence(sys.executable, "-c", FULL, str(tmp_path), *words)
     assert "No space left" in said
     assert "make room there" in said
 

@@ -2,6 +2,7 @@
 validation at the end checks their values.
 """
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_args, get_origin
 
@@ -53,6 +54,7 @@ def parse(command: str, arguments: list[str]) -> Parsed:
                 f"{command} {next(iter(registry.ALGORITHMS))} --env CartPole-v1"
             )
     algo, rest = arguments[0], arguments[1:]
+    _require_bare_trust(rest)
     known = options(algo)
     parsed, unknown = tyro.cli(
         _schema(algo, of_group=command == "train"),
@@ -85,6 +87,15 @@ def parse(command: str, arguments: list[str]) -> Parsed:
         None if jobs is None else _whole("jobs", [jobs])[0],
         trust,
     )
+
+
+def _require_bare_trust(arguments: list[str]) -> None:
+    """Refuses ``--trust yes`` and ``--trust=yes``."""
+    for word, after in pairwise([*arguments, "--"]):
+        name, equals, value = word.partition("=")
+        value = value if equals else "" if after.startswith("-") else after
+        if name == "--trust" and (equals or value):
+            raise ConfigError(f"--trust takes no value, got {value!r}; give --trust alone")
 
 
 def _whole(name: str, words: list[str]) -> list[int]:

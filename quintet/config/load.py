@@ -5,7 +5,7 @@ Layers, later wins: defaults < the learner's own defaults < preset < file < save
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatch
@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from quintet.algorithms import registry
 from quintet.config.run import ALIASES, MAY_CHANGE_ON_RESUME, PARTS, TOP, RunConfig
@@ -192,6 +193,29 @@ def _in_our_words(message: str) -> str:
     return own if own != message else message.lower()
 
 
+_SHOULD_BE = "input should be "
+_AS_JSON = """write it as JSON, with names in double quotes, as in '{"length": 1}'"""
+
+
+def _told(prefix: str, items: Sequence[ErrorDetails]) -> list[str]:
+    """One sentence for every value that is at fault: what it should be, by all kinds of values that
+    its option may have, what it is, and what to do.
+    """
+    faults: dict[tuple[str, str], list[ErrorDetails]] = {}
+    for item in items:
+        faults.setdefault((str(item["loc"][0]), repr(item["input"])), []).append(item)
+    found = []
+    for (name, given), about in faults.items():
+        words = [_in_our_words(item["msg"]).partition(", unable")[0] for item in about]
+        rest = "".join(f" or {each.removeprefix(_SHOULD_BE)}" for each in words[1:])
+        fault = f"{prefix}{name}: {words[0]}{rest}, got {given}"
+        if words[0].startswith(_SHOULD_BE):
+            mapping = any(item["type"] == "dict_type" for item in about)
+            fault += f"; {_AS_JSON if mapping else 'give such a value, or leave it out'}"
+        found.append(fault)
+    return found
+
+
 def absent(value: Any, info: FieldInfo) -> Any:
     """``none`` as the option means it: a word if that is one of its choices, else None."""
     words = [w for kind in kinds(info) for w in get_args(kind) if get_origin(kind) is Literal]
@@ -267,12 +291,9 @@ def _part(
         return model(**mine)
     except ValidationError as error:
         items = error.errors()
-    for item in items:
-        name = prefix + ".".join(str(part) for part in item["loc"][:1])
-        if not item["loc"]:
-            faults.append(item["msg"].removeprefix("Value error, "))
-        elif item["type"] != "missing":  # the environment, which has a message of its own
-            faults.append(f"{name}: {_in_our_words(item['msg'])}, got {item['input']!r}")
+    faults += [item["msg"].removeprefix("Value error, ") for item in items if not item["loc"]]
+    # Only the environment can be missing, and that is told by itself.
+    faults += _told(prefix, [x for x in items if x["loc"] and x["type"] != "missing"])
     wrong = {item["loc"][0] for item in items if item["loc"]}
     try:
         return model(**{name: value for name, value in mine.items() if name not in wrong})
@@ -305,10 +326,9 @@ def _validate(algo: str, values: dict[str, Any], faults: list[str]) -> RunConfig
     try:
         RunConfig(**top, learner=algorithm.config(), env={"id": "none"})
     except ValidationError as error:
+        faults += _told("", error.errors())
         for item in error.errors():
-            said = _in_our_words(item["msg"])
-            faults.append(f"{item['loc'][0]}: {said}, got {item['input']!r}")
-            top.pop(str(item["loc"][0]))
+            top.pop(str(item["loc"][0]), None)
     if top.get("init_from_keys") and top.get("init_from") is None:
         faults.append("init_from_keys has no effect without init_from; leave it out")
     if values.get("resume") == "exact" and values.get("runtime.kind") == "async":

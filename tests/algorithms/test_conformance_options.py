@@ -89,7 +89,7 @@ def test_a_wrong_value_is_refused(whose: str, name: str, value: Any, rule: str) 
     elif isinstance(value, dict) and "a" in value and option != "model.encoder_kwargs":
         given = value["a"]
     fault = next(line for line in message.splitlines() if option in line and rule in line)
-    assert fault.endswith(f", got {given!r}")
+    assert f", got {given!r}" in fault
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from quintet import cli
 from quintet.config.command import parse
 from quintet.config.load import Layer, compose
 from quintet.errors import ConfigError
@@ -60,6 +61,40 @@ def test_kwargs_of_the_environment_are_json():
     assert values(f"--env.kwargs={text}") == {"env.kwargs": wanted}
     with pytest.raises(ConfigError, match=r"env\.kwargs: .* dictionary, got '{bad'"):
         learner("--env.kwargs", "{bad")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["--env.kwargs", "{length: 1}"],
+            "env.kwargs: input should be a valid dictionary, got '{length: 1}'; write it as JSON, "
+            "with names in double quotes, as in '{\"length\": 1}'",
+        ),
+        (
+            ["--checkpoint.interval-updates", "0"],
+            "checkpoint.interval_updates: input should be 'auto' or greater than or equal to 1, "
+            "got 0; give such a value, or leave it out",
+        ),
+        (
+            ["--checkpoint.interval-updates", "x"],
+            "checkpoint.interval_updates: input should be 'auto' or a valid integer, got 'x'; give "
+            "such a value, or leave it out",
+        ),
+        (["--seed", "-1"], "seed: input should be greater than or equal to 0, got -1; give such a "
+         "value, or leave it out"),
+        (["--trust", "yes"], "--trust takes no value, got 'yes'; give --trust alone"),
+        (["--seed", "1", "--trust=yes"], "--trust takes no value, got 'yes'; give --trust alone"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_one_sentence_with_what_to_do(arguments, said, capsys):
+    assert cli.main(["train", "ppo", "--env", "CartPole-v1", *arguments]) == 2
+    assert capsys.readouterr().err == f"error: {said}\n"
+
+
+def test_trust_is_a_word_of_its_own():
+    for arguments in (["--trust"], ["--trust", "--seed", "1"], ["--seed", "1", "--trust"]):
+        assert parse("train", ["ppo", *arguments]).trust
 
 
 def test_the_last_of_two_wins():

@@ -189,7 +189,7 @@ def test_an_environment_that_cannot_be_made_is_told_with_all_other_faults():
         load("mine", no_camera)
     with pytest.raises(ConfigError, match=r"(?s)^2 faults:.*'gama'.*nearest are CartPole-v1"):
         load("CartPol-v1", gama=0.5)
-    with pytest.raises(ConfigError, match=r"^env\.num_streams: .* got 0$"):
+    with pytest.raises(ConfigError, match=r"^env\.num_streams: [^(]* got 0; [^(]*$"):
         load("Pendulum-v1", env__num_streams=0)
     assert load("Pendulum-v1", env__num_threads="none").config.env.num_threads is None
     with pytest.raises(ConfigError, match="an environment is required"):
@@ -217,7 +217,7 @@ def test_the_user_s_own_idle_option_stays_a_fault_that_names_the_preset():
         "reward_norm_clip=3.0 has no effect without a reward_normalizer (reward_normalizer from "
         "the preset atari; set it yourself, or use --preset none)"
     )
-    with pytest.raises(ConfigError, match=r"^num_epochs: .* got 0$"):  # a fault of his alone
+    with pytest.raises(ConfigError, match=r"^num_epochs: [^(]* got 0; [^(]*$"):  # his alone
         load("mine", Camera, num_epochs=0)
     with pytest.raises(ConfigError, match=r"got 256; .*minibatch_steps from the preset pixels; s"):
         load("mine", Camera, unroll_steps=8)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from disks import small_disk
 
 from quintet.errors import QuintetError
 from quintet.observe.report_files import read_metrics
@@ -278,12 +279,7 @@ def test_full_disk_is_explained_and_leaves_whole_lines(
 
 
 def test_really_full_disk(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "quintet-test", str(disk)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("a small disk can only be mounted by root")
-    try:
+    with small_disk(tmp_path / "disk", 16) as disk:
         sink = JsonlSink(disk / "metrics.jsonl")
         written = 0
         with pytest.raises(QuintetError, match="No space left on device"):  # noqa: PT012
@@ -292,8 +288,6 @@ def test_really_full_disk(tmp_path: Path) -> None:
         sink.close()
         assert (disk / "metrics.jsonl").read_text().endswith("\n")
         assert len(read_metrics(disk)) == written > 10
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
