@@ -115,6 +115,7 @@ class Saving:
         found = self.folder.newest(exact, passed_over.append)
         if found is None:
             return None, loop.Counters()
+        self.warnings += passed_over
         try:
             counters = self._load(found)
         except KeyError as error:
@@ -122,7 +123,6 @@ class Saving:
                 f"a run's own checkpoint is required, {found.path} holds none (it lacks "
                 f"{error}); remove it to go on from the one before, or give another --run-dir"
             ) from error
-        self.warnings += passed_over
         if passed_over:
             self.warnings.append(
                 f"what was trained after {counters.env_steps:,} env_steps is trained again"
