@@ -351,6 +351,7 @@ class Trained(Generic[B, K]):
         for name, x in self.memory.items():
             x.copy_(tensors[f"optimizer/{name}"])
         self.steps = steps
+        self._told, self._unchecked = [], []  # of an update that was given up half-way
 
 
 def _memory(optimizer: Optimizer, theta: Tensor) -> dict[str, Tensor]:
