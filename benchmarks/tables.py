@@ -114,7 +114,10 @@ def footnotes(rows: list[Row]) -> list[str]:
         each = [f"{change}: {', '.join(of)}" for change, of in by_change.items()]
         lines.append(f"³ Stale: the same command has another configuration. {'; '.join(each)}.")
     if "⁴" in used:
-        lines.append(f"⁴ The preset was changed after seeds {listed(SEEDS)} had been seen.")
+        each = [f"{row.told}: {listed(row.seen)}" for row in rows if "⁴" in notes(row)]
+        lines.append(
+            f"⁴ The preset was changed after other seeds had been seen. {'; '.join(each)}."
+        )
     # A line break in Markdown that no editor strips.
     return [f"{line}<br>" for line in lines[:-1]] + lines[-1:]
 

@@ -191,7 +191,7 @@ def test_popart_keeps_the_values_of_both_critics(popart: bool) -> None:
             return torch.stack(both) * std + mean
 
     before = values()
-    own = learner._transitions(batch, None)
+    own = learner._transitions(batch)
     learner._known_targets(own)
     assert learner.targets.std > 2.0
     kept = torch.allclose(values(), before, rtol=1e-5, atol=1e-5)

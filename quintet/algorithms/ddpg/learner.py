@@ -14,8 +14,8 @@ Departures from the paper, each with the switch that turns it off:
  3. The targets follow ten times as fast (``tau=0.001`` is the paper's).
  4. Layers are 64 and 64 with LayerNorm (``model.policy_hidden=(400, 300)``,
     ``model.layer_norm=false`` are the paper's).
- 5. Observations are normalised by running statistics, which the paper's batch normalisation stands
-    for (``normalize_observations=false``).
+ 5. Observations are normalised by running statistics (``normalize_observations=false``); the paper
+    has batch normalisation.
  6. Targets may be n-step returns (``n_step=1``, the default, is the paper's), in units of their
     spread (``normalize_returns=false``, the default), and errors may count linearly
     (``critic_huber_delta=none``, the default).
@@ -23,7 +23,7 @@ Departures from the paper, each with the switch that turns it off:
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
@@ -173,11 +173,12 @@ class DDPGLearner:
             whole = self.ranks.whole(batch)
             obs = {name: x[0].clone() for name, x in whole.obs.items()}
             self.reference = obs, whole.action[0].clone()
-        own = self._transitions(batch, None)
+        own = self._transitions(batch)
         if config.noise.param and self.updates % config.adapt_interval_updates == 0:
             self._adapt({name: x[: len(own.action)] for name, x in own.obs.items()})
         if config.normalize_returns:
-            own = self._transitions(batch, self._known_targets(own))
+            target = self._known_targets(own)
+            own = replace(own, target=target, spread=self.targets.numbers())
         step, epsilon = self.updates + 1, config.adam_epsilon
         actor, critic = (
             Descent(adam.rates(step, rate, epsilon), config.max_grad_norm)
@@ -187,7 +188,7 @@ class DDPGLearner:
         if self.trained.untold >= FOLD_EVERY:
             self.trained.fold()
 
-    def _transitions(self, batch: Rollout, target: Tensor | None) -> Transitions:
+    def _transitions(self, batch: Rollout) -> Transitions:
         """This learner's columns as the loss reads them."""
         rows = batch.valid.shape[1]
         own = self.ranks.shard(batch)
@@ -201,7 +202,7 @@ class DDPGLearner:
             reward=torch.where(own.valid, own.reward, 0.0),
             goes_on_t=(~terminal).float().contiguous(),
             not_cut_t=own.not_cut_t.contiguous(),
-            target=target,
+            target=None,
             spread=self.targets.numbers(),
             rows=rows,
         )
@@ -209,7 +210,8 @@ class DDPGLearner:
     def _known_targets(self, own: Transitions) -> Tensor:
         """Targets ``[B]`` by the old statistics, which then take in those of all ranks."""
         config = self.config
-        target = self._target(own, torch.tensor([config.gamma, config.reward_scale]))
+        numbers = torch.tensor([config.gamma, config.reward_scale], device=self.setup.device)
+        target = self._target(own, numbers)
         if config.update_normalizers:
             self.targets.merge(self.ranks.gather(target).flatten())
         if config.popart:
