@@ -79,6 +79,7 @@ class Adder:
         self.ranks, self.trouble = ranks, trouble
         self.vector = torch.full((20,), float(ranks.index), dtype=torch.float64)
         self.half = torch.tensor(0.5)  # of another dtype, without dimensions
+        self.seen_last = torch.zeros((), dtype=torch.float64)
         self.updates = self.version = 0
         if trouble == "unready" and ranks.index == 1:
             raise ValueError("not made for this")
@@ -96,9 +97,17 @@ class Adder:
         self.vector[-1] += -env_steps if batch.replayed else env_steps
         who = self.ranks.gather(torch.tensor([float(self.ranks.index)]))
         self.told = {"ranks": float(len(who)), "last": who[-1].item()}
+        if self.ranks.index == 1:
+            self.dawdle()
+        self.seen_last += digest(self.ranks.whole(batch)).sum()
 
     def metrics(self) -> dict[str, float]:
         return self.told
+
+    def dawdle(self) -> None:
+        """Reads the batch long after the last exchange."""
+        if self.trouble in ("late", "never"):
+            time.sleep(0.3 if self.trouble == "late" else 1_000)
 
     def make_trouble(self) -> None:
         match self.trouble:
@@ -123,11 +132,13 @@ class Adder:
         return Publication(self.version, {"weights": self.vector})
 
     def save(self) -> LearnerState:
-        return LearnerState({"weights": self.vector, "half": self.half}, {"updates": self.updates})
+        tensors = {"weights": self.vector, "half": self.half, "seen_last": self.seen_last}
+        return LearnerState(tensors, {"updates": self.updates})
 
     def load(self, state: LearnerState, *, counters: bool = True) -> None:
         self.vector.copy_(state.tensors["weights"])
         self.half.copy_(state.tensors["half"])
+        self.seen_last.copy_(state.tensors["seen_last"])
         self.updates: Any = state.scalars["updates"]
         self.version = self.updates
 

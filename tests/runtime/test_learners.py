@@ -77,7 +77,12 @@ def test_every_rank_gets_its_columns_of_the_batch_and_the_state_of_the_first() -
         assert torch.equal(learners.save().tensors["weights"], expected)
         # What is loaded or donated reaches them before the next update; saving compares.
         state = LearnerState(
-            {"weights": torch.arange(20.0).double(), "half": torch.tensor(7.0)}, {"updates": 70}
+            {
+                "weights": torch.arange(20.0).double(),
+                "half": torch.tensor(7.0),
+                "seen_last": torch.tensor(3.0),
+            },
+            {"updates": 70},
         )
         learners.load(state)
         update(learners, 4)
@@ -105,6 +110,7 @@ def test_every_rank_gets_its_columns_of_the_batch_and_the_state_of_the_first() -
         ("die", LearnerFault, r"learner 1 \(cpu, pid \d+\) ended with status 3 in update 2"),
         ("crash", LearnerFault, "was ended by SIGSEGV in update 2"),
         ("hang", LearnerFault, r"^learner 1 \(cpu, pid \d+\) must join update 2 within 2 s"),
+        ("never", LearnerFault, r"^learner 1 \(cpu, pid \d+\) must end update 1 within 2 s"),
         (
             "unready",
             LearnerFault,
@@ -126,6 +132,15 @@ def test_one_that_fails_is_named(trouble: str, error: type[QuintetError], words:
     assert time.monotonic() - begin < 3  # nobody is waited for
     if trouble == "die":
         assert "[learner 1] farewell" in said
+
+
+def test_a_batch_stays_until_every_learner_is_done_with_it() -> None:
+    learners = adders(2, "late")
+    try:
+        update_twice(learners)
+        learners.save()  # which compares
+    finally:
+        learners.close()
 
 
 def test_other_weights_are_found_when_they_are_saved() -> None:

@@ -76,6 +76,7 @@ class LearnerProcess:
             case Learn(env_steps, cut, replayed):
                 self.row[0], self.row[1] = time.monotonic_ns(), self.learner.updates + 1
                 self.learner.update(self.memory.read(cut, replayed), env_steps)
+                self.row[3] += 1
             case Compare(number):
                 self.channel.send(Sum(number, checksum(self.learner)))
             case _:

@@ -14,7 +14,13 @@ from torch import Tensor
 
 from quintet.errors import ConfigError, LearnerFault, QuintetError
 from quintet.protocols import DataPlan, Learner, Ranks
-from quintet.runtime.parallel.ranks import LOOK_EVERY_S, PeerGone, RankGroup, host_store
+from quintet.runtime.parallel.ranks import (
+    LOOK_EVERY_S,
+    POLL_EVERY_S,
+    PeerGone,
+    RankGroup,
+    host_store,
+)
 from quintet.runtime.processes.arena import Arena, prefixed
 from quintet.runtime.processes.messages import (
     Begin,
@@ -136,7 +142,9 @@ def checksum(learner: Learner) -> int:
 
 
 def progress_name(rank: int) -> str:
-    """Name of a rank's tensor (time when it was ready in ns, updates begun, exchanges joined)."""
+    """Name of a rank's tensor: time when it was ready in ns, updates begun, exchanges joined,
+    batches it is done with.
+    """
     return f"learner/{rank}/row"
 
 
@@ -163,7 +171,7 @@ class Learners:
                 f"evenly, got {plan.replay.columns} columns; use another number of learners"
             )
         specs = BatchMemory.specs(crew.rows, plan)
-        specs |= {progress_name(rank): TensorSpec((3,), torch.int64) for rank in range(1, size)}
+        specs |= {progress_name(rank): TensorSpec((4,), torch.int64) for rank in range(1, size)}
         work = [
             pickled(
                 LearnerWork(rank, crew, plan),
@@ -181,8 +189,8 @@ class Learners:
         self._say: Callable[[str], None] = print
         self._notice: Callable[[str], None] = lambda _: None
         self._started = self._connected = self._alike = self._at_work = self._closed = False
-        self._waited_s, self._waited_for = 0.0, 0
-        self._compared = 0
+        self._waited_s, self._waited_for = 0.0, (0, 0)
+        self._batches = self._compared = 0
         self._options: Any = None  # set by `configure`, which the others were not made with
         self._fault: QuintetError | None = None
 
@@ -244,7 +252,9 @@ class Learners:
             if not self._connected:
                 self._connect()
             self._begin()
+            self._await_readers()
             self._memory.write(batch)
+            self._batches += 1
             self._tell(Learn(env_steps, batch.trace_cut is not None, batch.replayed))
             self.learner.update(batch, env_steps)
         except PeerGone as error:
@@ -301,27 +311,47 @@ class Learners:
         for process in self.processes:
             process.send(message)
 
-    def _watch(self) -> None:
+    def _await_readers(self) -> None:
+        """Waits until no learner reads the last batch, whose memory the next one takes: what they
+        do after their last exchange may take any time.
+        """
+        looked = time.monotonic()
+        while any(self._reads(each) for each in self.processes):
+            time.sleep(POLL_EVERY_S)
+            if time.monotonic() - looked > LOOK_EVERY_S:
+                looked = time.monotonic()
+                self._watch(self._reads)
+
+    def _reads(self, process: Process) -> bool:
+        return bool(process.row[3] < self._batches)
+
+    def _absent(self, process: Process) -> bool:
+        return bool(process.row[2] < self.ranks.exchanges)
+
+    def _watch(self, awaited: Callable[[Process], bool] | None = None) -> None:
         """Checks the other learners during a wait for them; raises QuintetError if one of them has
         failed, ended, or been silent for too long.
+
+        awaited: tells which are waited for; by default those that have not joined the exchange.
         """
         error = self._fault or self._news(0.0)
         if error is not None:
             raise error
-        if self._waited_for != self.ranks.exchanges:
-            self._waited_for, self._waited_s = self.ranks.exchanges, 0.0
+        if self._waited_for != (self.ranks.exchanges, self._batches):
+            self._waited_for, self._waited_s = (self.ranks.exchanges, self._batches), 0.0
         # Not by the clock, which goes on while this process itself is stopped.
         self._waited_s += LOOK_EVERY_S
         if self._waited_s < self.crew.timeout_s:
             return
-        late = [each for each in self.processes if each.row[2] < self.ranks.exchanges]
+        late = [each for each in self.processes if (awaited or self._absent)(each)]
         names = " and ".join(each.name for each in late) or "the connection between learners"
         for process in late:
             process.end()
         raise LearnerFault(
-            f"{names} must join update {self.updates} within {self.crew.timeout_s:g} s, there was "
-            "no sign of it: it hangs or was stopped; raise runtime.learner_timeout_s if one "
-            "learner may be that much slower than another"
+            f"{names} must {'end' if awaited else 'join'} update {self.updates} within "
+            f"{self.crew.timeout_s:g} s, there was no sign of it: it hangs or was "
+            "stopped; raise runtime.learner_timeout_s if one learner may be that much slower than "
+            "another"
         )
 
     def _news(self, timeout_s: float) -> QuintetError | None:

@@ -16,7 +16,7 @@ from quintet.types import Rollout
 LOOK_EVERY_S = 0.5
 """Seconds between two checks, during an exchange, that the other ranks are there."""
 
-_POLL_EVERY_S = 1e-4
+POLL_EVERY_S = 1e-4
 
 _HERE = "127.0.0.1"
 
@@ -140,7 +140,7 @@ class RankGroup:
         while not work.is_completed():
             if time.monotonic() > deadline:
                 return False
-            time.sleep(_POLL_EVERY_S)
+            time.sleep(POLL_EVERY_S)
         work.wait()
         return True
 
