@@ -1,5 +1,6 @@
 """PyTorch's settings for a whole process."""
 
+import ctypes
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -11,6 +12,12 @@ import torch
 _FILLING: Any = torch.utils.deterministic
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
+"""Names of settings of glibc's mallopt."""
+
+_KEPT_BYTES = 2**30
+"""Most freed memory that a process keeps for its next tensors."""
 
 _SIGN = " does not have a deterministic implementation"
 """Follows the operation's name in PyTorch's warning."""
@@ -24,6 +31,7 @@ def configure_torch(threads: int, device: str, exact: bool = False) -> None:
     is turned off for cuDNN's convolutions, which would use it by default.
     """
     torch.set_num_threads(threads)
+    _keep_freed_memory()
     if not device.startswith("cuda"):
         return
     torch.backends.cudnn.deterministic = True
@@ -34,6 +42,17 @@ def configure_torch(threads: int, device: str, exact: bool = False) -> None:
         # Operations without such an algorithm cause a warning and no error.
         torch.use_deterministic_algorithms(True, warn_only=True)
         _FILLING.fill_uninitialized_memory = False
+
+
+def _keep_freed_memory() -> None:
+    """Has glibc keep up to _KEPT_BYTES of freed memory, where it would return what is over 64 MiB
+    to the system and fetch it anew in each update: a page fault for every 4 KiB, up to a fifth of
+    an update on pictures.  Other C libraries stay as they are.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:
+        set_option(_MMAP_THRESHOLD, _KEPT_BYTES)
+        set_option(_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 @contextmanager

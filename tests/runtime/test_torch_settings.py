@@ -4,6 +4,9 @@ No GPU is needed: the settings are the process's own, whatever it computes on.
 """
 
 import os
+import platform
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -107,3 +110,29 @@ def test_a_run_asks_before_its_learner_is_made_and_puts_everything_back(
     quintet.train("ppo", Drifting, 64, 7, tmp_path, SMALL | {"runtime.threads": threads})
     assert asked == [before | {"threads": threads}]
     assert settings() == before
+
+
+FREED = """
+import resource, sys, torch
+from quintet.runtime.torch_settings import configure_torch
+
+if sys.argv[1] == "configured":
+    configure_torch(1, "cpu")
+for round in range(20):
+    if round == 10:
+        begin = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    kept = [torch.ones(9_000_000) for _ in range(8)]
+    del kept
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - begin)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries stay as they are")
+def test_freed_memory_is_used_again_without_page_faults() -> None:
+    faults = {}
+    for mode in ("configured", "as it is"):
+        command = [sys.executable, "-c", FREED, mode]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        faults[mode] = int(done.stdout)
+    assert faults["configured"] < 1_000
+    assert faults["as it is"] > 100_000  # else the test shows nothing
