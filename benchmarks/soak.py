@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -38,10 +39,10 @@ def memory_now() -> dict[str, int]:
     """Of this process and those that it began, by what they are."""
     me = psutil.Process()
     found = {"learner": own_bytes(me)}
-    for child in me.children():
-        words = child.cmdline()
-        if any("quintet.runtime" in word for word in words):  # and not a helper that comes and goes
-            found[f"pid {child.pid}"] = own_bytes(child)
+    for child in me.children(recursive=True):
+        with suppress(psutil.Error):  # a helper that comes and goes
+            if child.name().split()[0] in ("worker", "inference", "learner"):
+                found[f"{child.name()}, pid {child.pid}"] = own_bytes(child)
     return found
 
 

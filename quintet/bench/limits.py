@@ -21,7 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from quintet.bench.workloads import Workload
+from quintet.bench import bare_ddpg
+from quintet.bench.bare_adam import BareAdam
+from quintet.bench.workloads import OnPolicyWork, ReplayWork, Workload
 from quintet.envs.envpool import load_opengl
 from quintet.models.precision import Precision, autocast
 from quintet.system.cpus import usable_cores
@@ -136,8 +138,12 @@ def _python_env_s(work: Workload, _: int) -> float:
 def _act_s(work: Workload, spaces: Spaces, precision: Precision, threads: int) -> float:
     """Seconds per env_step of the network's forward with all environments as one batch."""
     torch.set_num_threads(threads)
-    network = _in_channels_last(BareActorCritic(work, spaces))
-    obs = _batch(work, spaces, work.num_envs)[0]
+    network: nn.Module
+    if isinstance(work, ReplayWork):
+        network = bare_ddpg.BareNetworks(work, spaces).policy
+    else:
+        network = _in_channels_last(BareActorCritic(work, spaces))
+    obs = _observations(work, spaces, work.num_envs)
     with torch.inference_mode(), autocast(precision, CPU):
         return _seconds_per_call(lambda: network(obs)) / work.num_envs
 
@@ -148,11 +154,15 @@ def _update_s(
     """Seconds per env_step of all optimizer steps."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    network = _in_channels_last(BareActorCritic(work, spaces))
-    data = _batch(work, spaces, work.minibatch)
-    make = _compiled_update if compiled else _eager_update
-    seconds = _seconds_per_call(make(work, network, precision, data))
-    return seconds * work.epochs / work.minibatch
+    if isinstance(work, ReplayWork):
+        make = bare_ddpg.compiled_update if compiled else bare_ddpg.eager_update
+        networks = bare_ddpg.BareNetworks(work, spaces)
+        update = make(work, networks, precision, bare_ddpg.batch(work, spaces))
+    else:
+        network = _in_channels_last(BareActorCritic(work, spaces))
+        data = _batch(work, spaces, work.minibatch)
+        update = (_compiled_update if compiled else _eager_update)(work, network, precision, data)
+    return _seconds_per_call(update) * work.updates_per_step
 
 
 def _in_channels_last(network: nn.Module) -> nn.Module:
@@ -162,14 +172,17 @@ def _in_channels_last(network: nn.Module) -> nn.Module:
     return network
 
 
-def _batch(work: Workload, spaces: Spaces, rows: int) -> tuple[Tensor, ...]:
-    """Observation, action, advantage, return, log-probability of random rows."""
+def _observations(work: Workload, spaces: Spaces, rows: int) -> Tensor:
     shape = spaces.observation.shape or ()
-    if work.obs == "image":
-        pictures = torch.randint(0, 256, (rows, *shape), dtype=torch.uint8)
-        obs = pictures.contiguous(memory_format=torch.channels_last)
-    else:
-        obs = torch.randn(rows, *shape)
+    if work.obs == "vector":
+        return torch.randn(rows, *shape)
+    pictures = torch.randint(0, 256, (rows, *shape), dtype=torch.uint8)
+    return pictures.contiguous(memory_format=torch.channels_last)
+
+
+def _batch(work: OnPolicyWork, spaces: Spaces, rows: int) -> tuple[Tensor, ...]:
+    """Observation, action, advantage, return, log-probability of random rows."""
+    obs = _observations(work, spaces, rows)
     size = _action_size(spaces)
     discrete = not spaces.action.shape
     action = torch.randint(0, size, (rows,)) if discrete else torch.randn(rows, size)
@@ -186,7 +199,7 @@ def _action_size(spaces: Spaces) -> int:
 class BareActorCritic(nn.Module):
     """The workload's network in plain torch layers."""
 
-    def __init__(self, work: Workload, spaces: Spaces):
+    def __init__(self, work: OnPolicyWork, spaces: Spaces):
         super().__init__()
         activation = {"tanh": nn.Tanh, "relu": nn.ReLU}[work.activation]
         shape, outputs = spaces.observation.shape or (), _action_size(spaces)
@@ -222,7 +235,7 @@ class BareActorCritic(nn.Module):
 
 
 def _loss(
-    work: Workload, network: nn.Module, precision: Precision, parameters: Mapping[str, Tensor],
+    work: OnPolicyWork, network: nn.Module, precision: Precision, parameters: Mapping[str, Tensor],
     data: tuple[Tensor, ...],
 ) -> Tensor:  # fmt: skip
     """PPO's loss in its shortest form."""
@@ -248,7 +261,7 @@ def _loss(
 
 
 def _eager_update(
-    work: Workload, network: nn.Module, precision: Precision, data: tuple[Tensor, ...]
+    work: OnPolicyWork, network: nn.Module, precision: Precision, data: tuple[Tensor, ...]
 ) -> Callable[[], None]:
     parameters = dict(network.named_parameters())
     adam = torch.optim.Adam(
@@ -265,27 +278,18 @@ def _eager_update(
 
 
 def _compiled_update(
-    work: Workload, network: nn.Module, precision: Precision, data: tuple[Tensor, ...]
+    work: OnPolicyWork, network: nn.Module, precision: Precision, data: tuple[Tensor, ...]
 ) -> Callable[[], None]:
     """Gradient, clipping and Adam as one graph."""
     keep = torch.preserve_format
     parameters = {k: p.detach().clone(memory_format=keep) for k, p in network.named_parameters()}
-    first = {k: torch.zeros_like(p) for k, p in parameters.items()}
-    second = {k: torch.zeros_like(p) for k, p in parameters.items()}
-    step = torch.zeros(())
+    adam = BareAdam(parameters, work.learning_rate, work.adam_eps)
     loss = partial(_loss, work, network, precision)
 
     def update() -> None:
-        step.add_(1)
         grads = torch.func.grad(loss)(parameters, data)
         norm = torch.stack([g.square().sum() for g in grads.values()]).sum().sqrt()
-        scale = (work.max_grad_norm / (norm + 1e-6)).clamp_max(1.0)
-        for name, parameter in parameters.items():
-            grad = grads[name] * scale
-            first[name].lerp_(grad, 0.1)
-            second[name].mul_(0.999).addcmul_(grad, grad, value=0.001)
-            root = (second[name] / (1 - 0.999**step)).sqrt() + work.adam_eps
-            parameter.sub_(work.learning_rate * (first[name] / (1 - 0.9**step)) / root)
+        adam.step(grads, (work.max_grad_norm / (norm + 1e-6)).clamp_max(1.0))
 
     torch._dynamo.reset()
     compiled: Callable[[], None] = torch.compile(update, fullgraph=True)

@@ -3,12 +3,16 @@
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, final
 
 import torch
 
+from quintet.algorithms import registry
+from quintet.algorithms.parts.setup import PLAIN
 from quintet.bench import limits
 from quintet.bench.workloads import Workload
 from quintet.config.load import Layer, compose
@@ -20,6 +24,9 @@ from quintet.run.launch import resolve
 from quintet.run.learners import make_learner
 from quintet.run.sampling import Source, make_sampling, open_source
 from quintet.runtime import loop
+from quintet.runtime.replay.replay import Replay
+from quintet.runtime.seeds import Role, generator_seed
+from quintet.runtime.slots import RowSpecs
 from quintet.runtime.torch_settings import configure_torch
 from quintet.system.provenance import revision_of
 from quintet.types import Spaces
@@ -57,15 +64,17 @@ class Stopwatch:
     timer: PhaseTimer
     on_iteration: Callable[[float, int], None] | None = None  # seconds, env_steps of the region
     created: float = field(default_factory=time.perf_counter)
-    first: Mapping[Phase, float] | None = None
+    first: Mark | None = None  # the end of the first iteration with an update
     begin: Mark | None = None
     end: Mark | None = None
 
     def after_iteration(self, *_: object) -> bool:
         """Called after every iteration; whether the measurement is over."""
         now = time.perf_counter()
+        if self.learner.updates == 0:
+            return False
         if self.first is None:
-            self.first = self.timer.seconds()
+            self.first = self._mark(now)
         if self.begin is None:
             if now - self.created >= self.work.warmup_seconds:
                 self.begin = self._mark(now)
@@ -141,24 +150,33 @@ def _train(
 ) -> Stopwatch:
     timer, counters = PhaseTimer(), loop.Counters()
     learner = make_learner(config, source.spaces)
-    assert learner.plan.replay is None, "no workload has a replay"
     sampling = make_sampling(config, source, [learner], timer, print, print)
 
     def nowhere(*_: object) -> str:
         return "The batch is not kept"
 
     watch = Stopwatch(work, learner, counters, timer, on_iteration)
-    try:
+    with TemporaryDirectory() as folder, closing(sampling):
+        device = torch.device(config.runtime.device)
+        replays = (
+            [_replay(config, learner, source.spaces, Path(folder))] if learner.plan.replay else []
+        )
         loop.run(
-            loop.Components([learner], sampling, device=torch.device(config.runtime.device)),
+            loop.Components([learner], sampling, replays, device),
             counters,
             loop.Budget(config.total_env_steps, _NEVER),
             loop.Hooks(lambda _: None, watch.after_iteration, nowhere),
             timer,
         )
-    finally:
-        sampling.close()
     return watch
+
+
+def _replay(config: RunConfig, learner: Learner, spaces: Spaces, folder: Path) -> Replay:
+    """In files, as that of a run."""
+    actor = registry.find(config.algo).make_actor(config.learner, config.model, spaces, PLAIN)
+    rows = RowSpecs.of(spaces, actor)
+    seed = generator_seed(config.seed, Role.REPLAY, 0)
+    return Replay(learner.plan, rows, config.env.num_streams, seed, folder)
 
 
 def _record(work: Workload, config: RunConfig, watch: Stopwatch) -> dict[str, Any]:
@@ -169,12 +187,12 @@ def _record(work: Workload, config: RunConfig, watch: Stopwatch) -> dict[str, An
     wall_s, env_steps = end.seconds - begin.seconds, end.env_steps - begin.env_steps
     updates = end.updates - begin.updates
     us = {phase: (end.phases[phase] - begin.phases[phase]) / env_steps * 1e6 for phase in SHOWN}
-    # The time of the first iteration beyond that of a later one is compilation.
-    plan = watch.learner.plan
-    rows = plan.columns_per_batch * plan.unroll_steps
-    usual_s = (us["acting"] + us["learning"]) * rows / 1e6
-    first_s = watch.first["acting"] + watch.first["learning"]
-    weights = watch.learner.publication().tensors
+    # The time until the first update, beyond that of as much work later, is compilation.
+    first = watch.first
+    learning_s = end.phases["learning"] - begin.phases["learning"]
+    usual_s = us["acting"] / 1e6 * first.env_steps + learning_s / updates * first.updates
+    first_s = first.phases["acting"] + first.phases["learning"]
+    weights = watch.learner.weights()
     return {
         "workload": work.name,
         "env_steps": env_steps,

@@ -6,7 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from quintet.config.command import parse
 from quintet.config.load import Layer
@@ -33,13 +33,15 @@ FREE = (
 
 Count = Annotated[int, Field(ge=1)]
 
+REPLAY_UNROLL_STEPS = 8
+"""env_steps of a stream between two rounds of updates from replay."""
 
-@final
-class Workload(BaseModel):
-    """One table of a workloads file: environment, network, batches, optimizer, and times.
+_LEARNERS = ("ppo", "appo", "ddpg")
 
-    value_coef: weight of the squared error (quintet's loss has half of it).
-    rollout: env_steps of each environment per iteration.
+
+class _Work(BaseModel):
+    """What all workloads have: environment, network, size of updates, optimizer, and times.
+
     minibatch: transitions per optimizer step.
     warmup_seconds, seconds: least time before the measurement, and its length.
     """
@@ -48,40 +50,24 @@ class Workload(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     name: str
-    algo: Literal["ppo", "appo"]
     env_backend: Literal["envpool", "gymnasium"]
     env_id: str
     num_envs: Count
     obs: Literal["vector", "image"]
-    rollout: Count
     minibatch: Count
-    epochs: Count
     conv: list[tuple[int, int, int]] | None = None
     hidden: tuple[Count, ...]
     activation: Literal["tanh", "relu"]
-    shared_torso: bool
     optimizer: Literal["adam"]
     learning_rate: float
     adam_eps: float
     gamma: float
-    gae_lambda: float
-    clip: float
-    value_coef: float
-    entropy_coef: float
-    max_grad_norm: float
     warmup_seconds: float = Field(gt=0)
     seconds: float = Field(gt=0)
 
-    @property
-    def learner(self) -> str:
-        """Quintet's learner for this work; IMPALA does asynchronous work of one pass."""
-        return "ppo" if self.algo == "ppo" else "impala"
-
-    def layer(self) -> Layer:
-        """The options for this work and nothing else: no normalisers, no decay of the learning
-        rate.
-        """
-        common = {
+    def _common(self) -> dict[str, Any]:
+        """Options for this work and nothing else: no normalisers."""
+        return {
             "preset": "none",
             # Never reached; `seconds` ends the run.
             "total_env_steps": 10**12,
@@ -91,18 +77,52 @@ class Workload(BaseModel):
             "model.encoder": "nature_cnn" if self.obs == "image" else "mlp",
             "model.policy_hidden": self.hidden,
             "model.activation": self.activation,
-            "model.shared_torso": self.shared_torso,
-            "unroll_steps": self.rollout,
             "normalize_observations": False,
             "gamma": self.gamma,
+            "adam_epsilon": self.adam_eps,
+        }
+
+
+@final
+class OnPolicyWork(_Work):
+    """Work of PPO, or of IMPALA, which does asynchronous work of one pass.
+
+    value_coef: weight of the squared error (quintet's loss has half of it).
+    rollout: env_steps of each environment per iteration.
+    """
+
+    algo: Literal["ppo", "appo"]
+    rollout: Count
+    epochs: Count
+    shared_torso: bool
+    gae_lambda: float
+    clip: float
+    value_coef: float
+    entropy_coef: float
+    max_grad_norm: float
+
+    @property
+    def learner(self) -> str:
+        """Quintet's learner for this work."""
+        return "ppo" if self.algo == "ppo" else "impala"
+
+    @property
+    def updates_per_step(self) -> float:
+        """Optimizer steps for each env_step."""
+        return self.epochs / self.minibatch
+
+    def layer(self) -> Layer:
+        """The options; no decay of the learning rate."""
+        both = {
+            "model.shared_torso": self.shared_torso,
+            "unroll_steps": self.rollout,
             "entropy_coef": self.entropy_coef,
             "learning_rate": self.learning_rate,
             "lr_schedule": "constant",
-            "adam_epsilon": self.adam_eps,
             "max_grad_norm": self.max_grad_norm,
         }
         own = self._ppo() if self.algo == "ppo" else self._impala()
-        return Layer(f"workload {self.name}", common | own)
+        return Layer(f"workload {self.name}", self._common() | both | own)
 
     def _ppo(self) -> dict[str, Any]:
         return {
@@ -126,6 +146,56 @@ class Workload(BaseModel):
         }
 
 
+@final
+class ReplayWork(_Work):
+    """Work of DDPG.
+
+    updates_per_step: each one step of both networks and of their targets.
+    tau: how far the targets then go.
+    noise_std: of Gaussian noise on actions.
+    buffer_size, learning_starts: transitions kept, and those before the first update, which are
+        outside the measurement.
+    """
+
+    algo: Literal["ddpg"]
+    obs: Literal["vector"]
+    updates_per_step: float = Field(gt=0)
+    tau: float
+    noise_std: float
+    buffer_size: Count
+    learning_starts: Count
+
+    @property
+    def learner(self) -> str:
+        """Quintet's learner for this work."""
+        return self.algo
+
+    def layer(self) -> Layer:
+        """The options."""
+        own = {
+            "model.layer_norm": False,
+            "unroll_steps": REPLAY_UNROLL_STEPS,
+            "batch_size": self.minibatch,
+            "updates_per_env_step": self.updates_per_step,
+            "replay_capacity_steps": self.buffer_size,
+            "replay_start_steps": self.learning_starts,
+            "warmup_policy": "uniform",
+            "exploration": f"normal_{self.noise_std:g}",
+            "action_layer": 1,
+            "critic_l2_coef": 0.0,
+            "actor_lr": self.learning_rate,
+            "critic_lr": self.learning_rate,
+            "tau": self.tau,
+        }
+        return Layer(f"workload {self.name}", self._common() | own)
+
+
+Workload = OnPolicyWork | ReplayWork
+"""One table of a workloads file."""
+
+_TABLE: TypeAdapter[Workload] = TypeAdapter(Annotated[Workload, Field(discriminator="algo")])
+
+
 def read(name: str) -> Workload:
     """The workload of this name, from the file that ENVIRONMENT_VARIABLE names, else quintet's own;
     raises ConfigError if there is none, or quintet can't do its work.
@@ -134,15 +204,17 @@ def read(name: str) -> Workload:
     if name not in tables:
         raise ConfigError(f"a workload must be one of {', '.join(names())}; got {name!r}")
     try:
-        work = Workload(name=name, **tables[name])
+        work = _TABLE.validate_python({**tables[name], "name": name})
     except ValidationError as error:
         faults = "; ".join(
-            f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()
+            f"{'.'.join(map(str, fault['loc'][1:]))}: {fault['msg']}" for fault in error.errors()
         )
         raise ConfigError(f"workload {name} can't be run: {faults}") from error
     nature = [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
     if work.obs == "image" and work.conv != nature:
         raise ConfigError(f"workload {name} can't be run: conv must be {nature}, got {work.conv}")
+    if isinstance(work, ReplayWork):
+        return work
     if work.algo == "appo" and (work.epochs > 1 or work.minibatch % work.rollout):
         raise ConfigError(
             f"workload {name} can't be run: one pass over minibatches of whole rollouts of "
@@ -165,7 +237,7 @@ def scheduling(arguments: list[str]) -> Layer:
 
 def names() -> list[str]:
     """The workloads that quintet can run."""
-    return [name for name, table in _tables().items() if table.get("algo") in ("ppo", "appo")]
+    return [name for name, table in _tables().items() if table.get("algo") in _LEARNERS]
 
 
 def _tables() -> dict[str, Any]:

@@ -9,19 +9,23 @@ import pytest
 import torch
 
 from quintet import cli
+from quintet.algorithms.ddpg.config import Knobs
+from quintet.algorithms.ddpg.learner import Transitions
 from quintet.algorithms.parts.minibatches import Minibatch, Rows
+from quintet.algorithms.parts.trained import Descent, knobs_of
 from quintet.algorithms.registry import find
-from quintet.bench import limits, measure, workloads
+from quintet.bench import bare_ddpg, limits, measure, workloads
 from quintet.bench.workloads import ENVIRONMENT_VARIABLE
 from quintet.config.load import Layer, compose
 from quintet.envs.make import make_vector_env
 from quintet.errors import ConfigError
-from quintet.ops import reduce
+from quintet.ops import adam, reduce
 from quintet.protocols import DataPlan
 from quintet.run.launch import resolve
 from quintet.run.learners import make_learner
 
-SHIPPED = ("cartpole-ppo", "pong-ppo", "halfcheetah-ppo", "cartpole-appo", "pong-appo")
+ON_POLICY = ("cartpole-ppo", "pong-ppo", "halfcheetah-ppo", "cartpole-appo", "pong-appo")
+SHIPPED = (*ON_POLICY[:3], "halfcheetah-ddpg", *ON_POLICY[3:])
 
 SMALL = """
 [small]
@@ -52,7 +56,28 @@ seconds = 0.3
 threads = 2
 
 [later]
+algo = "acer"
+
+[replayed]
 algo = "ddpg"
+env_backend = "gymnasium"
+env_id = "Pendulum-v1"
+num_envs = 1
+obs = "vector"
+minibatch = 16
+updates_per_step = 0.5
+hidden = [8, 7]
+activation = "relu"
+optimizer = "adam"
+learning_rate = 1e-3
+adam_eps = 1e-7
+gamma = 0.9
+tau = 0.02
+noise_std = 0.3
+buffer_size = 5_000
+learning_starts = 100
+warmup_seconds = 0.1
+seconds = 0.3
 """
 
 
@@ -107,6 +132,87 @@ def test_every_field_of_a_workload_is_in_the_configuration(small: Path):
     assert options["value_clip"] is options["target_kl"] is None
 
 
+def test_every_field_of_a_workload_of_ddpg_is_in_the_configuration(small: Path):
+    table = tomllib.loads(SMALL)["replayed"]
+    options = options_of("replayed")
+    for name, field in {
+        "env.id": "env_id",
+        "env.backend": "env_backend",
+        "env.num_streams": "num_envs",
+        "batch_size": "minibatch",
+        "updates_per_env_step": "updates_per_step",
+        "model.policy_hidden": "hidden",
+        "model.activation": "activation",
+        "actor_lr": "learning_rate",
+        "critic_lr": "learning_rate",
+        "adam_epsilon": "adam_eps",
+        "gamma": "gamma",
+        "tau": "tau",
+        "replay_capacity_steps": "buffer_size",
+        "replay_start_steps": "learning_starts",
+    }.items():
+        assert options[name] == table[field], name
+    assert options["exploration"] == "normal_0.3"
+    assert options["warmup_policy"] == "uniform"
+    assert options["critic_loss_coef"] == 2.0  # of half the squared error
+    assert options["critic_l2_coef"] == 0.0
+    assert options["action_layer"] == 1
+    assert not options["normalize_observations"]
+    assert not options["model.layer_norm"]
+
+
+def test_the_record_of_ddpg_begins_with_its_updates(
+    small: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert cli.main(["bench", "replayed", "--json", "--runtime.compile", "off"]) == 0
+    record = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    owed = (record["env_steps"] - record["reset_rows"]) / 2
+    assert abs(record["updates"] - owed) <= 0.5  # a half is carried over
+    assert record["parameters"] == 2 * (8 * 7 + 7) + (3 * 8 + 8) + (4 * 8 + 8) + 2 * (7 + 1)
+    assert record["limit_env_steps_per_s"] > 0
+
+
+def test_the_bare_update_of_ddpg_is_the_trained_one(without_variable: None):
+    """With the same weights and transitions: losses, and the weights and targets after a step."""
+    work = workloads.read("halfcheetah-ddpg")
+    assert isinstance(work, workloads.ReplayWork)
+    env = make_vector_env(work.env_id, 1, backend=work.env_backend)
+    spaces = env.spaces
+    env.close()
+    config = resolve(compose(work.learner, [work.layer()]), spaces)
+    eager = config.runtime.model_copy(update={"compile": "off"})
+    learner = make_learner(config.model_copy(update={"runtime": eager}), spaces)
+    torch.manual_seed(0)
+    bare = bare_ddpg.BareNetworks(work, spaces)
+    obs, action, reward, next_obs, end = data = bare_ddpg.batch(work, spaces)
+    # Weights beside biases, layer by layer, in both.
+    theirs = [p for part in (bare.critic, bare.policy) for p in part.parameters()]
+    critic, actor = learner.network.critic, learner.network.actor
+    parts = (critic.layers, critic.head, actor.encoder, actor.head)
+    ours = [p for part in parts for p in part.parameters()]
+    with torch.no_grad():
+        for mine, other in zip(ours, theirs, strict=True):
+            other.copy_(mine)
+    update = bare_ddpg.eager_update(work, bare, "fp32", data)
+    named = dict(bare.named_parameters())
+    expected = bare_ddpg.losses(work, bare, "fp32", named, named, data)
+    rows = work.minibatch
+    ones = torch.ones(1, rows)
+    batch = Transitions(
+        {"obs": torch.cat((obs, next_obs))}, action, reward[None], ones - end, ones, None,
+        torch.tensor([0.0, 1.0]), rows,
+    )  # fmt: skip
+    knobs = knobs_of(Knobs, learner.config)
+    _, told = learner._loss(learner.trained.parameters, batch, Knobs(*map(torch.tensor, knobs)))
+    assert told.means["loss/critic"].item() == pytest.approx(expected[0].item(), rel=1e-5)
+    assert told.means["loss/actor"].item() == pytest.approx(expected[1].item(), rel=1e-5)
+    rates = Descent(adam.rates(1, work.learning_rate, work.adam_eps), None)
+    learner.trained.step(batch, knobs, rates, rates, follow=work.tau)
+    update()
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-6)
+
+
 def test_the_record_says_what_was_done(small: Path, capsys: pytest.CaptureFixture[str]):
     assert cli.main(["bench", "small", "--json", "--runtime.compile", "off"]) == 0
     record = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
@@ -159,7 +265,7 @@ def test_an_observer_is_told_of_every_iteration_in_the_region(small: Path):
     assert seen[-1] == (pytest.approx(record["wall_s"], abs=1e-6), record["env_steps"])
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", ON_POLICY)
 def test_the_bare_network_is_the_trained_one(without_variable: None, name: str):
     work = workloads.read(name)
     env = make_vector_env(work.env_id, 2, backend=work.env_backend)
@@ -234,7 +340,7 @@ def test_only_the_schedule_is_free(small: Path):
 
 
 def test_wrong_workloads_are_refused(small: Path, monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(ConfigError, match=r"one of small; got 'pong-ppo'"):
+    with pytest.raises(ConfigError, match=r"one of small, replayed; got 'pong-ppo'"):
         workloads.read("pong-ppo")
     small.write_text(SMALL.replace('optimizer = "adam"', 'optimizer = "sgd"'))
     with pytest.raises(ConfigError, match="small can't be run: optimizer"):
@@ -289,7 +395,8 @@ def test_the_region_is_whole_iterations(small: Path):
             return {"learning": 1.0}
 
     class Counted:
-        iteration = updates = env_steps = 0
+        iteration = env_steps = 0
+        updates = 1
         plan = DataPlan(unroll_steps=8, columns_per_batch=4)
 
     watch.timer, watch.counters, watch.learner = Timer(), Counted(), Counted()
