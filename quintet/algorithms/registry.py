@@ -47,6 +47,8 @@ class Algorithm:
     defaults: its own defaults of options under ``model.``, ``env.`` and ``runtime.``, by dotted
         name.
     advice: returns advice on the speed of updates, of (options, resolved model, batch's env_steps).
+    warnings: returns what is allowed and seldom wise in (options, resolved model), one sentence
+        each.
     """
 
     config: type[BaseModel]
@@ -62,6 +64,7 @@ class Algorithm:
     without: frozenset[str] = frozenset()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     advice: Callable[[Any, ModelConfig, int], UpdateAdvice] = lambda *_: UpdateAdvice()
+    warnings: Callable[[Any, ModelConfig], list[str]] = lambda *_: []
 
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -104,6 +107,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         without=ddpg_config.WITHOUT,
         defaults=ddpg_config.DEFAULTS,
         advice=ddpg_config.advice,
+        warnings=ddpg_config.warnings,
     ),
 }
 

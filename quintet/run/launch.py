@@ -261,6 +261,7 @@ def _run(
             ends.callback(each.close)
         trainer = Trainer(config, folder, policies, env, on_report, loaded.env)
         trainer.saving.warnings += loaded.notes
+        trainer.saving.warnings += registry.find(config.algo).warnings(config.learner, config.model)
         trainer.warm_start()
         sampling = make_sampling(
             config,

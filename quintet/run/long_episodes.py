@@ -1,5 +1,6 @@
 """Notices about episodes that are long for a run's budget."""
 
+from collections.abc import Callable
 from typing import final
 
 from quintet.runtime.loop import Counters
@@ -17,21 +18,20 @@ class LongEpisodes:
         total_env_steps: int,
         interval: int,
         max_cut_frac: float | None,
-        reach: int | None = None,
+        replay_holds: Callable[[int], bool] = lambda _: True,
     ):
         """interval: iterations from one checkpoint to the next.
         max_cut_frac: see `loop.Budget`.
-        reach: iterations for which replay keeps the rows that a checkpoint needs; None: there is
-            no replay.
+        replay_holds: whether replay has the rows that a checkpoint of so many iterations ago needs.
         """
         self.total_env_steps, self.interval = total_env_steps, interval
-        self.max_cut_frac, self.reach = max_cut_frac, reach
+        self.max_cut_frac, self._replay_holds = max_cut_frac, replay_holds
         self._endless = self._inexact = self._out_of_reach = False
 
     def goes_back_exactly(self, counters: Counters) -> bool:
         """Whether a run can go on from the last exact checkpoint."""
         since = counters.iteration - counters.exact_iteration
-        return counters.exact_iteration > 0 and (self.reach is None or since <= self.reach)
+        return counters.exact_iteration > 0 and self._replay_holds(since)
 
     def notices(self, counters: Counters) -> list[str]:
         found = []
@@ -59,8 +59,9 @@ class LongEpisodes:
         past = counters.exact_iteration > 0 and not self.goes_back_exactly(counters)
         if past and not self._out_of_reach:
             self._out_of_reach = True
+            since = counters.iteration - counters.exact_iteration
             found.append(
-                f"the last exact checkpoint is more than {self.reach:,} iterations old: replay "
-                "no longer holds its rows, and until the next one --resume exact is refused"
+                f"the last exact checkpoint is {since:,} iterations old: replay no longer holds "
+                "its rows, and until the next one --resume exact is refused"
             )
         return found

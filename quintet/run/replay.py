@@ -38,6 +38,10 @@ class RunReplay:
         """Iterations for which it keeps the rows that a checkpoint needs."""
         return (self.replay.slack_unrolls - self._uneven) * self._streams // self._columns
 
+    def holds(self, iterations: int) -> bool:
+        """Whether it has the rows that a checkpoint of so many iterations ago needs."""
+        return iterations <= self.reach or not self.replay.full
+
     def load(self, path: Path, saved: dict[str, Any], before: list[str]) -> None:
         """Takes the rows of the checkpoint at `path`.
 

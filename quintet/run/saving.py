@@ -14,6 +14,7 @@ from quintet.errors import CheckpointError
 from quintet.policy import POLICIES
 from quintet.run.folder import RunFolder
 from quintet.run.policy_run import PolicyRun
+from quintet.run.replay import RunReplay
 from quintet.runtime import loop
 from quintet.system import provenance, saved_options
 
@@ -47,18 +48,18 @@ class Saving:
         self.warnings: list[str] = []
         self._seconds = 0.0
 
+    def replay_holds(self, iterations: int) -> bool:
+        """Whether every replay has the rows that a checkpoint of so many iterations ago needs."""
+        return all(replay.holds(iterations) for replay in self._replays)
+
     @property
-    def reach(self) -> int | None:
-        """Iterations for which every replay keeps the rows that a checkpoint needs; None: there is
-        no replay.
-        """
-        kept = [each.replay.reach for each in self.policies if each.replay is not None]
-        return min(kept, default=None)
+    def _replays(self) -> list[RunReplay]:
+        return [each.replay for each in self.policies if each.replay is not None]
 
     def worth_writing(self, counters: loop.Counters, wall_s: float) -> bool:
         """Whether to write a checkpoint that is only due."""
         # A replay keeps the rows that a checkpoint needs for one interval and no longer.
-        automatic = self.config.checkpoint.interval_updates == "auto" and self.reach is None
+        automatic = self.config.checkpoint.interval_updates == "auto" and not self._replays
         costly = self._seconds > _TIME_FRAC * wall_s
         return not (automatic and costly) or self._is_milestone(counters)
 

@@ -104,7 +104,7 @@ class Trainer:
         exact = saving.on_path and self.config.runtime.kind != "async"
         self.max_cut_frac = self.config.checkpoint.max_cut_frac if exact else None
         self.long_episodes = LongEpisodes(
-            self.config.total_env_steps, saving.interval, self.max_cut_frac, saving.reach
+            self.config.total_env_steps, saving.interval, self.max_cut_frac, saving.replay_holds
         )
         trained, asked = self.counters.env_steps, self.config.total_env_steps
         if trained > asked:

@@ -18,6 +18,7 @@ from quintet.algorithms.ddpg.exploration import Exploration, adapted, ou_step, p
 from quintet.algorithms.ddpg.learner import DDPGLearner
 from quintet.algorithms.ddpg.network import perturbable
 from quintet.algorithms.ddpg.popart import TargetStatistics
+from quintet.algorithms.registry import find
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig, resolve_model
 from quintet.types import Publication, Rollout, Spaces
@@ -215,16 +216,21 @@ def test_grammar(text: str, found: Exploration) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "words"),
     [
-        "", "gauss_0.1", "normal", "normal_", "normal_0", "normal_-1", "normal_nan", "normal_inf",
-        "normal_x", "none_1", "none,normal_0.1", "normal_0.1,normal_0.2", "normal_0.1,,ou_0.1",
+        *((entry, f"the entry {entry!r}") for entry in (
+            "", "gauss_0.1", "normal", "normal_", "normal_0", "normal_-1", "normal_nan",
+            "normal_inf", "normal_x", "none_1",
+        )),
+        ("none,normal_0.1", "the entry 'none'"),
+        ("normal_0.1,normal_0.2", "normal twice"),
+        ("normal_0.1,,ou_0.1", "the entry ''"),
     ],
 )  # fmt: skip
-def test_what_the_grammar_refuses(text: str) -> None:
+def test_what_the_grammar_refuses(text: str, words: str) -> None:
     with pytest.raises(ValueError, match="must be a list of none, normal_S") as raised:
         parse(text)
-    assert repr(text) in str(raised.value)
+    assert str(raised.value).endswith(f"; got {words}")
 
 
 def test_the_ou_process_has_its_variance_and_memory() -> None:
@@ -396,3 +402,11 @@ def test_rewards_beyond_the_range_of_returns() -> None:
     found = learner.metrics()["q/target_mean"]
     assert found == pytest.approx((low + high) / 2, abs=0.1)
     assert math.isfinite(found)
+
+
+def test_parameter_noise_without_layer_norm_is_warned_of() -> None:
+    noisy, plain = DDPGConfig(), DDPGConfig(exploration="normal_0.1")
+    bare, normed = ModelConfig(layer_norm=False), ModelConfig(layer_norm=True)
+    [said] = find("ddpg").warnings(noisy, bare)
+    assert "--model.layer-norm true" in said
+    assert find("ddpg").warnings(noisy, normed) == find("ddpg").warnings(plain, bare) == []

@@ -125,12 +125,12 @@ def test_each_notice_is_given_once_and_only_where_it_is_true() -> None:
 
 
 def test_replay_reaches_back_so_far() -> None:
-    long = LongEpisodes(total_env_steps=1_000, interval=5, max_cut_frac=0.05, reach=5)
+    long = LongEpisodes(1_000, interval=5, max_cut_frac=0.05, replay_holds=lambda n: n <= 5)
     at = Counters(iteration=12, env_steps=1, exact_iteration=7)
     assert long.goes_back_exactly(at)
     assert long.notices(at) == []
     at.iteration = 13
     assert not long.goes_back_exactly(at)
     [said] = long.notices(at)
-    assert "more than 5 iterations old" in said
+    assert "the last exact checkpoint is 6 iterations old: replay no longer holds its rows" in said
     assert not long.goes_back_exactly(Counters(iteration=3))

@@ -237,6 +237,16 @@ def check(
     return faults
 
 
+def warnings(config: DDPGConfig, model: ModelConfig) -> list[str]:
+    """What is allowed and seldom wise."""
+    if not config.noise.param or model.layer_norm:
+        return []
+    return [
+        "parameter noise without --model.layer-norm true moves some layers far more than others, "
+        "since one size fits all of their weights only where their inputs are normalised"
+    ]
+
+
 def planned_updates(config: DDPGConfig, num_streams: int, total_env_steps: int) -> int:
     """Optimizer steps that are worth compiling; none with `check_numerics`."""
     if config.check_numerics:

@@ -49,7 +49,7 @@ def parse(text: str) -> Exploration:
         else:
             sizes[_FIELDS[name]] = size
             continue
-        raise ValueError(f"must be a list of {GRAMMAR}; {fault} in {text!r}")
+        raise ValueError(f"must be a list of {GRAMMAR}; {fault}")
     return Exploration(**sizes)
 
 

@@ -156,8 +156,22 @@ class Replay:
         if self._store is None or self._saved is None:
             return False
         unrolls = int(np.bincount(batch.stream_id.numpy()).max())
-        rows = int((self._store.head - self._saved).max())
-        return rows + unrolls * (self._layout.unroll_steps + 1) > self._layout.slack
+        head = self._store.head + unrolls * (self._layout.unroll_steps + 1)
+        return bool((head - np.maximum(self._saved, self._kept) > self._layout.slack).any())
+
+    @property
+    def full(self) -> bool:
+        """Whether rows that an earlier checkpoint needed may have been overwritten."""
+        if self._store is None:
+            return False
+        return bool((self._store.head > self._kept + self._layout.slack).any())
+
+    @property
+    def _kept(self) -> int:
+        """Rows of a stream that a checkpoint needs, once there are so many."""
+        assert self._store is not None
+        stacks = {name: stack.slices for name, stack in self._store.stacks.items()}
+        return self._layout.rows_per_stream + self._layout.history(stacks)
 
     def cut(self) -> None:
         """Notes that the streams were restarted: the next rows do not follow on the last ones."""

@@ -167,6 +167,35 @@ def test_every_slack_row_leaves_the_checkpoint_whole(kind: str, tmp_path: Path) 
     open_replay(kind, tmp_path).load(state)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_old_checkpoint_is_whole_until_the_rings_are_full(kind: str, tmp_path: Path) -> None:
+    data_plan = plan(kind, capacity_steps=400 * STREAMS)
+    replay = make(data_plan, STREAMS, folder=tmp_path / "replay", slack_steps=2 * UNROLL)
+    run = Run(replay, STREAMS, UNROLL, 0)
+    every = list(range(STREAMS))
+    run.collect(every)
+    state = saved(replay)
+
+    def resumed() -> Replay:
+        found = make(data_plan, STREAMS, folder=tmp_path / "replay", slack_steps=2 * UNROLL)
+        found.load(state)
+        return found
+
+    unrolls = 1
+    while not replay.full:
+        assert unrolls < 400
+        resumed()
+        before = replay._store.head.max()
+        batch = run.collect(every)
+        unrolls += 1
+    assert before > 400 > 10 * UNROLL  # far beyond the slack
+    assert replay.overwrites(batch)
+    while replay._store.head.max() < before + 100:
+        run.collect(every)
+    with pytest.raises(CheckpointError, match=r"overwritten since.*resume from the newest"):
+        resumed()
+
+
 class Given:
     """Sampling that has these batches."""
 
