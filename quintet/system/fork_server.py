@@ -32,6 +32,10 @@ _READ_AT_LOAD = (
 )  # fmt: skip
 
 _NUMBER_BYTES = 8
+
+_NOT_BEGUN = -1
+"""Told in place of a process's number where the system allows no other."""
+
 _MOST_FILES = 253  # that one message carries on Linux
 
 
@@ -113,10 +117,14 @@ class Forked:
                 if not number:  # the server has ended, and what it has begun with it
                     status = self._server.process.wait()
                     self._end(status if self._pid is None else -signal.SIGKILL)
-                elif self._pid is None:
-                    self._pid = int.from_bytes(number, "little")
+                    continue
+                told = int.from_bytes(number, "little", signed=True)
+                if self._pid is not None:
+                    self._end(told)
+                elif told == _NOT_BEGUN:
+                    self._end(os.EX_OSERR)
                 else:
-                    self._end(int.from_bytes(number, "little", signed=True))
+                    self._pid = told
 
     def _end(self, status: int) -> None:
         self.returncode = status
@@ -207,7 +215,15 @@ def _serve(channel: socket.socket) -> list[int]:
                 if not word:
                     os._exit(0)  # without the seconds that libraries take to end
                 told = files[3]
-                pid = os.fork()
+                try:
+                    pid = os.fork()
+                except OSError as error:  # no memory, or too many processes
+                    with suppress(OSError):
+                        os.write(files[2], f"it could not be forked: {error.strerror}\n".encode())
+                    _tell(told, _NOT_BEGUN)
+                    for other in files:
+                        os.close(other)
+                    continue
                 if not pid:
                     signal.set_wakeup_fd(-1)
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -57,6 +57,28 @@ def test_they_have_one_parent_which_has_imported_what_they_need(begin) -> None:
     assert psutil.Process(int(server)).ppid() == os.getpid()
 
 
+def test_one_that_cant_be_forked_is_told_and_the_others_go_on(begin, tmp_path: Path) -> None:
+    (tmp_path / "full.py").write_text(
+        "import errno, os\n"
+        "fork, left = os.fork, [1]\n"
+        "def limited():\n"
+        "    if not left:\n"
+        "        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))\n"
+        "    left.pop()\n"
+        "    return fork()\n"
+        "os.fork = limited\n"
+    )
+    first, _ = begin("first", "sys.stdin.read()", "return 4", preload=["full"])
+    server = server_of(first)
+    second, said = begin("second", "return 0", preload=["full"])
+    assert second.wait(30) == second.status == os.EX_OSERR
+    assert "it could not be forked: Resource temporarily unavailable" in said
+    assert server.is_running()
+    assert first.status is None
+    first.kill()
+    first.wait(30)
+
+
 @pytest.mark.parametrize(
     ("line", "status"),
     [
