@@ -33,7 +33,7 @@ from quintet.types import Spaces
 
 _NEVER = 10**9
 
-SHOWN: tuple[Phase, ...] = ("stepping", "acting", "learning", "waiting", "other")
+SHOWN: tuple[Phase, ...] = ("stepping", "acting", "learning", "replay", "waiting", "other")
 
 
 @dataclass(frozen=True)
@@ -220,8 +220,10 @@ def in_words(record: dict[str, Any]) -> str:
     rows = [
         (phase, ours[phase], bare.get(part))
         for phase, part in (
-            ("stepping", "env"), ("acting", "act"), ("learning", "update"), ("other", None),
+            ("stepping", "env"), ("acting", "act"), ("learning", "update"), ("replay", None),
+            ("other", None),
         )
+        if part is not None or ours[phase]
     ]  # fmt: skip
     return "\n".join(
         [

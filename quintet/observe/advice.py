@@ -174,6 +174,7 @@ ADVICE: Mapping[Phase, Callable[[RunFacts], list[str]]] = {
     "stepping": _stepping,
     "acting": _acting,
     "learning": lambda facts: [*_lighter_update(facts), *_threads(facts, learning=True)],
+    "replay": lambda facts: [*facts.update.less_work] or ["a faster disk"],
     "waiting": lambda _: ["a faster environment or more CPU cores"],
     "evaluation": _evaluation,
     "checkpoint": lambda _: ["a longer --checkpoint.interval-updates or a faster disk"],

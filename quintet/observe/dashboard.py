@@ -35,6 +35,7 @@ _SIGNS: dict[Phase, tuple[str, str]] = {
     "stepping": ("█", "blue"),
     "acting": ("▓", "yellow"),
     "learning": ("▒", "magenta"),
+    "replay": ("▚", "bright_magenta"),
     "waiting": ("░", "red"),
     "evaluation": ("▞", "cyan"),
     "checkpoint": ("▤", "green"),

@@ -122,6 +122,8 @@ def _told(phase: Phase, percent: str, facts: RunFacts) -> str:
         f"{groups(facts.num_groups)} of {count(size, 'stream')} at a time.",
         "learning": f"The update limits the speed: {percent} of the time goes into learning on "
         f"{facts.device}{work}.",
+        "replay": f"Replay limits the speed: {percent} of the time goes into storing transitions "
+        "and drawing batches of them.",
         "waiting": f"Sampling limits the speed: {percent} of the time the update waits for other "
         "processes.",
         "evaluation": f"Evaluation limits the speed: it takes {percent} of the time.",

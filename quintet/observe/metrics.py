@@ -71,6 +71,7 @@ _SPEED = {
     "time/stepping_frac": Metric("1", "share of time spent in environments"),
     "time/acting_frac": Metric("1", "share of time spent choosing actions"),
     "time/learning_frac": Metric("1", "share of time spent in updates"),
+    "time/replay_frac": Metric("1", "share of time spent storing in replay and drawing from it"),
     "time/waiting_frac": Metric("1", "share of time spent waiting for another process"),
     "time/checkpoint_frac": Metric("1", "share of time spent writing checkpoints"),
     "time/evaluation_frac": Metric("1", "share of time spent evaluating"),

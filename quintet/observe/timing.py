@@ -4,7 +4,9 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Literal, final, get_args
 
-Phase = Literal["stepping", "acting", "learning", "waiting", "checkpoint", "evaluation", "other"]
+Phase = Literal[
+    "stepping", "acting", "learning", "replay", "waiting", "checkpoint", "evaluation", "other"
+]
 """What a process does at a time; "other" is everything without a name."""
 
 PHASES: tuple[Phase, ...] = get_args(Phase)

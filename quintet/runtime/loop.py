@@ -196,7 +196,7 @@ def run(
             hooks.save(False)  # as after the last batch
         timer.switch("learning")
         exact = begins_anew(batch)
-        for rollout, before in _rollouts(batch, replay, counters):
+        for rollout, before in _rollouts(batch, replay, counters, timer):
             try:
                 learner.update(to_device(rollout, components.device), before)
             except NonFiniteError as error:
@@ -231,16 +231,22 @@ def run(
 
 
 def _rollouts(
-    batch: Batch, replay: Replay | None, counters: Counters
+    batch: Batch, replay: Replay | None, counters: Counters, timer: PhaseTimer
 ) -> Iterator[tuple[Rollout, int]]:
     """The rollouts to learn from after a collection, each with the env_steps before it: the fresh
     batch, unless all its rows are invalid, then those that replay draws.
     """
     if replay is not None:
+        timer.switch("replay")
         replay.store(batch.rollout)
+        timer.switch("learning")
     if batch.env_steps:
         yield batch.rollout, counters.env_steps
     if replay is not None:
         now = counters.env_steps + batch.env_steps
+        timer.switch("replay")
         for drawn in replay.draws(batch.env_steps, counters.iteration):
+            timer.switch("learning")
             yield drawn, now
+            timer.switch("replay")
+        timer.switch("learning")

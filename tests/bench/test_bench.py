@@ -237,7 +237,14 @@ def test_the_record_says_what_was_done(small: Path, capsys: pytest.CaptureFixtur
 def test_a_person_reads_sentences(
     small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    us = {"stepping": 2.0, "acting": 3.0, "learning": 4.0, "waiting": 0.0, "other": 1.0}
+    us = {
+        "stepping": 2.0,
+        "acting": 3.0,
+        "learning": 4.0,
+        "replay": 0.0,
+        "waiting": 0.0,
+        "other": 1.0,
+    }
     record = {
         "workload": "small", "env_steps_per_s": 100_000.0, "us_per_env_step": us,
         "env_steps": 2_000, "reset_rows": 50,

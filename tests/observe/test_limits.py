@@ -59,6 +59,13 @@ def test_environments_in_pools() -> None:
     assert torn.endswith(" One group (leave --env.streams-per-group out) would help.")
 
 
+def test_replay() -> None:
+    assert told("replay", update=UpdateAdvice(less_work=("smaller batches than 64",))) == (
+        "Replay limits the speed: 71% of the time goes into storing transitions and drawing "
+        "batches of them. Smaller batches than 64 would help."
+    )
+
+
 def test_update() -> None:
     assert told("learning", 0.64) == (
         "The update limits the speed: 64% of the time goes into learning on cpu (10 passes in "
