@@ -19,6 +19,16 @@ from quintet import checkpoint
 
 COMMON = {"eval.episodes": 0, "report.interval_s": 0.0, "report.sinks": ["jsonl"]}
 SMALL = {"env.num_streams": 4, "unroll_steps": 16, "minibatch_steps": 32, "num_epochs": 2}
+DDPG = {
+    "unroll_steps": 10,
+    "batch_size": 32,
+    "updates_per_env_step": 0.25,
+    "replay_capacity_steps": 2_000,
+    "replay_start_steps": 200,
+    "exploration": "adaptive-param_0.2,ou_0.1",
+    "normalize_returns": True,
+    "popart": True,
+}
 KINDS = {
     "atari": ("Pong-v5", 3200, SMALL | {"model.shared_torso": True, "runtime.threads": 2}),
     "mujoco": ("HalfCheetah-v4", 12_801, SMALL | {"env.num_streams": 8}),
@@ -53,6 +63,15 @@ KINDS = {
         | {"runtime.inference": "server", "model.core": "gru", "model.core_size": 8}
         | {"bptt_steps": 8},
     ),
+    # with a replay, noises that go on from step to step, and weights of a stream's own
+    "ddpg": (None, 8_001, DDPG | {"env.num_streams": 4}),
+    "ddpg_lockstep": (
+        None,
+        8_001,
+        DDPG
+        | {"env.num_streams": 4, "runtime.kind": "lockstep", "runtime.num_workers": 2}
+        | {"runtime.inference": "server"},
+    ),
     # exact checkpoints come where few steps are cut, others in between
     "seldom": (None, 25_601, SMALL | {"env.num_streams": 8, "checkpoint.max_cut_frac": 0.01}),
     "compiled": ("CartPole-v1", 12_801, SMALL | {"env.num_streams": 8, "runtime.compile": "on"}),
@@ -63,7 +82,7 @@ class Drifting(gymnasium.Env):
     """A plain Python environment whose episodes end both ways, when depends on the seed."""
 
     observation_space = gymnasium.spaces.Box(-10.0, 10.0, (3,), np.float64)
-    action_space = gymnasium.spaces.Discrete(3)
+    action_space: gymnasium.Space = gymnasium.spaces.Discrete(3)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -82,6 +101,12 @@ class Drifting(gymnasium.Env):
             self.steps >= 40,
             {},
         )
+
+
+class Pushed(Drifting):
+    """With a continuous action."""
+
+    action_space = gymnasium.spaces.Box(0.0, 2.0, (), np.float64)
 
 
 def kill_in_write(number: int) -> None:
@@ -104,9 +129,10 @@ def main(kind: str, run_dir: str) -> None:
         kill_in_write(int(number))
     # Sleeping gives the killer time between two checkpoints; it must not matter for the bytes.
     pause_s = float(os.environ.get("PAUSE_S", "0"))
+    ddpg = kind.startswith("ddpg")
     result = quintet.train(
-        "ppo",
-        env or Drifting,
+        "ddpg" if ddpg else "ppo",
+        env or (Pushed if ddpg else Drifting),
         total_steps=total,
         seed=7,
         run_dir=run_dir,

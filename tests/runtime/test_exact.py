@@ -17,7 +17,7 @@ from quintet import checkpoint
 SCRIPT = Path(__file__).with_name("exact_run.py")
 KINDS = (
     "atari", "mujoco", "python", "recurrent", "compiled", "compiled_atari", "lockstep",
-    "lockstep_pool",
+    "lockstep_pool", "ddpg", "ddpg_lockstep",
 )  # fmt: skip
 slow = pytest.mark.slow
 
@@ -43,7 +43,8 @@ def final_hashes(run_dir: Path) -> dict[str, str]:
     assert found is not None
     hashes = checkpoint.tensor_hashes(found)
     names = " ".join(hashes)
-    for part in ("network/", "optimizer/exp_avg", "reward_moments/"):
+    parts = ("network/", "optimizer/exp_avg")
+    for part in (*parts, "average/" if "network/actor." in names else "reward_moments/"):
         assert part in names
     return hashes
 
@@ -112,7 +113,7 @@ def log(run_dir: Path, kill: int) -> str:
 
 @slow
 @pytest.mark.parametrize(
-    "kind", ["python", "atari", "mujoco", "recurrent", "compiled", "lockstep_pool"]
+    "kind", ["python", "atari", "mujoco", "recurrent", "compiled", "lockstep_pool", "ddpg_lockstep"]
 )
 def test_the_same_bytes_beside_a_busy_neighbour(kind: str, tmp_path: Path) -> None:
     check_twice(kind, tmp_path)
