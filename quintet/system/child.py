@@ -91,6 +91,8 @@ class Child:
 
     def kill(self) -> None:
         """Ends it at once, and what it has begun itself; `wait` takes what it leaves behind."""
+        if isinstance(self._process, Forked) and self._process.refused:
+            return  # there is none but the server, which serves others
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 

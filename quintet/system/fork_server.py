@@ -79,6 +79,11 @@ class Forked:
         self._hear(0.0)
         return self._pid or self._server.process.pid
 
+    @property
+    def refused(self) -> bool:
+        """Whether the system did not allow it."""
+        return self._pid is None and self.returncode is not None
+
     def poll(self) -> int | None:
         """Its exit status, negative for a signal; None while it runs or has yet to begin."""
         self._hear(0.0)

@@ -72,6 +72,8 @@ def test_one_that_cant_be_forked_is_told_and_the_others_go_on(begin, tmp_path: P
     server = server_of(first)
     second, said = begin("second", "return 0", preload=["full"])
     assert second.wait(30) == second.status == os.EX_OSERR
+    second.kill()
+    time.sleep(0.2)
     assert "it could not be forked: Resource temporarily unavailable" in said
     assert server.is_running()
     assert first.status is None
