@@ -46,8 +46,8 @@ def configure_torch(threads: int, device: str, exact: bool = False) -> None:
 
 def _keep_freed_memory() -> None:
     """Has glibc keep up to _KEPT_BYTES of freed memory, where it would return what is over 64 MiB
-    to the system and fetch it anew in each update: a page fault for every 4 KiB, up to a fifth of
-    an update on pictures.  Other C libraries stay as they are.
+    to the system and fetch it anew in each update: a page fault for every 4 KiB.  Other C
+    libraries stay as they are.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
@@ -57,7 +57,9 @@ def _keep_freed_memory() -> None:
 
 @contextmanager
 def torch_settings(threads: int, device: str, exact: bool) -> Iterator[None]:
-    """`configure_torch` within the block; restores all settings after it, for the user's code."""
+    """`configure_torch` within the block; restores PyTorch's settings after it, for the user's
+    code.  What freed memory is kept does not change back.
+    """
     cudnn: Any = torch.backends.cudnn
     before = torch.get_num_threads(), cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32
     algorithms = (

@@ -97,6 +97,11 @@ def without_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
 
 
+def check_fields(options: dict[str, Any], table: dict[str, Any], fields: dict[str, str]) -> None:
+    for name, field in fields.items():
+        assert options[name] == table[field], name
+
+
 def options_of(name: str) -> dict[str, Any]:
     work = workloads.read(name)
     return compose(work.learner, [work.layer()]).config.flat()
@@ -105,7 +110,7 @@ def options_of(name: str) -> dict[str, Any]:
 def test_every_field_of_a_workload_is_in_the_configuration(small: Path):
     table = tomllib.loads(SMALL)["small"]
     options = options_of("small")
-    for name, field in {
+    fields = {
         "env.id": "env_id",
         "env.backend": "env_backend",
         "env.num_streams": "num_envs",
@@ -122,8 +127,8 @@ def test_every_field_of_a_workload_is_in_the_configuration(small: Path):
         "clip_epsilon": "clip",
         "entropy_coef": "entropy_coef",
         "max_grad_norm": "max_grad_norm",
-    }.items():
-        assert options[name] == table[field], name
+    }
+    check_fields(options, table, fields)
     assert options["value_coef"] == 0.6  # of half the squared error
     assert options["normalize_advantage"] == "minibatch"
     assert not options["normalize_observations"]
@@ -135,7 +140,7 @@ def test_every_field_of_a_workload_is_in_the_configuration(small: Path):
 def test_every_field_of_a_workload_of_ddpg_is_in_the_configuration(small: Path):
     table = tomllib.loads(SMALL)["replayed"]
     options = options_of("replayed")
-    for name, field in {
+    fields = {
         "env.id": "env_id",
         "env.backend": "env_backend",
         "env.num_streams": "num_envs",
@@ -150,8 +155,8 @@ def test_every_field_of_a_workload_of_ddpg_is_in_the_configuration(small: Path):
         "tau": "tau",
         "replay_capacity_steps": "buffer_size",
         "replay_start_steps": "learning_starts",
-    }.items():
-        assert options[name] == table[field], name
+    }
+    check_fields(options, table, fields)
     assert options["exploration"] == "normal_0.3"
     assert options["warmup_policy"] == "uniform"
     assert options["critic_loss_coef"] == 2.0  # of half the squared error

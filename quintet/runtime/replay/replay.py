@@ -157,21 +157,15 @@ class Replay:
             return False
         unrolls = int(np.bincount(batch.stream_id.numpy()).max())
         head = self._store.head + unrolls * (self._layout.unroll_steps + 1)
-        return bool((head - np.maximum(self._saved, self._kept) > self._layout.slack).any())
+        kept = np.maximum(self._saved, self._store.needed_rows)
+        return bool((head - kept > self._layout.slack).any())
 
     @property
     def full(self) -> bool:
         """Whether rows that an earlier checkpoint needed may have been overwritten."""
         if self._store is None:
             return False
-        return bool((self._store.head > self._kept + self._layout.slack).any())
-
-    @property
-    def _kept(self) -> int:
-        """Rows of a stream that a checkpoint needs, once there are so many."""
-        assert self._store is not None
-        stacks = {name: stack.slices for name, stack in self._store.stacks.items()}
-        return self._layout.rows_per_stream + self._layout.history(stacks)
+        return bool((self._store.head > self._store.needed_rows + self._layout.slack).any())
 
     def cut(self) -> None:
         """Notes that the streams were restarted: the next rows do not follow on the last ones."""

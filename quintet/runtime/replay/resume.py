@@ -88,8 +88,7 @@ def _stacks(store: RowStore) -> dict[str, int]:
 
 def _oldest(store: RowStore) -> Numbers:
     """Number of the oldest row that a draw can need, by stream."""
-    kept = store.layout.rows_per_stream + store.layout.history(_stacks(store))
-    oldest: Numbers = np.maximum(store.head - kept, 0)
+    oldest: Numbers = np.maximum(store.head - store.needed_rows, 0)
     return oldest
 
 

@@ -48,6 +48,8 @@ class RowStore:
             empty_folder(layout.folder)
         require_room(layout.folder, layout.nbytes(stacks))
         count = layout.num_streams
+        # Of a stream, once there are so many: what a draw, and so a checkpoint, can need.
+        self.needed_rows = layout.rows_per_stream + layout.history(stacks)
         length, entries = layout.length(stacks), layout.entries(stacks)
         packed, apart = layout.packed(stacks), layout.apart(stacks)
         self.rows = Rings(layout.file("rows"), packed, apart, count, length, layout.segment)
