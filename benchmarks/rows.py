@@ -48,7 +48,7 @@ class Row(NamedTuple):
 
 TOY = "quintet.envs.toy:cartpole_without_velocities"
 RED_BALL, LOCAL = "BabyAI-GoToRedBall-v0", "BabyAI-GoToLocal-v0"
-CAR, FIVE = "MountainCarContinuous-v0", (11, 12, 13, 14, 15)
+CAR, FIVE, OTHERS = "MountainCarContinuous-v0", (11, 12, 13, 14, 15), (16, 17, 18, 19, 20)
 CHEETAH = "Tianshou 5784 ± 1244 (best within the run), CleanRL 1443"
 
 ROWS = (
@@ -97,10 +97,18 @@ ROWS = (
         beside=f"impala-{LOCAL}-10M", seen=(1,),
     ),
     Row("ddpg", "Pendulum-v1", -175, -160, "SB3 zoo -152 (1 run)", seeds=FIVE),
-    Row("ddpg", CAR, 90, None, "SB3 zoo 93.5; asked: on each", seeds=FIVE),
+    Row("ddpg", CAR, 90, None, "SB3 zoo 93.5; asked: on each", seeds=OTHERS, seen=FIVE[:2]),
     Row(
         "ddpg", CAR, title="the same, Gaussian noise", label="gaussian",
-        options=("exploration=normal_0.2",), beside=f"ddpg-{CAR}", seeds=FIVE,
+        options=("exploration=normal_0.2",), beside=f"ddpg-{CAR}", seeds=OTHERS,
+    ),
+    Row(
+        "ddpg", CAR, title="the same, OU noise", label="ou",
+        options=("exploration=ou_0.2",), beside=f"ddpg-{CAR}", seeds=OTHERS,
+    ),
+    Row(
+        "ddpg", CAR, title="the same without noise", label="none",
+        options=("exploration=none",), beside=f"ddpg-{CAR}", seeds=OTHERS,
     ),
     Row("ddpg", "HalfCheetah-v4", 9500, 10500, "CleanRL 10374 ± 157", seeds=(11, 12)),
     Row(
