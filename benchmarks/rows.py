@@ -97,6 +97,16 @@ ROWS = (
         beside=f"impala-{LOCAL}-10M", seen=(1,),
     ),
     Row("ddpg", "Pendulum-v1", -175, -160, "SB3 zoo -152 (1 run)", seeds=FIVE),
+    Row(
+        "ddpg", "Pendulum-v1", -179, title="the same, rewards times 1,000, PopArt",
+        label="x1000-popart",
+        options=("reward_scale=1000", "normalize_returns=true", "popart=true"),
+        beside="ddpg-Pendulum-v1",
+    ),
+    Row(
+        "ddpg", "Pendulum-v1", title="the same, rewards times 1,000", label="x1000",
+        options=("reward_scale=1000",), beside="ddpg-Pendulum-v1",
+    ),
     Row("ddpg", CAR, 90, None, "SB3 zoo 93.5; asked: on each", seeds=OTHERS, seen=FIVE[:2]),
     Row(
         "ddpg", CAR, title="the same, Gaussian noise", label="gaussian",
