@@ -95,4 +95,9 @@ ROWS = (
         label="10M-blind", options=("total_env_steps=10000000", "model.tokenizer=none"),
         beside=f"impala-{LOCAL}-10M", seen=(1,),
     ),
+    Row(
+        "ddpg", "quintet.envs.toy:DotToTarget", reference="optimum -0.85",
+        title="DotToTarget, pictures", label="eager-1-thread",
+        options=("runtime.threads=1", "runtime.compile=off"),
+    ),
 )  # fmt: skip

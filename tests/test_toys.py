@@ -152,7 +152,7 @@ def test_straight_to_the_target_is_the_optimum_and_what_is_seen_suffices_for_it(
         obs, _ = env.reset(seed=seed)
         picture, _ = pictured.reset(seed=seed)
         optima.append(env.optimum)
-        idle.append(-15 * np.abs(place_of(obs["picture"]) - obs["dot"]).mean())
+        idle.append(-10 * np.abs(place_of(obs["picture"]) - obs["dot"]).mean())
         total, over = 0.0, False
         while not over:
             assert env.observation_space.contains(obs)
@@ -160,7 +160,7 @@ def test_straight_to_the_target_is_the_optimum_and_what_is_seen_suffices_for_it(
             assert (picture >= obs["picture"]).all()
             bright = np.where(picture > 100, picture - 100, 0)
             np.testing.assert_allclose(place_of(bright), obs["dot"], atol=0.05)
-            action = np.clip((place_of(obs["picture"]) - obs["dot"]) / 0.25, -1, 1)
+            action = np.clip((place_of(obs["picture"]) - obs["dot"]) / 0.5, -1, 1)
             obs, reward, ended, over, _ = env.step(action)
             picture, *others, _ = pictured.step(action)
             assert [reward, ended, over] == others
@@ -186,7 +186,7 @@ def test_an_action_pays_by_what_follows_alone():
 def test_the_dot_stays_in_the_square():
     env = DotToTarget(dot="numbers")
     env.reset(seed=0)
-    for _ in range(15):
+    for _ in range(10):
         obs = env.step(np.array([1.0, -1.0], np.float32))[0]
     np.testing.assert_array_equal(obs["dot"], [1.0, -1.0])
     assert env.observation_space.contains(obs)
