@@ -323,6 +323,8 @@ TABLES = {
     "ppo-cost": lambda: cost_table("ppo"),
     "impala-learning": lambda: learning_table("impala"),
     "impala-cost": lambda: cost_table("impala"),
+    "ddpg-learning": lambda: learning_table("ddpg"),
+    "ddpg-cost": lambda: cost_table("ddpg"),
     "ppo-speed": lambda: speed_table("sb3", SPEED_PPO),
     "impala-speed": lambda: speed_table("sample_factory", SPEED_IMPALA),
     "ppo-threshold": threshold_table,
