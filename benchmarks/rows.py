@@ -127,4 +127,8 @@ ROWS = (
     ),
     Row("ddpg", "Hopper-v4", 1577, 2200, "CleanRL 1577 ± 819, Tianshou 2197", seeds=(11,)),
     Row("ddpg", "Walker2d-v4", 1240, 2000, "CleanRL 1240 ± 390, Tianshou 1401", seeds=(11,)),
+    Row(
+        "ddpg", "quintet.envs.toy:DotToTarget", title="DotToTarget, pictures",
+        reference="optimum -0.85", seeds=(14, 15, 16), seen=(11, 12),
+    ),
 )  # fmt: skip

@@ -203,7 +203,7 @@ def test_every_option_of_a_learner_is_documented_with_its_default(algo: str):
 PRESETS = {
     "ppo": (8, ("clip", "kl_penalty", "tf_agents_base", "vector_discrete", "pixels", "atari")),
     "impala": (5, ("vector_discrete", "vector_continuous", "pixels", "atari")),
-    "ddpg": (6, ("vector_continuous",)),
+    "ddpg": (6, ("vector_continuous", "pixels")),
 }
 
 

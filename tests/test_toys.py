@@ -8,7 +8,7 @@ import pytest
 from gymnasium import spaces
 
 import quintet
-from quintet.envs.toy import ChooseAndAim, MaskedDoors, cartpole_without_velocities
+from quintet.envs.toy import ChooseAndAim, DotToTarget, MaskedDoors, cartpole_without_velocities
 
 SETTINGS = {
     "env.num_streams": 16,
@@ -136,3 +136,58 @@ def test_cartpole_without_velocities_is_cartpole():
     vector = quintet.make_vector_env("quintet.envs.toy:cartpole_without_velocities", 2)
     assert vector.spaces.observation.shape == (2,)
     vector.close()
+
+
+def place_of(picture: np.ndarray) -> np.ndarray:
+    """Down and right, from -1 to 1, of the middle of what is not black."""
+    weight = picture / picture.sum()
+    middle = [(weight.sum(axis) * np.arange(36)).sum() for axis in (1, 0)]
+    return (np.array(middle) - 17.5) / 15.0
+
+
+def test_straight_to_the_target_is_the_optimum_and_what_is_seen_suffices_for_it():
+    env, pictured = DotToTarget(dot="numbers"), DotToTarget()
+    optima, found, idle = [], [], []
+    for seed in range(30):
+        obs, _ = env.reset(seed=seed)
+        picture, _ = pictured.reset(seed=seed)
+        optima.append(env.optimum)
+        idle.append(-10 * np.abs(place_of(obs["picture"]) - obs["dot"]).mean())
+        total, over = 0.0, False
+        while not over:
+            assert env.observation_space.contains(obs)
+            assert pictured.observation_space.contains(picture)
+            assert (picture >= obs["picture"]).all()
+            bright = np.where(picture > 100, picture - 100, 0)
+            np.testing.assert_allclose(place_of(bright), obs["dot"], atol=0.05)
+            action = np.clip((place_of(obs["picture"]) - obs["dot"]) / 0.5, -1, 1)
+            obs, reward, ended, over, _ = env.step(action)
+            picture, *others, _ = pictured.step(action)
+            assert [reward, ended, over] == others
+            assert not ended
+            total += reward
+        found.append(total)
+    np.testing.assert_allclose(found, optima, atol=0.02)
+    assert np.all(np.array(found) <= np.array(optima) + 1e-9)
+    assert np.mean(idle) < 5 * np.mean(optima)
+
+
+def test_an_action_pays_by_what_follows_alone():
+    """Nothing can be learned from rewards without the values of the next steps."""
+    paid = []
+    for action in (-1.0, 1.0):
+        env = DotToTarget(length=2)
+        env.reset(seed=1)
+        paid.append([env.step(np.full(2, action, np.float32))[1] for _ in range(2)])
+    assert paid[0][0] == paid[1][0]
+    assert paid[0][1] != paid[1][1]
+
+
+def test_the_dot_stays_in_the_square():
+    env = DotToTarget(dot="numbers")
+    env.reset(seed=0)
+    for _ in range(10):
+        obs = env.step(np.array([1.0, -1.0], np.float32))[0]
+    np.testing.assert_array_equal(obs["dot"], [1.0, -1.0])
+    assert env.observation_space.contains(obs)
+    assert env.optimum == 0.0  # nothing is left of the episode

@@ -261,6 +261,67 @@ class ChooseAndAim(gymnasium.Env[Floats, Any]):
         return obs
 
 
+@final
+class DotToTarget(gymnasium.Env[Any, Floats]):
+    """A picture of a bright dot and of its grey target; an action moves the dot.
+
+    Both lie in a square from -1 to 1 and are drawn anew in each episode.  An action, in [-1, 1] in
+    both directions, moves the dot by half of it, and not out of the square.  The reward is
+    less than 0 by the distance before the move, averaged over both directions, so that an action
+    pays only by the value of what follows.  The episode is truncated after `length` steps.
+
+    The best way goes straight to the target and stays there: its return is `optimum`, on average
+    -0.9 where random actions get -6.3.
+
+    With ``dot="numbers"`` the observation is a Dict: `picture`, which shows the target alone, and
+    `dot`, its place in two numbers.
+    """
+
+    def __init__(self, length: int = 10, dot: Literal["picture", "numbers"] = "picture") -> None:
+        picture = spaces.Box(0, 255, (36, 36), np.uint8)
+        self.observation_space: spaces.Space[Any] = picture
+        if dot == "numbers":
+            place = spaces.Box(-1.0, 1.0, (2,), np.float32)
+            self.observation_space = spaces.Dict({"picture": picture, "dot": place})
+        self.action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self._in_picture, self._length, self._step = dot == "picture", length, 0
+        self._dot = self._target = np.zeros(2)
+
+    @property
+    def optimum(self) -> float:
+        """The best sum of the rewards of the rest of the episode."""
+        moves = np.arange(self._length - self._step)[:, None]
+        left = np.abs(self._target - self._dot) - 0.5 * moves
+        return -float(left.clip(0.0).mean(1).sum())
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
+        super().reset(seed=seed, options=options)
+        self._step = 0
+        self._dot, self._target = self.np_random.uniform(-0.9, 0.9, (2, 2))
+        return self._obs(), {}
+
+    def step(self, action: Floats) -> tuple[Any, float, bool, bool, Info]:
+        reward = -float(np.abs(self._target - self._dot).mean())
+        self._dot = np.clip(self._dot + 0.5 * action, -1.0, 1.0)
+        self._step += 1
+        return self._obs(), reward, False, self._step >= self._length, {}
+
+    def _obs(self) -> Any:
+        if not self._in_picture:
+            dot = self._dot.astype(np.float32)
+            return {"picture": _square(self._target, 100.0), "dot": dot}
+        return np.maximum(_square(self._target, 100.0), _square(self._dot, 255.0))
+
+
+def _square(place: NDArray[np.float64], brightness: float) -> NDArray[np.uint8]:
+    """A picture of 36 x 36 pixels, black but for a square of 5 x 5 at `place`, whose edges are
+    dimmer where they cover a part of a pixel.
+    """
+    centre = 17.5 + 15.0 * place[:, None]
+    down, right = np.clip(3.0 - np.abs(np.arange(36) - centre), 0.0, 1.0)
+    return (brightness * np.outer(down, right)).astype(np.uint8)
+
+
 def cartpole_without_velocities() -> gymnasium.Env[Floats, np.int64]:
     """CartPole-v1 that shows only the cart's position and the pole's angle: a task for memory.
 

@@ -411,3 +411,46 @@ def test_parameter_noise_without_layer_norm_is_warned_of() -> None:
     [said] = find("ddpg").warnings(noisy, bare)
     assert "--model.layer-norm true" in said
     assert find("ddpg").warnings(noisy, normed) == find("ddpg").warnings(plain, bare) == []
+
+
+PICTURE_AND_NUMBERS = Task(
+    gymnasium.spaces.Dict(
+        {
+            "numbers": gymnasium.spaces.Box(-1.0, 1.0, (3,), np.float32),
+            "picture": gymnasium.spaces.Box(0, 255, (36, 36, 3), np.uint8),
+        }
+    ),
+    CONTINUOUS.action,
+)
+
+
+@pytest.mark.parametrize("layer", [1, 2])
+def test_a_picture_and_numbers_together_with_the_action(layer: int) -> None:
+    """Both networks read both leaves, the critic beside the action, wherever that enters."""
+    of = Case("ddpg", PICTURE_AND_NUMBERS, {"action_layer": layer}, network=NETWORK)
+    assert of.model.encoder == "nature_cnn"
+    learner = of.learner()
+    torch.manual_seed(0)
+    obs = {
+        "numbers": torch.randn(4, 3),
+        "picture": torch.randint(256, (4, 36, 36, 3), dtype=torch.uint8),
+    }
+    action = torch.rand(4, 2)
+    network = learner.network
+    before = network.actor(obs), network.critic(obs, action)
+    others = {"numbers": -obs["numbers"], "picture": 255 - obs["picture"]}
+    for name, x in others.items():
+        assert (network.actor(obs | {name: x}) != before[0]).any(1).all(), name
+        assert (network.critic(obs | {name: x}, action) != before[1]).all(), name
+    assert (network.critic(obs, -action) != before[1]).all()
+
+
+def test_pictures_are_drawn_as_bytes_and_every_layer_learns_from_them() -> None:
+    of = Case("ddpg", PICTURE_AND_NUMBERS, network=NETWORK)
+    learner, batches = of.learner(), replayed(of)
+    assert batches[0].obs["picture"].dtype == torch.uint8
+    for batch in batches[:3]:
+        before = {name: x.clone() for name, x in learner.trained.parameters.items()}
+        learner.update(batch, 0)
+    for name, x in learner.trained.parameters.items():
+        assert not torch.equal(x, before[name]), name
