@@ -34,6 +34,10 @@ class RankThreads:
         assert all(each == first for each in others)
         return first
 
+    def at_once(self, work: Callable[[Any], T]) -> list[T]:
+        """What each of them makes of the work."""
+        return self._each(lambda i: work(self.learners[i]))
+
 
 def states(learners: Sequence[Learner]) -> list[dict[str, torch.Tensor]]:
     """All that they would save."""

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 from conformance import CONTINUOUS, NUMBERS, Case, Task
+from ddpg_helpers import PLAIN, acting, case, replayed, with_endings
 from torch import Tensor
 
-from quintet.algorithms.ddpg.actor import PARAM_SCALE, WARMING_UP, DDPGActor
+from quintet.algorithms.ddpg.actor import WARMING_UP, DDPGActor
 from quintet.algorithms.ddpg.config import DDPGConfig
 from quintet.algorithms.ddpg.exploration import Exploration, adapted, ou_step, parse
 from quintet.algorithms.ddpg.learner import DDPGLearner
@@ -21,27 +22,7 @@ from quintet.algorithms.ddpg.popart import TargetStatistics
 from quintet.algorithms.registry import find
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig, resolve_model
-from quintet.types import Publication, Rollout, Spaces
-
-NETWORK = {"activation": "relu", "layer_norm": True, "policy_hidden": (8, 6)}
-PLAIN: dict[str, Any] = {"exploration": "none", "normalize_observations": False}
-
-
-def case(**options: Any) -> Case:
-    return Case("ddpg", options=options, network=NETWORK)
-
-
-def replayed(of: Case) -> list[Rollout]:
-    return [batch for each in of.batches(3) for batch in each if batch.replayed]
-
-
-def with_endings(batch: Rollout) -> Rollout:
-    """Rows that go on, that terminate and that are truncated."""
-    columns = torch.arange(batch.valid.shape[1]).expand_as(batch.valid)
-    terminated, truncated = columns % 4 == 1, columns % 4 == 2
-    ends = {"terminated": terminated, "truncated": truncated, "trace_cut": None}
-    return replace(batch, valid=torch.ones_like(terminated), **ends)
-
+from quintet.types import Rollout, Spaces
 
 # The loss
 
@@ -266,19 +247,6 @@ def test_the_scale_goes_to_where_actions_move_as_far_as_desired() -> None:
         seen.append(learner._distance(obs, seed))
     # As often above as below.
     assert torch.stack(seen[300:]).median().item() == pytest.approx(0.2, rel=0.05)
-
-
-def published(of: Case, scale: float = 0.5, warming_up: bool = False) -> Publication:
-    tensors = dict(of.learner().publication().tensors)
-    return Publication(
-        1, {**tensors, PARAM_SCALE: torch.tensor(scale), WARMING_UP: torch.tensor(warming_up)}
-    )
-
-
-def acting(of: Case, streams: int, **given: Any) -> Any:
-    actor = of.actor()
-    actor.load(published(of, **given))
-    return actor, actor.initial_state(streams)
 
 
 def test_every_stream_is_perturbed_by_itself_from_one_start_to_the_next() -> None:

@@ -154,7 +154,7 @@ class DDPGActor:
     def _own_views(self, weights: Tensor) -> dict[str, Tensor]:
         """Every parameter ``[B, ...]`` of the weights ``[B, P]``."""
         sizes = [shape.numel() for shape in self.shapes.values()]
-        parts = zip(self.shapes.items(), weights.split(sizes, -1), strict=True)
+        parts = zip(self.shapes.items(), torch.split(weights, sizes, -1), strict=True)
         return {name: x.view(-1, *shape) for (name, shape), x in parts}
 
     def _act_at_once(self, encoder: Mlp, seen: Obs, own: dict[str, Tensor]) -> Tensor:

@@ -17,6 +17,8 @@ from replay_streams import Chances, Run, check_sequence, check_window, make, pla
 from quintet.errors import ConfigError
 from quintet.protocols import DataPlan, ReplayPlan
 from quintet.runtime.replay import layout as replay_layout
+from quintet.runtime.replay import replay as replay_module
+from quintet.runtime.replay import rings
 from quintet.runtime.replay.replay import Replay
 from quintet.types import Rollout
 
@@ -435,6 +437,22 @@ def test_a_replay_that_cannot_fit_is_refused_at_once(tmp_path) -> None:
     with pytest.raises(ConfigError, match="on the disk of"):
         make(huge, 1, folder=tmp_path / "run" / "replay")
     assert not list(tmp_path.iterdir())  # so the corrected call finds a new folder
+
+
+def test_an_index_that_does_not_fit_in_memory_is_refused_at_once(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(rings, "available_memory", lambda: 80_000)
+    make(plan("windows", capacity_steps=9_000), 1, folder=tmp_path / "replay")
+    with pytest.raises(ConfigError, match=r"index of a replay requires 80,040 bytes in memory, 80"):
+        make(plan("windows", capacity_steps=10_000), 1, folder=tmp_path / "replay")
+
+
+def test_a_replay_that_memory_can_t_hold_says_that_draws_wait_for_the_disk(
+    tmp_path, monkeypatch
+) -> None:
+    replay = make(plan("windows", capacity_steps=9_000), 1, folder=tmp_path)
+    assert "disk" not in replay.describe()
+    monkeypatch.setattr(replay_module, "available_memory", lambda: 2**19)
+    assert replay.describe().endswith("; 0.5 MiB of memory are free, so draws wait for the disk")
 
 
 @pytest.mark.parametrize("way", ["the folder", "its parent", "a file"])
