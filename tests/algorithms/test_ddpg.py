@@ -199,19 +199,19 @@ def test_grammar(text: str, found: Exploration) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        *((entry, f"the entry {entry!r}") for entry in (
+        *((entry, f"the entry {entry!r} is none of these") for entry in (
             "", "gauss_0.1", "normal", "normal_", "normal_0", "normal_-1", "normal_nan",
             "normal_inf", "normal_x", "none_1",
         )),
-        ("none,normal_0.1", "the entry 'none'"),
-        ("normal_0.1,normal_0.2", "normal twice"),
-        ("normal_0.1,,ou_0.1", "the entry ''"),
+        ("none,normal_0.1", "the entry 'none' must stand alone"),
+        ("normal_0.1,normal_0.2", "normal may stand in it once"),
+        ("normal_0.1,,ou_0.1", "the entry '' is none of these"),
     ],
 )  # fmt: skip
 def test_what_the_grammar_refuses(text: str, words: str) -> None:
     with pytest.raises(ValueError, match="must be a list of none, normal_S") as raised:
         parse(text)
-    assert str(raised.value).endswith(f"; got {words}")
+    assert str(raised.value).endswith(f"; {words}")
 
 
 def test_the_ou_process_has_its_variance_and_memory() -> None:

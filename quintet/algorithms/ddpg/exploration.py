@@ -42,10 +42,12 @@ def parse(text: str) -> Exploration:
             size = float(number)
         except ValueError:
             size = math.nan
-        if name not in _FIELDS or not 0.0 < size < math.inf:
-            fault = f"got the entry {entry!r}"
+        if entry == "none":
+            fault = "the entry 'none' must stand alone"
+        elif name not in _FIELDS or not 0.0 < size < math.inf:
+            fault = f"the entry {entry!r} is none of these"
         elif _FIELDS[name] in sizes:
-            fault = f"got {name} twice"
+            fault = f"{name} may stand in it once"
         else:
             sizes[_FIELDS[name]] = size
             continue
