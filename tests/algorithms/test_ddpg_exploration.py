@@ -102,7 +102,8 @@ def test_perturbations_of_streams_and_episodes_are_uncorrelated() -> None:
     starts[10, 0] = starts[20, 1] = starts[20, 2] = starts[30, 0] = True
     actor, _ = acting(of, 1)
     _, states, _ = acted(of, starts)
-    moved = actor.moved.bool()
+    may_move = perturbable(actor.network)
+    moved = torch.cat([torch.full(x, may_move[name]).flatten() for name, x in actor.shapes.items()])
     drawn = []
     for t in range(40):
         before = states[max(t - 1, 0)]["weights"]
