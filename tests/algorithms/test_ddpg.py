@@ -190,6 +190,7 @@ def test_popart_keeps_the_values_of_both_critics(popart: bool) -> None:
         ("normal_0.1", Exploration(normal=0.1)),
         (" ou_0.2 , normal_1e-2 ", Exploration(normal=0.01, ou=0.2)),
         ("adaptive-param_0.2,ou_0.1,normal_0.3", Exploration(0.3, 0.1, 0.2)),
+        ("adaptive-param_1,normal_1.5", Exploration(normal=1.5, param=1.0)),
     ],
 )
 def test_grammar(text: str, found: Exploration) -> None:

@@ -112,6 +112,7 @@ def test_a_capacity_that_does_not_fit_in_memory(
 
 
 UNKNOWN, ALONE, ONCE = "is none of these", "must stand alone", "may stand in it once"
+FAR = "is to move actions by more than 1"
 MISTAKES = {
     "nothing": ("", "", UNKNOWN),
     "only commas": (",", "", UNKNOWN),
@@ -136,6 +137,7 @@ MISTAKES = {
     "infinite": ("normal_inf", "normal_inf", UNKNOWN),
     "too large for a float": ("normal_1e999", "normal_1e999", UNKNOWN),
     "too small for a float": ("normal_1e-999", "normal_1e-999", UNKNOWN),
+    "farther than actions reach": ("adaptive-param_1.5", "adaptive-param_1.5", FAR),
     "none with a number": ("none_0.1", "none_0.1", UNKNOWN),
     "none beside another": ("normal_0.1,none", "none", ALONE),
     "none twice": ("none,none", "none", ALONE),
