@@ -101,5 +101,5 @@ def draw(algo: str) -> None:
 
 
 if __name__ == "__main__":
-    draw("ppo")
-    draw("impala")
+    for algo in ("ppo", "impala", "ddpg"):
+        draw(algo)

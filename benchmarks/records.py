@@ -167,6 +167,6 @@ def notes(row: Row) -> tuple[str, ...]:
         marks.append("²")
     if how.differences:
         marks.append("³")
-    if row.seeds != SEEDS and not how.other_seeds:
+    if row.seen and row.seeds != SEEDS and not how.other_seeds:
         marks.append("⁴")
     return tuple(marks)

@@ -48,6 +48,7 @@ class Row(NamedTuple):
 
 TOY = "quintet.envs.toy:cartpole_without_velocities"
 RED_BALL, LOCAL = "BabyAI-GoToRedBall-v0", "BabyAI-GoToLocal-v0"
+CAR, FIVE, OTHERS = "MountainCarContinuous-v0", (11, 12, 13, 14, 15), (16, 17, 18, 19, 20)
 CHEETAH = "Tianshou 5784 ± 1244 (best within the run), CleanRL 1443"
 
 ROWS = (
@@ -95,4 +96,35 @@ ROWS = (
         label="10M-blind", options=("total_env_steps=10000000", "model.tokenizer=none"),
         beside=f"impala-{LOCAL}-10M", seen=(1,),
     ),
+    Row("ddpg", "Pendulum-v1", -175, -160, "SB3 zoo -152 (1 run)", seeds=FIVE),
+    Row(
+        "ddpg", "Pendulum-v1", -179, title="the same, rewards times 1,000, PopArt",
+        label="x1000-popart",
+        options=("reward_scale=1000", "normalize_returns=true", "popart=true"),
+        beside="ddpg-Pendulum-v1",
+    ),
+    Row(
+        "ddpg", "Pendulum-v1", title="the same, rewards times 1,000", label="x1000",
+        options=("reward_scale=1000",), beside="ddpg-Pendulum-v1",
+    ),
+    Row("ddpg", CAR, 90, None, "SB3 zoo 93.5; asked: on each", seeds=OTHERS, seen=FIVE[:2]),
+    Row(
+        "ddpg", CAR, title="the same, Gaussian noise", label="gaussian",
+        options=("exploration=normal_0.2",), beside=f"ddpg-{CAR}", seeds=OTHERS,
+    ),
+    Row(
+        "ddpg", CAR, title="the same, OU noise", label="ou",
+        options=("exploration=ou_0.2",), beside=f"ddpg-{CAR}", seeds=OTHERS,
+    ),
+    Row(
+        "ddpg", CAR, title="the same without noise", label="none",
+        options=("exploration=none",), beside=f"ddpg-{CAR}", seeds=OTHERS,
+    ),
+    Row("ddpg", "HalfCheetah-v4", 9500, 10500, "CleanRL 10374 ± 157", seeds=(11, 12)),
+    Row(
+        "ddpg", "HalfCheetah-v4", 3300, 5000, "baselines in the TD3 paper 3306",
+        "HalfCheetah-v4, the original's settings", "original", ("preset=original",), seeds=(11,),
+    ),
+    Row("ddpg", "Hopper-v4", 1577, 2200, "CleanRL 1577 ± 819, Tianshou 2197", seeds=(11,)),
+    Row("ddpg", "Walker2d-v4", 1240, 2000, "CleanRL 1240 ± 390, Tianshou 1401", seeds=(11,)),
 )  # fmt: skip

@@ -39,6 +39,7 @@ SPEED_IMPALA = {
     "pong-appo": Ratio(2.3, 2.8, 0.75),
     "pong-appo-fp32": Ratio(1.6, None, 0.75),
 }
+SPEED_DDPG = {"halfcheetah-ddpg": Ratio(1.45, 1.8, 0.75)}
 """By the name of the record of `compare`."""
 
 SAMPLING = {
@@ -323,7 +324,10 @@ TABLES = {
     "ppo-cost": lambda: cost_table("ppo"),
     "impala-learning": lambda: learning_table("impala"),
     "impala-cost": lambda: cost_table("impala"),
+    "ddpg-learning": lambda: learning_table("ddpg"),
+    "ddpg-cost": lambda: cost_table("ddpg"),
     "ppo-speed": lambda: speed_table("sb3", SPEED_PPO),
+    "ddpg-speed": lambda: speed_table("sb3", SPEED_DDPG),
     "impala-speed": lambda: speed_table("sample_factory", SPEED_IMPALA),
     "ppo-threshold": threshold_table,
     "sampling": sampling_table,

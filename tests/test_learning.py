@@ -41,15 +41,28 @@ def test_the_mean_over_three_seeds_reaches_the_floor(task: str, tmp_path: Path) 
     assert sum(means) / 3 >= floor, means
 
 
-@pytest.mark.parametrize(
-    ("env", "steps", "floor"),
-    [("BabyAI-GoToRedBall-v0", 1_000_000, 0.9), ("BabyAI-GoToLocal-v0", 3_000_000, 0.9)],
-)
-def test_missions_are_followed(env: str, steps: int, floor: float, tmp_path: Path) -> None:
-    """One seed, which takes minutes.  Blind to the mission, success is 0.7 after GoToLocal's 3M."""
-    scores = trained("impala", env, steps, 1, tmp_path, {})
+def test_a_red_ball_is_gone_to(tmp_path: Path) -> None:
+    """One seed, which takes minutes."""
+    scores = trained("impala", "BabyAI-GoToRedBall-v0", 1_000_000, 1, tmp_path, {})
     assert scores.success_rate is not None
-    assert scores.success_rate >= floor
+    assert scores.success_rate >= 0.9
+
+
+def test_missions_are_followed(tmp_path: Path) -> None:
+    """One seed, ended early: with the schedules of 3.5M steps the rate falls before all is learned,
+    and the mode of the policy wins half of its episodes.  Blind to the mission, success is 0.7
+    after 3M.
+    """
+    given = {"env": "BabyAI-GoToLocal-v0", "total_steps": 10_000_000, "seed": 1}
+    program = (
+        "import quintet; "
+        f"quintet.train('impala', **{given}, run_dir={str(tmp_path)!r}, "
+        "on_report=lambda report: report['env_steps'] >= 3_500_000)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+    scores = quintet.evaluate(quintet.load(tmp_path), episodes=100)
+    assert scores.success_rate is not None
+    assert scores.success_rate >= 0.9
 
 
 def trained(

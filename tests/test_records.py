@@ -116,25 +116,27 @@ def test_tables_mark_what_does_not_count(bench: SimpleNamespace, monkeypatch: py
         new("ppo", "CartPole-v1"),
         new("ppo", "Acrobot-v1", seen=(1, 2)),
         new("ppo", "LunarLander-v3"),
-        new("ppo", "MountainCar-v0", seeds=(14, 15, 16)),
+        new("ppo", "MountainCar-v0", seeds=(14, 15, 16), seen=(11, 12, 13)),
+        new("ppo", "Breakout-v5", seeds=(11, 12, 13, 14)),
     )
     monkeypatch.setattr(bench.tables, "ROWS", rows)
     recorded(bench, rows[0], (11, 12, 13))
     recorded(bench, rows[1], (1, 2, 3))
     recorded(bench, rows[2], (11, 12, 13), gamma=0.5)
     recorded(bench, rows[3], (14, 15, 16))
+    recorded(bench, rows[4], (11, 12, 13, 14))
     lines = bench.tables.learning_table("ppo").splitlines()
-    cells = [[cell.strip() for cell in line.split("|")] for line in lines[2:6]]
+    cells = [[cell.strip() for cell in line.split("|")] for line in lines[2:7]]
     assert [row[3] for row in cells] == [
-        "11, 12, 13", "1, 2, 3 ¹ ²", "11, 12, 13 ³", "14, 15, 16 ⁴"
+        "11, 12, 13", "1, 2, 3 ¹ ²", "11, 12, 13 ³", "14, 15, 16 ⁴", "11, 12, 13, 14"
     ]  # fmt: skip
     assert cells[0][4:7] == ["1.0 ± 0.0, 1.0 ± 0.0, 1.0 ± 0.0", "**1.0**", "0.2"]
-    notes = lines[7:]
+    notes = lines[8:]
     assert [note[0] for note in notes] == ["¹", "²", "³", "⁴"]
     assert "`gamma` is 0.99, recorded 0.5: LunarLander-v3." in notes[2]
     recorded(bench, rows[1], (11, 12, 13))
     recorded(bench, rows[2], (11, 12, 13))
-    assert [line[0] for line in bench.tables.learning_table("ppo").splitlines()[7:]] == ["⁴"]
+    assert [line[0] for line in bench.tables.learning_table("ppo").splitlines()[8:]] == ["⁴"]
 
 
 def test_stale_rows_come_cheapest_first(bench: SimpleNamespace, monkeypatch: pytest.MonkeyPatch):

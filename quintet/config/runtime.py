@@ -97,15 +97,15 @@ class RuntimeConfig(BaseModel):
         None,
         ge=1,
         description="threads of PyTorch's CPU kernels; none: all cores (8 at most) for picture "
-        "and grid networks, half of them beside workers, 1 for small ones; of several learners "
-        "each has its part of them. Part of the result's bytes",
+        "and grid networks and for layers of 256 times 256, half of them beside workers, 1 for "
+        "small ones; of several learners each has its part of them. Part of the result's bytes",
     )
     actor_threads: int | None = Field(
         None,
         ge=1,
-        description="of them where actions are computed; none: as many as a single learner would "
-        "have where one process does all, and for a server, else 1 for each worker. Part of the "
-        "result's bytes",
+        description="of them where actions are computed; none: 1, for picture and grid networks "
+        "as many as a single learner would have where one process does all, and for a server. "
+        "Part of the result's bytes",
     )
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto",

@@ -15,8 +15,18 @@ _OPTIONS: Mapping[str, Any] = {
     "cpp_wrapper": True,  # kernels are called from C++, not from Python
     # As 2 * sigmoid(2x) - 1: twice as fast as the library's, and off by 1e-7 at most.
     "cpp.use_decompose_tanh": True,
-    "guard_filter_fn": torch.compiler.skip_all_guards_unsafe,
 }
+
+
+def _inductor(graph: Any, inputs: Any) -> Any:
+    """PyTorch's compiler with its cache on the disk, which compiling ahead turns off."""
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        with torch._functorch.config.patch("bundled_autograd_cache", False):
+            return compile_fx_inner(*args, **kwargs)
+
+    return compile_fx(graph, inputs, inner_compile=inner, config_patches=dict(_OPTIONS))
 
 
 @final
@@ -47,7 +57,11 @@ class Graph(Generic[P, R]):
 
     def _compiled(self, args: tuple[Any, ...]) -> Callable[..., R]:
         method: Any = torch.compile(
-            self._function, fullgraph=True, dynamic=False, options=dict(_OPTIONS)
+            self._function,
+            fullgraph=True,
+            dynamic=False,
+            backend=_inductor,
+            options={"guard_filter_fn": torch.compiler.skip_all_guards_unsafe},
         )
         # As inputs, which is the default, Python's floats can't be compiled ahead.
         with torch._dynamo.config.patch(specialize_float=True):

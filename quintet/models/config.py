@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any, Literal, final
 
 from gymnasium.spaces import Box
@@ -17,6 +18,9 @@ from quintet.types import ACTION_MASK, LAST_ACTION, LAST_REWARD, Spaces
 
 Width = Annotated[int, Field(ge=1)]
 """Units of a hidden layer."""
+
+WIDE_WEIGHTS = 256 * 256
+"""Weights of a layer from which on a second thread makes a batch of 64 rows 1.5 times as fast."""
 
 OF_TEXTS = (
     *("vocabulary", "hash_buckets", "text_embedding", "text_hidden", "text_pooling"),
@@ -230,6 +234,12 @@ def uses_pictures(model: ModelConfig, spaces: Spaces) -> bool:
     if model.traits.large is not None:
         return model.traits.large
     return any(is_image(space) for space in encoded_leaves(spaces).values())
+
+
+def is_wide(model: ModelConfig) -> bool:
+    """Whether a resolved network has a layer of so many weights that a second thread pays."""
+    torsos = (model.policy_hidden or (), model.value_hidden or ())
+    return any(a * b >= WIDE_WEIGHTS for torso in torsos for a, b in pairwise(torso))
 
 
 def picture_leaves(model: ModelConfig, spaces: Spaces) -> dict[str, tuple[int, ...]]:

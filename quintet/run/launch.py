@@ -23,7 +23,7 @@ from quintet.config.runtime import RuntimeConfig
 from quintet.config.saved import Unusable
 from quintet.envs.make import make_group_env
 from quintet.errors import ConfigError, LearnerFault, WorkerFault
-from quintet.models.config import resolve_model, uses_pictures
+from quintet.models.config import is_wide, resolve_model, uses_pictures
 from quintet.models.precision import fast_bf16
 from quintet.observe.stream import QuietStream
 from quintet.policy import Policy
@@ -89,7 +89,7 @@ def resolve(loaded: Loaded, spaces: Spaces) -> RunConfig:
     model = resolve_model(config.model, spaces)
     pictures = uses_pictures(model, spaces)
     device = _resolve_device(config.runtime, pictures)
-    threads = _threads(config.runtime, pictures, config.runtime.num_learners)
+    threads = _threads(config.runtime, pictures or is_wide(model), config.runtime.num_learners)
     serial = config.runtime.kind == "serial"
     beside = not serial and config.runtime.inference == "local"
     # Actors work in turn with the learners, or on the other half of the cores.
@@ -134,16 +134,16 @@ def resolve(loaded: Loaded, spaces: Spaces) -> RunConfig:
     )
 
 
-def _threads(runtime: RuntimeConfig, pictures: bool, learners: int) -> int:
+def _threads(runtime: RuntimeConfig, large: bool, learners: int) -> int:
     """Threads of each learner, as configured or by a fixed rule.
 
-    Small networks get one: there a second thread makes training slower, as measured.  Beside
-    workers learners share half of the cores.
+    Networks that are not large get one: there a second thread makes training slower, as measured.
+    Beside workers learners share half of the cores.
     """
     if runtime.threads is not None:
         return runtime.threads
     most = usable_cores() if runtime.kind == "serial" else usable_cores() // 2
-    return max(1, min(most // learners, 8)) if pictures else 1
+    return max(1, min(most // learners, 8)) if large else 1
 
 
 def _resolve_device(runtime: RuntimeConfig, pictures: bool) -> str:

@@ -1,5 +1,10 @@
 """Compiled graphs give what the methods give, for every layout of their inputs."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -40,3 +45,33 @@ def test_rows_graph_reads_rows_as_they_lie():
     for obs in (torch.randn(3, 3), torch.randn(3, 3).T, torch.randn(3, 6)[:, ::2]):
         given, _ = graph({"obs": obs}, is_first)
         torch.testing.assert_close(given, obs @ model.weight)
+
+
+PROGRAM = """
+import torch
+from test_compiled import Affine
+from torch._dynamo.utils import counters
+from quintet.models.compiled import Graph
+
+with torch.inference_mode():
+    model = Affine()
+    obs, is_first = {"obs": torch.randn(4, 3)}, torch.zeros(4, dtype=torch.bool)
+    given, _ = Graph(model.apply)(obs, is_first)
+    torch.testing.assert_close(given, model.apply(obs, is_first)[0])
+print(counters["inductor"]["fxgraph_cache_miss"], counters["inductor"]["fxgraph_cache_hit"])
+"""
+
+
+def test_a_second_process_finds_the_graph_in_the_cache(tmp_path: Path) -> None:
+    """So that a run begins, or goes on, seconds earlier."""
+    env = os.environ | {
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": str(Path(__file__).parent),
+    }
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for _ in range(2)
+    ]
+    assert said == ["1 0", "0 1"]

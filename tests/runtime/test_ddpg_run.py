@@ -166,7 +166,11 @@ def terminated() -> Paid:
 
 @pytest.mark.parametrize(
     ("env", "options"),
-    [(truncated, {}), (terminated, {}), (truncated, {"truncation_as_termination": True})],
+    [
+        (truncated, {}),
+        (terminated, {}),
+        pytest.param(truncated, {"truncation_as_termination": True}, marks=slow),
+    ],
     ids=["truncated", "terminated", "truncation as termination"],
 )
 def test_the_value_of_a_truncated_episode_goes_on(
@@ -196,7 +200,8 @@ class SlowSteps(Pushed):
         return super().step(action)
 
 
-@pytest.mark.parametrize("what", ["learner", pytest.param("environment", marks=slow)])
+@slow
+@pytest.mark.parametrize("what", ["learner", "environment"])
 def test_async_keeps_the_ratio_of_updates_to_env_steps(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -360,3 +360,22 @@ def test_threads_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
         values = launch.resolved(loaded)[0]
         # The others have nothing to do while the first one acts.
         assert (values["runtime.threads"], values["runtime.actor_threads"]) == (expected, 8)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "kind", "threads"),
+    [
+        ("64 64", "serial", 1),
+        ("256", "serial", 1),
+        ("256 256", "serial", 8),
+        ("400 300", "async", 4),
+    ],
+)
+def test_wide_layers_take_threads_for_updates_alone(
+    hidden: str, kind: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "usable_cores", lambda: 8)
+    widths = [int(width) for width in hidden.split()]
+    given = {"env.id": "Pendulum-v1", "runtime.kind": kind, "model.policy_hidden": widths}
+    values = launch.resolved(compose("ddpg", [Layer("call", given)]))[0]
+    assert (values["runtime.threads"], values["runtime.actor_threads"]) == (threads, 1)

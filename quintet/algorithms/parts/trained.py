@@ -166,11 +166,7 @@ class Trained(Generic[B, K]):
         follow: how far the average then goes towards the weights: 1 makes it their copy.
         """
         self.steps += 1
-        numbers: list[Knob] = [*knobs]
-        for rates, max_norm in descents:
-            numbers += [math.inf if max_norm is None else max_norm, *rates]
-        numbers.append(follow)
-        packed = torch.tensor(numbers, dtype=self.theta.dtype, device=self.theta.device)
+        packed = self._packed(knobs, descents, follow)
         if self._whole is not None:
             self._told.append(self._whole(batch, packed))
             return
@@ -179,6 +175,14 @@ class Trained(Generic[B, K]):
         if self.ranks.size > 1:
             grad, told = self.ranks.sum(grad), self._names.over_ranks(self.ranks.gather(told))
         self._told.append(torch.cat((descend(grad, packed), told)))
+
+    def _packed(self, knobs: K, descents: Iterable[Descent], follow: float) -> Tensor:
+        """The numbers of a step, of which each may be another at the next one."""
+        numbers: list[Knob] = [*knobs]
+        for rates, max_norm in descents:
+            numbers += [math.inf if max_norm is None else max_norm, *rates]
+        numbers.append(follow)
+        return torch.tensor(numbers, dtype=self.theta.dtype, device=self.theta.device)
 
     def descent(self, learning_rate: float, options: Any) -> Descent:
         """The next step's rates and bound, from the options that learners name alike.

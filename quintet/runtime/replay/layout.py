@@ -136,6 +136,11 @@ class Layout:
             return self.rows_per_stream + self.unroll_steps + 1
         return self.length(stacks) // self.unroll_steps + 2
 
+    def column_bytes(self, steps: int) -> int:
+        """Bytes of a drawn column of so many rows, with the rows before and after it."""
+        row = sum(row_bytes(spec) for spec in (self._by_row | self.leaves).values())
+        return (steps + 2) * row + sum(row_bytes(spec) for spec in self.states.values())
+
     def rows_bytes(self, stacks: Mapping[str, int]) -> int:
         """Bytes of the rings that hold rows."""
         rows = self.num_streams * self.length(stacks)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from quintet.errors import CheckpointError
 from quintet.protocols import DataPlan
+from quintet.runtime.batch import split
 from quintet.runtime.replay.batch import (
     CUT,
     FIRST,
@@ -32,6 +33,9 @@ from quintet.types import Rollout
 
 _FORMAT = 2
 _COUNTS = ("counted_steps", "owed_draws", "drawn_rows")
+
+_AHEAD_BYTES = 2**20
+"""Of rows that are read together, for several draws: reading has a cost for each call."""
 
 _FLAGS = np.arange(256)
 _SAID = np.array([(_FLAGS & bit) > 0 for bit in (TERMINATED, TRUNCATED, VALID, CUT, FIRST)])
@@ -79,6 +83,7 @@ class Replay:
         self.plan = plan.replay
         self._layout = Layout(plan, rows, num_streams, folder, slack_steps)
         self._rate, self._rate_steps = _exact(plan.replay.rate).as_integer_ratio()
+        self._column_bytes = self._layout.column_bytes(plan.replay.steps)
         self._per_stream = plan.replay.column_source == "per_stream"
         self._store: RowStore | None = None
         self._random = _Random(seed, plan.replay.columns)
@@ -180,7 +185,7 @@ class Replay:
 
         Draws begin once ``start_steps`` valid rows are stored and there are rows to draw from
         (``per_stream``: in every stream); steps before that owe no draws.  The drawn rows are a
-        function of the seed, `iteration` and the stored rows.  They are read one batch at a time,
+        function of the seed, `iteration` and the stored rows.  They are read while they are taken,
         so take all batches before the next `store`.
         """
         store = self._store
@@ -203,18 +208,27 @@ class Replay:
             number = int(plan.rate)
         chance = self._random.uniform(iteration, number)
         if self._per_stream:
-            stream = np.arange(len(counts))
             entry = (chance * counts).astype(np.int64)
             entry += store.first
-            return (self._draw(store, stream, each) for each in entry)
-        entry = (chance * total).astype(np.int64)
-        stream = ends.searchsorted(entry, "right")
-        # From a number over all streams to one within the stream's own entries.
-        entry += (store.last - ends)[stream]
-        return (self._draw(store, stream[k], entry[k]) for k in range(number))
+            stream = np.broadcast_to(np.arange(len(counts)), entry.shape)
+        else:
+            entry = (chance * total).astype(np.int64)
+            stream = ends.searchsorted(entry, "right")
+            # From a number over all streams to one within the stream's own entries.
+            entry += (store.last - ends)[stream]
+        return self._drawn(store, stream, entry)
+
+    def _drawn(self, store: RowStore, stream: Numbers, entry: Numbers) -> Iterator[Rollout]:
+        """A batch for each row of `stream` and `entry`, several of them from one read."""
+        number, columns = entry.shape
+        ahead = max(1, _AHEAD_BYTES // (columns * self._column_bytes))
+        for begin in range(0, number, ahead):
+            part = slice(begin, begin + ahead)
+            batches = self._draw(store, stream[part].reshape(-1), entry[part].reshape(-1))
+            yield from split(batches, columns)
 
     def _draw(self, store: RowStore, stream: Numbers, entry: Numbers) -> Rollout:
-        """The rows that these entries of the streams' index stand for."""
+        """The rows that these entries of the streams' index stand for, a column for each."""
         found = store.in_index(stream, entry)
         number = store.starts[found] + self._shifts
         place = store.rows.at(stream, number)

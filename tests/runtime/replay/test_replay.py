@@ -18,7 +18,6 @@ from quintet.errors import ConfigError
 from quintet.protocols import DataPlan, ReplayPlan
 from quintet.runtime.replay import layout as replay_layout
 from quintet.runtime.replay import replay as replay_module
-from quintet.runtime.replay import rings
 from quintet.runtime.replay.replay import Replay
 from quintet.types import Rollout
 
@@ -233,7 +232,7 @@ def test_poisson_draws_have_their_mean_and_variance(monkeypatch) -> None:
     replay = make(plan("sequences", draws="poisson", rate=4.0, columns=1), 1)
     run = Run(replay, 1, 4, 0, QUIET)
     run.collect([0])
-    monkeypatch.setattr(replay, "_draw", lambda *_: None)  # how many, not which
+    monkeypatch.setattr(replay, "_drawn", lambda _store, _stream, entry: entry)  # how many
     counts = np.array([len(list(replay.draws(4, i))) for i in range(10_000)])
     assert abs(counts.mean() - 4) < 4 * np.sqrt(4 / 10_000)
     assert 3.7 < counts.var() < 4.3
@@ -245,6 +244,29 @@ def test_a_fixed_number_follows_every_batch_with_a_valid_row() -> None:
     assert [len(list(replay.draws(steps, i))) for i, steps in enumerate((4, 1, 0))] == [3, 3, 0]
     with pytest.raises(AssertionError, match="must be whole"):
         plan("windows", draws="fixed", rate=1.5)
+
+
+@pytest.mark.parametrize("source", ["any_stream", "per_stream"])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_draws_that_are_read_together_are_those_read_one_by_one(
+    steps: int, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replay = make(
+        plan("windows", steps=steps, draws="fixed", rate=5, columns=3, column_source=source), 3
+    )
+    run = Run(replay, 3, 4, 3)
+    for _ in range(4):
+        run.collect([0, 1, 2])
+    reads, draw = [], Replay._draw
+    monkeypatch.setattr(
+        Replay, "_draw", lambda *args: reads.append(args[-1].size // 3) or draw(*args)
+    )
+    found, draw_bytes = [], 3 * replay._layout.column_bytes(steps)
+    for ahead_bytes in (0, 2 * draw_bytes, 2**20):
+        monkeypatch.setattr(replay_module, "_AHEAD_BYTES", ahead_bytes)
+        found.append(list(replay.draws(4, 7)))
+    assert reads == [1, 1, 1, 1, 1, 2, 2, 1, 5]
+    assert digest(found[0]) == digest(found[1]) == digest(found[2])
 
 
 def test_draws_follow_from_seed_and_iteration() -> None:
@@ -437,22 +459,6 @@ def test_a_replay_that_cannot_fit_is_refused_at_once(tmp_path) -> None:
     with pytest.raises(ConfigError, match="on the disk of"):
         make(huge, 1, folder=tmp_path / "run" / "replay")
     assert not list(tmp_path.iterdir())  # so the corrected call finds a new folder
-
-
-def test_an_index_that_does_not_fit_in_memory_is_refused_at_once(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(rings, "available_memory", lambda: 80_000)
-    make(plan("windows", capacity_steps=9_000), 1, folder=tmp_path / "replay")
-    with pytest.raises(ConfigError, match=r"index of a replay requires 80,040 bytes in memory, 80"):
-        make(plan("windows", capacity_steps=10_000), 1, folder=tmp_path / "replay")
-
-
-def test_a_replay_that_memory_can_t_hold_says_that_draws_wait_for_the_disk(
-    tmp_path, monkeypatch
-) -> None:
-    replay = make(plan("windows", capacity_steps=9_000), 1, folder=tmp_path)
-    assert "disk" not in replay.describe()
-    monkeypatch.setattr(replay_module, "available_memory", lambda: 2**19)
-    assert replay.describe().endswith("; 0.5 MiB of memory are free, so draws wait for the disk")
 
 
 @pytest.mark.parametrize("way", ["the folder", "its parent", "a file"])
