@@ -176,9 +176,13 @@ class Mlp(nn.Module):
 
     def forward(self, obs: Obs) -> Tensor:
         """``[N, features]`` from leaves ``[N, ...]``."""
-        flat = [flatten_leaf(obs[name], space) for name, space in self.leaves.items()]
-        x: Tensor = self.layers(flat[0] if len(flat) == 1 else torch.cat(flat, -1))
+        x: Tensor = self.layers(self.flat(obs))
         return x
+
+    def flat(self, obs: Obs) -> Tensor:
+        """What the first layer reads."""
+        flat = [flatten_leaf(obs[name], space) for name, space in self.leaves.items()]
+        return flat[0] if len(flat) == 1 else torch.cat(flat, -1)
 
 
 def flatten_leaf(x: Tensor, space: gym_spaces.Space) -> Tensor:  # type: ignore[type-arg]

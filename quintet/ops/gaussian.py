@@ -42,8 +42,8 @@ def _bounds(
 
 
 def _scale_to_bounds(unit: Tensor, low: tuple[float, ...], high: tuple[float, ...]) -> Tensor:
-    """``low + (unit + 1) / 2 * (high - low)``, clipped; identity in dimensions with an infinite
-    bound.
+    """``low + (unit + 1) / 2 * (high - low)``, clipped, -1 exactly `low` and 1 exactly `high`;
+    identity in dimensions with an infinite bound.
     """
     # A compiled graph keeps them as constants, and can't look into a cache.
     bounds = _bounds.__wrapped__ if torch.compiler.is_compiling() else _bounds
@@ -51,6 +51,7 @@ def _scale_to_bounds(unit: Tensor, low: tuple[float, ...], high: tuple[float, ..
     scaled = bottom + (unit + 1.0) / 2.0 * (top - bottom)
     # After the map, not before it: rounding must not leave the environment's own bounds.
     scaled = torch.minimum(torch.maximum(scaled, bottom), top)
+    scaled = torch.where(unit >= 1.0, top, scaled)  # rounding must not fall short of them either
     return scaled if bounded is None else torch.where(bounded, scaled, unit)
 
 

@@ -263,6 +263,7 @@ def _run(
         trainer.saving.warnings += loaded.notes
         trainer.saving.warnings += registry.find(config.algo).warnings(config.learner, config.model)
         trainer.warm_start()
+        _make_replays(trainer, source)
         sampling = make_sampling(
             config,
             source,
@@ -356,15 +357,21 @@ def _seed_outcome(config: RunConfig, how: seed_group.Outcome) -> SeedOutcome:
     return SeedOutcome(config.seed, config.run_dir, "failed", {}, error)
 
 
-@contextmanager
-def _ends_told(trainer: Trainer, sampling: Sampling, source: Source) -> Iterator[None]:
-    """Opens the trainer for the block, records how it ends, and closes all that it began."""
+def _make_replays(trainer: Trainer, source: Source) -> None:
+    """Gives each policy the replay that its learner asks for, whose memory comes with its first
+    rows; raises ConfigError where one can't fit.
+    """
     config = trainer.config
     make_actor = registry.find(config.algo).make_actor
     for policy in trainer.policies:
         if policy.learner.plan.replay is not None:
             actor = make_actor(config.learner, config.model, source.spaces, PLAIN)
             policy.make_replay(actor, trainer.saving.interval)
+
+
+@contextmanager
+def _ends_told(trainer: Trainer, sampling: Sampling, source: Source) -> Iterator[None]:
+    """Opens the trainer for the block, records how it ends, and closes all that it began."""
     others: list[Sampling | Learners] = [sampling, *several(trainer.policies)]
     try:
         trainer.open()

@@ -9,17 +9,34 @@ import torch.distributed as dist
 from ppo_helpers import learn
 
 from quintet.protocols import Learner, Ranks
-from quintet.runtime.parallel.ranks import RankGroup
+from quintet.runtime.parallel.ranks import LOOK_EVERY_S, RankGroup
 from quintet.types import Rollout
 
 T = TypeVar("T")
+
+
+class Patience:
+    """Ends an exchange that the other ranks never join, which a test would wait for."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def joined(self, _: int) -> None:
+        self.looks = 0
+
+    def watch(self) -> None:
+        self.looks += 1
+        if self.looks * LOOK_EVERY_S > 60.0:
+            raise RuntimeError("an exchange was joined by one rank alone for a minute")
 
 
 class RankThreads:
     """Learners that share batches; what any of them raises is raised here."""
 
     def __init__(self, size: int, make: Callable[[Ranks], Any]):
-        self.ranks = [RankGroup(i, size, torch.device("cpu")) for i in range(size)]
+        here = torch.device("cpu")
+        own = [Patience() for _ in range(size)]
+        self.ranks = [RankGroup(i, size, here, p.watch, p.joined) for i, p in enumerate(own)]
         self.learners = [make(ranks) for ranks in self.ranks]
         store = dist.HashStore()
         self._each(lambda i: self.ranks[i].connect(store))
@@ -33,6 +50,10 @@ class RankThreads:
         first, *others = self._each(lambda i: learn(self.learners[i], batch, env_steps))
         assert all(each == first for each in others)
         return first
+
+    def at_once(self, work: Callable[[Any], T]) -> list[T]:
+        """What each of them makes of the work."""
+        return self._each(lambda i: work(self.learners[i]))
 
 
 def states(learners: Sequence[Learner]) -> list[dict[str, torch.Tensor]]:

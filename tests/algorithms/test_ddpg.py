@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 from conformance import CONTINUOUS, NUMBERS, Case, Task
+from ddpg_helpers import PLAIN, acting, case, replayed, with_endings
 from torch import Tensor
 
-from quintet.algorithms.ddpg.actor import PARAM_SCALE, WARMING_UP, DDPGActor
+from quintet.algorithms.ddpg.actor import WARMING_UP, DDPGActor
 from quintet.algorithms.ddpg.config import DDPGConfig
 from quintet.algorithms.ddpg.exploration import Exploration, adapted, ou_step, parse
 from quintet.algorithms.ddpg.learner import DDPGLearner
@@ -21,27 +22,7 @@ from quintet.algorithms.ddpg.popart import TargetStatistics
 from quintet.algorithms.registry import find
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig, resolve_model
-from quintet.types import Publication, Rollout, Spaces
-
-NETWORK = {"activation": "relu", "layer_norm": True, "policy_hidden": (8, 6)}
-PLAIN: dict[str, Any] = {"exploration": "none", "normalize_observations": False}
-
-
-def case(**options: Any) -> Case:
-    return Case("ddpg", options=options, network=NETWORK)
-
-
-def replayed(of: Case) -> list[Rollout]:
-    return [batch for each in of.batches(3) for batch in each if batch.replayed]
-
-
-def with_endings(batch: Rollout) -> Rollout:
-    """Rows that go on, that terminate and that are truncated."""
-    columns = torch.arange(batch.valid.shape[1]).expand_as(batch.valid)
-    terminated, truncated = columns % 4 == 1, columns % 4 == 2
-    ends = {"terminated": terminated, "truncated": truncated, "trace_cut": None}
-    return replace(batch, valid=torch.ones_like(terminated), **ends)
-
+from quintet.types import Rollout, Spaces
 
 # The loss
 
@@ -209,6 +190,7 @@ def test_popart_keeps_the_values_of_both_critics(popart: bool) -> None:
         ("normal_0.1", Exploration(normal=0.1)),
         (" ou_0.2 , normal_1e-2 ", Exploration(normal=0.01, ou=0.2)),
         ("adaptive-param_0.2,ou_0.1,normal_0.3", Exploration(0.3, 0.1, 0.2)),
+        ("adaptive-param_1,normal_1.5", Exploration(normal=1.5, param=1.0)),
     ],
 )
 def test_grammar(text: str, found: Exploration) -> None:
@@ -218,19 +200,19 @@ def test_grammar(text: str, found: Exploration) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        *((entry, f"the entry {entry!r}") for entry in (
+        *((entry, f"the entry {entry!r} is none of these") for entry in (
             "", "gauss_0.1", "normal", "normal_", "normal_0", "normal_-1", "normal_nan",
             "normal_inf", "normal_x", "none_1",
         )),
-        ("none,normal_0.1", "the entry 'none'"),
-        ("normal_0.1,normal_0.2", "normal twice"),
-        ("normal_0.1,,ou_0.1", "the entry ''"),
+        ("none,normal_0.1", "the entry 'none' must stand alone"),
+        ("normal_0.1,normal_0.2", "normal may stand in it once"),
+        ("normal_0.1,,ou_0.1", "the entry '' is none of these"),
     ],
 )  # fmt: skip
 def test_what_the_grammar_refuses(text: str, words: str) -> None:
     with pytest.raises(ValueError, match="must be a list of none, normal_S") as raised:
         parse(text)
-    assert str(raised.value).endswith(f"; got {words}")
+    assert str(raised.value).endswith(f"; {words}")
 
 
 def test_the_ou_process_has_its_variance_and_memory() -> None:
@@ -266,19 +248,6 @@ def test_the_scale_goes_to_where_actions_move_as_far_as_desired() -> None:
         seen.append(learner._distance(obs, seed))
     # As often above as below.
     assert torch.stack(seen[300:]).median().item() == pytest.approx(0.2, rel=0.05)
-
-
-def published(of: Case, scale: float = 0.5, warming_up: bool = False) -> Publication:
-    tensors = dict(of.learner().publication().tensors)
-    return Publication(
-        1, {**tensors, PARAM_SCALE: torch.tensor(scale), WARMING_UP: torch.tensor(warming_up)}
-    )
-
-
-def acting(of: Case, streams: int, **given: Any) -> Any:
-    actor = of.actor()
-    actor.load(published(of, **given))
-    return actor, actor.initial_state(streams)
 
 
 def test_every_stream_is_perturbed_by_itself_from_one_start_to_the_next() -> None:

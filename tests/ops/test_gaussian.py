@@ -135,6 +135,19 @@ def test_bounds_are_never_left_by_rounding():
         assert torch.equal(env[-1], top)
 
 
+def test_the_ends_of_the_range_are_the_bounds_to_the_bit():
+    """In one of five boxes ``low + (high - low)`` is rounded to less than ``high``."""
+    draw = torch.Generator().manual_seed(0)
+    bounds = torch.randn(2_000, 2, generator=draw) * 10.0 ** (
+        6 * torch.rand(2_000, 2, generator=draw) - 3
+    )
+    bottom, top = bounds.sort(-1).values.unbind(-1)
+    family = DiagGaussian(2_000, tuple(bottom.tolist()), tuple(top.tolist()))
+    ends = torch.tensor([[-1.0], [1.0]]).expand(2, 2_000)
+    assert torch.equal(family.to_env(ends), torch.stack((bottom, top)))
+    assert family.to_env(torch.full((1, 2_000), math.nan)).isnan().all()
+
+
 def test_squashed_mean_stays_in_the_bounds_but_samples_may_leave():
     family = DiagGaussian(1, (-1.0,), (1.0,), squash="mean")
     params = torch.tensor([[5.0, 0.0]])

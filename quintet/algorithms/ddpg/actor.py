@@ -4,7 +4,7 @@ from typing import final
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, vmap
+from torch.func import functional_call
 
 from quintet.algorithms.ddpg.config import DDPGConfig
 from quintet.algorithms.ddpg.exploration import ou_step, perturbation
@@ -15,6 +15,8 @@ from quintet.models.compiled import Graph
 from quintet.models.config import ModelConfig
 from quintet.models.encoders import Mlp
 from quintet.models.flat import flatten_in_place, load_into, views_of
+from quintet.models.own_weights import linear, sequential
+from quintet.models.precision import autocast
 from quintet.types import ActOutput, Obs, Publication, Spaces, State, TensorSpec
 
 PARAM_SCALE, WARMING_UP = "param_noise_std", "warming_up"
@@ -45,7 +47,8 @@ class DDPGActor:
         self.theta = flatten_in_place([*named.values()])
         self.scale = torch.zeros((), device=self.theta.device)
         self.warming_up = False
-        self._shared = Graph(self._act_alike) if compute.compile else self._act_alike
+        # A graph's inputs are converted one by one, so its weights are one vector.
+        self._shared = Graph(self._act_by_theta) if compute.compile else self._act_alike
         self._own = Graph(self._act_each) if compute.compile else self._act_each
 
     @property
@@ -120,31 +123,47 @@ class DDPGActor:
         if not rows:
             return weights
         weights, at_start = weights.clone(), seeds.long().tolist()
+        spread = self.scale * self.moved
         for row in rows:
             z = perturbation(self.theta.numel(), at_start[row]).to(weights.device)
-            weights[row] = self.theta + self.scale * self.moved * z
+            torch.addcmul(self.theta, spread, z, out=weights[row])
         return weights
 
     def _act_alike(self, obs: Obs) -> Tensor:
         """Actions ``[B, A]`` by the published weights."""
+        action: Tensor = self.network(self.normalizer(obs))
+        return action
+
+    def _act_by_theta(self, obs: Obs) -> Tensor:
+        """The same, of a function of the weights."""
         weights = views_of(self.theta, self.shapes)
         action: Tensor = functional_call(self.network, weights, (self.normalizer(obs),))
         return action
 
     def _act_each(self, obs: Obs, weights: Tensor) -> Tensor:
         """Actions ``[B, A]``, each by its own row of the weights ``[B, P]``."""
+        seen, encoder = self.normalizer(obs), self.network.encoder
+        if isinstance(encoder, Mlp):
+            return self._act_at_once(encoder, seen, self._own_views(weights))
+        rows = []
+        for row, theta in enumerate(weights):
+            inputs = {name: x[row : row + 1] for name, x in seen.items()}
+            rows.append(functional_call(self.network, views_of(theta, self.shapes), (inputs,)))
+        return torch.cat(rows)
 
-        def one(row: Obs, theta: Tensor) -> Tensor:
-            inputs = {name: x.unsqueeze(0) for name, x in row.items()}
-            action: Tensor = functional_call(self.network, views_of(theta, self.shapes), (inputs,))
-            return action.squeeze(0)
+    def _own_views(self, weights: Tensor) -> dict[str, Tensor]:
+        """Every parameter ``[B, ...]`` of the weights ``[B, P]``."""
+        sizes = [shape.numel() for shape in self.shapes.values()]
+        parts = zip(self.shapes.items(), torch.split(weights, sizes, -1), strict=True)
+        return {name: x.view(-1, *shape) for (name, shape), x in parts}
 
-        seen = self.normalizer(obs)
-        if isinstance(self.network.encoder, Mlp):  # convolutions choose layouts that vmap lacks
-            actions: Tensor = vmap(one)(seen, weights)
-            return actions
-        rows = [{name: x[row] for name, x in seen.items()} for row in range(len(weights))]
-        return torch.stack([one(*each) for each in zip(rows, weights, strict=True)])
+    def _act_at_once(self, encoder: Mlp, seen: Obs, own: dict[str, Tensor]) -> Tensor:
+        """What the network would say row by row, in one product for each layer."""
+        start = "encoder.layers."
+        layers = {name.removeprefix(start): x for name, x in own.items() if name.startswith(start)}
+        with autocast(self.network.trunk.precision, self.theta.device):
+            features = sequential(encoder.layers, layers, encoder.flat(seen))
+        return linear(features.float(), own["head.weight"], own["head.bias"]).tanh()
 
 
 def make_actor(

@@ -23,6 +23,11 @@ class Exploration(NamedTuple):
     param: float = 0.0
 
 
+MOST_MOVED = 1.0
+"""Most that parameter noise is to move actions in [-1, 1].  Two policies are at most 2 apart, and
+less on average; where they can't be as far apart as desired the noise would grow for ever.
+"""
+
 _FIELDS = {"normal": "normal", "ou": "ou", "adaptive-param": "param"}
 
 
@@ -42,10 +47,14 @@ def parse(text: str) -> Exploration:
             size = float(number)
         except ValueError:
             size = math.nan
-        if name not in _FIELDS or not 0.0 < size < math.inf:
-            fault = f"got the entry {entry!r}"
+        if entry == "none":
+            fault = "the entry 'none' must stand alone"
+        elif name not in _FIELDS or not 0.0 < size < math.inf:
+            fault = f"the entry {entry!r} is none of these"
+        elif name == "adaptive-param" and size > MOST_MOVED:
+            fault = f"the entry {entry!r} is to move actions by more than {MOST_MOVED:g}"
         elif _FIELDS[name] in sizes:
-            fault = f"got {name} twice"
+            fault = f"{name} may stand in it once"
         else:
             sizes[_FIELDS[name]] = size
             continue

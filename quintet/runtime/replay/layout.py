@@ -9,7 +9,7 @@ import torch
 from quintet.errors import ConfigError
 from quintet.protocols import DataPlan
 from quintet.runtime.replay.frames import may_stack, pool_bytes, smallest_frame, stack_fields
-from quintet.runtime.replay.rings import array_dtype, rings_bytes, row_bytes
+from quintet.runtime.replay.rings import array_dtype, require_room, rings_bytes, row_bytes
 from quintet.runtime.slots import RowSpecs
 from quintet.spaces import leaf_spec, observation_leaves
 from quintet.types import TensorSpec
@@ -146,13 +146,25 @@ class Layout:
         rows = self.num_streams * self.length(stacks)
         return rings_bytes(self.packed(stacks), self.apart(stacks), rows)
 
+    def index_bytes(self, stacks: Mapping[str, int]) -> int:
+        """Bytes of the index, which lies in memory always."""
+        return 8 * self.num_streams * self.entries(stacks)
+
+    def require_room(self, stacks: Mapping[str, int]) -> None:
+        """Raises ConfigError where the replay does not fit on the disk or in memory."""
+        nbytes, index = self.nbytes(stacks), self.index_bytes(stacks)
+        if self.folder is None:
+            require_room(None, nbytes)
+        else:
+            require_room(self.folder, nbytes - index)
+            require_room(None, index, "the index of a replay")
+
     def nbytes(self, stacks: Mapping[str, int]) -> int:
         """Bytes of all rings, the index and the pools at their first size."""
         rows = self.num_streams * self.length(stacks)
-        entries = self.num_streams * self.entries(stacks)
-        total = self.rows_bytes(stacks) + 8 * entries
+        total = self.rows_bytes(stacks) + self.index_bytes(stacks)
         if self.states:
-            total += rings_bytes({}, self.states, entries)
+            total += rings_bytes({}, self.states, self.num_streams * self.entries(stacks))
         return total + sum(
             pool_bytes(self.leaves[name], slices, rows) for name, slices in stacks.items()
         )

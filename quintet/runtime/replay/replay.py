@@ -25,7 +25,7 @@ from quintet.runtime.replay.batch import (
 from quintet.runtime.replay.frames import frame_slices
 from quintet.runtime.replay.layout import Layout
 from quintet.runtime.replay.resume import load_rows, save_rows
-from quintet.runtime.replay.rings import Array, Numbers, as_array, as_tensor, require_room
+from quintet.runtime.replay.rings import Array, Numbers, as_array, as_tensor, available_memory
 from quintet.runtime.replay.store import RowStore
 from quintet.runtime.slots import RowSpecs
 from quintet.system import files
@@ -94,7 +94,7 @@ class Replay:
         self._saved: Numbers | None = None  # the streams' newest rows in the last checkpoint
         # Existing rings keep their length, which may be less than is asked for now.
         if folder is None or not any(folder.glob("*.bin")):
-            require_room(folder, self.nbytes)
+            self._layout.require_room(self._layout.smallest_stacks())
 
     @property
     def size(self) -> int:
@@ -133,6 +133,9 @@ class Replay:
             notes += ", stacked frames kept once"
         if layout.slack:
             notes += f", with room for {layout.slack:,} rows per stream between two checkpoints"
+        memory = available_memory()
+        if layout.folder is not None and self.nbytes > memory:
+            notes += f"; {memory / 2**20:,.1f} MiB of memory are free, so draws wait for the disk"
         size = f"{self.nbytes / 2**20:,.1f} MiB"
         return f"replay of {self.capacity:,} rows takes {least}{size} {where}{notes}"
 

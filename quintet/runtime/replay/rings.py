@@ -72,25 +72,25 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def require_room(folder: Path | None, nbytes: int) -> None:
-    """Raises ConfigError when a replay of `nbytes` doesn't fit in `folder`, or in memory.
+def require_room(folder: Path | None, nbytes: int, what: str = "replay") -> None:
+    """Raises ConfigError when `nbytes` of a replay don't fit in `folder`, or in memory.
 
     Space that the folder's own files take counts as free.  No folder is made.
     """
     if folder is None:
-        available, where = _available_memory(), "in memory"
+        available, where = available_memory(), "in memory"
     else:
         held = sum(file.stat().st_blocks * 512 for file in folder.glob("*.bin"))
         there = next(path for path in (folder, *folder.parents) if os.path.exists(path))
         available, where = shutil.disk_usage(there).free + held, f"on the disk of {folder}"
     if nbytes > available:
         raise ConfigError(
-            f"replay requires {nbytes:,} bytes {where}, {available:,} are available; lower the "
+            f"{what} requires {nbytes:,} bytes {where}, {available:,} are available; lower the "
             "replay capacity, or make room"
         )
 
 
-def _available_memory() -> int:
+def available_memory() -> int:
     """Linux's MemAvailable in bytes; elsewhere all memory of the machine."""
     with suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():

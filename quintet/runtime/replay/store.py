@@ -16,7 +16,6 @@ from quintet.runtime.replay.rings import (
     Rings,
     as_array,
     empty_folder,
-    require_room,
 )
 from quintet.types import Rollout
 
@@ -46,7 +45,7 @@ class RowStore:
         self.layout = layout
         if fresh and layout.folder is not None:
             empty_folder(layout.folder)
-        require_room(layout.folder, layout.nbytes(stacks))
+        layout.require_room(stacks)
         count = layout.num_streams
         # Of a stream, once there are so many: what a draw, and so a checkpoint, can need.
         self.needed_rows = layout.rows_per_stream + layout.history(stacks)
