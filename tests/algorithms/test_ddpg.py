@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conformance import CONTINUOUS, NUMBERS, Case, Task
-from ddpg_helpers import PLAIN, acting, case, replayed, with_endings
+from ddpg_helpers import NETWORK, PLAIN, acting, case, replayed, with_endings
 from torch import Tensor
 
 from quintet.algorithms.ddpg.actor import WARMING_UP, DDPGActor
