@@ -53,7 +53,7 @@ def panel(axes: Axes, row: Row, record: dict[str, Any], beside: dict[str, dict[s
         title += "\n" if len(title) > LONG_TITLE else " "
         title += f"(seed {record['runs'][0]['seed']} only)"
     if beside:
-        axes.legend(fontsize=7, frameon=False)
+        axes.legend(fontsize=6, frameon=False, handlelength=1.2)
     for value, line in ((row.must, ":"), (row.aim, "--")):
         if value is not None:
             axes.axhline(value, color="0.4", ls=line, lw=1, zorder=1)
@@ -81,7 +81,9 @@ def draw(algo: str) -> None:
         axes.set_visible(False)
     for axes, name in zip(places.flat, found, strict=False):
         beside = {
-            rows[other].title: records[other] for other in records if rows[other].beside == name
+            rows[other].title.removeprefix("the same").lstrip(", "): records[other]
+            for other in records
+            if rows[other].beside == name
         }
         panel(axes, rows[name], records[name], beside)
     figure.supxlabel(
