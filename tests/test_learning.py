@@ -28,6 +28,9 @@ FLOORS: dict[str, tuple[str, str, int, float, dict[str, Any]]] = {
     "impala-cartpole": ("impala", "CartPole-v1", 300_000, 450.0, {}),
     "impala-cartpole-serial": ("impala", "CartPole-v1", 300_000, 450.0, {"runtime.kind": "serial"}),
     "impala-cartpole-memory": ("impala", MEMORY, 500_000, 450.0, {}),
+    "ddpg-pendulum": ("ddpg", "Pendulum-v1", 20_000, -200.0, {}),
+    "ddpg-mountain-car": ("ddpg", "MountainCarContinuous-v0", 100_000, 90.0, {}),
+    "ddpg-pictures": ("ddpg", "quintet.envs.toy:DotToTarget", 30_000, -2.5, {}),
     "impala-inverted-pendulum": ("impala", "InvertedPendulum-v4", 1_000_000, 950.0, {}),
 }
 # fmt: on
