@@ -52,9 +52,8 @@ def test_a_red_ball_is_gone_to(tmp_path: Path) -> None:
 
 
 def test_missions_are_followed(tmp_path: Path) -> None:
-    """One seed, ended early: with the schedules of 3.5M steps the rate falls before all is learned,
-    and the mode of the policy wins half of its episodes.  Blind to the mission, success is 0.7
-    after 3M.
+    """One seed, ended early: with schedules of 3M steps the rate fell before all was learned, and
+    the mode of the policy won half of its episodes.  Blind to the mission, success is 0.7 after 3M.
     """
     given = {"env": "BabyAI-GoToLocal-v0", "total_steps": 10_000_000, "seed": 1}
     program = (

@@ -7,6 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import exploring
 import gymnasium
 import numpy as np
 import pytest
@@ -25,9 +26,9 @@ from quintet.types import ActOutput, Rollout
 slow = pytest.mark.slow
 
 SMALL: dict[str, Any] = {
+    **exploring.SMALL,
     "preset": "none",
     "env.num_streams": 4,
-    "env.streams_per_group": 2,
     "unroll_steps": 10,
     "batch_size": 16,
     "updates_per_env_step": 0.25,
@@ -36,12 +37,6 @@ SMALL: dict[str, Any] = {
     "exploration": "adaptive-param_0.3,ou_0.2,normal_0.1",
     "adapt_interval_updates": 5,
     "model.policy_hidden": [16, 16],
-    "eval.episodes": 0,
-    "report.sinks": ["jsonl"],
-    "report.interval_s": 0.0,
-    "report.progress": False,
-    "checkpoint.interval_updates": 5,
-    "checkpoint.max_cut_frac": 1.0,
     "runtime.compile": "off",
     "runtime.kind": "serial",
 }
