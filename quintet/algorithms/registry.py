@@ -8,6 +8,9 @@ from typing import Any
 from gymnasium import spaces as gym_spaces
 from pydantic import BaseModel
 
+from quintet.algorithms.acer import config as acer_config
+from quintet.algorithms.acer import learner as acer
+from quintet.algorithms.acer import metrics as acer_metrics
 from quintet.algorithms.ddpg import actor as ddpg_actor
 from quintet.algorithms.ddpg import config as ddpg_config
 from quintet.algorithms.ddpg import learner as ddpg
@@ -108,6 +111,19 @@ ALGORITHMS: dict[str, Algorithm] = {
         defaults=ddpg_config.DEFAULTS,
         advice=ddpg_config.advice,
         warnings=ddpg_config.warnings,
+    ),
+    "acer": Algorithm(
+        acer_config.ACERConfig,
+        acer_config.check,
+        acer_config.planned_updates,
+        acer.ACERLearner,
+        acer.make_actor,
+        shared=acer_config.shared,
+        metrics=acer_metrics.METRICS,
+        tunable=acer_config.TUNABLE,
+        idle_in=acer_config.idle_in,
+        defaults=acer_config.DEFAULTS,
+        advice=acer_config.advice,
     ),
 }
 

@@ -139,8 +139,22 @@ _POLICY = {
     "policy/kl_beta": Metric("1", "weight of the KL penalty in force"),
     "policy/kl_beta_factor": Metric("1", "what that weight was multiplied by after the update"),
     "policy/std_mean": Metric("action units", "mean standard deviation of continuous actions"),
-    "policy/rho_clip_frac": Metric("1", "share of ratios that V-trace's or Retrace's errors clip"),
+    "policy/rho_clip_frac": Metric(
+        "1", "share of ratios that errors of V-trace or the policy clip"
+    ),
     "policy/c_clip_frac": Metric("1", "share of ratios that V-trace's or Retrace's traces clip"),
+    "loss/q": Metric("reward units^2", "half the squared error of the action's value"),
+    "loss/policy_truncated": Metric("1", "policy term of the actions taken, with clipped ratios"),
+    "loss/policy_correction": Metric("1", "policy term that corrects the clipping"),
+    "trust_region/gradient_norm": Metric("1", "norm of a sample's gradient, at the statistics"),
+    "trust_region/gradient_norm_after": Metric("1", "that norm within the trust region"),
+    "trust_region/kl_gradient_norm": Metric("1", "norm of the KL's gradient, at the statistics"),
+    "trust_region/kl_change": Metric("nats", "first-order change of the KL, without the region"),
+    "trust_region/adjustment": Metric("1", "what the KL's gradient is multiplied by and taken off"),
+    "trust_region/active_frac": Metric("1", "share of samples that the trust region holds back"),
+    "trust_region/kl_to_average": Metric("nats", "KL(average policy, policy)"),
+    "replay/age_mean": Metric("updates", "mean age of the weights that acted in replayed rows"),
+    "replay/updates_per_batch": Metric("updates", "updates from replay per fresh batch"),
 }
 
 _VALUES = {

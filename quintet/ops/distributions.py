@@ -178,7 +178,8 @@ class TupleFamily:
             for family, part in zip(self.families, parts, strict=True)
         )
 
-    def _params(self, params: Tensor) -> tuple[Tensor, ...]:
+    def split_params(self, params: Tensor) -> tuple[Tensor, ...]:
+        """The children's parameters, in order."""
         return torch.split(params, [family.param_size for family in self.families], dim=-1)
 
     def draw_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -186,23 +187,25 @@ class TupleFamily:
 
     def sample(self, params: Params, noise: Noise) -> Packed:
         noises = torch.split(noise, [family.noise_size for family in self.families], dim=-1)
-        parts = zip(self.families, self._params(params), noises, strict=True)
+        parts = zip(self.families, self.split_params(params), noises, strict=True)
         return self.pack([family.sample(p, z) for family, p, z in parts])
 
     def mode(self, params: Params) -> Packed:
-        parts = zip(self.families, self._params(params), strict=True)
+        parts = zip(self.families, self.split_params(params), strict=True)
         return self.pack([family.mode(p) for family, p in parts])
 
     def log_prob(self, params: Params, action: Packed) -> PerRow:
-        parts = zip(self.families, self._params(params), self.unpack(action), strict=True)
+        parts = zip(self.families, self.split_params(params), self.unpack(action), strict=True)
         return torch.stack([family.log_prob(p, a) for family, p, a in parts]).sum(dim=0)
 
     def entropy(self, params: Params) -> PerRow:
-        parts = zip(self.families, self._params(params), strict=True)
+        parts = zip(self.families, self.split_params(params), strict=True)
         return torch.stack([family.entropy(p) for family, p in parts]).sum(dim=0)
 
     def kl(self, params_p: Params, params_q: Params) -> PerRow:
-        parts = zip(self.families, self._params(params_p), self._params(params_q), strict=True)
+        parts = zip(
+            self.families, self.split_params(params_p), self.split_params(params_q), strict=True
+        )
         return torch.stack([family.kl(p, q) for family, p, q in parts]).sum(dim=0)
 
     def apply_mask(self, params: Params, mask: Mask) -> Params:
@@ -211,7 +214,7 @@ class TupleFamily:
         masks = torch.split(mask, [family.mask_size for family in self.families], dim=-1)
         masked = [
             family.apply_mask(p, m) if family.mask_size else p
-            for family, p, m in zip(self.families, self._params(params), masks, strict=True)
+            for family, p, m in zip(self.families, self.split_params(params), masks, strict=True)
         ]
         return torch.cat(masked, dim=-1)
 

@@ -41,13 +41,19 @@ def _bounds(
         )
 
 
+def _tensors_of_bounds(
+    low: tuple[float, ...], high: tuple[float, ...], beside: Tensor
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    # A compiled graph keeps them as constants, and can't look into a cache.
+    bounds = _bounds.__wrapped__ if torch.compiler.is_compiling() else _bounds
+    return bounds(low, high, beside.dtype, beside.device)
+
+
 def _scale_to_bounds(unit: Tensor, low: tuple[float, ...], high: tuple[float, ...]) -> Tensor:
     """``low + (unit + 1) / 2 * (high - low)``, clipped, -1 exactly `low` and 1 exactly `high`;
     identity in dimensions with an infinite bound.
     """
-    # A compiled graph keeps them as constants, and can't look into a cache.
-    bounds = _bounds.__wrapped__ if torch.compiler.is_compiling() else _bounds
-    bottom, top, bounded = bounds(low, high, unit.dtype, unit.device)
+    bottom, top, bounded = _tensors_of_bounds(low, high, unit)
     scaled = bottom + (unit + 1.0) / 2.0 * (top - bottom)
     # After the map, not before it: rounding must not leave the environment's own bounds.
     scaled = torch.minimum(torch.maximum(scaled, bottom), top)
@@ -182,6 +188,14 @@ class DiagGaussian:
 
     def apply_mask(self, params: Tensor, mask: Tensor) -> Tensor:  # noqa: ARG002
         raise ValueError("DiagGaussian takes no action mask: remove it from the observation")
+
+    def in_bounds(self, action: Values) -> Values:
+        """What the environment receives for an action, in normalised units."""
+        if self.squash == "action":
+            return action.tanh()
+        _, _, bounded = _tensors_of_bounds(self.low, self.high, action)
+        clipped = action.clamp(-1.0, 1.0)
+        return clipped if bounded is None else torch.where(bounded, clipped, action)
 
     def to_env(self, action: Values) -> Values:
         unit = action.tanh() if self.squash == "action" else action

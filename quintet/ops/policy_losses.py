@@ -113,3 +113,17 @@ def adaptive_kl_beta(
     elif mean_kl > target * (1.0 + tolerance):
         beta = beta * factor
     return min(max(beta, beta_min), beta_max)
+
+
+def correction_weight(rho: PerStep, clip: Scalar) -> PerStep:
+    """What truncating ratios at `clip` leaves out, as a weight of actions of pi:
+    ``max(0, 1 - clip / rho)``.
+
+    ``sum_a mu(a) * min(clip, rho(a)) * h(a) + sum_a pi(a) * max(0, 1 - clip / rho(a)) * h(a)`` is
+    ``sum_a pi(a) * h(a)``, for every h.
+
+    Returns: weights in [0, 1), 0 where the ratio is at most `clip`.
+
+    Source: Wang et al., arXiv 1611.01224, equation 7, second term.
+    """
+    return (1.0 - clip / rho).clamp_min(0.0)

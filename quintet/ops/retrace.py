@@ -2,6 +2,7 @@
 
 import torch
 
+from quintet.ops.adam import Scalar
 from quintet.ops.scan import Steps, continues, next_row, require_same_shape, scan_back
 
 
@@ -14,8 +15,8 @@ def retrace(
     not_cut_t: Steps,
     rho_tm1: Steps,
     *,
-    c_bar: float | None,
-    lambda_: float,
+    c_bar: Scalar | None,
+    lambda_: Scalar,
 ) -> Steps:
     """Retrace targets of the action taken.
 

@@ -17,6 +17,36 @@ def linear(env_steps: int, total_env_steps: int) -> float:
     return 1.0 - min(env_steps, total_env_steps) / total_env_steps
 
 
+def double_linear_con(done: float) -> float:
+    """``max(1 - 2 * done, 0.125)``: a linear decay of twice the speed to an eighth."""
+    return max(1.0 - 2.0 * done, 0.125)
+
+
+def middle_drop(done: float) -> float:
+    """``1 - done`` for a quarter of the run, then 0.075."""
+    return 1.0 - done if 1.0 - done >= 0.75 else 0.075
+
+
+def double_middle_drop(done: float) -> float:
+    """``1 - done`` for a quarter of the run, then 0.075, and 0.125 in its last quarter.
+
+    Source of the three: OpenAI baselines, whose names they have.
+    """
+    if 1.0 - done < 0.25:
+        return 0.125
+    return middle_drop(done)
+
+
+OF_FRACTION = {
+    "constant": lambda done: 1.0,  # noqa: ARG005
+    "linear": lambda done: 1.0 - done,
+    "double_linear_con": double_linear_con,
+    "middle_drop": middle_drop,
+    "double_middle_drop": double_middle_drop,
+}
+"""Schedules by name: the factor of a rate, of the fraction of the run that is done."""
+
+
 def kl_adaptive_rate(rate: float, mean_kl: float, target: float) -> float:
     """Next learning rate, from the mean KL of the last update.
 

@@ -61,6 +61,8 @@ SIZES: dict[str, Any] = {
     "num_epochs": 2,
     "batch_size": 16,
     "replay_capacity_steps": 600,
+    "replay_capacity_steps_per_stream": 160,
+    "replay_start_steps_per_stream": 8,
 }
 """Options that any learner may have; for recurrent networks these too:"""
 SIZES_WITH_A_CORE: dict[str, Any] = {"bptt_steps": CHUNK}
@@ -95,6 +97,17 @@ TOGETHER: dict[str, Sequence[dict[str, Any]]] = {
             "exploration": "none", "replay_start_steps": 20, "warmup_policy": "uniform",
             "normalize_returns": True, "popart_step_size": 0.1, "critic_huber_delta": 1.0,
             "return_low": -1.0, "return_high": 2.0, "truncation_as_termination": True,
+        },
+    ),
+    "acer": (
+        {
+            "replay_sampling": "any_stream", "c_bar": 2.0, "lambda_": 0.9, "importance_clip": 0.5,
+            "trust_region_delta": 0.01, "average_decay": 0.5, "max_grad_norm": None,
+            "rmsprop_epsilon_inside_sqrt": False, "normalize_observations": True,
+        },
+        {
+            "learn_std": True, "dueling_samples": 2, "replay_ratio": 0.5, "unroll_steps": 2,
+            "truncation_as_termination": True, "lr_schedule": "middle_drop",
         },
     ),
 }  # fmt: skip

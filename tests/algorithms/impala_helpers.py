@@ -9,8 +9,8 @@ from torch import Tensor
 
 from quintet.algorithms.impala.config import ImpalaConfig, Knobs
 from quintet.algorithms.impala.learner import ImpalaLearner, Unrolls, make_actor
+from quintet.algorithms.parts.off_policy_statistics import Terms
 from quintet.algorithms.parts.setup import ALONE, Compute, Setup
-from quintet.algorithms.parts.vtrace_statistics import Terms
 from quintet.envs.make import MakeEnv, make_vector_env
 from quintet.models.config import ModelConfig, resolve_model
 from quintet.observe.timing import PhaseTimer
@@ -59,7 +59,7 @@ def loss_and_gradient(learner: ImpalaLearner, batch: Rollout) -> tuple[Tensor, T
 def terms_of(learner: ImpalaLearner, batch: Rollout) -> Terms:
     """What the loss of the weights that the learner has is made of."""
     knobs = Knobs(*map(torch.tensor, learner.knobs(learner.config.entropy_coef)))
-    return learner._terms(learner.trained.parameters, learner._unrolls(batch), knobs)
+    return learner._terms(learner.trained.parameters, learner._unrolls(batch), knobs)[1]
 
 
 def unrolls(learner: ImpalaLearner, batch: Rollout, **other: Any) -> Unrolls:

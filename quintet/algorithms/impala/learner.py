@@ -17,7 +17,7 @@ Departures from the paper, each with the switch that turns it off:
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -27,11 +27,11 @@ from quintet.algorithms.impala.config import TUNABLE, ImpalaConfig, Knobs, aux_w
 from quintet.algorithms.impala.metrics import AUX, LOSSES, finished
 from quintet.algorithms.parts import diagnostics
 from quintet.algorithms.parts.acting import make_family, make_normalizer, make_sampler, masked
+from quintet.algorithms.parts.off_policy_statistics import Terms, off_policy_statistics
 from quintet.algorithms.parts.options import require_tunable
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
 from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import Optimizer, Parameters, Trained, knobs_of
-from quintet.algorithms.parts.vtrace_statistics import Terms, vtrace_statistics
 from quintet.models.build import ActorCritic
 from quintet.models.config import ModelConfig
 from quintet.ops import policy_losses, reduce, schedules, value_losses
@@ -66,6 +66,16 @@ class Unrolls:
     columns: int
     clip_share: Tensor
     aux_weight: Tensor
+
+
+class Losses(NamedTuple):
+    """Terms of the loss by row ``[T, B]``, unweighted; `aux` also scalars, by name."""
+
+    policy: Tensor
+    error: Tensor
+    entropy: Tensor
+    aux: dict[str, Tensor]
+    logp_pi: Tensor
 
 
 @final
@@ -151,7 +161,7 @@ class ImpalaLearner:
         leaves its term out.
         """
         config, valid = self.config, unrolls.batch.valid
-        terms = self._terms(parameters, unrolls, knobs)
+        parts, terms = self._terms(parameters, unrolls, knobs)
         # Each of several learners has its own columns, and divides by the whole batch's divisor.
         divisor = {"sum_time_mean_batch": unrolls.columns, "sum": 1}.get(config.reduction)
 
@@ -160,25 +170,27 @@ class ImpalaLearner:
                 return x * (valid.shape[1] / unrolls.columns)
             return reduce.sum_valid(x, valid) / (divisor or unrolls.count)
 
-        policy_loss = reduced(terms.policy)
+        policy_loss = reduced(parts.policy)
         zero = torch.zeros_like(policy_loss)
-        value_loss = knobs.value_coef * reduced(terms.error) if config.value_coef > 0 else zero
-        entropy_loss = -knobs.entropy_coef * reduced(terms.entropy)
+        value_loss = knobs.value_coef * reduced(parts.error) if config.value_coef > 0 else zero
+        entropy_loss = -knobs.entropy_coef * reduced(parts.entropy)
         entropy_loss = entropy_loss if config.entropy_coef > 0 else zero
         losses = dict(zip(LOSSES, (policy_loss, value_loss, entropy_loss), strict=True))
         for (name, weight), knob in zip(self.aux_weights.items(), unrolls.aux_weight, strict=True):
-            losses[f"{AUX}{name}"] = knob * reduced(terms.aux[name]) if weight > 0 else zero
+            losses[f"{AUX}{name}"] = knob * reduced(parts.aux[name]) if weight > 0 else zero
         if config.check_numerics:
-            found = {"logp_pi": terms.logp_pi, "value": terms.v_tm1, "target": terms.target_tm1}
+            found = {"logp_pi": parts.logp_pi, "value": terms.v_tm1, "target": terms.target_tm1}
             diagnostics.require_finite(found | losses, self.updates)
         whole = unrolls.count, valid.shape[0] * unrolls.columns
         bars = knobs.rho_bar, knobs.c_bar
-        statistics = vtrace_statistics(losses, terms, valid, whole, bars)
+        statistics = off_policy_statistics(losses, terms, valid, whole, bars)
         clipped = {"normalizer/observation_clip_frac": unrolls.clip_share}
         statistics = statistics._replace(means={**statistics.means, **clipped})
         return torch.stack([*losses.values()]).sum(), statistics
 
-    def _terms(self, parameters: Parameters, unrolls: Unrolls, knobs: Knobs) -> Terms:
+    def _terms(
+        self, parameters: Parameters, unrolls: Unrolls, knobs: Knobs
+    ) -> tuple[Losses, Terms]:
         """One forward over rows 0 to T, V-trace, and the terms of the loss.
 
         Invalid rows get a harmless action, reward and ratio, since a NaN behind a mask would still
@@ -215,20 +227,16 @@ class ImpalaLearner:
             pg_rho_bar=knobs.pg_rho_bar,
             lambda_=knobs.lambda_,
         )
-        return Terms(
+        # What is only reported stays out of the gradient.
+        entropy = family.entropy(params if config.entropy_coef > 0 else params.detach())
+        losses = Losses(
             policy=policy_losses.log_prob(logp_pi, advantage),
             error=value_losses.squared(v[:-1], target),
-            # What is only reported stays out of the gradient.
-            entropy=family.entropy(params if config.entropy_coef > 0 else params.detach()),
+            entropy=entropy,
             aux={k: x[:rows].view(steps, streams) if x.ndim else x for k, x in aux.items()},
             logp_pi=logp_pi,
-            log_rho=log_rho,
-            rho=rho,
-            v_tm1=v[:-1],
-            target_tm1=target,
-            pg_advantage_tm1=advantage,
-            reward=reward,
         )
+        return losses, Terms(entropy, log_rho, rho, v[:-1], target, advantage, reward)
 
     def metrics(self) -> dict[str, float]:
         found = finished(self.trained.interval.read())

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from quintet.algorithms.parts import diagnostics, vtrace_statistics
+from quintet.algorithms.parts import diagnostics, off_policy_statistics
 
 LOSSES = ("loss/policy", "loss/value", "loss/entropy")
 """The weighted terms without auxiliary ones, in the order of the sum."""
@@ -14,7 +14,7 @@ METRICS = (
     AUX,
     "loss/total",
     "loss/total_abs",
-    *vtrace_statistics.METRICS,
+    *off_policy_statistics.METRICS,
     *diagnostics.METRICS,
 )
 """All metrics; `/` at the end stands for every name that begins so."""
@@ -22,6 +22,6 @@ METRICS = (
 
 def finished(told: Mapping[str, float]) -> dict[str, float]:
     """The metrics of an interval from the statistics of its updates."""
-    found = vtrace_statistics.with_spreads(told)
+    found = off_policy_statistics.with_spreads(told)
     terms = [x for name, x in found.items() if name in LOSSES or name.startswith(AUX)]
     return found | ({"loss/total_abs": sum(map(abs, terms))} if terms else {})

@@ -187,7 +187,8 @@ class Trained(Generic[B, K]):
     def descent(self, learning_rate: float, options: Any) -> Descent:
         """The next step's rates and bound, from the options that learners name alike.
 
-        options: has ``max_grad_norm``, and ``adam_epsilon`` or ``rmsprop_*``.
+        options: has ``max_grad_norm``, and ``adam_epsilon`` or ``rmsprop_*`` (``rmsprop_momentum``
+            only where there is momentum).
         """
         rates: AdamRates | RMSPropRates
         if self.optimizer.kind == "adam":
@@ -196,7 +197,7 @@ class Trained(Generic[B, K]):
             rates = rmsprop.rates(
                 learning_rate,
                 options.rmsprop_decay,
-                options.rmsprop_momentum,
+                options.rmsprop_momentum if self.optimizer.momentum else 0.0,
                 options.rmsprop_epsilon,
             )
         return Descent(rates, options.max_grad_norm)

@@ -1,4 +1,4 @@
-"""What a learner with V-trace reports of an update, by the names of quintet.observe.metrics."""
+"""Metrics of learners that correct by ratios, by the names of quintet.observe.metrics."""
 
 import math
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ METRICS = (
     "reward/mean",
     "data/valid_frac",
 )
-"""What `vtrace_statistics` and `with_spreads` give."""
+"""What `off_policy_statistics` and `with_spreads` give."""
 
 _TARGET, _ERROR, _ADVANTAGE = "value/target_mean", "value/error_mean", "advantage/mean"
 _SQUARED = "_squared"
@@ -38,21 +38,15 @@ rounding, and half of them above it.
 
 
 class Terms(NamedTuple):
-    """What a loss with V-trace is a sum or mean of, by row ``[T, B]``, unweighted, and what that
-    was made of.
+    """What is told of, by row ``[T, B]``; none carries a gradient.
 
-    policy, error, entropy: terms of policy and value function, and the policy's entropy; `error` is
-        half the squared error.
-    aux: auxiliary losses by name, scalars or ``[T, B]``.
+    entropy: of the policy.
     log_rho, rho: of pi to mu; 0 and 1 in rows that are not valid.
-    reward: 0 in these.
+    v_tm1, target_tm1: the critic's prediction and its target; pg_advantage_tm1: of the policy.
+    reward: 0 in rows that are not valid.
     """
 
-    policy: Tensor
-    error: Tensor
     entropy: Tensor
-    aux: dict[str, Tensor]
-    logp_pi: Tensor
     log_rho: Tensor
     rho: Tensor
     v_tm1: Tensor
@@ -62,7 +56,7 @@ class Terms(NamedTuple):
 
 
 @torch.no_grad()
-def vtrace_statistics(
+def off_policy_statistics(
     losses: Mapping[str, Tensor],
     terms: Terms,
     valid: Tensor,
@@ -74,7 +68,7 @@ def vtrace_statistics(
     losses: the weighted terms by name.
     valid: ``[T, B]``.
     whole: how many valid rows the whole batch has, at least 1, and how many rows.
-    bars: caps of the ratio, rho_bar and c_bar; infinity is none.
+    bars: caps of the ratio, in errors or the policy's terms and in traces; infinity is none.
     """
     count, rows_of_batch = whole
     used = valid.double()

@@ -1,0 +1,1 @@
+"""ACER: actor-critic with experience replay."""

@@ -1,0 +1,349 @@
+"""ACER: an actor-critic that learns from every unroll once when it is fresh and then from replay.
+
+Wang et al., arXiv 1611.01224, in the form of OpenAI baselines; Retrace from Munos et al., arXiv
+1606.02647.  Read `ACERLearner._loss` first, then `estimates.py`: `summed` for actions that can be
+summed over (Discrete), `sampled` for all others.  A replayed batch is learned from like a fresh
+one; what tells them apart is `rho`, the policy's ratio to the one that acted.  `Trained` makes the
+optimizer step and moves the average policy.
+
+The policy's gradient g is made at the statistics f of its distribution (probabilities; the mean of
+a Gaussian).  There the trust region bends it to z, and from there it goes on to the weights: the
+loss has the term ``-z . f``, whose gradient at f is -z.
+
+Departures from the paper, each with the switch that turns it off:
+
+ 1. Truncated episodes bootstrap from the value of their true final observation
+    (``truncation_as_termination``).
+ 2. Learning from replay begins late, after 10,000 steps of every stream
+    (``replay_start_steps_per_stream=0``).
+ 3. The rate falls to 0 (``lr_schedule=constant``), and the entropy bonus is ten times the paper's
+    (``entropy_coef=0.001``).
+ 4. Observations may be normalised by running statistics (``normalize_observations=false`` and
+    ``normalize_pictures=false``, the defaults, are the paper's).
+ 5. The spread of continuous actions may be learned (``learn_std=false``, the default, is the
+    paper's).
+ 6. Where not all actions are choices of one Discrete space, values of actions come from a
+    stochastic dueling network, also for MultiDiscrete, MultiBinary and Tuples, of which the paper
+    does not speak.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from quintet.algorithms.acer.config import TUNABLE, ACERConfig, Knobs
+from quintet.algorithms.acer.estimates import Estimates, Rows, sampled, summed
+from quintet.algorithms.acer.metrics import REGION, finished
+from quintet.algorithms.acer.network import PolicyAndCritic
+from quintet.algorithms.parts import diagnostics
+from quintet.algorithms.parts.acting import SamplingActor, make_normalizer, masked
+from quintet.algorithms.parts.off_policy_statistics import Terms, off_policy_statistics
+from quintet.algorithms.parts.options import require_tunable
+from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
+from quintet.algorithms.parts.statistics import Statistics
+from quintet.algorithms.parts.trained import Optimizer, Parameters, Trained, knobs_of
+from quintet.models.config import ModelConfig
+from quintet.ops import policy_statistics, reduce, schedules
+from quintet.ops.discrete import Categorical
+from quintet.ops.distributions import leaf_families
+from quintet.ops.gaussian import DiagGaussian
+from quintet.ops.trust_region import project
+from quintet.protocols import Actor, DataPlan, ReplayPlan
+from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces, State
+
+FOLD_EVERY = 16
+"""Updates whose statistics are put together at once, and looked at for NaN."""
+
+_CRITIC_HEAD = "critic_head."
+
+
+def make_actor(
+    config: ACERConfig, model: ModelConfig, spaces: Spaces, compute: Compute = PLAIN
+) -> Actor:
+    """The actor that collects ACER's batches.  It records the parameters of its distribution, from
+    which the probability of every action follows.
+    """
+    network = PolicyAndCritic(spaces, model, None, compute.precision, only_acts=True)
+    network.freeze_precision()
+    return SamplingActor(network, make_normalizer(config, model, spaces), ("params_mu",), compute)
+
+
+@dataclass(frozen=True)
+class Unrolls:
+    """The inputs of the loss, with the same shapes and strides in every update.
+
+    batch: this learner's columns; obs and is_first flat in time-major order ``[(T + 1) * B, ...]``,
+        obs normalised; state before row 0, ``[B, ...]``; ``record`` has the ``noise`` of actions to
+        be sampled ``[T, B, n + 1, ...]`` where values are those of samples.
+    count, rows: valid rows and all rows of the whole batch.
+    clip_share: share of normalised observations at the clip.
+    age: mean age of its valid rows, in updates; NaN of a fresh batch.
+    """
+
+    batch: Rollout
+    not_cut_t: Tensor
+    count: Tensor
+    rows: int
+    clip_share: Tensor
+    age: Tensor
+
+
+@final
+class ACERLearner:
+    """Makes one optimizer step from every batch of unrolls, fresh or replayed."""
+
+    def __init__(self, config: ACERConfig, model: ModelConfig, spaces: Spaces, setup: Setup):
+        self.config, self.setup, self.ranks = config, setup, setup.ranks
+        generator = torch.Generator().manual_seed(setup.seeds[0])
+        self.generator = torch.Generator().manual_seed(setup.seeds[1])
+        network = PolicyAndCritic(spaces, model, generator, setup.compute.precision)
+        self.network, self.family = network.to(setup.device), network.family
+        self.sums = isinstance(self.family, Categorical)
+        leaves = leaf_families(self.family)
+        # The root that traces take of the ratio, so that they outlive many dimensions.
+        self.dimensions = sum(x.size for x in leaves if isinstance(x, DiagGaussian)) or 1
+        self.normalizer = make_normalizer(config, model, spaces).to(setup.device)
+        recurrent_critic = not network.shared and network.critic_trunk.core is not None
+        critic = "network/critic_head." if recurrent_critic else "network/critic_"
+        inside = config.rmsprop_epsilon_inside_sqrt
+        self.trained: Trained[Unrolls, Knobs] = Trained(
+            self.network,
+            self._loss,
+            Knobs,
+            setup,
+            Optimizer("rmsprop_tf" if inside else "rmsprop"),
+            modules={"normalizer": self.normalizer},
+            only_learning=(critic,),
+            averages=config.trust_region,
+            check_numerics=config.check_numerics,
+        )
+        self.weights, self.warm_start = self.trained.weights, self.trained.load_weights
+        self.version = 0
+        self.learning_rate = config.learning_rate
+        self.fresh_updates, self.replayed_updates = 0, 0  # since the last report
+
+    @property
+    def plan(self) -> DataPlan:
+        config, streams, steps = self.config, self.setup.num_streams, self.config.unroll_steps
+        replay = ReplayPlan(
+            "sequences",
+            capacity_steps=config.replay_capacity_steps_per_stream * streams,
+            steps=steps,
+            columns=streams,
+            draws="poisson",
+            rate=config.replay_ratio,
+            start_steps=config.replay_start_steps_per_stream * streams,
+            column_source=config.replay_sampling,
+        )
+        kept = replay if config.replay_ratio > 0 else None
+        return DataPlan(steps, streams, state_every=steps, replay=kept)
+
+    @property
+    def updates(self) -> int:
+        return self.trained.steps
+
+    def configure(self, options: ACERConfig) -> None:
+        require_tunable(self.config, options, TUNABLE)
+        self.config = options
+
+    def update(self, batch: Rollout, env_steps: int) -> None:
+        """One optimizer step on the batch; of a fresh one then an update of the normaliser."""
+        config = self.config
+        done = 1.0 - schedules.linear(env_steps, self.setup.total_env_steps)
+        factor = schedules.OF_FRACTION[config.lr_schedule](done)
+        self.learning_rate = config.learning_rate * factor
+        descent = self.trained.descent(self.learning_rate, config)
+        knobs, follow = knobs_of(Knobs, config), 1.0 - config.average_decay
+        self.trained.step(self._unrolls(batch), knobs, descent, follow=follow)
+        if batch.replayed:
+            self.replayed_updates += 1
+        else:
+            self.fresh_updates += 1
+            if self.normalizer.names and config.update_normalizers:
+                whole = self.ranks.whole(batch)
+                self.normalizer.merge({k: x[:-1] for k, x in whole.obs.items()}, whole.valid)
+        self.version += 1
+        if self.trained.untold >= FOLD_EVERY:
+            self.trained.fold()
+
+    def _unrolls(self, batch: Rollout) -> Unrolls:
+        """This learner's part of the batch as the loss reads it.  Tensors that are not contiguous
+        are copied, since a graph is compiled for one layout.
+        """
+        if not self.sums:  # all learners draw the same noise and take their columns of it
+            shape = (*batch.valid.shape, self.config.dueling_samples + 1)
+            noise = self.family.draw_noise(shape, self.generator)
+            batch = replace(batch, record={**batch.record, "noise": noise})
+        age = torch.full((), torch.nan)
+        if batch.replayed:
+            age = reduce.mean_valid((self.version - batch.version).float(), batch.valid)
+        count, rows = batch.valid.sum().clamp_min(1), batch.valid.numel()
+        batch = self.ranks.shard(batch)
+        obs = self.normalizer({name: x.flatten(0, 1) for name, x in batch.obs.items()})
+        count = count.to(self.setup.device)
+        share = diagnostics.observation_clip_share(self.normalizer, obs, batch.valid, count)
+        state = {name: x[0] for name, x in batch.state.items()}
+        flat = {"obs": obs, "is_first": batch.is_first.flatten(), "trace_cut": None}
+        own = replace(batch, state=state, replayed=False, **flat).contiguous()
+        age = (age / self.ranks.size).to(self.setup.device)
+        return Unrolls(own, batch.not_cut_t.contiguous(), count, rows, share, age)
+
+    # The loss
+
+    def _loss(
+        self, parameters: Parameters, unrolls: Unrolls, knobs: Knobs
+    ) -> tuple[Tensor, Statistics]:
+        """``q_coef * (errors of the critic) - z . f``, reduced over the valid rows."""
+        family, batch = self.family, unrolls.batch
+        inputs = (batch.obs, batch.state, batch.is_first)
+        params, features, _ = functional_call(self.network, parameters, inputs)
+        rows = self._rows(masked(family, params, batch.obs), unrolls, knobs)
+        estimates = self._estimates(parameters, features, rows, unrolls, knobs)
+        pi = rows.pi[:-1].detach()
+        z, region = self._direction(estimates.g, pi, self._average(inputs, batch), knobs)
+        # A harmless action may be one that is masked, whose score is beyond all bounds.
+        z = torch.where(batch.valid.unsqueeze(-1), z, 0.0)
+
+        def reduced(x: Tensor) -> Tensor:
+            return reduce.sum_valid(x, batch.valid) / unrolls.count
+
+        entropy = family.entropy(pi)
+        critic = {f"loss/{name}": knobs.q_coef * reduced(x) for name, x in estimates.errors.items()}
+        losses = {
+            "loss/policy": reduced(estimates.truncated + estimates.correction),
+            **critic,
+            "loss/entropy": -knobs.entropy_coef * reduced(entropy),
+        }
+        if self.config.check_numerics:
+            found = {"q": estimates.q, "target": estimates.target, "z": z}
+            diagnostics.require_finite(found | losses, self.updates)
+        terms = Terms(
+            entropy=entropy,
+            log_rho=rows.log_rho,
+            rho=rows.log_rho.exp(),
+            v_tm1=estimates.q.detach(),
+            target_tm1=estimates.target,
+            pg_advantage_tm1=estimates.advantage,
+            reward=rows.reward,
+        )
+        whole = unrolls.count, unrolls.rows
+        bars = knobs.importance_clip, knobs.c_bar
+        told = off_policy_statistics(losses, terms, batch.valid, whole, bars)
+        own = {
+            "loss/policy_truncated": reduced(estimates.truncated),
+            "loss/policy_correction": reduced(estimates.correction),
+            "normalizer/observation_clip_frac": unrolls.clip_share,
+            "replay/age_mean": unrolls.age,
+            **{name: reduced(x) for name, x in region.items()},
+        }
+        told = told._replace(means={**told.means, **own})
+        policy = -reduced((z * estimates.f).sum(-1))
+        return policy + torch.stack([*critic.values()]).sum(), told
+
+    def _rows(self, params: Tensor, unrolls: Unrolls, knobs: Knobs) -> Rows:
+        """What estimates read.  Invalid rows get a harmless action, reward, ratio and distribution,
+        since a NaN behind a mask would still make its gradient NaN.
+        """
+        config, family, batch = self.config, self.family, unrolls.batch
+        valid = batch.valid
+        pi = params.view(len(valid) + 1, valid.shape[1], -1)
+        mu = torch.where(valid.unsqueeze(-1), batch.record["params_mu"], 0.0)
+        done = valid.view(*valid.shape, *[1] * (batch.action.ndim - 2))
+        action = torch.where(done, batch.action, 0)
+        log_rho = family.log_prob(pi[:-1].detach(), action) - family.log_prob(mu, action)
+        terminal = batch.terminated
+        if config.truncation_as_termination:
+            terminal = terminal | batch.truncated
+        return Rows(
+            family=family,
+            pi=pi,
+            mu=mu,
+            action=action,
+            log_rho=torch.where(valid, log_rho, 0.0),
+            reward=torch.where(valid, batch.reward, 0.0),
+            discount_t=knobs.gamma * (~terminal).to(pi.dtype),
+            not_cut_t=unrolls.not_cut_t,
+            learn_std=config.learn_std,
+        )
+
+    def _estimates(
+        self, parameters: Parameters, features: Tensor, rows: Rows, unrolls: Unrolls, knobs: Knobs
+    ) -> Estimates:
+        """Asks the critic, of all actions or of some, and makes estimates of its values."""
+        head = {
+            name.removeprefix(_CRITIC_HEAD): x
+            for name, x in parameters.items()
+            if name.startswith(_CRITIC_HEAD)
+        }
+        critic = self.network.critic_head
+        if self.sums:
+            values = functional_call(critic, head, (features,))
+            return summed(rows, values.view(rows.pi.shape), knobs)
+        noise = unrolls.batch.record["noise"]
+        pi = rows.pi[:-1].detach().unsqueeze(2).expand(*noise.shape[:3], -1)
+        drawn = rows.family.sample(pi, noise)
+        actions = torch.cat((rows.action.unsqueeze(2), drawn), 2)
+        v, advantages = functional_call(critic, head, (features, actions.flatten(0, 1)))
+        v, advantages = v.view(rows.pi.shape[:2]), advantages.view(actions.shape[:3])
+        return sampled(rows, drawn[:, :, 0], v, advantages, knobs, self.dimensions)
+
+    @torch.no_grad()
+    def _average(self, inputs: tuple[Obs, State, Tensor], batch: Rollout) -> Tensor | None:
+        """Parameters of the average policy ``[T, B, P]``; None without a trust region."""
+        if not self.config.trust_region:
+            return None
+        params, _, _ = functional_call(self.network, self.trained.averaged(), inputs)
+        steps, streams = batch.valid.shape
+        return masked(self.family, params, batch.obs).view(steps + 1, streams, -1)[:-1]
+
+    def _direction(
+        self, g: Tensor, pi: Tensor, average: Tensor | None, knobs: Knobs
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Where the statistics are to go, entropy included, ``[T, B, S]``, and what is told of the
+        trust region.
+        """
+        family, std = self.family, self.config.learn_std
+        if self.config.entropy_coef > 0:
+            slope = policy_statistics.entropy_gradient(family, pi, learn_std=std)
+            g = g + knobs.entropy_coef * slope
+        if average is None:
+            return g, {}
+        k = policy_statistics.kl_gradient(family, average, pi, learn_std=std)
+        z, factor = project(g, k, knobs.trust_region_delta)
+        change = (k.double() * g.double()).sum(-1)
+        norms = (x.double().square().sum(-1).sqrt() for x in (g, z, k))
+        told = (*norms, change, factor, (factor > 0).float(), family.kl(average, pi))
+        return z, dict(zip(REGION, told, strict=True))
+
+    # Reports and state
+
+    def metrics(self) -> dict[str, float]:
+        if self.trained.untold:
+            self.trained.fold()
+        found = finished(self.trained.interval.read(), self.fresh_updates, self.replayed_updates)
+        self.fresh_updates, self.replayed_updates = 0, 0
+        found["optim/learning_rate"] = self.learning_rate
+        found |= diagnostics.observation_metrics(self.normalizer)
+        return found | diagnostics.policy_metrics(self.network.policy_head)
+
+    def histograms(self) -> dict[str, Tensor]:
+        return {}
+
+    def publication(self) -> Publication:
+        return Publication(self.version, self.trained.published())
+
+    def save(self) -> LearnerState:
+        if self.trained.untold:
+            self.trained.fold()
+        tensors = {**self.trained.save(), "generator": self.generator.get_state()}
+        return LearnerState(tensors, {"updates": self.updates, "version": self.version})
+
+    def load(self, state: LearnerState, *, counters: bool = True) -> None:
+        scalars: Any = state.scalars
+        self.trained.load(state.tensors, scalars["updates"] if counters else self.updates)
+        if counters:
+            self.version = scalars["version"]
+            self.generator.set_state(state.tensors["generator"])

@@ -1,0 +1,174 @@
+"""ACER's network: a policy, and a critic of its actions."""
+
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from quintet.models.build import Branch, Trunk, check_observation, draw_weights, make_trunks
+from quintet.models.config import ModelConfig
+from quintet.models.encoders import layers
+from quintet.models.heads import PolicyHead, action_family
+from quintet.models.precision import Precision
+from quintet.ops.discrete import Bernoulli, Categorical
+from quintet.ops.distributions import Family, TupleFamily
+from quintet.ops.gaussian import DiagGaussian
+from quintet.types import Obs, Spaces, State, TensorSpec
+
+
+@final
+class ActionValues(nn.Module):
+    """The value of every action of a Discrete space."""
+
+    def __init__(self, feature_size: int, num_actions: int):
+        super().__init__()
+        self.linear = nn.Linear(feature_size, num_actions)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """``[N, A]`` from ``[N, feature_size]``."""
+        values: Tensor = self.linear(features)
+        return values
+
+
+@final
+class StochasticDueling(nn.Module):
+    """A state's value and the advantages of some actions, in spaces whose actions are too many to
+    be summed over.  An action is worth ``v + advantage - mean(advantages of samples of pi)``.
+
+    Source: Wang et al., arXiv 1611.01224, section 5.1.
+    """
+
+    def __init__(self, feature_size: int, family: Family, activation: str):
+        super().__init__()
+        self.family = family
+        self.value = nn.Linear(feature_size, 1)
+        self.hidden = layers((feature_size + encoded_size(family), feature_size), activation, False)
+        self.advantage = nn.Linear(feature_size, 1)
+
+    def forward(self, features: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Values ``[N]`` of features ``[N, feature_size]``, and of the first M rows the advantages
+        ``[M, K]`` of K actions each ``[M, K, ...]``.
+        """
+        rows, number = actions.shape[:2]
+        beside = features[:rows].unsqueeze(1).expand(-1, number, -1)
+        hidden = self.hidden(torch.cat((beside, encoded(self.family, actions)), -1))
+        value: Tensor = self.value(features).squeeze(-1)
+        return value, self.advantage(hidden).squeeze(-1)
+
+
+def encoded_size(family: Family) -> int:
+    """Numbers that `encoded` makes of an action."""
+    if isinstance(family, TupleFamily):
+        return sum(encoded_size(leaf) for leaf in family.families)
+    return family.num_actions if isinstance(family, Categorical) else family.action_shape[0]
+
+
+def encoded(family: Family, action: Tensor) -> Tensor:
+    """Actions ``[...]`` as a layer reads them ``[..., encoded_size]``: choices one-hot, and Box
+    actions as the environment gets them, in units of half their range.
+    """
+    if isinstance(family, TupleFamily):
+        parts = zip(family.families, family.unpack(action), strict=True)
+        return torch.cat([encoded(leaf, part) for leaf, part in parts], -1)
+    if isinstance(family, Categorical):
+        return nn.functional.one_hot(action, family.num_actions).float()
+    if isinstance(family, Bernoulli):
+        return action.float()
+    assert isinstance(family, DiagGaussian), family
+    return family.in_bounds(action)
+
+
+@final
+class PolicyAndCritic(nn.Module):
+    """The policy's parameters and the features that the critic's head reads.
+
+    Both read one trunk with `shared_torso`, else each has its own.  The critic's head is a module
+    of its own, `critic_head`, since it may need actions that are sampled from the policy.
+    """
+
+    def __init__(
+        self,
+        spaces: Spaces,
+        model: ModelConfig,
+        generator: torch.Generator | None,
+        precision: Precision = "fp32",
+        *,
+        only_acts: bool = False,
+    ):
+        """generator: draws the weights; None leaves them undefined, to be loaded.
+        only_acts: leaves out what acting does not need: the critic, but for a recurrent trunk of
+            its own, whose state actors carry.
+        """
+        super().__init__()
+        family = action_family(spaces.action, model.action_bounds)
+        check_observation(spaces, family)
+        self.family: Family = family
+        with torch.random.fork_rng(devices=[]):
+            self.trunk, self.critic_trunk = make_trunks(spaces, model, generator, precision)
+            self.encoder, self.core = self.trunk.encoder, self.trunk.core
+            size = self.trunk.feature_size
+            self.policy_head = PolicyHead(family, size, model.action_std, model.action_std_init)
+            self.has_critic_trunk = not self.shared and (
+                not only_acts or self.critic_trunk.core is not None
+            )
+            if self.has_critic_trunk:
+                self.critic_encoder = self.critic_trunk.encoder
+                self.critic_core = self.critic_trunk.core
+            if not only_acts:
+                self.critic_head = _critic_head(self.critic_trunk.feature_size, family, model)
+        if generator is not None:
+            policy = Branch(self.trunk, self.policy_head, "policy")
+            critic = Branch(self.critic_trunk, self.critic_head, "value")
+            draw_weights((policy, critic), model.init, generator)
+
+    @property
+    def shared(self) -> bool:
+        """Whether policy and critic read the same trunk."""
+        return self.trunk is self.critic_trunk
+
+    def forward(
+        self, obs: Obs, state: State | None = None, is_first: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, State]:
+        """Distribution parameters ``[N, P]``, the critic's features ``[N, feature_size]`` and the
+        state after the last step, of leaves ``[N, ...]``; see `Trunk`.
+        """
+        features, after = self.trunk(obs, state, is_first)
+        critic_features = features
+        if self.has_critic_trunk:
+            critic_features, critic_after = self.critic_trunk(obs, state, is_first)
+            after |= critic_after
+        return self.policy_head(features), critic_features, after
+
+    def policy(
+        self, obs: Obs, state: State | None = None, is_first: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """Distribution parameters ``[N, P]`` and the state after the last step."""
+        params, _, after = self(obs, state, is_first)
+        return params, after
+
+    def freeze_precision(self) -> None:
+        """Converts the weights of quintet's own encoders for a network that only acts."""
+        for trunk in self._trunks():
+            trunk.encoder.cast_weights(trunk.precision)
+
+    @property
+    def state_specs(self) -> dict[str, TensorSpec]:
+        """The leaves of the recurrent state, without ``[B]``."""
+        return {name: x for trunk in self._trunks() for name, x in trunk.state_specs.items()}
+
+    def initial_state(self, num_streams: int) -> State:
+        """Zeros ``[B, ...]`` for every leaf of the state, on the network's device."""
+        device = self.policy_head.linear.weight.device
+        return {
+            name: torch.zeros((num_streams, *spec.shape), dtype=spec.dtype, device=device)
+            for name, spec in self.state_specs.items()
+        }
+
+    def _trunks(self) -> list[Trunk]:
+        return [self.trunk, self.critic_trunk] if self.has_critic_trunk else [self.trunk]
+
+
+def _critic_head(feature_size: int, family: Family, model: ModelConfig) -> nn.Module:
+    if isinstance(family, Categorical):
+        return ActionValues(feature_size, family.num_actions)
+    return StochasticDueling(feature_size, family, model.activation or "relu")
