@@ -34,6 +34,14 @@ def import_module(module_name: str, name: str) -> ModuleType:
         raise _raised(module_name, name, error) from error
 
 
+def is_import_string(value: str) -> bool:
+    """Whether it has the form ``pkg.module:name``."""
+    module, colon, name = value.partition(":")
+    return bool(colon) and all(
+        part.isidentifier() for part in [*module.split("."), *name.split(".")]
+    )
+
+
 def _no_module(module_name: str, name: str, error: ModuleNotFoundError) -> ConfigError:
     return ConfigError(
         f"{name!r} needs module {module_name!r}, which can't be imported: {error}; start in the "

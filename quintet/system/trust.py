@@ -1,9 +1,10 @@
 """Rules for code that files name: it is not imported or called unless the caller vouches for it.
 
-Policies, checkpoints and ``config.yaml`` name their environment and their encoder.  An import
-string (``module:name``) is code to run.  So may be a keyword argument with more than numbers and
-plain words: some environments import an argument (highway-env does), others open it as a file.  A
-name or argument of that kind, in a file that quintet reads, is used only if
+Policies, checkpoints and ``config.yaml`` name their environment and their encoder, and perhaps a
+schedule of the user's own.  An import string (``module:name``) is code to run.  So may be a keyword
+argument with more than numbers and plain words: some environments import an argument (highway-env
+does), others open it as a file.  A name or argument of that kind, in a file that quintet reads, is
+used only if
 
 - the file has a signature of this user on this machine (`quintet.system.signature`), or
 - the caller gives the same name, or the same arguments, or
@@ -24,7 +25,7 @@ from quintet.system import signature
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_ +-]*")
 """Text that can name no attribute of a module, no file in another folder, and no address."""
 
-_Option = Literal["env", "model.encoder"]
+_Option = Literal["env", "model.encoder", "lr_schedule"]
 
 _CALLED: tuple[tuple[_Option, str, str], ...] = (
     ("env", "env.id", "env.kwargs"),
@@ -33,6 +34,9 @@ _CALLED: tuple[tuple[_Option, str, str], ...] = (
 """Options of a run that are imported and called: the option by which a name is given again, and the
 options of the name and of its arguments.
 """
+
+_SCHEDULE: _Option = "lr_schedule"
+"""An option of some learners, which is called only where it is an import string."""
 
 _CONFIG = "quintet config 1"
 _MARK = "# signature: "
@@ -103,7 +107,8 @@ class Origin:
             raise UntrustedError(
                 f"code is run only from files that this user made on this machine; {self.place} "
                 f"{self.fault}, and would import {_shown(call.name)} as {call.option} and call it "
-                f"with {_shown(dict(call.kwargs))}; {way_out}, or name the same by --{call.option}"
+                f"with {_shown(dict(call.kwargs))}; {way_out}, or name the same by "
+                f"--{call.option.replace('_', '-')}"
             )
         if not is_plain(call.kwargs) and all(g.kwargs != call.kwargs for g in given):
             raise UntrustedError(
@@ -118,7 +123,7 @@ OWN = Origin("this process", None)
 
 TRUST_HELP = (
     "import and call what the folder names, whoever made it; without it only what this user made "
-    "on this machine, or names as well by --env and --model.encoder"
+    "on this machine, or names as well by --env and --model.encoder (and --lr-schedule)"
 )
 
 UNSIGNED = (
@@ -139,7 +144,13 @@ def _shown(value: Any) -> str:
 
 def calls_of(options: Mapping[str, Any]) -> tuple[Call, ...]:
     """The calls of a whole configuration, by dotted option name."""
-    return tuple(Call(option, options[name], options[kwargs]) for option, name, kwargs in _CALLED)
+    calls = [Call(option, options[name], options[kwargs]) for option, name, kwargs in _CALLED]
+    return (*calls, *_schedule_of(options))
+
+
+def _schedule_of(options: Mapping[str, Any]) -> list[Call]:
+    name = options.get(_SCHEDULE)
+    return [Call(_SCHEDULE, name, {})] if isinstance(name, str) and ":" in name else []
 
 
 def vouched(description: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
@@ -153,12 +164,13 @@ def vouched(description: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
 
 def calls_given(options: Mapping[str, Any]) -> tuple[Call, ...]:
     """The calls in a caller's options by dotted name, some of which may be missing."""
-    return tuple(
+    calls = [
         Call(option, options[name], given if isinstance(given, Mapping) else {})
         for option, name, kwargs in _CALLED
         if isinstance(options.get(name), str)
         for given in [options.get(kwargs)]
-    )
+    ]
+    return (*calls, *_schedule_of(options))
 
 
 def all_harmless(options: Mapping[str, Any]) -> bool:
@@ -183,4 +195,5 @@ def config_fault(text: str, options: Mapping[str, Any]) -> str | None:
 
 def _signed_bytes(options: Mapping[str, Any]) -> bytes:
     signed = {name: options[name] for _, *names in _CALLED for name in names}
+    signed |= {call.option: call.name for call in _schedule_of(options)}
     return json.dumps(signed, sort_keys=True).encode()

@@ -30,8 +30,11 @@ def test_an_encoder_with_losses_trains_and_acts(tmp_path: Path):
     result = quintet.train("impala", "CartPole-v1", 640, 1, tmp_path / "run", config, model=Own)
     assert result.metrics["loss/aux/per_row"] > 0
     assert quintet.evaluate(result.policy, episodes=1).mean > 0
-    with pytest.raises(ConfigError, match="ppo requires an encoder without auxiliary losses"):
-        quintet.train("ppo", "CartPole-v1", 4096, 1, tmp_path / "other", model=Own)
+    for algo, env in (("ppo", "CartPole-v1"), ("acer", "CartPole-v1"), ("ddpg", "Pendulum-v1")):
+        said = f"{algo} requires an encoder without auxiliary losses"
+        with pytest.raises(ConfigError, match=said):
+            other = {"preset": "none"}
+            quintet.train(algo, env, 400_000, 1, tmp_path / "other", other, model=Own)
     assert not (tmp_path / "other").exists()
 
 

@@ -7,13 +7,15 @@ of environments.
 from typing import Any, Literal, NamedTuple, final
 
 from gymnasium import spaces as gym_spaces
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from quintet.algorithms.parts.options import Idle, Shared, idle_normalizers, refuse_idle
 from quintet.algorithms.parts.trained import Knob
 from quintet.models.config import ModelConfig, torso_faults
+from quintet.ops.schedules import OF_FRACTION
 from quintet.protocols import UpdateAdvice
 from quintet.spaces import action_leaves
+from quintet.system.importing import is_import_string
 from quintet.types import Spaces
 
 DEFAULTS: dict[str, Any] = {
@@ -116,13 +118,12 @@ class ACERConfig(BaseModel):
 
     # Optimisation
     learning_rate: float = Field(7e-4, gt=0, description="RMSProp's rate")
-    lr_schedule: Literal[
-        "linear", "constant", "double_linear_con", "middle_drop", "double_middle_drop"
-    ] = Field(
+    lr_schedule: str = Field(
         "linear",
-        description="linear: to 0 at the end of the budget; double_linear_con: twice as fast, to "
-        "an eighth; middle_drop: linear for a quarter, then 0.075; double_middle_drop: the same, "
-        "then 0.125 in the last quarter",
+        description="linear: to 0 at the end of the budget; constant; double_linear_con: twice as "
+        "fast, to an eighth; middle_drop: linear for a quarter, then 0.075; double_middle_drop: "
+        "the same, then 0.125 in the last quarter; or an import string of a function of your own, "
+        "of the share of the budget that is done, which gives the factor of the rate",
     )
     rmsprop_decay: float = Field(0.99, ge=0, lt=1, description="of the running mean of squares")
     rmsprop_epsilon: float = Field(1e-5, gt=0, description="in RMSProp's denominator")
@@ -137,6 +138,15 @@ class ACERConfig(BaseModel):
     check_numerics: bool = Field(
         False, description="in every update, raise at a NaN or infinite tensor by its name"
     )
+
+    @field_validator("lr_schedule")
+    @classmethod
+    def _schedule_is_known(cls, value: str) -> str:
+        if value not in OF_FRACTION and not is_import_string(value):
+            raise ValueError(
+                f"must be {', '.join(OF_FRACTION)} or an import string 'pkg.module:function'"
+            )
+        return value
 
     @property
     def requirements(self) -> dict[str, tuple[bool, str]]:

@@ -38,10 +38,11 @@ from quintet.algorithms.acer.config import TUNABLE, ACERConfig, Knobs
 from quintet.algorithms.acer.estimates import Estimates, Rows, sampled, summed
 from quintet.algorithms.acer.metrics import REGION, finished
 from quintet.algorithms.acer.network import PolicyAndCritic
+from quintet.algorithms.acer.schedule import find_schedule
 from quintet.algorithms.parts import diagnostics
 from quintet.algorithms.parts.acting import SamplingActor, make_normalizer, masked
 from quintet.algorithms.parts.off_policy_statistics import Terms, off_policy_statistics
-from quintet.algorithms.parts.options import require_tunable
+from quintet.algorithms.parts.options import refuse_aux_losses, require_tunable
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
 from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import Optimizer, Parameters, Trained, knobs_of
@@ -100,6 +101,7 @@ class ACERLearner:
         generator = torch.Generator().manual_seed(setup.seeds[0])
         self.generator = torch.Generator().manual_seed(setup.seeds[1])
         network = PolicyAndCritic(spaces, model, generator, setup.compute.precision)
+        refuse_aux_losses("acer", model, network.encoder.loss_names)
         self.network, self.family = network.to(setup.device), network.family
         self.sums = isinstance(self.family, Categorical)
         leaves = leaf_families(self.family)
@@ -122,6 +124,7 @@ class ACERLearner:
         )
         self.weights, self.warm_start = self.trained.weights, self.trained.load_weights
         self.version = 0
+        self.schedule = find_schedule(config.lr_schedule)
         self.learning_rate = config.learning_rate
         self.fresh_updates, self.replayed_updates = 0, 0  # since the last report
 
@@ -153,8 +156,7 @@ class ACERLearner:
         """One optimizer step on the batch; of a fresh one then an update of the normaliser."""
         config = self.config
         done = 1.0 - schedules.linear(env_steps, self.setup.total_env_steps)
-        factor = schedules.OF_FRACTION[config.lr_schedule](done)
-        self.learning_rate = config.learning_rate * factor
+        self.learning_rate = config.learning_rate * self.schedule(done)
         descent = self.trained.descent(self.learning_rate, config)
         knobs, follow = knobs_of(Knobs, config), 1.0 - config.average_decay
         self.trained.step(self._unrolls(batch), knobs, descent, follow=follow)

@@ -37,7 +37,7 @@ from quintet.algorithms.ddpg.network import Networks, perturbable
 from quintet.algorithms.ddpg.popart import TargetStatistics, rescale_
 from quintet.algorithms.parts import diagnostics
 from quintet.algorithms.parts.acting import make_normalizer
-from quintet.algorithms.parts.options import require_tunable
+from quintet.algorithms.parts.options import refuse_aux_losses, require_tunable
 from quintet.algorithms.parts.setup import Setup
 from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import Descent, Parameters, Trained, knobs_of
@@ -86,6 +86,7 @@ class DDPGLearner:
             spaces, model, config.action_layer, config.output_init, generator,
             setup.compute.precision,
         )  # fmt: skip
+        refuse_aux_losses("ddpg", model, network.actor.encoder.loss_names)
         self.network = network.to(setup.device)
         self.normalizer = make_normalizer(config, model, spaces).to(setup.device)
         self.targets = TargetStatistics(config.popart_step_size).to(setup.device)

@@ -73,6 +73,19 @@ def refuse_idle(
         raise IdleOptions(idle)
 
 
+def refuse_aux_losses(algo: str, model: ModelConfig, names: tuple[str, ...]) -> None:
+    """Refuses an encoder's auxiliary losses of these names, for learners that have no use for them.
+
+    Raises:
+        ConfigError: names them.
+    """
+    if names:
+        raise ConfigError(
+            f"{algo} requires an encoder without auxiliary losses, model.encoder={model.encoder} "
+            f"gives {', '.join(names)}; return the features alone, or train with impala"
+        )
+
+
 def idle_normalizers(
     options: type[BaseModel],
     wanted: tuple[bool, bool],

@@ -8,7 +8,13 @@ from typing import Literal, NamedTuple, final
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from quintet.algorithms.parts import minibatches
-from quintet.algorithms.parts.options import Idle, Shared, idle_normalizers, refuse_idle
+from quintet.algorithms.parts.options import (
+    Idle,
+    Shared,
+    idle_normalizers,
+    refuse_aux_losses,
+    refuse_idle,
+)
 from quintet.algorithms.parts.trained import Knob
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig, torso_faults
@@ -283,12 +289,7 @@ def require_learnable(
     config: PPOConfig, model: ModelConfig, loss_names: tuple[str, ...], num_learners: int
 ) -> None:
     """Raises ConfigError where the network or the number of learners does not fit."""
-    if loss_names:
-        raise ConfigError(
-            "ppo requires an encoder without auxiliary losses, model.encoder="
-            f"{model.encoder} gives {', '.join(loss_names)}; return the features "
-            "alone, or train with impala"
-        )
+    refuse_aux_losses("ppo", model, loss_names)
     if num_learners > 1 and config.kl_cutoff_coef > 0:
         raise ConfigError(
             f"kl_cutoff_coef={config.kl_cutoff_coef:g} requires runtime.num_learners=1, got "
