@@ -32,9 +32,9 @@ def test_an_encoder_with_losses_trains_and_acts(tmp_path: Path):
     assert quintet.evaluate(result.policy, episodes=1).mean > 0
     for algo, env in (("ppo", "CartPole-v1"), ("acer", "CartPole-v1"), ("ddpg", "Pendulum-v1")):
         said = f"{algo} requires an encoder without auxiliary losses"
+        run = {"env": env, "run_dir": tmp_path / "other", "config": {"preset": "none"}}
         with pytest.raises(ConfigError, match=said):
-            other = {"preset": "none"}
-            quintet.train(algo, env, 400_000, 1, tmp_path / "other", other, model=Own)
+            quintet.train(algo, total_steps=400_000, model=Own, **run)
     assert not (tmp_path / "other").exists()
 
 

@@ -29,6 +29,47 @@ DDPG = {
     "normalize_returns": True,
     "popart": True,
 }
+ACER = {
+    "env.num_streams": 4,
+    "unroll_steps": 10,
+    "replay_ratio": 1.5,
+    "replay_capacity_steps_per_stream": 500,
+    "replay_start_steps_per_stream": 50,
+    "normalize_observations": True,
+}
+
+
+class Drifting(gymnasium.Env):
+    """A plain Python environment whose episodes end both ways, when depends on the seed."""
+
+    observation_space = gymnasium.spaces.Box(-10.0, 10.0, (3,), np.float64)
+    action_space: gymnasium.Space = gymnasium.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = self.np_random.normal(size=3)
+        self.steps = 0
+        return self.place.clip(-10, 10), {}
+
+    def step(self, action):
+        self.steps += 1
+        self.place = 0.9 * self.place + 0.3 * self.np_random.normal(size=3) + 0.2 * (action - 1)
+        terminated = bool(self.place.sum() > 3.0)
+        return (
+            self.place.clip(-10, 10),
+            float(-abs(self.place[0])),
+            terminated,
+            self.steps >= 40,
+            {},
+        )
+
+
+class Pushed(Drifting):
+    """With a continuous action."""
+
+    action_space = gymnasium.spaces.Box(0.0, 2.0, (), np.float64)
+
+
 KINDS = {
     "atari": ("Pong-v5", 3200, SMALL | {"model.shared_torso": True, "runtime.threads": 2}),
     "mujoco": ("HalfCheetah-v4", 12_801, SMALL | {"env.num_streams": 8}),
@@ -72,41 +113,17 @@ KINDS = {
         | {"env.num_streams": 4, "runtime.kind": "lockstep", "runtime.num_workers": 2}
         | {"runtime.inference": "server"},
     ),
+    # unrolls of old weights with their states, and actions that updates draw
+    "acer": (None, 8_001, ACER | {"model.core": "lstm", "model.core_size": 8}),
+    "acer_lockstep": (
+        Pushed,
+        8_001,
+        ACER | {"runtime.kind": "lockstep", "runtime.num_workers": 2},
+    ),
     # exact checkpoints come where few steps are cut, others in between
     "seldom": (None, 25_601, SMALL | {"env.num_streams": 8, "checkpoint.max_cut_frac": 0.01}),
     "compiled": ("CartPole-v1", 12_801, SMALL | {"env.num_streams": 8, "runtime.compile": "on"}),
 }
-
-
-class Drifting(gymnasium.Env):
-    """A plain Python environment whose episodes end both ways, when depends on the seed."""
-
-    observation_space = gymnasium.spaces.Box(-10.0, 10.0, (3,), np.float64)
-    action_space: gymnasium.Space = gymnasium.spaces.Discrete(3)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.place = self.np_random.normal(size=3)
-        self.steps = 0
-        return self.place.clip(-10, 10), {}
-
-    def step(self, action):
-        self.steps += 1
-        self.place = 0.9 * self.place + 0.3 * self.np_random.normal(size=3) + 0.2 * (action - 1)
-        terminated = bool(self.place.sum() > 3.0)
-        return (
-            self.place.clip(-10, 10),
-            float(-abs(self.place[0])),
-            terminated,
-            self.steps >= 40,
-            {},
-        )
-
-
-class Pushed(Drifting):
-    """With a continuous action."""
-
-    action_space = gymnasium.spaces.Box(0.0, 2.0, (), np.float64)
 
 
 def kill_in_write(number: int) -> None:
@@ -129,10 +146,11 @@ def main(kind: str, run_dir: str) -> None:
         kill_in_write(int(number))
     # Sleeping gives the killer time between two checkpoints; it must not matter for the bytes.
     pause_s = float(os.environ.get("PAUSE_S", "0"))
-    ddpg = kind.startswith("ddpg")
+    named = kind.partition("_")[0]
+    algo = named if named in ("ddpg", "acer") else "ppo"
     result = quintet.train(
-        "ddpg" if ddpg else "ppo",
-        env or (Pushed if ddpg else Drifting),
+        algo,
+        env or (Pushed if algo == "ddpg" else Drifting),
         total_steps=total,
         seed=7,
         run_dir=run_dir,

@@ -17,7 +17,7 @@ from quintet import checkpoint
 SCRIPT = Path(__file__).with_name("exact_run.py")
 KINDS = (
     "atari", "mujoco", "python", "recurrent", "compiled", "compiled_atari", "lockstep",
-    "lockstep_pool", "ddpg", "ddpg_lockstep",
+    "lockstep_pool", "ddpg", "ddpg_lockstep", "acer", "acer_lockstep",
 )  # fmt: skip
 slow = pytest.mark.slow
 
@@ -43,8 +43,9 @@ def final_hashes(run_dir: Path) -> dict[str, str]:
     assert found is not None
     hashes = checkpoint.tensor_hashes(found)
     names = " ".join(hashes)
-    parts = ("network/", "optimizer/exp_avg")
-    for part in (*parts, "average/" if "network/actor." in names else "reward_moments/"):
+    of_acer, of_ddpg = "network/critic_head." in names, "network/actor." in names
+    memory = "optimizer/mean_sq" if of_acer else "optimizer/exp_avg"
+    for part in ("network/", memory, "average/" if of_acer or of_ddpg else "reward_moments/"):
         assert part in names
     return hashes
 
