@@ -103,5 +103,5 @@ def draw(algo: str) -> None:
 
 
 if __name__ == "__main__":
-    for algo in ("ppo", "impala", "ddpg"):
+    for algo in ("ppo", "impala", "ddpg", "acer"):
         draw(algo)

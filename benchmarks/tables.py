@@ -145,7 +145,9 @@ def told(run: dict[str, Any], score: str) -> str:
 
 
 def asked_of(must: float | None, aim: float | None) -> str:
-    return " / ".join(str(x) for x in (must, aim) if x is not None)
+    if must is None:
+        return "" if aim is None else f"- / {aim}"
+    return str(must) if aim is None else f"{must} / {aim}"
 
 
 def met_by(score: float, must: float | None, aim: float | None) -> str:
@@ -326,6 +328,8 @@ TABLES = {
     "impala-cost": lambda: cost_table("impala"),
     "ddpg-learning": lambda: learning_table("ddpg"),
     "ddpg-cost": lambda: cost_table("ddpg"),
+    "acer-learning": lambda: learning_table("acer"),
+    "acer-cost": lambda: cost_table("acer"),
     "ppo-speed": lambda: speed_table("sb3", SPEED_PPO),
     "ddpg-speed": lambda: speed_table("sb3", SPEED_DDPG),
     "impala-speed": lambda: speed_table("sample_factory", SPEED_IMPALA),

@@ -15,6 +15,8 @@ import torch
 import yaml
 
 import quintet
+from quintet.algorithms.acer import config as acer_config
+from quintet.algorithms.acer import learner as acer
 from quintet.algorithms.ddpg import config as ddpg_config
 from quintet.algorithms.ddpg import learner as ddpg
 from quintet.algorithms.impala import config as impala_config
@@ -164,6 +166,7 @@ LEARNERS = {
     "ppo": (ppo, ppo_config.PPOConfig),
     "impala": (impala, impala_config.ImpalaConfig),
     "ddpg": (ddpg, ddpg_config.DDPGConfig),
+    "acer": (acer, acer_config.ACERConfig),
 }
 
 
@@ -204,6 +207,7 @@ PRESETS = {
     "ppo": (8, ("clip", "kl_penalty", "tf_agents_base", "vector_discrete", "pixels", "atari")),
     "impala": (5, ("vector_discrete", "vector_continuous", "pixels", "atari")),
     "ddpg": (6, ("vector_continuous", "pixels")),
+    "acer": (6, ("vector_discrete", "vector_continuous", "pixels", "atari")),
 }
 
 

@@ -31,6 +31,11 @@ FLOORS: dict[str, tuple[str, str, int, float, dict[str, Any]]] = {
     "ddpg-pendulum": ("ddpg", "Pendulum-v1", 20_000, -200.0, {}),
     "ddpg-mountain-car": ("ddpg", "MountainCarContinuous-v0", 100_000, 90.0, {}),
     "ddpg-pictures": ("ddpg", "quintet.envs.toy:DotToTarget", 30_000, -2.5, {}),
+    "acer-cartpole": ("acer", "CartPole-v1", 300_000, 475.0, {}),
+    "acer-acrobot": ("acer", "Acrobot-v1", 500_000, -100.0, {}),
+    "acer-lunar-lander": ("acer", "LunarLander-v3", 1_000_000, 150.0, {}),
+    "acer-cartpole-memory": ("acer", MEMORY, 300_000, 450.0, {}),
+    "acer-pendulum": ("acer", "Pendulum-v1", 300_000, -250.0, {}),
     "impala-inverted-pendulum": ("impala", "InvertedPendulum-v4", 1_000_000, 950.0, {}),
 }
 # fmt: on

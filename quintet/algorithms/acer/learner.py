@@ -178,7 +178,8 @@ class ACERLearner:
         if not self.sums:  # all learners draw the same noise and take their columns of it
             shape = (*batch.valid.shape, self.config.dueling_samples + 1)
             noise = self.family.draw_noise(shape, self.generator)
-            batch = replace(batch, record={**batch.record, "noise": noise})
+            record = {**batch.record, "noise": noise.to(batch.valid.device)}
+            batch = replace(batch, record=record)
         age = torch.full((), torch.nan)
         if batch.replayed:
             age = reduce.mean_valid((self.version - batch.version).float(), batch.valid)
