@@ -1,5 +1,6 @@
 """Learners and batches for the tests of ACER: small, fixed, and most without environments."""
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from ppo_helpers import DISCRETE, OBSERVATION, TOTAL, make_rollout
 from torch import Tensor
 
 from quintet.algorithms.acer.config import ACERConfig, Knobs
+from quintet.algorithms.acer.estimates import Rows
 from quintet.algorithms.acer.learner import ACERLearner, Unrolls
 from quintet.algorithms.parts.setup import Setup
 from quintet.algorithms.parts.statistics import Statistics
@@ -78,3 +80,21 @@ def loss_of(
     names, parameters = zip(*learner.trained.parameters.items(), strict=True)
     gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
     return loss.detach(), dict(zip(names, gradients, strict=True)), told
+
+
+def double_sum(rows: Rows, q: Tensor, v: Tensor, trace: Tensor) -> Tensor:
+    """``q(x_i, a_i) + sum_k (product of discounts and traces) * (r_k + d_k * v(x_{k+1}) - q_k)``,
+    from row i to the end of its episode or of the unroll; v has a row more.
+    """
+    steps, streams = q.shape
+    table = torch.zeros(steps, streams, dtype=torch.float64)
+    for i, b in itertools.product(range(steps), range(streams)):
+        total, weight = q[i, b].item(), 1.0
+        for k in range(i, steps):
+            after = rows.discount_t[k, b].item() * v[k + 1, b].item()
+            total += weight * (rows.reward[k, b].item() + after - q[k, b].item())
+            if rows.not_cut_t[k, b] == 0 or k == steps - 1:
+                break
+            weight *= rows.discount_t[k, b].item() * trace[k + 1, b].item()
+        table[i, b] = total
+    return table

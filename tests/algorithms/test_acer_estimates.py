@@ -1,13 +1,23 @@
 """ACER's targets and directions against double sums and automatic differentiation, in float64."""
 
-import itertools
 import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from acer_helpers import BITS, MULTI, ONE, STEPS, STREAMS, apart, config, make_learner, numbers
+from acer_helpers import (
+    BITS,
+    MULTI,
+    ONE,
+    STEPS,
+    STREAMS,
+    apart,
+    config,
+    double_sum,
+    make_learner,
+    numbers,
+)
 from gymnasium import spaces as gym
 from ppo_helpers import CONTINUOUS, DISCRETE, HYBRID, MASKED, make_rollout
 from torch import Tensor
@@ -58,24 +68,6 @@ def make_rows(spaces: Spaces = DISCRETE, seed: int = 0, learn_std: bool = False)
         not_cut_t=batch.not_cut_t.double(),
         learn_std=learn_std,
     )
-
-
-def double_sum(rows: Rows, q: Tensor, v: Tensor, trace: Tensor) -> Tensor:
-    """``q(x_i, a_i) + sum_k (product of discounts and traces) * (r_k + d_k * v(x_{k+1}) - q_k)``,
-    from row i to the end of its episode or of the unroll; v has a row more.
-    """
-    steps, streams = q.shape
-    table = torch.zeros(steps, streams, dtype=torch.float64)
-    for i, b in itertools.product(range(steps), range(streams)):
-        total, weight = q[i, b].item(), 1.0
-        for k in range(i, steps):
-            after = rows.discount_t[k, b].item() * v[k + 1, b].item()
-            total += weight * (rows.reward[k, b].item() + after - q[k, b].item())
-            if rows.not_cut_t[k, b] == 0 or k == steps - 1:
-                break
-            weight *= rows.discount_t[k, b].item() * trace[k + 1, b].item()
-        table[i, b] = total
-    return table
 
 
 # Actions that are summed over
