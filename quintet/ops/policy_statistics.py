@@ -75,7 +75,10 @@ def kl_gradient(family: Family, average: Tensor, params: Tensor, *, learn_std: b
             return -p.softmax(-1) / _above_0(q.softmax(-1))
         if isinstance(leaf, Bernoulli):
             one, zero = _above_0(q.sigmoid()), _above_0((-q).sigmoid())
-            return (q.sigmoid() - p.sigmoid()) / one / zero
+            # Of 1 or of 0, whichever is the less likely: the difference of two that are nearly 1
+            # has lost its digits.
+            by_one, by_zero = q.sigmoid() - p.sigmoid(), (-p).sigmoid() - (-q).sigmoid()
+            return torch.where(q > 0, by_zero, by_one) / one / zero
         (mean_p, log_std_p), (mean_q, log_std_q) = _gaussian(leaf, p), _gaussian(leaf, q)
         z = (mean_q - mean_p) * (-log_std_q).exp()
         slope = z * (-log_std_q).exp()
@@ -89,13 +92,15 @@ def kl_gradient(family: Family, average: Tensor, params: Tensor, *, learn_std: b
 
 @torch.no_grad()
 def entropy_gradient(family: Family, params: Tensor, *, learn_std: bool) -> Tensor:
-    """``dH / df``: of a categorical ``-(log f + 1)``.  Of a Gaussian it is that of the raw sample,
-    0 for the mean and 1 for the log of the standard deviation.
+    """``dH / df``: of a categorical ``-(log f + 1)``, and 0 where f is 0, as of masked actions.  Of
+    a Gaussian it is that of the raw sample, 0 for the mean and 1 for the log of the standard
+    deviation.
     """
 
     def of_leaf(leaf: Family, p: Tensor) -> Tensor:
         if isinstance(leaf, Categorical):
-            return -(_above_0(p.softmax(-1)).log() + 1.0)
+            f = p.softmax(-1)
+            return torch.where(f > 0, -(_above_0(f).log() + 1.0), 0.0)
         if isinstance(leaf, Bernoulli):
             return -p
         mean, log_std = _gaussian(leaf, p)

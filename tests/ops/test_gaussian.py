@@ -260,3 +260,17 @@ def test_entropy_nodes_survive_a_first_use_in_inference_mode():
 def test_impossible_bounds_are_refused(make, says: str):
     with pytest.raises(ValueError, match=says):
         make()
+
+
+def test_in_bounds_is_what_the_environment_gets_in_units_of_half_the_range():
+    """In dimensions without bounds it is the action itself."""
+    action = 2.0 * torch.randn((50, 3), generator=generator(30), dtype=torch.float64)
+    low, high = torch.tensor(LOW).double(), torch.tensor(HIGH).double()
+    for family in FAMILIES.values():
+        unit = family.in_bounds(action)
+        assert unit.abs().max() <= 1.0
+        assert_close(low + (unit + 1) / 2 * (high - low), family.to_env(action))
+    half = DiagGaussian(3, (-2.0, -math.inf, -1.0), (2.0, 1.0, math.inf))
+    unit = half.in_bounds(action)
+    assert torch.equal(unit[:, 0], action[:, 0].clamp(-1, 1))
+    assert torch.equal(unit[:, 1:], action[:, 1:])

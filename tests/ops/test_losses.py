@@ -144,3 +144,26 @@ def test_adaptive_beta_band_and_limits():
     assert policy_losses.adaptive_kl_beta(1e17, 1.0, **rule) == 1e17
     assert policy_losses.adaptive_kl_beta(1e-15, 0.0, **rule) == 1e-15
     assert policy_losses.adaptive_kl_beta(1.0, 1.0, factor=2.0, **rule) == 2.0
+
+
+@pytest.mark.parametrize("clip", [0.5, 1.0, 10.0])
+def test_truncation_and_its_correction_are_the_whole_expectation(clip: float):
+    """Of any function of the action, for policies far from each other."""
+    g = torch.Generator().manual_seed(0)
+    mu, pi = (2.0 * torch.randn(2, 40, 6, generator=g, dtype=torch.float64)).softmax(-1)
+    h = torch.randn(40, 6, generator=g, dtype=torch.float64)
+    rho = pi / mu
+    weight = policy_losses.correction_weight(rho, clip)
+    assert ((weight >= 0) & (weight < 1)).all()
+    assert torch.equal(weight > 0, rho > clip)
+    truncated, correction = (mu * rho.clamp(max=clip) * h).sum(-1), (pi * weight * h).sum(-1)
+    assert_close(truncated + correction, (pi * h).sum(-1), rtol=0, atol=1e-14)
+    assert (correction.abs() > 0.01).any()
+    given = torch.tensor(clip, dtype=torch.float64)
+    assert_near(policy_losses.correction_weight(rho, given), weight)
+
+
+def test_correction_weight_at_ratios_out_of_range():
+    rho = torch.tensor([0.0, 1e-38, 10.0, 1e38, math.inf])
+    found = policy_losses.correction_weight(rho, 10.0)
+    assert torch.equal(found, torch.tensor([0.0, 0.0, 0.0, 1.0, 1.0]))

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from quintet.ops.schedules import kl_adaptive_rate, linear
+from quintet.ops.schedules import OF_FRACTION, kl_adaptive_rate, linear
 
 
 def test_linear():
@@ -31,3 +31,23 @@ def test_kl_adaptive_rate():
         assert kl_adaptive_rate(3e-4, inside, target) == 3e-4
     assert kl_adaptive_rate(1e-6, 1.0, target) == 1e-6
     assert kl_adaptive_rate(1e-2, 0.0, target) == 1e-2
+
+
+BY_FRACTION = {
+    "constant": [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0],
+    "linear": [1.0, 0.9, 0.75, 0.7, 0.5, 0.25, 0.2, 0.0],
+    "double_linear_con": [1.0, 0.8, 0.5, 0.4, 0.125, 0.125, 0.125, 0.125],
+    "middle_drop": [1.0, 0.9, 0.75, 0.075, 0.075, 0.075, 0.075, 0.075],
+    "double_middle_drop": [1.0, 0.9, 0.75, 0.075, 0.075, 0.075, 0.125, 0.125],
+}
+"""By name, at these fractions of the run:"""
+FRACTIONS = (0.0, 0.1, 0.25, 0.3, 0.5, 0.75, 0.8, 1.0)
+
+
+@pytest.mark.parametrize("name", OF_FRACTION)
+def test_schedules_of_a_fraction(name: str):
+    """As OpenAI baselines computes them, of what is left: at a quarter exactly nothing has dropped,
+    and at three quarters the second drop has not come.
+    """
+    found = [OF_FRACTION[name](done) for done in FRACTIONS]
+    assert found == pytest.approx(BY_FRACTION[name], abs=1e-15)
