@@ -176,7 +176,8 @@ def test_the_record_of_ddpg_begins_with_its_updates(
     owed = (record["env_steps"] - record["reset_rows"]) / 2
     assert abs(record["updates"] - owed) <= 0.5  # a half is carried over
     assert record["parameters"] == 2 * (8 * 7 + 7) + (3 * 8 + 8) + (4 * 8 + 8) + 2 * (7 + 1)
-    assert record["limit_env_steps_per_s"] > 0
+    assert set(record["limit_us_per_env_step"]) == {"env", "act", "update"}
+    assert min(record["limit_us_per_env_step"].values()) > 0.0
 
 
 def test_the_bare_update_of_ddpg_is_the_trained_one(without_variable: None):
