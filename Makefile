@@ -29,8 +29,12 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Each of two processes takes one half of the files, and what the other has left at the end: what the
+# tests of a file share is made once.  Compiled modules are kept, as the tests start a hundred
+# processes that import quintet.
+test: export PYTHONDONTWRITEBYTECODE =
 test: lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # One at a time: exactness tests burn every core beside the run that they watch.
 test-slow: $(STAMP)

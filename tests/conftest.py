@@ -19,6 +19,21 @@ def own_state_folder(tmp_path_factory: pytest.TempPathFactory):
         os.environ["XDG_STATE_HOME"] = before
 
 
+@pytest.fixture(scope="session", autouse=True)
+def nobody_waits_for_the_disk():
+    """Syncs of this process leave the disk alone: they take milliseconds, dozens of them for a
+    small run, and only a power cut tells the difference, which tests make in processes of their
+    own.  Tests of when something is synced replace the same function.
+    """
+
+    def fsync(handle: int) -> None:
+        os.fstat(handle)  # which must be open
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "fsync", fsync)
+        yield
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks what slow_variants.txt lists; of a whole collection every line must fit a test."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import json
 import os
 import re
 import signal
@@ -149,25 +150,41 @@ def test_a_full_disk_at_the_start_asks_for_room(full, tmp_path):
     assert "make room there" in said
 
 
-@pytest.mark.parametrize("kind", ["train", "config", "eval", "plot"])
-def test_brackets_without_end_are_one_sentence_of_every_command(tmp_path, kind):
+EVERY = """
+import contextlib, io, json, sys
+from quintet.cli import main
+for words in json.load(sys.stdin):
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        status = main(words)
+    print(json.dumps([status, said.getvalue()]), flush=True)
+"""
+"""Commands one after another: the status of each, and what it said.  One that ends in a traceback
+or a crash ends them all.
+"""
+
+
+def test_brackets_without_end_are_one_sentence_of_every_command(tmp_path):
     deep, out = tmp_path / "deep", str(tmp_path / "x.png")
     deep.write_text("[" * 200_000)
     run = tmp_path / "r"
     run.mkdir()
     for name in ("config.yaml", "metrics.jsonl"):
         (run / name).write_text("[" * 200_000 + "\n")
-    quintet = [sys.executable, "-m", "quintet", kind]
-    words = {
-        "train": [["ppo", "--env", "CartPole-v1", "--config", str(deep)],
-                  ["ppo", "--env", "CartPole-v1", "--run-dir", str(run)]],
-        "config": [["ppo", "--env", "CartPole-v1", "--config", str(deep)]],
-        "eval": [[str(run)]],
-        "plot": [[str(run), "--out", out]],
-    }  # fmt: skip
-    for each in words[kind]:
-        done = subprocess.run([*quintet, *each], capture_output=True, text=True, check=False)
-        assert done.returncode in (1, 2)
-        assert "Traceback" not in done.stderr
-        assert "RecursionError" not in done.stderr
-        assert len(done.stderr.strip().splitlines()) <= 3
+    new = ["ppo", "--env", "CartPole-v1"]
+    commands = [
+        ["train", *new, "--config", str(deep)],
+        ["train", *new, "--run-dir", str(run)],
+        ["config", *new, "--config", str(deep)],
+        ["eval", str(run)],
+        ["plot", str(run), "--out", out],
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", EVERY], input=json.dumps(commands), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done
+    ended = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(ended) == len(commands)
+    for command, (status, said) in zip(commands, ended, strict=True):
+        assert status in (1, 2), command
+        assert "RecursionError" not in said
+        assert 1 <= len(said.strip().splitlines()) <= 3, (command, said)

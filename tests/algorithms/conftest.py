@@ -1,7 +1,7 @@
 """One thread, and the shape annotations of quintet.ops made real before any test imports it."""
 
 import torch
-from jaxtyping import install_import_hook
+from shape_checks import install
 
-install_import_hook("quintet.ops", "beartype.beartype")
+install()
 torch.set_num_threads(1)

@@ -168,7 +168,7 @@ def test_learners_of_the_same_data_are_one_learner_of_it() -> None:
     assert one.param_scale.item() == threads.learners[0].param_scale.item()
 
 
-@pytest.mark.parametrize("updates", [100, pytest.param(1_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("updates", [40, pytest.param(1_000, marks=pytest.mark.slow)])
 def test_ranks_stay_bit_identical(updates: int) -> None:
     of = case(**SHARED)
     threads, batches = RankThreads(2, lambda ranks: of.learner(ranks=ranks)), drawn(4)

@@ -236,7 +236,7 @@ SHARING = [name for name, entry in LEARNERS.items() if entry.shared is not None]
     ids=lambda case: str(case.options),
 )
 def test_ranks_are_equal_to_the_bit_and_one_learner_to_the_last_digits(case: Case) -> None:
-    batches, one = case.batches(3), case.learner()
+    batches, one = case.batches(2), case.learner()
     try:
         threads = RankThreads(2, lambda ranks: case.learner(ranks=ranks))
     except ConfigError as refused:

@@ -34,25 +34,25 @@ def batches(spaces: Spaces, model: ModelConfig) -> list[Rollout]:
 
 
 def assert_same_as_one(
-    config: ImpalaConfig, spaces: Spaces, model: ModelConfig, sizes: tuple[int, ...] = (2, 4)
+    config: ImpalaConfig, spaces: Spaces, model: ModelConfig, size: int = 4
 ) -> None:
+    """As two learners do for every option in `test_every_learner.py`."""
     one = make_learner(config, spaces, model)
     start = one.trained.theta.clone()
     given = batches(spaces, model)
     wanted = [learn(one, batch, 1_000 * i) for i, batch in enumerate(given)]
     assert (one.trained.theta - start).abs().max() > 1e-3
     (whole,) = states([one])
-    for size in sizes:
-        threads = RankThreads(size, lambda ranks: make_learner(config, spaces, model, ranks=ranks))
-        for i, (batch, expected) in enumerate(zip(given, wanted, strict=True)):
-            found = threads.update(batch, 1_000 * i)
-            assert found.keys() == expected.keys()
-            # Sums of 64 float32 terms in another order; differences of moments lose a digit.
-            assert found == pytest.approx(expected, rel=1.5e-5, abs=1e-6), i
-        first, *others = states(threads.learners)
-        for name, x in first.items():
-            assert all(torch.equal(x, other[name]) for other in others), name
-            torch.testing.assert_close(x, whole[name], rtol=1e-6, atol=1e-6, msg=name)
+    threads = RankThreads(size, lambda ranks: make_learner(config, spaces, model, ranks=ranks))
+    for i, (batch, expected) in enumerate(zip(given, wanted, strict=True)):
+        found = threads.update(batch, 1_000 * i)
+        assert found.keys() == expected.keys()
+        # Sums of 64 float32 terms in another order; differences of moments lose a digit.
+        assert found == pytest.approx(expected, rel=1.5e-5, abs=1e-6), i
+    first, *others = states(threads.learners)
+    for name, x in first.items():
+        assert all(torch.equal(x, other[name]) for other in others), name
+        torch.testing.assert_close(x, whole[name], rtol=1e-6, atol=1e-6, msg=name)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def assert_same_as_one(
     ],
     ids=["clipped", "tensorflow", "adam-lstm", "auxiliary"],
 )
-def test_two_and_four_learners_give_the_parameters_of_one(
+def test_four_learners_give_the_parameters_of_one(
     options: dict[str, Any], spaces: Spaces, model: ModelConfig
 ) -> None:
     assert_same_as_one(ImpalaConfig(entropy_coef=0.01, **options), spaces, model)
@@ -86,7 +86,7 @@ def test_the_normaliser_takes_the_whole_batch_in_once(update: bool) -> None:
 def test_so_it_does_with_pictures() -> None:
     config = ImpalaConfig(normalize_pictures=True, observation_clip=1.0)
     model = ModelConfig(policy_hidden=(8,), shared_torso=True)
-    assert_same_as_one(config, PICTURE, model, sizes=(2,))
+    assert_same_as_one(config, PICTURE, model, size=2)
 
 
 def test_the_norm_is_clipped_after_the_sum() -> None:

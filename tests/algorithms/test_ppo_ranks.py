@@ -41,9 +41,10 @@ def make(config: PPOConfig, spaces: Spaces, model: ModelConfig, ranks: Ranks) ->
     ],
     ids=["plain", "every term", "early stop", "lstm"],
 )
-def test_two_and_four_learners_give_the_parameters_of_one(
+def test_four_learners_give_the_parameters_of_one(
     options: dict[str, Any], spaces: Spaces, model: ModelConfig
 ) -> None:
+    """As two do for every option in `test_every_learner.py`."""
     config = PPOConfig(minibatch_steps=16, num_epochs=3, unroll_steps=16, **options)
     one = alone(config, spaces, model)
     start = one.trained.theta.clone()
@@ -52,17 +53,16 @@ def test_two_and_four_learners_give_the_parameters_of_one(
     assert one.updates >= 8
     assert (one.trained.theta - start).abs().max() > 1e-3
     (whole,) = states([one])
-    for size in (2, 4):
-        threads = RankThreads(size, lambda ranks: make(config, spaces, model, ranks))
-        for i, (batch, expected) in enumerate(zip(batches, wanted, strict=True)):
-            found = threads.update(batch, 1_000 * i)
-            assert found.keys() == expected.keys()
-            # Gradients add up in another order, and dozens of steps of Adam follow.
-            assert found == pytest.approx(expected, rel=1e-4, abs=1e-5), i
-        first, *others = states(threads.learners)
-        for name, x in first.items():
-            assert all(torch.equal(x, other[name]) for other in others), name
-            torch.testing.assert_close(x, whole[name], rtol=1e-4, atol=1e-5, msg=name)
+    threads = RankThreads(4, lambda ranks: make(config, spaces, model, ranks))
+    for i, (batch, expected) in enumerate(zip(batches, wanted, strict=True)):
+        found = threads.update(batch, 1_000 * i)
+        assert found.keys() == expected.keys()
+        # Gradients add up in another order, and dozens of steps of Adam follow.
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-5), i
+    first, *others = states(threads.learners)
+    for name, x in first.items():
+        assert all(torch.equal(x, other[name]) for other in others), name
+        torch.testing.assert_close(x, whole[name], rtol=1e-4, atol=1e-5, msg=name)
 
 
 def test_a_mean_that_is_squared_takes_one_learner() -> None:

@@ -31,16 +31,16 @@ def atari_actions(num_steps):
 
 def test_true_end_on_the_last_allowed_step_is_a_termination():
     """Breakout's stream 0 loses its last ball in step 225; a limit of 225 must not hide that."""
-    seeds = [1, 2, 3, 4]
-    plain = record(make_vector_env("Breakout-v5", 4), seeds, atari_actions(400))
+    seeds, actions = [1, 2, 3, 4], atari_actions(240)
+    plain = record(make_vector_env("Breakout-v5", 4), seeds, actions)
     end = int(np.argmax(plain.terminated[:, 0]))
     assert plain.terminated[end, 0]
     kwargs = {"max_episode_steps": end + 1}
-    limited = record(make_vector_env("Breakout-v5", 4, kwargs=kwargs), seeds, atari_actions(400))
+    limited = record(make_vector_env("Breakout-v5", 4, kwargs=kwargs), seeds, actions)
     assert limited.terminated[end, 0]
     assert not limited.truncated[end, 0]
     kwargs = {"max_episode_steps": end}
-    shorter = record(make_vector_env("Breakout-v5", 4, kwargs=kwargs), seeds, atari_actions(400))
+    shorter = record(make_vector_env("Breakout-v5", 4, kwargs=kwargs), seeds, actions)
     assert shorter.truncated[end - 1, 0]
     assert not shorter.terminated[end - 1, 0]
 

@@ -1,5 +1,5 @@
 """Makes the shape annotations of quintet.ops real before any test imports it."""
 
-from jaxtyping import install_import_hook
+from shape_checks import install
 
-install_import_hook("quintet.ops", "beartype.beartype")
+install()

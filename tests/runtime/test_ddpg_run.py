@@ -78,7 +78,7 @@ def serial(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "spread",
     [
-        {"runtime.num_workers": 1},
+        pytest.param({"runtime.num_workers": 1}, marks=slow),
         {"runtime.num_workers": 2},
         {"runtime.num_workers": 2, "runtime.inference": "server"},
     ],
@@ -92,7 +92,7 @@ def test_streams_explore_alike_wherever_they_act(
     assert left(tmp_path / "run") == left(serial)
 
 
-@pytest.mark.parametrize("size", [4, 2, 1])
+@pytest.mark.parametrize("size", [4, pytest.param(2, marks=slow), 1])
 def test_a_stream_is_perturbed_by_what_is_published_and_its_own_seed_at_its_own_starts(
     size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,7 +144,7 @@ def test_a_second_ctrl_c_ends_a_run_at_once_and_leaves_no_traceback(
     kind: str, tmp_path: Path
 ) -> None:
     """In the middle of an iteration, though environments take three seconds to close."""
-    with running(tmp_path, "slow", *of_kind(kind)) as run:
+    with running(tmp_path, "slow", *of_kind(kind), "--env.num-streams", "2") as run:
         run.wait_for("TROUBLE")
         began = psutil.Process(run.process.pid).children(recursive=True)
         assert bool(began) == (kind != "serial")
@@ -188,8 +188,8 @@ def test_a_command_that_ctrl_c_breaks_off_is_ended_without_pythons_own_tidying_u
 
 def test_what_a_stop_waits_for_is_told_in_the_order_in_which_it_happens(tmp_path: Path) -> None:
     """After the stop only the environments are waited for, which take three seconds to close."""
-    steps = ["--total-steps", "10_000_000", "--unroll-steps", "16"]
-    with running(tmp_path, "close", "--runtime.kind", "lockstep", *steps) as run:
+    steps = ["--total-steps", "10_000_000", "--unroll-steps", "32", "--env.num-streams", "2"]
+    with running(tmp_path, "close", *of_kind("lockstep"), *steps) as run:
         run.wait_for(r"\d+/10,000,000 env steps")
         run.process.send_signal(signal.SIGINT)
         assert run.ended(WAIT_S) == 130

@@ -188,6 +188,15 @@ def test_a_group_refuses_them(attack, plain_run, tmp_path, mark, command):
     assert not mark.exists()
 
 
+EACH_WAY = ("function", "module", "argument", "encoder")
+"""One by each option that names code, and one of the stranger's own module."""
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [each if each in EACH_WAY else pytest.param(each, marks=pytest.mark.slow) for each in ATTACKS],
+    indirect=True,
+)
 def test_what_only_reads_them_runs_nothing(attack, stranger, mark, command):
     status, _, _ = command("plot", stranger, "--out", "plot.png")
     assert status == 0

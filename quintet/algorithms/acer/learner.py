@@ -233,7 +233,8 @@ class ACERLearner:
             reward=rows.reward,
         )
         whole = unrolls.count, unrolls.rows
-        bars = knobs.importance_clip, knobs.c_bar
+        # Traces have the root of the ratio.
+        bars = knobs.importance_clip, knobs.c_bar**self.dimensions
         told = off_policy_statistics(losses, terms, batch.valid, whole, bars)
         own = {
             "loss/policy_truncated": reduced(estimates.truncated),
