@@ -2,6 +2,7 @@
 that what is said to have no effect has none.
 """
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -176,6 +177,7 @@ def test_what_is_said_to_have_no_effect_has_none_and_all_else_has_some(algo: str
     if algo == "ppo":
         base |= {"reward_normalizer": "none", "minibatch_steps": 32, "num_epochs": 1}
 
+    @cache  # two of them are beside every change
     def after(**options: Any) -> torch.Tensor:
         learner = LEARNERS[algo](type(CONFIGS[algo])(**base, **options), model, spaces, setup)
         for seed in range(3):
