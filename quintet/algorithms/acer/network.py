@@ -43,7 +43,8 @@ class StochasticDueling(nn.Module):
         self.family = family
         self.value = nn.Linear(feature_size, 1)
         self.hidden = layers((feature_size + encoded_size(family), feature_size), activation, False)
-        self.advantage = nn.Linear(feature_size, 1)
+        # A bias would go out with the mean.
+        self.advantage = nn.Linear(feature_size, 1, bias=False)
 
     def forward(self, features: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Values ``[N]`` of features ``[N, feature_size]``, and of the first M rows the advantages
