@@ -123,7 +123,6 @@ def gaussian(learner: ACERLearner, weights: Weights, batch: Rollout, noise: Tens
     hidden = torch.cat((beside, asked.clamp(-1, 1)), -1) @ weights["critic_head.hidden.0.weight"].T
     hidden = (hidden + weights["critic_head.hidden.0.bias"]).tanh()
     advantages = hidden @ weights["critic_head.advantage.weight"][0]
-    advantages = advantages + weights["critic_head.advantage.bias"]
     v = obs @ weights["critic_head.value.weight"][0] + weights["critic_head.value.bias"]
     q_all = v[:-1].unsqueeze(-1) + advantages - advantages[..., 2:].mean(-1, keepdim=True)
     q, v_tm1, first = q_all[..., 0], v[:-1].detach(), drawn[:, :, 0]
@@ -254,8 +253,7 @@ def test_the_gradient_and_what_is_told_by_hand(name: str) -> None:
     assert told.means["loss/total"].item() == pytest.approx(total, rel=1e-5)
     region = [key for key in told.means if key.startswith("trust_region/")]
     assert bool(region) == learner.config.trust_region
-    # A bias of all advantages drops out of what is left of their mean.
-    still = {"policy_head.std_param", "critic_head.advantage.bias"}
+    still = {"policy_head.std_param"}
     assert all(found[weight].any() for weight in wanted if weight not in still)
     if "policy_head.std_param" in wanted:
         assert found["policy_head.std_param"].any() == learner.config.learn_std
