@@ -3,6 +3,7 @@
 python benchmarks/pictures.py      writes docs/images/ALGO-learning.png
 """
 
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ COLUMNS = 3
 # those which end soon after are short ones, and more points would show that.
 POINTS = 21
 ONE_SEED_POINTS = 100
-LONG_TITLE = 20  # letters, beside which a panel has no room for more
+TITLE_LETTERS = 34  # in a line
 
 
 def runs_of(record: dict[str, Any], score: str) -> list[Run]:
@@ -50,14 +51,13 @@ def panel(axes: Axes, row: Row, record: dict[str, Any], beside: dict[str, dict[s
             axes.plot(run.evaluations.x, run.evaluations.y, "o", ms=4, mfc="white", mec="0.1",
                       zorder=3, clip_on=False)  # fmt: skip
     if len(record["runs"]) == 1:
-        title += "\n" if len(title) > LONG_TITLE else " "
-        title += f"(seed {record['runs'][0]['seed']} only)"
+        title += f" (seed {record['runs'][0]['seed']} only)"
     if beside:
         axes.legend(fontsize=6, frameon=False, handlelength=1.2)
     for value, line in ((row.must, ":"), (row.aim, "--")):
         if value is not None:
             axes.axhline(value, color="0.4", ls=line, lw=1, zorder=1)
-    axes.set_title(title, loc="left", fontsize=9, fontweight="bold")
+    axes.set_title(fill(title, TITLE_LETTERS), loc="left", fontsize=9, fontweight="bold")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     if row.score == "success_rate":
         axes.set_ylim(0.0, 1.05)
