@@ -42,6 +42,13 @@ SPEED_IMPALA = {
 SPEED_DDPG = {"halfcheetah-ddpg": Ratio(1.45, 1.8, 0.75)}
 """By the name of the record of `compare`."""
 
+SPEED_ACER = ("cartpole-acer", "pong-acer")
+OF_LIMIT_ACER = (0.75, 0.85)
+"""Must and aim."""
+
+SHARE_OF_TRUST_REGION = 0.15
+"""Of an update, at most."""
+
 SAMPLING = {
     "Pong-v5 of bare": ("Pong-v5, of EnvPool alone", 0.9),
     "HalfCheetah-v4 of bare": ("HalfCheetah-v4, of EnvPool alone", 0.9),
@@ -182,6 +189,49 @@ def speed_table(peer: str, goals: dict[str, Ratio]) -> str:
             f"| {asked_of(goal.must, goal.aim)} | {met_by(median(ratios), goal.must, goal.aim)} "
             f"| {limit:.2f} | {goal.of_limit} | {ours[-1]['precision']} "
             f"| {max(run['compile_s'] for run in ours):.0f} s | {commit[:7]}{dirty and '-dirty'} |"
+        )
+    return "\n".join(lines)
+
+
+def limit_table(names: Iterable[str], goal: tuple[float, float], newest: int = 3) -> str:
+    """Of what ``quintet bench WORKLOAD --json`` said, a line for each run: the newest runs."""
+    lines = [
+        "| workload | env_steps/s | of its limit | must / aim | met | precision | compiled in "
+        "| commit |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name in names:
+        path = ROOT / "benchmarks" / "results" / f"speed-{name}.jsonl"
+        if not path.exists():
+            lines.append(f"| {name} | not yet recorded |" + " |" * 6)
+            continue
+        runs = [json.loads(line) for line in path.read_text().splitlines()[-newest:]]
+        shares = [run["env_steps_per_s"] / run["limit_env_steps_per_s"] for run in runs]
+        share, commit = median(shares), unique(run["commit"] for run in runs)
+        lines.append(
+            f"| {name} | {median(run['env_steps_per_s'] for run in runs):,.0f} "
+            f"| **{share:.2f}** ({min(shares):.2f} to {max(shares):.2f}) | {asked_of(*goal)} "
+            f"| {met_by(share, *goal)} | {', '.join(unique(run['precision'] for run in runs))} "
+            f"| {max(run['compile_s'] for run in runs):.0f} s | {', '.join(commit)} |"
+        )
+    return "\n".join(lines)
+
+
+def acer_step_table() -> str:
+    """Of what `acer_step.py` recorded."""
+    lines = [
+        "| microseconds per update | quintet | bare | without trust region | bare "
+        "| share of the trust region | bare | asked | met |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    asked = SHARE_OF_TRUST_REGION
+    for name, us in (result("acer-step") or {"us": {}})["us"].items():
+        without = " without trust region"
+        times = [us["quintet"], us["bare"], us["quintet" + without], us["bare" + without]]
+        shares = [us[f"share of the trust region, {side}"] for side in ("quintet", "bare")]
+        lines.append(
+            f"| {name} | {' | '.join(f'{x:,.0f}' for x in times)} | **{shares[0]:.0%}** "
+            f"| {shares[1]:.0%} | {asked:.0%} | {'yes' if shares[0] < asked else 'no'} |"
         )
     return "\n".join(lines)
 
@@ -332,6 +382,8 @@ TABLES = {
     "acer-cost": lambda: cost_table("acer"),
     "ppo-speed": lambda: speed_table("sb3", SPEED_PPO),
     "ddpg-speed": lambda: speed_table("sb3", SPEED_DDPG),
+    "acer-speed": lambda: limit_table(SPEED_ACER, OF_LIMIT_ACER),
+    "acer-step": acer_step_table,
     "impala-speed": lambda: speed_table("sample_factory", SPEED_IMPALA),
     "ppo-threshold": threshold_table,
     "sampling": sampling_table,

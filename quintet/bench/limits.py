@@ -21,9 +21,15 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from quintet.bench import bare_ddpg
+from quintet.bench import bare_acer, bare_ddpg
 from quintet.bench.bare_adam import BareAdam
-from quintet.bench.workloads import OnPolicyWork, ReplayWork, Workload
+from quintet.bench.bare_networks import (
+    BareActorCritic,
+    action_size,
+    in_channels_last,
+    observations,
+)
+from quintet.bench.workloads import ACERWork, OnPolicyWork, ReplayWork, Workload
 from quintet.envs.envpool import load_opengl
 from quintet.models.precision import Precision, autocast
 from quintet.system.cpus import usable_cores
@@ -54,11 +60,17 @@ class Limits:
 
 
 def measure(
-    work: Workload, spaces: Spaces, precision: Precision, compiled: bool, overlapped: bool = False
+    work: Workload,
+    spaces: Spaces,
+    precision: Precision,
+    updates_per_step: float,
+    compiled: bool,
+    overlapped: bool = False,
 ) -> Limits:
     """Measures the parts; takes about ten seconds, and half a minute more to compile.
 
     precision: that of training.
+    updates_per_step: optimizer steps for each env_step, those that were made.
     compiled: whether there is a C++ compiler.
     overlapped: whether the parts run side by side, in processes, so that the time of cores counts.
     """
@@ -74,7 +86,8 @@ def measure(
         return Limits(
             env_us=cost(lambda n: _in_child(env_s, work, n)),
             act_us=cost(lambda n: _act_s(work, spaces, precision, n)),
-            update_us=min(
+            update_us=updates_per_step
+            * min(
                 cost(lambda n, c=c: _update_s(work, spaces, precision, n, c))  # type: ignore[misc]
                 for c in updates
             ),
@@ -138,100 +151,44 @@ def _python_env_s(work: Workload, _: int) -> float:
 def _act_s(work: Workload, spaces: Spaces, precision: Precision, threads: int) -> float:
     """Seconds per env_step of the network's forward with all environments as one batch."""
     torch.set_num_threads(threads)
-    network: nn.Module
+    forward: Callable[[Tensor], object]
     if isinstance(work, ReplayWork):
-        network = bare_ddpg.BareNetworks(work, spaces).policy
+        forward = bare_ddpg.BareNetworks(work, spaces).policy
     else:
-        network = _in_channels_last(BareActorCritic(work, spaces))
-    obs = _observations(work, spaces, work.num_envs)
+        network = in_channels_last(BareActorCritic(work, spaces))
+        forward = network.act if isinstance(work, ACERWork) else network
+    obs = observations(work, spaces, work.num_envs)
     with torch.inference_mode(), autocast(precision, CPU):
-        return _seconds_per_call(lambda: network(obs)) / work.num_envs
+        return _seconds_per_call(lambda: forward(obs)) / work.num_envs
 
 
 def _update_s(
     work: Workload, spaces: Spaces, precision: Precision, threads: int, compiled: bool
 ) -> float:
-    """Seconds per env_step of all optimizer steps."""
+    """Seconds of one optimizer step."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     if isinstance(work, ReplayWork):
         make = bare_ddpg.compiled_update if compiled else bare_ddpg.eager_update
         networks = bare_ddpg.BareNetworks(work, spaces)
-        update = make(work, networks, precision, bare_ddpg.batch(work, spaces))
-    else:
-        network = _in_channels_last(BareActorCritic(work, spaces))
-        data = _batch(work, spaces, work.minibatch)
-        update = (_compiled_update if compiled else _eager_update)(work, network, precision, data)
-    return _seconds_per_call(update) * work.updates_per_step
-
-
-def _in_channels_last(network: nn.Module) -> nn.Module:
-    for parameter in network.parameters():
-        if parameter.ndim == 4:
-            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
-    return network
-
-
-def _observations(work: Workload, spaces: Spaces, rows: int) -> Tensor:
-    shape = spaces.observation.shape or ()
-    if work.obs == "vector":
-        return torch.randn(rows, *shape)
-    pictures = torch.randint(0, 256, (rows, *shape), dtype=torch.uint8)
-    return pictures.contiguous(memory_format=torch.channels_last)
+        return _seconds_per_call(make(work, networks, precision, bare_ddpg.batch(work, spaces)))
+    network = in_channels_last(BareActorCritic(work, spaces))
+    if isinstance(work, ACERWork):
+        step = bare_acer.compiled_update if compiled else bare_acer.eager_update
+        return _seconds_per_call(step(work, network, precision, bare_acer.batch(work, spaces)))
+    data = _batch(work, spaces, work.minibatch)
+    update = (_compiled_update if compiled else _eager_update)(work, network, precision, data)
+    return _seconds_per_call(update)
 
 
 def _batch(work: OnPolicyWork, spaces: Spaces, rows: int) -> tuple[Tensor, ...]:
     """Observation, action, advantage, return, log-probability of random rows."""
-    obs = _observations(work, spaces, rows)
-    size = _action_size(spaces)
+    obs = observations(work, spaces, rows)
+    size = action_size(spaces)
     discrete = not spaces.action.shape
     action = torch.randint(0, size, (rows,)) if discrete else torch.randn(rows, size)
     logp = torch.full((rows,), -0.7 if discrete else -8.0)
     return obs, action, torch.randn(rows), torch.randn(rows), logp
-
-
-def _action_size(spaces: Spaces) -> int:
-    space: Any = spaces.action
-    return int(space.shape[0] if space.shape else space.n)
-
-
-@final
-class BareActorCritic(nn.Module):
-    """The workload's network in plain torch layers."""
-
-    def __init__(self, work: OnPolicyWork, spaces: Spaces):
-        super().__init__()
-        activation = {"tanh": nn.Tanh, "relu": nn.ReLU}[work.activation]
-        shape, outputs = spaces.observation.shape or (), _action_size(spaces)
-
-        def torso(size: int) -> list[nn.Module]:
-            parts: list[nn.Module] = []
-            for width in work.hidden:
-                parts += [nn.Linear(size, width), activation()]
-                size = width
-            return parts
-
-        self.image = work.obs == "image"
-        convolutions: list[nn.Module] = []
-        size = shape[0]
-        for channels, kernel, stride in work.conv or []:
-            convolutions += [nn.Conv2d(size, channels, kernel, stride), activation()]
-            size = channels
-        if self.image:
-            convolutions.append(nn.Flatten())
-            size = nn.Sequential(*convolutions)(torch.zeros(1, *shape)).shape[1]
-        self.shared = nn.Sequential(*convolutions, *(torso(size) if work.shared_torso else []))
-        size = work.hidden[-1] if work.shared_torso else size
-        own = [] if work.shared_torso else [torso(size), torso(size)]
-        self.policy, self.value = (
-            nn.Sequential(*(own[k] if own else []), nn.Linear(work.hidden[-1], n))
-            for k, n in enumerate((outputs, 1))
-        )
-        self.log_std = nn.Parameter(torch.zeros(outputs)) if spaces.action.shape else None
-
-    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        features = self.shared(obs.float() / 255 if self.image else obs)
-        return self.policy(features), self.value(features).squeeze(-1)
 
 
 def _loss(

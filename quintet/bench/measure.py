@@ -15,6 +15,7 @@ from quintet.algorithms import registry
 from quintet.algorithms.parts.setup import PLAIN
 from quintet.bench import limits
 from quintet.bench.workloads import Workload
+from quintet.config.idle import without_idle_defaults
 from quintet.config.load import Layer, compose
 from quintet.config.run import RunConfig
 from quintet.observe.timing import Phase, PhaseTimer
@@ -54,8 +55,8 @@ class Mark:
 @final
 @dataclass
 class Stopwatch:
-    """Measures from the end of the first iteration after the warm-up to the end of the first
-    iteration by which the time is over.
+    """Measures from the end of the first iteration after the warm-up and the start of replay to the
+    end of the first iteration by which the time is over.
     """
 
     work: Workload
@@ -76,7 +77,8 @@ class Stopwatch:
         if self.first is None:
             self.first = self._mark(now)
         if self.begin is None:
-            if now - self.created >= self.work.warmup_seconds:
+            started = self.counters.env_steps >= self.work.learning_starts
+            if started and now - self.created >= self.work.warmup_seconds:
                 self.begin = self._mark(now)
             return False
         seconds = now - self.begin.seconds
@@ -107,6 +109,7 @@ def run(work: Workload, options: Layer) -> dict[str, Any]:
         work,
         spaces,
         config.runtime.compute.precision,
+        updates_per_step=record["updates"] / record["env_steps"],
         compiled=has_compiler(),
         overlapped=config.runtime.kind != "serial",
     )
@@ -133,7 +136,7 @@ def train(
     loaded = compose(work.learner, [work.layer(), options])
     source = open_source(loaded.config, loaded.env)
     try:
-        config = resolve(loaded, source.spaces)
+        config = resolve(without_idle_defaults(loaded, source.spaces), source.spaces)
         assert config.runtime.threads is not None
         configure_torch(config.runtime.threads, config.runtime.device, config.runtime.exact)
         watch = _train(work, config, source, on_iteration)

@@ -4,7 +4,7 @@ import os
 import tomllib
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal, final
+from typing import Annotated, Any, Literal, final, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -36,13 +36,12 @@ Count = Annotated[int, Field(ge=1)]
 REPLAY_UNROLL_STEPS = 8
 """env_steps of a stream between two rounds of updates from replay."""
 
-_LEARNERS = ("ppo", "appo", "ddpg")
-
 
 class _Work(BaseModel):
-    """What all workloads have: environment, network, size of updates, optimizer, and times.
+    """What all workloads have: environment, network, learning rate, and times.
 
-    minibatch: transitions per optimizer step.
+    learning_starts: transitions before the first update from replay; the measurement begins after
+        them.
     warmup_seconds, seconds: least time before the measurement, and its length.
     """
 
@@ -54,14 +53,12 @@ class _Work(BaseModel):
     env_id: str
     num_envs: Count
     obs: Literal["vector", "image"]
-    minibatch: Count
     conv: list[tuple[int, int, int]] | None = None
     hidden: tuple[Count, ...]
     activation: Literal["tanh", "relu"]
-    optimizer: Literal["adam"]
     learning_rate: float
-    adam_eps: float
     gamma: float
+    learning_starts: int = Field(0, ge=0)
     warmup_seconds: float = Field(gt=0)
     seconds: float = Field(gt=0)
 
@@ -79,7 +76,6 @@ class _Work(BaseModel):
             "model.activation": self.activation,
             "normalize_observations": False,
             "gamma": self.gamma,
-            "adam_epsilon": self.adam_eps,
         }
 
 
@@ -87,11 +83,15 @@ class _Work(BaseModel):
 class OnPolicyWork(_Work):
     """Work of PPO, or of IMPALA, which does asynchronous work of one pass.
 
+    minibatch: transitions per optimizer step.
     value_coef: weight of the squared error (quintet's loss has half of it).
     rollout: env_steps of each environment per iteration.
     """
 
     algo: Literal["ppo", "appo"]
+    optimizer: Literal["adam"]
+    adam_eps: float
+    minibatch: Count
     rollout: Count
     epochs: Count
     shared_torso: bool
@@ -106,14 +106,10 @@ class OnPolicyWork(_Work):
         """Quintet's learner for this work."""
         return "ppo" if self.algo == "ppo" else "impala"
 
-    @property
-    def updates_per_step(self) -> float:
-        """Optimizer steps for each env_step."""
-        return self.epochs / self.minibatch
-
     def layer(self) -> Layer:
         """The options; no decay of the learning rate."""
         both = {
+            "adam_epsilon": self.adam_eps,
             "model.shared_torso": self.shared_torso,
             "unroll_steps": self.rollout,
             "entropy_coef": self.entropy_coef,
@@ -150,15 +146,18 @@ class OnPolicyWork(_Work):
 class ReplayWork(_Work):
     """Work of DDPG.
 
+    minibatch: transitions per optimizer step.
     updates_per_step: each one step of both networks and of their targets.
     tau: how far the targets then go.
     noise_std: of Gaussian noise on actions.
-    buffer_size, learning_starts: transitions kept, and those before the first update, which are
-        outside the measurement.
+    buffer_size: transitions kept.
     """
 
     algo: Literal["ddpg"]
     obs: Literal["vector"]
+    optimizer: Literal["adam"]
+    adam_eps: float
+    minibatch: Count
     updates_per_step: float = Field(gt=0)
     tau: float
     noise_std: float
@@ -174,6 +173,7 @@ class ReplayWork(_Work):
         """The options."""
         own = {
             "model.layer_norm": False,
+            "adam_epsilon": self.adam_eps,
             "unroll_steps": REPLAY_UNROLL_STEPS,
             "batch_size": self.minibatch,
             "updates_per_env_step": self.updates_per_step,
@@ -190,10 +190,79 @@ class ReplayWork(_Work):
         return Layer(f"workload {self.name}", self._common() | own)
 
 
-Workload = OnPolicyWork | ReplayWork
+@final
+class ACERWork(_Work):
+    """Work of ACER, whose batches are an unroll of every environment, fresh or replayed.
+
+    rollout: env_steps of each environment per unroll.
+    replay_ratio: mean number of updates from replay after each fresh one.
+    q_coef: weight of half the squared error.
+    trust_region: whether the average policy bounds updates; it follows by 1 - average_decay.
+    rmsprop_decay, rmsprop_eps: of TensorFlow's form, whose mean of squares begins with 1.
+    buffer_size: transitions kept, of all environments.
+    """
+
+    algo: Literal["acer"]
+    optimizer: Literal["rmsprop"]
+    rmsprop_decay: float
+    rmsprop_eps: float
+    rollout: Count
+    replay_ratio: float = Field(gt=0)
+    shared_torso: bool
+    q_coef: float
+    entropy_coef: float
+    importance_clip: float
+    trust_region: bool
+    trust_region_delta: float
+    average_decay: float
+    max_grad_norm: float
+    buffer_size: Count
+    learning_starts: Count
+
+    @property
+    def learner(self) -> str:
+        """Quintet's learner for this work."""
+        return self.algo
+
+    @property
+    def minibatch(self) -> int:
+        """Transitions per optimizer step."""
+        return self.rollout * self.num_envs
+
+    def layer(self) -> Layer:
+        """The options; no decay of the learning rate."""
+        region = {
+            "trust_region_delta": self.trust_region_delta,
+            "average_decay": self.average_decay,
+        }
+        own = {
+            "model.shared_torso": self.shared_torso,
+            "unroll_steps": self.rollout,
+            "replay_ratio": self.replay_ratio,
+            "replay_capacity_steps_per_stream": self.buffer_size // self.num_envs,
+            "replay_start_steps_per_stream": self.learning_starts // self.num_envs,
+            "q_coef": self.q_coef,
+            "entropy_coef": self.entropy_coef,
+            "importance_clip": self.importance_clip,
+            "trust_region": self.trust_region,
+            "learning_rate": self.learning_rate,
+            "lr_schedule": "constant",
+            "rmsprop_decay": self.rmsprop_decay,
+            "rmsprop_epsilon": self.rmsprop_eps,
+            "max_grad_norm": self.max_grad_norm,
+            **(region if self.trust_region else {}),
+        }
+        return Layer(f"workload {self.name}", self._common() | own)
+
+
+Workload = OnPolicyWork | ReplayWork | ACERWork
 """One table of a workloads file."""
 
 _TABLE: TypeAdapter[Workload] = TypeAdapter(Annotated[Workload, Field(discriminator="algo")])
+
+_ALGOS = frozenset(
+    algo for kind in get_args(Workload) for algo in get_args(kind.model_fields["algo"].annotation)
+)
 
 
 def read(name: str) -> Workload:
@@ -213,7 +282,7 @@ def read(name: str) -> Workload:
     nature = [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
     if work.obs == "image" and work.conv != nature:
         raise ConfigError(f"workload {name} can't be run: conv must be {nature}, got {work.conv}")
-    if isinstance(work, ReplayWork):
+    if not isinstance(work, OnPolicyWork):
         return work
     if work.algo == "appo" and (work.epochs > 1 or work.minibatch % work.rollout):
         raise ConfigError(
@@ -237,7 +306,7 @@ def scheduling(arguments: list[str]) -> Layer:
 
 def names() -> list[str]:
     """The workloads that quintet can run."""
-    return [name for name, table in _tables().items() if table.get("algo") in _LEARNERS]
+    return [name for name, table in _tables().items() if table.get("algo") in _ALGOS]
 
 
 def _tables() -> dict[str, Any]:

@@ -296,3 +296,14 @@ class Cnn(nn.Module):
         parts += [flatten_leaf(obs[name], space) for name, space in self.others.items()]
         features: Tensor = self.layers(parts[0] if len(parts) == 1 else torch.cat(parts, -1))
         return features
+
+    def scaled(self, obs: Obs) -> Obs:
+        """The observation for several networks of this kind that read the same one: pictures are
+        converted once, which takes half as long as a forward.  ``CHW`` only; others stay as bytes.
+        """
+        found = dict(obs)
+        for name, shape in self.pictures.items():
+            if obs[name].dtype == torch.uint8 and len(shape) == 3 and shape[-1] > 4:
+                floats = obs[name].to(torch.float32, memory_format=torch.channels_last)
+                found[name] = floats.mul_(1.0 / 255.0)
+        return found

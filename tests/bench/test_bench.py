@@ -15,6 +15,7 @@ from quintet.algorithms.parts.minibatches import Minibatch, Rows
 from quintet.algorithms.parts.trained import Descent, knobs_of
 from quintet.algorithms.registry import find
 from quintet.bench import bare_ddpg, limits, measure, workloads
+from quintet.bench.bare_networks import BareActorCritic
 from quintet.bench.workloads import ENVIRONMENT_VARIABLE
 from quintet.config.load import Layer, compose
 from quintet.envs.make import make_vector_env
@@ -25,7 +26,9 @@ from quintet.run.launch import resolve
 from quintet.run.learners import make_learner
 
 ON_POLICY = ("cartpole-ppo", "pong-ppo", "halfcheetah-ppo", "cartpole-appo", "pong-appo")
-SHIPPED = (*ON_POLICY[:3], "halfcheetah-ddpg", *ON_POLICY[3:])
+SHIPPED = (
+    *ON_POLICY[:3], "halfcheetah-ddpg", *ON_POLICY[3:], "cartpole-acer", "pong-acer",
+)  # fmt: skip
 
 SMALL = """
 [small]
@@ -56,7 +59,7 @@ seconds = 0.3
 threads = 2
 
 [later]
-algo = "acer"
+algo = "sac"
 
 [replayed]
 algo = "ddpg"
@@ -292,7 +295,7 @@ def test_the_bare_network_is_the_trained_one(without_variable: None, name: str):
     config = resolve(compose(work.learner, [work.layer()]), spaces)
     eager = config.runtime.model_copy(update={"compile": "off"})
     learner = make_learner(config.model_copy(update={"runtime": eager}), spaces)
-    bare = limits.BareActorCritic(work, spaces)
+    bare = BareActorCritic(work, spaces)
     shapes = sorted(tuple(p.shape) for p in bare.parameters())
     assert shapes == sorted(
         tuple(x.shape)
@@ -315,7 +318,7 @@ def test_the_bare_loss_is_the_trained_one(without_variable: None, name: str):
     config = resolve(compose(work.learner, [work.layer()]), spaces)
     eager = config.runtime.model_copy(update={"compile": "off"})
     learner = make_learner(config.model_copy(update={"runtime": eager}), spaces)
-    bare = limits.BareActorCritic(work, spaces)
+    bare = BareActorCritic(work, spaces)
     ours = learner.network
     with torch.no_grad():
         for part, encoder, head in (

@@ -280,3 +280,29 @@ def test_what_is_floats_already_is_not_scaled_again(encoder: str):
     torch.testing.assert_close(network({"obs": floats}), found, rtol=1e-4, atol=1e-5)
     assert torch.equal(x, copy)
     assert torch.equal(floats, copy / 255.0)
+
+
+def test_scaled_pictures_give_the_same_features_and_gradients():
+    """As bytes, for each shape of a picture; other leaves are left as they are."""
+    leaves = {
+        "first": picture(4, 36, 40),
+        "last": picture(36, 40, 3),
+        "stack": picture(2, 36, 40, 3),
+        "x": spaces.Box(-1.0, 1.0, (3,), np.float32),
+    }
+    network = Cnn("nature_cnn", leaves, (5,))
+    g = torch.Generator().manual_seed(0)
+    obs = {
+        name: torch.randint(0, 256, (6, *leaf.shape), dtype=torch.uint8, generator=g)
+        for name, leaf in leaves.items()
+    } | {"x": torch.rand(6, 3, generator=g)}
+    scaled = network.scaled(obs)
+    assert torch.equal(scaled["first"], obs["first"].float() * (1 / 255))
+    assert all(scaled[name] is obs[name] for name in ("last", "stack", "x"))
+    assert network.scaled(scaled)["first"] is scaled["first"]  # floats are so already
+    found = []
+    for given in (obs, scaled):
+        features = network(given)
+        found.append((features, *torch.autograd.grad(features.sum(), [*network.parameters()])))
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)

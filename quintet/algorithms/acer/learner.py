@@ -47,6 +47,7 @@ from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
 from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import Optimizer, Parameters, Trained, knobs_of
 from quintet.models.config import ModelConfig
+from quintet.models.encoders import Cnn
 from quintet.ops import policy_statistics, reduce, schedules
 from quintet.ops.discrete import Categorical
 from quintet.ops.distributions import leaf_families
@@ -81,11 +82,10 @@ class Unrolls:
         be sampled ``[T, B, n + 1, ...]`` where values are those of samples.
     count, rows: valid rows and all rows of the whole batch.
     clip_share: share of normalised observations at the clip.
-    age: mean age of its valid rows, in updates; NaN of a fresh batch.
+    age: of its rows, in updates ``[T, B]``; NaN of a fresh batch.
     """
 
     batch: Rollout
-    not_cut_t: Tensor
     count: Tensor
     rows: int
     clip_share: Tensor
@@ -180,19 +180,20 @@ class ACERLearner:
             noise = self.family.draw_noise(shape, self.generator)
             record = {**batch.record, "noise": noise.to(batch.valid.device)}
             batch = replace(batch, record=record)
-        age = torch.full((), torch.nan)
-        if batch.replayed:
-            age = reduce.mean_valid((self.version - batch.version).float(), batch.valid)
         count, rows = batch.valid.sum().clamp_min(1), batch.valid.numel()
         batch = self.ranks.shard(batch)
         obs = self.normalizer({name: x.flatten(0, 1) for name, x in batch.obs.items()})
         count = count.to(self.setup.device)
         share = diagnostics.observation_clip_share(self.normalizer, obs, batch.valid, count)
         state = {name: x[0] for name, x in batch.state.items()}
-        flat = {"obs": obs, "is_first": batch.is_first.flatten(), "trace_cut": None}
+        cut = torch.zeros_like(batch.valid) if batch.trace_cut is None else batch.trace_cut
+        flat = {"obs": obs, "is_first": batch.is_first.flatten(), "trace_cut": cut}
         own = replace(batch, state=state, replayed=False, **flat).contiguous()
-        age = (age / self.ranks.size).to(self.setup.device)
-        return Unrolls(own, batch.not_cut_t.contiguous(), count, rows, share, age)
+        if batch.replayed:
+            age = (self.version - own.version).float()
+        else:
+            age = torch.full_like(own.reward, torch.nan)
+        return Unrolls(own, count, rows, share, age)
 
     # The loss
 
@@ -200,8 +201,9 @@ class ACERLearner:
         self, parameters: Parameters, unrolls: Unrolls, knobs: Knobs
     ) -> tuple[Tensor, Statistics]:
         """``q_coef * (errors of the critic) - z . f``, reduced over the valid rows."""
-        family, batch = self.family, unrolls.batch
-        inputs = (batch.obs, batch.state, batch.is_first)
+        family, batch, encoder = self.family, unrolls.batch, self.network.encoder
+        obs = encoder.scaled(batch.obs) if isinstance(encoder, Cnn) else batch.obs
+        inputs = (obs, batch.state, batch.is_first)
         params, features, _ = functional_call(self.network, parameters, inputs)
         rows = self._rows(masked(family, params, batch.obs), unrolls, knobs)
         estimates = self._estimates(parameters, features, rows, unrolls, knobs)
@@ -240,7 +242,7 @@ class ACERLearner:
             "loss/policy_truncated": reduced(estimates.truncated),
             "loss/policy_correction": reduced(estimates.correction),
             "normalizer/observation_clip_frac": unrolls.clip_share,
-            "replay/age_mean": unrolls.age,
+            "replay/age_mean": reduced(unrolls.age),
             **{name: reduced(x) for name, x in region.items()},
         }
         told = told._replace(means={**told.means, **own})
@@ -269,7 +271,7 @@ class ACERLearner:
             log_rho=torch.where(valid, log_rho, 0.0),
             reward=torch.where(valid, batch.reward, 0.0),
             discount_t=knobs.gamma * (~terminal).to(pi.dtype),
-            not_cut_t=unrolls.not_cut_t,
+            not_cut_t=batch.not_cut_t,
             learn_std=config.learn_std,
         )
 
@@ -299,9 +301,12 @@ class ACERLearner:
         """Parameters of the average policy ``[T, B, P]``; None without a trust region."""
         if not self.config.trust_region:
             return None
+        obs, state, is_first = inputs
+        used = batch.valid.numel()  # the row behind them has no action
+        obs = {name: x[:used] for name, x in obs.items()}
+        inputs = (obs, state, is_first[:used])
         params, _, _ = functional_call(self.network, self.trained.averaged(), inputs)
-        steps, streams = batch.valid.shape
-        return masked(self.family, params, batch.obs).view(steps + 1, streams, -1)[:-1]
+        return masked(self.family, params, obs).view(*batch.valid.shape, -1)
 
     def _direction(
         self, g: Tensor, pi: Tensor, average: Tensor | None, knobs: Knobs

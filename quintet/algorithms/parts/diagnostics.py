@@ -59,6 +59,8 @@ def observation_clip_share(
     obs: leaves ``[T * B, ...]``, normalised; rows behind these are not read.
     count: of rows to use; of several ranks, in all of them, so that each gives its share.
     """
+    if not normalizer.names:
+        return torch.full((), torch.nan, device=use.device)
     rows = use.flatten().nonzero().squeeze(1)
     outside = torch.zeros((), dtype=torch.float64, device=use.device)
     elements = 0

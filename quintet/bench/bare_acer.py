@@ -1,0 +1,159 @@
+"""ACER's update in plain torch, for the speed that bare parts allow: discrete actions, rows that
+are all valid, no statistics.
+"""
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from quintet.bench.bare_networks import BareActorCritic, action_size, observations
+from quintet.bench.workloads import ACERWork
+from quintet.models.precision import Precision, autocast
+from quintet.types import Spaces
+
+CPU = torch.device("cpu")
+
+
+class Batch(NamedTuple):
+    """An unroll of every environment, ``[T, B]``; obs of rows 0 to T, flat ``[(T + 1) * B, ...]``.
+
+    discount: of what follows the row, 0 at an ending.
+    log_mu: log-probabilities of all actions of the policy that acted, ``[T, B, A]``.
+    """
+
+    obs: Tensor
+    action: Tensor
+    reward: Tensor
+    discount: Tensor
+    log_mu: Tensor
+
+
+def batch(work: ACERWork, spaces: Spaces) -> Batch:
+    """Random rows, of which one in thirty ends an episode."""
+    size, shape = action_size(spaces), (work.rollout, work.num_envs)
+    return Batch(
+        obs=observations(work, spaces, (work.rollout + 1) * work.num_envs),
+        action=torch.randint(0, size, shape),
+        reward=torch.randn(shape),
+        discount=work.gamma * (torch.rand(shape) > 1 / 30).float(),
+        log_mu=torch.randn(*shape, size).log_softmax(-1),
+    )
+
+
+def loss(
+    work: ACERWork, forward: Callable[[Tensor], tuple[Tensor, Tensor]],
+    average: Callable[[Tensor], Tensor], precision: Precision, data: Batch,
+) -> Tensor:  # fmt: skip
+    """The critic's squared error, and the policy's gradient at its probabilities f times f.
+
+    forward: gives logits and the values of actions; average: the average policy's logits.
+    """
+    shape, used = (work.rollout + 1, work.num_envs, -1), work.rollout * work.num_envs
+    obs = data.obs.float().mul_(1 / 255) if work.obs == "image" else data.obs
+    with autocast(precision, CPU):
+        logits, values = forward(obs)
+        with torch.no_grad():
+            bound = average(obs[:used]).float() if work.trust_region else None
+    probabilities, values = logits.float().softmax(-1).view(shape), values.float().view(shape)
+    q = values[:-1].gather(-1, data.action[..., None]).squeeze(-1)
+    with torch.no_grad():
+        f = probabilities[:-1]
+        v = (probabilities * values).sum(-1)
+        log_f = logits.float().log_softmax(-1).view(shape)[:-1]
+        rho_all = (log_f - data.log_mu).exp()
+        rho = rho_all.gather(-1, data.action[..., None]).squeeze(-1)
+        target = retrace(data, q, v[1:], rho)
+        weight = rho.clamp(max=work.importance_clip) * (target - v[:-1])
+        taken = nn.functional.one_hot(data.action, f.shape[-1])
+        g = taken * weight[..., None] / f
+        g += (1 - work.importance_clip / rho_all).clamp_min(0) * (values[:-1] - v[:-1, :, None])
+        g -= work.entropy_coef * (log_f + 1)
+        if bound is not None:
+            k = -bound.softmax(-1).view(f.shape) / f
+            excess = (k * g).sum(-1, keepdim=True) - work.trust_region_delta
+            g -= (excess / k.square().sum(-1, keepdim=True)).clamp_min(0) * k
+    error = (q - target).square().mean()
+    return 0.5 * work.q_coef * error - (g * probabilities[:-1]).sum(-1).mean()
+
+
+def retrace(data: Batch, q: Tensor, v_next: Tensor, rho: Tensor) -> Tensor:
+    """Munos et al., arXiv 1606.02647, equation 4, by doubling: each turn adds as many later errors
+    as are summed already.
+    """
+    error = data.reward + data.discount * v_next - q
+    gain = data.discount[:-1] * rho[1:].clamp(max=1)
+    far = 1
+    while far < len(error):
+        error = torch.cat((error[:-far] + gain * error[far:], error[-far:]))
+        gain = gain[:-far] * gain[far:]
+        far *= 2
+    return q + error
+
+
+def rmsprop_(
+    work: ACERWork, parameters: list[Tensor], grads: list[Tensor], squares: list[Tensor]
+) -> None:
+    """TensorFlow's form, in place."""
+    torch._foreach_mul_(squares, work.rmsprop_decay)
+    torch._foreach_addcmul_(squares, grads, grads, 1 - work.rmsprop_decay)
+    root = torch._foreach_add(squares, work.rmsprop_eps)
+    torch._foreach_sqrt_(root)
+    torch._foreach_addcdiv_(parameters, grads, root, -work.learning_rate)
+
+
+def eager_update(
+    work: ACERWork, network: BareActorCritic, precision: Precision, data: Batch
+) -> Callable[[], None]:
+    """One backward, clipping, RMSProp, and the average."""
+    average = deepcopy(network).requires_grad_(False)
+    theta: list[Tensor] = [*network.parameters()]
+    slow: list[Tensor] = [*average.parameters()]
+    squares = [torch.ones_like(p) for p in theta]
+
+    def update() -> None:
+        network.zero_grad()
+        torch.autograd.backward(loss(work, network, average.act, precision, data))
+        nn.utils.clip_grad_norm_(theta, work.max_grad_norm)
+        with torch.no_grad():
+            rmsprop_(work, theta, [p.grad for p in theta if p.grad is not None], squares)
+            if work.trust_region:
+                torch._foreach_lerp_(slow, theta, 1 - work.average_decay)
+
+    return update
+
+
+def compiled_update(
+    work: ACERWork, network: BareActorCritic, precision: Precision, data: Batch
+) -> Callable[[], None]:
+    """The same as one graph, on the network's own weights."""
+    named = {name: p.detach() for name, p in network.named_parameters()}
+    slow = {name: p.clone(memory_format=torch.preserve_format) for name, p in named.items()}
+    squares = [torch.ones_like(p) for p in named.values()]
+
+    def of(parameters: Mapping[str, Tensor], data: Batch) -> Tensor:
+        def forward(obs: Tensor) -> tuple[Tensor, Tensor]:
+            found: tuple[Tensor, Tensor] = functional_call(network, dict(parameters), (obs,))
+            return found
+
+        def average(obs: Tensor) -> Tensor:
+            found: Tensor = functional_call(network, slow, (obs,))[0]
+            return found
+
+        return loss(work, forward, average, precision, data)
+
+    def update() -> None:
+        grads = [*torch.func.grad(of)(named, data).values()]
+        norm = torch.stack([g.square().sum() for g in grads]).sum().sqrt()
+        scale = (work.max_grad_norm / (norm + 1e-6)).clamp_max(1.0)
+        rmsprop_(work, [*named.values()], [g * scale for g in grads], squares)
+        if work.trust_region:
+            for name, x in slow.items():
+                x.lerp_(named[name], 1 - work.average_decay)
+
+    torch._dynamo.reset()
+    compiled: Callable[[], None] = torch.compile(update, fullgraph=True)
+    return compiled

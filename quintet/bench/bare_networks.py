@@ -1,0 +1,78 @@
+"""Networks and observations of workloads in plain torch, for the speed that bare parts allow."""
+
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from quintet.bench.workloads import ACERWork, OnPolicyWork, Workload
+from quintet.types import Spaces
+
+
+def in_channels_last(network: "BareActorCritic") -> "BareActorCritic":
+    for parameter in network.parameters():
+        if parameter.ndim == 4:
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+    return network
+
+
+def observations(work: Workload, spaces: Spaces, rows: int) -> Tensor:
+    shape = spaces.observation.shape or ()
+    if work.obs == "vector":
+        return torch.randn(rows, *shape)
+    pictures = torch.randint(0, 256, (rows, *shape), dtype=torch.uint8)
+    return pictures.contiguous(memory_format=torch.channels_last)
+
+
+def action_size(spaces: Spaces) -> int:
+    space: Any = spaces.action
+    return int(space.shape[0] if space.shape else space.n)
+
+
+@final
+class BareActorCritic(nn.Module):
+    """The workload's network in plain torch layers.  Its critic values states, or all actions."""
+
+    def __init__(self, work: OnPolicyWork | ACERWork, spaces: Spaces):
+        super().__init__()
+        activation = {"tanh": nn.Tanh, "relu": nn.ReLU}[work.activation]
+        shape, outputs = spaces.observation.shape or (), action_size(spaces)
+
+        def torso(size: int) -> list[nn.Module]:
+            parts: list[nn.Module] = []
+            for width in work.hidden:
+                parts += [nn.Linear(size, width), activation()]
+                size = width
+            return parts
+
+        convolutions: list[nn.Module] = []
+        size = shape[0]
+        for channels, kernel, stride in work.conv or []:
+            convolutions += [nn.Conv2d(size, channels, kernel, stride), activation()]
+            size = channels
+        if work.obs == "image":
+            convolutions.append(nn.Flatten())
+            size = nn.Sequential(*convolutions)(torch.zeros(1, *shape)).shape[1]
+        self.shared = nn.Sequential(*convolutions, *(torso(size) if work.shared_torso else []))
+        size = work.hidden[-1] if work.shared_torso else size
+        own = [] if work.shared_torso else [torso(size), torso(size)]
+        values = outputs if isinstance(work, ACERWork) else 1
+        self.policy, self.value = (
+            nn.Sequential(*(own[k] if own else []), nn.Linear(work.hidden[-1], n))
+            for k, n in enumerate((outputs, values))
+        )
+        self.log_std = nn.Parameter(torch.zeros(outputs)) if spaces.action.shape else None
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits or means, and values; of pictures in bytes, or as floats from 0 to 1."""
+        features = self._features(obs)
+        return self.policy(features), self.value(features).squeeze(-1)
+
+    def act(self, obs: Tensor) -> Tensor:
+        """The policy alone."""
+        found: Tensor = self.policy(self._features(obs))
+        return found
+
+    def _features(self, obs: Tensor) -> Tensor:
+        found: Tensor = self.shared(obs.float() / 255 if obs.dtype == torch.uint8 else obs)
+        return found
