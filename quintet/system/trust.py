@@ -25,7 +25,7 @@ from quintet.system import signature
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_ +-]*")
 """Text that can name no attribute of a module, no file in another folder, and no address."""
 
-_Option = Literal["env", "model.encoder", "lr_schedule"]
+_Option = Literal["env", "model.encoder"]
 
 _CALLED: tuple[tuple[_Option, str, str], ...] = (
     ("env", "env.id", "env.kwargs"),
@@ -35,8 +35,8 @@ _CALLED: tuple[tuple[_Option, str, str], ...] = (
 options of the name and of its arguments.
 """
 
-_SCHEDULE: _Option = "lr_schedule"
-"""An option of some learners, which is called only where it is an import string."""
+_SCHEDULE = "_schedule"
+"""How the names of learners' schedules end, which are called only where they are import strings."""
 
 _CONFIG = "quintet config 1"
 _MARK = "# signature: "
@@ -51,7 +51,7 @@ class Call:
     option: by which the name is given again.
     """
 
-    option: _Option
+    option: str
     name: str
     kwargs: Mapping[str, Any]
 
@@ -123,7 +123,7 @@ OWN = Origin("this process", None)
 
 TRUST_HELP = (
     "import and call what the folder names, whoever made it; without it only what this user made "
-    "on this machine, or names as well by --env and --model.encoder (and --lr-schedule)"
+    "on this machine, or names as well by --env, --model.encoder and options of schedules"
 )
 
 UNSIGNED = (
@@ -145,12 +145,12 @@ def _shown(value: Any) -> str:
 def calls_of(options: Mapping[str, Any]) -> tuple[Call, ...]:
     """The calls of a whole configuration, by dotted option name."""
     calls = [Call(option, options[name], options[kwargs]) for option, name, kwargs in _CALLED]
-    return (*calls, *_schedule_of(options))
+    return (*calls, *_schedules_of(options))
 
 
-def _schedule_of(options: Mapping[str, Any]) -> list[Call]:
-    name = options.get(_SCHEDULE)
-    return [Call(_SCHEDULE, name, {})] if isinstance(name, str) and ":" in name else []
+def _schedules_of(options: Mapping[str, Any]) -> list[Call]:
+    found = sorted((name, x) for name, x in options.items() if name.endswith(_SCHEDULE))
+    return [Call(name, x, {}) for name, x in found if isinstance(x, str) and ":" in x]
 
 
 def vouched(description: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
@@ -170,7 +170,7 @@ def calls_given(options: Mapping[str, Any]) -> tuple[Call, ...]:
         if isinstance(options.get(name), str)
         for given in [options.get(kwargs)]
     ]
-    return (*calls, *_schedule_of(options))
+    return (*calls, *_schedules_of(options))
 
 
 def all_harmless(options: Mapping[str, Any]) -> bool:
@@ -195,5 +195,5 @@ def config_fault(text: str, options: Mapping[str, Any]) -> str | None:
 
 def _signed_bytes(options: Mapping[str, Any]) -> bytes:
     signed = {name: options[name] for _, *names in _CALLED for name in names}
-    signed |= {call.option: call.name for call in _schedule_of(options)}
+    signed |= {call.option: call.name for call in _schedules_of(options)}
     return json.dumps(signed, sort_keys=True).encode()

@@ -118,8 +118,8 @@ from quintet.runtime.torch_settings import configure_torch
 
 if sys.argv[1] == "configured":
     configure_torch(1, "cpu")
-for round in range(4):
-    if round == 2:
+for round in range(12):
+    if round == 6:
         begin = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     kept = [torch.ones(9_000_000) for _ in range(8)]
     del kept
