@@ -14,6 +14,7 @@ from quintet.models.heads import ActionBounds, ActionStd
 from quintet.models.weights import Init
 from quintet.models.words import is_word, word_hash
 from quintet.spaces import action_leaves, observation_leaves
+from quintet.system.importing import is_import_string
 from quintet.types import ACTION_MASK, LAST_ACTION, LAST_REWARD, Spaces
 
 Width = Annotated[int, Field(ge=1)]
@@ -172,9 +173,7 @@ class ModelConfig(BaseModel):
     @field_validator("encoder")
     @classmethod
     def _encoder_is_known(cls, value: str) -> str:
-        module, _, name = value.partition(":")
-        parts = [*module.split("."), *name.split(".")]
-        if value in ("auto", *TRAITS) or all(part.isidentifier() for part in parts):
+        if value in ("auto", *TRAITS) or is_import_string(value):
             return value
         raise ValueError(
             f"must be auto, {', '.join(TRAITS)} or an import string 'pkg.module:Class'"

@@ -299,7 +299,7 @@ class Cnn(nn.Module):
 
     def scaled(self, obs: Obs) -> Obs:
         """The observation for several networks of this kind that read the same one: pictures are
-        converted once, which takes half as long as a forward.  ``CHW`` only; others stay as bytes.
+        converted to floats once.  ``CHW`` only; others stay as bytes.
         """
         found = dict(obs)
         for name, shape in self.pictures.items():
