@@ -1,6 +1,6 @@
 """Builds networks of encoders, recurrent cores and heads: the pieces, and `ActorCritic`."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, final
 
 import torch
@@ -176,6 +176,14 @@ def make_trunks(
     return trunk("policy", config.policy_hidden), trunk("value", config.value_hidden)
 
 
+def zeros_of(specs: Mapping[str, TensorSpec], num_streams: int, device: torch.device) -> State:
+    """Zeros ``[B, ...]`` for every leaf of a recurrent state."""
+    return {
+        name: torch.zeros((num_streams, *spec.shape), dtype=spec.dtype, device=device)
+        for name, spec in specs.items()
+    }
+
+
 class Branch(NamedTuple):
     """A head of a network and the trunk that it reads; several heads may read the same trunk."""
 
@@ -296,11 +304,7 @@ class ActorCritic(nn.Module):
 
     def initial_state(self, num_streams: int) -> State:
         """Zeros ``[B, ...]`` for every leaf of the state, on the network's device."""
-        device = self.value_head.weight.device
-        return {
-            name: torch.zeros((num_streams, *spec.shape), dtype=spec.dtype, device=device)
-            for name, spec in self.state_specs.items()
-        }
+        return zeros_of(self.state_specs, num_streams, self.value_head.weight.device)
 
     def kernel_groups(self) -> dict[str, list[str]]:
         """Names of kernels by their user: policy, value, shared; each is in one group."""

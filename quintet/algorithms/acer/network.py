@@ -5,7 +5,14 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from quintet.models.build import Branch, Trunk, check_observation, draw_weights, make_trunks
+from quintet.models.build import (
+    Branch,
+    Trunk,
+    check_observation,
+    draw_weights,
+    make_trunks,
+    zeros_of,
+)
 from quintet.models.config import ModelConfig
 from quintet.models.encoders import layers
 from quintet.models.heads import PolicyHead, action_family
@@ -159,11 +166,7 @@ class PolicyAndCritic(nn.Module):
 
     def initial_state(self, num_streams: int) -> State:
         """Zeros ``[B, ...]`` for every leaf of the state, on the network's device."""
-        device = self.policy_head.linear.weight.device
-        return {
-            name: torch.zeros((num_streams, *spec.shape), dtype=spec.dtype, device=device)
-            for name, spec in self.state_specs.items()
-        }
+        return zeros_of(self.state_specs, num_streams, self.policy_head.linear.weight.device)
 
     def _trunks(self) -> list[Trunk]:
         return [self.trunk, self.critic_trunk] if self.has_critic_trunk else [self.trunk]
