@@ -11,6 +11,9 @@ from pydantic import BaseModel
 from quintet.algorithms.acer import config as acer_config
 from quintet.algorithms.acer import learner as acer
 from quintet.algorithms.acer import metrics as acer_metrics
+from quintet.algorithms.appo import config as appo_config
+from quintet.algorithms.appo import learner as appo
+from quintet.algorithms.appo import metrics as appo_metrics
 from quintet.algorithms.ddpg import actor as ddpg_actor
 from quintet.algorithms.ddpg import config as ddpg_config
 from quintet.algorithms.ddpg import learner as ddpg
@@ -95,6 +98,19 @@ ALGORITHMS: dict[str, Algorithm] = {
         idle_in=impala_config.idle_in,
         defaults={"runtime.kind": "async"},
         advice=impala_config.advice,
+    ),
+    "appo": Algorithm(
+        appo_config.APPOConfig,
+        appo_config.check,
+        appo_config.planned_updates,
+        appo.APPOLearner,
+        appo.make_actor,
+        shared=appo_config.shared,
+        metrics=appo_metrics.METRICS,
+        tunable=appo_config.TUNABLE,
+        idle_in=appo_config.idle_in,
+        defaults=appo_config.DEFAULTS,
+        advice=appo_config.advice,
     ),
     "ddpg": Algorithm(
         ddpg_config.DDPGConfig,

@@ -109,6 +109,7 @@ _LOSSES = {
     "loss/kl": Metric("1", "KL penalty: beta times the mean KL"),
     "loss/kl_cutoff": Metric("1", "penalty on a mean KL above the cutoff"),
     "loss/l2": Metric("1", "penalty on squared kernels"),
+    "loss/uniform_kl": Metric("nats", "symmetric KL of the policy to the uniform one"),
 }
 
 _LAST_EPOCH = {
@@ -122,6 +123,10 @@ _OPTIMISATION = {
     "optim/grad_norm": Metric("1", "global gradient norm before clipping, mean over updates"),
     "optim/grad_clip_frac": Metric("1", "share of updates whose gradient was clipped"),
     "optim/epochs": Metric("passes", "passes over the batch that were made"),
+    "optim/skipped_minibatches": Metric(
+        "minibatches", "of an iteration, left out as no row of them was valid"
+    ),
+    "optim/second_moment_max": Metric("1", "largest element of Adam's mean of squared gradients"),
 }
 
 _POLICY = {
@@ -131,6 +136,7 @@ _POLICY = {
     "policy/ratio_mean": Metric("1", "mean of pi over mu"),
     "policy/ratio_min": Metric("1", "lowest pi over mu"),
     "policy/ratio_max": Metric("1", "highest pi over mu"),
+    "policy/ratio_mean_abs_error": Metric("1", "mean |ratio - 1|"),
     "policy/ratio_max_error": Metric("1", "largest |ratio - 1|"),
     "policy/ratio_first_max_error": Metric("1", "largest |ratio - 1| before the first step"),
     "policy/approx_kl": Metric("nats", "KL(mu, pi) estimated by ratio - 1 - log ratio"),
@@ -138,6 +144,10 @@ _POLICY = {
     "policy/kl_cutoff_frac": Metric("1", "share of updates whose KL was above the cutoff"),
     "policy/kl_beta": Metric("1", "weight of the KL penalty in force"),
     "policy/kl_beta_factor": Metric("1", "what that weight was multiplied by after the update"),
+    "policy/logit_abs_max": Metric("1", "largest absolute logit of discrete actions"),
+    "policy/uniform_kl_capped_frac": Metric(
+        "1", "share of rows whose KL to the uniform policy is above its cap"
+    ),
     "policy/std_mean": Metric("action units", "mean standard deviation of continuous actions"),
     "policy/rho_clip_frac": Metric(
         "1", "share of ratios that errors of V-trace or the policy clip"
@@ -160,9 +170,13 @@ _POLICY = {
 _VALUES = {
     "value/prediction_mean": Metric(_REWARD, "mean predicted value"),
     "value/target_mean": Metric(_REWARD, "mean value target"),
+    "value/change_mean": Metric(_REWARD, "mean |value - value when the row was collected|"),
+    "value/change_max": Metric(_REWARD, "largest |value - value when the row was collected|"),
     "value/explained_variance": Metric("1", "1 - var(target - prediction) / var(target)"),
     "advantage/mean": Metric(_REWARD, "mean advantage before normalising"),
     "advantage/std": Metric(_REWARD, "standard deviation of advantages before normalising"),
+    "advantage/normalized_min": Metric("1", "least advantage after normalising"),
+    "advantage/normalized_max": Metric("1", "greatest advantage after normalising"),
     "reward/mean": Metric(_REWARD, "mean reward per valid row, before normalising"),
     "reward/normalized_mean": Metric("1", "mean normalised reward per valid row"),
     "normalizer/observation_mean_min": Metric("observation units", "lowest running mean"),

@@ -46,10 +46,26 @@ def ratio_clip(rho: PerStep, advantage: PerStep, clip_epsilon: Scalar) -> PerSte
 
     Source: Schulman et al., arXiv 1707.06347, equation 7, negated.
     """
-    # clamp by tensors, since a schedule gives clip_epsilon as one
-    one = torch.ones_like(rho)
-    clipped = rho.clamp(one - clip_epsilon, one + clip_epsilon)
-    return -torch.minimum(rho * advantage, clipped * advantage)
+    return _ratio_clip(rho, advantage, 1.0 - clip_epsilon, 1.0 + clip_epsilon)
+
+
+def ratio_clip_symmetric(rho: PerStep, advantage: PerStep, clip_ratio: Scalar) -> PerStep:
+    """`ratio_clip` with the interval ``[1 / (1 + c), 1 + c]``, whose ends are equally far from 1 as
+    factors.
+
+    Args:
+        clip_ratio: c > 0.
+
+    Returns: loss per step, in units of the advantage.
+
+    Source: Sample Factory, Petrenko et al., arXiv 2006.11751.
+    """
+    return _ratio_clip(rho, advantage, 1.0 / (1.0 + clip_ratio), 1.0 + clip_ratio)
+
+
+def _ratio_clip(rho: PerStep, advantage: PerStep, low: Scalar, high: Scalar) -> PerStep:
+    one = torch.ones_like(rho)  # clamp by tensors, since a bound may be one
+    return -torch.minimum(rho * advantage, rho.clamp(one * low, one * high) * advantage)
 
 
 def approx_kl(log_rho: PerStep) -> PerStep:

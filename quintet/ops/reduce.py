@@ -58,3 +58,26 @@ def normalize_rows(
 
     centred = torch.where(used, x - mean(torch.where(used, x, 0.0)), 0.0)
     return centred / (mean(centred.square()) + epsilon).sqrt()
+
+
+def moment_sums(x: Values, valid: Weights) -> Float[Tensor, "3"]:
+    """``(sum(valid), sum(valid * x), sum(valid * x^2))`` in float64, which add up over parts."""
+    weight, x = valid.double(), torch.where(valid != 0, x, 0.0).double()
+    return torch.stack((weight.sum(), (weight * x).sum(), (weight * x * x).sum()))
+
+
+def normalize_by(x: Values, sums: Float[Tensor, "3"], least_std: float) -> Values:
+    """Shifts and scales by the moments of `moment_sums`: ``(x - m) / max(least_std, std)``.
+
+    ``std`` has the divisor n - 1, and is 0 of fewer than two values.
+
+    Args:
+        least_std: in units of x.
+
+    Returns: dimensionless; also of values that are not valid.
+    """
+    count, total, squares = sums.unbind()
+    mean = total / count.clamp_min(1.0)
+    variance = (squares - total * mean) / (count - 1.0).clamp_min(1.0)
+    std = variance.clamp_min(0.0).sqrt().clamp_min(least_std)
+    return (x - mean.to(x.dtype)) / std.to(x.dtype)

@@ -61,10 +61,25 @@ def vtrace(
     terminations only; the advantage there uses ``v_t`` too: the next row is another episode's.
     """
     require_same_shape(v_tm1, v_t, r_t, discount_t, not_cut_t, rho_tm1)
-    goes_on = continues(not_cut_t)
     delta = _clip(rho_tm1, rho_bar) * (r_t + discount_t * v_t - v_tm1)
     c_tm1 = lambda_ * _clip(rho_tm1, c_bar)
-    target_tm1 = v_tm1 + scan_back(delta, discount_t * c_tm1, goes_on)
-    next_target = torch.where(goes_on, next_row(target_tm1), v_t)
-    pg_advantage_tm1 = _clip(rho_tm1, pg_rho_bar) * (r_t + discount_t * next_target - v_tm1)
-    return VTraceResult(target_tm1=target_tm1, pg_advantage_tm1=pg_advantage_tm1)
+    target_tm1 = v_tm1 + scan_back(delta, discount_t * c_tm1, continues(not_cut_t))
+    advantage_tm1 = advantage(v_tm1, v_t, r_t, discount_t, not_cut_t, target_tm1)
+    return VTraceResult(target_tm1, _clip(rho_tm1, pg_rho_bar) * advantage_tm1)
+
+
+@torch.no_grad()
+def advantage(
+    v_tm1: Steps, v_t: Steps, r_t: Steps, discount_t: Steps, not_cut_t: Steps, target_tm1: Steps
+) -> Steps:
+    """V-trace's advantage before it is multiplied by a ratio.
+
+    ``r_t + discount_t * next - v_tm1``, with ``next`` as in `vtrace`.
+
+    Args:
+        target_tm1: of `vtrace`.
+
+    Returns: detached, in reward units.
+    """
+    next_target = torch.where(continues(not_cut_t), next_row(target_tm1), v_t)
+    return r_t + discount_t * next_target - v_tm1

@@ -58,6 +58,7 @@ SIZES: dict[str, Any] = {
     "unroll_steps": STEPS,
     "batch_unrolls": STREAMS,
     "minibatch_steps": 16,
+    "minibatches_per_iteration": 2,
     "num_epochs": 2,
     "batch_size": 16,
     "replay_capacity_steps": 600,
@@ -86,6 +87,18 @@ TOGETHER: dict[str, Sequence[dict[str, Any]]] = {
             "reduction": "sum", "truncation_as_termination": True, "max_grad_norm": 1.0,
             "rmsprop_epsilon_inside_sqrt": True, "rmsprop_momentum": 0.5,
             "normalize_observations": True,
+        },
+    ),
+    "appo": (
+        {
+            "use_vtrace": False, "gae_lambda": 0.9, "value_clip": None, "kl_coef": 0.1,
+            "minibatches_per_iteration": 2, "lr_schedule": "kl_adaptive", "ratio_clamp": None,
+            "reward_normalizer": "return_std", "normalize_observations": True,
+        },
+        {
+            "rho_bar": None, "c_bar": None, "lambda_": 0.9, "advantage_includes_rho": False,
+            "lr_schedule": "linear", "entropy_coef": 0.0, "bptt_steps": CHUNK,
+            "truncation_as_termination": True, "max_grad_norm": None,
         },
     ),
     "ddpg": (
@@ -252,7 +265,9 @@ class Case:
         """Lists of a fresh batch and what is drawn from replay after it, collected by weights that
         no other learner of the case has.
         """
-        key = repr((self.algo, self.task, self.core, self.network, self.learner().plan, count))
+        recorded = sorted(self.actor().record_specs)
+        of_whom = self.algo, self.task, self.core, self.network
+        key = repr((*of_whom, self.learner().plan, recorded, count))
         if key not in _COLLECTED:
             run = Run(self, self.learner(seeds=(3, 4)))
             _COLLECTED[key] = [run.collect() for _ in range(count)]

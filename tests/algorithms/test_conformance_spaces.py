@@ -12,6 +12,8 @@ import torch
 from conformance import (
     LEARNERS,
     MASKED,
+    STEPS,
+    STREAMS,
     Case,
     Noise,
     Run,
@@ -32,14 +34,19 @@ from quintet.types import Rollout
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
 
-WHOLE_BATCH = {"minibatch_steps": None, "num_epochs": 1}
-"""One step with the whole batch, of learners that would make several of parts."""
+WHOLE_BATCH = (
+    {"minibatches_per_iteration": 1, "minibatch_steps": STREAMS * STEPS, "num_epochs": 1},
+    {"minibatch_steps": None, "num_epochs": 1},
+)
+"""One step with the whole batch, of learners that would make several of parts: the first that names
+a learner's options alone.
+"""
 
 
 def anew(case: Case, learner: Any) -> Any:
     """A learner with the same weights and statistics that makes one step with a batch."""
-    known = case.algorithm.config.model_fields
-    whole = {name: value for name, value in WHOLE_BATCH.items() if name in known}
+    known = case.algorithm.config.model_fields.keys()
+    whole = next((each for each in WHOLE_BATCH if each.keys() <= known), {})
     again = replace(case, options={**case.options, **whole}).learner()
     again.warm_start(learner.weights())
     return again

@@ -1,0 +1,139 @@
+"""A batch of unrolls as chunks, the unit of APPO's minibatches and traces."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import final
+
+import torch
+from torch import Tensor
+
+from quintet.types import Obs, Rollout, State
+
+
+@final
+@dataclass(frozen=True)
+class Chunks:
+    """K chunks of C rows, ordered by (time, stream), as the loss reads them.
+
+    obs: normalised ``[C+1, K, ...]``, with the row behind the chunk.
+    is_first: ``[C+1, K]``.
+    state: before the first row ``[K, ...]``; empty for feed-forward networks.
+    record: what the actor recorded ``[C, K, ...]``.
+    reward: normalised, ``[C, K]``.
+    terminal: rows behind which there is no value, ``[C, K]``.
+    estimates: advantage and target ``[C, K]``, where they are known before the loss.
+    """
+
+    obs: Obs
+    is_first: Tensor
+    state: State
+    action: Tensor
+    record: Mapping[str, Tensor]
+    reward: Tensor
+    terminal: Tensor
+    not_cut_t: Tensor
+    valid: Tensor
+    estimates: Mapping[str, Tensor]
+
+    @classmethod
+    def of(
+        cls,
+        batch: Rollout,
+        obs: Obs,
+        reward: Tensor,
+        terminal: Tensor,
+        estimates: Mapping[str, Tensor],
+        steps: int,
+    ) -> "Chunks":
+        """All chunks of `steps` rows of a batch ``[T, B]`` with a state every `steps` rows; `obs`,
+        `reward` and `terminal` in place of its own.
+        """
+
+        def each(leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {name: _split(x, steps) for name, x in leaves.items()}
+
+        return cls(
+            obs={name: _split_with_next(x, steps) for name, x in obs.items()},
+            is_first=_split_with_next(batch.is_first, steps),
+            state={
+                name: x[: len(reward) // steps].flatten(0, 1) for name, x in batch.state.items()
+            },
+            action=_split(batch.action, steps),
+            record=each(batch.record),
+            reward=_split(reward, steps),
+            terminal=_split(terminal, steps),
+            not_cut_t=_split(batch.not_cut_t, steps),
+            valid=_split(batch.valid, steps),
+            estimates=each(estimates),
+        )
+
+    def take(self, index: Tensor) -> "Chunks":
+        """The chunks at `index`, copied."""
+
+        def each(name: str, x: Tensor | Mapping[str, Tensor]) -> Tensor | dict[str, Tensor]:
+            if isinstance(x, Tensor):
+                return x.index_select(1, index)
+            dim = 0 if name == "state" else 1
+            return {leaf: tensor.index_select(dim, index) for leaf, tensor in x.items()}
+
+        return Chunks(**{f.name: each(f.name, getattr(self, f.name)) for f in fields(self)})  # type: ignore[arg-type]
+
+
+@final
+@dataclass(frozen=True)
+class Minibatch:
+    """Chunks of one optimizer step; of several learners, one's part of them.
+
+    count: valid rows of the whole minibatch, at least 1.
+    rows: all rows of the whole minibatch.
+    sums: moments of the whole minibatch's advantages (`reduce.moment_sums`); None: the chunks are
+        the whole minibatch, and the loss sums.
+    """
+
+    chunks: Chunks
+    count: Tensor
+    rows: int
+    sums: Tensor | None = None
+
+    def with_sums(self, sums: Tensor) -> "Minibatch":
+        return replace(self, sums=sums)
+
+
+def minibatch_indices(
+    valid: Tensor, size: int, generator: torch.Generator | None
+) -> tuple[list[Tensor], int]:
+    """One pass over chunks with `valid` ``[C, K]`` in minibatches of `size` chunks.
+
+    generator: of the order; None: as they are.
+
+    Returns:
+        The chunks of each minibatch that has a valid row, and how many have none.
+    """
+    number = valid.shape[1]
+    order = (
+        torch.arange(number) if generator is None else torch.randperm(number, generator=generator)
+    )
+    parts = torch.split(order.to(valid.device), size)
+    some = torch.stack([valid[:, part].any() for part in parts]).tolist()
+    return [part for part, used in zip(parts, some, strict=True) if used], some.count(False)
+
+
+def share(index: Tensor, rank: int, ranks: int) -> Tensor:
+    """One learner's chunks of a minibatch."""
+    size = len(index)
+    return index[rank * size // ranks : (rank + 1) * size // ranks]
+
+
+def _split(x: Tensor, steps: int) -> Tensor:
+    """Rows ``[T, B, ...]`` as chunks ``[C, K, ...]``."""
+    if len(x) == steps:
+        return x.contiguous()
+    return x.contiguous().view(-1, steps, *x.shape[1:]).transpose(0, 1).flatten(1, 2)
+
+
+def _split_with_next(x: Tensor, steps: int) -> Tensor:
+    """Rows ``[T+1, B, ...]`` as chunks ``[C+1, K, ...]`` with the row behind each."""
+    if len(x) == steps + 1:
+        return x.contiguous()
+    behind = x[steps::steps].flatten(0, 1).unsqueeze(0)
+    return torch.cat((_split(x[:-1], steps), behind))

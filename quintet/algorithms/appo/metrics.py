@@ -1,0 +1,113 @@
+"""The metrics of APPO, by the names of quintet.observe.metrics."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from quintet.algorithms.parts import diagnostics, off_policy_statistics
+from quintet.algorithms.parts.off_policy_statistics import with_spreads
+from quintet.algorithms.parts.statistics import Statistics
+from quintet.algorithms.parts.trained import Trained
+
+LOSSES = ("loss/policy", "loss/value", "loss/entropy", "loss/uniform_kl", "loss/kl")
+"""The weighted terms."""
+
+METRICS = (
+    *LOSSES,
+    "loss/total",
+    "loss/total_abs",
+    *off_policy_statistics.METRICS,
+    *diagnostics.METRICS,
+    "policy/clip_frac",
+    "policy/ratio_mean_abs_error",
+    "policy/ratio_first_max_error",
+    "policy/kl",
+    "policy/logit_abs_max",
+    "policy/uniform_kl_capped_frac",
+    "value/change_mean",
+    "value/change_max",
+    "advantage/normalized_min",
+    "advantage/normalized_max",
+    "reward/normalized_mean",
+    "normalizer/reward_clip_frac",
+    "normalizer/reward_std",
+    "optim/epochs",
+    "optim/skipped_minibatches",
+    "optim/second_moment_max",
+)
+"""All metrics."""
+
+
+class Rows(NamedTuple):
+    """What is told of beside `off_policy_statistics`, by row ``[C, K]``; none carries a gradient.
+
+    rho: ratio to the policy that acted, as the loss has it.
+    normalized: advantage as in the policy's term.
+    clipped: whether the ratio is outside the interval of the clip.
+    logit: the largest absolute one of discrete actions; None: there are none.
+    value_change: absolute difference to the value of the network that acted, and kl: from its
+        policy; None: these are not recorded.
+    capped: whether the KL to the uniform policy is above its cap; None: it is not in the loss.
+    """
+
+    rho: Tensor
+    normalized: Tensor
+    clipped: Tensor
+    logit: Tensor | None
+    value_change: Tensor | None
+    kl: Tensor | None
+    capped: Tensor | None
+
+
+def statistics(
+    told: Statistics, rows: Rows, valid: Tensor, count: Tensor, *, vtrace: bool
+) -> Statistics:
+    """`told` of `off_policy_statistics` with those of this learner.
+
+    count: valid rows of the whole minibatch.
+    vtrace: whether ratios are clipped in errors and traces.
+    """
+
+    def mean(x: Tensor) -> Tensor:
+        return torch.where(valid, x.double(), 0.0).sum() / count
+
+    def greatest_of(x: Tensor) -> Tensor:
+        return torch.where(valid, x, -math.inf).max()
+
+    means, least, greatest = dict(told.means), dict(told.least), dict(told.greatest)
+    if not vtrace:
+        del means["policy/rho_clip_frac"], means["policy/c_clip_frac"]
+    means["reward/normalized_mean"] = means.pop("reward/mean")
+    means["policy/clip_frac"] = mean(rows.clipped)
+    means["policy/ratio_mean_abs_error"] = mean((rows.rho - 1.0).abs())
+    least["advantage/normalized_min"] = -greatest_of(-rows.normalized)
+    greatest["advantage/normalized_max"] = greatest_of(rows.normalized)
+    if rows.logit is not None:
+        greatest["policy/logit_abs_max"] = greatest_of(rows.logit)
+    if rows.value_change is not None:
+        means["value/change_mean"] = mean(rows.value_change)
+        greatest["value/change_max"] = greatest_of(rows.value_change)
+    if rows.kl is not None:
+        means["policy/kl"] = mean(rows.kl)
+    if rows.capped is not None:
+        means["policy/uniform_kl_capped_frac"] = mean(rows.capped)
+    return Statistics(means, least, greatest)
+
+
+def first_ratio(told: Mapping[str, Tensor]) -> Statistics:
+    """How far ratios are from 1 before the first step of an iteration, of what that step tells."""
+    error = torch.maximum(told["policy/ratio_max"] - 1.0, 1.0 - told["policy/ratio_min"])
+    return Statistics({}, greatest={"policy/ratio_first_max_error": error})
+
+
+def finished(trained: Trained[Any, Any]) -> dict[str, float]:
+    """The metrics of an interval from the statistics of its updates."""
+    found = with_spreads(trained.interval.read())
+    terms = [found[name] for name in LOSSES if name in found]
+    if terms:
+        found["loss/total_abs"] = sum(map(abs, terms))
+    found["optim/second_moment_max"] = trained.memory["exp_avg_sq"].max().item()
+    return found

@@ -1,0 +1,413 @@
+"""APPO's loss against plain loops over rows, and its iteration."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from gymnasium import spaces as gym
+from ppo_helpers import CONTINUOUS, DISCRETE, OBSERVATION, SMALL, TOTAL, learn, make_rollout
+from torch import Tensor, nn
+
+from quintet.algorithms import registry
+from quintet.algorithms.appo.chunks import Chunks, minibatch_indices, share
+from quintet.algorithms.appo.config import APPOConfig, Knobs, check, idle_in
+from quintet.algorithms.appo.learner import APPOLearner, make_actor
+from quintet.algorithms.parts.setup import Setup
+from quintet.algorithms.parts.trained import knobs_of
+from quintet.models.config import ModelConfig, resolve_model
+from quintet.runtime.batch import with_cuts
+from quintet.types import Rollout, Spaces
+
+STEPS, STREAMS = 8, 4
+SIZES: dict[str, Any] = {"unroll_steps": STEPS, "minibatch_steps": STEPS * STREAMS}
+TWO_CHOICES = Spaces(OBSERVATION, gym.MultiDiscrete([3, 2]))
+
+
+def make_learner(
+    spaces: Spaces = DISCRETE, model: ModelConfig = SMALL, total: int = TOTAL, **options: Any
+) -> APPOLearner:
+    config = APPOConfig(**{**SIZES, **options})
+    setup = Setup(STREAMS, total, (1, 2), torch.device("cpu"))
+    return APPOLearner(config, resolve_model(model, spaces), spaces, setup)
+
+
+def make_batch(learner: APPOLearner, spaces: Spaces = DISCRETE, seed: int = 1) -> Rollout:
+    """What the learner's actor would record, as far from the learner's policy as any; a budget that
+    ends in one of the columns.
+    """
+    batch = make_rollout(spaces, STEPS, STREAMS, seed)
+    specs = make_actor(learner.config, resolve_model(SMALL, spaces), spaces).record_specs
+    batch.valid[-2:, 0] = False
+    batch.reward[~batch.valid] = 1e3
+    return with_cuts(replace(batch, record={name: batch.record[name] for name in specs}))
+
+
+class Linear(nn.Module):
+    """Logits and value as a linear function of the observation."""
+
+    def __init__(self, sizes: tuple[int, int]):
+        super().__init__()
+        weight = torch.randn(sizes[0], sizes[1] + 1, generator=torch.Generator().manual_seed(3))
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, obs: dict[str, Tensor], *_: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        out = obs["obs"] @ self.weight
+        return out[..., :-1], out[..., -1], {}
+
+    def value(self, obs: dict[str, Tensor], *_: Any) -> Tensor:
+        return self(obs)[1]
+
+
+def by_hand(config: APPOConfig, batch: Rollout, network: Linear) -> dict[str, Tensor]:
+    """The terms of the loss, one row at a time; `chunk` rows belong together."""
+    logits, v, _ = network(batch.obs)
+    log_p = logits.log_softmax(-1)
+    actions = logits.shape[-1]
+    ended = batch.terminated | batch.truncated
+    rows: list[dict[str, Any]] = []
+    low, high = config.ratio_clamp or (0.0, math.inf)
+
+    def row(i: int, b: int) -> dict[str, Any]:
+        valid = bool(batch.valid[i, b])
+        action = int(batch.action[i, b])
+        ratio = (log_p[i, b, action] - batch.record["logp_mu"][i, b]).exp() if valid else None
+        goes_on = not ended[i, b] and (i + 1 == STEPS or bool(batch.valid[i + 1, b]))
+        terminal = batch.terminated[i, b] or (
+            config.truncation_as_termination and batch.truncated[i, b]
+        )
+        return {
+            "i": i,
+            "b": b,
+            "valid": valid,
+            "rho": ratio.clamp(low, high) if valid else torch.ones(()),
+            "r": batch.reward[i, b].item() if valid else 0.0,
+            "discount": 0.0 if terminal else config.gamma,
+            "goes_on": goes_on,
+        }
+
+    chunk = STEPS if not config.use_vtrace else config.chunk_steps
+    for b in range(STREAMS):
+        for start in range(0, STEPS, chunk):
+            mine = [row(i, b) for i in range(start, start + chunk)]
+            if config.use_vtrace:
+                of_vtrace(config, mine, v.detach())
+            else:
+                of_gae(config, mine, batch.record["value"], v.detach())
+            rows += [each for each in mine if each["valid"]]
+
+    advantages = [each["advantage"] for each in rows]
+    mean = sum(advantages) / len(rows)
+    std = math.sqrt(sum((a - mean) ** 2 for a in advantages) / (len(rows) - 1))
+    c = config.clip_ratio
+    terms: dict[str, list[Tensor]] = {name: [] for name in ("policy", "value", "explore", "kl")}
+    for each in rows:
+        i, b, rho = each["i"], each["b"], each["rho"]
+        a = (each["advantage"] - mean) / max(1e-3, std)
+        clipped = rho.clamp(1 / (1 + c), 1 + c)
+        terms["policy"].append(-torch.minimum(rho * a, clipped * a))
+        error = (v[i, b] - each["target"]).square()
+        if config.value_clip is not None:
+            old = batch.record["value"][i, b]
+            near = old + (v[i, b] - old).clamp(-config.value_clip, config.value_clip)
+            error = torch.maximum(error, (near - each["target"]).square())
+        terms["value"].append(0.5 * error)
+        p = log_p[i, b].exp()
+        if config.exploration_loss == "entropy":
+            terms["explore"].append((p * log_p[i, b]).sum())
+        else:
+            u = 1.0 / actions
+            to_uniform = (p * (log_p[i, b] - math.log(u))).sum()
+            from_uniform = (u * (math.log(u) - log_p[i, b])).sum()
+            terms["explore"].append((0.5 * (to_uniform + from_uniform)).clamp(max=30.0))
+        if config.kl_coef > 0:
+            log_mu = batch.record["params_mu"][i, b].log_softmax(-1)
+            terms["kl"].append((p * (log_p[i, b] - log_mu)).sum())
+    return {name: torch.stack(x).mean() for name, x in terms.items() if x}
+
+
+def of_vtrace(config: APPOConfig, rows: list[dict[str, Any]], v: Tensor) -> None:
+    """Adds target and advantage to the rows of a chunk."""
+    rho_bar = math.inf if config.rho_bar is None else config.rho_bar
+    c_bar = math.inf if config.c_bar is None else config.c_bar
+    later = 0.0
+    for number, row in reversed([*enumerate(rows)]):
+        i, b, rho = row["i"], row["b"], row["rho"].item()
+        here, there = v[i, b].item(), v[i + 1, b].item()
+        last = number == len(rows) - 1
+        inner = row["goes_on"] and not last
+        delta = min(rho_bar, rho) * (row["r"] + row["discount"] * there - here)
+        trace = config.lambda_ * min(c_bar, rho)
+        later = delta + (row["discount"] * trace * later if inner else 0.0)
+        row["target"] = here + later
+        following = rows[number + 1]["target"] if inner else there
+        row["advantage"] = row["r"] + row["discount"] * following - here
+        if config.advantage_includes_rho:
+            row["advantage"] *= min(rho_bar, rho)
+
+
+def of_gae(config: APPOConfig, rows: list[dict[str, Any]], old: Tensor, v: Tensor) -> None:
+    later = 0.0
+    for number, row in reversed([*enumerate(rows)]):
+        i, b = row["i"], row["b"]
+        last = number == len(rows) - 1
+        there = (v if last else old)[i + 1, b].item()
+        delta = row["r"] + row["discount"] * there - old[i, b].item()
+        goes_on = row["goes_on"] and not last
+        later = delta + (row["discount"] * config.gae_lambda * later if goes_on else 0.0)
+        row["advantage"], row["target"] = later, later + old[i, b].item()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"bptt_steps": 4, "lambda_": 0.9, "rho_bar": 2.0, "c_bar": 0.5},
+        {"bptt_steps": 1, "value_clip": None, "clip_ratio": 0.5},
+        {"advantage_includes_rho": False, "ratio_clamp": None, "rho_bar": None, "c_bar": None},
+        {"advantage_includes_rho": False, "ratio_clamp": (0.5, 1.5), "gamma": 0.7},
+        {"use_vtrace": False, "gae_lambda": 0.8, "value_clip": 5.0},
+        {"use_vtrace": False, "bptt_steps": 2, "truncation_as_termination": True},
+        {"exploration_loss": "symmetric_kl", "entropy_coef": 0.3, "kl_coef": 0.7},
+    ],
+    ids=str,
+)
+def test_loss_and_gradient_by_plain_loops(options: dict[str, Any]) -> None:
+    learner = make_learner(**options)
+    config, batch = learner.config, make_batch(learner)
+    assert (~batch.valid).any()
+    assert batch.trace_cut is not None
+    assert batch.trace_cut.any()
+    network = Linear((3, 3))
+    learner.network = network  # type: ignore[assignment]
+    expected = by_hand(config, batch, network)
+    knobs = knobs_of(Knobs, config)
+    (minibatch,) = learner._minibatches(learner._chunks(batch), knobs)
+    loss, told = learner._loss(
+        dict(network.named_parameters()), minibatch, Knobs(*map(torch.tensor, knobs))
+    )
+    explore = "entropy" if config.exploration_loss == "entropy" else "uniform_kl"
+    weighted = {
+        "loss/policy": expected["policy"],
+        "loss/value": config.value_coef * expected["value"],
+        f"loss/{explore}": config.entropy_coef * expected["explore"],
+    }
+    if config.kl_coef > 0:
+        weighted["loss/kl"] = config.kl_coef * expected["kl"]
+    for name, x in weighted.items():
+        torch.testing.assert_close(told.means[name].float(), x, rtol=1e-4, atol=1e-6, msg=name)
+    total = torch.stack([*weighted.values()]).sum()
+    torch.testing.assert_close(loss, total, rtol=1e-5, atol=1e-6)
+    (found,) = torch.autograd.grad(loss, [network.weight])
+    (wanted,) = torch.autograd.grad(total, [network.weight])
+    assert wanted.abs().max() > 1e-2
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+# Chunks
+
+
+@pytest.mark.parametrize("steps", [2, 4, 8])
+def test_a_chunk_is_rows_of_a_stream_with_the_one_behind_and_the_state_before(steps: int) -> None:
+    batch = make_rollout(DISCRETE, STEPS, STREAMS)
+    count = STEPS // steps + 1
+    state = torch.arange(count * STREAMS).view(count, STREAMS, 1).float()
+    batch = replace(batch, state={"h": state})
+    chunks = Chunks.of(batch, batch.obs, batch.reward, batch.terminated, {}, steps)
+    number = 0
+    for start in range(0, STEPS, steps):
+        for b in range(STREAMS):
+            rows = slice(start, start + steps)
+            behind = slice(start, start + steps + 1)
+            assert torch.equal(chunks.obs["obs"][:, number], batch.obs["obs"][behind, b])
+            assert torch.equal(chunks.is_first[:, number], batch.is_first[behind, b])
+            for name in ("action", "reward", "valid", "not_cut_t"):
+                assert torch.equal(getattr(chunks, name)[:, number], getattr(batch, name)[rows, b])
+            assert torch.equal(
+                chunks.record["logp_mu"][:, number], batch.record["logp_mu"][rows, b]
+            )
+            assert chunks.state["h"][number].item() == state[start // steps, b].item()
+            number += 1
+    assert chunks.valid.shape == (steps, number)
+    taken = chunks.take(torch.tensor([3, 1]))
+    assert torch.equal(taken.action, chunks.action[:, [3, 1]])
+    assert torch.equal(taken.state["h"], chunks.state["h"][[3, 1]])
+
+
+def test_a_pass_has_every_chunk_once_and_leaves_out_minibatches_without_a_valid_row() -> None:
+    valid = torch.ones(3, 12, dtype=torch.bool)
+    g = torch.Generator().manual_seed(0)
+    parts, skipped = minibatch_indices(valid, 4, g)
+    assert skipped == 0
+    assert torch.cat(parts).sort().values.tolist() == list(range(12))
+    assert torch.cat(parts).tolist() != list(range(12))
+    again, _ = minibatch_indices(valid, 4, g)
+    assert torch.cat(again).tolist() != torch.cat(parts).tolist()
+    valid[:, 4:8] = False
+    valid[1, 5] = False
+    parts, skipped = minibatch_indices(valid, 4, None)
+    assert skipped == 1
+    assert [part.tolist() for part in parts] == [[0, 1, 2, 3], [8, 9, 10, 11]]
+    assert [share(parts[0], rank, 2).tolist() for rank in (0, 1)] == [[0, 1], [2, 3]]
+
+
+# Iterations
+
+
+def test_the_ratio_has_bounds_behind_which_no_gradient_flows() -> None:
+    learner = make_learner(ratio_clamp=(0.9, 1.1), clip_ratio=10.0)
+    batch = make_batch(learner)
+    batch.record["logp_mu"].add_(2.0)  # every ratio is far below the bound
+    chunks = learner._chunks(batch)
+    outputs = learner._outputs(learner.trained.parameters, chunks)
+    assert outputs.log_rho[chunks.valid].exp().unique().tolist() == pytest.approx([0.9])
+    (minibatch,) = learner._minibatches(chunks, knobs_of(Knobs, learner.config))
+    terms = learner._terms(
+        outputs, minibatch, Knobs(*map(torch.tensor, knobs_of(Knobs, learner.config)))
+    )
+    gradients = torch.autograd.grad(
+        terms.policy.sum(), [*learner.trained.parameters.values()], materialize_grads=True
+    )
+    assert not any(each.any() for each in gradients)
+
+
+def test_no_more_passes_once_the_policy_loss_stands_still() -> None:
+    batch = make_batch(make_learner())
+    still = make_learner(num_epochs=5, learning_rate=1e-12)
+    assert learn(still, batch)["optim/epochs"] == 2.0
+    assert still.updates == 2
+    moving = make_learner(num_epochs=5, learning_rate=1e-2)
+    assert learn(moving, batch)["optim/epochs"] == 5.0
+    assert still.version == 2
+
+
+def test_a_minibatch_without_valid_rows_is_left_out_and_counted() -> None:
+    options = {"minibatch_steps": STEPS, "minibatches_per_iteration": STREAMS}
+    learner = make_learner(**options)
+    batch = make_batch(learner)
+    batch.valid[:, 1:] = False
+    told = learn(learner, batch)
+    assert told["optim/skipped_minibatches"] == 3.0
+    assert learner.updates == 1
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_minibatch_of_one_or_two_valid_rows_is_finite(rows: int) -> None:
+    learner = make_learner()
+    batch = make_batch(learner)
+    batch.valid[:] = False
+    batch.valid[0, :rows] = True
+    told = learn(learner, batch)
+    assert all(math.isfinite(x) for x in told.values())
+    assert learner.trained.theta.isfinite().all()
+
+
+def test_the_rate_follows_the_schedule() -> None:
+    batch = make_batch(make_learner())
+    constant, linear = make_learner(), make_learner(lr_schedule="linear")
+    for learner in (constant, linear):
+        learner.update(batch, TOTAL // 4)
+    assert constant.learning_rate == 1e-4
+    assert linear.learning_rate == pytest.approx(0.75e-4)
+    adaptive = make_learner(lr_schedule="kl_adaptive", kl_target=1e-6)
+    told = learn(adaptive, make_batch(adaptive))
+    assert told["policy/kl"] > 2e-6
+    assert adaptive.learning_rate == pytest.approx(1e-4 / 1.5)
+
+
+def test_betas_are_adams() -> None:
+    """The first step is the rate's size whatever the betas are; the second shows them."""
+    batch, steps = make_batch(make_learner()), {}
+    for betas in ((0.9, 0.999), (0.5, 0.999), (0.9, 0.9)):
+        learner = make_learner(adam_beta1=betas[0], adam_beta2=betas[1])
+        reference = make_learner()
+        optimizer = torch.optim.Adam([reference.trained.theta], lr=1e-4, betas=betas, eps=1e-6)
+        for _ in range(2):
+            knobs = knobs_of(Knobs, reference.config)
+            (minibatch,) = reference._minibatches(reference._chunks(batch), knobs)
+            loss, _ = reference._loss(
+                reference.trained.parameters, minibatch, Knobs(*map(torch.tensor, knobs))
+            )
+            parts = torch.autograd.grad(loss, [*reference.trained.parameters.values()])
+            gradient = torch.cat([part.flatten() for part in parts])
+            reference.trained.theta.grad = gradient * min(1.0, 4.0 / gradient.norm().item())
+            with torch.no_grad():
+                optimizer.step()
+            learner.update(batch, 0)
+        torch.testing.assert_close(
+            learner.trained.theta, reference.trained.theta, atol=1e-8, rtol=0
+        )
+        steps[betas] = learner.trained.theta.clone()
+    assert not torch.equal(steps[0.9, 0.999], steps[0.5, 0.999])
+    assert not torch.equal(steps[0.9, 0.999], steps[0.9, 0.9])
+
+
+# What is recorded and refused
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({}, {"logp_mu", "value"}),
+        ({"value_clip": None}, {"logp_mu"}),
+        ({"value_clip": None, "use_vtrace": False}, {"logp_mu", "value"}),
+        ({"kl_coef": 0.1}, {"logp_mu", "value", "params_mu"}),
+        ({"lr_schedule": "kl_adaptive"}, {"logp_mu", "value", "params_mu"}),
+    ],
+)
+def test_an_actor_records_what_the_loss_reads(options: dict[str, Any], names: set[str]) -> None:
+    config = APPOConfig(**options)
+    assert set(make_actor(config, resolve_model(SMALL, DISCRETE), DISCRETE).record_specs) == names
+
+
+def test_old_rows_are_bounded_and_batches_are_whole_unrolls() -> None:
+    config = APPOConfig(
+        unroll_steps=16, bptt_steps=8, minibatch_steps=24, minibatches_per_iteration=4
+    )
+    model = resolve_model(SMALL, DISCRETE)
+    plan = APPOLearner(config, model, DISCRETE, Setup(4, TOTAL, (1, 2), torch.device("cpu"))).plan
+    assert (plan.unroll_steps, plan.columns_per_batch, plan.state_every) == (16, 6, 8)
+    assert plan.max_policy_lag == 40
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"unroll_steps": 10, "bptt_steps": 4}, "unroll_steps must be a multiple of bptt_steps=4"),
+        (
+            {"unroll_steps": 8, "minibatch_steps": 12},
+            "must be a multiple of unroll_steps=8, got 12",
+        ),
+        (
+            {"unroll_steps": 8, "bptt_steps": 4, "minibatch_steps": 12},
+            "minibatch_steps * minibatches_per_iteration must be a multiple of unroll_steps=8",
+        ),
+        ({"minibatch_steps": 32_000}, "at least one iteration of 32000 steps, got 10000"),
+    ],
+)
+def test_sizes_that_do_not_fit(options: dict[str, Any], said: str) -> None:
+    faults = check(APPOConfig(**options), resolve_model(SMALL, DISCRETE), 8, TOTAL)
+    assert any(said in fault for fault in faults), faults
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"rho_bar": 0.5}, "rho_bar must be at least c_bar"),
+        ({"ratio_clamp": (0.5, 0.9)}, "ratio_clamp must be two numbers"),
+        ({"gae_lambda": 0.9}, "gae_lambda=0.9 has no effect without use_vtrace=false"),
+        ({"use_vtrace": False, "lambda_": 0.9}, "lambda_=0.9 has no effect"),
+    ],
+)
+def test_options_that_do_not_go_together(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said.replace("(", r"\(")):
+        APPOConfig(**options)
+
+
+def test_the_uniform_policy_is_one_of_discrete_actions() -> None:
+    config = APPOConfig(exploration_loss="symmetric_kl")
+    for spaces, refused in ((CONTINUOUS, True), (TWO_CHOICES, False), (DISCRETE, False)):
+        idle = idle_in(config, resolve_model(SMALL, spaces), spaces)
+        assert ("exploration_loss" in idle) == refused
+    assert registry.find("appo").config is APPOConfig
