@@ -16,6 +16,8 @@ import yaml
 import quintet
 from quintet.algorithms.acer import config as acer_config
 from quintet.algorithms.acer import learner as acer
+from quintet.algorithms.appo import config as appo_config
+from quintet.algorithms.appo import learner as appo
 from quintet.algorithms.ddpg import config as ddpg_config
 from quintet.algorithms.ddpg import learner as ddpg
 from quintet.algorithms.impala import config as impala_config
@@ -164,6 +166,7 @@ def test_every_block_is_of_a_known_language():
 LEARNERS = {
     "ppo": (ppo, ppo_config.PPOConfig),
     "impala": (impala, impala_config.ImpalaConfig),
+    "appo": (appo, appo_config.APPOConfig),
     "ddpg": (ddpg, ddpg_config.DDPGConfig),
     "acer": (acer, acer_config.ACERConfig),
 }
@@ -190,6 +193,8 @@ def defaults_of(text: str) -> dict[str, Any]:
 
 def same(written: Any, default: Any) -> bool:
     """YAML takes 3e-4 for a word."""
+    if isinstance(default, tuple):
+        return tuple(written) == default
     return (float(written) if isinstance(default, float) else written) == default
 
 
@@ -205,6 +210,7 @@ def test_every_option_of_a_learner_is_documented_with_its_default(algo: str):
 PRESETS = {
     "ppo": (8, ("clip", "kl_penalty", "tf_agents_base", "vector_discrete", "pixels", "atari")),
     "impala": (5, ("vector_discrete", "vector_continuous", "pixels", "atari")),
+    "appo": (6, ("vector_discrete", "vector_continuous", "pixels", "atari", "grid")),
     "ddpg": (6, ("vector_continuous", "pixels")),
     "acer": (6, ("vector_discrete", "vector_continuous", "pixels", "atari")),
 }

@@ -81,7 +81,7 @@ class _Work(BaseModel):
 
 @final
 class OnPolicyWork(_Work):
-    """Work of PPO, or of IMPALA, which does asynchronous work of one pass.
+    """Work of PPO or APPO.
 
     minibatch: transitions per optimizer step.
     value_coef: weight of the squared error (quintet's loss has half of it).
@@ -104,7 +104,7 @@ class OnPolicyWork(_Work):
     @property
     def learner(self) -> str:
         """Quintet's learner for this work."""
-        return "ppo" if self.algo == "ppo" else "impala"
+        return self.algo
 
     def layer(self) -> Layer:
         """The options; no decay of the learning rate."""
@@ -117,7 +117,7 @@ class OnPolicyWork(_Work):
             "lr_schedule": "constant",
             "max_grad_norm": self.max_grad_norm,
         }
-        own = self._ppo() if self.algo == "ppo" else self._impala()
+        own = self._ppo() if self.algo == "ppo" else self._appo()
         return Layer(f"workload {self.name}", self._common() | both | own)
 
     def _ppo(self) -> dict[str, Any]:
@@ -131,13 +131,15 @@ class OnPolicyWork(_Work):
             "value_coef": 2.0 * self.value_coef,
         }
 
-    def _impala(self) -> dict[str, Any]:
+    def _appo(self) -> dict[str, Any]:
         return {
             "runtime.kind": "async",
-            "batch_unrolls": self.minibatch // self.rollout,
-            "lambda_": self.gae_lambda,
-            "optimizer": "adam",
-            "reduction": "mean",
+            "minibatch_steps": self.minibatch,
+            "num_epochs": self.epochs,
+            "use_vtrace": False,
+            "gae_lambda": self.gae_lambda,
+            "clip_ratio": self.clip,
+            "value_clip": None,
             "value_coef": 2.0 * self.value_coef,
         }
 
@@ -284,10 +286,10 @@ def read(name: str) -> Workload:
         raise ConfigError(f"workload {name} can't be run: conv must be {nature}, got {work.conv}")
     if not isinstance(work, OnPolicyWork):
         return work
-    if work.algo == "appo" and (work.epochs > 1 or work.minibatch % work.rollout):
+    if work.algo == "appo" and work.minibatch % work.rollout:
         raise ConfigError(
-            f"workload {name} can't be run: one pass over minibatches of whole rollouts of "
-            f"{work.rollout} is required, got {work.epochs} passes over {work.minibatch}"
+            f"workload {name} can't be run: minibatches of whole rollouts of {work.rollout} are "
+            f"required, got {work.minibatch}"
         )
     return work
 

@@ -177,13 +177,13 @@ class WholeNumbers(gymnasium.Env[Any, Any]):
             (gym.Discrete,),
             "Pendulum-v1",
             "a2c requires Discrete actions, the action space is Box(-2.0, 2.0, (1,), float32); use "
-            "another environment or algorithm (ppo, impala, ddpg, acer)",
+            "another environment or algorithm (ppo, impala, appo, ddpg, acer)",
         ),
         (
             (gym.Box, gym.MultiBinary),
             "CartPole-v1",
             "a2c requires Box or MultiBinary actions, the action space is Discrete(2); use another "
-            "environment or algorithm (ppo, impala, acer)",
+            "environment or algorithm (ppo, impala, appo, acer)",
         ),
     ],
 )

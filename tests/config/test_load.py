@@ -248,7 +248,7 @@ def test_the_environment_is_required_and_looked_up():
 
 def test_an_unknown_algorithm():
     with pytest.raises(
-        ConfigError, match=r"one of ppo, impala, ddpg, acer; got 'pppo'; did you mean 'ppo'"
+        ConfigError, match=r"one of ppo, impala, appo, ddpg, acer; got 'pppo'; did you mean 'ppo'"
     ):
         compose("pppo", [])
 

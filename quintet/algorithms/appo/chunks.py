@@ -15,8 +15,8 @@ from quintet.types import Obs, Rollout, State
 class Chunks:
     """K chunks of C rows, ordered by (time, stream), as the loss reads them.
 
-    obs: normalised ``[C+1, K, ...]``, with the row behind the chunk.
-    is_first: ``[C+1, K]``.
+    obs, is_first: ``[C+1, K, ...]`` with the row behind the chunk, or ``[C, K, ...]`` where
+        estimates are known; obs are normalised.
     state: before the first row ``[K, ...]``; empty for feed-forward networks.
     record: what the actor recorded ``[C, K, ...]``.
     reward: normalised, ``[C, K]``.
@@ -49,12 +49,15 @@ class Chunks:
         `reward` and `terminal` in place of its own.
         """
 
+        def rows(x: Tensor) -> Tensor:
+            return _split(x[:-1], steps) if estimates else _split_with_next(x, steps)
+
         def each(leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
             return {name: _split(x, steps) for name, x in leaves.items()}
 
         return cls(
-            obs={name: _split_with_next(x, steps) for name, x in obs.items()},
-            is_first=_split_with_next(batch.is_first, steps),
+            obs={name: rows(x) for name, x in obs.items()},
+            is_first=rows(batch.is_first),
             state={
                 name: x[: len(reward) // steps].flatten(0, 1) for name, x in batch.state.items()
             },

@@ -66,12 +66,14 @@ def make_actor(
 
 
 class Outputs(NamedTuple):
-    """Of the network on a minibatch: the (masked) distribution ``[C, K, P]``, values ``[C+1, K]``,
-    the action's log-probability and its log-ratio to the one that acted ``[C, K]``.
+    """Of the network on a minibatch: the (masked) distribution ``[C, K, P]``, values of the chunks'
+    rows and, for V-trace, of those behind, ``[C, K]``; the action's log-probability and its
+    log-ratio to the one that acted ``[C, K]``.
     """
 
     params: Tensor
-    v: Tensor
+    v_tm1: Tensor
+    v_t: Tensor
     logp_pi: Tensor
     log_rho: Tensor
 
@@ -202,7 +204,7 @@ class APPOLearner:
         config, shape = self.config, batch.is_first.shape
         flat = self.normalizer({name: x.flatten(0, 1) for name, x in batch.obs.items()})
         obs = {name: x.view(*shape, *x.shape[1:]) for name, x in flat.items()}
-        reward = self.reward_normalizer(torch.where(batch.valid, batch.reward, 0.0))
+        reward = self.reward_normalizer(batch.reward)
         terminal = batch.terminated
         if config.truncation_as_termination:
             terminal = terminal | batch.truncated
@@ -279,13 +281,13 @@ class APPOLearner:
         if terms.kl is not None:
             losses["loss/kl"] = knobs.kl_coef * mean(terms.kl)
         if self.config.check_numerics:
-            found = {"logp_pi": outputs.logp_pi, "value": outputs.v, "target": terms.target}
+            found = {"logp_pi": outputs.logp_pi, "value": outputs.v_tm1, "target": terms.target}
             diagnostics.require_finite(found | losses, self.updates)
         told = self._statistics(losses, terms, outputs, minibatch, knobs)
         return torch.stack([*losses.values()]).sum(), told
 
     def _outputs(self, parameters: Parameters, chunks: Chunks) -> Outputs:
-        """One forward over the rows and the one behind them.
+        """One forward over the rows, with V-trace also over those behind the chunks.
 
         Invalid rows get a harmless action and ratio, since a NaN behind a mask would still make
         its gradient NaN.
@@ -304,7 +306,8 @@ class APPOLearner:
         if self.config.ratio_clamp is not None:
             low, high = self.config.ratio_clamp
             log_rho = log_rho.clamp(math.log(low), math.log(high))
-        return Outputs(params, value.view(steps + 1, columns), logp_pi, log_rho)
+        v = value.view(-1, columns)
+        return Outputs(params, v[:steps], v[1:], logp_pi, log_rho)
 
     def _terms(self, outputs: Outputs, minibatch: Minibatch, knobs: Knobs) -> LossTerms:
         """The terms of the loss by row."""
@@ -315,13 +318,13 @@ class APPOLearner:
         normalized = reduce.normalize_by(advantage, sums, LEAST_STD)
         error, uniform_kl, kl = None, None, None
         if config.value_coef > 0 and config.value_clip is None:
-            error = value_losses.squared(outputs.v[:-1], target)
+            error = value_losses.squared(outputs.v_tm1, target)
         elif config.value_coef > 0:
             v_mu = chunks.record["value"]
-            error = value_losses.clipped(outputs.v[:-1], v_mu, target, knobs.value_clip)
+            error = value_losses.clipped(outputs.v_tm1, v_mu, target, knobs.value_clip)
         explores, params = config.entropy_coef > 0, outputs.params
         if explores and config.exploration_loss == "symmetric_kl":
-            obs = {name: x[:-1] for name, x in chunks.obs.items()}
+            obs = {name: x[: len(params)] for name, x in chunks.obs.items()}
             uniform = acting.masked(family, torch.zeros_like(params), obs)
             uniform_kl = 0.5 * (family.kl(params, uniform) + family.kl(uniform, params))
         if config.kl_coef > 0:
@@ -345,11 +348,12 @@ class APPOLearner:
         """Value targets and advantages ``[C, K]``."""
         if not self.config.use_vtrace:
             return chunks.estimates["target"], chunks.estimates["advantage"]
-        v, rho = outputs.v.detach(), outputs.log_rho.detach().exp()
-        discount_t = knobs.gamma * (~chunks.terminal).to(v.dtype)
+        v_tm1, v_t = outputs.v_tm1.detach(), outputs.v_t.detach()
+        rho = outputs.log_rho.detach().exp()
+        discount_t = knobs.gamma * (~chunks.terminal).to(rho.dtype)
         found = vtrace(
-            v[:-1],
-            v[1:],
+            v_tm1,
+            v_t,
             chunks.reward,
             discount_t,
             chunks.not_cut_t,
@@ -361,7 +365,7 @@ class APPOLearner:
         )
         if self.config.advantage_includes_rho:
             return found.target_tm1, found.pg_advantage_tm1
-        rows = v[:-1], v[1:], chunks.reward, discount_t, chunks.not_cut_t, found.target_tm1
+        rows = v_tm1, v_t, chunks.reward, discount_t, chunks.not_cut_t, found.target_tm1
         return found.target_tm1, vtrace_advantage(*rows)
 
     # Reports and state
@@ -383,7 +387,7 @@ class APPOLearner:
                 entropy=terms.entropy,
                 log_rho=log_rho,
                 rho=log_rho.exp(),
-                v_tm1=outputs.v[:-1].detach(),
+                v_tm1=outputs.v_tm1.detach(),
                 target_tm1=terms.target,
                 pg_advantage_tm1=terms.advantage,
                 reward=minibatch.chunks.reward,
@@ -399,7 +403,7 @@ class APPOLearner:
             normalized=terms.normalized,
             clipped=log_rho.abs() > bound,
             logit=_largest_logit(params) if self.discrete else None,
-            value_change=(outputs.v[:-1].detach() - record["value"]).abs()
+            value_change=(outputs.v_tm1.detach() - record["value"]).abs()
             if "value" in record
             else None,
             kl=family.kl(record["params_mu"], params) if "params_mu" in record else None,
