@@ -1,12 +1,12 @@
 """The learners by name: all that the rest of quintet knows of them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
 from gymnasium import spaces as gym_spaces
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from quintet.algorithms.acer import config as acer_config
 from quintet.algorithms.acer import learner as acer
@@ -26,7 +26,7 @@ from quintet.algorithms.parts.setup import Compute, Setup
 from quintet.algorithms.ppo import config as ppo_config
 from quintet.algorithms.ppo import learner as ppo
 from quintet.algorithms.ppo import metrics as ppo_metrics
-from quintet.errors import ConfigError
+from quintet.errors import ConfigError, IdleOptions
 from quintet.models.config import ModelConfig
 from quintet.protocols import Actor, Learner, UpdateAdvice
 from quintet.types import Spaces
@@ -47,6 +47,7 @@ class Algorithm:
         None: the learner does not use `Ranks`, so there can be only one.
     metrics: names that it may report; `/` at the end stands for every name that begins so.
     tunable: options that `Learner.configure` may change during a run.
+    tuned: of these what a population tunes where it names nothing.
     idle_in: returns the options, by name, without effect with (options, resolved model, spaces).
     actions: the classes of action spaces that it can act in.
     without: options under ``model.`` without effect on its networks.
@@ -65,12 +66,42 @@ class Algorithm:
     shared: Callable[[Any, ModelConfig, int], Shared] | None = None
     metrics: tuple[str, ...] = ()
     tunable: frozenset[str] = frozenset()
+    tuned: tuple[str, ...] = ()
     idle_in: Callable[[Any, ModelConfig, Spaces], dict[str, Idle]] = lambda *_: {}
     actions: tuple[ActionKind, ...] = (gym_spaces.Space,)
     without: frozenset[str] = frozenset()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     advice: Callable[[Any, ModelConfig, int], UpdateAdvice] = lambda *_: UpdateAdvice()
     warnings: Callable[[Any, ModelConfig], list[str]] = lambda *_: []
+
+    def tuned_options(self, options: BaseModel, named: Sequence[str]) -> tuple[str, ...]:
+        """What a population tunes: the options that are named, else the learner's own choice
+        without those that are 0, none or without effect.
+
+        Raises:
+            ConfigError: an option that is named is no number that can change during a run.
+        """
+        given = {name: getattr(options, name, None) for name in named or self.tuned}
+        numbers = [name for name, x in given.items() if isinstance(x, float) and x != 0.0]
+        found = tuple(name for name in numbers if _has_effect(options, name))
+        wrong = [name for name in named if name not in found or name not in self.tunable]
+        if wrong:
+            raise ConfigError(
+                "population.tuned requires options with an effect whose numbers can change during "
+                f"a run and are not 0 (some of {', '.join(sorted(self.tunable))}), got "
+                f"{', '.join(f'{name}={given[name]}' for name in wrong)}; leave them out"
+            )
+        return found
+
+
+def _has_effect(options: BaseModel, name: str) -> bool:
+    """Whether a number may differ from its default beside the others."""
+    try:
+        type(options).model_validate(options.model_dump() | {name: 0.99 * getattr(options, name)})
+    except ValidationError as error:
+        causes = [item.get("ctx", {}).get("error") for item in error.errors()]
+        return not any(isinstance(x, IdleOptions) and name in x.said for x in causes)
+    return True
 
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -83,6 +114,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         shared=ppo_config.shared,
         metrics=ppo_metrics.METRICS,
         tunable=ppo_config.TUNABLE,
+        tuned=ppo_config.TUNED,
         idle_in=ppo_config.idle_in,
         advice=ppo_config.advice,
     ),
@@ -95,6 +127,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         shared=impala_config.shared,
         metrics=impala_metrics.METRICS,
         tunable=impala_config.TUNABLE,
+        tuned=impala_config.TUNED,
         idle_in=impala_config.idle_in,
         defaults={"runtime.kind": "async"},
         advice=impala_config.advice,
@@ -108,6 +141,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         shared=appo_config.shared,
         metrics=appo_metrics.METRICS,
         tunable=appo_config.TUNABLE,
+        tuned=appo_config.TUNED,
         idle_in=appo_config.idle_in,
         defaults=appo_config.DEFAULTS,
         advice=appo_config.advice,
@@ -121,6 +155,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         shared=ddpg_config.shared,
         metrics=ddpg_metrics.METRICS,
         tunable=ddpg_config.TUNABLE,
+        tuned=ddpg_config.TUNED,
         idle_in=ddpg_config.idle_in,
         actions=(gym_spaces.Box,),
         without=ddpg_config.WITHOUT,
@@ -137,6 +172,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         shared=acer_config.shared,
         metrics=acer_metrics.METRICS,
         tunable=acer_config.TUNABLE,
+        tuned=acer_config.TUNED,
         idle_in=acer_config.idle_in,
         defaults=acer_config.DEFAULTS,
         advice=acer_config.advice,

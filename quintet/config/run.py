@@ -10,6 +10,7 @@ from quintet.config.runtime import RuntimeConfig
 from quintet.envs.config import EnvConfig
 from quintet.models.config import ModelConfig
 from quintet.observe.sinks import ReportConfig
+from quintet.population.config import PopulationConfig
 
 
 @final
@@ -69,6 +70,7 @@ class RunConfig(BaseModel):
     checkpoint: CheckpointConfig = CheckpointConfig()
     eval: EvalConfig = EvalConfig()
     report: ReportConfig = ReportConfig()
+    population: PopulationConfig = PopulationConfig()
 
     @field_validator("seed", "total_env_steps", mode="before")
     @classmethod
@@ -102,13 +104,18 @@ PARTS: dict[str, type[BaseModel]] = {
     "checkpoint": CheckpointConfig,
     "eval": EvalConfig,
     "report": ReportConfig,
+    "population": PopulationConfig,
 }
 """The parts of a run whose options have their name as a prefix."""
 
 TOP = tuple(name for name in RunConfig.model_fields if name not in (*PARTS, "learner"))
 """Options of the run itself."""
 
-ALIASES = {"total_steps": "total_env_steps", "env": "env.id"}
+ALIASES = {
+    "total_steps": "total_env_steps",
+    "env": "env.id",
+    "population": "population.size",
+}
 """Short names that people may use."""
 
 AUTOMATIC: dict[str, Any] = {

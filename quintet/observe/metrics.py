@@ -95,6 +95,8 @@ _SPEED = {
     "data/worker_restarts": Metric(
         "restarts", "sampler processes replaced since the process began"
     ),
+    "population/objective": Metric("1", "by which the policies of a population are ranked"),
+    "population/copies": Metric("copies", "times that the policy became a copy of another"),
     "data/waiting_batches": Metric("batches", "assembled and waiting for the learner"),
     "replay/size": Metric("transitions", "transitions held in replay"),
     "replay/draws_per_env_step": Metric("1", "transitions trained on per env_step so far"),
@@ -244,6 +246,7 @@ PREFIXES: Mapping[str, Metric] = {
     "grad_norm/": Metric("1", "gradient norm of one parameter in the last step, before clipping"),
     "param_norm/": Metric("1", "norm of one parameter"),
     HISTOGRAM: Metric("1", "distribution of a value over rows or parameters, never a number"),
+    "hyperparameter/": Metric("1", "value of an option that a population tunes"),
     "loss/aux/": Metric("1", "an auxiliary loss term"),
     "server/": Metric(
         "1", "share of the inference server's time by phase; and streams that it acts on at once"
@@ -306,11 +309,11 @@ class _Sums:
 
 @final
 class EpisodeStats:
-    """Adds up finished episodes between reports, and keeps the last 100."""
+    """Adds up finished episodes between reports, and keeps the last ones, as many as `window`."""
 
-    def __init__(self) -> None:
+    def __init__(self, window: int = 100) -> None:
         self._new = _Sums()
-        self._recent: deque[_Episode] = deque(maxlen=100)
+        self._recent: deque[_Episode] = deque(maxlen=window)
 
     def add(self, episode_return: float, length: int, success: bool | None = None) -> None:
         """Adds a whole episode: raw return in reward units, length in env_steps."""
@@ -335,6 +338,28 @@ class EpisodeStats:
     def recent_success(self) -> float | None:
         """Share of the last episodes that succeeded; None where success isn't defined."""
         return _mean([each.success for each in self._recent if each.success is not None])
+
+    @property
+    def recent(self) -> dict[str, float | None]:
+        """Means over the last episodes by the metric's name; None where there is none."""
+        return {
+            "episode/return_mean": self.recent_return,
+            "episode/length_mean": _mean([each.length for each in self._recent]),
+            "episode/success_rate": self.recent_success,
+        }
+
+    def forget_recent(self) -> None:
+        """Begins anew with the last episodes, which another policy played."""
+        self._recent.clear()
+
+    def save_recent(self) -> list[tuple[float, int, bool | None]]:
+        """The last episodes, for a checkpoint."""
+        return [(each.return_, each.length, each.success) for each in self._recent]
+
+    def load_recent(self, saved: Iterable[Sequence[Any]]) -> None:
+        """Goes on with what `save_recent` gave."""
+        self._recent.clear()
+        self._recent.extend(_Episode(*each) for each in saved)
 
     def report(self) -> dict[str, float]:
         """The ``episode/*`` values of the episodes since the last call, if there were any."""

@@ -31,6 +31,7 @@ from quintet.run import seed_group
 from quintet.run.facts import has_compiler, worth_compiling
 from quintet.run.folder import RunFolder
 from quintet.run.learners import make_policies, several
+from quintet.run.population import Population
 from quintet.run.sampling import (
     Source,
     make_sampling,
@@ -256,10 +257,15 @@ def _run(
         ends.enter_context(torch_settings(runtime.threads, runtime.device, runtime.exact))
         # The caller gave, or vouched for, all code that the configuration names.
         folder = RunFolder(config.run_dir, signed=not trust.all_harmless(config.flat()))
+        population = Population(config, folder) if config.population.tunes else None
+        if population is not None:
+            further = population.options[1:]
+        elif config.population.size > 1:
+            further = [config.learner] * (config.population.size - 1)
         policies = make_policies(config, further, source.spaces, folder)
         for each in several(policies):
             ends.callback(each.close)
-        trainer = Trainer(config, folder, policies, env, on_report, loaded.env)
+        trainer = Trainer(config, folder, policies, env, on_report, loaded.env, population)
         trainer.saving.warnings += loaded.notes
         trainer.saving.warnings += registry.find(config.algo).warnings(config.learner, config.model)
         trainer.warm_start()

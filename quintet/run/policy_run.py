@@ -4,7 +4,7 @@ A run has one policy, or several that share its streams; the trainer leads them 
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, final
 
 from pydantic import BaseModel
@@ -41,6 +41,11 @@ class PolicyCounters:
     ended_episodes: int = 0
 
 
+def copied(state: LearnerState) -> LearnerState:
+    """A copy, as the tensors of a learner's state may be its own."""
+    return replace(state, tensors={name: x.clone() for name, x in state.tensors.items()})
+
+
 @final
 class PolicyRun:
     """The K-th policy of a run.
@@ -53,12 +58,13 @@ class PolicyRun:
     def __init__(self, learner: Learner, config: RunConfig, spaces: Spaces, folder: PolicyFolder):
         self.learner, self.config, self.spaces, self.folder = learner, config, spaces, folder
         self.counters = PolicyCounters()
-        self.episodes = EpisodeStats()
+        self.episodes = EpisodeStats(config.population.window_episodes)
         self.replay: RunReplay | None = None
         self.best: float | None = None
         self.best_version: int | None = None
         self.scores: dict[str, float] = {}
         self._reported_updates = learner.updates
+        self._reported: dict[str, float] = {}  # by the last report
 
     @property
     def alone(self) -> bool:
@@ -105,6 +111,21 @@ class PolicyRun:
         for episode in episodes:
             self.episodes.add(episode.return_, episode.length, episode.success)
 
+    @property
+    def objective(self) -> float | None:
+        """What the population ranks it by; None before there is one."""
+        name, recent = self.config.population.objective, self.episodes.recent
+        return recent[name] if name in recent else self._reported.get(name)
+
+    def become(self, donor: "PolicyRun", options: BaseModel) -> None:
+        """Takes the weights and the optimizer's memory of another policy of the run, and these
+        options of the learner; keeps its own counters.
+        """
+        self.learner.load(copied(donor.learner.save()), counters=False)
+        self.configure(options)
+        self.episodes.forget_recent()
+        self._reported = {}
+
     def score(self, policy: Policy, scores: Scores) -> None:
         """Takes the scores of an evaluation; writes `policy` to ``best/`` if it is the best."""
         self.scores = scores.metrics()
@@ -125,7 +146,7 @@ class PolicyRun:
         """This policy's tensors and meta for a checkpoint."""
         state, publication = self.learner.save(), self.learner.publication()
         rest = {k: v for k, v in state.tensors.items() if k not in publication.tensors}
-        part = {
+        part: dict[str, Any] = {
             "version": publication.version,
             "best": self.best,
             "best_version": self.best_version,
@@ -137,6 +158,8 @@ class PolicyRun:
         }
         if not self.alone:
             part["counters"] = asdict(self.counters)
+        if self.config.population.tunes:
+            part["recent_episodes"] = self.episodes.save_recent()
         return self.folder.named(publication.tensors, rest), part
 
     def load(self, found: Checkpoint) -> list[str]:
@@ -161,6 +184,7 @@ class PolicyRun:
         )
         self._reported_updates = self.learner.updates
         self.episodes.load(part.get("episodes"))
+        self.episodes.load_recent(part.get("recent_episodes", ()))
         self.best, self.best_version = part["best"], part.get("best_version")
         ended = run.env_steps >= self.config.total_env_steps
         fault, lost = self.folder.mend_best(part, ended)
@@ -179,6 +203,8 @@ class PolicyRun:
         if not changed:
             return []
         self.configure(options)
+        if self.config.population.tunes:
+            return []
         listed = ", ".join(f"{name}={after[name]} (given: {before[name]})" for name in changed)
         return [f"policy {self.folder.index} goes on with the options of its checkpoint: {listed}"]
 
@@ -201,4 +227,5 @@ class PolicyRun:
             report["iterations"] = float(self.counters.iterations)
         self.scores = {}
         self._reported_updates = updates
+        self._reported |= report
         return report

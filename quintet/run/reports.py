@@ -18,6 +18,7 @@ from quintet.observe.report_files import mark_in
 from quintet.observe.sinks import Reporter, mend_reports, open_sinks
 from quintet.observe.timing import PhaseTimer
 from quintet.run.policy_run import PolicyRun
+from quintet.run.population import Population
 from quintet.runtime.loop import Counters
 
 
@@ -39,8 +40,10 @@ class Reports:
         policies: Sequence[PolicyRun],
         env: EnvDescription,
         timer: PhaseTimer,
+        population: Population | None = None,
     ) -> None:
         self.config, self.policies, self.env, self.timer = config, policies, env, timer
+        self.population = population
         self.machine = MachineUse()
         self.sampling: Callable[[], dict[str, float]] = dict
         self.last: dict[str, float] = {}
@@ -97,7 +100,10 @@ class Reports:
         histograms: dict[str, Tensor] = {}
         for index, policy in enumerate(self.policies):
             prefix = policy_prefix(index, len(self.policies))
-            report |= {prefix + name: x for name, x in policy.report(passed_s).items()}
+            own = policy.report(passed_s)
+            if self.population is not None:
+                own |= self.population.metrics(index, policy)
+            report |= {prefix + name: x for name, x in own.items()}
             histograms |= {prefix + name: x for name, x in policy.learner.histograms().items()}
         report |= self.timer.report() | self.machine.report() | self.sampling()
         self._reported_at, self._reported_steps = now, steps

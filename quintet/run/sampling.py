@@ -56,7 +56,7 @@ def open_source(config: RunConfig, env: ResolvedEnv) -> Source:
     # Ctrl-C would end environments in processes of their own before there is a checkpoint.
     with interrupts_for_us_alone():
         if config.runtime.kind == "serial":
-            return Source(_make_groups(env), env)
+            return Source(_make_groups(env, streams_per_group(config, env)), env)
         if not can_be_made_again(env.source):
             raise ConfigError(
                 f"runtime.kind={config.runtime.kind} requires environments that worker processes "
@@ -66,9 +66,8 @@ def open_source(config: RunConfig, env: ResolvedEnv) -> Source:
         return Source([make_group_env(env, env.streams_of(1))], env)
 
 
-def _make_groups(env: ResolvedEnv) -> list[VectorEnv]:
+def _make_groups(env: ResolvedEnv, size: int) -> list[VectorEnv]:
     made: list[VectorEnv] = []
-    size = env.group_size
     try:
         for first in range(0, env.config.num_streams, size):
             made.append(make_group_env(env, size, first_stream=first))
@@ -81,16 +80,21 @@ def _make_groups(env: ResolvedEnv) -> list[VectorEnv]:
 
 def streams_per_group(config: RunConfig, env: ResolvedEnv) -> int:
     """Streams of a group: as configured; else by the backend, or with workers so that each has a
-    group, or two where a server acts and environments step in threads.
+    group, or two where a server acts and environments step in threads.  Several policies get equal
+    numbers of groups, where the streams can be divided so.
     """
-    if config.runtime.kind == "serial" or config.env.streams_per_group is not None:
+    if config.env.streams_per_group is not None:
         return env.group_size
-    streams = config.env.num_streams
-    wanted = config.runtime.num_workers or usable_cores()
-    if config.runtime.inference == "server" and env.config.backend != "gymnasium":
-        wanted *= 2  # one group steps while the other waits for its actions
+    streams, policies = config.env.num_streams, config.population.size
+    if config.runtime.kind == "serial":
+        wanted = streams // env.group_size
+    else:
+        wanted = config.runtime.num_workers or usable_cores()
+        if config.runtime.inference == "server" and env.config.backend != "gymnasium":
+            wanted *= 2  # one group steps while the other waits for its actions
     # The fewest groups that give each worker one; the streams must be divided evenly.
-    groups = next((n for n in range(wanted, streams) if streams % n == 0), streams)
+    fitting = [n for n in range(wanted, streams + 1) if streams % n == 0] or [streams]
+    groups = next((n for n in fitting if n % policies == 0), fitting[0])
     return streams // groups
 
 

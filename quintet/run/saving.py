@@ -14,6 +14,7 @@ from quintet.errors import CheckpointError
 from quintet.policy import POLICIES
 from quintet.run.folder import RunFolder
 from quintet.run.policy_run import PolicyRun
+from quintet.run.population import Population
 from quintet.run.replay import RunReplay
 from quintet.runtime import loop
 from quintet.system import provenance, saved_options
@@ -37,8 +38,10 @@ class Saving:
         folder: RunFolder,
         policies: Sequence[PolicyRun],
         system: Mapping[str, str],
+        population: Population | None = None,
     ) -> None:
         self.config, self.folder, self.policies, self.system = config, folder, policies, system
+        self.population = population
         self.options = {k: v for k, v in config.flat().items() if k != "run_dir"}
         plan = policies[0].learner.plan
         self.iterations = -(-config.total_env_steps // (plan.unroll_steps * plan.columns_per_batch))
@@ -99,6 +102,7 @@ class Saving:
             saved_options.CONFIG: self.options,
             provenance.SYSTEM: self.system,
             **said,
+            **({} if self.population is None else {"population": self.population.save()}),
             **(parts[0] if len(parts) == 1 else {POLICIES: parts}),
         }
         # Named by iterations, which always grow, unlike updates.
@@ -137,6 +141,8 @@ class Saving:
         require_same(found.path, meta.get(saved_options.CONFIG, {}), self.options)
         for policy in self.policies:
             self.warnings += policy.load(found)
+        if self.population is not None:
+            self.population.load(meta["population"])
         for policy in self.policies:
             self._load_replay(policy, found)
         counters, total = loop.Counters.of(meta), meta["total_env_steps"]

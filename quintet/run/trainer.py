@@ -26,6 +26,7 @@ from quintet.run.facts import facts_of
 from quintet.run.folder import RunFolder
 from quintet.run.long_episodes import LongEpisodes
 from quintet.run.policy_run import PolicyRun
+from quintet.run.population import Population
 from quintet.run.reports import Reports
 from quintet.run.saving import Saving
 from quintet.runtime import loop
@@ -54,15 +55,16 @@ class Trainer:
         env: EnvDescription,
         on_report: OnReport | None,
         resolved: ResolvedEnv,
+        population: Population | None = None,
     ):
         self.config, self.folder, self.policies, self.env = config, folder, policies, env
-        self.on_report = on_report
+        self.on_report, self.population = on_report, population
         self.system = provenance.system(env.backend, config.runtime.device)
         self.counters = loop.Counters()
         self.timer = PhaseTimer(self._phase_begins)
-        self.saving = Saving(config, folder, policies, self.system)
+        self.saving = Saving(config, folder, policies, self.system, population)
         self.evaluations = Evaluations(config, resolved)
-        self.reports = Reports(config, policies, env, self.timer)
+        self.reports = Reports(config, policies, env, self.timer, population)
         self.voice = Voice()
         self.facts = facts_of(
             config,
@@ -119,6 +121,8 @@ class Trainer:
             self.voice.warn(warning)
         for note in saving.notes:
             self.voice.say(note)
+        if self.population is not None:
+            self.population.write()
         if self.finished:
             assert found is not None
             self.reports.mend(found, self.voice)
@@ -194,7 +198,7 @@ class Trainer:
                 self.max_cut_frac,
                 runtime.publish_interval_updates,
             ),
-            loop.Hooks(self.save, self.after_iteration, self.keep_batch),
+            loop.Hooks(self.save, self.after_iteration, self.keep_batch, self.learned),
             self.timer,
         )
         with self._telling:  # what is told from here on comes after the stop
@@ -232,11 +236,18 @@ class Trainer:
         self.saving.write(self.counters, exact, said, self.voice.warn)
         self.timer.switch(before)
 
-    def after_iteration(self, batch: Batch) -> bool:
-        """Evaluates and reports when due; whether the run is to stop."""
+    def learned(self, batch: Batch) -> bool:
+        """Counts a batch and considers its policy; whether that has another's weights now."""
         self.policies[batch.policy].add(batch)
         for index, episodes in batch.others.items():
             self.policies[index].add_episodes(episodes)
+        if self.population is None:
+            return False
+        steps = self.counters.env_steps
+        return self.population.consider(batch, self.policies, steps, self.voice.say)
+
+    def after_iteration(self, batch: Batch) -> bool:  # noqa: ARG002 (`learned` has counted it)
+        """Evaluates and reports when due; whether the run is to stop."""
         for policy in self.policies:
             if policy.replay is not None and (found := policy.replay.describe_once()) is not None:
                 self.voice.say(found)

@@ -229,11 +229,14 @@ class ColumnQueue:
     Rows of another policy are masked, and columns without a row of this policy are left out.  Rows
     whose weights are more than the plan's ``max_policy_lag`` updates old are masked when a batch is
     made, and columns without any other row are dropped; `ended` keeps their episodes.
+
+    least_version: rows of older weights are masked likewise; they were another policy's.
     """
 
     def __init__(self, plan: DataPlan, policy: int, num_policies: int):
         self.plan, self.policy, self.shared = plan, policy, num_policies > 1
         self.waiting: list[Part] = []
+        self.least_version = -1
         self.ended: list[Episode] = []
         self.dropped_columns = 0
         self.dropped_steps = 0
@@ -312,10 +315,13 @@ class ColumnQueue:
         """Masks and counts the rows that are too old for weights of `version`; episodes that ended
         in them move to `ended`.
         """
-        if self.plan.max_policy_lag is None:
+        least, most = self.least_version, self.plan.max_policy_lag
+        if most is not None:
+            least = max(least, version - most)
+        if least < 0:
             return part
         valid = part.rollout.valid
-        fresh = valid & (part.rollout.version >= version - self.plan.max_policy_lag)
+        fresh = valid & (part.rollout.version >= least)
         lost = valid & ~fresh
         if not lost.any():
             return part

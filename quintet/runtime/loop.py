@@ -100,17 +100,20 @@ class Counters:
 @final
 @dataclass(frozen=True)
 class Hooks:
-    """Calls that the loop makes; none of them changes the result's bytes.
+    """Calls that the loop makes; none but `learned` changes the result's bytes.
 
     save: writes a checkpoint; its argument says whether it is an exact one.
     after_iteration: gets the batch that was learned from; returns True to ask for a stop.
     keep_batch: writes the batch on which an update became NaN, for this policy; returns a sentence
         that says where.
+    learned: gets the batch that was learned from, before its weights are published; returns True if
+        its learner has another one's weights now, so that older rows are not its own.
     """
 
     save: Callable[[bool], None]
     after_iteration: Callable[[Batch], bool]
     keep_batch: Callable[[Rollout, int], str]
+    learned: Callable[[Batch], bool] = lambda _: False
 
 
 @final
@@ -204,12 +207,14 @@ def run(
                 raise NonFiniteError(f"{error}. {kept}") from error
         counters.add(batch)
         finished = counters.env_steps >= budget.total_env_steps
-        unpublished[batch.policy] += 1
+        sampling.delivery.learned[batch.policy] = learner.version
+        replaced = hooks.learned(batch)
+        if replaced:
+            sampling.delivery.forget(batch.policy)
+        unpublished[batch.policy] += budget.publish_iterations if replaced else 1
         if unpublished[batch.policy] >= budget.publish_iterations:
             unpublished[batch.policy] = 0
             sampling.publish(learner.publication(), batch.policy)
-        else:
-            sampling.delivery.learned[batch.policy] = learner.version
         if exact:
             publish_all()  # a run that is resumed there begins with the newest weights, too
             unpublished = [0] * len(learners)

@@ -14,6 +14,7 @@ class Role(IntEnum):
     ENVIRONMENT = 1
     NOISE = 2
     REPLAY = 3
+    POPULATION = 4
 
 
 def _node(seed: int, role: Role, index: int, iteration: int) -> np.random.SeedSequence:

@@ -50,6 +50,9 @@ TUNABLE = frozenset(
 )
 """Options that may change during a run."""
 
+TUNED = ("learning_rate", "entropy_coef", "q_coef", "max_grad_norm", "importance_clip")
+"""What a population tunes of these where it names nothing."""
+
 
 @final
 class ACERConfig(BaseModel):

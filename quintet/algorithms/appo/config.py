@@ -47,6 +47,9 @@ TUNABLE = frozenset(
 )  # fmt: skip
 """Options that may change during a run."""
 
+TUNED = ("learning_rate", "entropy_coef", "value_coef", "max_grad_norm", "clip_ratio", "value_clip")
+"""What a population tunes of these where it names nothing."""
+
 
 @final
 class APPOConfig(BaseModel):

@@ -45,6 +45,9 @@ TUNABLE = frozenset(
 )  # fmt: skip
 """Options that may change during a run."""
 
+TUNED = ("actor_lr", "critic_lr", "tau", "critic_l2_coef")
+"""What a population tunes of these where it names nothing."""
+
 
 @final
 class DDPGConfig(BaseModel):

@@ -52,6 +52,9 @@ TUNABLE = frozenset(
 )
 """Options that may change during a run."""
 
+TUNED = ("learning_rate", "entropy_coef", "value_coef", "max_grad_norm")
+"""What a population tunes of these where it names nothing."""
+
 
 @final
 class ImpalaConfig(BaseModel):

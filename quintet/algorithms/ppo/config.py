@@ -68,6 +68,16 @@ TUNABLE = frozenset(
 )
 """Options that may change during a run."""
 
+TUNED = (
+    "learning_rate",
+    "entropy_coef",
+    "value_coef",
+    "max_grad_norm",
+    "clip_epsilon",
+    "value_clip",
+)
+"""What a population tunes of these where it names nothing."""
+
 
 @final
 class PPOConfig(BaseModel):

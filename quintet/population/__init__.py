@@ -1,0 +1,1 @@
+"""Population-based training: several policies whose hyperparameters tune themselves."""

@@ -1,0 +1,89 @@
+"""Options of a population."""
+
+from typing import Literal, final
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+@final
+class PopulationConfig(BaseModel):
+    """Several policies in one run, and how their hyperparameters tune themselves.
+
+    Steps are of one policy, on average: the budget of the run is that of all policies together.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    size: int = Field(1, ge=1, description="policies that are trained in one run")
+    pbt: bool = Field(
+        True,
+        description="bad policies become copies of good ones, with other hyperparameters; false: "
+        "all are trained side by side",
+    )
+    objective: str = Field(
+        "episode/return_mean",
+        description="metric of a policy by which policies are ranked, the higher the better",
+    )
+    window_episodes: int = Field(
+        100, ge=1, description="newest episodes over which an objective of episodes is the mean"
+    )
+    start_env_steps: int | None = Field(
+        None,
+        ge=0,
+        description="env_steps of a policy before it is considered for the first time; none: a "
+        "tenth of its share of the budget",
+    )
+    period_env_steps: int | None = Field(
+        None,
+        ge=1,
+        description="env_steps of a policy from one consideration to the next; none: a twentieth "
+        "of its share of the budget",
+    )
+    tuned: tuple[str, ...] = Field(
+        (), description="options of the learner that are tuned; none given: as the learner says"
+    )
+    replace_frac: float = Field(
+        0.3, gt=0, le=1, description="share of policies, rounded up, that count as best or worst"
+    )
+    mutation_rate: float = Field(0.15, ge=0, le=1, description="chance that a value changes")
+    reset_rate: float = Field(
+        0.05, ge=0, le=1, description="chance that a value that changes takes its first value again"
+    )
+    perturb_min: float = Field(1.05, ge=1, description="least factor of a change")
+    perturb_max: float = Field(1.5, ge=1, description="greatest factor of a change")
+    gap_absolute: float = Field(
+        1e-6, ge=0, description="least lead in the objective of a policy that is copied"
+    )
+    gap_relative: float = Field(
+        0.1, ge=0, description="least lead as a share of the greater absolute objective of the two"
+    )
+    gap_mode: Literal["relative_to_larger", "original"] = Field(
+        "relative_to_larger",
+        description="original: a difference of either sign, as a share of the copied policy's "
+        "objective",
+    )
+
+    @property
+    def tunes(self) -> bool:
+        """Whether hyperparameters change in the run."""
+        return self.pbt and self.size > 1
+
+    @model_validator(mode="after")
+    def _options_go_together(self) -> "PopulationConfig":
+        if self.perturb_min > self.perturb_max:
+            raise ValueError(
+                f"perturb_min must be at most perturb_max, got {self.perturb_min:g} and "
+                f"{self.perturb_max:g}; correct them"
+            )
+        if len(set(self.tuned)) < len(self.tuned):
+            raise ValueError(f"tuned must name no option twice, got {', '.join(self.tuned)}")
+        fields = type(self).model_fields
+        needed = "pbt=true" if self.size > 1 else "size > 1"
+        idle = [
+            f"{name}={getattr(self, name)}"
+            for name in fields
+            if name != "size" and getattr(self, name) != fields[name].default
+        ]
+        if not self.tunes and idle and not (self.size > 1 and idle == ["pbt=False"]):
+            raise ValueError(f"{', '.join(idle)} have no effect without {needed}; leave them out")
+        return self

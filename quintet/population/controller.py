@@ -1,0 +1,70 @@
+"""Considers the policies of a population from time to time, and keeps what was decided."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import numpy as np
+
+from quintet.population import pbt
+from quintet.population.pbt import Decision, Rules, Values
+
+
+@final
+class Controller:
+    """Decides for a run when and how its policies change.
+
+    events: what was decided, the first values of all policies first; JSON-able.
+    """
+
+    def __init__(self, rules: Rules, start: int, period: int, seed: int):
+        """start, period: env_steps of a policy, see `PopulationConfig`."""
+        self.rules, self.start, self.period = rules, start, period
+        self.rng = np.random.Generator(np.random.PCG64(seed))
+        self.values = pbt.begin(rules, self.rng)
+        self.considered = [0] * len(self.values)  # env_steps of each policy at that time
+        self.events: list[dict[str, Any]] = [
+            {"event": "begins", "policy": k, "values": values}
+            for k, values in enumerate(self.values)
+        ]
+
+    def due(self, policy: int, env_steps: int) -> bool:
+        """Whether to consider a policy that has made so many env_steps of its own."""
+        begun = env_steps >= self.start
+        return begun and env_steps - self.considered[policy] > self.period
+
+    def consider(
+        self, policy: int, objectives: Sequence[float], env_steps: int, of_run: int
+    ) -> Decision:
+        """Decides on a policy, and takes the decision down.
+
+        env_steps: of the policy; of_run: of all policies.
+        """
+        self.considered[policy] = env_steps
+        decision = pbt.decide(policy, objectives, self.values, self.rules, self.rng)
+        self.values[policy] = decision.after
+        self.events.append(
+            {
+                "event": "copied" if decision.donor != policy else "considered",
+                "env_steps": of_run,
+                "policy_env_steps": env_steps,
+                **decision._asdict(),
+                "objectives": list(decision.objectives),
+            }
+        )
+        return decision
+
+    def save(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {
+            "values": self.values,
+            "considered": self.considered,
+            "events": self.events,
+            "generator": self.rng.bit_generator.state,
+        }
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Goes on from what `save` returned; raises KeyError where something is missing."""
+        values: list[Values] = saved["values"]
+        self.values = [dict(each) for each in values]
+        self.considered, self.events = list(saved["considered"]), list(saved["events"])
+        self.rng.bit_generator.state = saved["generator"]

@@ -1,0 +1,147 @@
+"""Decisions of population-based training, as pure functions of objectives, values and a generator.
+
+Source: Jaderberg et al., arXiv 1711.09846; the rules are those of Sample Factory, Petrenko et al.,
+arXiv 2006.11751.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from quintet.population.config import PopulationConfig
+
+Values = Mapping[str, float]
+"""Hyperparameters by the option's name."""
+
+OF_THE_REST = frozenset(
+    {
+        "gamma", "gae_lambda", "lambda_", "adam_beta1", "adam_beta2", "rmsprop_decay",
+        "average_decay",
+    }
+)  # fmt: skip
+"""Values near 1, of which ``1 - x`` is changed, by a factor of REST_FACTORS."""
+
+REST_FACTORS = 1.01, 1.2
+LEAST_REST = 1e-8
+
+CAPS = frozenset({"rho_bar", "c_bar"})
+"""Caps of ratios, changed by CAP_FACTOR; c_bar stays at most rho_bar."""
+
+CAP_FACTOR = 1.005
+
+
+class Bounds(NamedTuple):
+    """What a value may be, both ends included."""
+
+    low: float = -math.inf
+    high: float = math.inf
+
+
+class Rules(NamedTuple):
+    """What mutations go by.
+
+    first: the values of policy 0 at the start.
+    bounds: of values that have some.
+    """
+
+    config: PopulationConfig
+    first: Values
+    bounds: Mapping[str, Bounds] = {}
+
+
+class Decision(NamedTuple):
+    """What became of a policy that was considered.
+
+    donor: whose weights it goes on with; itself: its own.
+    before, after: its hyperparameters.
+    objectives: of all policies.
+    """
+
+    policy: int
+    donor: int
+    before: dict[str, float]
+    after: dict[str, float]
+    objectives: tuple[float, ...]
+
+
+def begin(rules: Rules, rng: np.random.Generator) -> list[dict[str, float]]:
+    """The first values of each policy: policy 0 has the given ones, the others a mutation each."""
+    others = range(1, rules.config.size)
+    return [dict(rules.first), *(mutated(rules.first, rules, rng) for _ in others)]
+
+
+def decide(
+    policy: int,
+    objectives: Sequence[float],
+    values: Sequence[Values],
+    rules: Rules,
+    rng: np.random.Generator,
+) -> Decision:
+    """Considers one policy.
+
+    With K policies there are m = ceil(replace_frac * K) best and as many worst; of equal objectives
+    that of the higher index ranks first.  One of the best stays as it is.  One of the worst becomes
+    a copy of one of the best, drawn uniformly, if that one's lead is large enough.  All but the
+    best are mutated, copies too; policy 0 is replaced and never mutated.  With K = 1 nothing
+    happens.
+
+    Args:
+        objectives: finite, of every policy.
+        values: hyperparameters of every policy.
+    """
+    count, config = len(objectives), rules.config
+    before = dict(values[policy])
+    ranked = sorted(range(count), key=lambda k: (objectives[k], k), reverse=True)
+    most = math.ceil(config.replace_frac * count)
+    best, worst = ranked[:most], ranked[count - most :]
+    if count == 1 or policy in best:
+        return Decision(policy, policy, before, before, tuple(objectives))
+    donor = policy
+    if policy in worst:
+        candidate = best[int(rng.integers(len(best)))]
+        if leads(objectives[candidate], objectives[policy], config):
+            donor = candidate
+    after = dict(values[donor])
+    if policy != 0:
+        after = mutated(after, rules, rng)
+    return Decision(policy, donor, before, after, tuple(objectives))
+
+
+def leads(candidate: float, own: float, config: PopulationConfig) -> bool:
+    """Whether a candidate's objective is far enough above a policy's own."""
+    delta = candidate - own
+    if config.gap_mode == "original":
+        share = abs(delta / (candidate + 1e-8))
+        return abs(delta) > config.gap_absolute and share > config.gap_relative
+    share = delta / max(abs(candidate), abs(own), 1e-8)
+    return delta > config.gap_absolute and share > config.gap_relative
+
+
+def mutated(values: Values, rules: Rules, rng: np.random.Generator) -> dict[str, float]:
+    """Values that have changed at random, each by itself, and stay within their bounds."""
+    after = {}
+    for name in sorted(values):
+        x = _mutated(name, values[name], rules, rng)
+        low, high = rules.bounds.get(name, Bounds())
+        after[name] = min(max(x, low), high)
+    if after.keys() >= CAPS:
+        after["c_bar"] = min(after["c_bar"], after["rho_bar"])
+    return after
+
+
+def _mutated(name: str, x: float, rules: Rules, rng: np.random.Generator) -> float:
+    config, first = rules.config, rules.first[name]
+    if rng.random() >= config.mutation_rate:
+        return x
+    if x != first and rng.random() < config.reset_rate:
+        return first
+    up = rng.random() < 0.5
+    if name in OF_THE_REST:
+        factor = rng.uniform(*REST_FACTORS)
+        return 1.0 - max((1.0 - x) * (factor if up else 1.0 / factor), LEAST_REST)
+    factor = CAP_FACTOR
+    if name not in CAPS:
+        factor = rng.uniform(config.perturb_min, config.perturb_max)
+    return x * factor if up else x / factor
