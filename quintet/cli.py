@@ -367,6 +367,9 @@ def _plot(arguments: list[str]) -> int:
             Literal["env_steps", "wall_s"] | None,
             arg(help="horizontal axis of curves; None: env_steps"),
         ] = None,
+        lineage: Annotated[
+            bool, arg(help="the decisions of a population: copies and hyperparameters")
+        ] = False,
         metric: Annotated[
             str | None,
             arg(
@@ -382,6 +385,13 @@ def _plot(arguments: list[str]) -> int:
             )
         if kind == "bars" and x is not None:
             raise ConfigError(f"--x {x} has no effect on --kind bars; leave it out")
+        if lineage:
+            if len(runs) > 1 or x is not None or metric is not None or kind != "curve":
+                raise ConfigError("--lineage takes one run, and no --x, --metric or --kind")
+            from quintet.observe.lineage import plot_lineage
+
+            print(plot_lineage(Path(runs[0]), Path(out)))
+            return
         from quintet.observe.plots import plot_runs
 
         named = {Path(place): _runs_in(Path(place)) for place in runs}

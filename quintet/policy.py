@@ -36,6 +36,9 @@ LEARNER = "learner"
 POLICIES = "policies"
 """Key of the entries of each policy in the meta of a checkpoint of several policies."""
 
+LEADER = "leader"
+"""Key of the number of the policy that had the highest objective, in the same meta."""
+
 
 def describe(
     algo: str, learner: Any, model: ModelConfig, env: EnvConfig, of: Spaces
@@ -377,13 +380,11 @@ def find_policy(path: Path) -> tuple[dict[str, Any], Publication, dict[str, Tens
 
 
 def _parts(found: checkpoint.Checkpoint) -> tuple[dict[str, Any], Publication]:
-    if POLICIES in found.meta:
-        raise CheckpointError(
-            f"one policy is required, {found.path} holds {len(found.meta[POLICIES])}; give the "
-            "folder of one, as RUN/policy_0/policy of a finished run, or RUN/policy_0/best"
-        )
-    publication = Publication(int(found.meta["version"]), found.tensors[POLICY])
-    return dict(found.meta["policy"]), publication
+    part, key = found.meta, POLICY
+    if POLICIES in found.meta:  # of several policies the one that was ahead
+        index = int(found.meta[LEADER])
+        part, key = found.meta[POLICIES][index], f"{POLICY}_{index}"
+    return dict(part["policy"]), Publication(int(part["version"]), found.tensors[key])
 
 
 def _no_policy(found: checkpoint.Checkpoint, error: Exception) -> CheckpointError:
@@ -391,6 +392,18 @@ def _no_policy(found: checkpoint.Checkpoint, error: Exception) -> CheckpointErro
         f"a policy of this version of quintet is required, {found.path} holds none ({error}); "
         "give a run folder, a checkpoint or a saved policy"
     )
+
+
+def _of_best(path: Path) -> Path:
+    """The folder that holds ``best/``: the run's, or that of the policy with the best one."""
+    newest = None
+    if not (path / "best").exists():
+        newest = checkpoint.latest(path / "checkpoints", warn=files.warn_on_stderr)
+    parts = () if newest is None else newest.meta.get(POLICIES, ())
+    scores = {k: part["best"] for k, part in enumerate(parts) if part["best"] is not None}
+    if not scores:
+        return path
+    return path / f"{POLICY}_{max(scores, key=lambda k: float(scores[k]))}"
 
 
 def _find(path: Path, which: str) -> checkpoint.Checkpoint:
@@ -402,6 +415,7 @@ def _find(path: Path, which: str) -> checkpoint.Checkpoint:
             )
         found: checkpoint.Checkpoint | None = checkpoint.read(path)
     elif which == "best":
+        path = _of_best(path)
         if not (path / "best").exists():
             raise CheckpointError(
                 f"a run with a best policy is required, {path / 'best'} does not exist; "

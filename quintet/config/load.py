@@ -24,6 +24,7 @@ from quintet.envs.config import EnvConfig
 from quintet.envs.given import EnvSource
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.errors import ConfigError, FileFault, IdleOptions
+from quintet.observe.metrics import OF_RUNS, EpisodeStats
 from quintet.system.files import read_yaml
 
 
@@ -339,7 +340,7 @@ def _validate(algo: str, values: dict[str, Any], faults: list[str]) -> RunConfig
     if learner is None or None in parts.values():
         return None
     config = RunConfig(**top, learner=learner, **parts)
-    faults += _sharing_faults(config)
+    faults += [*_sharing_faults(config), *_population_faults(config)]
     faults += [
         f"model.{name}={getattr(config.model, name)} has no effect on {config.algo}; leave it out"
         for name in sorted(algorithm.without)
@@ -347,6 +348,39 @@ def _validate(algo: str, values: dict[str, Any], faults: list[str]) -> RunConfig
     ]
     faults += algorithm.check(learner, config.model, config.env.num_streams, config.total_env_steps)
     return config
+
+
+def _population_faults(config: RunConfig) -> list[str]:
+    """Faults of a population that tunes, one sentence each."""
+    population, kind = config.population, config.runtime.kind
+    if not population.tunes:
+        return []
+    faults, algorithm = [], registry.find(config.algo)
+    try:
+        names = algorithm.tuned_options(config.learner, population.tuned)
+        others = sorted(set(population.initial) - set(names))
+        if others:
+            faults.append(
+                f"population.initial requires options that are tuned ({', '.join(names)}), got "
+                f"{', '.join(others)}; name them in population.tuned too"
+            )
+    except ConfigError as error:
+        faults.append(str(error))
+    name, recent = population.objective, list(EpisodeStats().recent)
+    known = (*OF_RUNS, *algorithm.metrics)
+    if not any(name == x or (x.endswith("/") and name.startswith(x)) for x in known):
+        near = get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]}?" if near else "see the names in metrics.jsonl"
+        faults.append(
+            f"population.objective requires a metric of {config.algo}, got {name}; {hint}"
+        )
+    elif name not in recent and kind != "async":
+        faults.append(
+            f"population.objective={name} requires runtime.kind=async, got {kind}: reports follow "
+            f"the clock, which decides nothing in {kind}; use {' or '.join(recent)}, or "
+            "--runtime.kind async"
+        )
+    return faults
 
 
 def _sharing_faults(config: RunConfig) -> list[str]:

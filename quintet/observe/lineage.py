@@ -1,4 +1,97 @@
 """The decisions of a population as a picture: who was copied from whom, which value moved when."""
 
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from quintet.errors import QuintetError
+from quintet.observe.plots import LINES, figure_classes, line_colour, save, style_axes
+from quintet.system import files
+
 EVENTS = "population.jsonl"
 """The file of decisions in a run's folder, one JSON object a line."""
+
+Event = Mapping[str, Any]
+
+
+def read_events(run_dir: Path) -> list[Event]:
+    """The decisions of a run, the first values of its policies first; raises QuintetError where
+    there are none to be read.
+    """
+    path = run_dir / EVENTS
+    if not path.exists():
+        raise QuintetError(
+            f"a run with a population is required, {run_dir} has no {EVENTS}; train one with "
+            "--population 4"
+        )
+    try:
+        return [_checked(json.loads(line)) for line in files.read_bytes(path).splitlines()]
+    except (ValueError, KeyError, TypeError, RecursionError) as fault:
+        raise QuintetError(
+            f"{path} is damaged ({fault}); resuming the run writes it anew"
+        ) from None
+
+
+def _checked(event: Any) -> Event:
+    """The event, if a picture can be made of it."""
+    known = event["values"] if event["event"] == "begins" else event["after"]
+    at = event.get("env_steps", 0), event["policy"], event.get("donor", 0)
+    if not (isinstance(known, dict) and all(isinstance(x, int) for x in at)):
+        raise TypeError(f"no event of a population: {event}")
+    return {**event, "known": {str(name): float(x) for name, x in known.items()}}
+
+
+def plot_lineage(run_dir: Path, out: Path) -> Path:
+    """Draws the decisions of a run and returns `out`.
+
+    Above, a line for each policy and an arrow for each copy, from the donor to the copy; below, the
+    value of each tuned option over the env_steps of the run.
+
+    Raises:
+        QuintetError: the run has no population, or the picture can't be written.
+    """
+    events = read_events(run_dir)
+    begins = [event for event in events if event["event"] == "begins"]
+    names = sorted({name for event in begins for name in event["known"]})
+    end = max(event.get("env_steps", 0) for event in events) or 1
+    figure_class, formatter = figure_classes()
+    figure = figure_class(figsize=(8.0, 2.2 + 1.3 * len(names)), dpi=120, layout="constrained")
+    heights = [1.6, *[1.0] * len(names)]
+    axes = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
+    _draw_copies(axes[0], events, len(begins), end)
+    for place, name in zip(axes[1:], names, strict=True):
+        for policy in range(len(begins)):
+            _draw_value(place, events, policy, name, end)
+        place.set_ylabel(name, fontsize=8)
+        place.tick_params(which="both", labelsize=7)
+        style_axes(place)
+    axes[-1].set_xlabel("env_steps of all policies", fontsize=9)
+    axes[-1].xaxis.set_major_formatter(formatter())
+    return save(figure, Path(out))
+
+
+def _draw_copies(axes: Any, events: Sequence[Event], policies: int, end: int) -> None:
+    for policy in range(policies):
+        axes.plot(
+            [0, end], [policy, policy], color=line_colour(policy), ls=LINES[policy % len(LINES)]
+        )
+    for event in events:
+        if event["event"] == "copied":
+            at, donor, policy = event["env_steps"], event["donor"], event["policy"]
+            arrow = {"arrowstyle": "-|>", "color": line_colour(donor), "lw": 1.2}
+            axes.annotate("", (at, policy), (at, donor), arrowprops=arrow)
+    axes.set_yticks(range(policies), [f"policy {policy}" for policy in range(policies)], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_title("copies, from the donor to the copy", loc="left", fontsize=9)
+    style_axes(axes)
+
+
+def _draw_value(axes: Any, events: Sequence[Event], policy: int, name: str, end: int) -> None:
+    own = [event for event in events if event["policy"] == policy]
+    at = [event.get("env_steps", 0) for event in own]
+    values = [event["known"][name] for event in own]
+    line = {"color": line_colour(policy), "ls": LINES[policy % len(LINES)], "lw": 1.2}
+    axes.step([*at, end], [*values, values[-1]], where="post", **line)
+    if min(values) > 0:
+        axes.set_yscale("log")

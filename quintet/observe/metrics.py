@@ -261,7 +261,13 @@ def policy_prefix(policy: int, num_policies: int) -> str:
     return "" if num_policies == 1 else f"policy_{policy}/"
 
 
-_POLICY_PREFIX = re.compile(r"^policy_\d+/")
+_POLICY_PREFIX = re.compile(r"^policy_(\d+)/")
+
+
+def policy_of(name: str) -> int:
+    """The number of the policy of whose metrics a name is; -1: it is the run's."""
+    found = _POLICY_PREFIX.match(name)
+    return int(found[1]) if found else -1
 
 
 def describe(name: str) -> Metric | None:

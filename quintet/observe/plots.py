@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quintet.errors import QuintetError
-from quintet.observe.metrics import describe
+from quintet.observe.metrics import describe, policy_of, policy_prefix
 from quintet.observe.report_files import read_metrics
 from quintet.system import files, saved_options
 
@@ -38,7 +38,7 @@ _FINAL_PART = 0.1  # last part of a run's env_steps, over which a final score is
 # readable without colour: every group has its own line style, from the eighth on with a marker;
 # colours are the palette of Okabe and Ito, which colour-blind people can tell apart
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1)))
+LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1)))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++")
 
@@ -91,11 +91,7 @@ def plot_runs(
     out = Path(out)
     if not run_dirs:
         raise QuintetError("plotting needs at least one run folder, none was given")
-    if out.suffix.lower() not in _FORMATS:
-        raise QuintetError(
-            f"a plot is written as {', '.join(_FORMATS)}, not {out.suffix or 'without ending'!r} "
-            f"({out}): give --out a name with such an ending"
-        )
+    _require_format(out)
     # One run under two names is no second seed.
     folders = {Path(folder).resolve(): Path(folder) for folder in run_dirs}.values()
     reports: dict[Path, list[dict[str, float]]] = {}
@@ -106,11 +102,13 @@ def plot_runs(
                 raise QuintetError(f"{folder} has no reports yet")
             reports[folder] = found
     if metric is None:
-        metric = _default_metric(kind, list(reports.values()))
+        each = [own for run in reports.values() for _, own in _policies(run, None)]
+        metric = _default_metric(kind, each)
     runs = []
     for folder in reports:
         with _leaving_out(folder in may_lack):
-            runs.append(_load(folder, reports[folder], x, metric))
+            for own, of_one in _policies(reports[folder], metric):
+                runs.append(_load(folder, of_one, x, metric, own))
     if not runs:
         raise QuintetError(f"plotting needs at least one run that has {metric}; none of these has")
     groups: dict[str, list[Run]] = {}
@@ -119,6 +117,12 @@ def plot_runs(
     labels = group_labels([members[0].config for members in groups.values()])
     named = list(zip(labels, groups.values(), strict=True))
     figure = _curves(x, metric, named) if kind == "curve" else _bars(metric, named)
+    return save(figure, out)
+
+
+def save(figure: Any, out: Path) -> Path:
+    """Writes a picture and returns its path; raises QuintetError where it can't be written."""
+    _require_format(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(out)
@@ -128,6 +132,14 @@ def plot_runs(
             "--out"
         ) from fault
     return out
+
+
+def _require_format(out: Path) -> None:
+    if out.suffix.lower() not in _FORMATS:
+        raise QuintetError(
+            f"a plot is written as {', '.join(_FORMATS)}, not {out.suffix or 'without ending'!r} "
+            f"({out}): give --out a name with such an ending"
+        )
 
 
 @contextmanager
@@ -201,7 +213,37 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _load(folder: Path, reports: Sequence[Mapping[str, float]], x: Axis, metric: str) -> Run:
+def _policies(
+    reports: Sequence[Mapping[str, float]], metric: str | None
+) -> list[tuple[dict[str, int], Sequence[Mapping[str, float]]]]:
+    """The reports of each policy of a run under plain names, with what tells it apart; those of the
+    run itself where it has one policy, or reports the metric.
+    """
+    count = 1 + max((policy_of(name) for report in reports for name in report), default=-1)
+    if not count or any(metric in report for report in reports):
+        return [({}, reports)]
+    found: list[tuple[dict[str, int], Sequence[Mapping[str, float]]]] = []
+    for policy in range(count):
+        prefix = policy_prefix(policy, count + 1)
+        own = [
+            {
+                **report,
+                **{k.removeprefix(prefix): x for k, x in report.items() if k.startswith(prefix)},
+            }
+            for report in reports
+        ]
+        found.append(({"policy": policy}, own))
+    return found
+
+
+def _load(
+    folder: Path,
+    reports: Sequence[Mapping[str, float]],
+    x: Axis,
+    metric: str,
+    own: Mapping[str, Any],
+) -> Run:
+    """own: entries of the configuration beside the run's."""
     curve = _extract(reports, x, metric)
     evaluations = _extract(reports, x, _EVALUATED.get(metric, ""))
     if len(curve.x) == 0:
@@ -212,7 +254,7 @@ def _load(folder: Path, reports: Sequence[Mapping[str, float]], x: Axis, metric:
             + (f"; did you mean {near[0]}?" if near else ".")
             + f" It has: {', '.join(have) or 'nothing'}"
         )
-    return Run(folder, _options(folder), curve, evaluations)
+    return Run(folder, {**_options(folder), **own}, curve, evaluations)
 
 
 def _options(folder: Path) -> dict[str, Any]:
@@ -302,7 +344,7 @@ def _final(run: Run, metric: str) -> float:
 
 def _bars(metric: str, groups: list[tuple[str, list[Run]]]) -> Any:
     """A bar for each group, from the top down, in the order given."""
-    figure_class, _ = _matplotlib()
+    figure_class, _ = figure_classes()
     figure = figure_class(figsize=(7.0, 1.5 + 0.55 * len(groups)), dpi=150)
     figure.set_layout_engine("constrained")
     axes = figure.add_subplot()
@@ -339,7 +381,7 @@ def _bars(metric: str, groups: list[tuple[str, list[Run]]]) -> Any:
 
 
 def _curves(x: Axis, metric: str, groups: list[tuple[str, list[Run]]]) -> Any:
-    figure_class, formatter_class = _matplotlib()
+    figure_class, formatter_class = figure_classes()
     evaluated = any(len(run.evaluations.x) for _, members in groups for run in members)
     entries = len(groups) + evaluated
     rows = entries if len(groups) > 1 else 1
@@ -375,9 +417,19 @@ def _curves(x: Axis, metric: str, groups: list[tuple[str, list[Run]]]) -> Any:
 
 def _decorate(axes: Any, envs: set[str], grid: str) -> None:
     axes.set_title(", ".join(sorted(envs - {""})) or "runs", loc="left", fontweight="bold")
+    style_axes(axes, grid)
+
+
+def style_axes(axes: Any, grid: str = "both") -> None:
+    """The look of all pictures."""
     axes.grid(True, axis=grid, color="0.9", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def line_colour(number: int) -> str:
+    """The colour of a group, or a policy, of that number."""
+    return _COLOURS[number % len(_COLOURS)]
 
 
 def draw_group(
@@ -389,8 +441,8 @@ def draw_group(
 
     points: of a drawn curve, each the mean of the reports around it.
     """
-    colour, line = _COLOURS[number % len(_COLOURS)], _LINES[number % len(_LINES)]
-    again = number // len(_LINES)
+    colour, line = line_colour(number), LINES[number % len(LINES)]
+    again = number // len(LINES)
     marked = {"marker": _MARKERS[(again - 1) % len(_MARKERS)], "markevery": 0.1} if again else {}
     if len(members) == 1:
         curve = members[0].curve
@@ -451,7 +503,7 @@ def _named(metric: str) -> str:
     return readable.get(metric, metric) + unit
 
 
-def _matplotlib() -> tuple[Any, Any]:
+def figure_classes() -> tuple[Any, Any]:
     """The classes ``Figure`` and ``EngFormatter``; no global state or window system is touched."""
     try:
         from matplotlib.figure import Figure

@@ -4,6 +4,8 @@ from typing import Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from quintet.errors import IdleOptions
+
 
 @final
 class PopulationConfig(BaseModel):
@@ -42,6 +44,11 @@ class PopulationConfig(BaseModel):
     tuned: tuple[str, ...] = Field(
         (), description="options of the learner that are tuned; none given: as the learner says"
     )
+    initial: dict[str, tuple[float, ...]] = Field(
+        default_factory=dict,
+        description="first values of tuned options, one for each policy; without them policy 0 has "
+        "the learner's, and each other one a mutation of these",
+    )
     replace_frac: float = Field(
         0.3, gt=0, le=1, description="share of policies, rounded up, that count as best or worst"
     )
@@ -77,13 +84,20 @@ class PopulationConfig(BaseModel):
             )
         if len(set(self.tuned)) < len(self.tuned):
             raise ValueError(f"tuned must name no option twice, got {', '.join(self.tuned)}")
-        fields = type(self).model_fields
+        for name, values in self.initial.items():
+            if len(values) != self.size:
+                raise ValueError(
+                    f"population.initial requires {self.size} values of {name}, one for each "
+                    f"policy, got {len(values)}; correct them"
+                )
         needed = "pbt=true" if self.size > 1 else "size > 1"
-        idle = [
-            f"{name}={getattr(self, name)}"
-            for name in fields
-            if name != "size" and getattr(self, name) != fields[name].default
-        ]
-        if not self.tunes and idle and not (self.size > 1 and idle == ["pbt=False"]):
-            raise ValueError(f"{', '.join(idle)} have no effect without {needed}; leave them out")
+        free = {"size", "pbt"} if self.size > 1 else {"size"}
+        idle = {
+            name: f"population.{name}={getattr(self, name)} has no effect without {needed}"
+            for name, field in type(self).model_fields.items()
+            if name not in free
+            and getattr(self, name) != field.get_default(call_default_factory=True)
+        }
+        if idle and not self.tunes:
+            raise IdleOptions(idle)
         return self

@@ -67,9 +67,14 @@ class Decision(NamedTuple):
 
 
 def begin(rules: Rules, rng: np.random.Generator) -> list[dict[str, float]]:
-    """The first values of each policy: policy 0 has the given ones, the others a mutation each."""
+    """The first values of each policy: policy 0 has the given ones, the others a mutation each,
+    but for those that the configuration gives to each.
+    """
     others = range(1, rules.config.size)
-    return [dict(rules.first), *(mutated(rules.first, rules, rng) for _ in others)]
+    values = [dict(rules.first), *(mutated(rules.first, rules, rng) for _ in others)]
+    for policy, own in enumerate(values):
+        own.update({name: given[policy] for name, given in rules.config.initial.items()})
+    return values
 
 
 def decide(

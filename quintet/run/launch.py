@@ -31,6 +31,7 @@ from quintet.run import seed_group
 from quintet.run.facts import has_compiler, worth_compiling
 from quintet.run.folder import RunFolder
 from quintet.run.learners import make_policies, several
+from quintet.run.policy_run import leader
 from quintet.run.population import Population
 from quintet.run.sampling import (
     Source,
@@ -56,8 +57,8 @@ from quintet.types import Spaces
 @final
 @dataclass(frozen=True)
 class Result:
-    """The result of `train`: the run's folder, its final policy (of several the first) and its last
-    report.
+    """The result of `train`: the run's folder, its final policy (of several the one of the highest
+    objective) and its last report.
     """
 
     run_dir: Path
@@ -291,7 +292,7 @@ def _run(
                 with _going_back(trainer, may_go_back):
                     status = trainer.train(sampling)
             trainer.ended(status)
-        final = trainer.policies[0].policy()
+        final = leader(trainer.policies).policy()
         return Result(trainer.folder.path, final, trainer.reports.last, status)
 
 

@@ -3,6 +3,7 @@
 A run has one policy, or several that share its streams; the trainer leads them all.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, final
@@ -229,3 +230,9 @@ class PolicyRun:
         self._reported_updates = updates
         self._reported |= report
         return report
+
+
+def leader(policies: Sequence[PolicyRun]) -> PolicyRun:
+    """The policy of the highest objective, the first of equal ones and where none has one."""
+    found = [-math.inf if each.objective is None else each.objective for each in policies]
+    return policies[found.index(max(found))]

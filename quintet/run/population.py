@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from quintet.algorithms import registry
 from quintet.config.run import RunConfig
+from quintet.errors import ConfigError
 from quintet.observe.lineage import EVENTS
 from quintet.population.controller import Controller
 from quintet.population.pbt import Bounds, Decision, Rules
@@ -113,8 +114,12 @@ def told(decision: Decision) -> str:
 
 
 def with_values(options: BaseModel, values: Mapping[str, float]) -> BaseModel:
-    """The options with these values, checked as all options are."""
-    return type(options).model_validate(options.model_dump() | dict(values))
+    """The options with these values; raises ConfigError where one of them is out of bounds."""
+    try:
+        return type(options).model_validate(options.model_dump() | dict(values))
+    except ValidationError as error:
+        faults = [f"{'.'.join(map(str, x['loc']))}: {x['msg']}" for x in error.errors()]
+        raise ConfigError(f"a population can't have these values: {'; '.join(faults)}") from error
 
 
 def bounds_of(options: type[BaseModel], names: Sequence[str]) -> dict[str, Bounds]:

@@ -11,9 +11,9 @@ from quintet.checkpoint import Checkpoint
 from quintet.config.run import RunConfig
 from quintet.config.saved import require_same
 from quintet.errors import CheckpointError
-from quintet.policy import POLICIES
+from quintet.policy import LEADER, POLICIES
 from quintet.run.folder import RunFolder
-from quintet.run.policy_run import PolicyRun
+from quintet.run.policy_run import PolicyRun, leader
 from quintet.run.population import Population
 from quintet.run.replay import RunReplay
 from quintet.runtime import loop
@@ -103,13 +103,16 @@ class Saving:
             provenance.SYSTEM: self.system,
             **said,
             **({} if self.population is None else {"population": self.population.save()}),
-            **(parts[0] if len(parts) == 1 else {POLICIES: parts}),
+            **(parts[0] if len(parts) == 1 else self._several(parts)),
         }
         # Named by iterations, which always grow, unlike updates.
         self.folder.write_checkpoint(f"{counters.iteration:09d}", tensors, meta)
         keep = self.config.checkpoint.keep
         self.folder.prune(keep, lambda kept: bool(kept.get("milestone")), warn)
         self._seconds += time.perf_counter() - begin
+
+    def _several(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
+        return {POLICIES: parts, LEADER: leader(self.policies).folder.index}
 
     def restore(self) -> tuple[Checkpoint | None, loop.Counters]:
         """Goes on from the folder's newest checkpoint, as the configuration asks; None where the

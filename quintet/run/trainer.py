@@ -25,7 +25,8 @@ from quintet.run.evaluations import Evaluations
 from quintet.run.facts import facts_of
 from quintet.run.folder import RunFolder
 from quintet.run.long_episodes import LongEpisodes
-from quintet.run.policy_run import PolicyRun
+from quintet.run.policy_folder import PolicyFolder
+from quintet.run.policy_run import PolicyRun, leader
 from quintet.run.population import Population
 from quintet.run.reports import Reports
 from quintet.run.saving import Saving
@@ -221,9 +222,13 @@ class Trainer:
             self.voice.stage(stage)
 
     def save_policy(self) -> None:
-        """Writes the final policies to ``policy/``, unless they are there."""
+        """Writes the final policies to ``policy/``, unless they are there; of several that of the
+        highest objective also to the run's own.
+        """
         for policy in self.policies:
             policy.folder.renew(policy.policy(), self.voice.warn)
+        if len(self.policies) > 1:
+            PolicyFolder(self.folder).renew(leader(self.policies).policy(), self.voice.warn)
 
     def save(self, exact: bool) -> None:
         """Writes a checkpoint, unless it is only due and costs too much."""

@@ -1,0 +1,256 @@
+"""Decisions of population-based training by hand, and what its random draws keep to."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quintet.population.config import PopulationConfig
+from quintet.population.controller import Controller
+from quintet.population.pbt import Bounds, Rules, begin, decide, leads, mutated
+
+FIRST = {"learning_rate": 1e-3, "entropy_coef": 0.01}
+
+
+class Scripted:
+    """A generator that gives what it was told to: numbers of `random`, then of the others."""
+
+    def __init__(self, randoms: list[float], integers: tuple[int, ...] = (), uniform: float = 1.2):
+        self.randoms, self.given, self.factor = [*randoms], [*integers], uniform
+        self.asked: list[tuple[float, float]] = []
+
+    def random(self) -> float:
+        return self.randoms.pop(0)
+
+    def integers(self, end: int) -> int:
+        assert self.given[0] < end
+        return self.given.pop(0)
+
+    def uniform(self, low: float, high: float) -> float:
+        self.asked.append((low, high))
+        return self.factor
+
+
+def rules(size: int = 4, first: dict[str, float] = FIRST, **options: Any) -> Rules:
+    return Rules(PopulationConfig(size=size, **options), first)
+
+
+def never(count: int = 100) -> Any:
+    """Draws by which nothing changes, and the first candidate is taken."""
+    return Scripted([0.99] * count, (0,) * count)
+
+
+def of(size: int) -> list[dict[str, float]]:
+    """Values by which the policies can be told apart."""
+    return [{"learning_rate": 1e-3 * (k + 1), "entropy_coef": 0.01} for k in range(size)]
+
+
+@pytest.mark.parametrize(
+    ("policy", "objectives", "donor"),
+    [
+        (1, [1.0, 9.0, 5.0, 2.0], 1),  # the best but one
+        (2, [1.0, 9.0, 8.0, 2.0], 2),  # the second of two best
+        (0, [1.0, 9.0, 8.0, 2.0], 1),
+        (3, [1.0, 9.0, 8.0, 2.0], 1),
+        (0, [-9.0, -1.0, -2.0, -8.0], 1),  # negative objectives
+        (0, [5.0, 5.0, 5.0, 5.0], 0),  # no lead
+    ],
+)
+def test_who_is_copied(policy: int, objectives: list[float], donor: int) -> None:
+    """Of four policies two are best and two worst; the first candidate is drawn."""
+    values = of(4)
+    found = decide(policy, objectives, values, rules(), never())
+    assert found.donor == donor
+    assert found.before == values[policy]
+    assert found.after == values[donor]
+    assert found.objectives == tuple(objectives)
+
+
+def test_one_of_the_best_draws_nothing_and_stays_as_it_is() -> None:
+    found = decide(1, [1.0, 9.0, 8.0, 2.0], of(4), rules(), Scripted([]))
+    assert (found.donor, found.after) == (1, of(4)[1])
+
+
+def test_the_middle_is_mutated_and_copies_nobody() -> None:
+    """Of five policies with 0.3 two are best and two worst."""
+    draws = Scripted([0.0, 0.0, 0.99])  # entropy_coef changes up, learning_rate does not
+    found = decide(2, [9.0, 8.0, 5.0, 2.0, 1.0], of(5), rules(5), draws)
+    assert found.donor == 2
+    assert found.after == {"learning_rate": 3e-3, "entropy_coef": pytest.approx(0.012)}
+
+
+def test_ties_rank_the_higher_index_first() -> None:
+    """All are equal: of three with 0.3 the last is best and the first worst."""
+    three = rules(3, gap_absolute=0.0, gap_relative=0.0)
+    for policy, mutates in ((2, False), (1, True), (0, False)):  # policy 0 never is
+        draws = Scripted([0.99] * 2, (0,))
+        decide(policy, [1.0, 1.0, 1.0], of(3), three, draws)
+        assert (not draws.randoms) == mutates, policy
+        assert (not draws.given) == (policy == 0), "only the worst asks for a candidate"
+
+
+def test_best_and_worst_may_overlap() -> None:
+    """Of three policies with 0.6 two are best and two worst: the middle one counts as best."""
+    three = rules(3, replace_frac=0.6)
+    middle = decide(1, [1.0, 5.0, 9.0], of(3), three, Scripted([]))
+    assert (middle.donor, middle.after) == (1, of(3)[1])
+    worst = decide(0, [1.0, 5.0, 9.0], of(3), three, Scripted([], (1,)))
+    assert worst.donor == 1  # the second candidate of [2, 1]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_few_policies(size: int) -> None:
+    if size == 1:
+        alone = Rules(PopulationConfig(), FIRST)
+        assert decide(0, [1.0], of(1), alone, Scripted([])).donor == 0
+        return
+    found = decide(1, [5.0, 1.0], of(2), rules(2), never())
+    assert found.donor == 0
+    assert decide(0, [5.0, 1.0], of(2), rules(2), Scripted([])).donor == 0
+
+
+def test_policy_0_is_replaced_and_never_mutated() -> None:
+    always = rules(mutation_rate=1.0)
+    found = decide(0, [1.0, 9.0, 8.0, 2.0], of(4), always, Scripted([], (0,)))
+    assert (found.donor, found.after) == (1, of(4)[1])
+    middle = decide(0, [5.0, 9.0, 8.0, 2.0, 1.0], of(5), rules(5, mutation_rate=1.0), Scripted([]))
+    assert middle.after == of(5)[0]
+
+
+@pytest.mark.parametrize(
+    ("candidate", "own", "expected", "original"),
+    [
+        (110.1, 100.0, False, False),  # 0.0917 of the larger, 0.0917 of the candidate's
+        (112.0, 100.0, True, True),
+        (-100.0, -112.0, True, True),
+        (-100.0, -105.0, False, False),
+        (90.0, 100.0, False, True),  # a candidate that is behind
+        (1e-7, 0.0, False, False),  # below the absolute gap
+        (0.5, 0.0, True, True),
+        (0.1, -5.0, True, True),
+    ],
+)
+def test_leads(candidate: float, own: float, expected: bool, original: bool) -> None:
+    assert leads(candidate, own, PopulationConfig(size=2)) == expected
+    assert leads(candidate, own, PopulationConfig(size=2, gap_mode="original")) == original
+
+
+# Mutations
+
+
+def test_a_float_is_multiplied_or_divided_by_a_factor_between_the_bounds() -> None:
+    up = Scripted([0.0, 0.0], uniform=1.3)
+    assert mutated({"x": 2.0}, rules(first={"x": 2.0}), up) == {"x": pytest.approx(2.6)}
+    assert up.asked == [(1.05, 1.5)]
+    down = Scripted([0.0, 0.7], uniform=1.25)
+    assert mutated({"x": 2.0}, rules(first={"x": 2.0}), down) == {"x": pytest.approx(1.6)}
+
+
+def test_a_changed_value_is_sometimes_reset() -> None:
+    reset = Scripted([0.0, 0.04])
+    assert mutated({"x": 3.0}, rules(first={"x": 2.0}), reset) == {"x": 2.0}
+    not_reset = Scripted([0.0, 0.06, 0.0], uniform=2.0)
+    assert mutated({"x": 3.0}, rules(first={"x": 2.0}), not_reset) == {"x": 6.0}
+    unchanged = Scripted([0.0, 0.0], uniform=2.0)  # the first value itself is never reset
+    assert mutated({"x": 2.0}, rules(first={"x": 2.0}), unchanged) == {"x": 4.0}
+
+
+@pytest.mark.parametrize("name", ["gamma", "adam_beta1", "lambda_"])
+def test_values_near_1_change_by_what_they_lack(name: str) -> None:
+    up = Scripted([0.0, 0.0], uniform=1.2)
+    found = mutated({name: 0.9}, rules(first={name: 0.9}), up)
+    assert up.asked == [(1.01, 1.2)]
+    assert found[name] == pytest.approx(0.88)
+    at_one = mutated({name: 1.0}, rules(first={name: 1.0}), Scripted([0.0, 0.7], uniform=1.2))
+    assert at_one[name] == 1.0 - 1e-8
+
+
+def test_caps_change_by_a_fixed_factor_and_stay_in_order() -> None:
+    """c_bar up and rho_bar down would put them out of order."""
+    first = {"rho_bar": 1.0, "c_bar": 1.0}
+    found = mutated(first, rules(first=first), Scripted([0.0, 0.0, 0.0, 0.7]))
+    assert found == {"rho_bar": pytest.approx(1 / 1.005), "c_bar": pytest.approx(1 / 1.005)}
+
+
+def test_a_value_stays_within_its_bounds() -> None:
+    bounded = Rules(PopulationConfig(size=2), {"x": 0.9}, {"x": Bounds(0.0, 1.0)})
+    assert mutated({"x": 0.9}, bounded, Scripted([0.0, 0.0], uniform=1.5)) == {"x": 1.0}
+
+
+def test_values_change_as_often_as_they_should() -> None:
+    rng = np.random.default_rng(0)
+    many = [mutated(FIRST, rules(), rng) for _ in range(4000)]
+    changed = np.mean([each["learning_rate"] != FIRST["learning_rate"] for each in many])
+    assert changed == pytest.approx(0.15, abs=0.02)
+    factors = [each["learning_rate"] / 1e-3 for each in many if each["learning_rate"] != 1e-3]
+    assert np.mean([factor > 1 for factor in factors]) == pytest.approx(0.5, abs=0.07)
+    assert all(1.05 <= max(x, 1 / x) <= 1.5 + 1e-9 for x in factors)
+    both = np.mean([all(each[k] != FIRST[k] for k in FIRST) for each in many])
+    assert both == pytest.approx(0.15**2, abs=0.01)  # each by itself
+
+
+def test_policy_0_begins_with_the_given_values_and_the_others_with_a_mutation() -> None:
+    values = begin(rules(3, mutation_rate=1.0), np.random.default_rng(1))
+    assert values[0] == FIRST
+    assert all(each["learning_rate"] != 1e-3 for each in values[1:])
+    assert values[1] != values[2]
+
+
+def test_first_values_may_be_given() -> None:
+    given = rules(3, mutation_rate=1.0, initial={"learning_rate": (1.0, 2.0, 3.0)})
+    values = begin(given, np.random.default_rng(1))
+    assert [each["learning_rate"] for each in values] == [1.0, 2.0, 3.0]
+    assert values[0]["entropy_coef"] == 0.01
+    assert values[1]["entropy_coef"] != 0.01
+
+
+# The controller
+
+
+def controller(seed: int = 3) -> Controller:
+    return Controller(rules(3, mutation_rate=0.5), start=100, period=50, seed=seed)
+
+
+def test_a_policy_is_due_by_its_own_steps() -> None:
+    each = controller()
+    assert not each.due(1, 99)
+    assert each.due(1, 100)
+    each.consider(1, [1.0, 1.0, 1.0], 100, 300)  # noted whatever comes of it
+    assert not each.due(1, 150)
+    assert each.due(1, 151)
+    assert each.due(0, 100)
+
+
+def test_decisions_are_kept_and_saved() -> None:
+    one, other = controller(), controller(seed=9)
+    one.consider(0, [1.0, 5.0, 9.0], 120, 360)
+    other.load(json.loads(json.dumps(one.save())))
+    for each in (one, other):
+        each.consider(1, [1.0, 5.0, 9.0], 130, 390)
+        each.consider(0, [1.0, 5.0, 9.0], 180, 540)
+    assert one.events == other.events
+    assert one.values == other.values
+    assert not other.due(1, 140)
+    kinds = [event["event"] for event in one.events]
+    assert kinds[:3] == ["begins"] * 3
+    assert kinds[3] == "copied"
+    copied = one.events[3]
+    assert (copied["policy"], copied["donor"], copied["env_steps"]) == (0, 2, 360)
+    assert copied["after"] == one.events[2]["values"]
+    assert copied["objectives"] == [1.0, 5.0, 9.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"size": 2, "perturb_min": 2.0}, "perturb_min must be at most perturb_max"),
+        ({"mutation_rate": 0.5}, "mutation_rate=0.5 has no effect without size > 1"),
+        ({"size": 2, "pbt": False, "objective": "eval/return_mean"}, "without pbt=true"),
+        ({"size": 2, "tuned": ("a", "a")}, "no option twice"),
+        ({"size": 2, "initial": {"a": (1.0,)}}, "requires 2 values of a"),
+    ],
+)
+def test_options_that_do_not_go_together(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        PopulationConfig(**options)

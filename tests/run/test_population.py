@@ -1,0 +1,274 @@
+"""Populations through the front door: copies, decisions in reports and files, resumes."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import quintet
+from quintet import checkpoint, cli
+from quintet.errors import ConfigError, QuintetError
+from quintet.observe.lineage import EVENTS, plot_lineage
+from quintet.observe.plots import plot_runs
+from quintet.observe.report_files import read_metrics
+from quintet.run.policy_run import PolicyRun
+from quintet.runtime.batch import ColumnQueue
+
+SMALL: dict[str, Any] = {
+    "env.num_streams": 8,
+    "unroll_steps": 16,
+    "report.sinks": ["jsonl"],
+    "report.progress": False,
+    "report.interval_s": 0.0,
+    "eval.episodes": 0,
+    "checkpoint.interval_updates": 6,
+    "checkpoint.max_cut_frac": 1.0,
+    "checkpoint.keep": 100,
+    "runtime.kind": "serial",
+    "population.size": 3,
+    "population.start_env_steps": 300,
+    "population.period_env_steps": 150,
+    "population.mutation_rate": 0.5,
+    "population.window_episodes": 10,
+}
+OF = {
+    "ppo": {"minibatch_steps": 48, "num_epochs": 2, "env.num_streams": 6},
+    "appo": {"minibatch_steps": 64, "env.num_streams": 6},
+    "impala": {"batch_unrolls": 4, "env.num_streams": 6},
+    "ddpg": {
+        "env.num_streams": 3, "unroll_steps": 16, "replay_capacity_steps": 500, "batch_size": 16,
+        "updates_per_env_step": 0.2, "preset": "none", "checkpoint.interval_updates": 1_000,
+        "population.start_env_steps": 600, "population.period_env_steps": 200,
+    },
+    "acer": {
+        "env.num_streams": 6, "replay_capacity_steps_per_stream": 320,
+        "replay_start_steps_per_stream": 32, "replay_ratio": 1.0,
+    },
+}  # fmt: skip
+TOTAL = 3_000
+
+
+def train(folder: Path, algo: str = "appo", total: int = TOTAL, **config: Any) -> Any:
+    options = {name.replace("__", "."): x for name, x in config.items()}
+    env = "Pendulum-v1" if algo == "ddpg" else "CartPole-v1"
+    given = {**SMALL, **OF[algo], **options}
+    on_report = given.pop("on_report", None)
+    return quintet.train(
+        algo, env, total_steps=total, seed=4, run_dir=folder, config=given, on_report=on_report
+    )
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / EVENTS).read_text().splitlines()]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    found = checkpoint.latest(folder / "checkpoints", warn=print)
+    assert found is not None
+    tensors = found.tensors.items()
+    return {f"{part}/{name}": x for part, held in tensors for name, x in held.items()}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert train(folder).status == "finished"
+    return folder
+
+
+def test_decisions_are_in_the_file_the_reports_and_the_log(whole: Path) -> None:
+    found = events(whole)
+    begins = [event for event in found if event["event"] == "begins"]
+    assert [event["policy"] for event in begins] == [0, 1, 2]
+    assert any(begins[0]["values"] != event["values"] for event in begins[1:])
+    copies = [event for event in found if event["event"] == "copied"]
+    assert copies
+    last = read_metrics(whole)[-1]
+    for policy in range(3):
+        mine = [event for event in found if event["policy"] == policy]
+        now = mine[-1].get("after", mine[-1].get("values"))
+        prefix = f"policy_{policy}/"
+        for name, value in now.items():
+            assert last[f"{prefix}hyperparameter/{name}"] == pytest.approx(value)
+        own = [event for event in copies if event["policy"] == policy]
+        assert last[f"{prefix}population/copies"] == len(own)
+        assert last[f"{prefix}optim/learning_rate"] == pytest.approx(now["learning_rate"])
+    said = (whole / "log.txt").read_text()
+    assert said.count("becomes a copy of policy") == len(copies)
+
+
+def test_each_considered_policy_had_made_its_steps(whole: Path) -> None:
+    steps: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    for event in events(whole)[3:]:
+        steps[event["policy"]].append(event["policy_env_steps"])
+    for own in steps.values():
+        assert len(own) >= 3
+        assert own[0] >= 300
+        assert all(b - a > 150 for a, b in pairwise(own))
+
+
+def test_the_same_run_twice_has_the_same_decisions_and_bytes(whole: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    train(again, runtime__kind="lockstep", runtime__lag=0, runtime__num_workers=2)
+    assert events(again) == events(whole)
+    ours, theirs = weights(again), weights(whole)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(x, theirs[name]) for name, x in ours.items())
+
+
+def test_a_resumed_run_goes_on_with_the_same_lineage(whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    train(folder, on_report=lambda report: report["env_steps"] > TOTAL / 2)
+    half = events(folder)
+    assert 3 < len(half) < len(events(whole))
+    # What a kill would leave: decisions that no checkpoint holds.
+    with (folder / EVENTS).open("a") as file:
+        file.write('{"event": "considered"}\n')
+    train(folder, resume="exact")
+    assert events(folder) == events(whole)
+    ours, theirs = weights(folder), weights(whole)
+    assert all(torch.equal(x, theirs[name]) for name, x in ours.items())
+
+
+def test_a_resume_changes_nothing_at_once(whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    train(folder, on_report=lambda report: report["env_steps"] > TOTAL / 2)
+    before = events(folder)
+    train(folder, on_report=lambda report: True)
+    assert events(folder)[: len(before)] == before
+    assert len(events(folder)) <= len(before) + 1  # at most that of the one batch
+
+
+def test_a_copy_has_the_donors_weights_and_optimizer_and_its_own_counters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[Any, ...]] = []
+    become = PolicyRun.become
+
+    def watched(self: PolicyRun, donor: PolicyRun, options: Any) -> None:
+        updates, version = self.learner.updates, self.learner.version
+        counters = vars(self.counters).copy()
+        become(self, donor, options)
+        mine, theirs = self.learner.save().tensors, donor.learner.save().tensors
+        shared = [name for name in mine if name != "shuffle"]
+        assert all(torch.equal(mine[name], theirs[name]) for name in shared)
+        assert not any(
+            mine[name].data_ptr() == theirs[name].data_ptr()
+            for name in shared
+            if mine[name].numel()
+        )
+        assert (self.learner.updates, self.learner.version) == (updates, version)
+        assert vars(self.counters) == counters
+        assert self.episodes.recent_return is None
+        assert self.config.learner == options
+        seen.append((self.folder.index, donor.folder.index))
+
+    monkeypatch.setattr(PolicyRun, "become", watched)
+    train(tmp_path / "run")
+    copies = [e for e in events(tmp_path / "run") if e["event"] == "copied"]
+    assert seen == [(event["policy"], event["donor"]) for event in copies]
+
+
+def test_rows_of_the_former_weights_are_not_learned_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asynchronous workers have some on the way when a policy becomes a copy."""
+    masked: list[int] = []
+    mask_old = ColumnQueue.mask_old
+
+    def watched(self: ColumnQueue, part: Any, version: int) -> Any:
+        found = mask_old(self, part, version)
+        rollout = found.rollout
+        assert (rollout.version[rollout.valid] >= self.least_version).all()
+        masked.append(int(part.rollout.valid.sum() - rollout.valid.sum()))
+        return found
+
+    monkeypatch.setattr(ColumnQueue, "mask_old", watched)
+    train(tmp_path / "run", total=6_000, runtime__kind="async", runtime__num_workers=2)
+    copies = [e for e in events(tmp_path / "run") if e["event"] == "copied"]
+    assert copies
+    assert sum(masked) > 0
+
+
+@pytest.mark.parametrize("algo", [name for name in OF if name != "appo"])
+def test_every_learner_trains_as_a_population(algo: str, tmp_path: Path) -> None:
+    folder = tmp_path / algo
+    assert train(folder, algo).status == "finished"
+    found = events(folder)
+    assert any(event["event"] != "begins" for event in found)
+    assert any(event["before"] != event["after"] for event in found if event["event"] != "begins")
+
+
+def test_without_pbt_policies_are_trained_side_by_side(tmp_path: Path) -> None:
+    options = {name: x for name, x in SMALL.items() if not name.startswith("population.")}
+    result = quintet.train(
+        "appo", "CartPole-v1", total_steps=1_500, run_dir=tmp_path / "run",
+        config={**options, **OF["appo"], "population": 2, "population.pbt": False},
+    )  # fmt: skip
+    assert not (tmp_path / "run" / EVENTS).exists()
+    assert result.metrics["policy_1/env_steps"] > 0
+
+
+# What a person does with it
+
+
+def test_the_policy_of_a_run_is_that_of_the_highest_objective(
+    whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = checkpoint.latest(whole / "checkpoints", warn=print)
+    assert found is not None
+    last = read_metrics(whole)[-1]
+    objectives = [last.get(f"policy_{k}/population/objective", 0.0) for k in range(3)]
+    leader = objectives.index(max(objectives))
+    assert found.meta["leader"] == leader
+    theirs = quintet.load(whole / f"policy_{leader}" / "policy").publication.tensors
+    for path in (whole, whole / "policy"):
+        ours = quintet.load(path).publication.tensors
+        assert all(torch.equal(x, theirs[name]) for name, x in ours.items())
+    assert cli.main(["eval", str(whole), "--episodes", "2"]) == 0
+    assert "CartPole-v1" in capsys.readouterr().out
+
+
+def test_pictures(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plot_lineage(whole, tmp_path / "lineage.svg").exists()
+    assert plot_runs([whole], tmp_path / "curves.png").exists()
+    assert cli.main(["plot", str(whole), "--lineage", "--out", str(tmp_path / "a.png")]) == 0
+    assert (tmp_path / "a.png").stat().st_size > 10_000
+    out = str(tmp_path / "b.png")
+    assert cli.main(["plot", str(tmp_path), "--lineage", "--out", out]) == 1
+    assert "a run with a population is required" in capsys.readouterr().err
+    (tmp_path / EVENTS).write_text('{"event": "begins", "policy": 0}\n')
+    with pytest.raises(QuintetError, match="is damaged"):
+        plot_lineage(tmp_path, Path(out))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"population.tuned": ["seed"]}, "population.tuned requires options"),
+        ({"population.tuned": ["entropy_coef"], "entropy_coef": 0.0}, "entropy_coef=0.0"),
+        ({"population.tuned": ["gae_lambda"]}, "with an effect"),
+        ({"population.objective": "no/such"}, "population.objective requires"),
+        ({"population.objective": "value/target_mean"}, "runtime.kind=async"),
+        ({"population.initial": {"gamma": [0.9, 0.8, 0.7]}}, "requires options that are tuned"),
+        ({"population.initial": {"learning_rate": [-1.0, 1.0, 1.0]}}, "learning_rate"),
+        ({"population.size": 1}, "has no effect without size > 1"),
+    ],
+)
+def test_refusals(options: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        train(tmp_path / "run", **{name.replace(".", "__"): x for name, x in options.items()})
+    assert not (tmp_path / "run").exists()
+
+
+def test_any_metric_is_an_objective_where_the_clock_may_decide(tmp_path: Path) -> None:
+    train(
+        tmp_path / "run",
+        runtime__kind="async",
+        runtime__num_workers=2,
+        population__objective="value/target_mean",
+    )
+    assert any(event["event"] != "begins" for event in events(tmp_path / "run"))
