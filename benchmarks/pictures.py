@@ -103,5 +103,5 @@ def draw(algo: str) -> None:
 
 
 if __name__ == "__main__":
-    for algo in ("ppo", "impala", "ddpg", "acer"):
+    for algo in ("ppo", "impala", "appo", "ddpg", "acer"):
         draw(algo)

@@ -96,6 +96,21 @@ ROWS = (
         label="10M-blind", options=("total_env_steps=10000000", "model.tokenizer=none"),
         beside=f"impala-{LOCAL}-10M", seen=(1,),
     ),
+    Row("appo", "CartPole-v1", 495, 500),
+    Row("appo", TOY, 475, 495, title="CartPole-v1 without velocities, GRU"),
+    Row(
+        "appo", "HalfCheetah-v4", 5500, 7000, "Sample Factory's best model 6263", seeds=(11, 12),
+        options=("total_env_steps=10000000",), label="10M",
+    ),
+    Row(
+        "appo", "Hopper-v4", 2800, 3400, "Sample Factory 2793", seeds=(11,),
+        options=("total_env_steps=10000000",), label="10M",
+    ),
+    Row(
+        "appo", "Walker2d-v4", 4000, 5500, "Sample Factory 5488", seeds=(11,),
+        options=("total_env_steps=10000000",), label="10M",
+    ),
+    Row("appo", "Pong-v5", 18, 20, "asked: 18 at 5M, 20 at 10M", seeds=(11,)),
     Row("ddpg", "Pendulum-v1", -175, -160, "SB3 zoo -152 (1 run)", seeds=FIVE),
     Row(
         "ddpg", "Pendulum-v1", -179, title="the same, rewards times 1,000, PopArt",

@@ -34,9 +34,9 @@ SPEED_PPO = {
     "pong-ppo": Ratio(2.2, 2.6, 0.8),
     "pong-ppo-fp32": Ratio(1.5, None, 0.8),
 }
-SPEED_IMPALA = {
-    "cartpole-appo": Ratio(5.0, 7.0, 0.75),
-    "pong-appo": Ratio(2.3, 2.8, 0.75),
+SPEED_APPO = {
+    "cartpole-appo": Ratio(5.0, 8.0, 0.75),
+    "pong-appo": Ratio(2.3, 3.0, 0.75),
     "pong-appo-fp32": Ratio(1.6, None, 0.75),
 }
 SPEED_DDPG = {"halfcheetah-ddpg": Ratio(1.45, 1.8, 0.75)}
@@ -376,6 +376,8 @@ TABLES = {
     "ppo-cost": lambda: cost_table("ppo"),
     "impala-learning": lambda: learning_table("impala"),
     "impala-cost": lambda: cost_table("impala"),
+    "appo-learning": lambda: learning_table("appo"),
+    "appo-cost": lambda: cost_table("appo"),
     "ddpg-learning": lambda: learning_table("ddpg"),
     "ddpg-cost": lambda: cost_table("ddpg"),
     "acer-learning": lambda: learning_table("acer"),
@@ -384,7 +386,7 @@ TABLES = {
     "ddpg-speed": lambda: speed_table("sb3", SPEED_DDPG),
     "acer-speed": lambda: limit_table(SPEED_ACER, OF_LIMIT_ACER),
     "acer-step": acer_step_table,
-    "impala-speed": lambda: speed_table("sample_factory", SPEED_IMPALA),
+    "appo-speed": lambda: speed_table("sample_factory", SPEED_APPO),
     "ppo-threshold": threshold_table,
     "sampling": sampling_table,
     "sampling-rates": sampling_rates_table,

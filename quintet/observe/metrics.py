@@ -111,7 +111,6 @@ _LOSSES = {
     "loss/kl": Metric("1", "KL penalty: beta times the mean KL"),
     "loss/kl_cutoff": Metric("1", "penalty on a mean KL above the cutoff"),
     "loss/l2": Metric("1", "penalty on squared kernels"),
-    "loss/uniform_kl": Metric("nats", "symmetric KL of the policy to the uniform one"),
 }
 
 _LAST_EPOCH = {
@@ -155,6 +154,7 @@ _POLICY = {
         "1", "share of ratios that errors of V-trace or the policy clip"
     ),
     "policy/c_clip_frac": Metric("1", "share of ratios that V-trace's or Retrace's traces clip"),
+    "loss/uniform_kl": Metric("nats", "symmetric KL of the policy to the uniform one"),
     "loss/q": Metric("reward units^2", "half the squared error of the action's value"),
     "loss/policy_truncated": Metric("1", "policy term of the actions taken, with clipped ratios"),
     "loss/policy_correction": Metric("1", "policy term that corrects the clipping"),

@@ -6,6 +6,7 @@ from typing import Any
 import impala_helpers
 import ppo_helpers
 import pytest
+import test_appo
 
 from quintet.algorithms import registry
 from quintet.algorithms.impala.config import ImpalaConfig
@@ -32,12 +33,26 @@ def of_ppo() -> set[str]:
 def of_impala() -> set[str]:
     from test_impala_aux import OWN
 
-    config = ImpalaConfig(normalize_observations=True)
+    config = ImpalaConfig(normalize_observations=True, reward_normalizer="return_std")
     found: set[str] = set()
     for spaces, model in ((ppo_helpers.CONTINUOUS, ppo_helpers.SMALL), (ppo_helpers.DISCRETE, OWN)):
         learner = impala_helpers.make_learner(config, spaces, model)
         for seed in range(2):
             learner.update(impala_helpers.make_batch(learner, spaces, seed=seed), 0)
+        found |= set(learner.metrics())
+    return found
+
+
+def of_appo() -> set[str]:
+    normalized = {"normalize_observations": True, "reward_normalizer": "return_std"}
+    found: set[str] = set()
+    for spaces, options in (
+        (ppo_helpers.CONTINUOUS, {"kl_coef": 0.1, **normalized}),
+        (ppo_helpers.DISCRETE, {"exploration_loss": "symmetric_kl", **normalized}),
+    ):
+        learner = test_appo.make_learner(spaces, **options)
+        for seed in range(2):
+            learner.update(test_appo.make_batch(learner, spaces, seed=seed), 0)
         found |= set(learner.metrics())
     return found
 
@@ -48,7 +63,9 @@ def families(names: Iterable[str], declared: Iterable[str]) -> set[str]:
     return {next((p for p in prefixes if name.startswith(p)), name) for name in names}
 
 
-@pytest.mark.parametrize(("algo", "reported"), [("ppo", of_ppo), ("impala", of_impala)])
+@pytest.mark.parametrize(
+    ("algo", "reported"), [("ppo", of_ppo), ("impala", of_impala), ("appo", of_appo)]
+)
 def test_what_is_declared_is_what_is_reported(algo: str, reported: Any) -> None:
     declared = registry.find(algo).metrics
     assert len(set(declared)) == len(declared)

@@ -414,23 +414,19 @@ class APPOLearner:
 
     def _tell_of_rows(self, batch: Rollout, obs: dict[str, Tensor], reward: Tensor) -> None:
         """Statistics of a whole batch, the same on all ranks."""
-        valid, rewards = batch.valid, self.reward_normalizer
-        count = valid.sum().clamp_min(1)
-        share = diagnostics.observation_clip_share(self.normalizer, obs, valid, count)
-        means = {
-            "reward/mean": reduce.mean_valid(batch.reward, valid),
-            "normalizer/observation_clip_frac": share,
-        }
-        if rewards.clip is not None:
-            outside = reduce.mean_valid((reward.abs() >= rewards.clip).float(), valid)
-            means["normalizer/reward_clip_frac"] = outside * (rewards.moments.count > 0)
+        valid = batch.valid
+        share = diagnostics.observation_clip_share(
+            self.normalizer, obs, valid, valid.sum().clamp_min(1)
+        )
+        means = {"normalizer/observation_clip_frac": share} | diagnostics.reward_statistics(
+            self.reward_normalizer, batch.reward, reward, valid
+        )
         self.trained.interval.add(Statistics(means))
 
     def metrics(self) -> dict[str, float]:
         found = metrics.finished(self.trained)
         found["optim/learning_rate"] = self.learning_rate
-        if self.reward_normalizer.kind != "none":
-            found["normalizer/reward_std"] = self.reward_normalizer.moments.variance.sqrt().item()
+        found |= diagnostics.reward_metrics(self.reward_normalizer)
         found |= diagnostics.observation_metrics(self.normalizer)
         return found | diagnostics.policy_metrics(self.network.policy_head)
 

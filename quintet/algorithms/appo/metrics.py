@@ -31,9 +31,7 @@ METRICS = (
     "value/change_max",
     "advantage/normalized_min",
     "advantage/normalized_max",
-    "reward/normalized_mean",
-    "normalizer/reward_clip_frac",
-    "normalizer/reward_std",
+    *diagnostics.REWARD_METRICS,
     "optim/epochs",
     "optim/skipped_minibatches",
     "optim/second_moment_max",
@@ -80,7 +78,7 @@ def statistics(
     means, least, greatest = dict(told.means), dict(told.least), dict(told.greatest)
     if not vtrace:
         del means["policy/rho_clip_frac"], means["policy/c_clip_frac"]
-    means["reward/normalized_mean"] = means.pop("reward/mean")
+    del means["reward/mean"]  # the normalised reward's
     means["policy/clip_frac"] = mean(rows.clipped)
     means["policy/ratio_mean_abs_error"] = mean((rows.rho - 1.0).abs())
     least["advantage/normalized_min"] = -greatest_of(-rows.normalized)

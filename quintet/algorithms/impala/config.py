@@ -107,6 +107,10 @@ class ImpalaConfig(BaseModel):
         "[0, 1] in any case",
     )
     observation_clip: float = Field(5.0, gt=0, description="bound of normalised observations")
+    reward_normalizer: Literal["return_std", "step_std", "none"] = Field(
+        "none", description="what rewards are divided by; their mean is never subtracted"
+    )
+    reward_norm_clip: float | None = Field(10.0, description="of normalised rewards; <= 0: off")
     normalizer_variance_epsilon: float = Field(1e-3, gt=0, description="inside the root")
     update_normalizers: bool = Field(True, description="false: frozen statistics (fine-tuning)")
 
@@ -138,10 +142,9 @@ class ImpalaConfig(BaseModel):
     def requirements(self) -> dict[str, tuple[bool, str]]:
         """Whether each option has an effect beside the others, and what it requires for that."""
         rmsprop = (self.optimizer == "rmsprop", "optimizer=rmsprop")
-        normalizes = (
-            self.normalize_observations or self.normalize_pictures,
-            "normalize_observations or normalize_pictures",
-        )
+        observations = self.normalize_observations or self.normalize_pictures
+        rewards = self.reward_normalizer != "none"
+        normalizes = observations or rewards, "a normaliser"
         traces = self.c_bar != 0 and self.unroll_steps > 1
         return {
             "lambda_": (traces, "c_bar > 0 and unroll_steps > 1"),
@@ -150,7 +153,8 @@ class ImpalaConfig(BaseModel):
                 "lambda_ > 0 and unroll_steps > 1",
             ),
             "entropy_schedule": (self.entropy_coef > 0, "entropy_coef > 0"),
-            "observation_clip": normalizes,
+            "observation_clip": (observations, "normalize_observations or normalize_pictures"),
+            "reward_norm_clip": (rewards, "a reward_normalizer"),
             "normalizer_variance_epsilon": normalizes,
             "update_normalizers": normalizes,
             "rmsprop_decay": rmsprop,
@@ -175,7 +179,8 @@ class ImpalaConfig(BaseModel):
 def idle_in(config: ImpalaConfig, model: ModelConfig, spaces: Spaces) -> dict[str, Idle]:
     """Options without effect on a resolved network in these spaces."""
     wanted = config.normalize_observations, config.normalize_pictures
-    return idle_normalizers(type(config), wanted, model, spaces, others=False)
+    rewards = config.reward_normalizer != "none"
+    return idle_normalizers(type(config), wanted, model, spaces, others=rewards)
 
 
 def check(

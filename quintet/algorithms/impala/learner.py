@@ -12,8 +12,9 @@ Departures from the paper, each with the switch that turns it off:
  2. Traces may decay, as in the paper's remark 2 (``lambda_=1``, the default, is the paper's).
  3. Losses are divided by the number of unrolls in the batch (``reduction=sum``).
  4. RMSProp is PyTorch's, with epsilon outside of the root (``rmsprop_epsilon_inside_sqrt``).
- 5. Observations may be normalised by running statistics (``normalize_observations=false`` and
-    ``normalize_pictures=false``, the defaults, are the paper's).
+ 5. Observations and rewards may be normalised by running statistics
+    (``normalize_observations=false``, ``normalize_pictures=false`` and ``reward_normalizer=none``,
+    the defaults, are the paper's).
 """
 
 from dataclasses import dataclass, replace
@@ -34,6 +35,7 @@ from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import Optimizer, Parameters, Trained, knobs_of
 from quintet.models.build import ActorCritic
 from quintet.models.config import ModelConfig
+from quintet.models.normalize import RewardNormalizer
 from quintet.ops import policy_losses, reduce, schedules, value_losses
 from quintet.ops.vtrace import vtrace
 from quintet.protocols import Actor, DataPlan
@@ -91,6 +93,9 @@ class ImpalaLearner:
         self.aux_weights = aux_weights(config, model, network.loss_names)
         self.aux_weight = torch.tensor([*self.aux_weights.values()], device=setup.device)
         self.normalizer = make_normalizer(config, model, spaces).to(setup.device)
+        self.reward_normalizer = RewardNormalizer(
+            config.reward_normalizer, config.reward_norm_clip, config.normalizer_variance_epsilon
+        ).to(setup.device)
         kind = "rmsprop_tf" if config.rmsprop_epsilon_inside_sqrt else config.optimizer
         self.trained: Trained[Unrolls, Knobs] = Trained(
             self.network,
@@ -98,7 +103,11 @@ class ImpalaLearner:
             Knobs,
             setup,
             Optimizer(kind, config.optimizer == "rmsprop" and config.rmsprop_momentum > 0),
-            modules={"normalizer": self.normalizer},
+            modules={
+                "normalizer": self.normalizer,
+                "reward_moments": self.reward_normalizer.moments,
+            },
+            only_learning=("reward_moments/",),
             check_numerics=config.check_numerics,
         )
         self.weights, self.warm_start = self.trained.weights, self.trained.load_weights
@@ -107,8 +116,10 @@ class ImpalaLearner:
 
     @property
     def plan(self) -> DataPlan:
-        steps = self.config.unroll_steps
-        return DataPlan(steps, self.config.batch_unrolls, state_every=steps)
+        config, steps = self.config, self.config.unroll_steps
+        by_return = config.reward_normalizer == "return_std" and config.update_normalizers
+        carried = config.gamma if by_return else None
+        return DataPlan(steps, config.batch_unrolls, carried, state_every=steps)
 
     @property
     def updates(self) -> int:
@@ -128,9 +139,12 @@ class ImpalaLearner:
         descent = self.trained.descent(self.learning_rate, config)
         self.trained.step(self._unrolls(batch), knobs, descent)
         self.trained.fold()
-        if self.normalizer.names and config.update_normalizers:
+        if config.update_normalizers and (
+            self.normalizer.names or config.reward_normalizer != "none"
+        ):
             whole = self.ranks.whole(batch)
             self.normalizer.merge({k: x[:-1] for k, x in whole.obs.items()}, whole.valid)
+            self.reward_normalizer.merge(whole)
         self.version += 1
 
     def knobs(self, entropy_coef: float) -> Knobs:
@@ -143,10 +157,18 @@ class ImpalaLearner:
         """
         columns = batch.valid.shape[1]
         count = batch.valid.sum().clamp_min(1).to(self.setup.device)
+        rewards = self.reward_normalizer
+        if rewards.kind != "none":
+            whole = self.ranks.whole(batch)
+            means = diagnostics.reward_statistics(
+                rewards, whole.reward, rewards(whole.reward), whole.valid
+            )
+            self.trained.interval.add(Statistics(means))
         batch = self.ranks.shard(batch)
         obs = self.normalizer({name: x.flatten(0, 1) for name, x in batch.obs.items()})
         share = diagnostics.observation_clip_share(self.normalizer, obs, batch.valid, count)
         flat = {"obs": obs, "is_first": batch.is_first.flatten(), "trace_cut": None}
+        flat |= {"reward": rewards(batch.reward), "return_carry": None}
         state = {name: x[0] for name, x in batch.state.items()}
         own = replace(batch, state=state, **flat).contiguous()
         return Unrolls(own, batch.not_cut_t.contiguous(), count, columns, share, self.aux_weight)
@@ -185,7 +207,10 @@ class ImpalaLearner:
         bars = knobs.rho_bar, knobs.c_bar
         statistics = off_policy_statistics(losses, terms, valid, whole, bars)
         clipped = {"normalizer/observation_clip_frac": unrolls.clip_share}
-        statistics = statistics._replace(means={**statistics.means, **clipped})
+        means = {**statistics.means, **clipped}
+        if self.reward_normalizer.kind != "none":
+            del means["reward/mean"]  # the normalised reward's
+        statistics = statistics._replace(means=means)
         return torch.stack([*losses.values()]).sum(), statistics
 
     def _terms(
@@ -241,6 +266,7 @@ class ImpalaLearner:
     def metrics(self) -> dict[str, float]:
         found = finished(self.trained.interval.read())
         found["optim/learning_rate"] = self.learning_rate
+        found |= diagnostics.reward_metrics(self.reward_normalizer)
         found |= diagnostics.observation_metrics(self.normalizer)
         return found | diagnostics.policy_metrics(self.network.policy_head)
 

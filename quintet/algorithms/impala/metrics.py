@@ -16,6 +16,7 @@ METRICS = (
     "loss/total_abs",
     *off_policy_statistics.METRICS,
     *diagnostics.METRICS,
+    *diagnostics.REWARD_METRICS,
 )
 """All metrics; `/` at the end stands for every name that begins so."""
 

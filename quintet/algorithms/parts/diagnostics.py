@@ -7,7 +7,8 @@ from torch import Tensor
 
 from quintet.errors import NonFiniteError
 from quintet.models.heads import PolicyHead
-from quintet.models.normalize import ObservationNormalizer, block_rows
+from quintet.models.normalize import ObservationNormalizer, RewardNormalizer, block_rows
+from quintet.ops import reduce
 from quintet.types import Obs
 
 METRICS = (
@@ -22,6 +23,35 @@ METRICS = (
     "optim/learning_rate",
 )
 """What learners of a policy and a value report alike."""
+
+
+REWARD_METRICS = (
+    "reward/normalized_mean",
+    "normalizer/reward_clip_frac",
+    "normalizer/reward_std",
+)
+"""What learners that normalise rewards report beside their mean."""
+
+
+def reward_statistics(
+    normalizer: RewardNormalizer, reward: Tensor, normalized: Tensor, valid: Tensor
+) -> dict[str, Tensor]:
+    """Means over the valid rows of a batch ``[T, B]``."""
+    means = {
+        "reward/mean": reduce.mean_valid(reward, valid),
+        "reward/normalized_mean": reduce.mean_valid(normalized, valid),
+    }
+    if normalizer.clip is not None:
+        outside = reduce.mean_valid((normalized.abs() >= normalizer.clip).float(), valid)
+        means["normalizer/reward_clip_frac"] = outside * (normalizer.moments.count > 0)
+    return means
+
+
+def reward_metrics(normalizer: RewardNormalizer) -> dict[str, float]:
+    """By what rewards are divided."""
+    if normalizer.kind == "none":
+        return {}
+    return {"normalizer/reward_std": normalizer.moments.variance.sqrt().item()}
 
 
 def require_finite(tensors: Mapping[str, Tensor], update: int) -> None:
