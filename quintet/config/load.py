@@ -351,9 +351,9 @@ def _validate(algo: str, values: dict[str, Any], faults: list[str]) -> RunConfig
 
 
 def _population_faults(config: RunConfig) -> list[str]:
-    """Faults of a population that tunes, one sentence each."""
+    """Faults of a population, one sentence each."""
     population, kind = config.population, config.runtime.kind
-    if not population.tunes:
+    if not population.several:
         return []
     faults, algorithm = [], registry.find(config.algo)
     try:

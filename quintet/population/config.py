@@ -6,6 +6,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from quintet.errors import IdleOptions
 
+_OF_ALL = {"size", "pbt", "objective", "window_episodes", "tuned", "initial"}
+"""Options that policies have which are only trained side by side."""
+
 
 @final
 class PopulationConfig(BaseModel):
@@ -47,7 +50,7 @@ class PopulationConfig(BaseModel):
     initial: dict[str, tuple[float, ...]] = Field(
         default_factory=dict,
         description="first values of tuned options, one for each policy; without them policy 0 has "
-        "the learner's, and each other one a mutation of these",
+        "the learner's, and each other one a mutation of these (pbt=false: the learner's too)",
     )
     replace_frac: float = Field(
         0.3, gt=0, le=1, description="share of policies, rounded up, that count as best or worst"
@@ -71,9 +74,8 @@ class PopulationConfig(BaseModel):
     )
 
     @property
-    def tunes(self) -> bool:
-        """Whether hyperparameters change in the run."""
-        return self.pbt and self.size > 1
+    def several(self) -> bool:
+        return self.size > 1
 
     @model_validator(mode="after")
     def _options_go_together(self) -> "PopulationConfig":
@@ -90,14 +92,15 @@ class PopulationConfig(BaseModel):
                     f"population.initial requires {self.size} values of {name}, one for each "
                     f"policy, got {len(values)}; correct them"
                 )
-        needed = "pbt=true" if self.size > 1 else "size > 1"
-        free = {"size", "pbt"} if self.size > 1 else {"size"}
+        needed, free = "size > 1", {"size"}
+        if self.several:
+            needed, free = "pbt=true", _OF_ALL
         idle = {
             name: f"population.{name}={getattr(self, name)} has no effect without {needed}"
             for name, field in type(self).model_fields.items()
             if name not in free
             and getattr(self, name) != field.get_default(call_default_factory=True)
         }
-        if idle and not self.tunes:
+        if idle and not (self.several and self.pbt):
             raise IdleOptions(idle)
         return self

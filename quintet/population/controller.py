@@ -29,7 +29,7 @@ class Controller:
 
     def due(self, policy: int, env_steps: int) -> bool:
         """Whether to consider a policy that has made so many env_steps of its own."""
-        begun = env_steps >= self.start
+        begun = self.rules.config.pbt and env_steps >= self.start
         return begun and env_steps - self.considered[policy] > self.period
 
     def consider(

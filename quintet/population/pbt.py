@@ -68,10 +68,11 @@ class Decision(NamedTuple):
 
 def begin(rules: Rules, rng: np.random.Generator) -> list[dict[str, float]]:
     """The first values of each policy: policy 0 has the given ones, the others a mutation each,
-    but for those that the configuration gives to each.
+    but for those that the configuration gives to each; without PBT there are no mutations.
     """
-    others = range(1, rules.config.size)
-    values = [dict(rules.first), *(mutated(rules.first, rules, rng) for _ in others)]
+    values = [dict(rules.first) for _ in range(rules.config.size)]
+    if rules.config.pbt:
+        values[1:] = [mutated(rules.first, rules, rng) for _ in values[1:]]
     for policy, own in enumerate(values):
         own.update({name: given[policy] for name, given in rules.config.initial.items()})
     return values

@@ -258,11 +258,9 @@ def _run(
         ends.enter_context(torch_settings(runtime.threads, runtime.device, runtime.exact))
         # The caller gave, or vouched for, all code that the configuration names.
         folder = RunFolder(config.run_dir, signed=not trust.all_harmless(config.flat()))
-        population = Population(config, folder) if config.population.tunes else None
+        population = Population(config, folder) if config.population.several else None
         if population is not None:
             further = population.options[1:]
-        elif config.population.size > 1:
-            further = [config.learner] * (config.population.size - 1)
         policies = make_policies(config, further, source.spaces, folder)
         for each in several(policies):
             ends.callback(each.close)

@@ -159,7 +159,7 @@ class PolicyRun:
         }
         if not self.alone:
             part["counters"] = asdict(self.counters)
-        if self.config.population.tunes:
+        if self.config.population.several:
             part["recent_episodes"] = self.episodes.save_recent()
         return self.folder.named(publication.tensors, rest), part
 
@@ -204,7 +204,7 @@ class PolicyRun:
         if not changed:
             return []
         self.configure(options)
-        if self.config.population.tunes:
+        if self.config.population.several:
             return []
         listed = ", ".join(f"{name}={after[name]} (given: {before[name]})" for name in changed)
         return [f"policy {self.folder.index} goes on with the options of its checkpoint: {listed}"]

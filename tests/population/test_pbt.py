@@ -246,7 +246,7 @@ def test_decisions_are_kept_and_saved() -> None:
     [
         ({"size": 2, "perturb_min": 2.0}, "perturb_min must be at most perturb_max"),
         ({"mutation_rate": 0.5}, "mutation_rate=0.5 has no effect without size > 1"),
-        ({"size": 2, "pbt": False, "objective": "eval/return_mean"}, "without pbt=true"),
+        ({"size": 2, "pbt": False, "mutation_rate": 0.5}, "without pbt=true"),
         ({"size": 2, "tuned": ("a", "a")}, "no option twice"),
         ({"size": 2, "initial": {"a": (1.0,)}}, "requires 2 values of a"),
     ],

@@ -204,12 +204,20 @@ def test_every_learner_trains_as_a_population(algo: str, tmp_path: Path) -> None
 
 def test_without_pbt_policies_are_trained_side_by_side(tmp_path: Path) -> None:
     options = {name: x for name, x in SMALL.items() if not name.startswith("population.")}
+    own = {
+        "population": 2,
+        "population.pbt": False,
+        "population.initial": {"learning_rate": [0.1, 0.2]},
+    }
     result = quintet.train(
         "appo", "CartPole-v1", total_steps=1_500, run_dir=tmp_path / "run",
-        config={**options, **OF["appo"], "population": 2, "population.pbt": False},
+        config={**options, **OF["appo"], **own},
     )  # fmt: skip
-    assert not (tmp_path / "run" / EVENTS).exists()
-    assert result.metrics["policy_1/env_steps"] > 0
+    assert [event["event"] for event in events(tmp_path / "run")] == ["begins", "begins"]
+    for policy, rate in enumerate((0.1, 0.2)):
+        assert result.metrics[f"policy_{policy}/env_steps"] > 0
+        assert result.metrics[f"policy_{policy}/optim/learning_rate"] == rate
+        assert result.metrics[f"policy_{policy}/hyperparameter/learning_rate"] == rate
 
 
 # What a person does with it
