@@ -211,7 +211,8 @@ def _schema(algo: str, *, of_group: bool) -> Any:
         default = own.values.get(name, default)
         if isinstance(default, tuple):
             default = " ".join(str(item) for item in default)
-        many = any(get_origin(kind) in (tuple, list) for kind in kinds(info))
+        mapping = get_origin(info.annotation) is dict
+        many = not mapping and any(get_origin(kind) in (tuple, list) for kind in kinds(info))
         fields[name.replace(".", "__")] = Annotated[
             tuple[str, ...] if many else str,
             tyro.conf.arg(

@@ -262,6 +262,8 @@ def _run(
         if population is not None:
             further = population.options[1:]
         policies = make_policies(config, further, source.spaces, folder)
+        if population is not None:
+            policies[0].configure(population.options[0])
         for each in several(policies):
             ends.callback(each.close)
         trainer = Trainer(config, folder, policies, env, on_report, loaded.env, population)

@@ -25,7 +25,7 @@ from quintet.system import files
 class Population:
     """Tunes the hyperparameters of the policies of one run.
 
-    options: the learner's, of each policy at the start.
+    options: the learner's, of each policy at the start; the caller gives the policies theirs.
     """
 
     def __init__(self, config: RunConfig, folder: RunFolder):
