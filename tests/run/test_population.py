@@ -220,6 +220,23 @@ def test_without_pbt_policies_are_trained_side_by_side(tmp_path: Path) -> None:
         assert result.metrics[f"policy_{policy}/hyperparameter/learning_rate"] == rate
 
 
+def test_first_values_on_the_command_line(tmp_path: Path) -> None:
+    command = [
+        "train",
+        "appo",
+        "--env",
+        "CartPole-v1",
+        "--total-steps",
+        "2048",
+        "--population",
+        "2",
+    ]
+    given = ["--population.initial", '{"learning_rate": [1e-2, 1e-6]}', "--eval.episodes", "0"]
+    folder = ["--run-dir", str(tmp_path / "run"), "--runtime.kind", "serial"]
+    assert cli.main([*command, *given, *folder]) == 0
+    assert [event["values"]["learning_rate"] for event in events(tmp_path / "run")] == [1e-2, 1e-6]
+
+
 # What a person does with it
 
 
