@@ -60,6 +60,7 @@ class DataPlan:
     max_policy_lag: rows whose weights are more versions than this behind the learner's (published
         or not) are masked, and a column without other rows is dropped; None: no bound.
     replay: how old data is kept and drawn; None: none is kept.
+    versions_per_batch: versions that the learner goes through in one fresh batch, at most.
     """
 
     unroll_steps: int
@@ -68,6 +69,7 @@ class DataPlan:
     state_every: int = 1
     max_policy_lag: int | None = None
     replay: ReplayPlan | None = None
+    versions_per_batch: int = 1
 
     def __post_init__(self) -> None:
         assert not self.unroll_steps % self.state_every, f"state_every must divide T: {self}"
@@ -144,7 +146,9 @@ class Learner(Protocol):
 
     @property
     def version(self) -> int:
-        """Calls of `update` so far; publications carry it, and policy lag is counted in it."""
+        """Grows with every call of `update`, by one or by the optimizer steps that it made;
+        publications carry it, and policy lag is counted in it.
+        """
         ...
 
     def update(self, batch: Rollout, env_steps: int) -> None:

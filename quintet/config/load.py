@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from quintet.algorithms import registry
+from quintet.config.population import first_values
 from quintet.config.run import ALIASES, MAY_CHANGE_ON_RESUME, PARTS, TOP, RunConfig
 from quintet.envs.config import EnvConfig
 from quintet.envs.given import EnvSource
@@ -352,35 +353,47 @@ def _validate(algo: str, values: dict[str, Any], faults: list[str]) -> RunConfig
 
 def _population_faults(config: RunConfig) -> list[str]:
     """Faults of a population, one sentence each."""
-    population, kind = config.population, config.runtime.kind
+    population, learners = config.population, config.runtime.num_learners
     if not population.several:
         return []
-    faults, algorithm = [], registry.find(config.algo)
+    faults = (
+        []
+        if learners == 1
+        else [
+            f"population.size={population.size} requires runtime.num_learners=1, got {learners}; "
+            "leave one of them out"
+        ]
+    )
     try:
-        names = algorithm.tuned_options(config.learner, population.tuned)
-        others = sorted(set(population.initial) - set(names))
-        if others:
-            faults.append(
-                f"population.initial requires options that are tuned ({', '.join(names)}), got "
-                f"{', '.join(others)}; name them in population.tuned too"
-            )
+        first_values(config)
     except ConfigError as error:
         faults.append(str(error))
-    name, recent = population.objective, list(EpisodeStats().recent)
-    known = (*OF_RUNS, *algorithm.metrics)
+    return faults + _objective_faults(config)
+
+
+def _objective_faults(config: RunConfig) -> list[str]:
+    """Faults of the metric by which policies are ranked."""
+    name, kind = config.population.objective, config.runtime.kind
+    recent = list(EpisodeStats().recent)
+    own = registry.find(config.algo).metrics
+    evaluated = [x for x in OF_RUNS if x.startswith("eval/")]
+    known = [*recent, *evaluated, *own]
     if not any(name == x or (x.endswith("/") and name.startswith(x)) for x in known):
         near = get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]}?" if near else "see the names in metrics.jsonl"
-        faults.append(
-            f"population.objective requires a metric of {config.algo}, got {name}; {hint}"
-        )
-    elif name not in recent and kind != "async":
-        faults.append(
+        return [
+            f"population.objective requires a metric of the policies of {config.algo}, got {name}; "
+            f"{hint}"
+        ]
+    if name in evaluated and config.eval.episodes == 0:
+        return [f"population.objective={name} requires eval.episodes > 0, got 0; raise it"]
+    if name not in recent and kind != "async":
+        return [
             f"population.objective={name} requires runtime.kind=async, got {kind}: reports follow "
             f"the clock, which decides nothing in {kind}; use {' or '.join(recent)}, or "
             "--runtime.kind async"
-        )
-    return faults
+        ]
+    return []
 
 
 def _sharing_faults(config: RunConfig) -> list[str]:

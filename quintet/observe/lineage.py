@@ -26,7 +26,13 @@ def read_events(run_dir: Path) -> list[Event]:
             "--population 4"
         )
     try:
-        return [_checked(json.loads(line)) for line in files.read_bytes(path).splitlines()]
+        events = [_checked(json.loads(line)) for line in files.read_bytes(path).splitlines()]
+        names = {tuple(sorted(event["known"])) for event in events}
+        begun = [event["policy"] for event in events if event["event"] == "begins"]
+        whole = len(names) == 1 and begun == list(range(len(begun)))
+        if not whole or not all(event["policy"] in begun for event in events):
+            raise ValueError("it lacks the first values of a policy")
+        return events
     except (ValueError, KeyError, TypeError, RecursionError) as fault:
         raise QuintetError(
             f"{path} is damaged ({fault}); resuming the run writes it anew"
@@ -35,8 +41,9 @@ def read_events(run_dir: Path) -> list[Event]:
 
 def _checked(event: Any) -> Event:
     """The event, if a picture can be made of it."""
-    known = event["values"] if event["event"] == "begins" else event["after"]
-    at = event.get("env_steps", 0), event["policy"], event.get("donor", 0)
+    begins = event["event"] == "begins"
+    known = event["values"] if begins else event["after"]
+    at = (0, event["policy"]) if begins else (event["env_steps"], event["policy"], event["donor"])
     if not (isinstance(known, dict) and all(isinstance(x, int) for x in at)):
         raise TypeError(f"no event of a population: {event}")
     return {**event, "known": {str(name): float(x) for name, x in known.items()}}

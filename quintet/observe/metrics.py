@@ -321,10 +321,15 @@ class EpisodeStats:
         self._new = _Sums()
         self._recent: deque[_Episode] = deque(maxlen=window)
 
-    def add(self, episode_return: float, length: int, success: bool | None = None) -> None:
-        """Adds a whole episode: raw return in reward units, length in env_steps."""
-        episode = _Episode(episode_return, length, success)
-        self._recent.append(episode)
+    def add(
+        self, episode_return: float, length: int, success: bool | None = None, recent: bool = True
+    ) -> None:
+        """Adds a whole episode: raw return in reward units, length in env_steps.
+
+        recent: whether it counts among the last ones.
+        """
+        if recent:
+            self._recent.append(_Episode(episode_return, length, success))
         new = self._new
         new.count += 1
         new.return_sum += episode_return

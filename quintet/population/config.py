@@ -6,15 +6,15 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from quintet.errors import IdleOptions
 
-_OF_ALL = {"size", "pbt", "objective", "window_episodes", "tuned", "initial"}
-"""Options that policies have which are only trained side by side."""
+_OF_ALL = {"size", "pbt", "objective", "window_episodes", "initial"}
+"""Options with an effect where ``pbt`` is false; ``tuned`` has one beside ``initial``."""
 
 
 @final
 class PopulationConfig(BaseModel):
     """Several policies in one run, and how their hyperparameters tune themselves.
 
-    Steps are of one policy, on average: the budget of the run is that of all policies together.
+    The budget of the run is that of all policies together.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -57,7 +57,10 @@ class PopulationConfig(BaseModel):
     )
     mutation_rate: float = Field(0.15, ge=0, le=1, description="chance that a value changes")
     reset_rate: float = Field(
-        0.05, ge=0, le=1, description="chance that a value that changes takes its first value again"
+        0.05,
+        ge=0,
+        le=1,
+        description="chance that a value that changes takes the learner's option again",
     )
     perturb_min: float = Field(1.05, ge=1, description="least factor of a change")
     perturb_max: float = Field(1.5, ge=1, description="greatest factor of a change")
@@ -94,7 +97,8 @@ class PopulationConfig(BaseModel):
                 )
         needed, free = "size > 1", {"size"}
         if self.several:
-            needed, free = "pbt=true", _OF_ALL
+            needed = "pbt=true"
+            free = _OF_ALL | ({"tuned"} if self.initial else set())
         idle = {
             name: f"population.{name}={getattr(self, name)} has no effect without {needed}"
             for name, field in type(self).model_fields.items()

@@ -42,7 +42,7 @@ class Bounds(NamedTuple):
 class Rules(NamedTuple):
     """What mutations go by.
 
-    first: the values of policy 0 at the start.
+    first: the learner's options.
     bounds: of values that have some.
     """
 

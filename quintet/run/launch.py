@@ -25,6 +25,7 @@ from quintet.envs.make import make_group_env
 from quintet.errors import ConfigError, LearnerFault, WorkerFault
 from quintet.models.config import is_wide, resolve_model, uses_pictures
 from quintet.models.precision import fast_bf16
+from quintet.observe.metrics import policy_prefix
 from quintet.observe.stream import QuietStream
 from quintet.policy import Policy
 from quintet.run import seed_group
@@ -58,7 +59,7 @@ from quintet.types import Spaces
 @dataclass(frozen=True)
 class Result:
     """The result of `train`: the run's folder, its final policy (of several the one of the highest
-    objective) and its last report.
+    objective) and its last report, in which that one's metrics have plain names too.
     """
 
     run_dir: Path
@@ -292,8 +293,13 @@ def _run(
                 with _going_back(trainer, may_go_back):
                     status = trainer.train(sampling)
             trainer.ended(status)
-        final = leader(trainer.policies).policy()
-        return Result(trainer.folder.path, final, trainer.reports.last, status)
+        first = leader(trainer.policies)
+        last = trainer.reports.last
+        if not first.alone:  # the leader's metrics under plain names too
+            prefix = policy_prefix(first.folder.index, len(trainer.policies))
+            own = {k.removeprefix(prefix): x for k, x in last.items() if k.startswith(prefix)}
+            last = {**own, **last}
+        return Result(trainer.folder.path, first.policy(), last, status)
 
 
 def run_seeds(loaded: Sequence[Loaded | Unusable], jobs: int | None = None) -> list[SeedOutcome]:

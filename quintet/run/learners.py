@@ -91,23 +91,17 @@ def make_policies(
             learner = make_learners(config, spaces)
         policies.append(PolicyRun(learner, config, spaces, PolicyFolder(folder, index, count)))
     for policy, options in zip(policies[1:], further, strict=True):
-        _share_streams(policies[0], policy, options)
+        _share_streams(policy, options)
     return policies
 
 
-def _share_streams(first: PolicyRun, other: PolicyRun, options: BaseModel) -> None:
+def _share_streams(other: PolicyRun, options: BaseModel) -> None:
     """Gives the other policy its options; refuses those that must be equal."""
-    who, plan = f"policy {other.folder.index}", first.learner.plan
     try:
         other.configure(options)
     except ConfigError as error:
+        who = f"policy {other.folder.index}"
         raise ConfigError(f"{who} can't share the streams of policy 0: {error}") from error
-    if other.learner.plan != plan:
-        raise ConfigError(
-            f"policies that share streams require the same data, policy 0 asks for {plan}, {who} "
-            f"for {other.learner.plan}; give them the same unrolls and discounts, or train one "
-            "policy"
-        )
 
 
 def several(policies: Sequence[PolicyRun]) -> list[Learners]:

@@ -66,6 +66,7 @@ class PolicyRun:
         self.scores: dict[str, float] = {}
         self._reported_updates = learner.updates
         self._reported: dict[str, float] = {}  # by the last report
+        self._own_since = 0  # version from which on its weights are not another policy's
 
     @property
     def alone(self) -> bool:
@@ -110,7 +111,8 @@ class PolicyRun:
         """Counts whole episodes that it played."""
         self.counters.ended_episodes += len(episodes)
         for episode in episodes:
-            self.episodes.add(episode.return_, episode.length, episode.success)
+            own = episode.version >= self._own_since
+            self.episodes.add(episode.return_, episode.length, episode.success, own)
 
     @property
     def objective(self) -> float | None:
@@ -122,10 +124,11 @@ class PolicyRun:
         """Takes the weights and the optimizer's memory of another policy of the run, and these
         options of the learner; keeps its own counters.
         """
+        self.configure(donor.config.learner)  # whose rate may follow a schedule from there
         self.learner.load(copied(donor.learner.save()), counters=False)
         self.configure(options)
         self.episodes.forget_recent()
-        self._reported = {}
+        self._own_since, self._reported = self.learner.version, {}
 
     def score(self, policy: Policy, scores: Scores) -> None:
         """Takes the scores of an evaluation; writes `policy` to ``best/`` if it is the best."""
@@ -161,6 +164,7 @@ class PolicyRun:
             part["counters"] = asdict(self.counters)
         if self.config.population.several:
             part["recent_episodes"] = self.episodes.save_recent()
+            part["objective"] = self.objective
         return self.folder.named(publication.tensors, rest), part
 
     def load(self, found: Checkpoint) -> list[str]:
@@ -186,6 +190,8 @@ class PolicyRun:
         self._reported_updates = self.learner.updates
         self.episodes.load(part.get("episodes"))
         self.episodes.load_recent(part.get("recent_episodes", ()))
+        if part.get("objective") is not None:
+            self._reported[self.config.population.objective] = part["objective"]
         self.best, self.best_version = part["best"], part.get("best_version")
         ended = run.env_steps >= self.config.total_env_steps
         fault, lost = self.folder.mend_best(part, ended)
@@ -233,6 +239,6 @@ class PolicyRun:
 
 
 def leader(policies: Sequence[PolicyRun]) -> PolicyRun:
-    """The policy of the highest objective, the first of equal ones and where none has one."""
+    """The policy of the highest objective; of equal ones the first, so that it changes seldom."""
     found = [-math.inf if each.objective is None else each.objective for each in policies]
     return policies[found.index(max(found))]

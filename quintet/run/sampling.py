@@ -212,10 +212,14 @@ def _require_fresh_rows(runtime: RuntimeConfig, plan: DataPlan) -> None:
             f"weights more than {most} updates old, as every draw is an update, got {interval}; "
             "leave it or runtime.max_policy_lag out"
         )
-    if most is not None and interval + lag > most + 1:
+    versions = plan.versions_per_batch
+    if most is not None and (interval - 1 + lag) * versions > most:
+        batches = most // versions + 1 - lag
+        way = f"must be at most {batches}" if batches > 0 else "can't be met"
+        each = f", {versions} in a batch," if versions > 1 else ""
         raise ConfigError(
-            f"runtime.publish_interval_updates must be at most {most + 1 - lag} where rows of "
-            f"weights more than {most} updates old are dropped, got {interval}; lower it or raise "
+            f"runtime.publish_interval_updates {way} where rows of weights more than {most} "
+            f"updates{each} old are dropped, got {interval}; lower it or raise "
             "runtime.max_policy_lag"
         )
 

@@ -23,6 +23,7 @@ class Episode:
 
     row, column: where in a batch it ended; -1 where that row was dropped before.
     success: None where the environment defines none.
+    version: of the weights that acted when it began, or just before that.
     """
 
     row: int
@@ -30,6 +31,7 @@ class Episode:
     return_: float
     length: int
     success: bool | None = None
+    version: int = 0
 
 
 def join(parts: Sequence[Rollout]) -> Rollout:

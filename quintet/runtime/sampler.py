@@ -1,7 +1,7 @@
 """Fills one group's slot: acts, sends, receives, and carries state from unroll to unroll."""
 
 from collections.abc import Callable, Sequence
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -56,6 +56,9 @@ class GroupSampler:
         self.carry = np.zeros(self.num_streams)
         self.episode_return = np.zeros(self.num_streams)
         self.episode_length = np.zeros(self.num_streams, np.int64)
+        self.episode_version: np.ndarray[Any, Any] | None = (
+            None  # as in `Episode`, once there is one
+        )
         self.steps_before = 0
         self.fresh = True
 
@@ -173,12 +176,16 @@ class GroupSampler:
         # Added to the running sums, these make them count from the start of the episode.
         before_return, before_length = self.episode_return, self.episode_length
         defined = self.env.description.success is not None
-        ended = slot.terminated | slot.truncated
+        ended, version = slot.terminated | slot.truncated, slot.version.numpy()
+        if self.episode_version is None:
+            self.episode_version = version[0].copy()
         for row, column in np.argwhere(ended).tolist() if ended.any() else ():
             slot.episode_return[row, column] = returns[row, column] + before_return[column]
             slot.episode_length[row, column] = lengths[row, column] + before_length[column]
             success = slot.success[row, column] if defined else UNDEFINED
             slot.episode_success[row, column] = success
+            slot.episode_version[row, column] = self.episode_version[column]
+            self.episode_version[column] = version[min(row + 1, len(version) - 1), column]
             before_return[column] = -returns[row, column]
             before_length[column] = -lengths[row, column]
         before_return += returns[-1]

@@ -29,6 +29,7 @@ _OF_ROW = {
     "episode_return": TensorSpec((), torch.float64),
     "episode_length": TensorSpec((), torch.int64),
     "episode_success": TensorSpec((), torch.int8),
+    "episode_version": TensorSpec((), torch.int64),
 }
 
 
@@ -125,6 +126,7 @@ class Slot:
         self.episode_return = memory["episode_return"].numpy()
         self.episode_length = memory["episode_length"].numpy()
         self.episode_success = memory["episode_success"].numpy()
+        self.episode_version = memory["episode_version"].numpy()
         self.running_length = memory["running_length"].numpy()
         carry = memory.get("return_carry")
         self.return_carry = None if carry is None else carry.numpy()
@@ -245,6 +247,7 @@ class Slot:
                 float(self.episode_return[row, column]),
                 int(self.episode_length[row, column]),
                 _SUCCESS[int(self.episode_success[row, column])],
+                int(self.episode_version[row, column]),
             )
             for row, column in (np.argwhere(ended).tolist() if ended.any() else ())
         ]

@@ -151,7 +151,6 @@ def test_every_policy_reports_under_its_prefix(whole, kind):
 @kinds
 def test_every_policy_has_a_best_and_a_final_one_in_its_own_folder(whole, kind, capsys):
     folder = whole(kind)
-    assert not (folder / "policy").exists()
     assert not (folder / "best").exists()
     final = [quintet.load(folder / f"policy_{k}" / "policy") for k in range(2)]
     for k, policy in enumerate(final):
@@ -165,8 +164,8 @@ def test_every_policy_has_a_best_and_a_final_one_in_its_own_folder(whole, kind, 
     a, b = (policy.publication.tensors for policy in final)
     assert not any(torch.equal(a[name], b[name]) for name in a if name.endswith("weight"))
     assert cli.main(["eval", str(folder / "policy_1/policy"), "--episodes", "2"]) == 0
-    with pytest.raises(CheckpointError, match=r"one policy is required, .* holds 2; .*policy_0"):
-        quintet.load(folder)
+    ahead = quintet.load(folder).publication.tensors
+    assert any(all(torch.equal(ahead[n], x) for n, x in own.items()) for own in (a, b))
 
 
 @pytest.mark.parametrize("kind", ["serial", "lockstep", "groups"])
@@ -226,9 +225,8 @@ def test_other_policies_than_those_of_the_folder_are_refused(whole, tmp_path):
     [
         ({"unroll_steps": 8}, "policy 1 can't share .* got another unroll_steps"),
         ({"normalize_observations": False}, "policy 1 can't share .* got another normalize_obs"),
-        ({"gamma": 0.5}, "require the same data, .*return_discount=0.99.*return_discount=0.5"),
     ],
-    ids=["data", "network", "discount"],
+    ids=["data", "network"],
 )
 def test_policies_that_cant_share_streams_are_refused(tmp_path, options, says):
     with pytest.raises(ConfigError, match=says):

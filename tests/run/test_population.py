@@ -10,12 +10,12 @@ import torch
 
 import quintet
 from quintet import checkpoint, cli
+from quintet.algorithms.appo.learner import APPOLearner
 from quintet.errors import ConfigError, QuintetError
 from quintet.observe.lineage import EVENTS, plot_lineage
 from quintet.observe.plots import plot_runs
 from quintet.observe.report_files import read_metrics
 from quintet.run.policy_run import PolicyRun
-from quintet.runtime.batch import ColumnQueue
 
 SMALL: dict[str, Any] = {
     "env.num_streams": 8,
@@ -133,13 +133,23 @@ def test_a_resumed_run_goes_on_with_the_same_lineage(whole: Path, tmp_path: Path
     assert all(torch.equal(x, theirs[name]) for name, x in ours.items())
 
 
-def test_a_resume_changes_nothing_at_once(whole: Path, tmp_path: Path) -> None:
+def test_a_resume_changes_nothing_at_once(tmp_path: Path) -> None:
+    """It is stopped where the next batch makes nobody due, whoever it is for."""
     folder = tmp_path / "run"
-    train(folder, on_report=lambda report: report["env_steps"] > TOTAL / 2)
+
+    def nobody_is_due(report: dict[str, float]) -> bool:
+        for policy in range(3):
+            own = [event for event in events(folder)[3:] if event["policy"] == policy]
+            made = report[f"policy_{policy}/env_steps"]
+            if not own or made + 64 - own[-1]["policy_env_steps"] > 150:
+                return False
+        return True
+
+    train(folder, on_report=nobody_is_due)
     before = events(folder)
+    assert len(before) > 3
     train(folder, on_report=lambda report: True)
-    assert events(folder)[: len(before)] == before
-    assert len(events(folder)) <= len(before) + 1  # at most that of the one batch
+    assert events(folder) == before
 
 
 def test_a_copy_has_the_donors_weights_and_optimizer_and_its_own_counters(
@@ -172,25 +182,44 @@ def test_a_copy_has_the_donors_weights_and_optimizer_and_its_own_counters(
     assert seen == [(event["policy"], event["donor"]) for event in copies]
 
 
-def test_rows_of_the_former_weights_are_not_learned_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+KINDS: dict[str, dict[str, Any]] = {
+    "serial": {},
+    "lockstep": {"runtime__kind": "lockstep", "runtime__lag": 1, "runtime__num_workers": 2},
+    "async": {"runtime__kind": "async", "runtime__num_workers": 2},
+    "mixed": {"env__num_streams": 4, "env__streams_per_group": 4},  # one group for three policies
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_and_episodes_of_the_former_weights_do_not_count(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Asynchronous workers have some on the way when a policy becomes a copy."""
-    masked: list[int] = []
-    mask_old = ColumnQueue.mask_old
+    since: dict[int, tuple[int, int]] = {}  # version and env_steps at a policy's last copy
+    become, update, add = PolicyRun.become, APPOLearner.update, PolicyRun.add_episodes
 
-    def watched(self: ColumnQueue, part: Any, version: int) -> Any:
-        found = mask_old(self, part, version)
-        rollout = found.rollout
-        assert (rollout.version[rollout.valid] >= self.least_version).all()
-        masked.append(int(part.rollout.valid.sum() - rollout.valid.sum()))
-        return found
+    def becomes(self: PolicyRun, donor: PolicyRun, options: Any) -> None:
+        become(self, donor, options)
+        since[id(self.learner)] = self.learner.version, self.counters.env_steps
 
-    monkeypatch.setattr(ColumnQueue, "mask_old", watched)
-    train(tmp_path / "run", total=6_000, runtime__kind="async", runtime__num_workers=2)
-    copies = [e for e in events(tmp_path / "run") if e["event"] == "copied"]
-    assert copies
-    assert sum(masked) > 0
+    def updates(self: APPOLearner, batch: Any, env_steps: int) -> None:
+        version, _ = since.get(id(self), (0, 0))
+        assert (batch.version[batch.valid] >= version).all()
+        update(self, batch, env_steps)
+
+    def adds(self: PolicyRun, episodes: Any) -> None:
+        add(self, episodes)
+        _, steps = since.get(id(self.learner), (0, 0))
+        made = self.counters.env_steps - steps
+        for _, length, _ in self.episodes.save_recent():
+            assert not steps or kind == "async" or length <= made + 64
+
+    monkeypatch.setattr(PolicyRun, "become", becomes)
+    monkeypatch.setattr(APPOLearner, "update", updates)
+    monkeypatch.setattr(PolicyRun, "add_episodes", adds)
+    result = train(tmp_path / "run", total=6_000, **KINDS[kind])
+    assert since
+    if kind != "serial":  # where each batch is of one round, no row waits for a copy
+        assert result.metrics["data/discarded_env_steps"] > 0
 
 
 @pytest.mark.parametrize("algo", [name for name in OF if name != "appo"])
@@ -238,6 +267,40 @@ def test_first_values_on_the_command_line(tmp_path: Path) -> None:
     assert [event["values"]["learning_rate"] for event in begins] == [1e-2, 1e-6]
 
 
+def test_a_cap_that_is_tuned_alone_stays_on_its_side_of_the_other(tmp_path: Path) -> None:
+    own = {"population__tuned": ["rho_bar"], "population__mutation_rate": 1.0}
+    train(tmp_path / "run", **own)
+    found = [e for e in events(tmp_path / "run") if e["event"] != "begins"]
+    assert found
+    assert all(event["after"]["rho_bar"] >= 1.0 for event in found)
+
+
+def test_gamma_is_tuned_beside_a_normaliser_of_returns(tmp_path: Path) -> None:
+    own = {"population__tuned": ["gamma"], "population__mutation_rate": 1.0}
+    train(tmp_path / "run", reward_normalizer="return_std", **own)
+    gammas = {e["after"]["gamma"] for e in events(tmp_path / "run") if e["event"] != "begins"}
+    assert len(gammas) > 3
+
+
+def test_an_objective_that_nobody_has_is_told_once(tmp_path: Path) -> None:
+    train(tmp_path / "run", population__objective="episode/success_rate")
+    assert all(event["event"] == "begins" for event in events(tmp_path / "run"))
+    assert (tmp_path / "run" / "log.txt").read_text().count("no policy has episode/success") == 1
+
+
+def test_a_finished_run_keeps_its_leader_whatever_the_objective(tmp_path: Path) -> None:
+    own = {"population__pbt": False, "population__objective": "optim/learning_rate"}
+    given = {name: x for name, x in SMALL.items() if not name.startswith("population.")}
+    given |= {**OF["appo"], "runtime.kind": "async", "population.size": 3}
+    given |= {name.replace("__", "."): x for name, x in own.items()}
+    given["population.initial"] = {"learning_rate": [1e-3, 3e-3, 2e-3]}
+    for _ in range(2):
+        quintet.train("appo", "CartPole-v1", total_steps=1_500, run_dir=tmp_path, config=given)
+        best = quintet.load(tmp_path / "policy_1" / "policy").publication.tensors
+        ours = quintet.load(tmp_path / "policy").publication.tensors
+        assert all(torch.equal(x, best[name]) for name, x in ours.items())
+
+
 # What a person does with it
 
 
@@ -266,9 +329,12 @@ def test_pictures(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     out = str(tmp_path / "b.png")
     assert cli.main(["plot", str(tmp_path), "--lineage", "--out", out]) == 1
     assert "a run with a population is required" in capsys.readouterr().err
-    (tmp_path / EVENTS).write_text('{"event": "begins", "policy": 0}\n')
-    with pytest.raises(QuintetError, match="is damaged"):
-        plot_lineage(tmp_path, Path(out))
+    begins = '{"event": "begins", "policy": 0, "values": {"a": 1.0}}'
+    copied = '{"event": "copied", "policy": 0, "after": {"a": 1.0}}'
+    for damaged in ("", '{"event": "begins", "policy": 0}', copied, f"{begins}\n{copied}", "[[["):
+        (tmp_path / EVENTS).write_text(damaged)
+        with pytest.raises(QuintetError, match="is damaged"):
+            plot_lineage(tmp_path, Path(out))
 
 
 @pytest.mark.parametrize(
@@ -282,6 +348,9 @@ def test_pictures(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
         ({"population.initial": {"gamma": [0.9, 0.8, 0.7]}}, "requires options that are tuned"),
         ({"population.initial": {"learning_rate": [-1.0, 1.0, 1.0]}}, "learning_rate"),
         ({"population.size": 1}, "has no effect without size > 1"),
+        ({"population.objective": "policy_lag/mean"}, "requires a metric of the policies"),
+        ({"population.objective": "eval/return_mean"}, "requires eval.episodes > 0"),
+        ({"population.initial": {"learning_rate": [0.0, 0.1, 0.1]}}, "that are not 0"),
     ],
 )
 def test_refusals(options: dict[str, Any], said: str, tmp_path: Path) -> None:

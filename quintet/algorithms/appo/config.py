@@ -21,7 +21,9 @@ DEFAULTS = {"runtime.kind": "async"}
 """Of options of the runtime."""
 
 MAX_POLICY_LAG_UPDATES = 40
-"""Rows of weights that are more updates old are not learned from (``runtime.max_policy_lag``)."""
+"""Rows of weights that are more updates old are not learned from (``runtime.max_policy_lag``);
+where two iterations have more updates than this, their number.
+"""
 
 
 class Knobs(NamedTuple):

@@ -125,18 +125,17 @@ class APPOLearner:
         leaves = leaf_families(self.family)
         self.discrete = not any(isinstance(leaf, DiagGaussian) for leaf in leaves)
         self.learning_rate = config.learning_rate
-
-    @property
-    def plan(self) -> DataPlan:
-        config = self.config
         by_return = config.reward_normalizer == "return_std" and config.update_normalizers
         rows = config.minibatch_steps * config.minibatches_per_iteration
-        return DataPlan(
+        steps = config.minibatches_per_iteration * config.num_epochs
+        # The discount of the normaliser stays, where gamma changes later: it is a matter of scale.
+        self.plan = DataPlan(
             unroll_steps=config.unroll_steps,
             columns_per_batch=rows // config.unroll_steps,
             return_discount=config.gamma if by_return else None,
             state_every=config.chunk_steps,
-            max_policy_lag=MAX_POLICY_LAG_UPDATES,
+            max_policy_lag=max(MAX_POLICY_LAG_UPDATES, 2 * steps),
+            versions_per_batch=steps,
         )
 
     @property
@@ -168,7 +167,7 @@ class APPOLearner:
             begin = trained.untold
             for minibatch in self._minibatches(chunks, knobs):
                 trained.step(minibatch, knobs, self._descent())
-            if epoch + 1 < config.num_epochs:
+            if config.early_stop_tolerance > 0 and epoch + 1 < config.num_epochs:
                 loss = trained.recent(begin)["loss/policy"].item()
                 if abs(loss - before) < config.early_stop_tolerance:
                     break
@@ -188,7 +187,7 @@ class APPOLearner:
     def _descent(self) -> Descent:
         config = self.config
         rates = adam.rates(
-            self.trained.steps + 1,
+            self.trained.memory_steps + 1,
             self.learning_rate,
             config.adam_epsilon,
             config.adam_beta1,

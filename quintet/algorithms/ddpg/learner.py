@@ -180,7 +180,7 @@ class DDPGLearner:
         if config.normalize_returns:
             target = self._known_targets(own)
             own = replace(own, target=target, spread=self.targets.numbers())
-        step, epsilon = self.updates + 1, config.adam_epsilon
+        step, epsilon = self.trained.memory_steps + 1, config.adam_epsilon
         actor, critic = (
             Descent(adam.rates(step, rate, epsilon), config.max_grad_norm)
             for rate in (config.actor_lr, config.critic_lr)

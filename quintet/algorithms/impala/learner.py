@@ -113,13 +113,11 @@ class ImpalaLearner:
         self.weights, self.warm_start = self.trained.weights, self.trained.load_weights
         self.version = 0
         self.learning_rate = config.learning_rate
-
-    @property
-    def plan(self) -> DataPlan:
-        config, steps = self.config, self.config.unroll_steps
+        steps = config.unroll_steps
         by_return = config.reward_normalizer == "return_std" and config.update_normalizers
+        # The discount of the normaliser stays, where gamma changes later: it is a matter of scale.
         carried = config.gamma if by_return else None
-        return DataPlan(steps, config.batch_unrolls, carried, state_every=steps)
+        self.plan = DataPlan(steps, config.batch_unrolls, carried, state_every=steps)
 
     @property
     def updates(self) -> int:

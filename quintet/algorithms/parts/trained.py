@@ -47,6 +47,7 @@ class Optimizer(NamedTuple):
 ADAM = Optimizer()
 
 _AVERAGE = "average/"
+_MEMORY_STEPS = "optimizer/steps"
 
 CHECK_EVERY = 16
 """Updates after which steps on a GPU are looked at for NaN: looking makes the host wait for it."""
@@ -96,6 +97,8 @@ class Trained(Generic[B, K]):
     parameters: views of the vector by name.
     average: another such vector, which follows the first from step to step, if it is asked for.
     steps: optimizer steps made.
+    memory_steps: steps that the optimizer's memory holds, by which Adam corrects its bias; others
+        than `steps` where the memory is another learner's.
     """
 
     def __init__(
@@ -141,7 +144,7 @@ class Trained(Generic[B, K]):
         self.loss, self.ranks = loss, setup.ranks
         self.gradient: Tensor | None = None
         self.interval = Interval()
-        self.steps = 0
+        self.steps = self.memory_steps = 0
         self._knobs: Callable[..., K] = knobs
         # What each step tells beside the loss's statistics.
         self._own = tuple(f"optim/{segment}_grad_norm" for segment in segments)
@@ -166,6 +169,7 @@ class Trained(Generic[B, K]):
         follow: how far the average then goes towards the weights: 1 makes it their copy.
         """
         self.steps += 1
+        self.memory_steps += 1
         packed = self._packed(knobs, descents, follow)
         if self._whole is not None:
             self._told.append(self._whole(batch, packed))
@@ -192,7 +196,7 @@ class Trained(Generic[B, K]):
         """
         rates: AdamRates | RMSPropRates
         if self.optimizer.kind == "adam":
-            rates = adam.rates(self.steps + 1, learning_rate, options.adam_epsilon)
+            rates = adam.rates(self.memory_steps + 1, learning_rate, options.adam_epsilon)
         else:
             rates = rmsprop.rates(
                 learning_rate,
@@ -348,14 +352,16 @@ class Trained(Generic[B, K]):
             NonFiniteError: see `check`.
         """
         self.check()
-        return self.weights() | {f"optimizer/{name}": x for name, x in self.memory.items()}
+        held = {f"optimizer/{name}": x for name, x in self.memory.items()}
+        return self.weights() | held | {_MEMORY_STEPS: torch.tensor(self.memory_steps)}
 
     def load(self, tensors: Mapping[str, Tensor], steps: int) -> None:
-        """Copies what `save` gave after so many steps."""
+        """Copies what `save` gave; `steps` become its own."""
         self.load_weights(tensors)
         for name, x in self.memory.items():
             x.copy_(tensors[f"optimizer/{name}"])
         self.steps = steps
+        self.memory_steps = int(tensors[_MEMORY_STEPS])
         self._told, self._unchecked = [], []  # of an update that was given up half-way
 
 

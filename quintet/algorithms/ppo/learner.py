@@ -89,14 +89,12 @@ class PPOLearner:
             self.trained, self.normalizer, self.reward_normalizer, network.policy_head
         )
         self.histograms = self.reports.histograms
-
-    @property
-    def plan(self) -> DataPlan:
-        by_return = self.config.reward_normalizer == "return_std" and self.config.update_normalizers
-        return DataPlan(
-            unroll_steps=self.config.unroll_steps,
-            columns_per_batch=self.setup.num_streams,
-            return_discount=self.config.gamma if by_return else None,
+        by_return = config.reward_normalizer == "return_std" and config.update_normalizers
+        # The discount of the normaliser stays, where gamma changes later: it is a matter of scale.
+        self.plan = DataPlan(
+            unroll_steps=config.unroll_steps,
+            columns_per_batch=setup.num_streams,
+            return_discount=config.gamma if by_return else None,
             state_every=self.chunk_steps,
         )
 
