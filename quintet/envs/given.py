@@ -9,7 +9,7 @@ import gymnasium
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.vector import VectorEnv as ForeignVectorEnv
 
-from quintet.envs import envpool
+from quintet.envs import envpool, foreign
 from quintet.errors import ConfigError
 
 MakeEnv = Callable[..., gymnasium.Env[Any, Any] | ForeignVectorEnv[Any, Any, Any]]
@@ -59,7 +59,7 @@ def settle(env: GivenEnv) -> tuple[dict[str, Any], EnvSource | None]:
         return {"id": name_of(env)}, env
     raise ConfigError(
         f"env must be an id, a callable that makes environments, or a vector environment; got "
-        f"{env!r}; see docs of quintet.make_vector_env"
+        f"{env!r}; " + (foreign.way_out(env) or "see docs of quintet.make_vector_env")
     )
 
 

@@ -9,7 +9,7 @@ import gymnasium
 from gymnasium.vector import VectorEnv as ForeignVectorEnv
 from pydantic import ValidationError
 
-from quintet.envs import ale, envpool
+from quintet.envs import ale, envpool, foreign
 from quintet.envs.adapted import AdaptedVectorEnv
 from quintet.envs.ale import AleVectorEnv
 from quintet.envs.atari import AtariConfig, make_single
@@ -252,9 +252,12 @@ def _make_one(maker: Callable[..., Any], env_id: str, kwargs: Mapping[str, Any])
             f"run: {_install_line(env_id)}"
         ) from error
     except Exception as error:
+        # What gymnasium.make says of a registered environment of another interface.
+        strange = isinstance(error, TypeError) and "gymnasium.Env" in str(error)
+        what_to_do = foreign.DERIVE if strange else "correct env.kwargs or the environment"
         fault = ConfigError(
             f"{env_id} (gymnasium) must be made with env.kwargs {dict(kwargs)}; it "
-            f"{raised(error)}; correct env.kwargs or the environment"
+            f"{raised(error)}; {what_to_do}"
         )
         raise traced(fault, error) from error
 
