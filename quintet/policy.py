@@ -18,6 +18,7 @@ from quintet.algorithms import registry
 from quintet.algorithms.parts.setup import Compute
 from quintet.envs.config import EnvConfig
 from quintet.envs.gymnasium import Leaf, leaf_of
+from quintet.envs.text import text_bytes
 from quintet.errors import CheckpointError, ConfigError, QuintetError
 from quintet.models.config import ModelConfig
 from quintet.models.custom import encoder_import_string
@@ -112,6 +113,7 @@ class Policy:
         """Action for one observation, or for a batch of them with a leading dimension.
 
         Args:
+            obs: as the environment gives it; a text as a string, or as its bytes.
             state: the state that the last call returned; its leaves are ``[B, ...]``, with B = 1
                 for one observation.  None: every episode begins here.
             is_first: whether an episode begins with this observation, ``[B]`` or one for all, so
@@ -264,6 +266,9 @@ def _array(value: Any, leaf: Leaf) -> NDArray[Any]:
 
     try:
         given = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
+        if given.dtype.kind == "U" and leaf.dtype == np.uint8 and len(leaf.shape) == 1:
+            rows = [text_bytes(text, leaf.shape[0]) for text in given.ravel()]
+            given = np.array(rows).reshape(*given.shape, *leaf.shape)
     except (TypeError, ValueError, RuntimeError) as error:
         refuse(f"what makes no array ({error})", error)
     if leaf.dtype.kind == "f":

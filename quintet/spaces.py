@@ -46,8 +46,7 @@ def leaf_keys(space: Space) -> dict[str, tuple[tuple[str | int, ...], Space]]:
             if not isinstance(node, _LEAVES):
                 raise ConfigError(
                     f"observation leaf {path!r} must be a Box, Discrete, MultiDiscrete or "
-                    f"MultiBinary space; got {node}; wrap the environment so that it gives arrays "
-                    "of a fixed shape"
+                    f"MultiBinary space; got {node}; {_instead_of(node)}"
                 )
             if path in found:
                 raise ConfigError(
@@ -58,6 +57,15 @@ def leaf_keys(space: Space) -> dict[str, tuple[tuple[str | int, ...], Space]]:
 
     walk(space, ())
     return found
+
+
+def _instead_of(leaf: Space) -> str:
+    """What to do about a leaf without a fixed shape."""
+    if isinstance(leaf, spaces.Text):
+        return "give what makes its single environments, whose texts are read as bytes"
+    if leaf.dtype is not None and leaf.dtype.kind == "U":
+        return "declare it as gymnasium.spaces.Text(LENGTH), which is read as bytes"
+    return "wrap the environment so that it gives arrays of a fixed shape"
 
 
 def space_parts(space: Space) -> dict[str, Space]:

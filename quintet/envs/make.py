@@ -20,6 +20,7 @@ from quintet.envs.gymnasium import GymnasiumVectorEnv
 from quintet.envs.info_mask import MaskFromInfo
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.envs.success import key_of, read_rule
+from quintet.envs.text import TextAsBytes, has_text
 from quintet.envs.vector import VectorEnv
 from quintet.envs.wrappers import FrameStack, FromRewards, ObserveLast
 from quintet.errors import ConfigError
@@ -183,6 +184,8 @@ def _step_singles(
     env: ResolvedEnv, make_one: Callable[[], Any], num_streams: int, first_stream: int
 ) -> GymnasiumVectorEnv:
     config = env.config
+    if env.atari is None:
+        make_one = partial(_with_bytes, make_one)
     if config.mask_from_info and env.atari is None:
         make_one = partial(_masked, make_one, config.id)
     return GymnasiumVectorEnv(
@@ -234,6 +237,13 @@ def _make_several(
             "function that makes single environments"
         )
     return env
+
+
+def _with_bytes(make_one: Callable[[], Any]) -> Any:
+    """An environment whose texts are bytes; other objects stay as they are."""
+    env = make_one()
+    single = isinstance(env, gymnasium.Env) and not isinstance(env, ForeignVectorEnv)
+    return TextAsBytes(env) if single and has_text(env.observation_space) else env
 
 
 def _masked(make_one: Callable[[], Any], env_id: str) -> Any:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Protocol, final
+from typing import NamedTuple, Protocol, final
 
 import numpy as np
 import torch
@@ -169,7 +169,7 @@ class Mlp(nn.Module):
         self, leaves: Leaves, hidden: tuple[int, ...], activation: str, layer_norm: bool = False
     ):
         super().__init__()
-        self.leaves = leaves
+        self.forms = {name: LeafForm.of(space) for name, space in leaves.items()}
         size = flat_size(leaves)
         self.layers = layers((size, *hidden), activation, layer_norm)
         self.feature_size = hidden[-1] if hidden else size
@@ -181,24 +181,43 @@ class Mlp(nn.Module):
 
     def flat(self, obs: Obs) -> Tensor:
         """What the first layer reads."""
-        flat = [flatten_leaf(obs[name], space) for name, space in self.leaves.items()]
+        flat = [flatten_leaf(obs[name], form) for name, form in self.forms.items()]
         return flat[0] if len(flat) == 1 else torch.cat(flat, -1)
 
 
-def flatten_leaf(x: Tensor, space: gym_spaces.Space) -> Tensor:  # type: ignore[type-arg]
+class LeafForm(NamedTuple):
+    """How a leaf is flattened, in Python's own numbers: the compiler can't read a space's.
+
+    starts, sizes: of its discrete values, one or one for each place; empty if it is not discrete.
+    scaled: whether bytes are scaled to [0, 1].
+    """
+
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+    scaled: bool
+
+    @classmethod
+    def of(cls, space: gym_spaces.Space) -> "LeafForm":  # type: ignore[type-arg]
+        if isinstance(space, gym_spaces.Discrete):
+            return cls((int(space.start),), (int(space.n),), False)
+        if isinstance(space, gym_spaces.MultiDiscrete):
+            starts, sizes = (np.ravel(x).tolist() for x in (space.start, space.nvec))
+            return cls(tuple(starts), tuple(sizes), False)
+        return cls((), (), len(space.shape or ()) >= 2)
+
+
+def flatten_leaf(x: Tensor, form: LeafForm) -> Tensor:
     """A leaf ``[N, ...]`` as floats ``[N, gymnasium.spaces.flatdim(space)]``; uint8 arrays of at
     least two dimensions are scaled to [0, 1] (normalised ones are floats already).
     """
-    if isinstance(space, gym_spaces.Discrete):
-        return functional.one_hot(x - int(space.start), int(space.n)).float()
-    if isinstance(space, gym_spaces.MultiDiscrete):
-        start = torch.as_tensor(np.asarray(space.start), device=x.device)
-        digits = (x - start).flatten(1).unbind(1)
-        sizes = np.asarray(space.nvec).flatten().tolist()
-        return torch.cat(
-            [functional.one_hot(d, int(n)).float() for d, n in zip(digits, sizes, strict=True)], -1
-        )
-    if x.dtype == torch.uint8 and len(space.shape or ()) >= 2:
+    if form.sizes:
+        digits = x.reshape(x.shape[0], -1).unbind(1)
+        parts = [
+            functional.one_hot(digit.long() - start, size).float()
+            for digit, start, size in zip(digits, form.starts, form.sizes, strict=True)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+    if form.scaled and x.dtype == torch.uint8:
         return x.flatten(1).float() / 255.0
     return x.reshape(x.shape[0], -1).float()
 
@@ -270,9 +289,10 @@ class Cnn(nn.Module):
                 f"observation, the leaves are { ({k: str(v) for k, v in leaves.items()}) }; use "
                 "--model.encoder mlp"
             )
-        self.others = {k: space for k, space in leaves.items() if k not in self.pictures}
+        others = {k: space for k, space in leaves.items() if k not in self.pictures}
+        self.others = {name: LeafForm.of(space) for name, space in others.items()}
         self.convolutions = nn.ModuleList()
-        size = flat_size(self.others)
+        size = flat_size(others)
         for shape in self.pictures.values():
             channels, height, width = image_shape(shape)
             self.convolutions.append(trunk(channels))
@@ -293,7 +313,7 @@ class Cnn(nn.Module):
             floats = x.to(torch.float32, memory_format=torch.channels_last)
             # In place, in memory of its own: a second copy would take longer than the arithmetic.
             parts.append(trunk(floats.mul_(1.0 / 255.0) if x.dtype == torch.uint8 else floats))
-        parts += [flatten_leaf(obs[name], space) for name, space in self.others.items()]
+        parts += [flatten_leaf(obs[name], form) for name, form in self.others.items()]
         features: Tensor = self.layers(parts[0] if len(parts) == 1 else torch.cat(parts, -1))
         return features
 

@@ -20,6 +20,7 @@ from quintet.errors import ConfigError, EnvironmentFault
 from quintet.models.config import ModelConfig
 from quintet.models.encoders import (
     DIRECTIONS,
+    LeafForm,
     Leaves,
     flat_size,
     flatten_leaf,
@@ -139,8 +140,9 @@ class FilmGrid(nn.Module):
             for _ in range(config.film_blocks)
         )
         own = ("direction", "image", "mission")
-        self.others = {name: space for name, space in leaves.items() if name not in own}
-        size += DIRECTION_SIZE + flat_size(self.others)
+        others = {name: space for name, space in leaves.items() if name not in own}
+        self.others = {name: LeafForm.of(space) for name, space in others.items()}
+        size += DIRECTION_SIZE + flat_size(others)
         self.layers = layers((size, *hidden), "relu", config.layer_norm)
         self.feature_size = hidden[-1] if hidden else size
 
@@ -157,7 +159,7 @@ class FilmGrid(nn.Module):
         for block in self.blocks:
             x = block(x, text, which)
         parts = [_over_grid(x), self.directions(obs["direction"].int())]
-        parts += [flatten_leaf(obs[name], space) for name, space in self.others.items()]
+        parts += [flatten_leaf(obs[name], form) for name, form in self.others.items()]
         features: Tensor = self.layers(torch.cat(parts, -1))
         return features
 
