@@ -9,7 +9,8 @@ from typing import Any, overload
 from gymnasium.vector import VectorEnv as ForeignVectorEnv
 from torch import nn
 
-from quintet.config.load import Layer, Loaded, flatten, options
+from quintet.algorithms import registry
+from quintet.config.load import Layer, Loaded, flatten, hint, options
 from quintet.config.saved import Unusable, load_config, load_seeds
 from quintet.envs.given import EnvSource, GivenEnv, can_be_made_again, settle
 from quintet.errors import ConfigError, GroupFault
@@ -65,10 +66,12 @@ def train(
     trust: bool = False,
     seeds: Sequence[int] | None = None,
     jobs: int | None = None,
+    **others: object,
 ) -> Result | list[Result]:
     """Trains a policy, or goes on with the run that is in `run_dir`.
 
     Args:
+        algo: the learner's name, in any case.
         env: an environment's id, a callable that makes environments, or a vector environment, as
             for `quintet.make_vector_env`. With a given vector environment that can't be made again
             there is no evaluation while training, and a warning says so.
@@ -85,6 +88,7 @@ def train(
             machine.
         seeds: trains a seed group: runs that differ in their seed, each in its own process.
         jobs: how many of them at once; None: cores divided by ``runtime.threads``.
+        others: none; each is refused with the option that it stands for.
 
     Returns:
         A result; with `seeds` a list of them in their order, without those that never began
@@ -95,6 +99,9 @@ def train(
         UntrustedError: the run in `run_dir` names code that may not run.
         GroupFault: with `seeds`, if some runs failed; the others went on to their ends.
     """
+    algo = registry.canonical(algo)
+    if others:
+        raise ConfigError("; ".join(_argument_fault(algo, name, x) for name, x in others.items()))
     if config is not None and not isinstance(config, Mapping):
         raise ConfigError(f"config requires a mapping of options, got {config!r}")
     if on_report is not None:
@@ -126,6 +133,16 @@ def train(
         for each, mine in zip(outcomes, loaded, strict=True)
         if each.status == "finished" or each.status == "stopped"
     ]
+
+
+def _argument_fault(algo: str, name: str, value: object) -> str:
+    """What to do with an argument that `train` does not have."""
+    if name in options(algo):
+        return f"{name} is an option, not an argument of train; give config={{{name!r}: {value!r}}}"
+    if name in ("callback", "callbacks"):
+        return f"unknown argument {name!r}; give on_report, a function of every report"
+    told = hint(algo, name)
+    return f"unknown argument {name!r}{told}" + (", an option of config" if "here" in told else "")
 
 
 def _trained_policy(run_dir: Path, loaded: Loaded | Unusable) -> Policy:

@@ -503,7 +503,7 @@ def test_observation_spaces_that_can_not_be(refused, name):
     given = ("--env.kwargs", json.dumps({"obs": name}))
     refused(
         *train(*given, env="test_cli:make_spaces"),
-        says="observation leaf '.*' must be a Box, .*; got .*; (wrap the environment|declare it as)",
+        says="observation leaf '.*' must be a Box, .*; got .*; (wrap the env|declare it as)",
     )
 
 

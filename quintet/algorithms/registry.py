@@ -52,6 +52,7 @@ class Algorithm:
     advice: returns advice on the speed of updates, of (options, resolved model, batch's env_steps).
     warnings: returns what is allowed and seldom wise in (options, resolved model), one sentence
         each.
+    like: learners of other libraries, in lower case, that it is nearest to.
     """
 
     config: type[BaseModel]
@@ -68,6 +69,7 @@ class Algorithm:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     advice: Callable[[Any, ModelConfig, int], UpdateAdvice] = lambda *_: UpdateAdvice()
     warnings: Callable[[Any, ModelConfig], list[str]] = lambda *_: []
+    like: tuple[str, ...] = ()
 
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -82,6 +84,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         tunable=ppo_config.TUNABLE,
         idle_in=ppo_config.idle_in,
         advice=ppo_config.advice,
+        like=("ppo2", "a2c", "trpo", "reinforce", "recurrentppo", "maskableppo"),
     ),
     "impala": Algorithm(
         impala_config.ImpalaConfig,
@@ -95,6 +98,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         idle_in=impala_config.idle_in,
         defaults={"runtime.kind": "async"},
         advice=impala_config.advice,
+        like=("appo", "a3c", "vtrace"),
     ),
     "ddpg": Algorithm(
         ddpg_config.DDPGConfig,
@@ -111,6 +115,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         defaults=ddpg_config.DEFAULTS,
         advice=ddpg_config.advice,
         warnings=ddpg_config.warnings,
+        like=("td3", "sac", "tqc", "d4pg"),
     ),
     "acer": Algorithm(
         acer_config.ACERConfig,
@@ -124,17 +129,31 @@ ALGORITHMS: dict[str, Algorithm] = {
         idle_in=acer_config.idle_in,
         defaults=acer_config.DEFAULTS,
         advice=acer_config.advice,
+        like=("dqn", "qrdqn", "rainbow", "r2d2"),
     ),
 }
 
 
+def canonical(name: str) -> str:
+    """A learner's name as it is written here, whatever its case; raises ConfigError if there is no
+    such learner.
+    """
+    plain = name.lower() if isinstance(name, str) else ""
+    if plain in ALGORITHMS:
+        return plain
+    near = [each for each, one in ALGORITHMS.items() if plain in one.like]
+    said = f"nearest is {near[0]!r}" if near else ""
+    if not near and (near := get_close_matches(plain, ALGORITHMS, 1)):
+        said = f"did you mean {near[0]!r}?"
+    raise ConfigError(
+        f"the algorithm must be one of {', '.join(ALGORITHMS)}; got {name!r}; "
+        + (said or "choose one of them")
+    )
+
+
 def find(name: str) -> Algorithm:
     """The learner of that name; raises ConfigError if there is none."""
-    if isinstance(name, str) and name in ALGORITHMS:
-        return ALGORITHMS[name]
-    near = get_close_matches(str(name), ALGORITHMS, 1)
-    hint = f"did you mean {near[0]!r}?" if near else "choose one of them"
-    raise ConfigError(f"the algorithm must be one of {', '.join(ALGORITHMS)}; got {name!r}; {hint}")
+    return ALGORITHMS[canonical(name)]
 
 
 def require_actions(name: str, space: gym_spaces.Space[Any]) -> None:

@@ -53,7 +53,7 @@ def parse(command: str, arguments: list[str]) -> Parsed:
                 f"quintet {command} requires an algorithm first, one of {names}: quintet "
                 f"{command} {next(iter(registry.ALGORITHMS))} --env CartPole-v1"
             )
-    algo, rest = arguments[0], arguments[1:]
+    algo, rest = registry.canonical(arguments[0]), arguments[1:]
     _require_bare_trust(rest)
     known = options(algo)
     parsed, unknown = tyro.cli(
