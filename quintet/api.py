@@ -33,6 +33,7 @@ def train(
     *,
     model: type[nn.Module] | None = None,
     trust: bool = False,
+    overwrite: bool = False,
 ) -> Result: ...
 
 
@@ -48,6 +49,7 @@ def train(
     *,
     model: type[nn.Module] | None = None,
     trust: bool = False,
+    overwrite: bool = False,
     seeds: Sequence[int],
     jobs: int | None = None,
 ) -> list[Result]: ...
@@ -64,6 +66,7 @@ def train(
     *,
     model: type[nn.Module] | None = None,
     trust: bool = False,
+    overwrite: bool = False,
     seeds: Sequence[int] | None = None,
     jobs: int | None = None,
     **others: object,
@@ -86,6 +89,8 @@ def train(
         trust: whether code that the run in `run_dir` names may be imported and called, whoever made
             the run. False: only code that is given here too, or if this user made the run on this
             machine.
+        overwrite: begins anew where `run_dir` holds a run, whose folder is kept as
+            ``RUN_DIR.old-1``, ``-2``, ...
         seeds: trains a seed group: runs that differ in their seed, each in its own process.
         jobs: how many of them at once; None: cores divided by ``runtime.threads``.
         others: none; each is refused with the option that it stands for.
@@ -116,21 +121,22 @@ def train(
     if seeds is None:
         if jobs is not None:
             raise ConfigError(f"jobs={jobs} has no effect without seeds; leave it out")
-        return run(load_config(algo, [], command, source, trust=trust), on_report)
+        loaded = load_config(algo, [], command, source, trust=trust, overwrite=overwrite)
+        return run(loaded, on_report)
     if on_report is not None or isinstance(source, ForeignVectorEnv):
         what = "on_report" if on_report is not None else "a vector environment"
         raise ConfigError(
             f"{what} requires a single run, seeds trains each in a process of its own; leave one "
             "of them out, or call train for each seed"
         )
-    loaded = load_seeds(algo, [], command, seeds, source, trust=trust)
-    outcomes = run_seeds(loaded, jobs)
+    group = load_seeds(algo, [], command, seeds, source, trust=trust, overwrite=overwrite)
+    outcomes = run_seeds(group, jobs)
     failed = [f"seed {each.seed}: {each.error}" for each in outcomes if each.status == "failed"]
     if failed:
         raise GroupFault(f"{len(failed)} of {len(outcomes)} runs failed\n" + "\n".join(failed))
     return [
         Result(each.run_dir, _trained_policy(each.run_dir, mine), each.metrics, each.status)
-        for each, mine in zip(outcomes, loaded, strict=True)
+        for each, mine in zip(outcomes, group, strict=True)
         if each.status == "finished" or each.status == "stopped"
     ]
 

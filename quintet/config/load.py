@@ -42,12 +42,14 @@ class Loaded:
 
     env: its environment, resolved.
     notes: messages for the person about the run folder.
+    overwrite: whether a run in its folder is moved aside.
     """
 
     config: RunConfig
     sources: dict[str, str]
     env: ResolvedEnv
     notes: tuple[str, ...] = ()
+    overwrite: bool = False
 
 
 def options(algo: str) -> dict[str, FieldInfo]:

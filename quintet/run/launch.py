@@ -29,7 +29,7 @@ from quintet.observe.stream import QuietStream
 from quintet.policy import Policy
 from quintet.run import seed_group
 from quintet.run.facts import has_compiler, worth_compiling
-from quintet.run.folder import RunFolder
+from quintet.run.folder import RunFolder, move_aside
 from quintet.run.learners import make_policies, several
 from quintet.run.sampling import (
     Source,
@@ -221,7 +221,7 @@ def run(
         gc.collect()  # frees the shared memory that the traceback held
         # Once only: a fault that always occurs would occur again.
         again = loaded.config.model_copy(update={"resume": resume})
-        loaded = replace(loaded, config=again, notes=())
+        loaded = replace(loaded, config=again, notes=(), overwrite=False)
         return _run(loaded, on_report, further, may_go_back=False)
     except (MemoryError, RuntimeError, OSError) as error:
         fault = memory_fault(error)
@@ -262,7 +262,7 @@ def _run(
         trainer = Trainer(config, folder, policies, env, on_report, loaded.env)
         trainer.saving.warnings += loaded.notes
         trainer.saving.warnings += registry.find(config.algo).warnings(config.learner, config.model)
-        trainer.warm_start()
+        trainer.warm_start(anew=loaded.overwrite)
         _make_replays(trainer, source)
         sampling = make_sampling(
             config,
@@ -273,6 +273,8 @@ def _run(
             trainer.voice.waiting,
         )
         ends.callback(sampling.close)
+        if loaded.overwrite and (place := move_aside(config.run_dir)) is not None:
+            trainer.saving.notes.append(f"the run that was in {config.run_dir} is kept in {place}")
         with (
             run_lock(config.run_dir),
             stop_on_signals(trainer),

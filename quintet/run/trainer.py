@@ -79,11 +79,13 @@ class Trainer:
         self.watch: Watch | None = None
         self._raised: BaseException | None = None
 
-    def warm_start(self) -> None:
+    def warm_start(self, anew: bool = False) -> None:
         """Gives the learners the weights of `init_from`, unless the run has begun already; raises
         ConfigError if it is no policy, or does not fit.
+
+        anew: whether the run begins, whatever is in the folder.
         """
-        if checkpoint.any_of_run(self.folder.checkpoints):
+        if not anew and checkpoint.any_of_run(self.folder.checkpoints):
             return
         notes = [policy.warm_start() for policy in self.policies]
         self.saving.notes += dict.fromkeys(note for note in notes if note is not None)
@@ -172,7 +174,7 @@ class Trainer:
         """Tells the person that the budget was spent before, and writes the final policies."""
         self.voice.say(
             f"this run is finished: {self.counters.env_steps:,} env_steps; raise "
-            "--total-steps to go on, or give another --run-dir"
+            "--total-steps to go on, or give another --run-dir, or --overwrite, to begin anew"
         )
         self.save_policy()  # a kill may have come between the last checkpoint and it
 
