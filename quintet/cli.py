@@ -138,13 +138,14 @@ def _train(arguments: list[str]) -> int:
         return _train_seeds(asked)
     from quintet.config.saved import load_config
     from quintet.errors import ConfigError
-    from quintet.run.launch import run
 
     if asked.jobs is not None:
         raise ConfigError(f"--jobs {asked.jobs} has no effect without --seeds; leave it out")
     loaded = load_config(
         asked.algo, asked.files, asked.options, trust=asked.trust, overwrite=asked.overwrite
     )
+    from quintet.run.launch import run  # PyTorch, not before all that can be refused without it
+
     result = run(loaded)
     print(f"run:    {result.run_dir}")
     if result.status == "finished":
@@ -156,13 +157,14 @@ def _train(arguments: list[str]) -> int:
 def _train_seeds(asked: "Parsed") -> int:
     """A group of runs, and a table of how they ended."""
     from quintet.config.saved import load_seeds
-    from quintet.run.launch import run_seeds
 
     assert asked.seeds is not None
     loaded = load_seeds(
         asked.algo, asked.files, asked.options, asked.seeds,
         trust=asked.trust, overwrite=asked.overwrite,
     )  # fmt: skip
+    from quintet.run.launch import run_seeds
+
     outcomes = run_seeds(loaded, asked.jobs)
     print(_summary(outcomes))
     failed = [each for each in outcomes if each.status == "failed"]
@@ -215,8 +217,6 @@ def _config(arguments: list[str]) -> int:
     asked = parse("config", arguments)
     from quintet.checkpoint import any_of_run
     from quintet.config.saved import asked_for, load_config
-    from quintet.run.launch import resolved
-    from quintet.run.warm_start import find_donor
     from quintet.system.files import warn_on_stderr
 
     # A folder that nobody named does not stand in the way of another configuration.
@@ -225,6 +225,9 @@ def _config(arguments: list[str]) -> int:
     loaded = load_config(asked.algo, asked.files, asked.options, trust=asked.trust, overwrite=anew)
     for note in loaded.notes:
         warn_on_stderr(note)
+    from quintet.run.launch import resolved
+    from quintet.run.warm_start import find_donor
+
     values, sources = resolved(loaded)
     config = loaded.config
     assert config.run_dir is not None
@@ -290,6 +293,10 @@ def _eval(arguments: list[str]) -> int:
             raise ConfigError("quintet eval requires a run: quintet eval RUN [--episodes N] ...")
         if random and stochastic:
             raise ConfigError("--stochastic has no effect with --random; leave one of them out")
+        from quintet.checkpoint import none_at
+
+        if not Path(run).exists():
+            raise none_at(Path(run))
         from quintet.evaluation import evaluate
         from quintet.policy import load
 

@@ -419,11 +419,5 @@ def _find(path: Path, which: str) -> checkpoint.Checkpoint:
         inside = path / "checkpoints" / which
         found = checkpoint.read(inside if inside.exists() else Path(which))
     if found is None:
-        runs = sorted(str(each.parent) for each in path.glob("*/checkpoints"))
-        holds = "holds no checkpoint yet" if path.exists() else "does not exist"
-        if runs:
-            holds = f"holds several runs; give one of them: {', '.join(runs)}"
-        raise CheckpointError(
-            f"a run folder, a checkpoint or a policy folder is required, {path} {holds}"
-        )
+        raise checkpoint.none_at(path)
     return found

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 from gymnasium import spaces
 
 from quintet.errors import ConfigError, QuintetError
@@ -158,6 +157,8 @@ def action_spec(space: Space) -> TensorSpec:
     one place. It is int64 if all leaves are integers, else float32, which holds the integers of a
     policy's actions exactly.
     """
+    import torch  # not before there is an environment
+
     leaves = action_leaves(space)
     floats = any(isinstance(leaf, spaces.Box) for leaf in leaves)
     size = sum(math.prod(leaf.shape or ()) for leaf in leaves)
@@ -213,6 +214,8 @@ def mask_sizes(space: Space) -> list[int]:
 
 
 def leaf_spec(space: Space) -> TensorSpec:
+    import torch
+
     dtype = torch.from_numpy(np.empty(0, leaf_dtype(space))).dtype
     return TensorSpec(tuple(space.shape or ()), dtype)
 

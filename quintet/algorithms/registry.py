@@ -3,32 +3,43 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, final
 
 from gymnasium import spaces as gym_spaces
 from pydantic import BaseModel
 
 from quintet.algorithms.acer import config as acer_config
-from quintet.algorithms.acer import learner as acer
-from quintet.algorithms.acer import metrics as acer_metrics
-from quintet.algorithms.ddpg import actor as ddpg_actor
 from quintet.algorithms.ddpg import config as ddpg_config
-from quintet.algorithms.ddpg import learner as ddpg
-from quintet.algorithms.ddpg import metrics as ddpg_metrics
 from quintet.algorithms.impala import config as impala_config
-from quintet.algorithms.impala import learner as impala
-from quintet.algorithms.impala import metrics as impala_metrics
 from quintet.algorithms.parts.options import Idle, Shared
-from quintet.algorithms.parts.setup import Compute, Setup
 from quintet.algorithms.ppo import config as ppo_config
-from quintet.algorithms.ppo import learner as ppo
-from quintet.algorithms.ppo import metrics as ppo_metrics
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
 from quintet.protocols import Actor, Learner, UpdateAdvice
 from quintet.types import Spaces
 
+if TYPE_CHECKING:
+    from quintet.algorithms.parts.setup import Compute, Setup
+
 ActionKind = type[gym_spaces.Space[Any]]
+
+
+@final
+@dataclass(frozen=True)
+class Late:
+    """Something of a learner's module, which is imported with PyTorch when it is first used: a
+    wrong option is refused before.
+    """
+
+    module: str
+    name: str
+
+    def get(self) -> Any:
+        return getattr(import_module(f"quintet.algorithms.{self.module}"), self.name)
+
+    def __call__(self, *args: Any) -> Any:
+        return self.get()(*args)
 
 
 @dataclass(frozen=True)
@@ -42,7 +53,8 @@ class Algorithm:
         compiled.
     shared: returns the rows that several learners share, of (options, resolved model, streams);
         None: the learner does not use `Ranks`, so there can be only one.
-    metrics: names that it may report; `/` at the end stands for every name that begins so.
+    metrics: returns the names that it may report; `/` at the end stands for every name that
+        begins so.
     tunable: options that `Learner.configure` may change during a run.
     idle_in: returns the options, by name, without effect with (options, resolved model, spaces).
     actions: the classes of action spaces that it can act in.
@@ -58,10 +70,10 @@ class Algorithm:
     config: type[BaseModel]
     check: Callable[[Any, ModelConfig, int, int], list[str]]
     planned_updates: Callable[[Any, int, int], int]
-    make_learner: Callable[[Any, ModelConfig, Spaces, Setup], Learner]
-    make_actor: Callable[[Any, ModelConfig, Spaces, Compute], Actor]
+    make_learner: "Callable[[Any, ModelConfig, Spaces, Setup], Learner]"
+    make_actor: "Callable[[Any, ModelConfig, Spaces, Compute], Actor]"
     shared: Callable[[Any, ModelConfig, int], Shared] | None = None
-    metrics: tuple[str, ...] = ()
+    metrics: Callable[[], tuple[str, ...]] = tuple
     tunable: frozenset[str] = frozenset()
     idle_in: Callable[[Any, ModelConfig, Spaces], dict[str, Idle]] = lambda *_: {}
     actions: tuple[ActionKind, ...] = (gym_spaces.Space,)
@@ -77,10 +89,10 @@ ALGORITHMS: dict[str, Algorithm] = {
         ppo_config.PPOConfig,
         ppo_config.check,
         ppo_config.planned_updates,
-        ppo.PPOLearner,
-        ppo.make_actor,
+        Late("ppo.learner", "PPOLearner"),
+        Late("ppo.learner", "make_actor"),
         shared=ppo_config.shared,
-        metrics=ppo_metrics.METRICS,
+        metrics=Late("ppo.metrics", "METRICS").get,
         tunable=ppo_config.TUNABLE,
         idle_in=ppo_config.idle_in,
         advice=ppo_config.advice,
@@ -90,10 +102,10 @@ ALGORITHMS: dict[str, Algorithm] = {
         impala_config.ImpalaConfig,
         impala_config.check,
         impala_config.planned_updates,
-        impala.ImpalaLearner,
-        impala.make_actor,
+        Late("impala.learner", "ImpalaLearner"),
+        Late("impala.learner", "make_actor"),
         shared=impala_config.shared,
-        metrics=impala_metrics.METRICS,
+        metrics=Late("impala.metrics", "METRICS").get,
         tunable=impala_config.TUNABLE,
         idle_in=impala_config.idle_in,
         defaults={"runtime.kind": "async"},
@@ -104,10 +116,10 @@ ALGORITHMS: dict[str, Algorithm] = {
         ddpg_config.DDPGConfig,
         ddpg_config.check,
         ddpg_config.planned_updates,
-        ddpg.DDPGLearner,
-        ddpg_actor.make_actor,
+        Late("ddpg.learner", "DDPGLearner"),
+        Late("ddpg.actor", "make_actor"),
         shared=ddpg_config.shared,
-        metrics=ddpg_metrics.METRICS,
+        metrics=Late("ddpg.metrics", "METRICS").get,
         tunable=ddpg_config.TUNABLE,
         idle_in=ddpg_config.idle_in,
         actions=(gym_spaces.Box,),
@@ -121,10 +133,10 @@ ALGORITHMS: dict[str, Algorithm] = {
         acer_config.ACERConfig,
         acer_config.check,
         acer_config.planned_updates,
-        acer.ACERLearner,
-        acer.make_actor,
+        Late("acer.learner", "ACERLearner"),
+        Late("acer.learner", "make_actor"),
         shared=acer_config.shared,
-        metrics=acer_metrics.METRICS,
+        metrics=Late("acer.metrics", "METRICS").get,
         tunable=acer_config.TUNABLE,
         idle_in=acer_config.idle_in,
         defaults=acer_config.DEFAULTS,

@@ -23,6 +23,7 @@ from quintet.algorithms.other_names import named_here
 from quintet.config.run import ALIASES, MAY_CHANGE_ON_RESUME, PARTS, TOP, RunConfig
 from quintet.envs.config import EnvConfig
 from quintet.envs.given import EnvSource
+from quintet.envs.ids import is_registered
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.errors import ConfigError, FileFault, IdleOptions
 from quintet.system.files import read_yaml
@@ -202,8 +203,15 @@ def compose(algo: str, layers: Iterable[Layer], source: EnvSource | None = None)
                 unknown.append(f"unknown option {name!r} ({layer.source}){hint(algo, name)}")
     _drop_idle(algo, values, sources)
     faults: list[str] = []
-    env = _resolve_env(values, source, faults)
     config = _validate(algo, values, faults)
+    of_env: list[str] = []
+    # Beside other faults, a known id needs no look at EnvPool, whose import takes a second.
+    others = ("envpool", "ale")
+    known_id = values.get("env.backend") not in others and is_registered(values.get("env.id", ""))
+    env = None
+    if not (known_id and (unknown or faults)):
+        env = _resolve_env(values, source, of_env)
+    faults = of_env + faults
     if unknown or faults:
         raise ConfigError(_listed([*unknown, *(with_sources(fault, sources) for fault in faults)]))
     assert config is not None

@@ -36,7 +36,7 @@ def resolve_backend(env_id: str, backend: str = "auto") -> Resolved:
         )
     if backend in ("auto", "envpool") and envpool_id(env_id) is not None:
         return "envpool"
-    registered = env_id in gymnasium.registry and not is_ales(env_id)
+    registered = is_registered(env_id)
     if backend == "gymnasium" and registered:
         return "gymnasium"
     if backend in ("auto", "ale", "gymnasium") and ale.rom_of(env_id) is not None:
@@ -44,6 +44,11 @@ def resolve_backend(env_id: str, backend: str = "auto") -> Resolved:
     if backend == "auto" and registered:
         return "gymnasium"
     raise _unknown_id(env_id, backend)
+
+
+def is_registered(env_id: str) -> bool:
+    """Whether Gymnasium knows the id; games of ale-py don't count."""
+    return env_id in gymnasium.registry and not is_ales(env_id)
 
 
 def envpool_id(env_id: str) -> str | None:

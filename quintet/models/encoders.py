@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from quintet.errors import ConfigError
+from quintet.models.config import Init
+from quintet.models.leaves import SMALLEST, Leaves, image_shape, is_image
 from quintet.models.precision import Precision, cast_weights
-from quintet.models.weights import Init, draw_layers
+from quintet.models.weights import draw_layers
 from quintet.types import Obs
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
-
-Leaves = dict[str, gym_spaces.Space]  # type: ignore[type-arg]
 
 Encoded = Tensor | tuple[Tensor, dict[str, Tensor]]
 """Features ``[N, F]``, alone or beside auxiliary losses by name, scalars or ``[N]``."""
@@ -54,41 +54,6 @@ def encoded_parts(encoded: Encoded) -> tuple[Tensor, dict[str, Tensor]]:
     return encoded, {}
 
 
-SMALLEST: dict[str, int] = {"nature_cnn": 36, "impala_cnn": 8}
-"""Least height and width of a uint8 array that an encoder reads as a picture."""
-
-
-def is_image(space: gym_spaces.Space, smallest: int = 36) -> bool:  # type: ignore[type-arg]
-    """Whether a leaf is a picture: uint8, at least `smallest` high and wide (36: for nature_cnn),
-    perhaps stacked.
-    """
-    if not isinstance(space, gym_spaces.Box) or space.dtype != np.uint8 or len(space.shape) < 2:
-        return False
-    *_, height, width = image_shape(space.shape)
-    return height >= smallest and width >= smallest
-
-
-def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """``(channels, height, width)`` of a picture's shape; frames of a stack become channels.
-
-    ``HW``, ``CHW``, ``HWC`` and ``KHWC`` are told apart by the small last or first size (1 to 4
-    colours).
-    """
-    if len(shape) == 2:
-        return (1, *shape)
-    channels_last = shape[-1] <= 4
-    if len(shape) == 3:
-        return (shape[2], shape[0], shape[1]) if channels_last else shape
-    if len(shape) == 4 and channels_last:
-        return (shape[0] * shape[3], shape[1], shape[2])
-    if len(shape) == 4:
-        return (shape[0] * shape[1], shape[2], shape[3])
-    raise ConfigError(
-        f"a picture of 2 to 4 dimensions is required, the space has shape {shape}; flatten it or "
-        "use --model.encoder mlp"
-    )
-
-
 def channels_first(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """``[N, *shape]`` as ``[N, C, H, W]``, see `image_shape`."""
     if len(shape) == 3 and shape[-1] <= 4:
@@ -96,35 +61,6 @@ def channels_first(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     if len(shape) == 4 and shape[-1] <= 4:
         x = x.permute(0, 1, 4, 2, 3)
     return x.reshape(x.shape[0], *image_shape(shape))
-
-
-DIRECTIONS = 4
-"""Directions of an agent in a grid."""
-
-
-def is_grid_with_mission(leaves: Leaves) -> bool:
-    """Whether an observation has the form of MiniGrid's and BabyAI's, as EnvPool gives them:
-    `direction` (one integer), `image` (uint8 ``[H, W, 3]``, ids of the object, colour and state in
-    each cell) and `mission` (uint8 ``[L]``, a text in bytes).  There may be other leaves.
-    """
-    direction, image, mission = (leaves.get(name) for name in ("direction", "image", "mission"))
-    if isinstance(direction, gym_spaces.Discrete):
-        looks = int(direction.n) == DIRECTIONS
-    else:
-        looks = (
-            isinstance(direction, gym_spaces.Box)
-            and direction.dtype.kind in "iu"
-            and direction.shape == ()
-        )
-    return (
-        looks
-        and isinstance(image, gym_spaces.Box)
-        and isinstance(mission, gym_spaces.Box)
-        and image.dtype == mission.dtype == np.uint8
-        and len(image.shape) == 3
-        and image.shape[2] == 3
-        and len(mission.shape) == 1
-    )
 
 
 def layers(sizes: tuple[int, ...], activation: str, layer_norm: bool) -> nn.Sequential:

@@ -17,19 +17,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from quintet.errors import ConfigError, EnvironmentFault
-from quintet.models.config import ModelConfig
-from quintet.models.encoders import (
-    DIRECTIONS,
-    LeafForm,
-    Leaves,
-    flat_size,
-    flatten_leaf,
-    is_grid_with_mission,
-    layers,
-)
+from quintet.models.config import Init, ModelConfig
+from quintet.models.encoders import LeafForm, flat_size, flatten_leaf, layers
+from quintet.models.leaves import DIRECTIONS, Leaves, is_grid_with_mission
 from quintet.models.precision import cast_weights
 from quintet.models.text import TextEncoder
-from quintet.models.weights import Init, draw_layers
+from quintet.models.weights import draw_layers
 from quintet.types import Obs
 
 OBJECTS, COLOURS, STATES = 11, 6, 4

@@ -15,10 +15,9 @@ from quintet.models.encoders import (
     ResidualBlock,
     channels_first,
     flatten_leaf,
-    image_shape,
     impala_trunk,
-    is_image,
 )
+from quintet.models.leaves import image_shape, is_image
 
 
 @pytest.mark.parametrize("make", [spaces.Discrete, lambda n: spaces.MultiDiscrete([n - 7, 7])])
