@@ -27,6 +27,11 @@ _HOME = {
 }
 
 
+def __dir__() -> list[str]:
+    """The public names too, before their first use."""
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> "Any":
     """Imports the public names on first use, so that `quintet --help` need not wait for PyTorch."""
     if name not in _HOME:

@@ -75,8 +75,9 @@ def train(
 
     Args:
         algo: the learner's name, in any case.
-        env: an environment's id, a callable that makes environments, or a vector environment, as
-            for `quintet.make_vector_env`. With a given vector environment that can't be made again
+        env: an environment's id, a callable that makes environments, a vector environment, or an
+            environment of `gymnasium.make`, of which others are made, as for
+            `quintet.make_vector_env`. With a given vector environment that can't be made again
             there is no evaluation while training, and a warning says so.
         total_steps: agent decisions over all streams; None: the preset's, else 1,000,000.
         run_dir: None: ``runs/ALGO-ENV-sSEED``; of a group, the folder of the folders ``sSEED``.

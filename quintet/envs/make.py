@@ -55,7 +55,9 @@ def make_vector_env(
               DISABLED lose see `quintet.envs.adapted`). It belongs to the caller: it isn't closed,
               and restarts only reset it. Of a plain SyncVectorEnv only the ``env_fns`` are used, to
               make its environments anew;
-            - a pool of EnvPool with ``env_type="gymnasium"``, of which equal pools are made.
+            - a pool of EnvPool with ``env_type="gymnasium"``, of which equal pools are made;
+            - an environment of `gymnasium.make`, of which equal ones are made by its specification:
+              what was changed in it afterwards is not in them.
 
             Callables are given `kwargs`.
         num_streams: None: as many as a given vector environment has, else 8.
