@@ -231,6 +231,7 @@ PREFIXES: Mapping[str, Metric] = {
     "param_norm/": Metric("1", "norm of one parameter"),
     HISTOGRAM: Metric("1", "distribution of a value over rows or parameters, never a number"),
     "loss/aux/": Metric("1", "an auxiliary loss term"),
+    "user/": Metric("1", "what callbacks have logged, in units of their own"),
     "server/": Metric(
         "1", "share of the inference server's time by phase; and streams that it acts on at once"
     ),

@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, final
 
 from torch import Tensor
@@ -74,8 +75,8 @@ class Saving:
         exact: bool,
         said: Mapping[str, Any],
         warn: Callable[[str], None],
-    ) -> None:
-        """Writes a checkpoint and removes those that are not kept.
+    ) -> Path:
+        """Writes a checkpoint and removes those that are not kept; returns its path.
 
         said: further entries of its meta.
         """
@@ -102,10 +103,11 @@ class Saving:
             **(parts[0] if len(parts) == 1 else {POLICIES: parts}),
         }
         # Named by iterations, which always grow, unlike updates.
-        self.folder.write_checkpoint(f"{counters.iteration:09d}", tensors, meta)
+        path = self.folder.write_checkpoint(f"{counters.iteration:09d}", tensors, meta)
         keep = self.config.checkpoint.keep
         self.folder.prune(keep, lambda kept: bool(kept.get("milestone")), warn)
         self._seconds += time.perf_counter() - begin
+        return path
 
     def restore(self) -> tuple[Checkpoint | None, loop.Counters]:
         """Goes on from the folder's newest checkpoint, as the configuration asks; None where the

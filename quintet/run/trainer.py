@@ -21,6 +21,7 @@ from quintet.observe.progress import Progress, first_stage, make_progress, stage
 from quintet.observe.report_files import MARK
 from quintet.observe.timing import Phase, PhaseTimer
 from quintet.observe.view import View
+from quintet.run.callbacks import LiveRun, UserCode
 from quintet.run.evaluations import Evaluations
 from quintet.run.facts import facts_of
 from quintet.run.folder import RunFolder
@@ -33,9 +34,6 @@ from quintet.runtime.delivery import Batch
 from quintet.runtime.processes.watch import Watch
 from quintet.system import provenance, saved_options, signature, trust
 from quintet.types import Rollout
-
-OnReport = Callable[[dict[str, float]], object]
-"""Called with every report; returns True to ask for a stop."""
 
 
 @final
@@ -52,11 +50,11 @@ class Trainer:
         folder: RunFolder,
         policies: Sequence[PolicyRun],
         env: EnvDescription,
-        on_report: OnReport | None,
+        user: UserCode,
         resolved: ResolvedEnv,
     ):
         self.config, self.folder, self.policies, self.env = config, folder, policies, env
-        self.on_report = on_report
+        self.on_report, self.callbacks = user
         self.system = provenance.system(env.backend, config.runtime.device)
         self.counters = loop.Counters()
         self.timer = PhaseTimer(self._phase_begins)
@@ -70,8 +68,9 @@ class Trainer:
             policies[0].spaces,
             env,
             resolved,
-            on_report is not None,
+            user.given,
         )
+        self.live = LiveRun(folder.path, policies, lambda: self.counters.env_steps)
         self.max_cut_frac: float | None = None
         self.long_episodes = LongEpisodes(config.total_env_steps, self.saving.interval, None)
         self.finished = self.stop_requested = False
@@ -180,7 +179,10 @@ class Trainer:
 
     def train(self, sampling: loop.Sampling) -> Literal["finished", "stopped"]:
         """Runs the loop to its end or to a stop."""
-        self.reports.sampling = sampling.report
+        self.reports.sampling, self.reports.own = sampling.report, self._own_metrics
+        self._ask(self.callbacks.begin, self.live)
+        if self._raised is not None:
+            raise self._raised
         self.voice.stage(first_stage(self.facts))
         runtime = self.config.runtime
         # Of several learners each moves its columns from the CPU to its own device.
@@ -203,6 +205,7 @@ class Trainer:
             self._ended = True
         if status == "finished":
             self.save_policy()
+        self._ask(self.callbacks.end, self.live, status)
         if self._raised is not None:
             self._raised.add_note(f"The run was saved; the same call goes on: {self.folder.path}")
             raise self._raised
@@ -231,8 +234,9 @@ class Trainer:
         self.folder.check()
         before = self.timer.switch("checkpoint")
         said = {"wall_s": self.reports.wall_s, MARK: self.reports.reporter.sync()}
-        self.saving.write(self.counters, exact, said, self.voice.warn)
+        path = self.saving.write(self.counters, exact, said, self.voice.warn)
         self.timer.switch(before)
+        self._ask(self.callbacks.checkpoint, self.live, path)
 
     def after_iteration(self, batch: Batch) -> bool:
         """Evaluates and reports when due; whether the run is to stop."""
@@ -252,14 +256,21 @@ class Trainer:
         if finished or evaluated or self.stop_requested or self.reports.due:
             self.folder.check()
             self.reports.write(self.counters, self.voice)
-            if self.on_report is not None:
-                self._ask(self.on_report)
+            self._ask(self.on_report, self.reports.last)
         return self.stop_requested
 
-    def _ask(self, on_report: OnReport) -> None:
-        """Calls `on_report`; an error of the user's code is raised once the run is saved."""
+    def _own_metrics(self, report: dict[str, float]) -> dict[str, float]:
+        self._ask(self.callbacks.report, self.live, report)
+        return self.live.take_logged()
+
+    def _ask(self, function: Callable[..., object] | None, *given: object) -> None:
+        """Calls a function of the user's, unless one has raised an error, which is raised once the
+        run is saved.
+        """
+        if function is None or self._raised is not None:
+            return
         try:
-            answer = on_report(self.reports.last)
+            answer = function(*given)
         except BaseException as error:  # sys.exit() and Ctrl-C as well
             if isinstance(error, KeyboardInterrupt) and self.stop_requested:
                 raise  # the second Ctrl-C, which ends the run at once
@@ -280,6 +291,7 @@ class Trainer:
             if scores is not None:
                 each.score(policy, scores)
                 evaluated = True
+                self._ask(self.callbacks.evaluation, self.live, scores)
         self.timer.switch(before)
         return evaluated
 

@@ -83,7 +83,7 @@ def test_arguments_of_train_that_it_does_not_have():
         "here it is 'env.num_streams' (environments that step side by side, >= 1), an option of "
         "config",
         "unknown argument 'callback'",
-        "give on_report, a function of every report",
+        "give callbacks, or on_report, a function of reports",
         "unknown argument 'zzz'",
     ]
 
