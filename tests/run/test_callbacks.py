@@ -140,7 +140,7 @@ def test_an_error_reaches_the_caller_once_and_the_run_goes_on(tmp_path, moment):
     def later(run, *_):
         assert not calls, "no function is called after one has failed"
 
-    others = {each: later for each in ("evaluation", "report", "checkpoint", "end")}
+    others = dict.fromkeys(("evaluation", "report", "checkpoint", "end"), later)
     with pytest.raises(ValueError, match="mine"):
         train(tmp_path / "run", **{**others, moment: fails})
     assert len(calls) == 1
