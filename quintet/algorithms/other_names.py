@@ -6,17 +6,19 @@ _SAME: Mapping[str, str] = {
     # target, or several that the other name stands for: names of Stable-Baselines3, CleanRL, Sample
     # Factory, TorchBeast, RLlib and OpenAI baselines
     "env.id": "env_id env_name gym_id",
-    "env.kwargs": "env_kwargs env_config env_frameskip frame_skip",
+    "env.kwargs": "env_kwargs env_config env_frameskip frame_skip max_episode_steps "
+    "time_limit render_mode",
     "env.num_streams": "n_envs num_envs nenvs num_env num_environments num_envs_per_worker "
     "num_envs_per_env_runner",
     "env.streams_per_group": "worker_num_splits",
     "env.frame_stack": "n_stack num_stack env_framestack framestack",
     "env.reward_clip": "clip_rewards reward_clipping",
-    "total_env_steps": "total_timesteps num_timesteps n_timesteps train_for_env_steps max_steps",
+    "total_env_steps": "total_timesteps num_timesteps n_timesteps train_for_env_steps",
     "run_dir": "tensorboard_log log_dir save_path savedir train_dir experiment exp_name xpid "
     "monitor_dir",
     "resume": "restart_behavior",
-    "unroll_steps": "num_steps nsteps rollout unroll_length rollout_length horizon n_rollout_steps "
+    "init_from": "load_path pretrained pretrained_model checkpoint_path",
+    "unroll_steps": "num_steps nsteps rollout unroll_length rollout_length n_rollout_steps "
     "rollout_fragment_length train_freq",
     "num_epochs": "n_epochs update_epochs noptepochs ppo_epochs num_sgd_iter",
     "minibatch_steps": "num_minibatches nminibatches n_minibatch minibatch_size mini_batch_size "
@@ -38,7 +40,6 @@ _SAME: Mapping[str, str] = {
     "lr_schedule": "anneal_lr lr_decay lrschedule",
     "adam_epsilon": "adam_eps",
     "rmsprop_decay": "rprop_alpha",
-    "average_decay": "polyak_decay",
     "importance_clip": "c importance_weight_truncation",
     "updates_per_env_step": "gradient_steps utd_ratio update_to_data_ratio",
     "exploration": "action_noise exploration_noise noise_type noise_std",
@@ -55,9 +56,9 @@ _SAME: Mapping[str, str] = {
     "model.core": "use_lstm use_rnn rnn_type",
     "model.core_size": "lstm_hidden_size rnn_size lstm_cell_size",
     "model.core_layers": "n_lstm_layers rnn_num_layers",
-    "runtime.device": "cuda use_cuda gpu use_gpu",
+    "runtime.device": "cuda use_cuda gpu use_gpu num_gpus",
     "runtime.num_workers": "num_actors num_rollout_workers num_env_runners n_workers",
-    "runtime.num_learners": "num_gpus num_gpu_learners",
+    "runtime.num_learners": "num_gpu_learners",
     "runtime.kind": "async_rl serial_mode",
     "runtime.compile": "torch_compile",
     "report.progress": "verbose progress_bar",
@@ -90,6 +91,7 @@ _DIFFERENT: Mapping[str, tuple[str, ...]] = {
     "vf_loss_coeff": ("value_coef", "q_coef", "critic_loss_coef"),
     "baseline_cost": ("value_coef", "q_coef", "critic_loss_coef"),
     "gae_lambda": ("lambda_",),
+    "lambda_": ("gae_lambda",),
     "lam": ("gae_lambda", "lambda_"),
     "lambda": ("gae_lambda", "lambda_"),
     "alpha": ("average_decay", "rmsprop_decay"),
