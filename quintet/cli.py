@@ -221,8 +221,15 @@ def _config(arguments: list[str]) -> int:
 
     # A folder that nobody named does not stand in the way of another configuration.
     named = asked_for(asked.files, asked.options).get("run_dir") is not None
-    anew = asked.overwrite or not named
-    loaded = load_config(asked.algo, asked.files, asked.options, trust=asked.trust, overwrite=anew)
+    beside = not named and not asked.overwrite
+    loaded = load_config(
+        asked.algo,
+        asked.files,
+        asked.options,
+        trust=asked.trust,
+        overwrite=asked.overwrite,
+        beside=beside,
+    )
     for note in loaded.notes:
         warn_on_stderr(note)
     from quintet.run.launch import resolved
@@ -232,12 +239,12 @@ def _config(arguments: list[str]) -> int:
     config = loaded.config
     assert config.run_dir is not None
     begun = any_of_run(config.run_dir / "checkpoints")
-    if begun and not named and not asked.overwrite:
+    if begun and beside:
         warn_on_stderr(
             f"{config.run_dir} holds a run; this is the configuration of a new one; for that of "
             f"the run add --run-dir {config.run_dir}"
         )
-    if config.init_from is not None and (anew or not begun):
+    if config.init_from is not None and (beside or asked.overwrite or not begun):
         find_donor(config.init_from)  # which a run that has begun does not read
     width = max(len(f"{name}: {values[name]}") for name in values if len(str(values[name])) < 40)
     for name, value in values.items():

@@ -26,6 +26,7 @@ CARTPOLE = "train ppo --env CartPole-v1"
         ("train pppo --env CartPole-v1", 2, "did you mean 'ppo'?"),
         ("train ppo", 2, "an environment is required"),
         (f"{CARTPOLE} --n-envs 3", 2, "here it is 'env.num_streams'"),
+        ("train ppo --env quintet.envs.toy:Target --n-envs 3", 2, "here it is 'env.num_streams'"),
         (f"{CARTPOLE} --learning-rate x --env.backend foo", 2, "2 faults"),
         (f"{CARTPOLE} --minibatch-steps 100", 2, "minibatch_steps must divide"),
         (f"{CARTPOLE} --preset none --value-coef 0 --value-clip 1", 2, "has no effect"),

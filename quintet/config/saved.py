@@ -54,20 +54,22 @@ def load_config(
     *,
     trust: bool = False,
     overwrite: bool = False,
+    beside: bool = False,
 ) -> Loaded:
     """The configuration of a run from all its layers, those of its folder included.
 
     source: see `compose`.
     trust: whether code that the folder names may be imported and called.
     overwrite: whether a new run takes the place of one that is in the folder, which is not read.
+    beside: to show only: the configuration of a new run, whatever is in the folder.
 
     Raises:
         ConfigError: any fault, or the folder holds a run of another configuration.
         UntrustedError: the folder names code that may not run.
     """
     kind = partial(kind_asked_for, asked_for([learner_defaults(algo), *files], command), source)
-    if overwrite:
-        return _load_anew(algo, files, command, source, kind)
+    if overwrite or beside:
+        return _load_anew(algo, files, command, source, kind, overwrite)
     return _load(algo, files, command, source, kind, trust)
 
 
@@ -77,16 +79,17 @@ def _load_anew(
     command: Layer,
     source: EnvSource | None,
     kind: Callable[[], EnvKind],
+    overwrite: bool,
 ) -> Loaded:
-    """The configuration of a run that takes the place of one in its folder."""
+    """The configuration of a run that begins, whatever is in its folder."""
     asked = asked_for(files, command)
-    if asked.get("resume") == "exact":
-        raise ConfigError("--overwrite begins anew, --resume exact goes on; leave one of them out")
     run_dir = find_run_dir(algo, asked)
-    if run_dir is not None:
+    if overwrite and asked.get("resume") == "exact":
+        raise ConfigError("--overwrite begins anew, --resume exact goes on; leave one of them out")
+    if overwrite and run_dir is not None:
         _require_movable(run_dir)
     loaded = _compose_new(algo, files, command, source, kind, run_dir)
-    return replace(loaded, overwrite=True)
+    return replace(loaded, overwrite=overwrite)
 
 
 def _require_movable(run_dir: Path) -> None:
@@ -181,10 +184,10 @@ def _compose_new(
     """The configuration of a run that begins."""
     asked, place = asked_for(files, command), _place(run_dir)
     name = str(asked.get("preset") or "auto")
+    # An unknown option is refused anyway, for which no environment need be made.
+    known = "env.id" in asked and asked.keys() <= options(algo).keys()
     try:
-        presets = preset_layers(
-            algo, asked.get("env.id"), name, kind if "env.id" in asked else None
-        )
+        presets = preset_layers(algo, asked.get("env.id"), name, kind if known else None)
     except (ConfigError, ValidationError) as error:
         try:
             compose(algo, [place, *files, command], source)
@@ -260,7 +263,7 @@ def load_seeds(
         layer = Layer(command.source, {**command.values, **mine})
         run_dir = find_run_dir(algo, asked | mine)
         if overwrite:
-            loaded.append(_load_anew(algo, files, layer, source, kind))
+            loaded.append(_load_anew(algo, files, layer, source, kind, overwrite))
             continue
         try:
             if run_dir is not None:

@@ -166,3 +166,7 @@ def test_config_shows_other_options_than_those_of_a_run_in_the_default_folder(fo
     assert cli.main([*command, *place, "--gamma", "0.8", "--overwrite"]) == 0
     assert "gamma: 0.8 " in capsys.readouterr().out
     assert not list(folder.glob("runs/*.old-*"))
+    (run / "run.json").unlink()  # as in the folder of an older run
+    assert cli.main(command) == 0
+    assert cli.main([*command, "--overwrite"]) == 2
+    assert "requires a folder that a run has made" in capsys.readouterr().err
