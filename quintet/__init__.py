@@ -13,18 +13,25 @@ if TYPE_CHECKING:
     from quintet.envs.make import make_vector_env
     from quintet.evaluation import evaluate
     from quintet.policy import Policy, load
+    from quintet.run.callbacks import Callbacks
 
 __version__ = "0.1.0"
 
-__all__ = ["Policy", "__version__", "evaluate", "load", "make_vector_env", "train"]
+__all__ = ["Callbacks", "Policy", "__version__", "evaluate", "load", "make_vector_env", "train"]
 
 _HOME = {
+    "Callbacks": "quintet.run.callbacks",
     "Policy": "quintet.policy",
     "evaluate": "quintet.evaluation",
     "load": "quintet.policy",
     "make_vector_env": "quintet.envs.make",
     "train": "quintet.api",
 }
+
+
+def __dir__() -> list[str]:
+    """The public names too, before their first use."""
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> "Any":

@@ -9,14 +9,15 @@ from typing import Any, overload
 from gymnasium.vector import VectorEnv as ForeignVectorEnv
 from torch import nn
 
-from quintet.config.load import Layer, Loaded, flatten, options
+from quintet.algorithms import registry
+from quintet.config.load import Layer, Loaded, flatten, hint, options
 from quintet.config.saved import Unusable, load_config, load_seeds
 from quintet.envs.given import EnvSource, GivenEnv, can_be_made_again, settle
 from quintet.errors import ConfigError, GroupFault
 from quintet.models.custom import encoder_import_string
 from quintet.policy import Policy, find_policy, load
+from quintet.run.callbacks import Callbacks, OnReport
 from quintet.run.launch import Result, run, run_seeds
-from quintet.run.trainer import OnReport
 from quintet.system.trust import vouched
 
 
@@ -30,8 +31,10 @@ def train(
     config: Mapping[str, Any] | None = None,
     on_report: OnReport | None = None,
     *,
+    callbacks: Callbacks | None = None,
     model: type[nn.Module] | None = None,
     trust: bool = False,
+    overwrite: bool = False,
 ) -> Result: ...
 
 
@@ -45,8 +48,10 @@ def train(
     config: Mapping[str, Any] | None = None,
     on_report: None = None,
     *,
+    callbacks: None = None,
     model: type[nn.Module] | None = None,
     trust: bool = False,
+    overwrite: bool = False,
     seeds: Sequence[int],
     jobs: int | None = None,
 ) -> list[Result]: ...
@@ -61,16 +66,21 @@ def train(
     config: Mapping[str, Any] | None = None,
     on_report: OnReport | None = None,
     *,
+    callbacks: Callbacks | None = None,
     model: type[nn.Module] | None = None,
     trust: bool = False,
+    overwrite: bool = False,
     seeds: Sequence[int] | None = None,
     jobs: int | None = None,
+    **others: object,
 ) -> Result | list[Result]:
     """Trains a policy, or goes on with the run that is in `run_dir`.
 
     Args:
-        env: an environment's id, a callable that makes environments, or a vector environment, as
-            for `quintet.make_vector_env`. With a given vector environment that can't be made again
+        algo: the learner's name, in any case.
+        env: an environment's id, a callable that makes environments, a vector environment, or an
+            environment of `gymnasium.make`, of which others are made, as for
+            `quintet.make_vector_env`. With a given vector environment that can't be made again
             there is no evaluation while training, and a warning says so.
         total_steps: agent decisions over all streams; None: the preset's, else 1,000,000.
         run_dir: None: ``runs/ALGO-ENV-sSEED``; of a group, the folder of the folders ``sSEED``.
@@ -78,13 +88,17 @@ def train(
             "env.num_streams": 4}``.
         on_report: called with every report; once it returns True, the run stops as by Ctrl-C. An
             error that it raises also ends the run, after a checkpoint.
+        callbacks: functions that are called at further moments of the run.
         model: an encoder of your own, see `quintet.models.custom`; short for its import string in
             ``model.encoder``.
         trust: whether code that the run in `run_dir` names may be imported and called, whoever made
             the run. False: only code that is given here too, or if this user made the run on this
             machine.
+        overwrite: begins anew where `run_dir` holds a run, whose folder is kept as
+            ``RUN_DIR.old-1``, ``-2``, ...
         seeds: trains a seed group: runs that differ in their seed, each in its own process.
         jobs: how many of them at once; None: cores divided by ``runtime.threads``.
+        others: none; each is refused with the option that it stands for.
 
     Returns:
         A result; with `seeds` a list of them in their order, without those that never began
@@ -95,10 +109,15 @@ def train(
         UntrustedError: the run in `run_dir` names code that may not run.
         GroupFault: with `seeds`, if some runs failed; the others went on to their ends.
     """
+    algo = registry.canonical(algo)
+    if others:
+        raise ConfigError("; ".join(_argument_fault(algo, name, x) for name, x in others.items()))
     if config is not None and not isinstance(config, Mapping):
         raise ConfigError(f"config requires a mapping of options, got {config!r}")
     if on_report is not None:
-        _check_on_report(on_report)
+        _check_call("on_report", on_report, "one report")
+    if callbacks is not None:
+        _check_callbacks(callbacks)
     given = {"total_env_steps": total_steps, "seed": seed, "run_dir": run_dir}
     values = {name: value for name, value in given.items() if value is not None}
     values |= flatten(config or {}, options(algo))
@@ -109,23 +128,39 @@ def train(
     if seeds is None:
         if jobs is not None:
             raise ConfigError(f"jobs={jobs} has no effect without seeds; leave it out")
-        return run(load_config(algo, [], command, source, trust=trust), on_report)
-    if on_report is not None or isinstance(source, ForeignVectorEnv):
-        what = "on_report" if on_report is not None else "a vector environment"
+        loaded = load_config(algo, [], command, source, trust=trust, overwrite=overwrite)
+        return run(loaded, on_report, callbacks=callbacks)
+    alone = {
+        "on_report": on_report is not None,
+        "callbacks": callbacks is not None,
+        "a vector environment": isinstance(source, ForeignVectorEnv),
+    }
+    if any(alone.values()):
+        what = next(name for name, given in alone.items() if given)
         raise ConfigError(
             f"{what} requires a single run, seeds trains each in a process of its own; leave one "
             "of them out, or call train for each seed"
         )
-    loaded = load_seeds(algo, [], command, seeds, source, trust=trust)
-    outcomes = run_seeds(loaded, jobs)
+    group = load_seeds(algo, [], command, seeds, source, trust=trust, overwrite=overwrite)
+    outcomes = run_seeds(group, jobs)
     failed = [f"seed {each.seed}: {each.error}" for each in outcomes if each.status == "failed"]
     if failed:
         raise GroupFault(f"{len(failed)} of {len(outcomes)} runs failed\n" + "\n".join(failed))
     return [
         Result(each.run_dir, _trained_policy(each.run_dir, mine), each.metrics, each.status)
-        for each, mine in zip(outcomes, loaded, strict=True)
+        for each, mine in zip(outcomes, group, strict=True)
         if each.status == "finished" or each.status == "stopped"
     ]
+
+
+def _argument_fault(algo: str, name: str, value: object) -> str:
+    """What to do with an argument that `train` does not have."""
+    if name in options(algo):
+        return f"{name} is an option, not an argument of train; give config={{{name!r}: {value!r}}}"
+    if name == "callback":
+        return f"unknown argument {name!r}; give callbacks, or on_report, a function of reports"
+    told = hint(algo, name)
+    return f"unknown argument {name!r}{told}" + (", an option of config" if "here" in told else "")
 
 
 def _trained_policy(run_dir: Path, loaded: Loaded | Unusable) -> Policy:
@@ -137,17 +172,39 @@ def _trained_policy(run_dir: Path, loaded: Loaded | Unusable) -> Policy:
     return load(run_dir, trust=vouched(description, loaded.config.flat()))
 
 
-def _check_on_report(on_report: OnReport) -> None:
-    """Refuses what can't be called with a report, before training begins."""
-    if callable(on_report):
+def _check_callbacks(callbacks: Callbacks) -> None:
+    """Refuses what can't be called at its moment, before training begins."""
+    if not isinstance(callbacks, Callbacks):
+        raise ConfigError(
+            f"callbacks requires quintet.Callbacks(evaluation=..., ...), got {callbacks!r}"
+        )
+    given = {
+        "begin": "the run",
+        "evaluation": "the run and the scores",
+        "report": "the run and the report",
+        "checkpoint": "the run and the path",
+        "end": "the run and the status",
+    }
+    for name, what in given.items():
+        function = getattr(callbacks, name)
+        if function is not None:
+            _check_call(f"callbacks.{name}", function, what)
+
+
+def _check_call(name: str, function: object, what: str) -> None:
+    """Refuses what can't be called with so many arguments.
+
+    what: the arguments in words, joined by "and".
+    """
+    if callable(function):
         try:
-            inspect.signature(on_report).bind({})
+            inspect.signature(function).bind(*what.split(" and "))
             return
         except ValueError:  # some built-in callables don't tell
             return
         except TypeError:
             pass
-    raise ConfigError(f"on_report requires a function of one report, got {on_report!r}")
+    raise ConfigError(f"{name} requires a function of {what}, got {function!r}")
 
 
 def _settle_env(env: GivenEnv, values: dict[str, Any]) -> EnvSource | None:

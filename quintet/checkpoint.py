@@ -11,6 +11,8 @@ While a checkpoint is replaced, the old one is for an instant named ``.old-NAME`
 instant, or after a crash in it, get the old one.
 """
 
+from __future__ import annotations  # so that its options need no tensor
+
 import hashlib
 import json
 import os
@@ -19,14 +21,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, final
+from typing import TYPE_CHECKING, Annotated, Any, Literal, final
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
-from safetensors.torch import load as load_safetensors
-from safetensors.torch import save as save_safetensors
-from torch import Tensor
 
 from quintet.errors import CheckpointError
 from quintet.system import files, signature
@@ -47,6 +45,9 @@ from quintet.system.manifest import (
     signed_bytes,
     standing,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _SUFFIX = ".safetensors"
 _AUTO_PARTS = 20  # checkpoints over a run with `interval_updates = "auto"`
@@ -171,6 +172,17 @@ def read(path: Path) -> Checkpoint:
     raise AssertionError("unreachable")
 
 
+def none_at(path: Path) -> CheckpointError:
+    """The error for a path at which no policy is."""
+    runs = sorted(str(each.parent) for each in path.glob("*/checkpoints"))
+    holds = "holds no checkpoint yet" if path.exists() else "does not exist"
+    if runs:
+        holds = f"holds several runs; give one of them: {', '.join(runs)}"
+    return CheckpointError(
+        f"a run folder, a checkpoint or a policy folder is required, {path} {holds}"
+    )
+
+
 def any_of_run(root: Path) -> bool:
     """Whether a run has a checkpoint, readable or not."""
     return bool(numbered(root))
@@ -278,6 +290,8 @@ def _remove(entry: Path) -> None:
 
 def tensor_hashes(checkpoint: Checkpoint) -> dict[str, str]:
     """SHA-256 of every tensor (dtype, shape and bytes) by ``KEY/NAME``."""
+    import torch
+
     hashes = {}
     for key, group in checkpoint.tensors.items():
         for name, tensor in group.items():
@@ -293,6 +307,8 @@ def _serialise(
     tensors: Mapping[str, Mapping[str, Tensor]], meta: Mapping[str, Any], signed: bool
 ) -> dict[str, bytes]:
     """The contents of all files by name, the manifest last."""
+    from safetensors.torch import save as save_safetensors
+
     contents = {}
     for key, group in tensors.items():
         check_file_name(key, "a key of the tensors")
@@ -391,6 +407,8 @@ def _inode(folder: Path) -> int | None:
 def _read_folder(folder: int | None, path: Path) -> Checkpoint:
     if folder is None:
         raise CheckpointError(f"there is no checkpoint at {path}")
+    from safetensors.torch import load as load_safetensors
+
     entries, mark = read_manifest(folder, path / MANIFEST)
     contents = {name: read_verified(folder, path / name, entry) for name, entry in entries.items()}
     if META not in contents:

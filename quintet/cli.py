@@ -8,6 +8,7 @@ import errno
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -137,11 +138,15 @@ def _train(arguments: list[str]) -> int:
         return _train_seeds(asked)
     from quintet.config.saved import load_config
     from quintet.errors import ConfigError
-    from quintet.run.launch import run
 
     if asked.jobs is not None:
         raise ConfigError(f"--jobs {asked.jobs} has no effect without --seeds; leave it out")
-    result = run(load_config(asked.algo, asked.files, asked.options, trust=asked.trust))
+    loaded = load_config(
+        asked.algo, asked.files, asked.options, trust=asked.trust, overwrite=asked.overwrite
+    )
+    from quintet.run.launch import run  # PyTorch, not before all that can be refused without it
+
+    result = run(loaded)
     print(f"run:    {result.run_dir}")
     if result.status == "finished":
         print(f"policy: {result.run_dir / 'policy'}")
@@ -152,10 +157,14 @@ def _train(arguments: list[str]) -> int:
 def _train_seeds(asked: "Parsed") -> int:
     """A group of runs, and a table of how they ended."""
     from quintet.config.saved import load_seeds
-    from quintet.run.launch import run_seeds
 
     assert asked.seeds is not None
-    loaded = load_seeds(asked.algo, asked.files, asked.options, asked.seeds, trust=asked.trust)
+    loaded = load_seeds(
+        asked.algo, asked.files, asked.options, asked.seeds,
+        trust=asked.trust, overwrite=asked.overwrite,
+    )  # fmt: skip
+    from quintet.run.launch import run_seeds
+
     outcomes = run_seeds(loaded, asked.jobs)
     print(_summary(outcomes))
     failed = [each for each in outcomes if each.status == "failed"]
@@ -207,18 +216,35 @@ def _config(arguments: list[str]) -> int:
 
     asked = parse("config", arguments)
     from quintet.checkpoint import any_of_run
-    from quintet.config.saved import load_config
-    from quintet.run.launch import resolved
-    from quintet.run.warm_start import find_donor
+    from quintet.config.saved import asked_for, load_config
     from quintet.system.files import warn_on_stderr
 
-    loaded = load_config(asked.algo, asked.files, asked.options, trust=asked.trust)
+    # A folder that nobody named does not stand in the way of another configuration.
+    named = asked_for(asked.files, asked.options).get("run_dir") is not None
+    beside = not named and not asked.overwrite
+    loaded = load_config(
+        asked.algo,
+        asked.files,
+        asked.options,
+        trust=asked.trust,
+        overwrite=asked.overwrite,
+        beside=beside,
+    )
     for note in loaded.notes:
         warn_on_stderr(note)
+    from quintet.run.launch import resolved
+    from quintet.run.warm_start import find_donor
+
     values, sources = resolved(loaded)
     config = loaded.config
     assert config.run_dir is not None
-    if config.init_from is not None and not any_of_run(config.run_dir / "checkpoints"):
+    begun = any_of_run(config.run_dir / "checkpoints")
+    if begun and beside:
+        warn_on_stderr(
+            f"{config.run_dir} holds a run; this is the configuration of a new one; for that of "
+            f"the run add --run-dir {config.run_dir}"
+        )
+    if config.init_from is not None and (beside or asked.overwrite or not begun):
         find_donor(config.init_from)  # which a run that has begun does not read
     width = max(len(f"{name}: {values[name]}") for name in values if len(str(values[name])) < 40)
     for name, value in values.items():
@@ -274,6 +300,10 @@ def _eval(arguments: list[str]) -> int:
             raise ConfigError("quintet eval requires a run: quintet eval RUN [--episodes N] ...")
         if random and stochastic:
             raise ConfigError("--stochastic has no effect with --random; leave one of them out")
+        from quintet.checkpoint import none_at
+
+        if not Path(run).exists():
+            raise none_at(Path(run))
         from quintet.evaluation import evaluate
         from quintet.policy import load
 
@@ -408,7 +438,9 @@ def _plot(arguments: list[str]) -> int:
 def _runs_in(place: Path) -> list[Path]:
     """The folder itself, or, if it is no run, the runs within it."""
     names = ("config.yaml", "metrics.jsonl", "checkpoints")  # some of them may be lost
-    within = sorted({path.parent for name in names for path in place.glob(f"*/{name}")})
+    found = {path.parent for name in names for path in place.glob(f"*/{name}")}
+    # Those in whose place another run has begun count only where they are named.
+    within = sorted(run for run in found if not re.search(r"\.old-\d+$", run.name))
     return [place] if not within or any((place / name).exists() for name in names) else within
 
 

@@ -5,6 +5,7 @@ them are imported and called only by the rules of `quintet.system.trust`.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, final
 
@@ -16,8 +17,9 @@ from torch import Tensor, nn
 from quintet import checkpoint, spaces
 from quintet.algorithms import registry
 from quintet.algorithms.parts.setup import Compute
+from quintet.envs.asked import flat_observation, leaf_array
 from quintet.envs.config import EnvConfig
-from quintet.envs.gymnasium import Leaf, leaf_of
+from quintet.envs.gymnasium import leaf_of
 from quintet.errors import CheckpointError, ConfigError, QuintetError
 from quintet.models.config import ModelConfig
 from quintet.models.custom import encoder_import_string
@@ -85,17 +87,12 @@ class Policy:
             trust.Call("model.encoder", model.encoder, model.encoder_kwargs),
         )
         origin.check(self._calls[1])
-        self.actor: Actor = algorithm.make_actor(
-            algorithm.config(**description["learner"]),
-            model,
-            self.spaces,
-            # Not compiled, so that the first act does not wait for a compiler.
-            Compute(records_entropy=True),
+        # Not compiled, so that the first act does not wait for a compiler.
+        self._make_actor = partial(
+            algorithm.make_actor, algorithm.config(**description["learner"]), model, self.spaces
         )
-        try:
-            self.actor.load(publication)
-        except RuntimeError as error:
-            raise misfit(self.description["model"]["encoder"], error) from error
+        self.actor: Actor = self._loaded(Compute(records_entropy=True))
+        self._valuer: Actor | None = None
         self._leaves = [
             leaf_of(path, *found)
             for path, found in spaces.leaf_keys(self.spaces.observation).items()
@@ -106,7 +103,7 @@ class Policy:
 
     def act(
         self,
-        obs: NDArray[Any] | Mapping[str, Any] | tuple[Any, ...] | int,
+        obs: NDArray[Any] | Mapping[str, Any] | tuple[Any, ...] | int | str,
         state: State | None = None,
         deterministic: bool = True,
         *,
@@ -115,6 +112,7 @@ class Policy:
         """Action for one observation, or for a batch of them with a leading dimension.
 
         Args:
+            obs: as the environment gives it; a text as a string, or as its bytes.
             state: the state that the last call returned; its leaves are ``[B, ...]``, with B = 1
                 for one observation.  None: every episode begins here.
             is_first: whether an episode begins with this observation, ``[B]`` or one for all, so
@@ -133,35 +131,89 @@ class Policy:
                 `is_first` do not fit the policy and the number of observations.
         """
         tensors, single = self._observe(obs)
-        count = next(iter(tensors.values())).shape[0]
-        first = np.asarray((state is None) if is_first is None else is_first)
+        first = self._is_first(is_first, state, tensors)
+        noise = None
+        if not deterministic:
+            noise = self.actor.draw_noise(1, len(first), self.generator)[0]
+        out = self.actor.act(tensors, self._state(state, len(first)), first, noise)
+        packed = out.env_action.numpy()
+        action = spaces.unpack_action(self.spaces.action, packed[0] if single else packed)
+        return action, out.state
+
+    def value(
+        self,
+        obs: NDArray[Any] | Mapping[str, Any] | tuple[Any, ...] | int | str,
+        state: State | None = None,
+        *,
+        is_first: bool | NDArray[np.bool_] | Sequence[bool] | None = None,
+    ) -> NDArray[np.float32]:
+        """The value of one observation ``[]``, or of a batch of them ``[B]``: the discounted sum of
+        the rewards that are expected from there on under the policy that samples its actions.
+
+        Rewards are as the learner saw them: after `env.reward_clip`, and divided by the reward
+        normaliser's standard deviation where it has one (PPO's ``reward_normalizer``).
+
+        Args:
+            obs, state, is_first: as for `act`; `state` is the one before this observation.
+
+        Raises:
+            QuintetError: as `act`, and where the learner's policy is saved without a value function
+                of observations alone.
+        """
+        if self._valuer is None:
+            self._valuer = self._loaded(Compute(records_value=True))
+        if "value" not in self._valuer.record_specs:
+            raise QuintetError(
+                "a policy with a value function of observations is required, that of "
+                f"{self.description['algo']} is saved without one"
+            )
+        tensors, single = self._observe(obs)
+        first = self._is_first(is_first, state, tensors)
+        out = self._valuer.act(tensors, self._state(state, len(first)), first, None)
+        value: NDArray[np.float32] = out.record["value"].numpy()
+        return value[0] if single else value
+
+    def predict(
+        self,
+        observation: NDArray[Any] | Mapping[str, Any] | tuple[Any, ...] | int | str,
+        state: State | None = None,
+        episode_start: bool | NDArray[np.bool_] | Sequence[bool] | None = None,
+        deterministic: bool = False,
+    ) -> tuple[Any, State]:
+        """`act` with the arguments and defaults of Stable-Baselines3: actions are sampled unless
+        `deterministic`.
+        """
+        return self.act(observation, state, deterministic, is_first=episode_start)
+
+    def _loaded(self, compute: Compute) -> Actor:
+        """An actor with the policy's weights."""
+        actor: Actor = self._make_actor(compute)
+        try:
+            actor.load(self.publication)
+        except RuntimeError as error:
+            raise misfit(self.description["model"]["encoder"], error) from error
+        return actor
+
+    def _is_first(self, given: Any, state: State | None, obs: Obs) -> Tensor:
+        """Where episodes begin ``[B]``, as given; without that everywhere if there is no state."""
+        count = next(iter(obs.values())).shape[0]
+        first = np.asarray((state is None) if given is None else given)
         if first.shape not in ((), (count,)) or first.dtype.kind not in "biu":
             raise QuintetError(
                 f"is_first of {count} observations is required, one truth value or one for each, "
                 f"got shape {first.shape}, dtype {first.dtype}"
             )
-        noise = None
-        if not deterministic:
-            noise = self.actor.draw_noise(1, count, self.generator)[0]
-        out = self.actor.act(
-            tensors,
-            self._state(state, count),
-            torch.from_numpy(np.broadcast_to(first.astype(np.bool_), (count,)).copy()),
-            noise,
-        )
-        packed = out.env_action.numpy()
-        action = spaces.unpack_action(self.spaces.action, packed[0] if single else packed)
-        return action, out.state
+        return torch.from_numpy(np.broadcast_to(first.astype(np.bool_), (count,)).copy())
 
     def _observe(self, obs: Any) -> tuple[Obs, bool]:
         """The leaves as tensors ``[B, ...]``, and whether a single observation was given."""
-        given = _flat(obs)
+        given = flat_observation(obs)
         if set(given) != {leaf.path for leaf in self._leaves}:
             raise QuintetError(
                 f"an observation with the leaves {sorted(leaf.path for leaf in self._leaves)} is "
                 f"required, got {sorted(given)}"
             )
-        arrays = {leaf.path: _array(given[leaf.path], leaf) for leaf in self._leaves}
+        arrays = {leaf.path: leaf_array(given[leaf.path], leaf) for leaf in self._leaves}
         extra = {leaf.path: arrays[leaf.path].ndim - len(leaf.shape) for leaf in self._leaves}
         for leaf in self._leaves:
             x, more = arrays[leaf.path], extra[leaf.path]
@@ -252,59 +304,6 @@ class Policy:
     def signed(self) -> bool:
         """Whether its folder gets this user's signature: it names code and may run it."""
         return self.origin.fault is None and not all(call.harmless for call in self._calls)
-
-
-def _array(value: Any, leaf: Leaf) -> NDArray[Any]:
-    """`value`, of any shape, in the leaf's dtype and in memory of its own; raises QuintetError if
-    the leaf can't hold its numbers.
-    """
-
-    def refuse(got: str, cause: Exception | None = None) -> NoReturn:
-        raise QuintetError(
-            f"observation leaf {leaf.path!r} of {leaf.dtype} in {leaf.space}, without its start, "
-            f"is required, got {got}"
-        ) from cause
-
-    try:
-        given = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        refuse(f"what makes no array ({error})", error)
-    if leaf.dtype.kind == "f":
-        if given.dtype.kind not in "biuf":
-            refuse(f"dtype {given.dtype}")
-        array = given.astype(leaf.dtype, order="C")
-        if not np.isfinite(array).all():
-            refuse("numbers that are not finite, or not in this dtype")
-        return array
-    if given.dtype.kind not in "biu":  # fractions would be cut off
-        refuse(f"dtype {given.dtype}; convert it, and scale pictures as the environment does")
-    if leaf.size is not None:
-        low, high = 0, leaf.size
-    elif given.dtype == leaf.dtype:
-        return given.astype(leaf.dtype, order="C")
-    elif leaf.dtype.kind == "b":
-        low, high = 0, 2
-    else:
-        low, high = np.iinfo(leaf.dtype).min, np.iinfo(leaf.dtype).max + 1
-    if (
-        given.shape[given.ndim - len(leaf.shape) :] == leaf.shape
-        and not ((given >= low) & (given < high)).all()
-    ):
-        refuse(f"values from {given.min()} to {given.max()}")
-    return given.astype(leaf.dtype, order="C")
-
-
-def _flat(obs: Any, prefix: str = "") -> dict[str, Any]:
-    if isinstance(obs, Mapping):
-        items = {str(key): value for key, value in obs.items()}
-    elif isinstance(obs, tuple):
-        items = {str(index): value for index, value in enumerate(obs)}
-    else:
-        return {prefix or "obs": obs}
-    flat: dict[str, Any] = {}
-    for key, value in items.items():
-        flat |= _flat(value, f"{prefix}/{key}" if prefix else key)
-    return flat
 
 
 def misfit(encoder: str, error: RuntimeError) -> CheckpointError:
@@ -428,11 +427,5 @@ def _find(path: Path, which: str) -> checkpoint.Checkpoint:
         inside = path / "checkpoints" / which
         found = checkpoint.read(inside if inside.exists() else Path(which))
     if found is None:
-        runs = sorted(str(each.parent) for each in path.glob("*/checkpoints"))
-        holds = "holds no checkpoint yet" if path.exists() else "does not exist"
-        if runs:
-            holds = f"holds several runs; give one of them: {', '.join(runs)}"
-        raise CheckpointError(
-            f"a run folder, a checkpoint or a policy folder is required, {path} {holds}"
-        )
+        raise checkpoint.none_at(path)
     return found

@@ -1,21 +1,24 @@
 """All that the runtime knows of a learner: the data it asks for, its updates, how it acts."""
 
+from __future__ import annotations  # so that no tensor is needed where only options are
+
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
-from quintet.types import (
-    ActOutput,
-    LearnerState,
-    Obs,
-    Publication,
-    Rollout,
-    State,
-    TensorSpec,
-)
+    from quintet.types import (
+        ActOutput,
+        LearnerState,
+        Obs,
+        Publication,
+        Rollout,
+        State,
+        TensorSpec,
+    )
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 from gymnasium import spaces
 
 from quintet.errors import ConfigError, QuintetError
@@ -46,8 +45,7 @@ def leaf_keys(space: Space) -> dict[str, tuple[tuple[str | int, ...], Space]]:
             if not isinstance(node, _LEAVES):
                 raise ConfigError(
                     f"observation leaf {path!r} must be a Box, Discrete, MultiDiscrete or "
-                    f"MultiBinary space; got {node}; wrap the environment so that it gives arrays "
-                    "of a fixed shape"
+                    f"MultiBinary space; got {node}; {_instead_of(node)}"
                 )
             if path in found:
                 raise ConfigError(
@@ -58,6 +56,15 @@ def leaf_keys(space: Space) -> dict[str, tuple[tuple[str | int, ...], Space]]:
 
     walk(space, ())
     return found
+
+
+def _instead_of(leaf: Space) -> str:
+    """What to do about a leaf without a fixed shape."""
+    if isinstance(leaf, spaces.Text):
+        return "give what makes its single environments, whose texts are read as bytes"
+    if leaf.dtype is not None and leaf.dtype.kind == "U":
+        return "declare it as gymnasium.spaces.Text(LENGTH), which is read as bytes"
+    return "wrap the environment so that it gives arrays of a fixed shape"
 
 
 def space_parts(space: Space) -> dict[str, Space]:
@@ -150,6 +157,8 @@ def action_spec(space: Space) -> TensorSpec:
     one place. It is int64 if all leaves are integers, else float32, which holds the integers of a
     policy's actions exactly.
     """
+    import torch  # not before there is an environment
+
     leaves = action_leaves(space)
     floats = any(isinstance(leaf, spaces.Box) for leaf in leaves)
     size = sum(math.prod(leaf.shape or ()) for leaf in leaves)
@@ -205,6 +214,8 @@ def mask_sizes(space: Space) -> list[int]:
 
 
 def leaf_spec(space: Space) -> TensorSpec:
+    import torch
+
     dtype = torch.from_numpy(np.empty(0, leaf_dtype(space))).dtype
     return TensorSpec(tuple(space.shape or ()), dtype)
 

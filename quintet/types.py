@@ -8,14 +8,18 @@ The layout is next-step autoreset: the row after an ending carries the true fina
 not valid (its action was not executed); the row after that is the first of the next episode.
 """
 
+from __future__ import annotations  # so that no tensor is needed where only spaces are
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from gymnasium import spaces
-from jaxtyping import Bool, Float, Float32, Float64, Int64, Shaped
-from torch import Tensor
+
+if TYPE_CHECKING:
+    import torch
+    from jaxtyping import Bool, Float, Float32, Float64, Int64, Shaped
+    from torch import Tensor
 
 ACTION_MASK = "action_mask"
 """Reserved observation key: 1 where an action is allowed, given to heads and never to encoders."""
@@ -24,10 +28,10 @@ LAST_ACTION, LAST_REWARD = "last_action", "last_reward"
 """Reserved observation keys: the last action and the last reward (``env.observe_last``).  Encoders
 read them as they are; normalisers do not change them."""
 
-Obs = dict[str, Tensor]
+Obs = dict[str, "Tensor"]
 """Observation leaves by path; a plain Box space has the single leaf ``"obs"``."""
 
-State = dict[str, Tensor]
+State = dict[str, "Tensor"]
 """The state that an actor carries from act to act, leaves ``[B, ...]`` by name: recurrent state,
 which is recorded, and private state (exploration); empty for a plain feed-forward policy."""
 
@@ -121,13 +125,13 @@ class Rollout:
     trace_cut: Bool[Tensor, "T B"] | None = None
     replayed: bool = False
 
-    def contiguous(self) -> "Rollout":
+    def contiguous(self) -> Rollout:
         """The batch with a copy of every tensor that is not contiguous."""
 
         def each(x: Any) -> Any:
             if isinstance(x, dict):
                 return {name: part.contiguous() for name, part in x.items()}
-            return x.contiguous() if isinstance(x, Tensor) else x
+            return x if x is None or isinstance(x, bool) else x.contiguous()
 
         return Rollout(**{f.name: each(getattr(self, f.name)) for f in fields(self)})
 
@@ -137,7 +141,7 @@ class Rollout:
         cut = self.terminated | self.truncated
         if self.trace_cut is not None:
             cut = cut | self.trace_cut
-        return (~cut).to(torch.float32)
+        return (~cut).float()
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from quintet.cli import COMMANDS, main
 from quintet.config.command import parse
 from quintet.config.load import compose, options, preset_layers
 from quintet.envs.atari import AtariConfig
+from quintet.envs.ids import resolve_backend
 from quintet.envs.toy import EndlessPay
 
 ROOT = Path(__file__).parent.parent
@@ -38,7 +39,7 @@ QUOTED = DOCS / "adding-a-learner.md"
 """Its code is a test's, and runs there."""
 
 NO_OPTIONS = {"config", "seeds", "jobs", "env", "total_steps", "x", "metric", "kind", "video"}
-NO_OPTIONS |= {"trust"}
+NO_OPTIONS |= {"trust", "overwrite", "n_envs", "ent_coef"}
 """Flags of commands that are no options of a run."""
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
@@ -76,8 +77,10 @@ def check_command(words: list[str]) -> None:
         preset = preset_layers(
             asked.algo, given.get("env.id"), given.get("preset", "auto"), lambda: "vector_discrete"
         )
-        # Given what makes it, an example's id needs no backend that is installed.
+        # Given what makes it, an example's import string needs no module.
         compose(asked.algo, [*preset, *asked.files, asked.options], EndlessPay)
+        if "env.id" in given:
+            resolve_backend(given["env.id"], given.get("env.backend", "auto"))
     elif command == "bench":
         if rest and not rest[0].startswith("-"):
             workloads.read(rest.pop(0))
@@ -113,6 +116,7 @@ def test_commands_and_their_options_exist(
         "train ppo --env CartPole-v1 --learning-rat 1",
         "train ppo --env CartPole-v1 --minibatch-steps 100",
         "train dqn --env CartPole-v1",
+        "train ppo --env Taxi-v3 --env.backend gymnasium",
         "eval runs/x --episode 3",
         "plot runs/x --out a.png --kind pies",
         "bench chess",

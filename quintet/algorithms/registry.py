@@ -3,35 +3,44 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, final
 
 from gymnasium import spaces as gym_spaces
 from pydantic import BaseModel, ValidationError
 
 from quintet.algorithms.acer import config as acer_config
-from quintet.algorithms.acer import learner as acer
-from quintet.algorithms.acer import metrics as acer_metrics
 from quintet.algorithms.appo import config as appo_config
-from quintet.algorithms.appo import learner as appo
-from quintet.algorithms.appo import metrics as appo_metrics
-from quintet.algorithms.ddpg import actor as ddpg_actor
 from quintet.algorithms.ddpg import config as ddpg_config
-from quintet.algorithms.ddpg import learner as ddpg
-from quintet.algorithms.ddpg import metrics as ddpg_metrics
 from quintet.algorithms.impala import config as impala_config
-from quintet.algorithms.impala import learner as impala
-from quintet.algorithms.impala import metrics as impala_metrics
 from quintet.algorithms.parts.options import Idle, Shared
-from quintet.algorithms.parts.setup import Compute, Setup
 from quintet.algorithms.ppo import config as ppo_config
-from quintet.algorithms.ppo import learner as ppo
-from quintet.algorithms.ppo import metrics as ppo_metrics
 from quintet.errors import ConfigError, IdleOptions
 from quintet.models.config import ModelConfig
 from quintet.protocols import Actor, Learner, UpdateAdvice
 from quintet.types import Spaces
 
+if TYPE_CHECKING:
+    from quintet.algorithms.parts.setup import Compute, Setup
+
 ActionKind = type[gym_spaces.Space[Any]]
+
+
+@final
+@dataclass(frozen=True)
+class Late:
+    """Something of a learner's module, which is imported with PyTorch when it is first used: a
+    wrong option is refused before.
+    """
+
+    module: str
+    name: str
+
+    def get(self) -> Any:
+        return getattr(import_module(f"quintet.algorithms.{self.module}"), self.name)
+
+    def __call__(self, *args: Any) -> Any:
+        return self.get()(*args)
 
 
 @dataclass(frozen=True)
@@ -45,7 +54,8 @@ class Algorithm:
         compiled.
     shared: returns the rows that several learners share, of (options, resolved model, streams);
         None: the learner does not use `Ranks`, so there can be only one.
-    metrics: names that it may report; `/` at the end stands for every name that begins so.
+    metrics: returns the names that it may report; `/` at the end stands for every name that
+        begins so.
     tunable: options that `Learner.configure` may change during a run.
     tuned: of these what a population tunes where it names nothing.
     idle_in: returns the options, by name, without effect with (options, resolved model, spaces).
@@ -56,15 +66,16 @@ class Algorithm:
     advice: returns advice on the speed of updates, of (options, resolved model, batch's env_steps).
     warnings: returns what is allowed and seldom wise in (options, resolved model), one sentence
         each.
+    like: learners of other libraries, in lower case, that it is nearest to.
     """
 
     config: type[BaseModel]
     check: Callable[[Any, ModelConfig, int, int], list[str]]
     planned_updates: Callable[[Any, int, int], int]
-    make_learner: Callable[[Any, ModelConfig, Spaces, Setup], Learner]
-    make_actor: Callable[[Any, ModelConfig, Spaces, Compute], Actor]
+    make_learner: "Callable[[Any, ModelConfig, Spaces, Setup], Learner]"
+    make_actor: "Callable[[Any, ModelConfig, Spaces, Compute], Actor]"
     shared: Callable[[Any, ModelConfig, int], Shared] | None = None
-    metrics: tuple[str, ...] = ()
+    metrics: Callable[[], tuple[str, ...]] = tuple
     tunable: frozenset[str] = frozenset()
     tuned: tuple[str, ...] = ()
     idle_in: Callable[[Any, ModelConfig, Spaces], dict[str, Idle]] = lambda *_: {}
@@ -73,6 +84,7 @@ class Algorithm:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     advice: Callable[[Any, ModelConfig, int], UpdateAdvice] = lambda *_: UpdateAdvice()
     warnings: Callable[[Any, ModelConfig], list[str]] = lambda *_: []
+    like: tuple[str, ...] = ()
 
     def tuned_options(self, options: BaseModel, named: Sequence[str]) -> tuple[str, ...]:
         """What a population tunes: the options that are named, else the learner's own choice
@@ -109,37 +121,39 @@ ALGORITHMS: dict[str, Algorithm] = {
         ppo_config.PPOConfig,
         ppo_config.check,
         ppo_config.planned_updates,
-        ppo.PPOLearner,
-        ppo.make_actor,
+        Late("ppo.learner", "PPOLearner"),
+        Late("ppo.learner", "make_actor"),
         shared=ppo_config.shared,
-        metrics=ppo_metrics.METRICS,
+        metrics=Late("ppo.metrics", "METRICS").get,
         tunable=ppo_config.TUNABLE,
         tuned=ppo_config.TUNED,
         idle_in=ppo_config.idle_in,
         advice=ppo_config.advice,
+        like=("ppo2", "a2c", "trpo", "reinforce", "recurrentppo", "maskableppo"),
     ),
     "impala": Algorithm(
         impala_config.ImpalaConfig,
         impala_config.check,
         impala_config.planned_updates,
-        impala.ImpalaLearner,
-        impala.make_actor,
+        Late("impala.learner", "ImpalaLearner"),
+        Late("impala.learner", "make_actor"),
         shared=impala_config.shared,
-        metrics=impala_metrics.METRICS,
+        metrics=Late("impala.metrics", "METRICS").get,
         tunable=impala_config.TUNABLE,
         tuned=impala_config.TUNED,
         idle_in=impala_config.idle_in,
         defaults={"runtime.kind": "async"},
         advice=impala_config.advice,
+        like=("a3c", "vtrace"),
     ),
     "appo": Algorithm(
         appo_config.APPOConfig,
         appo_config.check,
         appo_config.planned_updates,
-        appo.APPOLearner,
-        appo.make_actor,
+        Late("appo.learner", "APPOLearner"),
+        Late("appo.learner", "make_actor"),
         shared=appo_config.shared,
-        metrics=appo_metrics.METRICS,
+        metrics=Late("appo.metrics", "METRICS").get,
         tunable=appo_config.TUNABLE,
         tuned=appo_config.TUNED,
         idle_in=appo_config.idle_in,
@@ -150,10 +164,10 @@ ALGORITHMS: dict[str, Algorithm] = {
         ddpg_config.DDPGConfig,
         ddpg_config.check,
         ddpg_config.planned_updates,
-        ddpg.DDPGLearner,
-        ddpg_actor.make_actor,
+        Late("ddpg.learner", "DDPGLearner"),
+        Late("ddpg.actor", "make_actor"),
         shared=ddpg_config.shared,
-        metrics=ddpg_metrics.METRICS,
+        metrics=Late("ddpg.metrics", "METRICS").get,
         tunable=ddpg_config.TUNABLE,
         tuned=ddpg_config.TUNED,
         idle_in=ddpg_config.idle_in,
@@ -162,31 +176,46 @@ ALGORITHMS: dict[str, Algorithm] = {
         defaults=ddpg_config.DEFAULTS,
         advice=ddpg_config.advice,
         warnings=ddpg_config.warnings,
+        like=("td3", "sac", "tqc", "d4pg"),
     ),
     "acer": Algorithm(
         acer_config.ACERConfig,
         acer_config.check,
         acer_config.planned_updates,
-        acer.ACERLearner,
-        acer.make_actor,
+        Late("acer.learner", "ACERLearner"),
+        Late("acer.learner", "make_actor"),
         shared=acer_config.shared,
-        metrics=acer_metrics.METRICS,
+        metrics=Late("acer.metrics", "METRICS").get,
         tunable=acer_config.TUNABLE,
         tuned=acer_config.TUNED,
         idle_in=acer_config.idle_in,
         defaults=acer_config.DEFAULTS,
         advice=acer_config.advice,
+        like=("dqn", "qrdqn", "rainbow", "r2d2"),
     ),
 }
 
 
+def canonical(name: str) -> str:
+    """A learner's name as it is written here, whatever its case; raises ConfigError if there is no
+    such learner.
+    """
+    plain = name.lower() if isinstance(name, str) else ""
+    if plain in ALGORITHMS:
+        return plain
+    near = [each for each, one in ALGORITHMS.items() if plain in one.like]
+    said = f"nearest is {near[0]!r}" if near else ""
+    if not near and (near := get_close_matches(plain, ALGORITHMS, 1)):
+        said = f"did you mean {near[0]!r}?"
+    raise ConfigError(
+        f"the algorithm must be one of {', '.join(ALGORITHMS)}; got {name!r}; "
+        + (said or "choose one of them")
+    )
+
+
 def find(name: str) -> Algorithm:
     """The learner of that name; raises ConfigError if there is none."""
-    if isinstance(name, str) and name in ALGORITHMS:
-        return ALGORITHMS[name]
-    near = get_close_matches(str(name), ALGORITHMS, 1)
-    hint = f"did you mean {near[0]!r}?" if near else "choose one of them"
-    raise ConfigError(f"the algorithm must be one of {', '.join(ALGORITHMS)}; got {name!r}; {hint}")
+    return ALGORITHMS[canonical(name)]
 
 
 def require_actions(name: str, space: gym_spaces.Space[Any]) -> None:

@@ -24,6 +24,7 @@ class Parsed(NamedTuple):
     options: layer of the options themselves.
     seeds, jobs: of a seed group; None where not given.
     trust: whether code that the run's folder names may be imported and called.
+    overwrite: whether a run in the folder is moved aside.
     """
 
     algo: str
@@ -32,6 +33,7 @@ class Parsed(NamedTuple):
     seeds: list[int] | None
     jobs: int | None
     trust: bool
+    overwrite: bool
 
 
 def parse(command: str, arguments: list[str]) -> Parsed:
@@ -53,8 +55,8 @@ def parse(command: str, arguments: list[str]) -> Parsed:
                 f"quintet {command} requires an algorithm first, one of {names}: quintet "
                 f"{command} {next(iter(registry.ALGORITHMS))} --env CartPole-v1"
             )
-    algo, rest = arguments[0], arguments[1:]
-    _require_bare_trust(rest)
+    algo, rest = registry.canonical(arguments[0]), arguments[1:]
+    _require_bare(rest)
     known = options(algo)
     parsed, unknown = tyro.cli(
         _schema(algo, of_group=command == "train"),
@@ -67,7 +69,7 @@ def parse(command: str, arguments: list[str]) -> Parsed:
     given = dict(parsed)
     paths = given.pop("config", [])
     seeds, jobs = given.pop("seeds", None), given.pop("jobs", None)
-    trust = given.pop("trust", False)
+    trust, overwrite = given.pop("trust", False), given.pop("overwrite", False)
     dotted = {name.replace("__", "."): text for name, text in given.items()}
     values = {n: _value(text, known[n]) for n, text in flatten(dotted, known).items()}
     strangers = _unknown(unknown)
@@ -86,16 +88,17 @@ def parse(command: str, arguments: list[str]) -> Parsed:
         None if seeds is None else _whole("seeds", " ".join(seeds).replace(",", " ").split()),
         None if jobs is None else _whole("jobs", [jobs])[0],
         trust,
+        overwrite,
     )
 
 
-def _require_bare_trust(arguments: list[str]) -> None:
+def _require_bare(arguments: list[str]) -> None:
     """Refuses ``--trust yes`` and ``--trust=yes``."""
     for word, after in pairwise([*arguments, "--"]):
         name, equals, value = word.partition("=")
         value = value if equals else "" if after.startswith("-") else after
-        if name == "--trust" and (equals or value):
-            raise ConfigError(f"--trust takes no value, got {value!r}; give --trust alone")
+        if name in ("--trust", "--overwrite") and (equals or value):
+            raise ConfigError(f"{name} takes no value, got {value!r}; give {name} alone")
 
 
 def _whole(name: str, words: list[str]) -> list[int]:
@@ -183,6 +186,12 @@ def _schema(algo: str, *, of_group: bool) -> Any:
             ),
         ],
         "trust": Annotated[bool, tyro.conf.arg(help=TRUST_HELP)],
+        "overwrite": Annotated[
+            bool,
+            tyro.conf.arg(
+                help="begin anew where the folder holds a run, which is kept as FOLDER.old-1, ..."
+            ),
+        ],
     }
     if of_group:
         fields["seeds"] = Annotated[

@@ -11,7 +11,7 @@ from quintet.envs.config import EnvConfig
 from quintet.envs.given import EnvSource
 from quintet.envs.make import make_group_env
 from quintet.envs.resolved import ResolvedEnv, resolve_env
-from quintet.models.encoders import is_grid_with_mission, is_image
+from quintet.models.leaves import is_grid_with_mission, is_image
 from quintet.spaces import action_leaves, action_space_of, observation_leaves
 from quintet.types import Spaces
 

@@ -19,10 +19,12 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from quintet.algorithms import registry
+from quintet.algorithms.other_names import named_here
 from quintet.config.population import first_values
 from quintet.config.run import ALIASES, MAY_CHANGE_ON_RESUME, PARTS, TOP, RunConfig
 from quintet.envs.config import EnvConfig
 from quintet.envs.given import EnvSource
+from quintet.envs.ids import is_registered
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.errors import ConfigError, FileFault, IdleOptions
 from quintet.observe.metrics import OF_RUNS, EpisodeStats
@@ -43,12 +45,14 @@ class Loaded:
 
     env: its environment, resolved.
     notes: messages for the person about the run folder.
+    overwrite: whether a run in its folder is moved aside.
     """
 
     config: RunConfig
     sources: dict[str, str]
     env: ResolvedEnv
     notes: tuple[str, ...] = ()
+    overwrite: bool = False
 
 
 def options(algo: str) -> dict[str, FieldInfo]:
@@ -151,9 +155,30 @@ def dropped(source: str) -> str:
     return f"default (that of {source.removeprefix('default of ')} has no effect here)"
 
 
+def hint(algo: str, name: str) -> str:
+    """What a message says of an unknown option: the options of the same meaning, if it is a name of
+    another library, else the one that is spelled most alike.
+    """
+    known = options(algo)
+    ours = named_here(name, known)
+    if ours is None:
+        return _nearest(name, known)
+    if not ours:
+        return f"; {algo} has no option for that"
+    short = {target: alias for alias, target in ALIASES.items()}
+    told = [f"{short.get(each, each)!r} ({_meaning(known[each])})" for each in ours]
+    return f"; here {'it is' if len(ours) == 1 else 'these are'} {' and '.join(told)}"
+
+
+def _meaning(info: FieldInfo) -> str:
+    """An option's description up to its first stop."""
+    said = re.split(r"[;:.](?=\s|$)", info.description or "")[0]
+    return said[:1].lower() + said[1:]
+
+
 def _nearest(name: str, known: Iterable[str]) -> str:
     names = list(known)
-    near = get_close_matches(name, names, 1, 0.5)
+    near = get_close_matches(name, names, 1)
     if not near:  # the last part alone: "num_streams" for "env.num_streams"
         near = [n for n in names if n.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1]]
     return f"; did you mean {near[0]!r}?" if near else ""
@@ -177,11 +202,18 @@ def compose(algo: str, layers: Iterable[Layer], source: EnvSource | None = None)
                 values[name] = absent(value, known[name])
                 sources[name] = layer.source
             else:
-                unknown.append(f"unknown option {name!r} ({layer.source}){_nearest(name, known)}")
+                unknown.append(f"unknown option {name!r} ({layer.source}){hint(algo, name)}")
     _drop_idle(algo, values, sources)
     faults: list[str] = []
-    env = _resolve_env(values, source, faults)
     config = _validate(algo, values, faults)
+    of_env: list[str] = []
+    # Beside other faults, a known id needs no look at EnvPool, whose import takes a second.
+    others = ("envpool", "ale")
+    known_id = values.get("env.backend") not in others and is_registered(values.get("env.id", ""))
+    env = None
+    if not (known_id and (unknown or faults)):
+        env = _resolve_env(values, source, of_env)
+    faults = of_env + faults
     if unknown or faults:
         raise ConfigError(_listed([*unknown, *(with_sources(fault, sources) for fault in faults)]))
     assert config is not None
@@ -375,7 +407,7 @@ def _objective_faults(config: RunConfig) -> list[str]:
     """Faults of the metric by which policies are ranked."""
     name, kind = config.population.objective, config.runtime.kind
     recent = list(EpisodeStats().recent)
-    own = registry.find(config.algo).metrics
+    own = registry.find(config.algo).metrics()
     evaluated = [x for x in OF_RUNS if x.startswith("eval/")]
     known = [*recent, *evaluated, *own]
     if not any(name == x or (x.endswith("/") and name.startswith(x)) for x in known):

@@ -1,11 +1,13 @@
 """What runs where: processes, threads, devices, precision."""
 
-from typing import Literal, final
+from typing import TYPE_CHECKING, Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from quintet.algorithms.parts.options import refuse_idle
-from quintet.algorithms.parts.setup import Compute
+
+if TYPE_CHECKING:
+    from quintet.algorithms.parts.setup import Compute
 
 
 @final
@@ -123,8 +125,10 @@ class RuntimeConfig(BaseModel):
     )
 
     @property
-    def compute(self) -> Compute:
+    def compute(self) -> "Compute":
         """How learner and actors compute; for resolved configurations."""
+        from quintet.algorithms.parts.setup import Compute
+
         assert self.precision != "auto"
         return Compute(self.precision, self.compile == "on")
 

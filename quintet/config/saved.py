@@ -33,6 +33,9 @@ from quintet.system.trust import Origin, all_harmless, calls_given, calls_of, co
 BEFORE_CONFIG = (".lock", "log.txt", ".config.yaml.tmp", ".tmp-config.yaml")
 """Files that a run may leave if it is killed at its very start."""
 
+_RECORD = "run.json"
+"""A file of every run that has begun, and of nothing else."""
+
 
 @dataclass(frozen=True)
 class Unusable:
@@ -50,18 +53,62 @@ def load_config(
     source: EnvSource | None = None,
     *,
     trust: bool = False,
+    overwrite: bool = False,
+    beside: bool = False,
 ) -> Loaded:
     """The configuration of a run from all its layers, those of its folder included.
 
     source: see `compose`.
     trust: whether code that the folder names may be imported and called.
+    overwrite: whether a new run takes the place of one that is in the folder, which is not read.
+    beside: to show only: the configuration of a new run, whatever is in the folder.
 
     Raises:
         ConfigError: any fault, or the folder holds a run of another configuration.
         UntrustedError: the folder names code that may not run.
     """
     kind = partial(kind_asked_for, asked_for([learner_defaults(algo), *files], command), source)
+    if overwrite or beside:
+        return _load_anew(algo, files, command, source, kind, overwrite)
     return _load(algo, files, command, source, kind, trust)
+
+
+def _load_anew(
+    algo: str,
+    files: Sequence[Layer],
+    command: Layer,
+    source: EnvSource | None,
+    kind: Callable[[], EnvKind],
+    overwrite: bool,
+) -> Loaded:
+    """The configuration of a run that begins, whatever is in its folder."""
+    asked = asked_for(files, command)
+    run_dir = find_run_dir(algo, asked)
+    if overwrite and asked.get("resume") == "exact":
+        raise ConfigError("--overwrite begins anew, --resume exact goes on; leave one of them out")
+    if overwrite and run_dir is not None:
+        _require_movable(run_dir)
+    loaded = _compose_new(algo, files, command, source, kind, run_dir)
+    return replace(loaded, overwrite=overwrite)
+
+
+def _require_movable(run_dir: Path) -> None:
+    """Raises ConfigError for a folder that --overwrite must not rename: one that holds something
+    else than a run, or in which the user works.
+    """
+    held = _held(run_dir)
+    if not held:
+        return
+    if _RECORD not in held or not held & {saved_options.FILE, "checkpoints", "metrics.jsonl"}:
+        raise ConfigError(
+            f"--overwrite requires a folder that a run has made, {run_dir} holds "
+            f"{', '.join(sorted(held)[:3])}; give another --run-dir, or rename it yourself"
+        )
+    if Path.cwd().is_relative_to(run_dir.resolve()):
+        raise ConfigError(
+            f"--overwrite requires another folder than the working folder, got {run_dir}; leave "
+            "it first"
+        )
 
 
 def _load(
@@ -77,33 +124,19 @@ def _load(
     """
     asked = asked_for(files, command)
     run_dir = find_run_dir(algo, asked)
-    place = Layer("default", {} if run_dir is None else {"run_dir": str(run_dir)})
     notes: list[str] = []
     saved = None if run_dir is None else read_saved(run_dir, notes.append)
     if run_dir is None or saved is None:
-        name = str(asked.get("preset") or "auto")
-        try:
-            presets = preset_layers(
-                algo, asked.get("env.id"), name, kind if "env.id" in asked else None
-            )
-        except (ConfigError, ValidationError) as error:
-            try:
-                compose(algo, [place, *files, command], source)
-            except ConfigError as others:  # all faults at once
-                if isinstance(error, ValidationError) or str(error) in str(others):
-                    raise
-                raise ConfigError(f"{error}\n{others}") from error
-            raise
-        return compose(algo, [place, *presets, *files, command], source)
+        return _compose_new(algo, files, command, source, kind, run_dir)
     if asked.get("resume") == "never":
         raise ConfigError(
             f"--resume never requires a folder without a run, {run_dir} holds one; give another "
-            "--run-dir or remove it"
+            "--run-dir, or --overwrite"
         )
     if saved["algo"] != algo:
         raise _other_run(run_dir, [f"algo: the run has {saved['algo']}, asked is {algo}"])
     kept = {k: v for k, v in saved.items() if k not in ("algo", "run_dir", "resume")}
-    base = [place, Layer("saved run", kept)]
+    base = [_place(run_dir), Layer("saved run", kept)]
     # An automatic option keeps the value to which it was resolved when the run began.
     layers = [
         Layer(
@@ -134,6 +167,36 @@ def _load(
         for name, source in loaded.sources.items()
     }
     return replace(loaded, sources=sources, notes=tuple(notes))
+
+
+def _place(run_dir: Path | None) -> Layer:
+    return Layer("default", {} if run_dir is None else {"run_dir": str(run_dir)})
+
+
+def _compose_new(
+    algo: str,
+    files: Sequence[Layer],
+    command: Layer,
+    source: EnvSource | None,
+    kind: Callable[[], EnvKind],
+    run_dir: Path | None,
+) -> Loaded:
+    """The configuration of a run that begins."""
+    asked, place = asked_for(files, command), _place(run_dir)
+    name = str(asked.get("preset") or "auto")
+    # An unknown option is refused anyway, for which no environment need be made.
+    known = "env.id" in asked and asked.keys() <= options(algo).keys()
+    try:
+        presets = preset_layers(algo, asked.get("env.id"), name, kind if known else None)
+    except (ConfigError, ValidationError) as error:
+        try:
+            compose(algo, [place, *files, command], source)
+        except ConfigError as others:  # all faults at once
+            if isinstance(error, ValidationError) or str(error) in str(others):
+                raise
+            raise ConfigError(f"{error}\n{others}") from error
+        raise
+    return compose(algo, [place, *presets, *files, command], source)
 
 
 def _check_trust(run_dir: Path, saved: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
@@ -167,11 +230,12 @@ def load_seeds(
     source: EnvSource | None = None,
     *,
     trust: bool = False,
+    overwrite: bool = False,
 ) -> list[Loaded | Unusable]:
     """The configurations of a seed group, each with a folder of its own: ``DIR/sSEED`` where a
     folder is asked for.  A damaged folder stops no other run.
 
-    trust: see `load_config`.
+    trust, overwrite: see `load_config`.
 
     Raises:
         ConfigError: there are no seeds, or one twice, or ``seed`` beside them; an option is at
@@ -198,6 +262,9 @@ def load_seeds(
         )
         layer = Layer(command.source, {**command.values, **mine})
         run_dir = find_run_dir(algo, asked | mine)
+        if overwrite:
+            loaded.append(_load_anew(algo, files, layer, source, kind, overwrite))
+            continue
         try:
             if run_dir is not None:
                 read_saved(run_dir)
@@ -236,7 +303,8 @@ def _other_run(run_dir: Path, differ: list[str]) -> ConfigError:
     return ConfigError(
         f"{run_dir} holds a run of another configuration:\n"
         + "\n".join(f"  - {line}" for line in differ)
-        + "\ngive another --run-dir to begin anew, or leave these options out to go on"
+        + "\ngive another --run-dir to begin anew, or --overwrite to begin anew in this one (its "
+        "run is kept under another name), or leave these options out to go on"
     )
 
 
@@ -286,14 +354,14 @@ def read_saved(
         if not stored:
             raise ConfigError(
                 f"a readable {saved_options.FILE} is required in {run_dir}, it is damaged "
-                f"({fault}); restore it or give another --run-dir"
+                f"({fault}); restore it, or give another --run-dir, or --overwrite"
             )
         notice(f"{fault}; the run's options are taken from {found.checkpoint}")
         return stored
     if "env.id" not in saved:
         raise ConfigError(
             f"a whole {saved_options.FILE} is required in {run_dir}, it is incomplete (no env.id); "
-            "restore it or give another --run-dir"
+            "restore it, or give another --run-dir, or --overwrite"
         )
     if found.altered or stored:
         _compare(run_dir, saved, found, stored, notice)
@@ -364,13 +432,18 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _require_unused(run_dir: Path) -> None:
     """Raises ConfigError where a folder without a run holds something else."""
-    try:
-        names = os.listdir(run_dir) if run_dir.is_dir() else []
-    except OSError as fault:
-        raise ConfigError(str(files.cannot_read(run_dir, fault))) from fault
-    others = sorted(name for name in names if name not in BEFORE_CONFIG)
+    others = sorted(_held(run_dir))
     if others:
         raise ConfigError(
             f"run_dir requires a new or empty folder, or one with a run; {run_dir} holds "
             f"{', '.join(others[:3])} and no {saved_options.FILE}; give another --run-dir"
         )
+
+
+def _held(run_dir: Path) -> set[str]:
+    """Names in a folder, but for those that a run may leave at its very start."""
+    try:
+        names = os.listdir(run_dir) if run_dir.is_dir() else []
+    except OSError as fault:
+        raise ConfigError(str(files.cannot_read(run_dir, fault))) from fault
+    return {*names} - {*BEFORE_CONFIG}

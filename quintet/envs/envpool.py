@@ -44,6 +44,7 @@ from quintet.envs.vector import (
     StepRow,
     check_seeds,
 )
+from quintet.envs.versions import taken_by_gymnasium
 from quintet.errors import ConfigError, EnvironmentFault
 from quintet.spaces import Space, action_space_of, action_spec, leaf_keys, map_leaves, stored_space
 from quintet.system.blame import raised, traced
@@ -380,6 +381,11 @@ def _make_spec(env_id: str, kwargs: Mapping[str, Any]) -> Any:
     if unknown:
         near = {name: difflib.get_close_matches(name, known, n=3, cutoff=0.5) for name in unknown}
         hints = "; ".join(f"{k!r}: did you mean {v}?" for k, v in near.items() if v)
+        twin, theirs = taken_by_gymnasium(env_id, unknown)
+        if theirs:
+            hints = f"Gymnasium's {twin} takes {theirs}; use --env.backend gymnasium" + (
+                f" --env {twin}" if twin != env_id else ""
+            )
         raise ConfigError(
             f"{env_id} (envpool): unknown env.kwargs {unknown}; {hints + '; ' if hints else ''}"
             f"known are {known}"

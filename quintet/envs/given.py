@@ -1,7 +1,9 @@
 """Environments that a user gives other than by id: callables and vector environments."""
 
 import inspect
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,14 +11,15 @@ import gymnasium
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.vector import VectorEnv as ForeignVectorEnv
 
-from quintet.envs import envpool
+from quintet.envs import envpool, foreign
+from quintet.envs.versions import is_ales
 from quintet.errors import ConfigError
 
 MakeEnv = Callable[..., gymnasium.Env[Any, Any] | ForeignVectorEnv[Any, Any, Any]]
 """Makes one environment, or, with a parameter ``num_envs``, a vector environment of that size."""
 
-GivenEnv = str | MakeEnv | ForeignVectorEnv[Any, Any, Any]
-"""An id or import string, a callable, or a vector environment."""
+GivenEnv = str | MakeEnv | ForeignVectorEnv[Any, Any, Any] | gymnasium.Env[Any, Any]
+"""An id or import string, a callable, a vector environment, or what `gymnasium.make` made."""
 
 EnvSource = MakeEnv | ForeignVectorEnv[Any, Any, Any]
 """Makes environments that have no id."""
@@ -26,7 +29,8 @@ def settle(env: GivenEnv) -> tuple[dict[str, Any], EnvSource | None]:
     """The fields of `EnvConfig` that a given environment determines, and its source.
 
     A pool of EnvPool is only read: pools are made anew from its id, arguments and size, since seeds
-    are fixed when a pool is made.  Any other vector environment is one group of streams.
+    are fixed when a pool is made.  So is an environment of `gymnasium.make`, since every stream
+    needs its own.  Any other vector environment is one group of streams.
 
     Raises:
         ConfigError: it can't make environments.
@@ -51,16 +55,50 @@ def settle(env: GivenEnv) -> tuple[dict[str, Any], EnvSource | None]:
             "streams_per_group": env.num_envs,
         }, env
     if isinstance(env, gymnasium.Env):
-        raise ConfigError(
-            f"env must make environments, one for each stream; got {env!r}, which is one itself; "
-            "give its class, or a function that makes it"
-        )
+        return _like(env)
     if callable(env):
         return {"id": name_of(env)}, env
     raise ConfigError(
         f"env must be an id, a callable that makes environments, or a vector environment; got "
-        f"{env!r}; see docs of quintet.make_vector_env"
+        f"{env!r}; " + (foreign.way_out(env) or "see docs of quintet.make_vector_env")
     )
+
+
+def _like(env: gymnasium.Env[Any, Any]) -> tuple[dict[str, Any], EnvSource | None]:
+    """What makes environments like one of `gymnasium.make`, by its specification."""
+    spec = env.spec
+    if spec is None:
+        name = type(env.unwrapped).__name__
+        raise ConfigError(
+            f"env must make environments, one for each stream; got {env!r}, which is one itself; "
+            f"give its class, {name}, or a function that makes it, lambda: {name}(...)"
+        )
+    lost = [each.name for each in spec.additional_wrappers if each.kwargs is None]
+    if lost:
+        raise ConfigError(
+            f"env must make environments, one for each stream; got {env!r}, which is one itself, "
+            f"and whose wrapper {lost[0]} can't be made again by its specification; give a "
+            f"function that makes it, lambda: {lost[0]}(gymnasium.make({spec.id!r}), ...)"
+        )
+    # render_mode belongs to the one that was made: "human" would open windows.
+    kwargs = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
+    registered = gymnasium.registry.get(spec.id)
+    plain = registered is not None and not spec.additional_wrappers and not is_ales(spec.id)
+    if registered is not None and plain and _can_be_stored(kwargs):
+        changed = {k: v for k, v in kwargs.items() if (k, v) not in registered.kwargs.items()}
+        if spec.max_episode_steps != registered.max_episode_steps:
+            changed["max_episode_steps"] = spec.max_episode_steps
+        return {"id": spec.id, "backend": "gymnasium", "kwargs": changed}, None
+    make = partial(gymnasium.make, replace(spec, kwargs=kwargs), disable_env_checker=True)
+    return {"id": f"gymnasium:<{spec.id}>"}, make
+
+
+def _can_be_stored(kwargs: dict[str, Any]) -> bool:
+    try:
+        json.dumps(kwargs)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def can_be_made_again(source: EnvSource | None) -> bool:

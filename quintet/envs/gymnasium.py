@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from quintet.envs import foreign
 from quintet.envs.success import rule_of, single_success
 from quintet.envs.vector import Array, EnvDescription, ObsArrays, Rendered, StepRow, check_seeds
 from quintet.errors import ConfigError, EnvironmentFault
@@ -163,10 +164,14 @@ class GymnasiumVectorEnv:
     def _step(self, stream: int, action: Any, out: StepRow) -> tuple[float, bool, bool]:
         self._episode_step[stream] += 1
         try:
-            obs, reward, terminated, truncated, info = self._envs[stream].step(action)
-            result = float(reward), bool(terminated), bool(truncated)
+            given = self._envs[stream].step(action)
+            if (fault := foreign.step_fault(given)) is None:
+                obs, reward, terminated, truncated, info = given
+                result = float(reward), bool(terminated), bool(truncated)
         except Exception as error:
-            self._raise_fault(stream, raised(error), error)
+            self._raise_fault(stream, self._told(stream, error), error)
+        if fault is not None:
+            self._raise_fault(stream, fault)
         leaf = self._plain
         if (  # the usual case
             leaf is not None
@@ -187,10 +192,12 @@ class GymnasiumVectorEnv:
         self._episode_step[stream] = 0
         self._ended[stream] = False
         try:
-            obs, _ = self._envs[stream].reset(seed=seed)
+            given: Any = self._envs[stream].reset(seed=seed)
         except Exception as error:
-            self._raise_fault(stream, raised(error), error)
-        self._write_obs(stream, obs, out)
+            self._raise_fault(stream, self._told(stream, error), error)
+        if (fault := foreign.reset_fault(given)) is not None:
+            self._raise_fault(stream, fault)
+        self._write_obs(stream, given[0], out)
         return 0.0, False, False
 
     def _write_obs(self, stream: int, obs: Any, out: ObsArrays) -> None:
@@ -199,6 +206,9 @@ class GymnasiumVectorEnv:
                 out[leaf.path][stream] = read_leaf(obs, leaf)
             except BadLeaf as error:
                 self._raise_fault(stream, str(error), error)
+
+    def _told(self, stream: int, error: Exception) -> str:
+        return foreign.call_fault(self._envs[stream], error) or raised(error)
 
     def _raise_fault(self, stream: int, what: str, cause: Exception | None = None) -> NoReturn:
         fault = EnvironmentFault(
@@ -229,10 +239,13 @@ class GymnasiumVectorEnv:
 def _single(env: Any, env_id: str) -> gymnasium.Env:
     # EnvPool's pools are both.
     if not isinstance(env, gymnasium.Env) or isinstance(env, gymnasium.vector.VectorEnv):
+        what_to_do = foreign.way_out(env) or (
+            "return a single environment, or give what makes a vector environment a parameter "
+            "num_envs"
+        )
         raise ConfigError(
             f"{env_id} must make one gymnasium.Env at each call; got "
-            f"{type(env).__module__}.{type(env).__qualname__}; return a single environment, or "
-            f"give what makes a vector environment a parameter num_envs"
+            f"{type(env).__module__}.{type(env).__qualname__}; {what_to_do}"
         )
     return env
 

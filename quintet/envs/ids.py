@@ -7,6 +7,7 @@ from typing import Literal
 import gymnasium
 
 from quintet.envs import ale, envpool
+from quintet.envs.versions import atari_game, is_ales, versions_of
 from quintet.errors import ConfigError
 
 Resolved = Literal["envpool", "ale", "gymnasium"]
@@ -35,13 +36,19 @@ def resolve_backend(env_id: str, backend: str = "auto") -> Resolved:
         )
     if backend in ("auto", "envpool") and envpool_id(env_id) is not None:
         return "envpool"
-    if backend == "gymnasium" and env_id in gymnasium.registry:
+    registered = is_registered(env_id)
+    if backend == "gymnasium" and registered:
         return "gymnasium"
     if backend in ("auto", "ale", "gymnasium") and ale.rom_of(env_id) is not None:
         return "gymnasium" if backend == "gymnasium" else "ale"
-    if backend == "auto" and env_id in gymnasium.registry:
+    if backend == "auto" and registered:
         return "gymnasium"
     raise _unknown_id(env_id, backend)
+
+
+def is_registered(env_id: str) -> bool:
+    """Whether Gymnasium knows the id; games of ale-py don't count."""
+    return env_id in gymnasium.registry and not is_ales(env_id)
 
 
 def envpool_id(env_id: str) -> str | None:
@@ -67,16 +74,37 @@ def list_envs(pattern: str = "") -> list[tuple[str, str]]:
 
 
 def _unknown_id(env_id: str, backend: str) -> ConfigError:
-    names: dict[str, str] = {}
-    if backend in ("auto", "ale", "gymnasium"):
-        names |= {known.lower(): known for known in ale.list_roms()}
-    if backend in ("auto", "gymnasium"):
-        names |= {known.lower(): known for known in gymnasium.registry}
-    if backend in ("auto", "envpool"):
-        names |= {known.lower(): known for known in envpool.list_ids()}
-    near = [names[hit] for hit in difflib.get_close_matches(env_id.lower(), names, n=5)]
+    by_backend: dict[str, list[str]] = {
+        "ale": list(ale.list_roms()),
+        "gymnasium": [known for known in gymnasium.registry if not is_ales(known)],
+        "envpool": list(envpool.list_ids()),
+    }
+    asked = {
+        "auto": list(by_backend),
+        "gymnasium": ["ale", "gymnasium"],  # single games of ale-py
+    }.get(backend, [backend])
+    ids = [known for name in asked for known in by_backend[name]]
     parts = [f"env must be an id that backend {backend!r} knows; got {env_id!r}"]
-    parts.append(f"nearest are {', '.join(near)}" if near else "nothing is near")
+    versions = list(dict.fromkeys(versions_of(env_id, ids)))
+    game = atari_game(env_id)
+    if game and {f"ALE/{game}-v5", f"{game}-v5"} & {*ids}:
+        parts.append(
+            f"this game is {game}-v5 here, with its preprocessing (frame_skip, stack_num, "
+            "noop_max, ...) in env.kwargs"
+        )
+    elif versions:
+        parts.append(f"it knows {', '.join(versions)} of that name")
+        if versions_of(env_id, by_backend["gymnasium"]) and "gymnasium" in asked:
+            parts.append(
+                f"which versions there are depends on Gymnasium's, {gymnasium.__version__} here"
+            )
+    else:
+        names = {known.lower(): known for known in ids}
+        near = [names[hit] for hit in difflib.get_close_matches(env_id.lower(), names, n=5)]
+        parts.append(f"nearest are {', '.join(near)}" if near else "nothing is near")
+    for other in by_backend.keys() - asked:
+        if env_id in by_backend[other]:
+            parts.append(f"backend {other!r} knows it")
     if backend == "auto" and not envpool.is_installed():
         parts.append(f"EnvPool, not installed, has 1600 more: {envpool.INSTALL_LINE}")
     if env_id.startswith("ALE/") and not ale.is_installed():

@@ -9,7 +9,7 @@ import gymnasium
 from gymnasium.vector import VectorEnv as ForeignVectorEnv
 from pydantic import ValidationError
 
-from quintet.envs import ale, envpool
+from quintet.envs import ale, envpool, foreign
 from quintet.envs.adapted import AdaptedVectorEnv
 from quintet.envs.ale import AleVectorEnv
 from quintet.envs.atari import AtariConfig, make_single
@@ -20,6 +20,7 @@ from quintet.envs.gymnasium import GymnasiumVectorEnv
 from quintet.envs.info_mask import MaskFromInfo
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.envs.success import key_of, read_rule
+from quintet.envs.text import TextAsBytes, has_text
 from quintet.envs.vector import VectorEnv
 from quintet.envs.wrappers import FrameStack, FromRewards, ObserveLast
 from quintet.errors import ConfigError
@@ -54,7 +55,9 @@ def make_vector_env(
               DISABLED lose see `quintet.envs.adapted`). It belongs to the caller: it isn't closed,
               and restarts only reset it. Of a plain SyncVectorEnv only the ``env_fns`` are used, to
               make its environments anew;
-            - a pool of EnvPool with ``env_type="gymnasium"``, of which equal pools are made.
+            - a pool of EnvPool with ``env_type="gymnasium"``, of which equal pools are made;
+            - an environment of `gymnasium.make`, of which equal ones are made by its specification:
+              what was changed in it afterwards is not in them.
 
             Callables are given `kwargs`.
         num_streams: None: as many as a given vector environment has, else 8.
@@ -183,6 +186,8 @@ def _step_singles(
     env: ResolvedEnv, make_one: Callable[[], Any], num_streams: int, first_stream: int
 ) -> GymnasiumVectorEnv:
     config = env.config
+    if env.atari is None:
+        make_one = partial(_with_bytes, make_one)
     if config.mask_from_info and env.atari is None:
         make_one = partial(_masked, make_one, config.id)
     return GymnasiumVectorEnv(
@@ -236,6 +241,13 @@ def _make_several(
     return env
 
 
+def _with_bytes(make_one: Callable[[], Any]) -> Any:
+    """An environment whose texts are bytes; other objects stay as they are."""
+    env = make_one()
+    single = isinstance(env, gymnasium.Env) and not isinstance(env, ForeignVectorEnv)
+    return TextAsBytes(env) if single and has_text(env.observation_space) else env
+
+
 def _masked(make_one: Callable[[], Any], env_id: str) -> Any:
     """An environment with its action mask in the observation; other objects stay as they are."""
     env = make_one()
@@ -252,9 +264,12 @@ def _make_one(maker: Callable[..., Any], env_id: str, kwargs: Mapping[str, Any])
             f"run: {_install_line(env_id)}"
         ) from error
     except Exception as error:
+        # What gymnasium.make says of a registered environment of another interface.
+        strange = isinstance(error, TypeError) and "gymnasium.Env" in str(error)
+        what_to_do = foreign.DERIVE if strange else "correct env.kwargs or the environment"
         fault = ConfigError(
             f"{env_id} (gymnasium) must be made with env.kwargs {dict(kwargs)}; it "
-            f"{raised(error)}; correct env.kwargs or the environment"
+            f"{raised(error)}; {what_to_do}"
         )
         raise traced(fault, error) from error
 

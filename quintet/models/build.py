@@ -8,14 +8,15 @@ from torch import Tensor, nn
 
 from quintet.errors import ConfigError
 from quintet.models import cores
-from quintet.models.config import ModelConfig, encoded_leaves
+from quintet.models.config import Init, ModelConfig, encoded_leaves
 from quintet.models.custom import CustomEncoder
-from quintet.models.encoders import Cnn, Encoder, Leaves, Mlp, encoded_parts
+from quintet.models.encoders import Cnn, Encoder, Mlp, encoded_parts
 from quintet.models.film_grid import FilmGrid
 from quintet.models.flat import strip_prefix
 from quintet.models.heads import PolicyHead
+from quintet.models.leaves import Leaves
 from quintet.models.precision import Precision, autocast
-from quintet.models.weights import Init, Role, draw_layers, kernels
+from quintet.models.weights import Role, draw_layers, kernels
 from quintet.ops.distributions import Family
 from quintet.spaces import observation_leaves
 from quintet.types import ACTION_MASK, Obs, Spaces, State, TensorSpec

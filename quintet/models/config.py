@@ -9,9 +9,7 @@ from gymnasium.spaces import Box
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from quintet.errors import ConfigError
-from quintet.models.encoders import SMALLEST, Leaves, is_grid_with_mission, is_image
-from quintet.models.heads import ActionBounds, ActionStd
-from quintet.models.weights import Init
+from quintet.models.leaves import SMALLEST, Leaves, is_grid_with_mission, is_image
 from quintet.models.words import is_word, word_hash
 from quintet.spaces import action_leaves, observation_leaves
 from quintet.system.importing import is_import_string
@@ -33,6 +31,9 @@ OF_GRIDS = ("tokenizer", *OF_TEXTS, "image_channels", "film_blocks")
 """All options of film_grid."""
 
 Activation = Literal["tanh", "relu"]
+Init = Literal["orthogonal", "truncated_normal"]
+ActionBounds = Literal["clip", "squash", "mean_tanh"]
+ActionStd = Literal["state_independent", "softplus", "state_dependent"]
 
 
 @final

@@ -34,9 +34,10 @@ import torch
 from torch import Tensor, nn
 
 from quintet.errors import ConfigError
-from quintet.models.encoders import Encoded, Leaves, encoded_parts
+from quintet.models.config import Init
+from quintet.models.encoders import Encoded, encoded_parts
+from quintet.models.leaves import Leaves
 from quintet.models.precision import Precision
-from quintet.models.weights import Init
 from quintet.spaces import leaf_spec
 from quintet.system.blame import raised, traced
 from quintet.system.importing import import_module

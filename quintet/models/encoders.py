@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Protocol, final
+from typing import NamedTuple, Protocol, final
 
 import numpy as np
 import torch
@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from quintet.errors import ConfigError
+from quintet.models.config import Init
+from quintet.models.leaves import SMALLEST, Leaves, image_shape, is_image
 from quintet.models.precision import Precision, cast_weights
-from quintet.models.weights import Init, draw_layers
+from quintet.models.weights import draw_layers
 from quintet.types import Obs
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
-
-Leaves = dict[str, gym_spaces.Space]  # type: ignore[type-arg]
 
 Encoded = Tensor | tuple[Tensor, dict[str, Tensor]]
 """Features ``[N, F]``, alone or beside auxiliary losses by name, scalars or ``[N]``."""
@@ -54,41 +54,6 @@ def encoded_parts(encoded: Encoded) -> tuple[Tensor, dict[str, Tensor]]:
     return encoded, {}
 
 
-SMALLEST: dict[str, int] = {"nature_cnn": 36, "impala_cnn": 8}
-"""Least height and width of a uint8 array that an encoder reads as a picture."""
-
-
-def is_image(space: gym_spaces.Space, smallest: int = 36) -> bool:  # type: ignore[type-arg]
-    """Whether a leaf is a picture: uint8, at least `smallest` high and wide (36: for nature_cnn),
-    perhaps stacked.
-    """
-    if not isinstance(space, gym_spaces.Box) or space.dtype != np.uint8 or len(space.shape) < 2:
-        return False
-    *_, height, width = image_shape(space.shape)
-    return height >= smallest and width >= smallest
-
-
-def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """``(channels, height, width)`` of a picture's shape; frames of a stack become channels.
-
-    ``HW``, ``CHW``, ``HWC`` and ``KHWC`` are told apart by the small last or first size (1 to 4
-    colours).
-    """
-    if len(shape) == 2:
-        return (1, *shape)
-    channels_last = shape[-1] <= 4
-    if len(shape) == 3:
-        return (shape[2], shape[0], shape[1]) if channels_last else shape
-    if len(shape) == 4 and channels_last:
-        return (shape[0] * shape[3], shape[1], shape[2])
-    if len(shape) == 4:
-        return (shape[0] * shape[1], shape[2], shape[3])
-    raise ConfigError(
-        f"a picture of 2 to 4 dimensions is required, the space has shape {shape}; flatten it or "
-        "use --model.encoder mlp"
-    )
-
-
 def channels_first(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """``[N, *shape]`` as ``[N, C, H, W]``, see `image_shape`."""
     if len(shape) == 3 and shape[-1] <= 4:
@@ -96,35 +61,6 @@ def channels_first(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     if len(shape) == 4 and shape[-1] <= 4:
         x = x.permute(0, 1, 4, 2, 3)
     return x.reshape(x.shape[0], *image_shape(shape))
-
-
-DIRECTIONS = 4
-"""Directions of an agent in a grid."""
-
-
-def is_grid_with_mission(leaves: Leaves) -> bool:
-    """Whether an observation has the form of MiniGrid's and BabyAI's, as EnvPool gives them:
-    `direction` (one integer), `image` (uint8 ``[H, W, 3]``, ids of the object, colour and state in
-    each cell) and `mission` (uint8 ``[L]``, a text in bytes).  There may be other leaves.
-    """
-    direction, image, mission = (leaves.get(name) for name in ("direction", "image", "mission"))
-    if isinstance(direction, gym_spaces.Discrete):
-        looks = int(direction.n) == DIRECTIONS
-    else:
-        looks = (
-            isinstance(direction, gym_spaces.Box)
-            and direction.dtype.kind in "iu"
-            and direction.shape == ()
-        )
-    return (
-        looks
-        and isinstance(image, gym_spaces.Box)
-        and isinstance(mission, gym_spaces.Box)
-        and image.dtype == mission.dtype == np.uint8
-        and len(image.shape) == 3
-        and image.shape[2] == 3
-        and len(mission.shape) == 1
-    )
 
 
 def layers(sizes: tuple[int, ...], activation: str, layer_norm: bool) -> nn.Sequential:
@@ -169,7 +105,7 @@ class Mlp(nn.Module):
         self, leaves: Leaves, hidden: tuple[int, ...], activation: str, layer_norm: bool = False
     ):
         super().__init__()
-        self.leaves = leaves
+        self.forms = {name: LeafForm.of(space) for name, space in leaves.items()}
         size = flat_size(leaves)
         self.layers = layers((size, *hidden), activation, layer_norm)
         self.feature_size = hidden[-1] if hidden else size
@@ -181,24 +117,43 @@ class Mlp(nn.Module):
 
     def flat(self, obs: Obs) -> Tensor:
         """What the first layer reads."""
-        flat = [flatten_leaf(obs[name], space) for name, space in self.leaves.items()]
+        flat = [flatten_leaf(obs[name], form) for name, form in self.forms.items()]
         return flat[0] if len(flat) == 1 else torch.cat(flat, -1)
 
 
-def flatten_leaf(x: Tensor, space: gym_spaces.Space) -> Tensor:  # type: ignore[type-arg]
+class LeafForm(NamedTuple):
+    """How a leaf is flattened, in Python's own numbers: the compiler can't read a space's.
+
+    starts, sizes: of its discrete values, one or one for each place; empty if it is not discrete.
+    scaled: whether bytes are scaled to [0, 1].
+    """
+
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+    scaled: bool
+
+    @classmethod
+    def of(cls, space: gym_spaces.Space) -> "LeafForm":  # type: ignore[type-arg]
+        if isinstance(space, gym_spaces.Discrete):
+            return cls((int(space.start),), (int(space.n),), False)
+        if isinstance(space, gym_spaces.MultiDiscrete):
+            starts, sizes = (np.ravel(x).tolist() for x in (space.start, space.nvec))
+            return cls(tuple(starts), tuple(sizes), False)
+        return cls((), (), len(space.shape or ()) >= 2)
+
+
+def flatten_leaf(x: Tensor, form: LeafForm) -> Tensor:
     """A leaf ``[N, ...]`` as floats ``[N, gymnasium.spaces.flatdim(space)]``; uint8 arrays of at
     least two dimensions are scaled to [0, 1] (normalised ones are floats already).
     """
-    if isinstance(space, gym_spaces.Discrete):
-        return functional.one_hot(x - int(space.start), int(space.n)).float()
-    if isinstance(space, gym_spaces.MultiDiscrete):
-        start = torch.as_tensor(np.asarray(space.start), device=x.device)
-        digits = (x - start).flatten(1).unbind(1)
-        sizes = np.asarray(space.nvec).flatten().tolist()
-        return torch.cat(
-            [functional.one_hot(d, int(n)).float() for d, n in zip(digits, sizes, strict=True)], -1
-        )
-    if x.dtype == torch.uint8 and len(space.shape or ()) >= 2:
+    if form.sizes:
+        digits = x.reshape(x.shape[0], -1).unbind(1)
+        parts = [
+            functional.one_hot(digit.long() - start, size).float()
+            for digit, start, size in zip(digits, form.starts, form.sizes, strict=True)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+    if form.scaled and x.dtype == torch.uint8:
         return x.flatten(1).float() / 255.0
     return x.reshape(x.shape[0], -1).float()
 
@@ -270,9 +225,10 @@ class Cnn(nn.Module):
                 f"observation, the leaves are { ({k: str(v) for k, v in leaves.items()}) }; use "
                 "--model.encoder mlp"
             )
-        self.others = {k: space for k, space in leaves.items() if k not in self.pictures}
+        others = {k: space for k, space in leaves.items() if k not in self.pictures}
+        self.others = {name: LeafForm.of(space) for name, space in others.items()}
         self.convolutions = nn.ModuleList()
-        size = flat_size(self.others)
+        size = flat_size(others)
         for shape in self.pictures.values():
             channels, height, width = image_shape(shape)
             self.convolutions.append(trunk(channels))
@@ -293,7 +249,7 @@ class Cnn(nn.Module):
             floats = x.to(torch.float32, memory_format=torch.channels_last)
             # In place, in memory of its own: a second copy would take longer than the arithmetic.
             parts.append(trunk(floats.mul_(1.0 / 255.0) if x.dtype == torch.uint8 else floats))
-        parts += [flatten_leaf(obs[name], space) for name, space in self.others.items()]
+        parts += [flatten_leaf(obs[name], form) for name, form in self.others.items()]
         features: Tensor = self.layers(parts[0] if len(parts) == 1 else torch.cat(parts, -1))
         return features
 

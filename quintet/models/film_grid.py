@@ -17,18 +17,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from quintet.errors import ConfigError, EnvironmentFault
-from quintet.models.config import ModelConfig
-from quintet.models.encoders import (
-    DIRECTIONS,
-    Leaves,
-    flat_size,
-    flatten_leaf,
-    is_grid_with_mission,
-    layers,
-)
+from quintet.models.config import Init, ModelConfig
+from quintet.models.encoders import LeafForm, flat_size, flatten_leaf, layers
+from quintet.models.leaves import DIRECTIONS, Leaves, is_grid_with_mission
 from quintet.models.precision import cast_weights
 from quintet.models.text import TextEncoder
-from quintet.models.weights import Init, draw_layers
+from quintet.models.weights import draw_layers
 from quintet.types import Obs
 
 OBJECTS, COLOURS, STATES = 11, 6, 4
@@ -139,8 +133,9 @@ class FilmGrid(nn.Module):
             for _ in range(config.film_blocks)
         )
         own = ("direction", "image", "mission")
-        self.others = {name: space for name, space in leaves.items() if name not in own}
-        size += DIRECTION_SIZE + flat_size(self.others)
+        others = {name: space for name, space in leaves.items() if name not in own}
+        self.others = {name: LeafForm.of(space) for name, space in others.items()}
+        size += DIRECTION_SIZE + flat_size(others)
         self.layers = layers((size, *hidden), "relu", config.layer_norm)
         self.feature_size = hidden[-1] if hidden else size
 
@@ -157,7 +152,7 @@ class FilmGrid(nn.Module):
         for block in self.blocks:
             x = block(x, text, which)
         parts = [_over_grid(x), self.directions(obs["direction"].int())]
-        parts += [flatten_leaf(obs[name], space) for name, space in self.others.items()]
+        parts += [flatten_leaf(obs[name], form) for name, form in self.others.items()]
         features: Tensor = self.layers(torch.cat(parts, -1))
         return features
 

@@ -10,11 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from quintet.errors import ConfigError
+from quintet.models.config import ActionBounds, ActionStd
 from quintet.ops import distributions
 from quintet.spaces import action_leaves
-
-ActionBounds = Literal["clip", "squash", "mean_tanh"]
-ActionStd = Literal["state_independent", "softplus", "state_dependent"]
 
 
 def action_family(

@@ -7,8 +7,8 @@ import torch
 from gymnasium import spaces as gym_spaces
 from torch import Tensor, nn
 
-from quintet.spaces import observation_leaves
-from quintet.types import ACTION_MASK, LAST_ACTION, LAST_REWARD, Obs, Rollout
+from quintet.models.leaves import normalized_leaves
+from quintet.types import Obs, Rollout
 
 
 @final
@@ -85,21 +85,6 @@ def block_rows(rows: Tensor) -> int:
 def scale_of(moments: RunningMoments, epsilon: float) -> Tensor:
     """``1 / sqrt(var + epsilon)`` in float32."""
     return (moments.variance + epsilon).rsqrt().to(torch.float32)
-
-
-def normalized_leaves(space: gym_spaces.Space) -> dict[str, tuple[int, ...]]:  # type: ignore[type-arg]
-    """Shapes of the leaves that are normalised: floats, without masks.  (For pictures see
-    `quintet.models.config.picture_leaves`.)  The last action and reward are not normalised: their 0
-    must stay 0, and a rare reward over its small standard deviation would dominate all else.
-    """
-    return {
-        name: tuple(leaf.shape or ())
-        for name, leaf in observation_leaves(space).items()
-        if name != ACTION_MASK
-        and name.split("/")[0] not in (LAST_ACTION, LAST_REWARD)
-        and leaf.dtype is not None
-        and leaf.dtype.kind == "f"
-    }
 
 
 PICTURE_UNIT = 255.0

@@ -6,7 +6,8 @@ from typing import Literal
 import torch
 from torch import nn
 
-Init = Literal["orthogonal", "truncated_normal"]
+from quintet.models.config import Init
+
 Role = Literal["hidden", "policy", "value"]
 """A layer's place in its network: the policy's head, the value's head, or below a head."""
 

@@ -248,6 +248,7 @@ PREFIXES: Mapping[str, Metric] = {
     HISTOGRAM: Metric("1", "distribution of a value over rows or parameters, never a number"),
     "hyperparameter/": Metric("1", "value of an option that a population tunes"),
     "loss/aux/": Metric("1", "an auxiliary loss term"),
+    "user/": Metric("1", "what callbacks have logged, in units of their own"),
     "server/": Metric(
         "1", "share of the inference server's time by phase; and streams that it acts on at once"
     ),

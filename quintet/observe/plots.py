@@ -25,6 +25,7 @@ _NOT_PART_OF_GROUP = ("seed", "run_dir", "resume", "report")  # may differ withi
 _RESAMPLES = 2000
 _BAND = (2.5, 97.5)
 _MAX_LABEL_PARTS = 4
+_ENV = ("env", "env.id")  # either names the environment
 _SCORES = ("success_rate", "return_mean")  # default metrics, the preferred one first
 _EVALUATED = {
     "episode/return_mean": "eval/return_mean",
@@ -173,27 +174,39 @@ def group_key(config: Mapping[str, Any]) -> str:
 
 
 def group_labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A short name for each group: its algorithm, and the options in which the groups differ."""
-    names = sorted({name for config in configs for name in config})
-    differing = [
-        name
-        for name in names
-        if name.split(".")[0] not in (*_NOT_PART_OF_GROUP, "algo")
-        and len({json.dumps(config.get(name), default=str) for config in configs}) > 1
-    ]
+    """A short name for each group: its algorithm, its environment where there are several, and the
+    options in which it differs from the other groups of the same algorithm.  (Two algorithms differ
+    in most options, which tell nothing that their names don't.)
+    """
+    envs = _differing(configs, [name for name in _ENV if any(name in each for each in configs)])
     labels = []
     for config in configs:
+        peers = [each for each in configs if each.get("algo") == config.get("algo")]
+        names = sorted({name for each in peers for name in each})
+        compared = [n for n in names if n.split(".")[0] not in (*_NOT_PART_OF_GROUP, "algo")]
+        # An option that a run of an older version does not have tells only where nothing else does.
+        everywhere = [name for name in compared if all(name in each for each in peers)]
+        differing = _differing(peers, everywhere) or _differing(peers, compared)
+        own = [name for name in (*envs, *differing) if name in config]
+        own = list(dict.fromkeys(own))
         parts = [str(config.get("algo", "run"))]
-        # two groups of different algorithms differ in options that the other does not have
-        own = [name for name in differing if name in config]
         parts += [_part(name, config[name]) for name in own[:_MAX_LABEL_PARTS]]
         parts += ["…"] if len(own) > _MAX_LABEL_PARTS else []
         labels.append(", ".join(parts))
     return labels
 
 
+def _differing(configs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
+    """Those of the options that don't have one value in all configurations."""
+    return [
+        name
+        for name in names
+        if len({json.dumps(config.get(name), default=str) for config in configs}) > 1
+    ]
+
+
 def _part(name: str, value: object) -> str:
-    if name in ("env", "env.id"):
+    if name in _ENV:
         return str(value)
     return f"{name.split('.', 1)[-1]} " + (f"{value:g}" if isinstance(value, float) else str(value))
 

@@ -22,9 +22,27 @@ from quintet import checkpoint
 from quintet.errors import CheckpointError, FileFault, QuintetError
 from quintet.observe.stream import LogFile
 from quintet.system import files, manifest, provenance, saved_options
+from quintet.system.lock import run_lock
 from quintet.types import Rollout
 
 RECORD = "run.json"
+
+OLD = "old"
+"""What the name of a run's folder ends in, with a number, once another run has taken its place."""
+
+
+def move_aside(run_dir: Path) -> Path | None:
+    """Renames the folder of a run to ``NAME.old-1``, ``-2``, ...; returns its new place, None where
+    there was no folder.
+
+    Raises:
+        CheckpointError: a process trains in it.
+        FileFault: it can't be renamed.
+    """
+    if not run_dir.exists():
+        return None
+    with run_lock(run_dir):
+        return files.set_aside(run_dir, OLD)
 
 
 @final

@@ -29,8 +29,9 @@ from quintet.observe.metrics import policy_prefix
 from quintet.observe.stream import QuietStream
 from quintet.policy import Policy
 from quintet.run import seed_group
+from quintet.run.callbacks import Callbacks, OnReport, UserCode
 from quintet.run.facts import has_compiler, worth_compiling
-from quintet.run.folder import RunFolder
+from quintet.run.folder import RunFolder, move_aside
 from quintet.run.learners import make_policies, several
 from quintet.run.policy_run import leader
 from quintet.run.population import Population
@@ -41,7 +42,7 @@ from quintet.run.sampling import (
     open_source,
     streams_per_group,
 )
-from quintet.run.trainer import OnReport, Trainer
+from quintet.run.trainer import Trainer
 from quintet.runtime.loop import Sampling
 from quintet.runtime.parallel.learners import Learners
 from quintet.runtime.processes.process import pickled
@@ -206,7 +207,10 @@ def resolved(loaded: Loaded) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def run(
-    loaded: Loaded, on_report: OnReport | None = None, further: Sequence[BaseModel] = ()
+    loaded: Loaded,
+    on_report: OnReport | None = None,
+    further: Sequence[BaseModel] = (),
+    callbacks: Callbacks | None = None,
 ) -> Result:
     """Trains by a loaded configuration, from its folder's newest checkpoint if there is one.
 
@@ -216,16 +220,17 @@ def run(
         of streams are shared out evenly among the policies. Where that is impossible, each episode
         draws its policy when it begins, and every act is a forward of all networks.
     """
+    user = UserCode(on_report, callbacks or Callbacks())
     try:
         try:
-            return _run(loaded, on_report, further, may_go_back=True)
+            return _run(loaded, user, further, may_go_back=True)
         except _GoesBack as back:
             resume = back.resume
         gc.collect()  # frees the shared memory that the traceback held
         # Once only: a fault that always occurs would occur again.
         again = loaded.config.model_copy(update={"resume": resume})
-        loaded = replace(loaded, config=again, notes=())
-        return _run(loaded, on_report, further, may_go_back=False)
+        loaded = replace(loaded, config=again, notes=(), overwrite=False)
+        return _run(loaded, user, further, may_go_back=False)
     except (MemoryError, RuntimeError, OSError) as error:
         fault = memory_fault(error)
         if fault is None:
@@ -243,7 +248,7 @@ class _GoesBack(Exception):
 
 def _run(
     loaded: Loaded,
-    on_report: OnReport | None,
+    user: UserCode,
     further: Sequence[BaseModel],
     *,
     may_go_back: bool,
@@ -267,10 +272,10 @@ def _run(
             policies[0].configure(population.options[0])
         for each in several(policies):
             ends.callback(each.close)
-        trainer = Trainer(config, folder, policies, env, on_report, loaded.env, population)
+        trainer = Trainer(config, folder, policies, env, user, loaded.env, population)
         trainer.saving.warnings += loaded.notes
         trainer.saving.warnings += registry.find(config.algo).warnings(config.learner, config.model)
-        trainer.warm_start()
+        trainer.warm_start(anew=loaded.overwrite)
         _make_replays(trainer, source)
         sampling = make_sampling(
             config,
@@ -281,6 +286,8 @@ def _run(
             trainer.voice.waiting,
         )
         ends.callback(sampling.close)
+        if loaded.overwrite and (place := move_aside(config.run_dir)) is not None:
+            trainer.saving.notes.append(f"the run that was in {config.run_dir} is kept in {place}")
         with (
             run_lock(config.run_dir),
             stop_on_signals(trainer),

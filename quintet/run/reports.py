@@ -12,7 +12,7 @@ from quintet.config.run import RunConfig
 from quintet.envs.vector import EnvDescription
 from quintet.observe.log import Voice
 from quintet.observe.machine import MachineUse
-from quintet.observe.metrics import policy_prefix
+from quintet.observe.metrics import clean, policy_prefix
 from quintet.observe.pace import Score
 from quintet.observe.report_files import mark_in
 from quintet.observe.sinks import Reporter, mend_reports, open_sinks
@@ -32,6 +32,7 @@ class Reports:
     last: the newest report, empty before the first.
     reporter: all sinks.
     sampling: returns the metrics of the runtime kind.
+    own: returns what the user's functions add to a report, which it is given.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Reports:
         self.population = population
         self.machine = MachineUse()
         self.sampling: Callable[[], dict[str, float]] = dict
+        self.own: Callable[[dict[str, float]], dict[str, float]] = lambda _: {}
         self.last: dict[str, float] = {}
         self.reporter = Reporter(())
         self._before_s, self._started = 0.0, time.perf_counter()
@@ -107,6 +109,7 @@ class Reports:
             histograms |= {prefix + name: x for name, x in policy.learner.histograms().items()}
         report |= self.timer.report() | self.machine.report() | self.sampling()
         self._reported_at, self._reported_steps = now, steps
+        report |= self.own(clean(report))
         self.last = self.reporter.write(report, histograms)
         voice.update(
             self.last,

@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, final
 
 from torch import Tensor
@@ -77,8 +78,8 @@ class Saving:
         exact: bool,
         said: Mapping[str, Any],
         warn: Callable[[str], None],
-    ) -> None:
-        """Writes a checkpoint and removes those that are not kept.
+    ) -> Path:
+        """Writes a checkpoint and removes those that are not kept; returns its path.
 
         said: further entries of its meta.
         """
@@ -106,10 +107,11 @@ class Saving:
             **(parts[0] if len(parts) == 1 else self._several(parts)),
         }
         # Named by iterations, which always grow, unlike updates.
-        self.folder.write_checkpoint(f"{counters.iteration:09d}", tensors, meta)
+        path = self.folder.write_checkpoint(f"{counters.iteration:09d}", tensors, meta)
         keep = self.config.checkpoint.keep
         self.folder.prune(keep, lambda kept: bool(kept.get("milestone")), warn)
         self._seconds += time.perf_counter() - begin
+        return path
 
     def _several(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
         return {POLICIES: parts, LEADER: leader(self.policies).folder.index}

@@ -21,6 +21,7 @@ from quintet.observe.progress import Progress, first_stage, make_progress, stage
 from quintet.observe.report_files import MARK
 from quintet.observe.timing import Phase, PhaseTimer
 from quintet.observe.view import View
+from quintet.run.callbacks import LiveRun, UserCode
 from quintet.run.evaluations import Evaluations
 from quintet.run.facts import facts_of
 from quintet.run.folder import RunFolder
@@ -35,9 +36,6 @@ from quintet.runtime.delivery import Batch
 from quintet.runtime.processes.watch import Watch
 from quintet.system import provenance, saved_options, signature, trust
 from quintet.types import Rollout
-
-OnReport = Callable[[dict[str, float]], object]
-"""Called with every report; returns True to ask for a stop."""
 
 
 @final
@@ -54,12 +52,13 @@ class Trainer:
         folder: RunFolder,
         policies: Sequence[PolicyRun],
         env: EnvDescription,
-        on_report: OnReport | None,
+        user: UserCode,
         resolved: ResolvedEnv,
         population: Population | None = None,
     ):
         self.config, self.folder, self.policies, self.env = config, folder, policies, env
-        self.on_report, self.population = on_report, population
+        self.on_report, self.callbacks = user
+        self.population = population
         self.system = provenance.system(env.backend, config.runtime.device)
         self.counters = loop.Counters()
         self.timer = PhaseTimer(self._phase_begins)
@@ -73,8 +72,9 @@ class Trainer:
             policies[0].spaces,
             env,
             resolved,
-            on_report is not None,
+            user.given,
         )
+        self.live = LiveRun(folder.path, policies, lambda: self.counters.env_steps)
         self.max_cut_frac: float | None = None
         self.long_episodes = LongEpisodes(config.total_env_steps, self.saving.interval, None)
         self.finished = self.stop_requested = False
@@ -82,11 +82,13 @@ class Trainer:
         self.watch: Watch | None = None
         self._raised: BaseException | None = None
 
-    def warm_start(self) -> None:
+    def warm_start(self, anew: bool = False) -> None:
         """Gives the learners the weights of `init_from`, unless the run has begun already; raises
         ConfigError if it is no policy, or does not fit.
+
+        anew: whether the run begins, whatever is in the folder.
         """
-        if checkpoint.any_of_run(self.folder.checkpoints):
+        if not anew and checkpoint.any_of_run(self.folder.checkpoints):
             return
         notes = [policy.warm_start() for policy in self.policies]
         self.saving.notes += dict.fromkeys(note for note in notes if note is not None)
@@ -177,13 +179,16 @@ class Trainer:
         """Tells the person that the budget was spent before, and writes the final policies."""
         self.voice.say(
             f"this run is finished: {self.counters.env_steps:,} env_steps; raise "
-            "--total-steps to go on, or give another --run-dir"
+            "--total-steps to go on, or give another --run-dir, or --overwrite, to begin anew"
         )
         self.save_policy()  # a kill may have come between the last checkpoint and it
 
     def train(self, sampling: loop.Sampling) -> Literal["finished", "stopped"]:
         """Runs the loop to its end or to a stop."""
-        self.reports.sampling = sampling.report
+        self.reports.sampling, self.reports.own = sampling.report, self._own_metrics
+        self._ask(self.callbacks.begin, self.live)
+        if self._raised is not None:
+            raise self._raised
         self.voice.stage(first_stage(self.facts))
         runtime = self.config.runtime
         # Of several learners each moves its columns from the CPU to its own device.
@@ -206,6 +211,7 @@ class Trainer:
             self._ended = True
         if status == "finished":
             self.save_policy()
+        self._ask(self.callbacks.end, self.live, status)
         if self._raised is not None:
             self._raised.add_note(f"The run was saved; the same call goes on: {self.folder.path}")
             raise self._raised
@@ -238,8 +244,9 @@ class Trainer:
         self.folder.check()
         before = self.timer.switch("checkpoint")
         said = {"wall_s": self.reports.wall_s, MARK: self.reports.reporter.sync()}
-        self.saving.write(self.counters, exact, said, self.voice.warn)
+        path = self.saving.write(self.counters, exact, said, self.voice.warn)
         self.timer.switch(before)
+        self._ask(self.callbacks.checkpoint, self.live, path)
 
     def learned(self, batch: Batch) -> bool:
         """Counts a batch and considers its policy; whether that has another's weights now."""
@@ -266,14 +273,21 @@ class Trainer:
         if finished or evaluated or self.stop_requested or self.reports.due:
             self.folder.check()
             self.reports.write(self.counters, self.voice)
-            if self.on_report is not None:
-                self._ask(self.on_report)
+            self._ask(self.on_report, self.reports.last)
         return self.stop_requested
 
-    def _ask(self, on_report: OnReport) -> None:
-        """Calls `on_report`; an error of the user's code is raised once the run is saved."""
+    def _own_metrics(self, report: dict[str, float]) -> dict[str, float]:
+        self._ask(self.callbacks.report, self.live, report)
+        return self.live.take_logged()
+
+    def _ask(self, function: Callable[..., object] | None, *given: object) -> None:
+        """Calls a function of the user's, unless one has raised an error, which is raised once the
+        run is saved.
+        """
+        if function is None or self._raised is not None:
+            return
         try:
-            answer = on_report(self.reports.last)
+            answer = function(*given)
         except BaseException as error:  # sys.exit() and Ctrl-C as well
             if isinstance(error, KeyboardInterrupt) and self.stop_requested:
                 raise  # the second Ctrl-C, which ends the run at once
@@ -294,6 +308,7 @@ class Trainer:
             if scores is not None:
                 each.score(policy, scores)
                 evaluated = True
+                self._ask(self.callbacks.evaluation, self.live, scores)
         self.timer.switch(before)
         return evaluated
 

@@ -223,18 +223,18 @@ def write_all(handle: int, data: bytes) -> None:
         rest = rest[os.write(handle, rest) :]
 
 
-def set_aside(path: Path) -> Path:
-    """Renames the file or folder at `path`, and returns its new place beside it; raises FileFault
-    if it can't be renamed.
+def set_aside(path: Path, what: str = "damaged") -> Path:
+    """Renames the file or folder at `path` to ``NAME.WHAT-1``, ``-2``, ..., the first that is free;
+    returns its new place.  Raises FileFault if it can't be renamed.
     """
     number = 1
-    while os.path.lexists(place := path.with_name(f"{path.name}.damaged-{number}")):
+    while os.path.lexists(place := path.with_name(f"{path.name}.{what}-{number}")):
         number += 1
     try:
         os.rename(path, place)
         sync_folder(path.parent)
     except OSError as fault:
         raise FileFault(
-            f"{path} is damaged and can't be set aside: {reason(fault)}; {advice(fault)}"
+            f"{path} can't be renamed to {place.name}: {reason(fault)}; {advice(fault)}"
         ) from fault
     return place

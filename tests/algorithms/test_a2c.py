@@ -14,9 +14,10 @@ from torch.func import functional_call
 import quintet
 from quintet.algorithms import registry
 from quintet.algorithms.parts.acting import SamplingActor, make_family, make_network, masked
+from quintet.algorithms.parts.options import Knob
 from quintet.algorithms.parts.setup import Compute, Setup
 from quintet.algorithms.parts.statistics import Statistics
-from quintet.algorithms.parts.trained import Knob, Parameters, Trained, knobs_of
+from quintet.algorithms.parts.trained import Parameters, Trained, knobs_of
 from quintet.models.build import ActorCritic
 from quintet.models.config import ModelConfig
 from quintet.models.normalize import ObservationNormalizer

@@ -67,13 +67,13 @@ def families(names: Iterable[str], declared: Iterable[str]) -> set[str]:
     ("algo", "reported"), [("ppo", of_ppo), ("impala", of_impala), ("appo", of_appo)]
 )
 def test_what_is_declared_is_what_is_reported(algo: str, reported: Any) -> None:
-    declared = registry.find(algo).metrics
+    declared = registry.find(algo).metrics()
     assert len(set(declared)) == len(declared)
     assert families(reported(), declared) == set(declared)
 
 
 def test_names_and_units_stand_once_and_each_is_some_learner_s_or_the_runtime_s() -> None:
-    of_learners = {name for one in registry.ALGORITHMS.values() for name in one.metrics}
+    of_learners = {name for one in registry.ALGORITHMS.values() for name in one.metrics()}
     for name in of_learners:
         assert metrics.describe(name) is not None, name
     assert of_learners >= set(metrics.OF_LEARNERS)

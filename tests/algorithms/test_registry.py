@@ -18,7 +18,7 @@ import quintet
 from quintet.algorithms import registry
 from quintet.algorithms.impala.config import ImpalaConfig
 from quintet.algorithms.impala.config import advice as impala_advice
-from quintet.algorithms.parts import minibatches
+from quintet.algorithms.parts import options as shared_options
 from quintet.algorithms.ppo.config import PPOConfig
 from quintet.algorithms.ppo.config import advice as ppo_advice
 from quintet.cli import main
@@ -247,8 +247,8 @@ def test_ppo_s_larger_minibatches_divide_the_batch(
     said = ppo_advice(config, ModelConfig(core="lstm"), batch)
     assert said.work == f"1 pass in minibatches of {size:,}"
     assert said.less_work == (f"larger minibatches (--minibatch-steps {larger})",)
-    assert minibatches.size_faults(larger, batch, 1, drop_last=False) == []
-    assert minibatches.chunk_faults(chunk, batch, larger) == []
+    assert shared_options.size_faults(larger, batch, 1, drop_last=False) == []
+    assert shared_options.chunk_faults(chunk, batch, larger) == []
 
 
 def test_ppo_advises_nothing_that_is_done_already() -> None:

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from quintet.algorithms.parts.options import Knob
 from quintet.algorithms.parts.setup import Setup
 from quintet.algorithms.parts.statistics import Statistics
-from quintet.algorithms.parts.trained import Descent, Knob, Parameters, Trained
+from quintet.algorithms.parts.trained import Descent, Parameters, Trained
 from quintet.ops import adam
 
 

@@ -11,6 +11,7 @@ import pytest
 from envs_helpers import record
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorWrapper
+from gymnasium.wrappers import TransformReward
 
 import quintet
 from quintet import checkpoint
@@ -297,8 +298,62 @@ def test_values_outside_of_discrete_spaces_are_refused(space, good, bad, wrap):
 
 
 def test_an_environment_itself_makes_none():
-    with pytest.raises(ConfigError, match=r"which is one itself; give its class, or a function"):
+    with pytest.raises(
+        ConfigError, match=r"itself; give its class, Target, or a function .* lambda: Target\("
+    ):
         make_vector_env(Target())
+    wrapped = gymnasium.ObservationWrapper(gymnasium.make("CartPole-v1"))
+    with pytest.raises(
+        ConfigError, match=r"lambda: ObservationWrapper\(gymnasium.make\('CartPole-v1'\), ...\)"
+    ):
+        make_vector_env(wrapped)
+
+
+def settled(env):
+    return quintet.envs.given.settle(env)
+
+
+def test_an_environment_of_gymnasium_stands_for_environments_like_it():
+    plain = gymnasium.make("CartPole-v1", render_mode="rgb_array")
+    gym_backend = {"backend": "gymnasium", "kwargs": {}}
+    assert settled(plain) == ({"id": "CartPole-v1", **gym_backend}, None)
+    short = gymnasium.make("FrozenLake-v1", is_slippery=False, max_episode_steps=3)
+    says, source = settled(short)
+    assert source is None
+    assert says["kwargs"] == {"is_slippery": False, "max_episode_steps": 3}
+    rows = record(make_vector_env(short, 2), [1, 2], np.zeros((4, 2), np.int64))
+    assert rows.truncated.any()
+    with pytest.raises(ConfigError, match="backend must be left to the environment that is given"):
+        make_vector_env(plain, backend="envpool")
+
+
+def test_its_wrappers_are_made_again():
+    one = TransformReward(gymnasium.make("CartPole-v1", render_mode="rgb_array"), lambda r: 7 * r)
+    says, source = settled(one)
+    assert says == {"id": "gymnasium:<CartPole-v1>"}
+    made = source()
+    assert made.render_mode is None
+    assert made.unwrapped is not one.unwrapped
+    rows = record(make_vector_env(one, 2), [1, 2], np.zeros((1, 2), np.int64))
+    assert rows.reward.tolist() == [[7.0, 7.0]]
+
+
+def test_what_can_not_be_stored_and_games_of_ale_are_made_as_they_are():
+    class Told(gymnasium.Env):
+        def __init__(self, thing):
+            self.observation_space = spaces.Box(0, 1, (thing.size,))
+            self.action_space = spaces.Discrete(2)
+
+    gymnasium.register("Told-v0", entry_point=Told)
+    try:
+        says, source = settled(gymnasium.make("Told-v0", thing=np.zeros(3)))
+        assert says == {"id": "gymnasium:<Told-v0>"}
+        assert source().observation_space.shape == (3,)
+    finally:
+        del gymnasium.registry["Told-v0"]
+    pytest.importorskip("ale_py")
+    says, source = settled(gymnasium.make("ale_py:ALE/Pong-v5"))
+    assert source().observation_space.shape == (210, 160, 3)
 
 
 def test_names_of_what_makes_environments():

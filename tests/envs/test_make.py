@@ -42,8 +42,8 @@ def test_auto_prefers_envpool_and_can_be_overruled():
 
 
 def test_an_unknown_id_is_answered_with_the_nearest():
-    with pytest.raises(ConfigError, match=r"got 'CartPole-v7'; nearest are .*CartPole-v1"):
-        make_vector_env("CartPole-v7")
+    with pytest.raises(ConfigError, match=r"got 'CartPoll-v1'; nearest are .*CartPole-v1"):
+        make_vector_env("CartPoll-v1")
     with pytest.raises(ConfigError, match=r"nearest are .*Pong-v5"):
         make_vector_env("pong")
     with pytest.raises(ConfigError, match="backend 'gymnasium' knows; got 'GoToDoor-v7'"):
@@ -52,6 +52,42 @@ def test_an_unknown_id_is_answered_with_the_nearest():
         resolve_backend("GymV21Environment-v0", "envpool")
     with pytest.raises(ConfigError, match="nothing is near"):
         make_vector_env("qqqqqqqqqqqqqqqq")
+
+
+def test_an_id_of_another_version_is_answered_with_the_known_ones():
+    taxi = [known for known in gymnasium.registry if known.startswith("Taxi-")]
+    assert taxi
+    here = f"depends on Gymnasium's, {gymnasium.__version__} here"
+    with pytest.raises(
+        ConfigError, match=rf"got 'Taxi-v3'; it knows {taxi[0]} of that name; which .* {here}; "
+        "backend 'envpool' knows it; see",
+    ):  # fmt: skip
+        resolve_backend("Taxi-v3", "gymnasium")
+    for unknown in ("Taxi-v12", "Taxi"):
+        with pytest.raises(ConfigError, match=rf"it knows {taxi[0]}, Taxi-v3 of that name"):
+            resolve_backend(unknown)
+    with pytest.raises(ConfigError, match=r"it knows Taxi-v3 of that name; see"):
+        resolve_backend("Taxi-v12", "envpool")
+
+
+@pytest.mark.parametrize("backend", ["auto", "envpool", "ale", "gymnasium"])
+@pytest.mark.parametrize("name", ["PongNoFrameskip-v4", "Pong-v4", "ALE/PongDeterministic-v0"])
+def test_old_names_of_atari_games_are_answered_with_the_new_one(name, backend):
+    for _ in range(2):  # the first answer may import ale-py, which registers such ids
+        with pytest.raises(ConfigError, match=r"this game is Pong-v5 here, with its prep.*stack"):
+            resolve_backend(name, backend)
+
+
+def test_an_argument_that_only_gymnasium_has_is_told_with_the_backend():
+    with pytest.raises(
+        ConfigError, match=r"unknown env.kwargs \['is_slippery'\]; Gymnasium's FrozenLake-v1 takes "
+        r"\['is_slippery'\]; use --env.backend gymnasium; known",
+    ):  # fmt: skip
+        make_vector_env("FrozenLake-v1", kwargs={"is_slippery": False})
+    with pytest.raises(ConfigError, match=r"--env.backend gymnasium --env Taxi-v\d; known"):
+        make_vector_env("Taxi-v3", kwargs={"is_rainy": True})
+    with pytest.raises(ConfigError, match=r"'sise': did you mean \['size'\]\?; known"):
+        make_vector_env("FrozenLake-v1", kwargs={"sise": 8})
 
 
 @pytest.mark.usefixtures("without_envpool")

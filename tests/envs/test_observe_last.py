@@ -17,7 +17,7 @@ from quintet.envs.make import make_vector_env
 from quintet.envs.toy import Scripted
 from quintet.envs.vector import VectorEnv, allocate_row
 from quintet.errors import ConfigError, QuintetError
-from quintet.models.normalize import normalized_leaves
+from quintet.models.leaves import normalized_leaves
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan, ReplayPlan
 from quintet.runtime.replay.replay import Replay, RowSpecs

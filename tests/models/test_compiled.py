@@ -5,11 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from torch import Tensor
 
 from quintet.models.compiled import Graph
+from quintet.models.encoders import Mlp
 
 
 class Affine:
@@ -45,6 +48,22 @@ def test_rows_graph_reads_rows_as_they_lie():
     for obs in (torch.randn(3, 3), torch.randn(3, 3).T, torch.randn(3, 6)[:, ::2]):
         given, _ = graph({"obs": obs}, is_first)
         torch.testing.assert_close(given, obs @ model.weight)
+
+
+@torch.inference_mode()
+def test_an_encoder_of_discrete_leaves_is_one_graph():
+    leaves = {
+        "a": spaces.Discrete(5),
+        "b": spaces.MultiDiscrete([2, 3], start=[0, 4]),
+        "c": spaces.Box(0, 255, (2, 2), np.uint8),
+    }
+    mlp = Mlp(leaves, (4,), "tanh")
+    obs = {
+        "a": torch.tensor([4, 0]),
+        "b": torch.tensor([[1, 4], [0, 6]]),
+        "c": torch.tensor([[[255, 0], [0, 1]]] * 2, dtype=torch.uint8),
+    }
+    torch.testing.assert_close(Graph(mlp.forward)(obs), mlp(obs))
 
 
 PROGRAM = """

@@ -10,14 +10,14 @@ from quintet.errors import ConfigError
 from quintet.models.cores import Core
 from quintet.models.encoders import (
     Cnn,
+    LeafForm,
     Mlp,
     ResidualBlock,
     channels_first,
     flatten_leaf,
-    image_shape,
     impala_trunk,
-    is_image,
 )
+from quintet.models.leaves import image_shape, is_image
 
 
 @pytest.mark.parametrize("make", [spaces.Discrete, lambda n: spaces.MultiDiscrete([n - 7, 7])])
@@ -202,7 +202,7 @@ def test_pictures_beside_other_leaves(kind: str):
     ],
 )
 def test_flatten_leaf(space: spaces.Space, x: list, expected: list):
-    flat = flatten_leaf(torch.tensor(x), space)
+    flat = flatten_leaf(torch.tensor(x), LeafForm.of(space))
     assert flat.dtype == torch.float32
     assert flat.tolist() == expected
     assert flat.shape[1] == spaces.flatdim(space)
@@ -210,8 +210,12 @@ def test_flatten_leaf(space: spaces.Space, x: list, expected: list):
 
 def test_flatten_leaf_scales_pictures_but_no_vectors():
     x = torch.tensor([[[255, 0], [51, 102]]], dtype=torch.uint8)
-    torch.testing.assert_close(flatten_leaf(x, picture(2, 2)), torch.tensor([[1.0, 0.0, 0.2, 0.4]]))
-    assert flatten_leaf(x.view(1, 4), picture(4)).tolist() == [[255.0, 0.0, 51.0, 102.0]]
+    torch.testing.assert_close(
+        flatten_leaf(x, LeafForm.of(picture(2, 2))), torch.tensor([[1.0, 0.0, 0.2, 0.4]])
+    )
+    assert flatten_leaf(x.view(1, 4), LeafForm.of(picture(4))).tolist() == [
+        [255.0, 0.0, 51.0, 102.0]
+    ]
 
 
 def test_flatten_leaf_agrees_with_gymnasium():
@@ -219,7 +223,7 @@ def test_flatten_leaf_agrees_with_gymnasium():
         space.seed(0)
         for _ in range(5):
             value = space.sample()
-            ours = flatten_leaf(torch.as_tensor(np.asarray(value))[None], space)[0]
+            ours = flatten_leaf(torch.as_tensor(np.asarray(value))[None], LeafForm.of(space))[0]
             assert ours.tolist() == spaces.flatten(space, value).tolist()
 
 

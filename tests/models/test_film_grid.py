@@ -12,10 +12,9 @@ from torch.nn import functional
 from quintet.errors import ConfigError, EnvironmentFault
 from quintet.models.build import ActorCritic
 from quintet.models.config import ModelConfig, resolve_model, uses_pictures
-from quintet.models.encoders import is_grid_with_mission
 from quintet.models.film_grid import FilmBlock, FilmGrid
 from quintet.models.heads import action_family
-from quintet.models.normalize import normalized_leaves
+from quintet.models.leaves import is_grid_with_mission, normalized_leaves
 from quintet.models.precision import Precision
 from quintet.models.text import TextEncoder
 from quintet.types import ACTION_MASK, Obs, Spaces

@@ -7,10 +7,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from quintet.models.leaves import normalized_leaves
 from quintet.models.normalize import (
     ObservationNormalizer,
     RunningMoments,
-    normalized_leaves,
     scale_of,
 )
 from quintet.types import ACTION_MASK

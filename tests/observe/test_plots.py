@@ -333,6 +333,28 @@ def test_environments_name_groups_by_themselves() -> None:
     assert group_labels(configs) == ["ppo, A-v1", "ppo, B-v1"]
 
 
+def test_learners_are_told_apart_by_their_names_and_each_by_what_it_could_differ_in():
+    ppo = {"algo": "ppo", "env.id": "A-v1", "gamma": 0.99, "clip_epsilon": 0.2, "lr": 3e-4}
+    impala = {"algo": "impala", "env.id": "A-v1", "gamma": 0.9, "rho_bar": 1.0, "lr": 1e-3}
+    assert group_labels([ppo, impala]) == ["ppo", "impala"]
+    wide = impala | {"rho_bar": 2.0}
+    assert group_labels([ppo, impala, wide]) == ["ppo", "impala, rho_bar 1", "impala, rho_bar 2"]
+    elsewhere = impala | {"env.id": "B-v1"}
+    assert group_labels([ppo, elsewhere]) == ["ppo, A-v1", "impala, B-v1"]
+    assert group_labels([ppo, ppo | {"gamma": 0.9}, elsewhere]) == [
+        "ppo, A-v1, gamma 0.99",
+        "ppo, A-v1, gamma 0.9",
+        "impala, B-v1",
+    ]
+
+
+def test_an_option_that_an_older_run_does_not_have_tells_only_where_nothing_else_does():
+    old = {"algo": "ppo", "gamma": 0.99}
+    new = {"algo": "ppo", "gamma": 0.99, "precision": "bf16"}
+    assert group_labels([old, new]) == ["ppo", "ppo, precision bf16"]
+    assert group_labels([old, new | {"gamma": 0.9}]) == ["ppo, gamma 0.99", "ppo, gamma 0.9"]
+
+
 def test_a_configuration_that_no_run_wrote_is_named(
     tmp_path: Path, drawn: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

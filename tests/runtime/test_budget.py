@@ -19,7 +19,7 @@ from quintet import checkpoint
 from quintet.errors import ConfigError
 from quintet.observe.report_files import read_metrics
 from quintet.observe.timing import PhaseTimer
-from quintet.run.trainer import OnReport
+from quintet.run.callbacks import OnReport
 from quintet.runtime import loop
 from quintet.runtime.batch import within_budget
 from quintet.runtime.delivery import Batch, Delivery, Steps

@@ -9,8 +9,7 @@ from typing import Any, Literal, NamedTuple, final
 from gymnasium import spaces as gym_spaces
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from quintet.algorithms.parts.options import Idle, Shared, idle_normalizers, refuse_idle
-from quintet.algorithms.parts.trained import Knob
+from quintet.algorithms.parts.options import Idle, Knob, Shared, idle_normalizers, refuse_idle
 from quintet.models.config import ModelConfig, torso_faults
 from quintet.ops.schedules import OF_FRACTION
 from quintet.protocols import UpdateAdvice

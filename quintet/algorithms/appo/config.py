@@ -7,14 +7,13 @@ quintet/config/presets/appo.yaml has presets for kinds of environments.
 import math
 from typing import Literal, NamedTuple, final
 
+from gymnasium.spaces import Box
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from quintet.algorithms.parts.acting import make_family
-from quintet.algorithms.parts.options import Idle, Shared, idle_normalizers, refuse_idle
-from quintet.algorithms.parts.trained import Knob
+from quintet.algorithms.parts.options import Idle, Knob, Shared, idle_normalizers, refuse_idle
 from quintet.models.config import ModelConfig, torso_faults
-from quintet.ops.distributions import DiagGaussian, leaf_families
 from quintet.protocols import UpdateAdvice
+from quintet.spaces import action_leaves
 from quintet.types import Spaces
 
 DEFAULTS = {"runtime.kind": "async"}
@@ -217,8 +216,7 @@ def idle_in(config: APPOConfig, model: ModelConfig, spaces: Spaces) -> dict[str,
     wanted = config.normalize_observations, config.normalize_pictures
     rewards = config.reward_normalizer != "none"
     idle = idle_normalizers(type(config), wanted, model, spaces, others=rewards)
-    leaves = leaf_families(make_family(model, spaces))
-    if any(isinstance(leaf, DiagGaussian) for leaf in leaves):
+    if any(isinstance(leaf, Box) for leaf in action_leaves(spaces.action)):
         required = f"actions that are all discrete, the action space is {spaces.action}"
         idle["exploration_loss"] = Idle("entropy", required)
     return idle

@@ -10,8 +10,7 @@ from typing import Any, Literal, NamedTuple, final
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from quintet.algorithms.ddpg import exploration as noises
-from quintet.algorithms.parts.options import Idle, Shared, idle_normalizers, refuse_idle
-from quintet.algorithms.parts.trained import Knob
+from quintet.algorithms.parts.options import Idle, Knob, Shared, idle_normalizers, refuse_idle
 from quintet.models.config import ModelConfig
 from quintet.protocols import UpdateAdvice
 from quintet.types import Spaces

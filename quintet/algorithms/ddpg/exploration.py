@@ -1,10 +1,12 @@
 """How DDPG's actors explore: the grammar of ``exploration``, and the arithmetic of the noises."""
 
-import math
-from typing import NamedTuple
+from __future__ import annotations  # so that the grammar needs no tensor
 
-import torch
-from torch import Tensor
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 GRAMMAR = "none, normal_S, ou_S, adaptive-param_S, with a number S > 0, separated by commas"
 
@@ -72,6 +74,8 @@ def ou_step(x: Tensor, z: Tensor, size: float, theta: float, dt: float) -> Tenso
 
 def perturbation(num_weights: int, seed: int) -> Tensor:
     """Standard normal numbers ``[P]`` that follow from the seed alone, on the CPU."""
+    import torch
+
     return torch.randn(num_weights, generator=torch.Generator().manual_seed(seed))
 
 
@@ -80,4 +84,6 @@ def adapted(scale: Tensor, distance: Tensor, desired: float, factor: float) -> T
 
     Source: Plappert et al., arXiv 1706.01905, equation 8.
     """
+    import torch
+
     return torch.where(distance > desired, scale / factor, scale * factor)

@@ -10,8 +10,7 @@ from typing import Annotated, Literal, NamedTuple, final
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from quintet.algorithms.parts.options import Idle, Shared, idle_normalizers, refuse_idle
-from quintet.algorithms.parts.trained import Knob
+from quintet.algorithms.parts.options import Idle, Knob, Shared, idle_normalizers, refuse_idle
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig, torso_faults
 from quintet.protocols import UpdateAdvice

@@ -190,4 +190,6 @@ def make_sampler(
 ) -> SamplingActor:
     """An actor with a network of one policy and one value."""
     normalizer = make_normalizer(config, model, spaces)
+    if compute.records_value and "value" not in records:
+        records = (*records, "value")
     return SamplingActor(make_network(model, spaces, compute), normalizer, records, compute)

@@ -198,33 +198,3 @@ def ended_rows(batch: Rollout) -> Tensor:
     """Valid rows that belong to episodes which end within the unroll and the budget, ``[T, B]``."""
     ended = ((batch.terminated | batch.truncated) & batch.valid).int()
     return batch.valid & (ended.flip(0).cummax(0).values.flip(0) > 0)
-
-
-def size_faults(
-    minibatch_steps: int, unroll_steps: int, num_streams: int, drop_last: bool
-) -> list[str]:
-    """What is wrong with the size of minibatches, a sentence."""
-    batch = num_streams * unroll_steps
-    words = f"the batch of {num_streams} streams x {unroll_steps} steps = {batch}"
-    if minibatch_steps > batch:
-        return [
-            f"minibatch_steps must be at most {words}, got {minibatch_steps}; lower it or raise "
-            "unroll_steps"
-        ]
-    if batch % minibatch_steps and not drop_last:
-        return [
-            f"minibatch_steps must divide {words}, got {minibatch_steps}; change one of them or "
-            "set --drop-last true"
-        ]
-    return []
-
-
-def chunk_faults(bptt_steps: int, unroll_steps: int, minibatch_steps: int | None) -> list[str]:
-    """Which sizes are no multiple of a recurrent network's chunk, a sentence each."""
-    sizes = {"unroll_steps": unroll_steps, "minibatch_steps": minibatch_steps}
-    return [
-        f"{name} must be a multiple of bptt_steps={bptt_steps} with a recurrent model.core, got "
-        f"{size}; change one of them"
-        for name, size in sizes.items()
-        if size is not None and size % bptt_steps
-    ]

@@ -1,14 +1,22 @@
 """What the learners' configurations share."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 from pydantic import BaseModel
 
 from quintet.errors import ConfigError, IdleOptions
 from quintet.models.config import ModelConfig, picture_leaves
-from quintet.models.normalize import normalized_leaves
+from quintet.models.leaves import normalized_leaves
 from quintet.types import Spaces
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Knob = Union[float, "Tensor"]
+"""A number that may change from step to step: a float for `Trained.step`, a scalar tensor for the
+loss.
+"""
 
 
 class Idle(NamedTuple):
@@ -119,3 +127,33 @@ def idle_normalizers(
         required = "something in the observation that is normalised"
         idle[name] = Idle(options.model_fields[name].default, required)
     return idle
+
+
+def size_faults(
+    minibatch_steps: int, unroll_steps: int, num_streams: int, drop_last: bool
+) -> list[str]:
+    """What is wrong with the size of minibatches, a sentence."""
+    batch = num_streams * unroll_steps
+    words = f"the batch of {num_streams} streams x {unroll_steps} steps = {batch}"
+    if minibatch_steps > batch:
+        return [
+            f"minibatch_steps must be at most {words}, got {minibatch_steps}; lower it or raise "
+            "unroll_steps"
+        ]
+    if batch % minibatch_steps and not drop_last:
+        return [
+            f"minibatch_steps must divide {words}, got {minibatch_steps}; change one of them or "
+            "set --drop-last true"
+        ]
+    return []
+
+
+def chunk_faults(bptt_steps: int, unroll_steps: int, minibatch_steps: int | None) -> list[str]:
+    """Which sizes are no multiple of a recurrent network's chunk, a sentence each."""
+    sizes = {"unroll_steps": unroll_steps, "minibatch_steps": minibatch_steps}
+    return [
+        f"{name} must be a multiple of bptt_steps={bptt_steps} with a recurrent model.core, got "
+        f"{size}; change one of them"
+        for name, size in sizes.items()
+        if size is not None and size % bptt_steps
+    ]

@@ -21,12 +21,15 @@ class Compute:
     act_on: where actors are.
     records_entropy: whether actors that have a distribution record its entropy with every act,
         which evaluation reports and learning has no use for.
+    records_value: whether actors whose network has a value record it with every act, also where
+        their learner has no use for it.
     """
 
     precision: Precision = "fp32"
     compile: bool = False
     act_on: str = "cpu"
     records_entropy: bool = False
+    records_value: bool = False
 
 
 PLAIN = Compute()

@@ -8,6 +8,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar, final
 import torch
 from torch import Tensor, nn
 
+from quintet.algorithms.parts.options import Knob
 from quintet.algorithms.parts.setup import Setup
 from quintet.algorithms.parts.statistics import Interval, Names, Statistics
 from quintet.errors import ConfigError, NonFiniteError
@@ -16,11 +17,6 @@ from quintet.models.flat import flatten_in_place, load_into, tensors_of, views_o
 from quintet.ops import adam, rmsprop
 from quintet.ops.adam import AdamRates
 from quintet.ops.rmsprop import RMSPropRates
-
-Knob = float | Tensor
-"""A number that may change from step to step: a float for `Trained.step`, a scalar tensor for the
-loss.
-"""
 
 Parameters = dict[str, Tensor]
 

@@ -7,15 +7,16 @@ from typing import Literal, NamedTuple, final
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from quintet.algorithms.parts import minibatches
 from quintet.algorithms.parts.options import (
     Idle,
+    Knob,
     Shared,
+    chunk_faults,
     idle_normalizers,
     refuse_aux_losses,
     refuse_idle,
+    size_faults,
 )
-from quintet.algorithms.parts.trained import Knob
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig, torso_faults
 from quintet.protocols import UpdateAdvice
@@ -247,9 +248,9 @@ def check(
             "unroll_steps or env.num_streams"
         )
     if size is not None:
-        faults += minibatches.size_faults(size, config.unroll_steps, num_streams, config.drop_last)
+        faults += size_faults(size, config.unroll_steps, num_streams, config.drop_last)
     if model.core != "none":
-        faults += minibatches.chunk_faults(chunk, config.unroll_steps, size)
+        faults += chunk_faults(chunk, config.unroll_steps, size)
     elif chunk != PPOConfig.model_fields["bptt_steps"].default:
         faults.append(f"bptt_steps={chunk} has no effect without model.core; leave it out")
     faults += torso_faults(model)

@@ -1,0 +1,69 @@
+"""Observations that a policy is asked with, which come from anywhere: leaf by leaf, checked."""
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from quintet.envs.gymnasium import Leaf
+from quintet.envs.text import text_bytes
+from quintet.errors import QuintetError
+
+
+def leaf_array(value: Any, leaf: Leaf) -> NDArray[Any]:
+    """`value`, of any shape, in the leaf's dtype and in memory of its own; raises QuintetError if
+    the leaf can't hold its numbers.
+    """
+
+    def refuse(got: str, cause: Exception | None = None) -> NoReturn:
+        raise QuintetError(
+            f"observation leaf {leaf.path!r} of {leaf.dtype} in {leaf.space}, without its start, "
+            f"is required, got {got}"
+        ) from cause
+
+    try:
+        given = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
+        if given.dtype.kind == "U" and leaf.dtype == np.uint8 and len(leaf.shape) == 1:
+            rows = [text_bytes(text, leaf.shape[0]) for text in given.ravel()]
+            given = np.array(rows).reshape(*given.shape, *leaf.shape)
+    except (TypeError, ValueError, RuntimeError) as error:
+        refuse(f"what makes no array ({error})", error)
+    if leaf.dtype.kind == "f":
+        if given.dtype.kind not in "biuf":
+            refuse(f"dtype {given.dtype}")
+        array = given.astype(leaf.dtype, order="C")
+        if not np.isfinite(array).all():
+            refuse("numbers that are not finite, or not in this dtype")
+        return array
+    if given.dtype.kind not in "biu":  # fractions would be cut off
+        refuse(f"dtype {given.dtype}; convert it, and scale pictures as the environment does")
+    if leaf.size is not None:
+        low, high = 0, leaf.size
+    elif given.dtype == leaf.dtype:
+        return given.astype(leaf.dtype, order="C")
+    elif leaf.dtype.kind == "b":
+        low, high = 0, 2
+    else:
+        low, high = np.iinfo(leaf.dtype).min, np.iinfo(leaf.dtype).max + 1
+    if (
+        given.shape[given.ndim - len(leaf.shape) :] == leaf.shape
+        and not ((given >= low) & (given < high)).all()
+    ):
+        refuse(f"values from {given.min()} to {given.max()}")
+    return given.astype(leaf.dtype, order="C")
+
+
+def flat_observation(obs: Any, prefix: str = "") -> dict[str, Any]:
+    """The leaves of an observation by path; a plain one is the leaf ``"obs"``."""
+    if isinstance(obs, Mapping):
+        items = {str(key): value for key, value in obs.items()}
+    elif isinstance(obs, tuple):
+        items = {str(index): value for index, value in enumerate(obs)}
+    else:
+        return {prefix or "obs": obs}
+    flat: dict[str, Any] = {}
+    for key, value in items.items():
+        flat |= flat_observation(value, f"{prefix}/{key}" if prefix else key)
+    return flat

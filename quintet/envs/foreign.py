@@ -1,0 +1,96 @@
+"""Environments of other interfaces than Gymnasium's: what to do with them."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+from gymnasium.vector import VectorEnv
+
+RESET = "def reset(self, *, seed=None, options=None), which returns (observation, info)"
+STEP = "step(action), which returns (observation, reward, terminated, truncated, info)"
+
+DERIVE = f"derive it from gymnasium.Env, with spaces of gymnasium.spaces, {RESET}, and {STEP}"
+_ONE_AGENT = (
+    "environments of several agents are not supported yet; write a gymnasium.Env of one agent, in "
+    "which the others act by rules of yours, or of all agents together, with a Dict of their "
+    "observations, a Dict of their actions and the sum of their rewards"
+)
+_SINGLE = (
+    "give what makes its single environments: they are stepped side by side here, "
+    "env.num_streams of them"
+)
+
+
+def way_out(env: object) -> str:
+    """What to do with an object that is no Gymnasium environment, so that it can be trained on; ""
+    where it has nothing of an environment.
+    """
+    if isinstance(env, (gymnasium.Env, VectorEnv)):
+        return ""
+    homes = {kind.__module__.partition(".")[0] for kind in type(env).__mro__}
+    if "pettingzoo" in homes or hasattr(env, "possible_agents"):
+        return _ONE_AGENT
+    if "stable_baselines3" in homes:
+        return _SINGLE
+    if not callable(getattr(env, "reset", None)) or not callable(getattr(env, "step", None)):
+        return ""
+    return f"{DERIVE}; {_shim(env)}" if "gym" in homes else DERIVE
+
+
+def _shim(env: Any) -> str:
+    """Shimmy's wrapper for an environment of the package gym, which Gymnasium replaced."""
+    new = takes_seed(env)
+    name = "GymV26CompatibilityV0" if new else "GymV21CompatibilityV0"
+    needs = "" if new else "; this wrapper calls the environment's seed(seed)"
+    return f"or run pip install shimmy gym, and return shimmy.{name}(env=...) of it{needs}"
+
+
+def takes_seed(env: Any) -> bool:
+    """Whether the environment's own `reset` has a parameter ``seed``."""
+    try:
+        found = inspect.signature(getattr(env, "unwrapped", env).reset).parameters
+    except (TypeError, ValueError):  # some callables don't tell
+        return True
+    return "seed" in found or any(p.kind is p.VAR_KEYWORD for p in found.values())
+
+
+def step_fault(result: object) -> str | None:
+    """What is wrong with the form of a step's result; None: nothing."""
+    size = len(result) if isinstance(result, (tuple, list)) else 0
+    if size == 5:
+        return None
+    if size == 4:
+        return (
+            "returned 4 values from step, as in the old API of Gym; return (observation, reward, "
+            "terminated, truncated, info), where truncated is True only if a time limit ended the "
+            "episode"
+        )
+    return f"returned {_form(result)} from step; it must be {STEP}"
+
+
+def reset_fault(result: object) -> str | None:
+    """What is wrong with the form of a reset's result; None: nothing."""
+    pair = isinstance(result, (tuple, list)) and len(result) == 2
+    if pair and (result[1] is None or isinstance(result[1], Mapping)):  # type: ignore[index]
+        return None
+    return (
+        f"returned {_form(result)} from reset, as in the old API of Gym; return (observation, "
+        "info), where info is a dict that may be empty"
+    )
+
+
+def call_fault(env: Any, error: Exception) -> str | None:
+    """What is wrong with an environment of the old API whose call raised `error`; None: it was not
+    for its API.
+    """
+    if isinstance(error, TypeError) and "'seed'" in str(error) and not takes_seed(env):
+        return f"has a reset without a seed, as in the old API of Gym; it must be {RESET}"
+    # Gymnasium's own wrappers unpack what a step returns.
+    if isinstance(error, ValueError) and "(expected 5, got 4)" in str(error):
+        return step_fault((None,) * 4)
+    return None
+
+
+def _form(result: object) -> str:
+    return f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"

@@ -1,0 +1,193 @@
+"""The moments of a run, and what may be done at them."""
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import quintet
+from quintet.errors import ConfigError
+from quintet.observe.report_files import read_metrics
+from quintet.run.callbacks import LiveRun
+
+TOY = "quintet.envs.toy:Contextual"
+SMALL = {
+    "env.num_streams": 4,
+    "unroll_steps": 16,
+    "minibatch_steps": 32,
+    "num_epochs": 1,
+    "model.policy_hidden": (8,),
+    "report.progress": False,
+    "eval.episodes": 2,
+    "eval.interval": 128,
+    "checkpoint.interval_updates": 1000,
+}
+
+
+def train(folder: Path, steps: int = 256, config: dict[str, Any] | None = None, **callbacks: Any):
+    return quintet.train(
+        "ppo", TOY, steps, run_dir=folder, config={**SMALL, **(config or {})},
+        callbacks=quintet.Callbacks(**callbacks),
+    )  # fmt: skip
+
+
+def test_every_moment_in_its_order_with_what_it_is_told(tmp_path):
+    seen: list[tuple[Any, ...]] = []
+
+    def on(moment: str):
+        return lambda run, *more: seen.append((moment, run.env_steps, *more))
+
+    moments = ("begin", "evaluation", "report", "checkpoint")
+    end = lambda run, status: seen.append(  # noqa: E731
+        ("end", run.env_steps, status, (run.run_dir / "policy").exists())
+    )
+    result = train(tmp_path / "run", **{name: on(name) for name in moments}, end=end)
+    half = seen[1][1]
+    assert 128 <= half < 192
+    assert [each[:2] for each in seen] == [
+        ("begin", 0), ("evaluation", half), ("report", half),
+        ("evaluation", 256), ("report", 256), ("checkpoint", 256), ("end", 256),
+    ]  # fmt: skip
+    by_moment = {each[0]: each[2:] for each in seen}
+    assert by_moment["evaluation"][0].mean == result.metrics["eval/return_mean"]
+    assert by_moment["report"][0] == result.metrics
+    path = by_moment["checkpoint"][0]
+    assert quintet.load(path).publication.version == result.policy.publication.version
+    assert by_moment["end"] == ("finished", True)
+
+
+def test_metrics_of_ones_own_are_in_the_report_and_in_every_sink(tmp_path):
+    pytest.importorskip("tensorboard")
+    folder = tmp_path / "run"
+    logged = []
+
+    def evaluation(run, scores):
+        run.log("gap", 1.0)
+        run.log("gap", np.float32(scores.mean))
+        run.log("not_there", math.nan)
+
+    def report(run, found):
+        run.log("share/of_report", found["env_steps"] / 256)
+        found["env_steps"] = 3.0  # a copy
+
+    on_report = logged.append
+    result = quintet.train(
+        "ppo", TOY, 256, run_dir=folder, config=SMALL, on_report=on_report,
+        callbacks=quintet.Callbacks(evaluation=evaluation, report=report),
+    )  # fmt: skip
+    assert result.metrics["user/gap"] == result.metrics["eval/return_mean"]
+    shares = [each["env_steps"] / 256 for each in logged]
+    assert 0.5 <= shares[0] < shares[1] == 1.0
+    assert [each["user/share/of_report"] for each in logged] == shares
+    assert read_metrics(folder) == logged
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    with open(folder / "progress.csv") as file:
+        table = list(csv.DictReader(file))
+    for row in (lines, table):
+        assert [float(each["user/share/of_report"]) for each in row] == shares
+    assert not any("user/not_there" in line for line in lines)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    shown = [each.value for each in events.Scalars("user/share/of_report")]
+    assert shown == pytest.approx(shares)
+
+
+def test_an_early_stop_and_going_on(tmp_path):
+    folder = tmp_path / "run"
+    stopped = train(folder, evaluation=lambda run, scores: run.env_steps < 192)
+    assert stopped.status == "stopped"
+    half = stopped.metrics["env_steps"]
+    assert half < 192
+    moments: list[tuple[str, Any]] = []
+    result = train(
+        folder,
+        begin=lambda run: moments.append(("begin", run.env_steps)),
+        end=lambda run, status: moments.append((status, run.env_steps)),
+    )
+    assert result.status == "finished"
+    assert moments == [("begin", half), ("finished", 256)]
+    # A run that was finished before has no moments.
+    train(folder, begin=lambda run: pytest.fail("begin"), end=lambda *_: pytest.fail("end"))
+
+
+def test_a_policy_is_saved_by_ones_own_rule(tmp_path):
+    def report(run, found):
+        if run.env_steps < 192:
+            run.policy().save(tmp_path / "half")
+
+    config = {"checkpoint.interval_updates": 1, "checkpoint.keep": 9}
+    result = train(tmp_path / "run", config=config, report=report)
+    half = quintet.load(tmp_path / "half")
+    assert 0 < half.publication.version < result.policy.publication.version
+    same = quintet.load(tmp_path / "run", f"{half.publication.version:09d}").publication.tensors
+    assert all(x.equal(same[name]) for name, x in half.publication.tensors.items())
+
+
+@pytest.mark.parametrize("moment", ["begin", "evaluation", "report", "checkpoint", "end"])
+def test_an_error_reaches_the_caller_once_and_the_run_goes_on(tmp_path, moment):
+    calls = []
+
+    def fails(run, *_):
+        calls.append(run.env_steps)
+        raise ValueError("mine")
+
+    def later(run, *_):
+        assert not calls, "no function is called after one has failed"
+
+    others = dict.fromkeys(("evaluation", "report", "checkpoint", "end"), later)
+    with pytest.raises(ValueError, match="mine"):
+        train(tmp_path / "run", **{**others, moment: fails})
+    assert len(calls) == 1
+    assert calls[0] == {"begin": 0, "checkpoint": 256, "end": 256}.get(moment, calls[0]) <= 256
+    assert calls[0] < 192 or moment in ("checkpoint", "end")
+    assert train(tmp_path / "run").metrics["env_steps"] == 256
+
+
+def test_callbacks_do_not_change_the_bytes(tmp_path):
+    def looks(run, *_):
+        run.policy()
+        run.log("x", 1.0)
+
+    plain = train(tmp_path / "plain").policy.publication.tensors
+    looked = train(
+        tmp_path / "looked", begin=looks, evaluation=looks, report=looks, checkpoint=looks
+    ).policy.publication.tensors
+    assert all(plain[name].equal(looked[name]) for name in plain)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (
+            {"callbacks": print},
+            r"callbacks requires quintet.Callbacks\(.*\), got",
+        ),
+        (
+            {"callbacks": quintet.Callbacks(evaluation=lambda scores: None)},
+            "callbacks.evaluation requires a function of the run and the scores, got",
+        ),
+        (
+            {"callbacks": quintet.Callbacks(begin=3)},
+            "callbacks.begin requires a function of the run",
+        ),
+        ({"callbacks": quintet.Callbacks(), "seeds": [1, 2]}, "callbacks requires a single run"),
+    ],
+)
+def test_what_can_not_be_called_is_refused_before_anything_begins(tmp_path, given, says):
+    with pytest.raises(ConfigError, match=says):
+        quintet.train("ppo", TOY, 64, run_dir=tmp_path / "run", **given)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("", 1), ("a b", 1), (3, 1), ("a//b", 1), ("a", "x"), ("a", None)]
+)
+def test_what_can_not_be_logged_is_refused(tmp_path, name, value):
+    with pytest.raises(ConfigError, match="log requires a n"):
+        LiveRun(tmp_path, [], lambda: 0).log(name, value)

@@ -1,0 +1,66 @@
+"""What a command refuses without its environment it refuses at once: before PyTorch is imported."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import sys
+from quintet.cli import main
+try:
+    status = main(sys.argv[1:])
+except SystemExit as end:
+    status = end.code
+print(status, *[name for name in ("torch", "envpool") if name in sys.modules])
+"""
+CARTPOLE = "train ppo --env CartPole-v1"
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "says"),
+    [
+        ("train", 2, "requires an algorithm first"),
+        ("train pppo --env CartPole-v1", 2, "did you mean 'ppo'?"),
+        ("train ppo", 2, "an environment is required"),
+        (f"{CARTPOLE} --n-envs 3", 2, "here it is 'env.num_streams'"),
+        ("train ppo --env quintet.envs.toy:Target --n-envs 3", 2, "here it is 'env.num_streams'"),
+        (f"{CARTPOLE} --learning-rate x --env.backend foo", 2, "2 faults"),
+        (f"{CARTPOLE} --minibatch-steps 100", 2, "minibatch_steps must divide"),
+        (f"{CARTPOLE} --preset none --value-coef 0 --value-clip 1", 2, "has no effect"),
+        (f"{CARTPOLE} --config nothing.yaml", 2, "nothing.yaml can't be read"),
+        (f"{CARTPOLE} --run-dir project", 2, "requires a new or empty folder"),
+        (f"{CARTPOLE} --seeds 1,1", 2, "none twice"),
+        ("train ddpg --env Pendulum-v1 --exploration ou", 2, "exploration"),
+        ("config acer --env CartPole-v1 --replay-ratio -1", 2, "replay_ratio"),
+        ("eval runs/nothing", 1, "runs/nothing does not exist"),
+        ("plot runs/nothing --out a.png", 1, "has no metrics.jsonl"),
+        ("train impala --help", 0, "--batch-unrolls"),
+    ],
+)
+def test_no_refusal_waits_for_pytorch(command: str, status: int, says: str, tmp_path: Path):
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "thesis.tex").touch()
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *command.split()],
+        cwd=tmp_path,
+        env=os.environ | {"COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert says in done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == str(status), done.stdout[-300:]
+
+
+def test_an_id_that_nobody_knows_is_refused_without_pytorch(tmp_path: Path):
+    """Only EnvPool is asked for its ids."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *["train", "ppo", "--env", "CartPoll-v1", "--nope", "3"]],
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "nearest are CartPole" in done.stderr
+    assert "unknown option 'nope'" in done.stderr
+    assert done.stdout.split() == ["2", "envpool"]
