@@ -101,7 +101,7 @@ def test_learners_are_found_whatever_the_case(given, name):
         ("SAC", "got 'SAC'; nearest is 'ddpg'$"),
         ("A2C", "got 'A2C'; nearest is 'ppo'$"),
         ("DQN", "got 'DQN'; nearest is 'acer'$"),
-        ("APPO", "got 'APPO'; nearest is 'impala'$"),
+        ("A3C", "got 'A3C'; nearest is 'impala'$"),
         ("IMPALLA", r"did you mean 'impala'\?$"),
         ("alphazero", "choose one of them$"),
         (None, "got None; choose one of them$"),

@@ -241,6 +241,35 @@ def test_decisions_are_kept_and_saved() -> None:
     assert copied["objectives"] == [1.0, 5.0, 9.0]
 
 
+OTHERS: dict[str, Any] = {
+    "initial": {"learning_rate": (0.1, 0.01, 0.02)},
+    "replace_frac": 1.0,
+    "mutation_rate": 1.0,
+    "reset_rate": 1.0,
+    "perturb_min": 1.4,
+    "perturb_max": 1.06,
+    "gap_absolute": 10.0,
+    "gap_relative": 5.0,
+    "gap_mode": "original",
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_option_of_decisions_has_an_effect(name: str) -> None:
+    def decided(**options: Any) -> list[dict[str, Any]]:
+        given: dict[str, Any] = {"mutation_rate": 0.6, **options}
+        each = Controller(rules(3, **given), start=0, period=1, seed=5)
+        for time in range(1, 20):
+            for policy in range(3):
+                if each.due(policy, 2 * time):
+                    # The second lead is large enough as a share of the candidate's alone.
+                    now = [-1.0, 4.0, 3.9] if time < 10 else [-5.53, -5.0, -5.2]
+                    each.consider(policy, now, 2 * time, 6 * time)
+        return each.events
+
+    assert decided(**{name: OTHERS[name]}) != decided()
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

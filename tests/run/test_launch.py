@@ -1090,11 +1090,14 @@ EFFECTS: dict[str, Callable[[Where], None]] = {
     "env.num_threads": _num_threads,
     "env.mask_from_info": _mask_from_info,
 }
-"""A check of each option's effect; the learner's and the network's have theirs beside them."""
+"""A check of each option's effect; the learner's, the network's and a population's have theirs
+beside them.
+"""
 
 
 def test_no_option_is_without_a_check():
-    parts: dict[str, type[BaseModel]] = {k: v for k, v in PARTS.items() if k != "model"}
+    elsewhere = ("model", "population")
+    parts: dict[str, type[BaseModel]] = {k: v for k, v in PARTS.items() if k not in elsewhere}
     fields = {f"{part}.{name}" for part, model in parts.items() for name in model.model_fields}
     assert set(EFFECTS) == fields | set(TOP)
 

@@ -301,6 +301,24 @@ def test_a_finished_run_keeps_its_leader_whatever_the_objective(tmp_path: Path) 
         assert all(torch.equal(x, best[name]) for name, x in ours.items())
 
 
+OTHERS: dict[str, Any] = {
+    "size": 2,
+    "window_episodes": 2,
+    "start_env_steps": 400,
+    "period_env_steps": 60,
+    "tuned": ["learning_rate"],
+}
+"""Options of a run; tests/population/test_pbt.py has those of decisions, and others above are of
+`objective`, `pbt` and `initial`.
+"""
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_option_has_an_effect(name: str, whole: Path, tmp_path: Path) -> None:
+    train(tmp_path / "run", **{f"population__{name}": OTHERS[name]})
+    assert events(tmp_path / "run") != events(whole)
+
+
 # What a person does with it
 
 

@@ -126,13 +126,18 @@ class APPOLearner:
         self.discrete = not any(isinstance(leaf, DiagGaussian) for leaf in leaves)
         self.learning_rate = config.learning_rate
         by_return = config.reward_normalizer == "return_std" and config.update_normalizers
+        # It stays where gamma changes later, as it is a matter of scale.
+        self.return_discount = config.gamma if by_return else None
+
+    @property
+    def plan(self) -> DataPlan:
+        config = self.config
         rows = config.minibatch_steps * config.minibatches_per_iteration
         steps = config.minibatches_per_iteration * config.num_epochs
-        # The discount of the normaliser stays, where gamma changes later: it is a matter of scale.
-        self.plan = DataPlan(
+        return DataPlan(
             unroll_steps=config.unroll_steps,
             columns_per_batch=rows // config.unroll_steps,
-            return_discount=config.gamma if by_return else None,
+            return_discount=self.return_discount,
             state_every=config.chunk_steps,
             max_policy_lag=max(MAX_POLICY_LAG_UPDATES, 2 * steps),
             versions_per_batch=steps,

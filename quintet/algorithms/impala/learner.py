@@ -113,11 +113,14 @@ class ImpalaLearner:
         self.weights, self.warm_start = self.trained.weights, self.trained.load_weights
         self.version = 0
         self.learning_rate = config.learning_rate
-        steps = config.unroll_steps
         by_return = config.reward_normalizer == "return_std" and config.update_normalizers
-        # The discount of the normaliser stays, where gamma changes later: it is a matter of scale.
-        carried = config.gamma if by_return else None
-        self.plan = DataPlan(steps, config.batch_unrolls, carried, state_every=steps)
+        # It stays where gamma changes later, as it is a matter of scale.
+        self.return_discount = config.gamma if by_return else None
+
+    @property
+    def plan(self) -> DataPlan:
+        steps = self.config.unroll_steps
+        return DataPlan(steps, self.config.batch_unrolls, self.return_discount, state_every=steps)
 
     @property
     def updates(self) -> int:

@@ -90,11 +90,15 @@ class PPOLearner:
         )
         self.histograms = self.reports.histograms
         by_return = config.reward_normalizer == "return_std" and config.update_normalizers
-        # The discount of the normaliser stays, where gamma changes later: it is a matter of scale.
-        self.plan = DataPlan(
-            unroll_steps=config.unroll_steps,
-            columns_per_batch=setup.num_streams,
-            return_discount=config.gamma if by_return else None,
+        # It stays where gamma changes later, as it is a matter of scale.
+        self.return_discount = config.gamma if by_return else None
+
+    @property
+    def plan(self) -> DataPlan:
+        return DataPlan(
+            unroll_steps=self.config.unroll_steps,
+            columns_per_batch=self.setup.num_streams,
+            return_discount=self.return_discount,
             state_every=self.chunk_steps,
         )
 
