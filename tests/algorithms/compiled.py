@@ -70,7 +70,8 @@ class Twins:
 def awkward(batch: Rollout) -> Rollout:
     """The end of a budget, and columns that are parts of larger tensors."""
     cut, valid = torch.zeros_like(batch.valid), batch.valid.clone()
-    cut[3], valid[4:] = True, False
+    last = min(3, len(valid) - 2)
+    cut[last], valid[last + 1 :] = True, False
     obs = {name: x.repeat_interleave(2, 1)[:, ::2] for name, x in batch.obs.items()}
     reward = batch.reward.repeat_interleave(2, 1)[:, ::2]
     return replace(batch, obs=obs, reward=reward, trace_cut=cut, valid=valid)

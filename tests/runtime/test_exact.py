@@ -135,6 +135,12 @@ def exact_ones(run_dir: Path) -> int:
     return sum(checkpoint.read(folder).meta["exact"] for folder in folders)
 
 
+def newest_is_exact(run_dir: Path) -> bool:
+    newest = checkpoint.latest(run_dir / "checkpoints", warn=print)
+    assert newest is not None
+    return bool(newest.meta["exact"])
+
+
 @slow
 def test_the_same_bytes_after_kills_between_exact_checkpoints(tmp_path: Path) -> None:
     """By the default rule, most checkpoints are not exact; what they hold is given up."""
@@ -149,13 +155,15 @@ def test_the_same_bytes_after_kills_between_exact_checkpoints(tmp_path: Path) ->
             assert time.monotonic() < deadline
             time.sleep(0.01)
         time.sleep(draw.uniform(0.5, 2.0))
+        while kill == 3 and not lost and newest_is_exact(run_dir):
+            assert process.poll() is None, process.stdout.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         assert process.poll() is None, "the run ended before it was killed"
         process.kill()
         process.wait()
         process.stdout.close()
-        newest = checkpoint.latest(run_dir / "checkpoints", warn=print)
-        assert newest is not None
-        lost += not newest.meta["exact"]
+        lost += not newest_is_exact(run_dir)
     assert lost  # once at least there was something off the path
     finish(start("seldom", run_dir, RESUME="exact"))
     assert final_hashes(run_dir) == final_hashes(tmp_path / "whole")
