@@ -1,12 +1,11 @@
 """The hyperparameters of a population: which they are, what they may be, where they begin."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ValidationError
 
 from quintet.algorithms import registry
+from quintet.algorithms.tuning import CAPS, NEAR_1, bounds_of
 from quintet.config.run import RunConfig
 from quintet.errors import ConfigError
 from quintet.population.pbt import Bounds, Rules
@@ -16,7 +15,8 @@ def rules(config: RunConfig) -> Rules:
     """What mutations go by; raises ConfigError where an option can't be tuned."""
     names = registry.find(config.algo).tuned_options(config.learner, config.population.tuned)
     first = {name: float(getattr(config.learner, name)) for name in names}
-    return Rules(config.population, first, bounds_of(config.learner, names))
+    bounds = {name: Bounds(*pair) for name, pair in bounds_of(config.learner, names).items()}
+    return Rules(config.population, first, bounds, NEAR_1, CAPS)
 
 
 def first_values(config: RunConfig) -> None:
@@ -50,27 +50,3 @@ def with_values(options: BaseModel, values: Mapping[str, float]) -> BaseModel:
             for x in error.errors()
         ]
         raise ConfigError(f"population.initial can't have these: {'; '.join(faults)}") from error
-
-
-def bounds_of(options: BaseModel, names: Sequence[str]) -> dict[str, Bounds]:
-    """What the options' fields allow, and of c_bar and rho_bar the other one, if it stays."""
-    found = {}
-    for name in names:
-        lows, highs = [-math.inf], [math.inf]
-        for limit in type(options).model_fields[name].metadata:
-            match limit:
-                case Ge(ge=x):
-                    lows.append(float(x))  # type: ignore[arg-type]
-                case Gt(gt=x):
-                    lows.append(math.nextafter(float(x), math.inf))  # type: ignore[arg-type]
-                case Le(le=x):
-                    highs.append(float(x))  # type: ignore[arg-type]
-                case Lt(lt=x):
-                    highs.append(math.nextafter(float(x), -math.inf))  # type: ignore[arg-type]
-        given = options.model_dump()
-        if name == "c_bar" and "rho_bar" not in names and given["rho_bar"] is not None:
-            highs.append(given["rho_bar"])
-        if name == "rho_bar" and "c_bar" not in names and given["c_bar"] is not None:
-            lows.append(given["c_bar"])
-        found[name] = Bounds(max(lows), min(highs))
-    return found

@@ -15,19 +15,8 @@ from quintet.population.config import PopulationConfig
 Values = Mapping[str, float]
 """Hyperparameters by the option's name."""
 
-OF_THE_REST = frozenset(
-    {
-        "gamma", "gae_lambda", "lambda_", "adam_beta1", "adam_beta2", "rmsprop_decay",
-        "average_decay",
-    }
-)  # fmt: skip
-"""Values near 1, of which ``1 - x`` is changed, by a factor of REST_FACTORS."""
-
 REST_FACTORS = 1.01, 1.2
 LEAST_REST = 1e-8
-
-CAPS = frozenset({"rho_bar", "c_bar"})
-"""Caps of ratios, changed by CAP_FACTOR; c_bar stays at most rho_bar."""
 
 CAP_FACTOR = 1.005
 
@@ -44,11 +33,15 @@ class Rules(NamedTuple):
 
     first: the learner's options.
     bounds: of values that have some.
+    near_1: values of which ``1 - x`` changes, by a factor of REST_FACTORS.
+    caps: two caps of ratios, which change by CAP_FACTOR; the first stays at most the second.
     """
 
     config: PopulationConfig
     first: Values
     bounds: Mapping[str, Bounds] = {}
+    near_1: frozenset[str] = frozenset()
+    caps: tuple[str, str] | tuple[()] = ()
 
 
 class Decision(NamedTuple):
@@ -132,8 +125,9 @@ def mutated(values: Values, rules: Rules, rng: np.random.Generator) -> dict[str,
         x = _mutated(name, values[name], rules, rng)
         low, high = rules.bounds.get(name, Bounds())
         after[name] = min(max(x, low), high)
-    if after.keys() >= CAPS:
-        after["c_bar"] = min(after["c_bar"], after["rho_bar"])
+    if rules.caps and after.keys() >= set(rules.caps):
+        lower, upper = rules.caps
+        after[lower] = min(after[lower], after[upper])
     return after
 
 
@@ -144,10 +138,10 @@ def _mutated(name: str, x: float, rules: Rules, rng: np.random.Generator) -> flo
     if x != first and rng.random() < config.reset_rate:
         return first
     up = rng.random() < 0.5
-    if name in OF_THE_REST:
+    if name in rules.near_1:
         factor = rng.uniform(*REST_FACTORS)
         return 1.0 - max((1.0 - x) * (factor if up else 1.0 / factor), LEAST_REST)
     factor = CAP_FACTOR
-    if name not in CAPS:
+    if name not in rules.caps:
         factor = rng.uniform(config.perturb_min, config.perturb_max)
     return x * factor if up else x / factor

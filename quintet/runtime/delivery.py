@@ -128,11 +128,11 @@ class Delivery:
         """Notes that the learner has this version, by which the next unrolls act."""
         self.published[policy] = self.learned[policy] = version
 
-    def forget(self, policy: int) -> None:
+    def forget(self, policy: int, version: int) -> None:
         """Drops what a policy's former weights collected, as the learner has those of another: from
-        its version on, which was not published yet, rows are its own.
+        this version on, which was not published yet, rows are its own.
         """
-        self.queues[policy].least_version = self.learned[policy]
+        self.queues[policy].least_version = version
 
     def arrived(self, group: int, executed: int, running: int) -> None:
         """Counts an unroll's executed env_steps, and those in its group's running episodes."""

@@ -207,14 +207,15 @@ def run(
                 raise NonFiniteError(f"{error}. {kept}") from error
         counters.add(batch)
         finished = counters.env_steps >= budget.total_env_steps
-        sampling.delivery.learned[batch.policy] = learner.version
         replaced = hooks.learned(batch)
         if replaced:
-            sampling.delivery.forget(batch.policy)
+            sampling.delivery.forget(batch.policy, learner.version)
         unpublished[batch.policy] += budget.publish_iterations if replaced else 1
         if unpublished[batch.policy] >= budget.publish_iterations:
             unpublished[batch.policy] = 0
             sampling.publish(learner.publication(), batch.policy)
+        else:
+            sampling.delivery.learned[batch.policy] = learner.version
         if exact:
             publish_all()  # a run that is resumed there begins with the newest weights, too
             unpublished = [0] * len(learners)

@@ -59,7 +59,7 @@ def test_options_on_the_command_line():
     ("options", "said"),
     [
         ("--c-bar 2", ["rho_bar must be at least c_bar, got rho_bar=1.0 and c_bar=2.0"]),
-        ("--lambda 0.9", ["did you mean 'lambda_'"]),
+        ("--lambda 0.9", ["unknown option 'lambda'", "here it is 'lambda_'"]),
         (
             "--total-steps 100 --unroll-step 3",
             ["total_env_steps must be at least one batch of 24 unrolls x 80", "'unroll_steps'"],

@@ -68,7 +68,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         kept["figure"] = Figure(**options)
         return kept["figure"]
 
-    monkeypatch.setattr(plots, "_matplotlib", lambda: (keep, EngFormatter))
+    monkeypatch.setattr(plots, "figure_classes", lambda: (keep, EngFormatter))
     return kept
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quintet.algorithms.tuning import CAPS, NEAR_1
 from quintet.population.config import PopulationConfig
 from quintet.population.controller import Controller
 from quintet.population.pbt import Bounds, Rules, begin, decide, leads, mutated
@@ -33,7 +34,7 @@ class Scripted:
 
 
 def rules(size: int = 4, first: dict[str, float] = FIRST, **options: Any) -> Rules:
-    return Rules(PopulationConfig(size=size, **options), first)
+    return Rules(PopulationConfig(size=size, **options), first, {}, NEAR_1, CAPS)
 
 
 def never(count: int = 100) -> Any:
