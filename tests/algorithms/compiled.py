@@ -22,6 +22,7 @@ from conformance import (
     go_on,
     learn,
     weights,
+    whole_batch,
 )
 from gymnasium import spaces as gym
 from torch import Tensor
@@ -152,11 +153,14 @@ def compare_bf16(case: Case) -> None:
 def bf16_case(algo: str) -> Case:
     """Pictures, and one step of Adam with all of a batch."""
     one_step = {
-        "optimizer": "adam", "max_grad_norm": None, "entropy_coef": 0.01, "minibatch_steps": None,
-        "num_epochs": 1, "normalize_observations": False, "normalize_pictures": True,
+        "optimizer": "adam", "max_grad_norm": None, "entropy_coef": 0.01,
+        "normalize_observations": False, "normalize_pictures": True,
+        # A row that is clipped in one and not in the other would be no error of rounding.
+        "clip_ratio": 10.0, "ratio_clamp": None, "value_clip": None,
     }  # fmt: skip
     known = LEARNERS[algo].config.model_fields
     options = {name: value for name, value in one_step.items() if name in known}
+    options |= whole_batch(algo)
     if not isinstance(PICTURES.action, LEARNERS[algo].actions):
         return Case(algo, SEEN_CONTROL, options, network={"policy_hidden": (16,)})
     return Case(algo, PICTURES, options, network=CNN)

@@ -68,6 +68,21 @@ SIZES: dict[str, Any] = {
 """Options that any learner may have; for recurrent networks these too:"""
 SIZES_WITH_A_CORE: dict[str, Any] = {"bptt_steps": CHUNK}
 
+WHOLE_BATCH = (
+    {"minibatches_per_iteration": 1, "minibatch_steps": STREAMS * STEPS, "num_epochs": 1},
+    {"minibatch_steps": None, "num_epochs": 1},
+)
+"""One step with the whole batch, of learners that would make several of parts: the first that names
+a learner's options alone.
+"""
+
+
+def whole_batch(algo: str) -> dict[str, Any]:
+    """The entry of WHOLE_BATCH for a learner; {} where it makes one step anyway."""
+    known = LEARNERS[algo].config.model_fields.keys()
+    return next((each for each in WHOLE_BATCH if each.keys() <= known), {})
+
+
 TOGETHER: dict[str, Sequence[dict[str, Any]]] = {
     "ppo": (
         {

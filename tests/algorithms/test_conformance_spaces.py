@@ -12,8 +12,6 @@ import torch
 from conformance import (
     LEARNERS,
     MASKED,
-    STEPS,
-    STREAMS,
     Case,
     Noise,
     Run,
@@ -22,6 +20,7 @@ from conformance import (
     everything,
     floats,
     learn,
+    whole_batch,
 )
 from gymnasium import spaces
 from hypothesis import given, settings
@@ -34,20 +33,10 @@ from quintet.types import Rollout
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
 
-WHOLE_BATCH = (
-    {"minibatches_per_iteration": 1, "minibatch_steps": STREAMS * STEPS, "num_epochs": 1},
-    {"minibatch_steps": None, "num_epochs": 1},
-)
-"""One step with the whole batch, of learners that would make several of parts: the first that names
-a learner's options alone.
-"""
-
 
 def anew(case: Case, learner: Any) -> Any:
     """A learner with the same weights and statistics that makes one step with a batch."""
-    known = case.algorithm.config.model_fields.keys()
-    whole = next((each for each in WHOLE_BATCH if each.keys() <= known), {})
-    again = replace(case, options={**case.options, **whole}).learner()
+    again = replace(case, options={**case.options, **whole_batch(case.algo)}).learner()
     again.warm_start(learner.weights())
     return again
 
