@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quintet.errors import QuintetError
+from quintet.observe.intervals import bootstrap_band, iqm, iqm_interval
 from quintet.observe.metrics import describe, policy_of, policy_prefix
 from quintet.observe.report_files import read_metrics
 from quintet.system import files, saved_options
@@ -22,8 +23,6 @@ Kind = Literal["curve", "bars"]
 
 _FORMATS = (".png", ".svg", ".pdf")
 _NOT_PART_OF_GROUP = ("seed", "run_dir", "resume", "report")  # may differ within an experiment
-_RESAMPLES = 2000
-_BAND = (2.5, 97.5)
 _MAX_LABEL_PARTS = 4
 _ENV = ("env", "env.id")  # either names the environment
 _SCORES = ("success_rate", "return_mean")  # default metrics, the preferred one first
@@ -313,39 +312,6 @@ def _resample(curve: Curve, grid: NDArray[np.float64]) -> NDArray[np.float64]:
     if len(means) == 0:
         return np.interp(grid, curve.x, curve.y)
     return np.interp(grid, grid[filled], means)
-
-
-def bootstrap_band(
-    curves: NDArray[np.float64],
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Lower and upper end ``[N]`` of the 95% bootstrap interval of the mean of `curves` ``[S, N]``.
-
-    Whole runs are drawn with replacement, in every call the same ones.
-    """
-    seeds = len(curves)
-    drawn = np.random.default_rng(0).integers(seeds, size=(_RESAMPLES, seeds))
-    counts = np.stack([(drawn == seed).sum(axis=1) for seed in range(seeds)], axis=1)
-    low, high = np.percentile(counts @ curves / seeds, _BAND, axis=0)
-    return low, high
-
-
-def iqm(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Interquartile mean over the last axis, of ``[..., N]`` scores: without the lowest and the
-    highest quarter, rounded down; so of fewer than 4 it is the mean.
-
-    Source: Agarwal et al. 2021 (arXiv 2108.13264).  We draw runs of one task with replacement,
-    which their stratified bootstrap is where there is one task.
-    """
-    cut = scores.shape[-1] // 4
-    kept = np.sort(scores, axis=-1)[..., cut : scores.shape[-1] - cut]
-    return np.asarray(kept.mean(axis=-1))
-
-
-def iqm_interval(scores: NDArray[np.float64]) -> tuple[float, float]:
-    """The 95% bootstrap interval of the interquartile mean of scores ``[N]``."""
-    drawn = np.random.default_rng(0).integers(len(scores), size=(_RESAMPLES, len(scores)))
-    low, high = np.percentile(iqm(scores[drawn]), _BAND)
-    return float(low), float(high)
 
 
 def _final(run: Run, metric: str) -> float:

@@ -12,15 +12,8 @@ import yaml
 
 from quintet.errors import QuintetError
 from quintet.observe import plots
-from quintet.observe.plots import (
-    bootstrap_band,
-    env_name,
-    group_key,
-    group_labels,
-    iqm,
-    iqm_interval,
-    plot_runs,
-)
+from quintet.observe.intervals import bootstrap_band, iqm, iqm_interval
+from quintet.observe.plots import env_name, group_key, group_labels, plot_runs
 from quintet.system import saved_options
 
 

@@ -1,7 +1,7 @@
 """A batch of unrolls as chunks, the unit of APPO's minibatches and traces."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import final
 
 import torch
@@ -97,9 +97,6 @@ class Minibatch:
     count: Tensor
     rows: int
     sums: Tensor | None = None
-
-    def with_sums(self, sums: Tensor) -> "Minibatch":
-        return replace(self, sums=sums)
 
 
 def minibatch_indices(

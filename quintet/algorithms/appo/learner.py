@@ -242,20 +242,20 @@ class APPOLearner:
                 yield Minibatch(chunks, count, rows)
                 continue
             own = chunks.take(share(index, ranks.index, ranks.size))
-            minibatch = Minibatch(own, count, rows)
-            yield (
-                minibatch if ranks.size == 1 else minibatch.with_sums(self._sums(minibatch, knobs))
-            )
+            yield Minibatch(own, count, rows, None if ranks.size == 1 else self._sums(own, knobs))
 
     @torch.no_grad()
-    def _sums(self, minibatch: Minibatch, knobs: Knobs) -> Tensor:
-        """Moments of the advantages of all ranks: V-trace's come of the weights of the moment, so
-        each rank makes its own by a forward more.
+    def _sums(self, chunks: Chunks, knobs: Knobs) -> Tensor:
+        """Moments of the advantages of all ranks, of this one's chunks: V-trace's come of the
+        weights of the moment, so each rank makes its own by a forward more.
         """
-        values = Knobs(*(torch.tensor(x) for x in knobs))
-        outputs = self._outputs(self.trained.parameters, minibatch.chunks)
-        _, advantage = self._estimates(outputs, minibatch.chunks, values)
-        return self.ranks.sum(reduce.moment_sums(advantage, minibatch.chunks.valid))
+        if self.config.use_vtrace:
+            values = Knobs(*(torch.tensor(x) for x in knobs))
+            outputs = self._outputs(self.trained.parameters, chunks)
+            _, advantage = self._estimates(outputs, chunks, values)
+        else:
+            advantage = chunks.estimates["advantage"]
+        return self.ranks.sum(reduce.moment_sums(advantage, chunks.valid))
 
     # The loss
 
