@@ -16,7 +16,6 @@ from quintet import spaces
 from quintet.envs.config import EnvConfig
 from quintet.envs.film import make_filmed_env
 from quintet.envs.given import GivenEnv, settle
-from quintet.envs.make import make_group_env
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.envs.success import key_of
 from quintet.envs.vector import (
@@ -32,6 +31,7 @@ from quintet.models.config import ModelConfig, uses_pictures
 from quintet.observe.video import VideoWriter, check_video
 from quintet.policy import Policy
 from quintet.protocols import Actor
+from quintet.runtime.spread import make_streams
 from quintet.system.trust import Call, calls_given
 from quintet.uniform import UniformActor
 
@@ -185,7 +185,7 @@ def evaluate_in(policy: Policy, env: ResolvedEnv, how: How) -> Scores:
     """Evaluates a policy of a run in that run's environment."""
     raw = env.with_options({"reward_clip": "none"})
     num_streams = env.streams_of(min(how.episodes, MAX_STREAMS))
-    with closing(make_group_env(raw, num_streams)) as vector:
+    with closing(make_streams(raw, num_streams)) as vector:
         _check_spaces(policy, vector)
         with _suited_threads(policy):
             return _scores(_play(vector, how), vector.description, None)
@@ -195,7 +195,7 @@ def evaluate_random(config: EnvConfig, episodes: int = 100, seed: int = 10_000) 
     """The scores of uniformly random actions in a run's environment, without a policy."""
     episodes, seed = _checked(episodes, seed)
     raw = resolve_env(config).with_options({"reward_clip": "none"})
-    with closing(make_group_env(raw, min(episodes, MAX_STREAMS))) as vector:
+    with closing(make_streams(raw, min(episodes, MAX_STREAMS))) as vector:
         how = How(UniformActor(vector.spaces.action, seed), episodes, seed, True, None)
         return _scores(_play(vector, how), vector.description, None)
 
@@ -265,7 +265,7 @@ def _choose_env(policy: Policy, env: GivenEnv | None, episodes: int) -> tuple[Re
 
 def _make(env: ResolvedEnv, num_streams: int, trained: bool) -> VectorEnv:
     try:
-        return make_group_env(env, num_streams)
+        return make_streams(env, num_streams)
     except ConfigError as error:
         if trained and ":" in env.config.id:
             raise ConfigError(

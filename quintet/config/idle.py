@@ -43,6 +43,12 @@ def without_idle(loaded: Loaded, config: RunConfig, spaces: Spaces) -> Loaded:
     if config.env.backend == "gymnasium":
         pools = "env.backend=envpool or ale, which step in threads"
         idle["env.num_threads"] = Idle(None, f"{pools}, {config.env.id} is of gymnasium")
+    if config.runtime.kind != "serial":
+        steps = "runtime.kind=serial (in others runtime.num_workers step environments)"
+        idle["env.num_processes"] = Idle(None, steps)
+    elif not loaded.env.can_be_spread:
+        python = "environments that are written in Python and can be made one by one"
+        idle["env.num_processes"] = Idle(None, f"{python}, {config.env.id} is of another kind")
     values, sources = config.flat(), dict(loaded.sources)
     faults, changes = [], {}
     for name, (rest, required) in idle.items():

@@ -139,6 +139,7 @@ MAY_CHANGE_ON_RESUME = (
     "total_env_steps",
     "resume",
     "run_dir",
+    "env.num_processes",
     "runtime.device",
     "runtime.num_workers",
     "runtime.worker_timeout_s",

@@ -12,7 +12,7 @@ from gymnasium.vector import VectorEnv as ForeignVectorEnv
 from quintet.envs import ale, envpool
 from quintet.envs.atari import AtariConfig, read_config
 from quintet.envs.config import EnvConfig
-from quintet.envs.given import EnvSource, MakeEnv, makes_groups
+from quintet.envs.given import EnvSource, MakeEnv, can_be_made_again, makes_groups
 from quintet.envs.ids import envpool_id, resolve_backend
 from quintet.errors import ConfigError
 from quintet.system.importing import import_module
@@ -80,6 +80,15 @@ class ResolvedEnv:
     def num_threads(self, num_streams: int) -> int:
         """Threads of a group of that size, as configured or by `auto_num_threads`."""
         return self.config.num_threads or self.auto_num_threads(num_streams)
+
+    @property
+    def can_be_spread(self) -> bool:
+        """Whether other processes can make and step single environments of it.
+
+        Imports the module of an import string.
+        """
+        single = self.config.backend == "gymnasium" and can_be_made_again(self.source)
+        return single and (isinstance(self.source, ForeignVectorEnv) or self.kind != "group maker")
 
     def streams_of(self, wanted: int) -> int:
         """Streams of a group: as wanted, or all of a given vector environment."""

@@ -24,6 +24,7 @@ class RunFacts:
     single_only: only single environments of Gymnasium will do, as for masks from info.
     env_threads: of each pool of environments in C++; 1 where environments are stepped in Python.
     auto_env_threads: env_threads if the option were left out.
+    env_processes: that step environments in Python for the run's own; reports say how many.
     envpool: whether EnvPool has the environment under this id; absent: EnvPool isn't installed.
     large_network: whether threads and a GPU are worth it (pictures).
     compiles: whether acts and updates are compiled.
@@ -49,6 +50,7 @@ class RunFacts:
     auto_num_groups: int
     env_threads: int
     auto_env_threads: int
+    env_processes: int = 0
     large_network: bool
     device: str
     threads: int
@@ -73,11 +75,16 @@ class RunFacts:
 
 
 def all_busy(load: Load, facts: RunFacts) -> bool:
-    return sum(load.cores) / facts.cores >= _BUSY
+    return (load.cores.used + load.cores.by_others) / facts.cores >= _BUSY
 
 
 def wanted_cores(load: Load, facts: RunFacts) -> float:
-    """Cores that the run's threads would keep busy; waiting processes want none."""
+    """Cores that the run's threads would keep busy; waiting processes want none.
+
+    As the system counts it, else estimated from the number of threads.
+    """
+    if load.cores.waited_for is not None:
+        return min(load.cores.used + load.cores.waited_for, facts.cores)
     if not facts.num_workers:
         threads = max(facts.threads, facts.env_threads * facts.num_groups)
         return min(threads + _of_other_learners(load, facts), facts.cores)
@@ -104,7 +111,9 @@ def _of_other_learners(load: Load, facts: RunFacts) -> float:
 
 def idle_cores(load: Load, facts: RunFacts) -> int:
     """Cores that no process uses."""
-    used = sum(load.cores) if load.cores.used else wanted_cores(load, facts)
+    used = load.cores.used + load.cores.by_others
+    if not load.cores.used:
+        used = wanted_cores(load, facts)
     return max(0, math.floor(facts.cores - used + 0.25))  # a busy core is never quite busy
 
 
@@ -125,7 +134,7 @@ def _faster_environment(facts: RunFacts) -> list[str]:
 
 def _stepping(facts: RunFacts) -> list[str]:
     if facts.backend == "gymnasium":
-        return _faster_environment(facts)
+        return [*_side_by_side(facts), *_faster_environment(facts)]
     if facts.env_threads < facts.auto_env_threads:
         return [_unthrottled(facts)]
     if facts.num_groups > facts.auto_num_groups:
@@ -134,6 +143,19 @@ def _stepping(facts: RunFacts) -> list[str]:
     if facts.env_threads * facts.num_groups >= facts.cores > 1:
         return ["more CPU cores"]
     return [_more_streams(facts)]
+
+
+def _side_by_side(facts: RunFacts) -> list[str]:
+    """Advice on environments in Python of the serial runtime, which are stepped one after another,
+    or by processes.
+    """
+    if facts.env_processes >= facts.num_streams:
+        return [_more_streams(facts)]
+    if facts.env_processes:
+        return ["more CPU cores"]
+    if facts.cores > 1 and facts.num_streams > 1 and facts.source != "vector environment":
+        return ["worker processes (--runtime.kind lockstep)"]
+    return []
 
 
 def _unthrottled(facts: RunFacts) -> str:

@@ -1,5 +1,6 @@
 """What limits the speed of a run, in one sentence, and what to do about it."""
 
+from dataclasses import replace
 from typing import Literal
 
 from quintet.observe.advice import (
@@ -18,6 +19,7 @@ from quintet.observe.timing import Phase
 # Others crowd a run when they take this share of all cores, and it has less than that of what it
 # wants.
 _CROWDED, _UNHINDERED = 0.2, 0.9
+_LEAST_LOST = 0.1  # cores; a run that mostly sleeps loses next to nothing
 _BALANCED = 0.4  # below this share, halving the largest part makes the run at most 25% faster
 _HARDLY = 0.1  # largest share of waiting of processes that are equally fast
 _TURNS = 0.2  # smallest share of each of two processes that take turns
@@ -36,10 +38,12 @@ def limit(load: Load, facts: RunFacts, *, starting: bool = False) -> str:
     shares = load.learner
     if not shares:
         return ""
+    facts = replace(facts, env_processes=load.env_processes)
     why = cause(load, facts)
-    if why == "others":
-        return _told_of_others(load, facts)
     first = max(shares, key=lambda phase: shares[phase])
+    if why == "others":
+        behind = _told_of(cause(load, facts, alone=True), load, facts)
+        return f"{_told_of_others(load, facts)} Behind them: {behind[0].lower()}{behind[1:]}"
     if starting and facts.compiles:
         elsewhere = why == "acting" and facts.num_workers > 0
         acting = shares.get("waiting" if elsewhere else "acting", 0.0)
@@ -56,19 +60,19 @@ def limit(load: Load, facts: RunFacts, *, starting: bool = False) -> str:
         return f"Starting took most of the time so far ({_percent(shares[first])}): {begun}."
     if load.workers and first in ("learning", "waiting"):
         advice = BESIDE_WORKERS[why](load, facts)
-        return f"{_told_of_processes(why, load, facts)} {one_of(advice)} would help."
+        return f"{_told_of(why, load, facts)} {one_of(advice)} would help."
     advice = ADVICE[first](facts)
     help_ = f"{one_of(advice) if advice else 'A faster machine'} would help"
-    if shares[first] < _BALANCED:
-        largest = sorted(shares, key=lambda phase: -shares[phase])[:3]
-        parts = ", ".join(f"{_percent(shares[phase])} {phase}" for phase in largest)
-        return f"Nothing alone limits the speed: {parts}. {help_} most."
-    return f"{_told(first, _percent(shares[first]), facts)} {help_}."
+    most = " most" if shares[first] < _BALANCED else ""
+    return f"{_told_of(why, load, facts)} {help_}{most}."
 
 
-def cause(load: Load, facts: RunFacts) -> Cause:
-    """What limits the speed; in the serial runtime the phase that takes most time."""
-    if crowded(load, facts):
+def cause(load: Load, facts: RunFacts, *, alone: bool = False) -> Cause:
+    """What limits the speed; in the serial runtime the phase that takes most time.
+
+    alone: whether other processes are left out.
+    """
+    if not alone and crowded(load, facts):
         return "others"
     learner = load.learner
     first = max(learner, key=lambda phase: learner[phase])
@@ -94,9 +98,10 @@ def cause(load: Load, facts: RunFacts) -> Cause:
 
 def crowded(load: Load, facts: RunFacts) -> bool:
     """Whether other processes take cores that the run wants."""
-    used, by_others = load.cores
+    used, by_others, _ = load.cores
     busy = all_busy(load, facts) and by_others / facts.cores >= _CROWDED
-    return busy and used < _UNHINDERED * wanted_cores(load, facts)
+    wanted = wanted_cores(load, facts)
+    return busy and used < _UNHINDERED * wanted and wanted - used >= _LEAST_LOST
 
 
 def _told_of_others(load: Load, facts: RunFacts) -> str:
@@ -112,12 +117,26 @@ def _told_of_others(load: Load, facts: RunFacts) -> str:
     )
 
 
+def _told_of(why: Cause, load: Load, facts: RunFacts) -> str:
+    """The sentence on what limits the speed, other processes of the machine aside."""
+    shares = load.learner
+    first = max(shares, key=lambda phase: shares[phase])
+    if load.workers and first in ("learning", "waiting"):
+        return _told_of_processes(why, load, facts)
+    if shares[first] < _BALANCED:
+        largest = sorted(shares, key=lambda phase: -shares[phase])[:3]
+        parts = ", ".join(f"{_percent(shares[phase])} {phase}" for phase in largest)
+        return f"Nothing alone limits the speed: {parts}."
+    return _told(first, _percent(shares[first]), facts)
+
+
 def _told(phase: Phase, percent: str, facts: RunFacts) -> str:
     size = facts.num_streams // facts.num_groups
     work = f" ({facts.update.work})" if facts.update.work else ""
+    steppers = f", in {facts.env_processes} processes" if facts.env_processes else ""
     return {
         "stepping": f"Environments limit the speed: {percent} of the time goes into stepping "
-        f"{facts.env} ({facts.backend}).",
+        f"{facts.env} ({facts.backend}{steppers}).",
         "acting": f"Choosing actions limits the speed: {percent} of the time goes into acting, for "
         f"{groups(facts.num_groups)} of {count(size, 'stream')} at a time.",
         "learning": f"The update limits the speed: {percent} of the time goes into learning on "

@@ -2,6 +2,8 @@
 
 import os
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import final
 
 import psutil
@@ -20,14 +22,17 @@ class MachineUse:
         self._process = psutil.Process()
         self._children: dict[psutil.Process, psutil.Process] = {}
         self._looked_at = self._look_at = float("-inf")
+        self._waits_ns: dict[int, int] = {}  # of every thread
+        self._waits_read_at = time.perf_counter()
         self.report()  # the use of cores counts from here on
         self._look_at = float("-inf")  # the next report finds the processes that the run begins
 
     def report(self) -> dict[str, float]:
         """``process/resident_bytes`` of this process, ``machine/cores_used`` by it and its
-        children, and by others on the cores that it may use.
+        children, ``machine/cores_waited_for`` by their threads that could run and had no core
+        (Linux), and ``machine/cores_used_by_others`` on the cores that it may use.
 
-        The latter is absent in a container with a CPU quota, which shares its cores.
+        The last is absent in a container with a CPU quota, which shares its cores.
         """
         by_core = psutil.cpu_percent(percpu=True)
         usable = set(range(len(by_core)))
@@ -41,12 +46,26 @@ class MachineUse:
         report = {
             "process/resident_bytes": float(self._process.memory_info().rss),
             "machine/cores_used": used,
+            **self._waited(),
         }
         if usable_cores() == len(usable):
             in_use = sum(percent for core, percent in enumerate(by_core) if core in usable) / 100
             # The clocks are read one after the other, so the difference may be negative.
             report["machine/cores_used_by_others"] = max(0.0, in_use - used)
         return report
+
+    def _waited(self) -> dict[str, float]:
+        """Cores that threads waited for since the last report; empty where the system keeps no
+        account of it.
+        """
+        waits = _waits_ns(process.pid for process in (self._process, *self._children))
+        before, begin = self._waits_ns, self._waits_read_at
+        self._waits_ns, self._waits_read_at = waits, time.perf_counter()
+        if not waits:
+            return {}
+        # What a thread waited before it was first seen may be long ago.
+        grown = sum(ns - before[thread] for thread, ns in waits.items() if thread in before)
+        return {"machine/cores_waited_for": grown / 1e9 / (self._waits_read_at - begin)}
 
     def _look_for_children(self) -> set[psutil.Process]:
         """Child processes that are new, at most every ten seconds."""
@@ -59,6 +78,17 @@ class MachineUse:
         # The old object of a process keeps the time of its last measurement.
         self._children = {child: before.get(child, child) for child in found}
         return self._children.keys() - before.keys()
+
+
+def _waits_ns(processes: Iterable[int]) -> dict[int, int]:
+    """Nanoseconds that each thread of these processes could run and had no core, by its number."""
+    found: dict[int, int] = {}
+    for process in processes:
+        with suppress(OSError, ValueError, IndexError):  # it has ended, or there is no such account
+            for thread in os.listdir(folder := f"/proc/{process}/task"):
+                with open(f"{folder}/{thread}/schedstat") as file:
+                    found[int(thread)] = int(file.read().split()[1])
+    return found
 
 
 def _percent(process: psutil.Process) -> float:

@@ -68,6 +68,9 @@ _SPEED = {
     "machine/cores_used_by_others": Metric(
         "cores", "cores that other processes kept busy, of those that this one may use"
     ),
+    "machine/cores_waited_for": Metric(
+        "cores", "cores that these processes waited for while others had them (Linux)"
+    ),
     "time/stepping_frac": Metric("1", "share of time spent in environments"),
     "time/acting_frac": Metric("1", "share of time spent choosing actions"),
     "time/learning_frac": Metric("1", "share of time spent in updates"),
@@ -79,6 +82,9 @@ _SPEED = {
     "policy_lag/min": Metric("updates", "lowest age of the weights that acted, since last report"),
     "policy_lag/mean": Metric("updates", "mean age of the weights that acted, since last report"),
     "policy_lag/max": Metric("updates", "highest age of the weights that acted, since last report"),
+    "data/env_processes": Metric(
+        "processes", "processes that step the environments for the run's own, where there are any"
+    ),
     "data/valid_frac": Metric("1", "share of rows of the batch whose action was executed"),
     "data/discarded_columns": Metric(
         "columns",

@@ -20,10 +20,15 @@ Shares = Mapping[Phase, float]
 
 
 class Cores(NamedTuple):
-    """Numbers of cores that this process and its children, and others, kept busy."""
+    """Numbers of cores that this process and its children, and others, kept busy.
+
+    waited_for: cores that they would have kept busy as well, had these been free; None: the system
+        does not tell.
+    """
 
     used: float = 0.0
     by_others: float = 0.0
+    waited_for: float | None = None
 
 
 @final
@@ -31,11 +36,13 @@ class Load(NamedTuple):
     """Shares of the time of a run's processes, and the use of the machine's cores.
 
     beside: processes beside the learner, by name.
+    env_processes: that step environments for the learner's; 0: it does that itself.
     """
 
     learner: Shares
     beside: Mapping[str, Shares] = MappingProxyType({})
     cores: Cores = Cores()
+    env_processes: int = 0
 
     @property
     def workers(self) -> list[Shares]:
@@ -57,6 +64,7 @@ class TimeShares:
     def __init__(self) -> None:
         self._windows: dict[str, _Window] = {LEARNER: _Window()}
         self._cores = _Window()
+        self._tells_waits, self._env_processes = False, 0
 
     def add(self, report: Mapping[str, float]) -> None:
         """Adds ``time/PHASE_frac``, ``worker/INDEX/PHASE_frac`` and ``server/PHASE_frac`` of a
@@ -69,7 +77,10 @@ class TimeShares:
         # A process is absent if it has reported nothing since: its last shares count.
         for name, shares in found.items():
             self._windows.setdefault(name, _Window()).add(wall_s, shares)
-        self._cores.add(wall_s, {n: report.get(f"machine/cores_{n}", 0.0) for n in _CORES})
+        self._env_processes = int(report.get("data/env_processes", 0))
+        given = {field: report.get(name) for field, name in _CORES.items()}
+        self._tells_waits = given["waited_for"] is not None
+        self._cores.add(wall_s, {field: value or 0.0 for field, value in given.items()})
 
     @property
     def starting(self) -> bool:
@@ -82,14 +93,20 @@ class TimeShares:
         names = sorted(workers, key=lambda name: int(name.removeprefix("worker/")))
         names += [SERVER] if SERVER in self._windows else []
         cores = self._cores.mean()
+        waited_for = cores.get("waited_for", 0.0) if self._tells_waits else None
         return Load(
             self._windows[LEARNER].shares(),
             {name: self._windows[name].shares() for name in names},
-            Cores(*(cores.get(name, 0.0) for name in _CORES)),
+            Cores(cores.get("used", 0.0), cores.get("by_others", 0.0), waited_for),
+            self._env_processes,
         )
 
 
-_CORES = ("used", "used_by_others")
+_CORES = {
+    "used": "machine/cores_used",
+    "by_others": "machine/cores_used_by_others",
+    "waited_for": "machine/cores_waited_for",
+}
 
 
 @final

@@ -23,6 +23,7 @@ from quintet.runtime.processes.crew import Crew
 from quintet.runtime.processes.messages import Place, ServerOptions
 from quintet.runtime.processes.workers import Workers
 from quintet.runtime.serial import SerialOptions, SerialSampling
+from quintet.runtime.spread import SpreadEnv, make_streams
 from quintet.system.cpus import usable_cores
 from quintet.system.signals import interrupts_for_us_alone
 from quintet.types import Spaces
@@ -55,8 +56,9 @@ def open_source(config: RunConfig, env: ResolvedEnv) -> Source:
     """
     # Ctrl-C would end environments in processes of their own before there is a checkpoint.
     with interrupts_for_us_alone():
+        timeout_s = config.runtime.worker_timeout_s
         if config.runtime.kind == "serial":
-            return Source(_make_groups(env, streams_per_group(config, env)), env)
+            return Source(_make_groups(env, streams_per_group(config, env), timeout_s), env)
         if not can_be_made_again(env.source):
             raise ConfigError(
                 f"runtime.kind={config.runtime.kind} requires environments that worker processes "
@@ -66,11 +68,11 @@ def open_source(config: RunConfig, env: ResolvedEnv) -> Source:
         return Source([make_group_env(env, env.streams_of(1))], env)
 
 
-def _make_groups(env: ResolvedEnv, size: int) -> list[VectorEnv]:
+def _make_groups(env: ResolvedEnv, size: int, timeout_s: float) -> list[VectorEnv]:
     made: list[VectorEnv] = []
     try:
         for first in range(0, env.config.num_streams, size):
-            made.append(make_group_env(env, size, first_stream=first))
+            made.append(make_streams(env, size, first_stream=first, timeout_s=timeout_s))
     except BaseException:
         for group in made:
             group.close()
@@ -159,6 +161,9 @@ def make_sampling(
     assert size is not None
     assignment = Assignment.of_groups(len(learners), streams // size)
     if runtime.kind == "serial":
+        for env in source.envs:
+            if isinstance(env, SpreadEnv):
+                env.tell(say, notice)
         return SerialSampling(
             source.envs,
             make_actor,

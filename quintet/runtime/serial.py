@@ -16,6 +16,7 @@ from quintet.runtime.policies import ONE_POLICY, Assignment
 from quintet.runtime.sampler import GroupSampler, unroll
 from quintet.runtime.seeds import group_seeds
 from quintet.runtime.slots import RowSpecs, Slot, slot_specs, zeros
+from quintet.runtime.spread import SpreadEnv
 from quintet.types import Publication
 
 
@@ -107,10 +108,16 @@ class SerialSampling:
         torch.set_num_threads(threads)
 
     def report(self) -> dict[str, float]:
-        return self.delivery.report()
+        spread = [group.env for group in self.groups if isinstance(group.env, SpreadEnv)]
+        count = sum(env.num_processes for env in spread if env.num_processes > 1)
+        steppers = {"data/env_processes": float(count)} if count else {}
+        return self.delivery.report() | steppers
 
     def kill(self) -> None:
-        """There is no other process to end."""
+        """Ends processes that step environments at once, before `close`."""
+        for group in self.groups:
+            if isinstance(group.env, SpreadEnv):
+                group.env.kill()
 
     def close(self) -> None:
         for group in self.groups:

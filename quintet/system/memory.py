@@ -1,7 +1,9 @@
 """Messages about too little memory; this module imports nothing large."""
 
 import errno
+import math
 import resource
+from pathlib import Path
 
 from quintet.errors import ConfigError, QuintetError
 
@@ -9,6 +11,8 @@ LEAST_BYTES = 3 << 29
 """Least address space with which PyTorch can be loaded and used; with less it ends the process.
 The smallest run on CartPole was measured to take 1.25 GiB.
 """
+
+_CGROUP = Path("/sys/fs/cgroup")
 
 _SIGNS = ("can't allocate memory", "Cannot allocate memory", "bad_alloc", "can't start new thread")
 """Parts of RuntimeErrors of PyTorch and Python that mean too little memory."""
@@ -38,6 +42,31 @@ def memory_fault(error: BaseException) -> QuintetError | None:
         f"memory ran out ({said}{limit_told()}); make room, lower env.num_streams or "
         "runtime.num_workers, or shorten unrolls"
     )
+
+
+def free_bytes() -> float:
+    """Memory that processes can take without others being killed for it."""
+    import psutil
+
+    return min(psutil.virtual_memory().available, _left_to_container())
+
+
+def _left_to_container() -> float:
+    """Free bytes within the limit of this process's control group (version 2 or 1), the page cache
+    included; infinite without a limit.
+    """
+    limit, usage, folder, prefix = "memory.max", "memory.current", _CGROUP, ""
+    if not (folder / limit).exists():
+        limit, usage = "memory.limit_in_bytes", "memory.usage_in_bytes"
+        folder, prefix = _CGROUP / "memory", "total_"
+    try:
+        most, used = (float((folder / name).read_text()) for name in (limit, usage))
+        lines = (folder / "memory.stat").read_text().splitlines()
+    except (OSError, ValueError):  # ValueError: "max", no limit
+        return math.inf
+    kept = dict(line.split() for line in lines)
+    files = sum(int(kept.get(f"{prefix}{which}_file", 0)) for which in ("active", "inactive"))
+    return max(0.0, most - used + files)
 
 
 def limit_told() -> str:

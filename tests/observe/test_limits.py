@@ -25,8 +25,12 @@ LARGER = UpdateAdvice(larger_batches=("larger batches (--batch-unrolls 48)",))
 def test_environments() -> None:
     assert told("stepping") == (
         "Environments limit the speed: 71% of the time goes into stepping CartPole-v1 "
-        "(gymnasium). The same id in C++ (--env.backend envpool) would help."
+        "(gymnasium). Worker processes (--runtime.kind lockstep) or the same id in C++ "
+        "(--env.backend envpool) would help."
     )
+    one_core = told("stepping", cores=1)
+    assert one_core.endswith(" The same id in C++ (--env.backend envpool) would help.")
+    assert "lockstep" not in told("stepping", num_streams=1, num_groups=1)
     assert "EnvPool, if it has this id" in told("stepping", envpool="absent")
     assert "quintet envs CartPole" in told("stepping", envpool="lacks it")
 
@@ -34,18 +38,36 @@ def test_environments() -> None:
 def test_environments_of_ones_own() -> None:
     own = replace(FACTS, env="my.envs:make", envpool="lacks it", source="maker")
     assert told("stepping", facts=own).endswith(
-        " A faster step() of it, or a function that makes a vector environment of it, would help."
+        " Worker processes (--runtime.kind lockstep) or a faster step() of it, or a function that "
+        "makes a vector environment of it, would help."
     )
-    for source in ("group maker", "vector environment"):
-        several = told("stepping", facts=own, source=source)
-        assert several.endswith(" A faster step() of it would help.")
+    several = told("stepping", facts=own, source="group maker")
+    assert several.endswith(
+        " Worker processes (--runtime.kind lockstep) or a faster step() of it would help."
+    )
+    fixed = told("stepping", facts=own, source="vector environment")
+    assert fixed.endswith(" A faster step() of it would help.")
     for facts in (own, FACTS):
         masked = told("stepping", facts=facts, single_only=True)
-        assert masked.endswith(" A faster step() of it would help.")
+        assert masked.endswith(" or a faster step() of it would help.")
     fixed = told("acting", facts=own, source="vector environment", num_groups=1)
     assert "more streams (a vector environment of 16)" in fixed.replace("More", "more")
     assert "--env.num-streams" not in fixed
     assert "--env.num-streams 16" in told("acting", facts=own, source="group maker")
+
+
+def test_environments_that_other_processes_step() -> None:
+    def said(processes: int) -> str:
+        facts = replace(FACTS, envpool="lacks it", env="my.envs:make", source="maker")
+        shares = {"stepping": 0.9, "learning": 0.1}
+        return limit(Load(shares, env_processes=processes), facts)  # type: ignore[arg-type]
+
+    assert "stepping my.envs:make (gymnasium, in 8 processes). More streams (--env.num-st" in said(
+        8
+    )
+    assert "stepping my.envs:make (gymnasium, in 2 processes). More CPU cores or a fa" in said(2)
+    assert "lockstep" not in said(2)
+    assert "processes)" not in said(0)
 
 
 def test_environments_in_pools() -> None:
@@ -206,6 +228,31 @@ def test_a_run_that_has_all_the_cores_it_wants_is_not_hindered() -> None:
     assert not hindered(1.9, threads=2), "others take next to nothing"
 
 
+def test_a_run_that_sleeps_is_not_hindered_by_others() -> None:
+    """Its threads do not wait for cores, as the system tells."""
+
+    def said(used: float, waited_for: float) -> str:
+        facts = replace(FACTS, cores=2, threads=2)
+        shares = {"stepping": 0.98, "learning": 0.02}
+        cores = Cores(used, 2.0 - used, waited_for)
+        return limit(Load(shares, cores=cores), facts)  # type: ignore[arg-type]
+
+    assert said(0.02, 0.0).startswith("Environments limit the speed: 98% of the time goes")
+    assert said(0.02, 0.05).startswith("Environments limit"), "it would hardly be faster alone"
+    assert said(1.0, 0.8).startswith("Other processes limit")
+    assert said(1.0, 0.05).startswith("Environments limit")
+
+
+def test_what_would_limit_the_speed_without_the_others_is_said() -> None:
+    facts = replace(FACTS, cores=2, threads=1)
+    shares = {"stepping": 0.7, "learning": 0.3}
+    text = limit(Load(shares, cores=Cores(0.5, 1.5)), facts)  # type: ignore[arg-type]
+    assert text.endswith(
+        " Behind them: environments limit the speed: 70% of the time goes into stepping "
+        "CartPole-v1 (gymnasium)."
+    )
+
+
 def test_other_learners_want_cores_only_while_the_first_learns() -> None:
     for share, hindered in ((0.0, False), (0.5, True)):
         facts = replace(FACTS, **{**ALONE, "num_learners": 2})
@@ -220,9 +267,10 @@ def test_fewer_threads_are_advised_only_where_there_are_more_than_cores_left() -
 
     assert said(2, 2, 1.04) == (
         "Other processes limit the speed: they take 1.0 of 2 cores. Waiting until they end or "
-        "fewer threads (--runtime.threads 1) would help."
+        "fewer threads (--runtime.threads 1) would help. Behind them: the update limits the speed: "
+        "100% of the time goes into learning on cpu (10 passes in minibatches of 64)."
     )
-    assert said(1, 1, 0.5).endswith("1 core. Waiting until they end would help.")
+    assert "1 core. Waiting until they end would help. Behind" in said(1, 1, 0.5)
     assert "--runtime.threads 5" in said(8, 8, 3.0)
     of_two = replace(FACTS, cores=8, threads=4, num_learners=2)
     text = limit(Load({"learning": 1.0}, cores=Cores(5.0, 3.0)), of_two)
@@ -512,6 +560,6 @@ def test_every_setting_with_workers_has_a_whole_sentence(kind: str) -> None:
             envpool="lacks it",
         )
         assert text[0].isupper()
-        assert text.endswith("would help.")
+        assert text.endswith("would help.") or "would help. Behind them: " in text
         assert ",," not in text
         assert "  " not in text

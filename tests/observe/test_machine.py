@@ -1,10 +1,12 @@
 """What a run takes of its machine is measured, and told from what others take."""
 
 import mmap
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
@@ -44,7 +46,7 @@ def test_own_work_is_no_work_of_others() -> None:
     spent = (time.process_time() - spent) / (time.perf_counter() - begin)
     assert report["machine/cores_used"] == pytest.approx(spent, abs=0.1)
     cores = psutil.cpu_count() or 1
-    assert sum(v for name, v in report.items() if "cores" in name) <= cores + 0.1
+    assert sum(v for name, v in report.items() if "cores_used" in name) <= cores + 0.1
 
 
 CODE = "import time; e = time.perf_counter() + 200\nwhile time.perf_counter() < e: pass"
@@ -142,4 +144,33 @@ def test_nothing_is_said_of_others_where_cores_are_everybody_s(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(machine, "usable_cores", lambda: 0.5)
-    assert MachineUse().report().keys() == {"process/resident_bytes", "machine/cores_used"}
+    assert "machine/cores_used" in MachineUse().report()
+    assert "machine/cores_used_by_others" not in MachineUse().report()
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="Linux keeps no account here")
+def test_what_threads_wait_for_a_core_is_told() -> None:
+    """Two processes on one core: each waits for half of the time."""
+    core = min(os.sched_getaffinity(0))
+    busy = subprocess.Popen([sys.executable, "-c", CODE])
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(busy.pid, {core})
+        time.sleep(0.3)  # with the core to itself
+        os.sched_setaffinity(0, {core})
+        use = MachineUse()
+        burn(1.0)
+        waited = use.report()["machine/cores_waited_for"]
+    finally:
+        os.sched_setaffinity(0, before)
+        busy.kill()
+        busy.wait()
+    assert waited > 0.6, "a core, shared by the two, of which each lacked a half"
+    use = MachineUse()
+    time.sleep(1.0)
+    assert use.report()["machine/cores_waited_for"] < 0.3
+
+
+def test_systems_without_such_an_account_tell_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_waits_ns", lambda _: {})
+    assert "machine/cores_waited_for" not in MachineUse().report()

@@ -33,7 +33,18 @@ def test_cores_are_weighed_by_time_over_the_same_reports() -> None:
     for wall_s, others in ((0, 2.0), (1, 1.0), (4, 0.0)):
         report = {"wall_s": float(wall_s), "time/learning_frac": 1.0, "machine/cores_used": 0.5}
         shares.add(report | {"machine/cores_used_by_others": others})
-    assert shares.recent().cores == pytest.approx((0.5, 0.25))
+    assert shares.recent().cores[:2] == pytest.approx((0.5, 0.25))
+    assert shares.recent().cores.waited_for is None, "the system does not tell"
+    shares.add({"wall_s": 8.0, "time/learning_frac": 1.0, "machine/cores_waited_for": 0.5})
+    assert shares.recent().cores.waited_for == pytest.approx(0.25)
+
+
+def test_processes_that_step_environments_are_those_of_the_last_report() -> None:
+    shares = TimeShares()
+    for wall_s, count in ((1.0, 8.0), (2.0, None), (3.0, 2.0)):
+        given = {} if count is None else {"data/env_processes": count}
+        shares.add({"wall_s": wall_s, "time/learning_frac": 1.0, **given})
+        assert shares.recent().env_processes == int(count or 0)
 
 
 def test_every_process_has_shares_of_its_own() -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -1025,10 +1026,31 @@ def _observe_last(where: Where) -> None:
     assert list(space.spaces) == ["obs", "last_action", "last_reward"]
 
 
+class OfProcess(Contextual):
+    """Leaves the number of its process in a folder."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        (Path(folder) / str(os.getpid())).touch()
+
+
 def _num_threads(where: Where) -> None:
     pytest.importorskip("envpool")
     envs = groups_of(env="CartPole-v1", env__backend="envpool", env__num_threads=3)
     assert [env.num_threads for env in envs] == [3]
+
+
+def _num_processes(where: Where) -> None:
+    """Who makes environments: one process, or two that step them; the policy is the same."""
+    bytes_ = []
+    for count in (1, 2):
+        folder = where.folder / str(count)
+        (pids := where.folder / f"pids-{count}").mkdir()
+        run(folder, env=partial(OfProcess, str(pids)), env__num_processes=count)
+        others = {path.name for path in pids.iterdir()} - {str(os.getpid())}
+        assert len(others) == (count if count > 1 else 0)
+        bytes_.append((folder / "policy" / "policy.safetensors").read_bytes())
+    assert bytes_[0] == bytes_[1]
 
 
 def _mask_from_info(where: Where) -> None:
@@ -1088,6 +1110,7 @@ EFFECTS: dict[str, Callable[[Where], None]] = {
     "env.success": _success,
     "env.observe_last": _observe_last,
     "env.num_threads": _num_threads,
+    "env.num_processes": _num_processes,
     "env.mask_from_info": _mask_from_info,
 }
 """A check of each option's effect; the learner's, the network's and a population's have theirs

@@ -1,7 +1,6 @@
 """Shared memory: one block of named tensors that no crash leaves behind."""
 
 import errno
-import math
 import mmap
 import os
 import sys
@@ -10,14 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self, final
 
-import psutil
 import torch
 from torch import Tensor
 
 from quintet.errors import ConfigError
+from quintet.system.memory import free_bytes
 from quintet.types import TensorSpec
 
-_CGROUP = Path("/sys/fs/cgroup")
 _ALIGNMENT = 64  # bytes, a cache line: neighbours are written by different processes
 
 
@@ -48,7 +46,7 @@ class Arena:
         """
         _, size = _places(specs)
         # Refuses a block for which the system would have to kill processes.
-        free = min(psutil.virtual_memory().available, _left_to_container())
+        free = free_bytes()
         if size > free:
             raise ConfigError(_too_large(size, f"{free:,.0f} bytes are free"))
         file = _open_unnamed(folder)
@@ -101,24 +99,6 @@ def _open_unnamed(folder: Path | None) -> int:
     file, name = tempfile.mkstemp(prefix="quintet-", dir=folder)
     os.unlink(name)
     return file
-
-
-def _left_to_container() -> float:
-    """Free bytes within the limit of this process's control group (version 2 or 1), the page cache
-    included; infinite without a limit.
-    """
-    limit, usage, folder, prefix = "memory.max", "memory.current", _CGROUP, ""
-    if not (folder / limit).exists():
-        limit, usage = "memory.limit_in_bytes", "memory.usage_in_bytes"
-        folder, prefix = _CGROUP / "memory", "total_"
-    try:
-        most, used = (float((folder / name).read_text()) for name in (limit, usage))
-        lines = (folder / "memory.stat").read_text().splitlines()
-    except (OSError, ValueError):  # ValueError: "max", no limit
-        return math.inf
-    kept = dict(line.split() for line in lines)
-    files = sum(int(kept.get(f"{prefix}{which}_file", 0)) for which in ("active", "inactive"))
-    return max(0.0, most - used + files)
 
 
 def _too_large(size: int, why: str) -> str:

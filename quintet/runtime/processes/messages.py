@@ -87,6 +87,20 @@ class Stop(NamedTuple):
     """To any process: end in good order."""
 
 
+class Reset(NamedTuple):
+    """To a stepper: begin every stream anew with these seeds."""
+
+    seeds: tuple[int, ...]
+
+
+class Step(NamedTuple):
+    """To a stepper: step every stream by the actions in shared memory."""
+
+
+class Stepped(NamedTuple):
+    """From a stepper: what it was asked for is in shared memory."""
+
+
 class Line(NamedTuple):
     """The inference server's address, and the token that a worker sends first."""
 
@@ -111,6 +125,22 @@ class Work:
     threads: int
     timeout_s: float
     line: Line | None
+
+
+@final
+@dataclass(frozen=True)
+class StepperWork:
+    """The pickled work of a process that steps environments for another one.
+
+    make_env: makes those of its streams, first to end (which is not one of them).
+    timeout_s: after which it says where a step hangs.
+    """
+
+    index: int
+    first: int
+    end: int
+    make_env: Callable[[], VectorEnv]
+    timeout_s: float
 
 
 @final

@@ -1,0 +1,218 @@
+"""Environments that other processes step, as the one vector environment that they are together."""
+
+import select
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import final
+
+import numpy as np
+
+from quintet.envs.make import make_group_env
+from quintet.envs.resolved import ResolvedEnv
+from quintet.envs.vector import (
+    Array,
+    CannotRender,
+    ObsArrays,
+    Rendered,
+    StepRow,
+    VectorEnv,
+    check_seeds,
+)
+from quintet.errors import QuintetError, WorkerFault
+from quintet.runtime.processes.arena import Arena
+from quintet.runtime.processes.messages import Reset, Step, StepperWork, Stop, progress_specs
+from quintet.runtime.processes.patience import Patience
+from quintet.runtime.processes.process import (
+    STOP_GRACE_S,
+    Process,
+    ProcessKind,
+    await_all,
+    pickled,
+)
+from quintet.runtime.processes.stepper import shared_row, shared_specs
+
+_LOOK_EVERY_S = 0.5
+
+_TELLS_S = 2.0
+"""How much sooner a stepper says in which line it hangs than its parent gives it up."""
+
+
+@final
+class SteppedEnv:
+    """B environments in the order of their streams, each process with an even share of them.
+
+    What they give is what one process would have stepped, byte for byte, as every environment has
+    its own seed.  The processes begin at the first restart.
+    """
+
+    def __init__(
+        self, env: ResolvedEnv, like: VectorEnv, count: int, *, first_stream: int, timeout_s: float
+    ):  # fmt: skip
+        """like: the same environments, made by this process; only looked at.
+
+        count: number of processes; first_stream: number in the run of the first environment.
+        timeout_s: how long a step of one stream may take.
+
+        Raises:
+            ConfigError: the environment can't be sent to other processes, or there is too little
+                memory.
+        """
+        num_streams = self.num_streams = like.num_streams
+        self.spaces, self.description = like.spaces, like.description
+        self._notice: Callable[[str], None] = lambda _: None
+        self._ends = [num_streams * k // count for k in range(count + 1)]
+        work = [
+            _sendable(
+                StepperWork(
+                    index,
+                    first,
+                    end,
+                    partial(make_group_env, env, end - first, first_stream=first_stream + first),
+                    timeout_s * (end - first),
+                )
+            )
+            for index, (first, end) in enumerate(pairwise(self._ends))
+        ]
+        specs = shared_specs(self.spaces, num_streams)
+        for index in range(count):
+            specs |= progress_specs(f"stepper/{index}")
+        self._arena = Arena.create(specs)
+        self._action, self._row = shared_row(self._arena, slice(None))
+        self._processes: list[Process] = []
+        for index, (first, end) in enumerate(pairwise(self._ends)):
+            kind = ProcessKind(
+                f"stepper {index}",
+                f"{_streams(first_stream + first, first_stream + end)} of {env.config.id}",
+                "quintet.runtime.processes.stepper",
+                work[index],
+                place="at work",
+            )
+            row = self._arena.tensor(f"stepper/{index}/row").numpy()
+            # A process steps its streams one after another.
+            allowed_s = timeout_s * (end - first)
+            self._processes.append(Process(kind, self._arena, row, print, allowed_s))
+        self._poller = select.poll()
+        self._begun = False
+
+    @property
+    def num_processes(self) -> int:
+        return len(self._ends) - 1
+
+    def tell(self, say: Callable[[str], None], notice: Callable[[str], None]) -> None:
+        """Before the first restart: `say` gets what the processes print, and `notice` what is
+        waited for, when that takes long.
+        """
+        self._notice = notice
+        for process in self._processes:
+            process.say = say
+
+    def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
+        checked = check_seeds(seeds, self.num_streams)
+        if not self._begun:
+            self._begin()
+        for index, process in enumerate(self._processes):
+            process.send(Reset(tuple(checked[self._ends[index] : self._ends[index + 1]])))
+        self._await()
+        for name, values in self._row.obs.items():
+            np.copyto(out[name], values)
+
+    def send(self, action: Array) -> None:
+        np.copyto(self._action, action)
+        for process in self._processes:
+            process.send(Step())
+
+    def recv(self, out: StepRow) -> None:
+        self._await()
+        row = self._row
+        for name, values in row.obs.items():
+            np.copyto(out.obs[name], values)
+        np.copyto(out.reward, row.reward)
+        np.copyto(out.raw_reward, row.raw_reward)
+        np.copyto(out.terminated, row.terminated)
+        np.copyto(out.truncated, row.truncated)
+        np.copyto(out.valid, row.valid)
+        np.copyto(out.success, row.success)
+
+    def render(self, stream: int) -> Rendered:  # noqa: ARG002
+        raise CannotRender("other processes step it")
+
+    def kill(self) -> None:
+        """Ends the processes at once, in whatever thread; `close` does the rest."""
+        for process in self._processes:
+            process.kill()
+
+    def close(self) -> None:
+        processes, self._processes = self._processes, []
+        for process in processes:
+            if process.child is not None:
+                process.send(Stop())
+        deadline = time.monotonic() + STOP_GRACE_S
+        for process in processes:
+            process.end(max(0.0, deadline - time.monotonic()))
+        if processes:
+            self._arena.close()
+
+    def _begin(self) -> None:
+        self._begun = True
+        for process in self._processes:
+            process.launch()
+        await_all(self._processes, self._notice)
+        for process in self._processes:
+            self._poller.register(process.channel.fileno(), select.POLLIN)
+
+    def _await(self) -> None:
+        """Waits until every process has done what it was asked for.
+
+        Raises:
+            QuintetError: one of them failed, died or hangs.
+        """
+        busy = {process.channel.fileno(): process for process in self._processes}
+        asked_s = looked_s = time.monotonic()
+        patience = Patience(self._notice, lambda: _at_work(list(busy.values())))
+        while busy:
+            for file, _ in self._poller.poll(1000.0 * _LOOK_EVERY_S):
+                process = busy.pop(file)
+                answer = process.hear()
+                if isinstance(answer, QuintetError):
+                    raise answer
+            now = time.monotonic()
+            if now - looked_s < _LOOK_EVERY_S:
+                continue
+            if now - looked_s > 2 * _LOOK_EVERY_S + _TELLS_S:
+                asked_s = now  # this process was stopped itself, and perhaps all were
+            looked_s = now
+            patience.look()
+            for process in busy.values():
+                self._look_at(process, asked_s)
+
+    def _look_at(self, process: Process, asked_s: float) -> None:
+        if process.gone:
+            raise process.failed(process.kind.fault(process.obituary()))
+        silent_s = process.silent_s(asked_s)
+        if silent_s > process.allowed_s + _TELLS_S:
+            fault = (
+                f"{process.name} must step within {process.allowed_s:g} s, it has been silent for "
+                f"{silent_s:.0f} s: an environment hangs, or the process was stopped; raise "
+                "runtime.worker_timeout_s if a step may take so long"
+            )
+            raise process.failed(WorkerFault(fault))
+
+
+def _sendable(work: StepperWork) -> bytes:
+    return pickled(
+        work,
+        "env.num_processes > 1 requires an environment that can be sent to other processes, this "
+        "one can't be",
+        "give its id or a function that makes it, or use --env.num-processes 1",
+    )
+
+
+def _streams(first: int, end: int) -> str:
+    return f"stream {first}" if end - first == 1 else f"streams {first} to {end - 1}"
+
+
+def _at_work(processes: Sequence[Process]) -> str:
+    names = [process.kind.name for process in processes]
+    return f"{names[0]} steps" + (f", and {len(names) - 1} more" if len(names) > 1 else "")

@@ -1,0 +1,89 @@
+"""A process that steps environments for another one, see `quintet.runtime.processes.stepped`."""
+
+import pickle
+import time
+from multiprocessing.connection import Connection
+from typing import Any, final
+
+import torch
+from numpy.typing import NDArray
+
+from quintet.envs.vector import StepRow, allocate_row
+from quintet.observe.timing import PhaseTimer
+from quintet.runtime.processes.arena import Arena
+from quintet.runtime.processes.messages import Ready, Reset, Stepped, StepperWork, Stop
+from quintet.runtime.processes.process import BEGINNING
+from quintet.runtime.processes.watch import Watch
+from quintet.runtime.processes.worker import begin, report_failure
+from quintet.runtime.torch_settings import configure_torch
+from quintet.spaces import action_spec
+from quintet.types import Spaces, TensorSpec
+
+_OF_ROW = "reward", "raw_reward", "terminated", "truncated", "valid", "success"
+
+
+def shared_specs(spaces: Spaces, num_streams: int) -> dict[str, TensorSpec]:
+    """Tensors ``[B, ...]`` that the processes share: the actions of a step, and its row."""
+    row = allocate_row(spaces.observation, num_streams)
+    arrays = {f"obs/{path}": x for path, x in row.obs.items()}
+    arrays |= {name: getattr(row, name) for name in _OF_ROW}
+    action = action_spec(spaces.action)
+    specs = {name: TensorSpec(x.shape, torch.from_numpy(x).dtype) for name, x in arrays.items()}
+    return {**specs, "action": TensorSpec((num_streams, *action.shape), action.dtype)}
+
+
+def shared_row(arena: Arena, streams: slice) -> tuple[NDArray[Any], StepRow]:
+    """The actions of some streams, and their row, in the memory of `shared_specs`."""
+
+    def part(name: str) -> NDArray[Any]:
+        return arena.tensor(name).numpy()[streams]
+
+    obs = {name: x.numpy()[streams] for name, x in arena.below("obs/").items()}
+    return part("action"), StepRow(obs=obs, **{name: part(name) for name in _OF_ROW})
+
+
+@final
+class Stepper:
+    """The environments of some of the streams, which do what the parent asks for."""
+
+    def __init__(self, work: StepperWork, arena: Arena, channel: Connection):
+        self.channel = channel
+        self.progress = arena.tensor(f"stepper/{work.index}/row").numpy()
+        self.progress[1] = BEGINNING
+        self.env = work.make_env()
+        self.action, self.row = shared_row(arena, slice(work.first, work.end))
+        self.timer = PhaseTimer()
+        # Says in which line it hangs; the parent knows only that it does.
+        self.watch = Watch(self.timer, self.env.description, work.timeout_s, print)
+
+    def run(self) -> None:
+        """Answers messages until it is told to stop."""
+        self.channel.send(Ready())
+        with self.watch.running():
+            while not isinstance(message := self.channel.recv(), Stop):
+                resets = isinstance(message, Reset)
+                self.progress[:2] = time.monotonic_ns(), BEGINNING if resets else 0
+                self.timer.switch("stepping")
+                if resets:
+                    self.env.restart(message.seeds, self.row.obs)
+                else:
+                    self.env.send(self.action)
+                    self.env.recv(self.row)
+                self.timer.switch("waiting")
+                self.channel.send(Stepped())
+
+
+def main() -> int:
+    pickled, arena, channel = begin()
+    stepper = None
+    try:
+        configure_torch(1, "cpu")
+        stepper = Stepper(pickle.loads(pickled), arena, channel)
+        stepper.run()
+    except Exception as error:  # an environment's own code may raise anything
+        report_failure(channel, error)
+        return 1
+    finally:
+        if stepper is not None:
+            stepper.env.close()
+    return 0

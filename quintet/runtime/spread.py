@@ -1,0 +1,237 @@
+"""Environments in Python: stepped by this process, or by several where that is faster."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from copy import deepcopy
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import NamedTuple, Self, final
+
+import numpy as np
+import psutil
+
+from quintet.envs.make import make_group_env
+from quintet.envs.resolved import ResolvedEnv
+from quintet.envs.vector import (
+    Array,
+    EnvDescription,
+    ObsArrays,
+    Rendered,
+    StepRow,
+    VectorEnv,
+    allocate_obs,
+    allocate_row,
+)
+from quintet.errors import QuintetError
+from quintet.runtime.processes.stepped import SteppedEnv
+from quintet.system.cpus import usable_cores
+from quintet.system.memory import free_bytes
+from quintet.types import Spaces
+
+MOST_PROCESSES = 64
+"""For environments that mostly wait, whatever the number of cores."""
+
+_MESSAGES_S = 50e-6
+"""Of each process and row, measured beside others (benchmarks/stepping.py)."""
+
+_PROCESS_BYTES = 64 << 20
+"""Memory of a process's own, beside that of its environments."""
+
+_ROWS = 2  # that are measured, as what an environment needs may be made in its first step
+
+
+class StepCost(NamedTuple):
+    """What a step of one environment takes.
+
+    computes: whether the process computes for most of that time, and does not wait.
+    memory_bytes: of the environment.
+    """
+
+    seconds: float
+    computes: bool
+    memory_bytes: int = 0
+
+
+@final
+class _Clocks(NamedTuple):
+    """Of the wall, of this process's work, and of this thread's waits for a core, in seconds."""
+
+    wall_s: float
+    busy_s: float
+    delayed_s: float
+
+    @classmethod
+    def now(cls) -> Self:
+        delayed_s = 0.0
+        with suppress(OSError, ValueError, IndexError):  # Linux has it, where it keeps the account
+            delayed_s = int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+        return cls(perf_counter(), process_time(), delayed_s)
+
+    def cost_since(self, begin: "_Clocks", num_streams: int) -> StepCost:
+        """Of a step of each stream since then, as it would be where no other process wants cores.
+
+        Its memory is at most all of this process's.
+        """
+        wall_s, busy_s, delayed_s = (now - then for now, then in zip(self, begin, strict=True))
+        slept_s = max(0.0, wall_s - busy_s - delayed_s)
+        memory_bytes = int(psutil.Process().memory_info().rss)
+        each_s = (busy_s + slept_s) / num_streams
+        return StepCost(each_s, busy_s > slept_s, memory_bytes // num_streams)
+
+
+def best_num_processes(cost: StepCost, num_streams: int, cores: int, free: float) -> int:
+    """Processes that step `num_streams` such environments fastest; 1: the one that asks.
+
+    One for each core where steps compute, and for each stream where they wait, up to
+    MOST_PROCESSES, and as many as half of the `free` bytes have room for; 1 where the messages to
+    and from the processes would take a quarter of what is saved.
+    """
+    room = int(free / 2 / (_PROCESS_BYTES + cost.memory_bytes))
+    count = max(1, min(num_streams, cores if cost.computes else MOST_PROCESSES, room))
+    saved_s = cost.seconds * (num_streams - -(-num_streams // count))
+    return count if saved_s > 4 * _MESSAGES_S * count else 1
+
+
+def make_streams(
+    env: ResolvedEnv, num_streams: int, *, first_stream: int = 0, timeout_s: float = 60.0
+) -> VectorEnv:
+    """Makes the environments of one group, which may be stepped by other processes; see
+    `make_group_env`.
+    """
+    made = make_group_env(env, num_streams, first_stream=first_stream)
+    if num_streams == 1 or env.config.num_processes == 1 or not env.can_be_spread:
+        return made
+    return SpreadEnv(env, made, first_stream, timeout_s)
+
+
+@final
+class SpreadEnv:
+    """B environments that this process has made and, where that is faster, others step from the
+    third row on.
+
+    The others make the same environments, reset them with the same seeds, and take the same first
+    actions; what they give must be what was seen before, byte for byte, else they are not used.  So
+    the number of processes is never part of a result.
+    """
+
+    def __init__(self, env: ResolvedEnv, made: VectorEnv, first_stream: int, timeout_s: float):
+        """made: the environments, in this process; first_stream: number in the run of the first.
+
+        timeout_s: how long a step of one stream may take.
+        """
+        self.num_streams, self.num_processes = made.num_streams, 1
+        self.spaces: Spaces = made.spaces
+        self.description: EnvDescription = made.description
+        self._source, self._env = env, made
+        self._first_stream, self._timeout_s = first_stream, timeout_s
+        self._judging = True
+        self._seeds: Sequence[int] = ()
+        self._actions: list[Array] = []
+        self._seen: list[ObsArrays | StepRow] = []
+        self._say: Callable[[str], None] = lambda _: None
+        self._tell: tuple[Callable[[str], None], Callable[[str], None]] = print, self._say
+
+    def tell(self, say: Callable[[str], None], notice: Callable[[str], None]) -> None:
+        """Before the first restart: `say` gets who steps and what that prints, `notice` what is
+        waited for, when that takes long.
+        """
+        self._say, self._tell = say, (say, notice)
+
+    def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
+        asked = self._source.config.num_processes
+        if self._judging and asked is not None:
+            self._judging = False
+            stepped = self._others(min(asked, self.num_streams))
+            self._take(stepped, "was asked for")
+        self._env.restart(seeds, out)
+        if self._judging:
+            self._seeds, self._actions, self._seen = list(seeds), [], [deepcopy(out)]
+
+    def send(self, action: Array) -> None:
+        if self._judging:
+            self._actions.append(action.copy())
+        self._env.send(action)
+
+    def recv(self, out: StepRow) -> None:
+        if not self._judging:
+            self._env.recv(out)
+            return
+        begin = _Clocks.now()
+        self._env.recv(out)
+        took = _Clocks.now()
+        self._seen.append(deepcopy(out))
+        cost = took.cost_since(begin, self.num_streams)
+        count = best_num_processes(cost, self.num_streams, usable_cores(), free_bytes())
+        if count > 1 and len(self._actions) < _ROWS:
+            return
+        self._judging = False
+        if count > 1:
+            self._move(count, f"a step takes {1000 * cost.seconds:.3g} ms")
+        self._actions, self._seen = [], []
+
+    def render(self, stream: int) -> Rendered:
+        return self._env.render(stream)
+
+    def kill(self) -> None:
+        """Ends the processes at once, in whatever thread; `close` does the rest."""
+        if isinstance(self._env, SteppedEnv):
+            self._env.kill()
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _move(self, count: int, why: str) -> None:
+        """Has `count` processes step from here on, if they see what was seen."""
+        stepped = None
+        try:
+            stepped = self._others(count)
+            same = self._sees_the_same(stepped)
+            fault = "" if same else "in another process the same seed gives other observations"
+        except QuintetError as error:
+            fault = str(error)
+        if not fault:
+            assert stepped is not None
+            self._take(stepped, why)
+            return
+        if stepped is not None:
+            stepped.close()
+        self._say(f"this process steps the environments one by one, though {why}: {fault}")
+
+    def _others(self, count: int) -> SteppedEnv:
+        stepped = SteppedEnv(
+            self._source,
+            self._env,
+            count,
+            first_stream=self._first_stream,
+            timeout_s=self._timeout_s,
+        )
+        stepped.tell(*self._tell)
+        return stepped
+
+    def _take(self, stepped: SteppedEnv, why: str) -> None:
+        self._env.close()
+        self._env, self.num_processes = stepped, stepped.num_processes
+        self._say(f"{self.num_processes} processes step the environments: {why}")
+
+    def _sees_the_same(self, stepped: SteppedEnv) -> bool:
+        """Has processes do what was done, and compares."""
+        obs = allocate_obs(self.spaces.observation, (self.num_streams,))
+        row = allocate_row(self.spaces.observation, self.num_streams)
+        stepped.restart(self._seeds, obs)
+        same = _same(obs, self._seen[0])
+        for action, seen in zip(self._actions, self._seen[1:], strict=True):
+            stepped.send(action)
+            stepped.recv(row)
+            same = same and _same(row, seen)
+        return same
+
+
+def _same(a: ObsArrays | StepRow, b: ObsArrays | StepRow) -> bool:
+    """Whether two observations, or two rows, have the same bytes."""
+    if isinstance(a, StepRow) and isinstance(b, StepRow):
+        told = ("raw_reward", "terminated", "truncated", "valid")
+        rest = all(np.array_equal(getattr(a, name), getattr(b, name)) for name in told)
+        return rest and _same(a.obs, b.obs)
+    assert isinstance(a, dict)
+    assert isinstance(b, dict)
+    return all(a[name].tobytes() == x.tobytes() for name, x in b.items())

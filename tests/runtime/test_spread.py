@@ -1,0 +1,278 @@
+"""Environments that other processes step: the same bytes, errors of the user's code, and ends."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import psutil
+import pytest
+from gymnasium import spaces
+
+import quintet
+from quintet.envs.config import EnvConfig
+from quintet.envs.make import make_group_env
+from quintet.envs.resolved import ResolvedEnv, resolve_env
+from quintet.envs.toy import Scripted
+from quintet.envs.vector import VectorEnv, allocate_obs, allocate_row
+from quintet.errors import ConfigError, EnvironmentFault, WorkerFault
+from quintet.runtime import spread
+from quintet.runtime.processes.stepped import SteppedEnv
+from quintet.runtime.spread import (
+    MOST_PROCESSES,
+    SpreadEnv,
+    StepCost,
+    best_num_processes,
+    make_streams,
+)
+
+MS = 1e-3
+ROOM = 1e12  # bytes
+
+
+class Slow(gymnasium.Env):
+    """Sleeps `pause_s` in every step; its observation is drawn by its seed, or by its process."""
+
+    observation_space = spaces.Box(0.0, 1.0, (2,), np.float32)
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, pause_s: float = 0.01, trouble: str = "", log: str | None = None) -> None:
+        self.pause_s, self.trouble, self.log, self.steps = pause_s, trouble, log, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._obs(), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.log is not None:
+            with Path(self.log).open("a") as file:
+                file.write(f"{os.getpid()}\n")
+        time.sleep(self.pause_s)
+        if self.steps == 4 and self.trouble:
+            if self.trouble == "raise":
+                raise ValueError("no such thing")
+            if self.trouble == "hang":
+                time.sleep(1000.0)
+            if self.trouble == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+        return self._obs(), float(action), self.steps == 7, False, {}
+
+    def _obs(self):
+        if self.trouble == "own":
+            return np.array([0.0, os.getpid() % 1000 / 1000], np.float32)
+        return self.np_random.random(2, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("cost", "streams", "cores", "free", "count"),
+    [
+        (StepCost(50 * MS, False), 8, 2, ROOM, 8),
+        (StepCost(50 * MS, False), 200, 2, ROOM, MOST_PROCESSES),
+        (StepCost(50 * MS, True), 8, 2, ROOM, 2),
+        (StepCost(50 * MS, True), 8, 1, ROOM, 1),
+        (StepCost(50 * MS, False), 8, 1, ROOM, 8),
+        (StepCost(50 * MS, False), 1, 8, ROOM, 1),
+        (StepCost(0.01 * MS, True), 8, 2, ROOM, 1),
+        (StepCost(0.01 * MS, True), 1000, 2, ROOM, 2),
+        (StepCost(50 * MS, False, 1 << 30), 8, 2, 8 << 30, 3),
+        (StepCost(50 * MS, False, 1 << 30), 8, 2, 1 << 30, 1),
+    ],
+)
+def test_how_many_processes_are_best(
+    cost: StepCost, streams: int, cores: int, free: float, count: int
+) -> None:
+    assert best_num_processes(cost, streams, cores, free) == count
+
+
+def resolved(make: Any, streams: int, **options: Any) -> ResolvedEnv:
+    config = EnvConfig(id="made", num_streams=streams, **options)
+    return resolve_env(config, make)
+
+
+def rows_of(env: VectorEnv, steps: int, restarts: int = 2) -> list[dict[str, bytes]]:
+    """Everything that an environment gives, as bytes."""
+    found = []
+    obs = allocate_obs(env.spaces.observation, (env.num_streams,))
+    row = allocate_row(env.spaces.observation, env.num_streams)
+    for restart in range(restarts):
+        env.restart([100 * restart + i for i in range(env.num_streams)], obs)
+        found.append({name: x.tobytes() for name, x in obs.items()})
+        for step in range(steps):
+            env.send((np.arange(env.num_streams) + step) % 2)
+            env.recv(row)
+            row.success[~(row.terminated | row.truncated)] = False  # has no meaning there
+            arrays = {**row.obs, **{k: x for k, x in vars(row).items() if k != "obs"}}
+            found.append({name: x.tobytes() for name, x in arrays.items()})
+    return found
+
+
+@pytest.fixture
+def closing() -> Iterator[Callable[[VectorEnv], VectorEnv]]:
+    made: list[VectorEnv] = []
+
+    def keep(env: VectorEnv) -> VectorEnv:
+        made.append(env)
+        return env
+
+    yield keep
+    for env in made:
+        env.close()
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"frame_stack": 3, "reward_clip": "abs_one"},
+    {"observe_last": True, "success": "reward>101"},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_rows_are_those_of_one_process(options: dict[str, Any], closing: Any) -> None:
+    """Over endings, resets and restarts, with shares of different size."""
+
+    def make() -> Scripted:
+        return Scripted(lengths=(3, 1, 5), endings=("terminate", "truncate"))
+
+    env = resolved(make, 5, **options)
+    here = closing(make_group_env(env, 5))
+    there = closing(SteppedEnv(env, here, 2, first_stream=0, timeout_s=60.0))
+    assert there.spaces == here.spaces
+    assert there.description == here.description
+    assert rows_of(there, 20) == rows_of(here, 20)
+
+
+def test_slow_environments_move_to_other_processes_and_fast_ones_stay(
+    closing: Any, tmp_path: Path
+) -> None:
+    """Without a difference in what is seen, and without a step more of those that stay."""
+    for pause_s, moved in ((0.02, True), (0.0, False)):
+        log = tmp_path / f"{moved}"
+        env = resolved(lambda s=pause_s, log=str(log): Slow(s, log=log), 4)
+        made = closing(make_streams(env, 4))
+        assert isinstance(made, SpreadEnv)
+        said: list[str] = []
+        made.tell(said.append, said.append)
+        alone = closing(make_group_env(resolved(lambda: Slow(0.0), 4), 4))
+        assert rows_of(made, 9) == rows_of(alone, 9)
+        pids = log.read_text().split()
+        assert made.num_processes == (4 if moved else 1)
+        assert len(set(pids)) == (5 if moved else 1)
+        steps = 2 * 4 * 8  # one of nine rows is a reset
+        assert len(pids) == steps + (2 * 4 if moved else 0), "only the first two rows, again"
+        assert said == ([s] if (s := "".join(said)) else [])
+        assert s.startswith("4 processes step the environments: a step takes 2") == moved
+
+
+def test_one_stream_and_one_process_are_stepped_here(closing: Any) -> None:
+    for streams, options in ((1, {}), (3, {"num_processes": 1})):
+        env = closing(make_streams(resolved(Slow, streams, **options), streams))
+        assert not isinstance(env, SpreadEnv)
+    vector = gymnasium.make_vec("CartPole-v1", 3, vectorization_mode="vector_entry_point")
+    env = closing(make_streams(resolved(vector, 3), 3))
+    assert not isinstance(env, SpreadEnv)
+
+
+def test_environments_that_differ_in_another_process_stay(closing: Any) -> None:
+    made = closing(make_streams(resolved(lambda: Slow(0.01, "own"), 3), 3))
+    said: list[str] = []
+    made.tell(said.append, said.append)
+    rows_of(made, 4)
+    assert made.num_processes == 1
+    assert "gives other observations" in said[0]
+    # Who asks for processes gets them.
+    asked = closing(make_streams(resolved(lambda: Slow(0.01, "own"), 3, num_processes=2), 3))
+    rows_of(asked, 4)
+    assert asked.num_processes == 2
+
+
+def test_environments_that_can_not_be_sent_stay_or_are_refused(closing: Any) -> None:
+    lock = threading.Lock()
+
+    def make() -> Slow:
+        assert not lock.locked()
+        return Slow(0.01)
+
+    made = closing(make_streams(resolved(make, 3), 3))
+    said: list[str] = []
+    made.tell(said.append, said.append)
+    rows_of(made, 4)
+    assert made.num_processes == 1
+    assert "one by one, though a step takes 1" in said[0]
+    assert "can be sent to other processes" in said[0]
+    asked = closing(make_streams(resolved(make, 3, num_processes=2), 3))
+    with pytest.raises(ConfigError, match=r"env.num_processes > 1 requires .* one can't be"):
+        rows_of(asked, 1)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "fault", "told"),
+    [
+        ("raise", EnvironmentFault, r"stream 10, step 4 .* seed 0: .*ValueError: no such thing"),
+        ("die", WorkerFault, r"stepper . \(stream 1.* of made, pid \d+\) was ended by SIGKILL"),
+        ("hang", WorkerFault, r"stepper . \(stream 1.* must step within 1 s, it has been silent"),
+    ],
+)
+def test_what_goes_wrong_in_another_process_is_told(
+    trouble: str, fault: type[Exception], told: str, closing: Any, capfd: Any
+) -> None:
+    env = resolved(lambda: Slow(0.01, trouble), 2)
+    made = closing(make_streams(env, 2, first_stream=10, timeout_s=1.0))
+    printed: list[str] = []
+    made.tell(printed.append, printed.append)
+    with pytest.raises(fault, match=told):
+        rows_of(made, 6)
+    if trouble == "hang":
+        assert "step 4 of its episode" in "".join(printed)
+        assert "test_spread.py" in "".join(printed)
+
+
+def test_processes_end_with_the_environment(tmp_path: Path) -> None:
+    log = tmp_path / "pids"
+    env = make_streams(resolved(lambda: Slow(0.01, log=str(log)), 3), 3)
+    rows_of(env, 4, restarts=1)
+    pids = {int(pid) for pid in log.read_text().split()} - {os.getpid()}
+    assert len(pids) == 3
+    env.close()
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_a_run_has_the_same_bytes_by_whomever_its_environments_are_stepped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it is stopped and goes on with another number of processes."""
+    config = {
+        "env.num_streams": 4, "unroll_steps": 16, "minibatch_steps": 32, "num_epochs": 1,
+        "model.policy_hidden": (8,), "checkpoint.interval_updates": 1, "report.sinks": ("jsonl",),
+        "report.interval_s": 0.0, "report.progress": False, "eval.episodes": 3,
+        "runtime.compile": "off", "checkpoint.max_cut_frac": 0.5,
+    }  # fmt: skip
+
+    def train(name: str, until: int = 448, **more: Any) -> bytes:
+        folder = tmp_path / name
+        quintet.train(
+            "ppo", lambda: Slow(0.002), 448, run_dir=folder, config={**config, **more},
+            on_report=lambda report: report["env_steps"] >= until,
+        )  # fmt: skip
+        newest = max((folder / "checkpoints").iterdir())
+        return (newest / "policy.safetensors").read_bytes()
+
+    def log(name: str) -> str:
+        return (tmp_path / name / "log.txt").read_text()
+
+    alone = train("one", **{"env.num_processes": 1})
+    assert train("auto") == alone
+    assert "4 processes step the environments: a step takes 2" in log("auto")
+    metrics = (tmp_path / "auto" / "metrics.jsonl").read_text()
+    assert '"data/env_processes": 4' in metrics
+    assert "processes step" not in log("one")
+    assert train("resumed", until=192, **{"env.num_processes": 3}) != alone
+    monkeypatch.setattr(spread, "MOST_PROCESSES", 2)
+    assert train("resumed", **{"env.num_processes": None, "resume": "exact"}) == alone
+    assert "2 processes step" in log("resumed")
