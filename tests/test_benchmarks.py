@@ -1,12 +1,17 @@
-"""The scripts of benchmarks/ can be imported, and say how they are called."""
+"""The scripts of benchmarks/ can be imported, and are called as they say and documents show."""
 
+import argparse
+import re
 import runpy
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parents[1] / "benchmarks"
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "benchmarks"
+DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
 
 SCRIPTS = {path.name: "argparse" in path.read_text() for path in sorted(FOLDER.glob("*.py"))}
@@ -33,3 +38,51 @@ def test_a_script_says_how_it_is_called(
         runpy.run_path(str(FOLDER / name), run_name="__main__")
     assert ended.value.code in (0, None)
     assert capsys.readouterr().out.startswith("usage: ")
+
+
+def documented() -> list[str]:
+    """Every ``python benchmarks/SCRIPT ...`` of the documents, in blocks and in prose."""
+    found: set[str] = set()
+    for path in DOCUMENTS:
+        text = path.read_text().replace("\\\n", " ")
+        for line in re.findall(r"python benchmarks/[^`|\n]+", text):
+            found.add(" ".join(shlex.split(line, comments=True)[1:]))
+    return sorted(found)
+
+
+class Parsed(Exception):
+    """The arguments are those of the script, which would begin now."""
+
+
+@pytest.mark.parametrize("command", [*documented(), "benchmarks/replay.py --no-such-option"])
+def test_documented_commands_are_those_of_the_scripts(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is optional, in brackets, counts as left out, and words in capitals as paths."""
+    script, *words = re.sub(r"\[.*?\]", "", command).split()
+    known = argparse.ArgumentParser.parse_known_args
+
+    def stop(parser: argparse.ArgumentParser) -> None:
+        _, rest = known(parser)
+        if rest:
+            parser.error(f"unrecognized arguments: {rest}")
+        raise Parsed
+
+    def stop_knowing(parser: argparse.ArgumentParser) -> None:
+        known(parser)
+        raise Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", stop_knowing)
+    monkeypatch.setattr(sys, "argv", [str(ROOT / script), *words])
+    monkeypatch.syspath_prepend(str(FOLDER))
+    if not SCRIPTS[Path(script).name]:
+        assert not words
+        return
+    wrong = "--no-such-option" in words
+    with pytest.raises(SystemExit if wrong else Parsed):
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+
+
+def test_documented_commands_are_found() -> None:
+    assert len(documented()) > 20

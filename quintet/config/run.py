@@ -141,6 +141,8 @@ MAY_CHANGE_ON_RESUME = (
     "run_dir",
     "env.num_processes",
     "runtime.device",
+    "runtime.threads",
+    "runtime.actor_threads",
     "runtime.num_workers",
     "runtime.worker_timeout_s",
     "runtime.max_restarts",
@@ -148,3 +150,6 @@ MAY_CHANGE_ON_RESUME = (
     "runtime.learner_timeout_s",
 )
 """Options that a run may be resumed with at another value, beside those of eval and report."""
+
+CHANGE_ROUNDING = ("runtime.threads", "runtime.actor_threads")
+"""Of these, options with which a resumed run goes on with other rounding."""

@@ -100,7 +100,8 @@ class RuntimeConfig(BaseModel):
         ge=1,
         description="threads of PyTorch's CPU kernels; none: all cores (8 at most) for picture "
         "and grid networks and for layers of 256 times 256, half of them beside workers, 1 for "
-        "small ones; of several learners each has its part of them. Part of the result's bytes",
+        "small ones; of several learners each has its part of them. Part of the result's bytes: a "
+        "resume may change it, and goes on with other rounding",
     )
     actor_threads: int | None = Field(
         None,

@@ -9,9 +9,9 @@ from typing import Any, final
 from torch import Tensor
 
 from quintet.checkpoint import Checkpoint
-from quintet.config.run import RunConfig
+from quintet.config.run import CHANGE_ROUNDING, RunConfig
 from quintet.config.saved import require_same
-from quintet.errors import CheckpointError
+from quintet.errors import CheckpointError, ConfigError
 from quintet.policy import LEADER, POLICIES
 from quintet.run.folder import RunFolder
 from quintet.run.policy_run import PolicyRun, leader
@@ -152,7 +152,8 @@ class Saving:
             self._load_replay(policy, found)
         counters, total = loop.Counters.of(meta), meta["total_env_steps"]
         free = self.config.runtime.kind == "async"
-        self.on_path = free or (meta.get("exact", False) and total == asked)
+        rounding = self._changed_rounding(found)
+        self.on_path = free or (meta.get("exact", False) and total == asked and not rounding)
         path = "" if self.on_path else ", which is off the uninterrupted run's path"
         updates = sum(policy.learner.updates for policy in self.policies)
         self.notes.append(
@@ -167,6 +168,27 @@ class Saving:
                 "schedules go on as shares of the new one, so a falling rate rises at once"
             )
         return counters
+
+    def _changed_rounding(self, found: Checkpoint) -> bool:
+        """Whether the run goes on with other rounding than it had, which it says.
+
+        Raises:
+            ConfigError: ``resume=exact`` asks for the same bytes.
+        """
+        was = found.meta.get(saved_options.CONFIG, {})
+        changed = [
+            f"{name} was {was[name]} and is {self.options[name]}"
+            for name in CHANGE_ROUNDING
+            if name in was and was[name] != self.options[name]
+        ]
+        if changed and self.config.resume == "exact":
+            raise ConfigError(
+                f"resume=exact requires what {found.path} was trained with, {'; '.join(changed)}; "
+                "leave it out, or use --resume latest"
+            )
+        if changed:
+            self.notes.append(f"{'; '.join(changed)}: the run goes on with other rounding")
+        return bool(changed)
 
     def _load_replay(self, policy: PolicyRun, found: Checkpoint) -> None:
         """Takes the checkpoint's rows.  Existing rings keep their length, so an interval that is

@@ -125,6 +125,23 @@ def test_another_budget_is_another_path(tmp_path):
     assert newest(tmp_path).meta["exact"] is False
 
 
+def test_other_threads_are_another_path(tmp_path, monkeypatch):
+    """As the machine's load changes; a resume that must be exact is refused them."""
+    stopped(tmp_path, 7, monkeypatch)
+    with pytest.raises(
+        ConfigError, match=r"resume=exact requires .*runtime.threads was 1 and is 2"
+    ):
+        run(tmp_path, runtime__threads=2, resume="exact")
+    threads: set[int] = set()
+    run(tmp_path, on_report=lambda _: threads.add(torch.get_num_threads()), runtime__threads=2)
+    assert threads == {2}
+    said = (tmp_path / "log.txt").read_text()
+    assert "runtime.threads was 1 and is 2: the run goes on with other rounding" in said
+    assert "off the uninterrupted run's path" in said
+    assert newest(tmp_path).meta["exact"] is False
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["runtime.threads"] == 2
+
+
 def test_a_finished_run_goes_on_with_a_larger_budget(tmp_path):
     """A falling rate is a function of the share of the budget: it rises at once with a new one."""
     reports: list[dict[str, float]] = []
