@@ -1,4 +1,4 @@
-"""The command line: train, eval, plot, bench, envs, config.
+"""The command line; larger commands stand in `quintet.commands`.
 
 Commands import PyTorch and environments themselves where they need them, so that help appears at
 once.
@@ -8,16 +8,15 @@ import errno
 import io
 import json
 import os
-import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from quintet.config.command import Parsed
-    from quintet.evaluation import Scores
     from quintet.run.launch import SeedOutcome
 
 HELP = """usage: quintet COMMAND ...
@@ -29,6 +28,7 @@ commands:
   plot RUN... --out F   learning curves, or bars of final scores, as a picture
   bench [WORKLOAD]      speed on fixed work, and what this machine would allow
   envs [PATTERN]        environments that can be trained on
+  check-env ID          what an environment gives, how fast, and whether a seed fixes it
   config ALGO --env ID  the resolved configuration and where each value comes from
 
 `quintet COMMAND --help` lists the options of a command.  Algorithms: {algorithms}.
@@ -260,190 +260,6 @@ def _yaml(value: Any) -> str:
     return text.strip().removesuffix("\n...")
 
 
-def _eval(arguments: list[str]) -> int:
-    from typing import Annotated
-
-    import tyro
-    from tyro.conf import Positional, arg
-
-    from quintet.errors import ConfigError
-    from quintet.system.trust import TRUST_HELP
-
-    def play(
-        run: Annotated[
-            Positional[str | None],
-            arg(help="run folder, checkpoint, or saved policy", metavar="RUN"),
-        ] = None,
-        env: Annotated[str | None, arg(help="another environment than the one trained on")] = None,
-        episodes: Annotated[int, arg(help="whole episodes to play")] = 100,
-        seed: Annotated[int, arg(help="first environment seed")] = 10_000,
-        checkpoint: Annotated[
-            str, arg(help="best, latest, or a checkpoint's name or path")
-        ] = "latest",
-        stochastic: Annotated[bool, arg(help="sample actions in place of the mode")] = False,
-        random: Annotated[
-            bool,
-            arg(help="uniformly random actions in place of the policy's: the score to beat"),
-        ] = False,
-        video: Annotated[
-            str | None,
-            arg(help="film one more episode, of the first seed, into this .mp4 file"),
-        ] = None,
-        as_json: Annotated[bool, arg(name="json", help="print one JSON object")] = False,
-        encoder: Annotated[
-            str | None,
-            arg(name="model.encoder", help="the policy's encoder, if it is one of your own"),
-        ] = None,
-        trust: Annotated[bool, arg(help=TRUST_HELP)] = False,
-    ) -> None:
-        if run is None:
-            raise ConfigError("quintet eval requires a run: quintet eval RUN [--episodes N] ...")
-        if random and stochastic:
-            raise ConfigError("--stochastic has no effect with --random; leave one of them out")
-        from quintet.checkpoint import none_at
-
-        if not Path(run).exists():
-            raise none_at(Path(run))
-        from quintet.evaluation import evaluate
-        from quintet.policy import load
-
-        policy = load(run, checkpoint, trust=trust, encoder=encoder)
-        greedy = not stochastic
-        scores = evaluate(
-            policy, env, episodes, seed, deterministic=greedy, video=video, random=random
-        )
-        if as_json:
-            how = {"deterministic": greedy and not random, "random": random}
-            print(json.dumps(_scores_as_json(scores) | how))
-        else:
-            print(_scores_in_words(scores))
-
-    description = "Plays episodes with a trained policy."
-    tyro.cli(play, prog="quintet eval", description=description, args=arguments)
-    return 0
-
-
-def _scores_as_json(scores: "Scores") -> dict[str, Any]:
-    from dataclasses import asdict
-
-    record = {
-        "env": scores.env.id,
-        "backend": scores.env.backend,
-        "episodes": len(scores.returns),
-        "return_mean": scores.mean,
-        "return_std": scores.std,
-        "return_min": float(scores.returns.min()),
-        "return_max": float(scores.returns.max()),
-        "length_mean": float(scores.lengths.mean()),
-        "returns": scores.returns.tolist(),
-    }
-    if scores.success is not None:
-        record |= {
-            "success": scores.env.success,
-            "success_rate": scores.success_rate,
-            "successes": scores.success.tolist(),
-        }
-    if scores.entropy is not None:
-        record["entropy"] = scores.entropy
-    if scores.film is not None:
-        record["video"] = asdict(scores.film) | {"path": str(scores.film.path)}
-    return record
-
-
-def _scores_in_words(scores: "Scores") -> str:
-    from quintet.observe.pace import percent
-
-    won = ""
-    if scores.success_rate is not None:
-        won = f"success {percent(scores.success_rate)} ({scores.env.success}), "
-    entropy = "" if scores.entropy is None else f"entropy {scores.entropy:.2f} nats, "
-    text = (
-        f"{scores.env.id} ({scores.env.backend}): {won}return {scores.mean:.2f} +- "
-        f"{scores.std:.2f} (min {scores.returns.min():.2f}, max {scores.returns.max():.2f}), "
-        f"length {scores.lengths.mean():.1f}, {entropy}over {len(scores.returns)} episodes"
-    )
-    film = scores.film
-    if film is not None:
-        remark = f" ({film.remark})" if film.remark else ""
-        text += (
-            f"\n{film.path}: an episode of {film.env.id} ({film.env.backend}), seed {film.seed}: "
-            f"return {film.episode_return:.2f}, length {film.length}{remark}"
-        )
-    return text
-
-
-def _plot(arguments: list[str]) -> int:
-    from typing import Annotated, Literal
-
-    import tyro
-    from tyro.conf import Positional, arg
-
-    from quintet.errors import ConfigError
-
-    def draw(
-        runs: Annotated[
-            Positional[tuple[str, ...]],
-            arg(help="run folders, or folders that hold some", metavar="RUN..."),
-        ] = (),
-        out: Annotated[str | None, arg(help="picture to write: .png, .svg or .pdf")] = None,
-        kind: Annotated[
-            Literal["curve", "bars"],
-            arg(
-                help="curve: mean over seeds with a 95% bootstrap band; bars: interquartile mean "
-                "of final scores with its 95% bootstrap interval"
-            ),
-        ] = "curve",
-        x: Annotated[
-            Literal["env_steps", "wall_s"] | None,
-            arg(help="horizontal axis of curves; None: env_steps"),
-        ] = None,
-        lineage: Annotated[
-            bool, arg(help="the decisions of a population: copies and hyperparameters")
-        ] = False,
-        metric: Annotated[
-            str | None,
-            arg(
-                help="any name in metrics.jsonl; None: the success rate where all runs have one, "
-                "else the mean return; of training as a curve, of evaluations as bars"
-            ),
-        ] = None,
-    ) -> None:
-        if not runs or out is None:
-            raise ConfigError(
-                "quintet plot requires at least one run and a file: quintet plot RUN... --out "
-                "FILE.png"
-            )
-        if kind == "bars" and x is not None:
-            raise ConfigError(f"--x {x} has no effect on --kind bars; leave it out")
-        if lineage:
-            if len(runs) > 1 or x is not None or metric is not None or kind != "curve":
-                raise ConfigError("--lineage takes one run, and no --x, --metric or --kind")
-            from quintet.observe.lineage import plot_lineage
-
-            print(plot_lineage(Path(runs[0]), Path(out)))
-            return
-        from quintet.observe.plots import plot_runs
-
-        named = {Path(place): _runs_in(Path(place)) for place in runs}
-        found = [run for within in named.values() for run in within]
-        may_lack = set(found) - named.keys()
-        plot_runs(found, Path(out), kind, x or "env_steps", metric, may_lack)
-        print(Path(out))
-
-    description = "Curves or final scores of runs."
-    tyro.cli(draw, prog="quintet plot", description=description, args=arguments)
-    return 0
-
-
-def _runs_in(place: Path) -> list[Path]:
-    """The folder itself, or, if it is no run, the runs within it."""
-    names = ("config.yaml", "metrics.jsonl", "checkpoints")  # some of them may be lost
-    found = {path.parent for name in names for path in place.glob(f"*/{name}")}
-    # Those in whose place another run has begun count only where they are named.
-    within = sorted(run for run in found if not re.search(r"\.old-\d+$", run.name))
-    return [place] if not within or any((place / name).exists() for name in names) else within
-
-
 def _envs(arguments: list[str]) -> int:
     if any(a in ("-h", "--help") for a in arguments) or len(arguments) > 1:
         print("usage: quintet envs [PATTERN]   ids that contain PATTERN, or match its * and ?")
@@ -479,12 +295,23 @@ def _bench(arguments: list[str]) -> int:
     return 0
 
 
+def _later(module: str) -> Callable[[list[str]], int]:
+    """A command that is imported when it is given."""
+
+    def command(arguments: list[str]) -> int:
+        status: int = import_module(f"quintet.commands.{module}").main(arguments)
+        return status
+
+    return command
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
-    "eval": _eval,
-    "plot": _plot,
+    "eval": _later("evaluate"),
+    "plot": _later("plot"),
     "bench": _bench,
     "envs": _envs,
+    "check-env": _later("check_env"),
     "config": _config,
 }
 

@@ -1,0 +1,136 @@
+"""``quintet check-env``: what an environment gives, how fast, and whether a seed fixes it."""
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+from tyro.conf import Positional, arg
+
+from quintet.envs.config import Backend
+from quintet.errors import ConfigError
+from quintet.system import files
+
+if TYPE_CHECKING:
+    from quintet.envs.check import EnvCheck
+
+
+def main(arguments: list[str]) -> int:
+    """Checks one environment; returns 0, or 1 where it has a fault."""
+    status = 0
+
+    def check(
+        env: Annotated[
+            Positional[str | None], arg(help="id, or module:name of what makes it", metavar="ID")
+        ] = None,
+        steps: Annotated[int, arg(help="steps of each of two environments")] = 1_000,
+        seed: Annotated[int, arg(help="of the first environment and of the actions")] = 0,
+        backend: Annotated[Backend, arg(name="env.backend", help="as in a run")] = "auto",
+        kwargs: Annotated[
+            str, arg(name="env.kwargs", help="as in a run, JSON", metavar="JSON")
+        ] = "{}",
+        mask_from_info: Annotated[bool, arg(name="env.mask-from-info", help="as in a run")] = False,
+        as_json: Annotated[bool, arg(name="json", help="print one JSON object")] = False,
+    ) -> None:
+        nonlocal status
+        if env is None:
+            raise ConfigError("quintet check-env requires an environment: quintet check-env ID")
+        if steps < 1:
+            raise ConfigError(f"--steps must be at least 1, got {steps}")
+        if not 0 <= seed < 2**31 - 1:
+            raise ConfigError(f"--seed must be in 0 .. {2**31 - 2}, got {seed}")
+        from quintet.envs.config import EnvConfig
+        from quintet.envs.resolved import resolve_env
+
+        config = EnvConfig(
+            id=env, backend=backend, kwargs=_mapping(kwargs), mask_from_info=mask_from_info
+        )
+        resolved = resolve_env(config)
+        from quintet.envs.check import check_env  # PyTorch
+
+        found = check_env(resolved, steps, seed)
+        print(json.dumps(_as_json(found)) if as_json else _in_words(found))
+        status = 1 if found.faults else 0
+
+    description = (
+        "Steps two copies of an environment by the same random actions, compares them, and says "
+        "what it gives and how fast."
+    )
+    tyro.cli(check, prog="quintet check-env", description=description, args=arguments)
+    return status
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    try:
+        given = files.parse_json(text)
+    except ValueError as error:
+        raise ConfigError(f"--env.kwargs must be JSON, got {text!r}: {error}") from error
+    if not isinstance(given, dict):
+        raise ConfigError(f"""--env.kwargs must be as in '{{"length": 1}}', got {text!r}""")
+    return given
+
+
+def _as_json(found: "EnvCheck") -> dict[str, Any]:
+    from quintet import spaces
+
+    return {
+        "env": found.env.id,
+        "backend": found.env.backend,
+        "observation_space": spaces.to_json(found.spaces.observation),
+        "action_space": spaces.to_json(found.spaces.action),
+        "steps": found.steps,
+        "step_s": found.step_s,
+        "slowest_step_s": found.slowest_step_s,
+        "reset_s": found.reset_s,
+        "terminated": found.terminated,
+        "truncated": found.truncated,
+        "lengths": found.lengths,
+        "returns": found.returns,
+        "reward_min": found.reward_min,
+        "reward_max": found.reward_max,
+        "rewarded_frac": found.rewarded_frac,
+        "deterministic": found.deterministic,
+        "faults": found.faults,
+        "remarks": found.remarks,
+    }
+
+
+def _in_words(found: "EnvCheck") -> str:
+    ended = len(found.lengths)
+    if ended:
+        episodes = (
+            f"{ended} ended ({found.terminated} terminated, {found.truncated} truncated), length "
+            f"{min(found.lengths)} to {max(found.lengths)}, random return "
+            f"{sum(found.returns) / ended:.2f} ({min(found.returns):.2f} to "
+            f"{max(found.returns):.2f})"
+        )
+    else:
+        episodes = "none ended"
+    lines = [
+        f"{found.env.id} ({found.env.backend})",
+        f"  observation  {found.spaces.observation}",
+        f"  action       {found.spaces.action}",
+        f"  step         {_time(found.step_s)}, the slowest {_time(found.slowest_step_s)}; making "
+        f"and resetting {_time(found.reset_s)}",
+        f"  reward       {found.reward_min:g} to {found.reward_max:g}, not 0 in "
+        f"{100 * found.rewarded_frac:.0f}% of the steps",
+        f"  episodes     {episodes}",
+        f"  seeds        {_seeds(found)}",
+    ]
+    lines += [f"remark: {each}" for each in found.remarks]
+    lines += [f"fault: {each}" for each in found.faults]
+    if not found.faults:
+        lines.append(f"no fault found in {found.steps:,} steps")
+    return "\n".join(lines)
+
+
+def _seeds(found: "EnvCheck") -> str:
+    if found.deterministic:
+        return "the same seeds and actions give the same bytes"
+    return "the same seeds and actions give different bytes"
+
+
+def _time(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"

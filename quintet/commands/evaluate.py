@@ -1,0 +1,120 @@
+"""``quintet eval``: episodes with a trained policy."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quintet.evaluation import Scores
+
+
+def main(arguments: list[str]) -> int:
+    from typing import Annotated
+
+    import tyro
+    from tyro.conf import Positional, arg
+
+    from quintet.errors import ConfigError
+    from quintet.system.trust import TRUST_HELP
+
+    def play(
+        run: Annotated[
+            Positional[str | None],
+            arg(help="run folder, checkpoint, or saved policy", metavar="RUN"),
+        ] = None,
+        env: Annotated[str | None, arg(help="another environment than the one trained on")] = None,
+        episodes: Annotated[int, arg(help="whole episodes to play")] = 100,
+        seed: Annotated[int, arg(help="first environment seed")] = 10_000,
+        checkpoint: Annotated[
+            str, arg(help="best, latest, or a checkpoint's name or path")
+        ] = "latest",
+        stochastic: Annotated[bool, arg(help="sample actions in place of the mode")] = False,
+        random: Annotated[
+            bool,
+            arg(help="uniformly random actions in place of the policy's: the score to beat"),
+        ] = False,
+        video: Annotated[
+            str | None,
+            arg(help="film one more episode, of the first seed, into this .mp4 file"),
+        ] = None,
+        as_json: Annotated[bool, arg(name="json", help="print one JSON object")] = False,
+        encoder: Annotated[
+            str | None,
+            arg(name="model.encoder", help="the policy's encoder, if it is one of your own"),
+        ] = None,
+        trust: Annotated[bool, arg(help=TRUST_HELP)] = False,
+    ) -> None:
+        if run is None:
+            raise ConfigError("quintet eval requires a run: quintet eval RUN [--episodes N] ...")
+        if random and stochastic:
+            raise ConfigError("--stochastic has no effect with --random; leave one of them out")
+        from quintet.checkpoint import none_at
+
+        if not Path(run).exists():
+            raise none_at(Path(run))
+        from quintet.evaluation import evaluate
+        from quintet.policy import load
+
+        policy = load(run, checkpoint, trust=trust, encoder=encoder)
+        greedy = not stochastic
+        scores = evaluate(
+            policy, env, episodes, seed, deterministic=greedy, video=video, random=random
+        )
+        if as_json:
+            how = {"deterministic": greedy and not random, "random": random}
+            print(json.dumps(_scores_as_json(scores) | how))
+        else:
+            print(_scores_in_words(scores))
+
+    description = "Plays episodes with a trained policy."
+    tyro.cli(play, prog="quintet eval", description=description, args=arguments)
+    return 0
+
+
+def _scores_as_json(scores: "Scores") -> dict[str, Any]:
+    from dataclasses import asdict
+
+    record = {
+        "env": scores.env.id,
+        "backend": scores.env.backend,
+        "episodes": len(scores.returns),
+        "return_mean": scores.mean,
+        "return_std": scores.std,
+        "return_min": float(scores.returns.min()),
+        "return_max": float(scores.returns.max()),
+        "length_mean": float(scores.lengths.mean()),
+        "returns": scores.returns.tolist(),
+    }
+    if scores.success is not None:
+        record |= {
+            "success": scores.env.success,
+            "success_rate": scores.success_rate,
+            "successes": scores.success.tolist(),
+        }
+    if scores.entropy is not None:
+        record["entropy"] = scores.entropy
+    if scores.film is not None:
+        record["video"] = asdict(scores.film) | {"path": str(scores.film.path)}
+    return record
+
+
+def _scores_in_words(scores: "Scores") -> str:
+    from quintet.observe.pace import percent
+
+    won = ""
+    if scores.success_rate is not None:
+        won = f"success {percent(scores.success_rate)} ({scores.env.success}), "
+    entropy = "" if scores.entropy is None else f"entropy {scores.entropy:.2f} nats, "
+    text = (
+        f"{scores.env.id} ({scores.env.backend}): {won}return {scores.mean:.2f} +- "
+        f"{scores.std:.2f} (min {scores.returns.min():.2f}, max {scores.returns.max():.2f}), "
+        f"length {scores.lengths.mean():.1f}, {entropy}over {len(scores.returns)} episodes"
+    )
+    film = scores.film
+    if film is not None:
+        remark = f" ({film.remark})" if film.remark else ""
+        text += (
+            f"\n{film.path}: an episode of {film.env.id} ({film.env.backend}), seed {film.seed}: "
+            f"return {film.episode_return:.2f}, length {film.length}{remark}"
+        )
+    return text

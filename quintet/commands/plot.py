@@ -1,0 +1,76 @@
+"""``quintet plot``: pictures of runs."""
+
+import re
+from pathlib import Path
+
+
+def main(arguments: list[str]) -> int:
+    from typing import Annotated, Literal
+
+    import tyro
+    from tyro.conf import Positional, arg
+
+    from quintet.errors import ConfigError
+
+    def draw(
+        runs: Annotated[
+            Positional[tuple[str, ...]],
+            arg(help="run folders, or folders that hold some", metavar="RUN..."),
+        ] = (),
+        out: Annotated[str | None, arg(help="picture to write: .png, .svg or .pdf")] = None,
+        kind: Annotated[
+            Literal["curve", "bars"],
+            arg(
+                help="curve: mean over seeds with a 95% bootstrap band; bars: interquartile mean "
+                "of final scores with its 95% bootstrap interval"
+            ),
+        ] = "curve",
+        x: Annotated[
+            Literal["env_steps", "wall_s"] | None,
+            arg(help="horizontal axis of curves; None: env_steps"),
+        ] = None,
+        lineage: Annotated[
+            bool, arg(help="the decisions of a population: copies and hyperparameters")
+        ] = False,
+        metric: Annotated[
+            str | None,
+            arg(
+                help="any name in metrics.jsonl; None: the success rate where all runs have one, "
+                "else the mean return; of training as a curve, of evaluations as bars"
+            ),
+        ] = None,
+    ) -> None:
+        if not runs or out is None:
+            raise ConfigError(
+                "quintet plot requires at least one run and a file: quintet plot RUN... --out "
+                "FILE.png"
+            )
+        if kind == "bars" and x is not None:
+            raise ConfigError(f"--x {x} has no effect on --kind bars; leave it out")
+        if lineage:
+            if len(runs) > 1 or x is not None or metric is not None or kind != "curve":
+                raise ConfigError("--lineage takes one run, and no --x, --metric or --kind")
+            from quintet.observe.lineage import plot_lineage
+
+            print(plot_lineage(Path(runs[0]), Path(out)))
+            return
+        from quintet.observe.plots import plot_runs
+
+        named = {Path(place): runs_in(Path(place)) for place in runs}
+        found = [run for within in named.values() for run in within]
+        may_lack = set(found) - named.keys()
+        plot_runs(found, Path(out), kind, x or "env_steps", metric, may_lack)
+        print(Path(out))
+
+    description = "Curves or final scores of runs."
+    tyro.cli(draw, prog="quintet plot", description=description, args=arguments)
+    return 0
+
+
+def runs_in(place: Path) -> list[Path]:
+    """The folder itself, or, if it is no run, the runs within it."""
+    names = ("config.yaml", "metrics.jsonl", "checkpoints")  # some of them may be lost
+    found = {path.parent for name in names for path in place.glob(f"*/{name}")}
+    # Those in whose place another run has begun count only where they are named.
+    within = sorted(run for run in found if not re.search(r"\.old-\d+$", run.name))
+    return [place] if not within or any((place / name).exists() for name in names) else within

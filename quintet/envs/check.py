@@ -1,0 +1,237 @@
+"""What an environment gives, how fast, and whether a seed fixes it: checks before a run."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import final
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from quintet.envs.make import make_group_env
+from quintet.envs.resolved import ResolvedEnv
+from quintet.envs.vector import (
+    EnvDescription,
+    StepRow,
+    VectorEnv,
+    allocate_obs,
+    allocate_row,
+    check_finite,
+)
+from quintet.errors import EnvironmentFault
+from quintet.spaces import observation_leaves
+from quintet.types import Spaces
+from quintet.uniform import UniformActor
+
+_STREAMS = 2
+_AGAIN = 200  # steps after a second restart
+_WIDER = 1e-6  # of a bound, relative to it, for rounding
+
+
+@final
+@dataclass
+class EnvCheck:
+    """What was found; times in seconds of one environment, returns in raw reward units.
+
+    steps: of each of two environments, resets aside.
+    faults: what no run would survive, or would learn wrongly from; remarks: what is worth knowing.
+    same_seeds: where two copies with the same seeds and actions first differ; "" where nowhere.
+    same_again: the same of one copy that begins anew with its seeds.
+    """
+
+    env: EnvDescription
+    spaces: Spaces
+    steps: int = 0
+    step_s: float = 0.0
+    slowest_step_s: float = 0.0
+    reset_s: float = 0.0
+    terminated: int = 0
+    truncated: int = 0
+    lengths: list[int] = field(default_factory=list)
+    returns: list[float] = field(default_factory=list)
+    reward_min: float = np.inf
+    reward_max: float = -np.inf
+    rewarded_frac: float = 0.0
+    same_seeds: str = ""
+    same_again: str = ""
+    faults: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def deterministic(self) -> bool:
+        return not (self.same_seeds or self.same_again)
+
+
+def check_env(env: ResolvedEnv, steps: int = 1_000, seed: int = 0) -> EnvCheck:
+    """Steps two copies of two environments by the same uniformly random actions.
+
+    Args:
+        steps: of each environment, rows that are spent on resetting included.
+        seed: of the first environment and of the actions.
+
+    Raises:
+        ConfigError: the environment can't be made, or has spaces that quintet can't use.
+        EnvironmentFault: it raised an error, which names the step and the line.
+    """
+    with (
+        closing(make_group_env(env, _STREAMS)) as one,
+        closing(make_group_env(env, _STREAMS)) as two,
+    ):
+        found = EnvCheck(one.description, one.spaces)
+        watching = _Watch(found, one, seed)
+        seen: list[dict[str, int]] = []
+        for a, b in zip(_play(one, steps, seed), _play(two, steps, seed), strict=True):
+            seen.append(a.hashes())
+            found.same_seeds = found.same_seeds or _difference(seen[-1], b.hashes(), a.number)
+            watching.add(a)
+        watching.end()
+        for a, before in zip(_play(one, min(steps, _AGAIN), seed), seen, strict=False):
+            found.same_again = found.same_again or _difference(before, a.hashes(), a.number)
+    _judge(found)
+    return found
+
+
+@final
+@dataclass(frozen=True)
+class _Row:
+    """A step: its number (0: the reset), what it gave, and the seconds that it took."""
+
+    number: int
+    row: StepRow
+    seconds: float
+
+    def hashes(self) -> dict[str, int]:
+        """Of the bytes of each part, by a name for people."""
+        row = self.row
+        arrays = {f"observation {name!r}": x for name, x in row.obs.items()}
+        if self.number:
+            arrays |= {"reward": row.raw_reward}
+            arrays |= {"terminated": row.terminated, "truncated": row.truncated}
+        return {name: hash(x.tobytes()) for name, x in arrays.items()}
+
+
+def _play(env: VectorEnv, steps: int, seed: int) -> Iterator[_Row]:
+    """The rows of a restart and `steps` random steps; each is overwritten by the next."""
+    actor = UniformActor(env.spaces.action, seed)
+    obs = allocate_obs(env.spaces.observation, (_STREAMS,))
+    row = allocate_row(env.spaces.observation, _STREAMS)
+    begin = perf_counter()
+    env.restart([seed + i for i in range(_STREAMS)], obs)
+    seconds = perf_counter() - begin
+    for name, x in obs.items():
+        row.obs[name][...] = x
+    leaves = {name: torch.from_numpy(x) for name, x in row.obs.items()}
+    yield _Row(0, row, seconds)
+    anew = torch.zeros(_STREAMS, dtype=torch.bool)
+    for number in range(1, steps + 1):
+        action = actor.act(leaves, {}, anew, None).env_action.numpy()
+        begin = perf_counter()
+        env.send(action)
+        env.recv(row)
+        yield _Row(number, row, perf_counter() - begin)
+
+
+def _difference(a: dict[str, int], b: dict[str, int], number: int) -> str:
+    """What differs between two rows, by their hashes, or ""."""
+    where = "the reset" if number == 0 else f"step {number}"
+    return next((f"{name} at {where}" for name in a if a[name] != b[name]), "")
+
+
+@final
+class _Watch:
+    """Takes statistics of rows into a check."""
+
+    def __init__(self, found: EnvCheck, env: VectorEnv, seed: int):
+        self.found, self.seeds = found, [seed + i for i in range(_STREAMS)]
+        self.leaves = observation_leaves(env.spaces.observation)
+        self.outside: dict[str, tuple[float, float]] = {}
+        self.changed = dict.fromkeys(self.leaves, False)
+        self.lengths = np.zeros(_STREAMS, np.int64)
+        self.returns = np.zeros(_STREAMS)
+        self.seconds: list[float] = []
+        self.first: dict[str, bytes] = {}
+        self.rewarded = 0
+
+    def add(self, given: _Row) -> None:
+        """Takes a row."""
+        row, found = given.row, self.found
+        self._look_at_bounds(row)
+        try:
+            check_finite(
+                {name: x[None] for name, x in row.obs.items()},
+                row.raw_reward[None], 0, self.seeds, found.env, given.number,
+            )  # fmt: skip
+        except EnvironmentFault as fault:
+            if not found.faults:
+                found.faults.append(str(fault))
+        if not given.number:
+            found.reset_s = given.seconds / _STREAMS
+            if all(x[0].tobytes() == x[1].tobytes() for x in row.obs.values()):
+                found.remarks.append("the first observation is the same with two different seeds")
+            self.first = {name: x.tobytes() for name, x in row.obs.items()}
+            return
+        for name, x in row.obs.items():
+            self.changed[name] = self.changed[name] or x.tobytes() != self.first[name]
+        valid = row.valid
+        if valid.all():
+            self.seconds.append(given.seconds / _STREAMS)
+        found.steps += int(valid.sum())
+        reward = row.raw_reward[valid]
+        if reward.size:
+            found.reward_min = min(found.reward_min, float(reward.min()))
+            found.reward_max = max(found.reward_max, float(reward.max()))
+            self.rewarded += int(np.count_nonzero(reward))
+        self.lengths += valid
+        self.returns += row.raw_reward
+        found.terminated += int(row.terminated.sum())
+        found.truncated += int(row.truncated.sum())
+        for i in np.nonzero(row.terminated | row.truncated)[0]:
+            found.lengths.append(int(self.lengths[i]))
+            found.returns.append(float(self.returns[i]))
+            self.lengths[i], self.returns[i] = 0, 0.0
+
+    def end(self) -> None:
+        found = self.found
+        if self.seconds:
+            found.step_s = float(np.median(self.seconds))
+            found.slowest_step_s = max(self.seconds)
+        found.rewarded_frac = self.rewarded / max(found.steps, 1)
+        for name, (low, high) in self.outside.items():
+            found.remarks.append(
+                f"observation {name!r} leaves its declared bounds {self.leaves[name]}: it was "
+                f"between {low:.6g} and {high:.6g}"
+            )
+        for name, changed in self.changed.items():
+            if not changed:
+                found.remarks.append(f"observation {name!r} never changed")
+
+    def _look_at_bounds(self, row: StepRow) -> None:
+        for name, leaf in self.leaves.items():
+            if not isinstance(leaf, spaces.Box):
+                continue
+            x = row.obs[name].astype(np.float64)
+            room = _WIDER * np.maximum(1.0, np.abs(np.nan_to_num(leaf.high, posinf=1.0)))
+            if (x < leaf.low - room).any() or (x > leaf.high + room).any():
+                low, high = self.outside.get(name, (np.inf, -np.inf))
+                self.outside[name] = min(low, float(x.min())), max(high, float(x.max()))
+
+
+def _judge(found: EnvCheck) -> None:
+    if found.same_seeds:
+        found.faults.append(
+            f"two copies with the same seeds and actions differ: {found.same_seeds}; no run can be "
+            "repeated (does it draw from self.np_random only, which reset(seed=seed) makes?)"
+        )
+    elif found.same_again:
+        found.faults.append(
+            f"copies that were used before differ after a reset with the same seeds: "
+            f"{found.same_again}; something is kept that a reset should forget"
+        )
+    if not found.lengths:
+        found.remarks.append(
+            f"no episode ended in {found.steps // _STREAMS:,} steps of random actions"
+        )
+    if found.reward_min == found.reward_max:
+        found.remarks.append(f"every reward was {found.reward_min:g} under random actions")

@@ -1,0 +1,181 @@
+"""``quintet check-env`` finds what is wrong with an environment, and nothing where all is right."""
+
+import json
+from collections.abc import Callable
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from quintet import cli
+from quintet.envs.check import EnvCheck, check_env
+from quintet.envs.config import EnvConfig
+from quintet.envs.resolved import resolve_env
+from quintet.envs.toy import Scripted
+from quintet.errors import EnvironmentFault
+
+
+class Sound(gymnasium.Env):
+    """Episodes of 10 steps; pays the action."""
+
+    observation_space = spaces.Box(0.0, 1.0, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.obs(), {}
+
+    def step(self, action):
+        self.steps += 1
+        return self.obs(), float(action), self.steps == 10, False, {}
+
+    def obs(self):
+        return self.np_random.random(2, dtype=np.float32)
+
+
+class Unseeded(Sound):
+    def obs(self):
+        seen = super().obs()
+        return np.random.random(2).astype(np.float32) if self.steps == 3 else seen
+
+
+class Remembers(Sound):
+    """Of all that were stepped before, at a reset."""
+
+    stepped = False
+
+    def step(self, action):
+        if self.steps == 9:
+            Remembers.stepped = True
+        return super().step(action)
+
+    def obs(self):
+        return super().obs() * (0.5 if self.stepped and self.steps == 1 else 1.0)
+
+
+class NotFinite(Sound):
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        return obs, np.inf if self.steps == 4 else reward, *rest
+
+
+class Wide(Sound):
+    def obs(self):
+        return 2.0 * super().obs() + 1.0
+
+
+class Still(Sound):
+    def step(self, action):
+        return super().obs() * 0, 0.0, False, False, {}
+
+    def obs(self):
+        return np.zeros(2, np.float32)
+
+
+class Raises(Sound):
+    def step(self, action):
+        if self.steps == 5:
+            raise RuntimeError("boom")
+        return super().step(action)
+
+
+def checked(make: Callable[[], gymnasium.Env], steps: int = 60) -> EnvCheck:
+    return check_env(resolve_env(EnvConfig(id="made"), make), steps)
+
+
+def test_nothing_is_wrong_with_a_sound_environment() -> None:
+    found = checked(Sound, 54)
+    assert (found.faults, found.remarks) == ([], [])
+    assert found.deterministic
+    assert found.steps == 2 * (54 - 4), "every eleventh row is a reset"
+    assert (found.terminated, found.truncated) == (10, 0)
+    assert set(found.lengths) == {10}
+    assert (found.reward_min, found.reward_max) == (0.0, 1.0)
+    assert found.rewarded_frac == pytest.approx(0.5, abs=0.15)
+    assert sum(found.returns) == pytest.approx(found.rewarded_frac * 100)
+    assert 0 < found.step_s <= found.slowest_step_s < 1
+
+
+def test_endings_are_told_apart() -> None:
+    found = checked(lambda: Scripted(lengths=(3, 4), endings=("terminate", "truncate")))
+    assert found.terminated > 0
+    assert found.truncated > 0
+    assert set(found.lengths) == {3, 4}
+
+
+@pytest.mark.parametrize(
+    ("make", "fault"),
+    [
+        (
+            Unseeded,
+            "two copies with the same seeds and actions differ: observation 'obs' at step 3",
+        ),
+        (Remembers, "used before differ after a reset with the same seeds: observation 'obs' at s"),
+        (NotFinite, "stream 0, step 4 after its reset with seed 0: reward is inf"),
+    ],
+)
+def test_faults_are_found(make: Callable[[], gymnasium.Env], fault: str) -> None:
+    found = checked(make)
+    assert len(found.faults) == 1
+    assert fault in found.faults[0]
+    assert found.deterministic == (make is NotFinite)
+
+
+def test_what_is_worth_knowing_is_remarked() -> None:
+    (wide,) = checked(Wide).remarks
+    assert wide.startswith("observation 'obs' leaves its declared bounds Box(0.0, 1.0")
+    assert "it was between 1." in wide
+    assert checked(Still).remarks == [
+        "the first observation is the same with two different seeds",
+        "observation 'obs' never changed",
+        "no episode ended in 60 steps of random actions",
+        "every reward was 0 under random actions",
+    ]
+
+
+def test_errors_name_the_step_and_the_line() -> None:
+    with pytest.raises(EnvironmentFault, match=r"step 6 .*boom \(.*test_env_check.py:\d+ in step"):
+        checked(Raises)
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check-env", "quintet.envs.toy:Contextual", "--steps", "50"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("quintet.envs.toy:Contextual (gymnasium)\n  observation  Box(")
+    assert "the same seeds and actions give the same bytes" in out
+    assert out.splitlines()[-1].startswith("no fault found in ")
+    name = f"{__name__}:Unseeded"
+    assert cli.main(["check-env", name, "--steps", "20", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["deterministic"] is False
+    assert found["steps"] == len(found["faults"]) * 38
+    assert found["observation_space"]["shape"] == [2]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "requires an environment: quintet check-env ID"),
+        (["CartPole-v1", "--steps", "0"], "--steps must be at least 1, got 0"),
+        (["CartPole-v1", "--seed", "-1"], "--seed must be in 0 .. "),
+        (["CartPole-v1", "--env.kwargs", "{"], "--env.kwargs must be JSON"),
+        (["CartPole-v1", "--env.kwargs", "[]"], "--env.kwargs must be as in"),
+        (["CartPol-v1"], "nearest are CartPole-v1"),
+    ],
+)
+def test_mistakes_have_one_sentence_each(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["check-env", *words]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_options_are_those_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    taxi = ["check-env", "Taxi-v4", "--steps", "20", "--env.backend", "gymnasium"]
+    assert cli.main([*taxi, "--env.mask-from-info"]) == 0
+    assert "action_mask" in capsys.readouterr().out
+    made = ["check-env", "quintet.envs.toy:FinitePay", "--env.kwargs", '{"n": 3}', "--steps", "20"]
+    assert cli.main(made) == 0
+    assert "length 3 to 3" in capsys.readouterr().out
