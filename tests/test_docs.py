@@ -22,6 +22,7 @@ from quintet.algorithms.ddpg import config as ddpg_config
 from quintet.algorithms.ddpg import learner as ddpg
 from quintet.algorithms.impala import config as impala_config
 from quintet.algorithms.impala import learner as impala
+from quintet.algorithms.other_names import named_here
 from quintet.algorithms.ppo import config as ppo_config
 from quintet.algorithms.ppo import learner as ppo
 from quintet.bench import workloads
@@ -39,7 +40,7 @@ QUOTED = DOCS / "adding-a-learner.md"
 """Its code is a test's, and runs there."""
 
 NO_OPTIONS = {"config", "seeds", "jobs", "env", "total_steps", "x", "metric", "kind", "video"}
-NO_OPTIONS |= {"trust", "overwrite", "n_envs", "ent_coef"}
+NO_OPTIONS |= {"trust", "overwrite", "n_envs", "ent_coef", "json"}
 """Flags of commands that are no options of a run."""
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
@@ -87,6 +88,9 @@ def check_command(words: list[str]) -> None:
         workloads.scheduling([word for word in rest if word != "--json"])
     elif command == "envs":
         assert len(rest) <= 1, words
+    elif command == "check-env":  # of an environment that is there
+        resolve_backend(rest[0], "auto")
+        assert main([command, "quintet.envs.toy:Contextual", *rest[1:]]) == 0, words
     else:  # wrong options end by SystemExit; a run that isn't there is an error of another kind
         assert main(words) == 1, words
 
@@ -187,6 +191,27 @@ def test_options_named_in_prose_exist():
         assert named <= known, path.name
         flags = {flag.replace("-", "_") for flag in re.findall(r"`--([a-z][\w.-]*)[ =`]", text)}
         assert flags <= known | NO_OPTIONS, path.name
+
+
+def test_names_of_other_libraries_are_those_that_commands_answer():
+    """A row names the options by which an unknown name of the other library is answered."""
+    text = (DOCS / "coming-from.md").read_text()
+    known = {algo: set(options(algo)) for algo in ("ppo", "appo", "ddpg")}
+    parts = "env|runtime|model|checkpoint|eval|report|population"
+    answered = 0
+    for section in text.split("\n## ")[2:]:
+        of_section = "appo" if section.startswith("Sample Factory") else "ppo"
+        for theirs, ours in re.findall(r"^\| (.+?) \| (.+) \|$", section, re.M)[2:]:
+            named = set(re.findall(r"`([a-z_.]+)", ours))
+            unknown = {n for n in named if re.match(rf"({parts})\.", n)} - known["ppo"]
+            assert not unknown, (theirs, unknown)
+            for name in re.findall(r"(?<![\w.])-{0,2}([a-z][a-z_-]+)(?=[`=,)])", theirs):
+                algo = "ddpg" if theirs.startswith("`DDPG(") else of_section
+                meant = set(named_here(name.replace("-", "_"), known[algo]) or ())
+                if meant:
+                    answered += 1
+                    assert meant & named, (theirs, name, meant)
+    assert answered > 40
 
 
 def defaults_of(text: str) -> dict[str, Any]:
