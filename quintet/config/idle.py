@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from quintet.algorithms import registry
 from quintet.algorithms.parts.options import Idle
-from quintet.config.load import Loaded, dropped
+from quintet.config.load import Loaded, dropped, nobody_gave
 from quintet.config.run import RunConfig
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig, idle_options
@@ -16,11 +16,20 @@ from quintet.types import Spaces
 
 
 def without_idle_defaults(loaded: Loaded, spaces: Spaces) -> Loaded:
-    """Drops the learner's own defaults for layers and actions that the run does not have."""
+    """Drops the learner's own defaults for layers and actions that the run does not have, and a
+    preset's where the user has changed the network.
+
+    Otherwise a preset's stay, and are refused: it does not fit the spaces.
+    """
     sources, changes = dict(loaded.sources), {}
+    own = any(
+        not (nobody_gave(source) or source.startswith("default"))
+        for name, source in sources.items()
+        if name.startswith("model.")
+    )
     for option in idle_options(loaded.config.model, spaces):
         name = f"model.{option}"
-        if sources[name].startswith("default of "):
+        if sources[name].startswith("default of ") or (own and nobody_gave(sources[name])):
             changes[option] = ModelConfig.model_fields[option].get_default(
                 call_default_factory=True
             )

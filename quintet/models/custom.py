@@ -28,8 +28,10 @@ while the module is made.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, NoReturn, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -38,7 +40,7 @@ from quintet.models.config import Init
 from quintet.models.encoders import Encoded, encoded_parts
 from quintet.models.leaves import Leaves
 from quintet.models.precision import Precision
-from quintet.spaces import leaf_spec
+from quintet.spaces import Space, leaf_dtype
 from quintet.system.blame import raised, traced
 from quintet.system.importing import import_module
 from quintet.types import Obs
@@ -140,9 +142,17 @@ class CustomEncoder(nn.Module):
         """Does nothing: the module may need float32 weights."""
 
 
+def _samples(space: Space) -> Tensor:
+    """``[TRIAL_ROWS, ...]`` of a leaf, always the same: zeros may mean an empty sequence."""
+    own = deepcopy(space)  # which has a generator of its own
+    own.seed(0)
+    rows = np.stack([own.sample() for _ in range(TRIAL_ROWS)])
+    return torch.from_numpy(rows.astype(leaf_dtype(space)))
+
+
 def _check(module: nn.Module, name: str, leaves: Leaves) -> tuple[int, tuple[str, ...]]:
-    """Tries the module on zeros; returns its `feature_size` and the sorted names of its losses.
-    Raises ConfigError if it breaks the contract.
+    """Tries the module on samples of the spaces; returns its `feature_size` and the sorted names of
+    its losses.  Raises ConfigError if it breaks the contract.
     """
 
     def refuse(required: str, given: str) -> NoReturn:
@@ -151,17 +161,14 @@ def _check(module: nn.Module, name: str, leaves: Leaves) -> tuple[int, tuple[str
     size: Any = getattr(module, "feature_size", None)
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         refuse("an attribute feature_size, a positive int", f"it is {size!r}")
-    specs = {path: leaf_spec(space) for path, space in leaves.items()}
-    zeros = {
-        k: torch.zeros((TRIAL_ROWS, *spec.shape), dtype=spec.dtype) for k, spec in specs.items()
-    }
+    drawn = {path: _samples(space) for path, space in leaves.items()}
     before = {path: buffer.clone() for path, buffer in module.named_buffers()}
     random_before = torch.default_generator.get_state()
     try:
         with torch.enable_grad():
-            features, losses = encoded_parts(module(zeros))
+            features, losses = encoded_parts(module(drawn))
     except Exception as error:
-        given = {path: f"{x.dtype} {tuple(x.shape)}" for path, x in zeros.items()}
+        given = {path: f"{x.dtype} {tuple(x.shape)}" for path, x in drawn.items()}
         fault = ConfigError(
             f"model.encoder={name} must encode observations with the leaves {given}; it "
             f"{raised(error)}; correct the class"

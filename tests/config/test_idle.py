@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import torch
 import yaml
 from gymnasium.spaces import Box, Dict, Discrete
 
@@ -14,6 +15,7 @@ from quintet.config import load as load_module
 from quintet.config.load import Layer
 from quintet.config.saved import load_config
 from quintet.errors import ConfigError
+from quintet.models.config import ModelConfig
 from quintet.run import launch
 
 PIXELS = {"env.id": "test_idle:Room", "env.num_streams": 2}
@@ -135,3 +137,31 @@ def test_a_run_keeps_what_was_in_force(tmp_path: Path):
         assert len(stored) == (3 if options else 0)
         action, _ = result.policy.act(np.zeros((36, 36), np.uint8))
         assert action in (0, 1)
+
+
+class Whole(torch.nn.Module):
+    """Of all leaves, flat."""
+
+    def __init__(self, leaves):
+        super().__init__()
+        self.feature_size = 8
+        self.layer = torch.nn.LazyLinear(8)
+        self.forward({k: torch.zeros(1, *x.shape) for k, x in leaves.items()})
+
+    def forward(self, obs):
+        return self.layer(torch.cat([x.float().flatten(1) for x in obs.values()], -1))
+
+
+@pytest.mark.parametrize("own", [{"model__encoder": "test_idle:Whole"}, {"model__core": "none"}])
+def test_a_preset_leaves_nothing_idle_behind_where_the_network_is_the_user_s(own):
+    """The preset is for grids: tokenizer and memory."""
+    given = {"preset": "grid", "model__encoder": "auto", "speed": True, **own}
+    values, sources = resolved(**given)
+    assert values["model.tokenizer"] == ModelConfig.model_fields["tokenizer"].default
+    assert "has no effect here" in sources["model.tokenizer"]
+    if "model__core" in own:
+        assert values["model.core_skip"] is False
+        assert "has no effect here" in sources["model.core_skip"]
+    # Who chooses the preset alone learns that it does not fit.
+    with pytest.raises(ConfigError, match=r"model.tokenizer=.* requires the encoder film_grid"):
+        resolved(preset="grid", speed=True)

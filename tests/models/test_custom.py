@@ -2,6 +2,7 @@
 
 import sys
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -98,6 +99,19 @@ class Bare(nn.Module):
         return obs["place"]
 
 
+class Sampled(Bare):
+    """Reads sequences, of which none may be empty, and keeps what it was tried on."""
+
+    tried: ClassVar[list[dict[str, Tensor]]] = []
+
+    def forward(self, obs: dict[str, Tensor]) -> Tensor:
+        self.tried.append(obs)
+        lengths = (obs["place"] != 0).sum(-1)
+        return nn.utils.rnn.pack_padded_sequence(
+            obs["place"][..., None], lengths, batch_first=True, enforce_sorted=False
+        ).data.reshape(-1, 3)
+
+
 def build(seed: int | None = 0, precision: Precision = "fp32", **given: object) -> ActorCritic:
     config = resolve_model(ModelConfig(**{"encoder": "test_custom:Good"} | given), SPACES)
     generator = None if seed is None else torch.Generator().manual_seed(seed)
@@ -190,6 +204,15 @@ def test_weights_go_into_another_network():
     other.load_state_dict(one.state_dict())
     obs = observations()
     assert torch.equal(one(obs)[0], other(obs)[0])
+
+
+def test_it_is_tried_on_samples_of_the_spaces():
+    for _ in range(2):
+        build(encoder="test_custom:Sampled")
+    first, second = Sampled.tried[0], Sampled.tried[-1]
+    assert all(x.equal(second[name]) for name, x in first.items()), "always the same ones"
+    assert SPACES.observation["room"].contains(first["room"][1].numpy())
+    assert first["place"].dtype == torch.float32
 
 
 def test_no_parameters_are_needed():
