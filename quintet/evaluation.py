@@ -1,6 +1,6 @@
 """Evaluates policies on whole episodes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from quintet import spaces
 from quintet.envs.config import EnvConfig
@@ -37,6 +38,10 @@ from quintet.uniform import UniformActor
 
 MAX_STREAMS = 25
 """Most environments that an evaluation steps side by side."""
+
+
+OWN_OPTIONS = ("kwargs", "backend", "success", "num_processes", "num_threads")
+"""Options of the environment that an evaluation may have other values of than the training."""
 
 
 MAX_FPS = 60.0
@@ -137,6 +142,7 @@ def evaluate(
     stop: Callable[[], bool] | None = None,
     video: str | Path | None = None,
     random: bool = False,
+    env_options: Mapping[str, Any] | None = None,
 ) -> Scores:
     """Plays `episodes` whole episodes; rewards are raw, neither clipped nor normalised.
 
@@ -158,6 +164,8 @@ def evaluate(
             environment of its own with the seed `seed`, and isn't counted: scores are the same with
             and without a video.  If `stop` ends it there is no file.
         random: whether to play uniformly random actions, for a baseline score.
+        env_options: other values of ``env.*`` than in training, by name: ``kwargs`` (of a held-out
+            split, say), ``backend``, ``success``, ``num_processes``, ``num_threads``.
 
     Raises:
         ConfigError: the environment's spaces are not the policy's, a number is wrong, or nothing of
@@ -171,7 +179,7 @@ def evaluate(
     path = None if video is None else Path(video)
     if path is not None:
         check_video(path)
-    chosen, num_streams = _choose_env(policy, env, episodes)
+    chosen, num_streams = _choose_env(policy, env, episodes, _options(env_options or {}))
     actor = UniformActor(policy.spaces.action, seed) if random else policy.actor
     how = How(actor, episodes, seed, deterministic, stop)
     with closing(_make(chosen, num_streams, trained=env is None)) as vector:
@@ -239,9 +247,28 @@ def _suited_threads(policy: Policy) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _choose_env(policy: Policy, env: GivenEnv | None, episodes: int) -> tuple[ResolvedEnv, int]:
+def _options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of the environment that an evaluation may have of its own, validated."""
+    unknown = sorted(set(given) - set(OWN_OPTIONS))
+    if unknown:
+        raise ConfigError(
+            f"env_options must be some of {', '.join(OWN_OPTIONS)}, got {', '.join(unknown)}"
+        )
+    try:
+        config = EnvConfig(id="", **given)
+    except ValidationError as error:
+        faults = "; ".join(f"env.{e['loc'][0]}: {e['msg']}" for e in error.errors())
+        raise ConfigError(f"env_options must be what a run takes: {faults}") from error
+    return {name: getattr(config, name) for name in given}
+
+
+def _choose_env(
+    policy: Policy, env: GivenEnv | None, episodes: int, own: Mapping[str, Any]
+) -> tuple[ResolvedEnv, int]:
     """The environment, and how many to step side by side; raises UntrustedError if the policy's
     folder names code for it that may not run.
+
+    own: options of the evaluation's own.
     """
     config = policy.env.model_copy(update={"reward_clip": "none"})
     num_streams, source = min(episodes, MAX_STREAMS), None
@@ -257,7 +284,12 @@ def _choose_env(policy: Policy, env: GivenEnv | None, episodes: int) -> tuple[Re
         }
         config = config.model_copy(update=options | says)
         num_streams = says.get("num_streams", num_streams)
-    given = calls_given({f"env.{name}": value for name, value in says.items()})
+    config = config.model_copy(update=dict(own))
+    # The caller vouches for the arguments, and for a name only where it is given or no code.
+    vouched = {**says, **own}
+    if "id" not in says and ":" not in config.id:
+        vouched["id"] = config.id
+    given = calls_given({f"env.{name}": value for name, value in vouched.items()})
     origin = replace(policy.origin, given=(*policy.origin.given, *given))
     origin.check(Call("env", config.id, config.kwargs))
     return resolve_env(config, source), num_streams

@@ -8,6 +8,7 @@ import torch
 from gymnasium import spaces
 
 import quintet
+from quintet import cli
 from quintet.errors import ConfigError, EnvironmentFault, QuintetError
 from quintet.evaluation import MAX_STREAMS, evaluate_random
 
@@ -371,3 +372,28 @@ def test_random_scores_need_no_policy(bandit):
     assert alone.returns.tolist() == with_policy.returns.tolist()
     with pytest.raises(ConfigError, match=r"episodes >= 1 and a seed"):
         evaluate_random(bandit.env, 0)
+
+
+def test_options_of_its_own(bandit):
+    """Arguments of a held-out split, say; the policy's other options stay."""
+    lengths = quintet.evaluate(bandit, episodes=3, env_options={"kwargs": {"length": 5}}).lengths
+    assert lengths.tolist() == [5, 5, 5]
+    won = quintet.evaluate(bandit, episodes=3, env_options={"success": "reward>-1"})
+    assert won.success_rate == 1.0
+    with pytest.raises(ConfigError, match=r"some of kwargs, backend, .*, got num_streams"):
+        quintet.evaluate(bandit, env_options={"num_streams": 3})
+    with pytest.raises(ConfigError, match=r"what a run takes: env.success: "):
+        quintet.evaluate(bandit, env_options={"success": "sometimes"})
+    with pytest.raises(ConfigError, match=r"must be made with env.kwargs \{'nonsense': 1\}"):
+        quintet.evaluate(bandit, env_options={"kwargs": {"nonsense": 1}})
+
+
+def test_the_command_takes_them(bandit, tmp_path, capsys):
+    bandit.save(tmp_path / "policy")
+    words = ["eval", str(tmp_path / "policy"), "--episodes", "3"]
+    assert cli.main([*words, "--env.kwargs", '{"length": 4}']) == 0
+    assert "length 4.0, " in capsys.readouterr().out
+    assert cli.main([*words, "--env.success", "reward>-1", "--env.num-processes", "2"]) == 0
+    assert "success 100%" in capsys.readouterr().out
+    assert cli.main([*words, "--env.kwargs", "[1]"]) == 2
+    assert "--env.kwargs must be as in" in capsys.readouterr().err

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from tyro.conf import Positional, arg
 
+from quintet.config.command import mapping
 from quintet.envs.config import Backend
 from quintet.errors import ConfigError
-from quintet.system import files
 
 if TYPE_CHECKING:
     from quintet.envs.check import EnvCheck
@@ -42,7 +42,10 @@ def main(arguments: list[str]) -> int:
         from quintet.envs.resolved import resolve_env
 
         config = EnvConfig(
-            id=env, backend=backend, kwargs=_mapping(kwargs), mask_from_info=mask_from_info
+            id=env,
+            backend=backend,
+            kwargs=mapping("--env.kwargs", kwargs),
+            mask_from_info=mask_from_info,
         )
         resolved = resolve_env(config)
         from quintet.envs.check import check_env  # PyTorch
@@ -57,16 +60,6 @@ def main(arguments: list[str]) -> int:
     )
     tyro.cli(check, prog="quintet check-env", description=description, args=arguments)
     return status
-
-
-def _mapping(text: str) -> dict[str, Any]:
-    try:
-        given = files.parse_json(text)
-    except ValueError as error:
-        raise ConfigError(f"--env.kwargs must be JSON, got {text!r}: {error}") from error
-    if not isinstance(given, dict):
-        raise ConfigError(f"""--env.kwargs must be as in '{{"length": 1}}', got {text!r}""")
-    return given
 
 
 def _as_json(found: "EnvCheck") -> dict[str, Any]:

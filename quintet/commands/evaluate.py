@@ -2,21 +2,21 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+from tyro.conf import Positional, arg
+
+from quintet.config.command import mapping
+from quintet.envs.config import Backend
+from quintet.errors import ConfigError
+from quintet.system.trust import TRUST_HELP
 
 if TYPE_CHECKING:
     from quintet.evaluation import Scores
 
 
 def main(arguments: list[str]) -> int:
-    from typing import Annotated
-
-    import tyro
-    from tyro.conf import Positional, arg
-
-    from quintet.errors import ConfigError
-    from quintet.system.trust import TRUST_HELP
-
     def play(
         run: Annotated[
             Positional[str | None],
@@ -42,6 +42,24 @@ def main(arguments: list[str]) -> int:
             str | None,
             arg(name="model.encoder", help="the policy's encoder, if it is one of your own"),
         ] = None,
+        kwargs: Annotated[
+            str | None,
+            arg(
+                name="env.kwargs",
+                help="other arguments of the environment than in training, JSON",
+                metavar="JSON",
+            ),
+        ] = None,
+        backend: Annotated[
+            Backend | None, arg(name="env.backend", help="another backend than in training")
+        ] = None,
+        success: Annotated[
+            str | None, arg(name="env.success", help="another rule by which episodes are won")
+        ] = None,
+        num_processes: Annotated[
+            int | None,
+            arg(name="env.num-processes", help="processes that step environments in Python"),
+        ] = None,
         trust: Annotated[bool, arg(help=TRUST_HELP)] = False,
     ) -> None:
         if run is None:
@@ -57,8 +75,21 @@ def main(arguments: list[str]) -> int:
 
         policy = load(run, checkpoint, trust=trust, encoder=encoder)
         greedy = not stochastic
+        own = {
+            "kwargs": None if kwargs is None else mapping("--env.kwargs", kwargs),
+            "backend": backend,
+            "success": success,
+            "num_processes": num_processes,
+        }
         scores = evaluate(
-            policy, env, episodes, seed, deterministic=greedy, video=video, random=random
+            policy,
+            env,
+            episodes,
+            seed,
+            deterministic=greedy,
+            video=video,
+            random=random,
+            env_options={name: value for name, value in own.items() if value is not None},
         )
         if as_json:
             how = {"deterministic": greedy and not random, "random": random}

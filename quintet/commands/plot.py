@@ -2,16 +2,15 @@
 
 import re
 from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from tyro.conf import Positional, arg
+
+from quintet.errors import ConfigError
 
 
 def main(arguments: list[str]) -> int:
-    from typing import Annotated, Literal
-
-    import tyro
-    from tyro.conf import Positional, arg
-
-    from quintet.errors import ConfigError
-
     def draw(
         runs: Annotated[
             Positional[tuple[str, ...]],

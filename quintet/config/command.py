@@ -144,6 +144,17 @@ def _json(text: str) -> Any:
         return text
 
 
+def mapping(name: str, text: str) -> dict[str, Any]:
+    """A JSON object as typed; raises ConfigError for anything else."""
+    try:
+        given = files.parse_json(text)
+    except ValueError as error:
+        raise ConfigError(f"{name} must be JSON, got {text!r}: {error}") from error
+    if not isinstance(given, dict):
+        raise ConfigError(f"""{name} must be as in '{{"length": 1}}', got {text!r}""")
+    return given
+
+
 def _unknown(words: list[str]) -> dict[str, Any]:
     """Unknown options by name, with their values; other words by themselves."""
     found: dict[str, Any] = {}

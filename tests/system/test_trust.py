@@ -286,6 +286,28 @@ def test_the_same_name_brings_no_arguments_of_the_files(own_run, own_code, monke
         assert "the arguments {" in err
 
 
+def test_arguments_of_an_evaluation_vouch_for_no_name(
+    own_run, own_code, tmp_path, monkeypatch, command
+):
+    """Who gives arguments on the command line has not looked at what the file names."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other user"))
+    monkeypatch.chdir(own_code)
+    stranger = tmp_path / "stranger"
+    shutil.copytree(own_run, stranger)
+
+    def plain(meta):
+        meta["policy"]["env"]["kwargs"] = meta["policy"]["model"]["encoder_kwargs"] = {}
+
+    for folder in (stranger / "checkpoints").iterdir():
+        change_meta(folder, plain)
+    words = ("--episodes", "1", *NAMED[2:], "--env.kwargs", json.dumps(OWN_KWARGS))
+    status, _, err = command("eval", stranger, *words)
+    assert is_refusal(status, err), err
+    assert "would import 'own_tasks:make'" in err
+    status, _, err = command("eval", stranger, *words, *NAMED[:2])
+    assert status == 0, err
+
+
 def test_a_resume_may_be_given_all_again(own_run, own_code, tmp_path, monkeypatch, command):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other user"))
     monkeypatch.chdir(own_code)
