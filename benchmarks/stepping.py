@@ -25,7 +25,7 @@ from quintet.envs.make import make_group_env
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.envs.vector import VectorEnv, allocate_obs, allocate_row
 from quintet.runtime.processes.stepped import SteppedEnv
-from quintet.runtime.spread import SpreadEnv, make_streams
+from quintet.runtime.spread import SpreadEnv, Spreading, make_streams
 
 WAITS, COMPUTES = "sleeps", "computes"
 CASES = (
@@ -87,7 +87,10 @@ def restart(env: VectorEnv) -> float:
 def compare(what: str, ms: float, streams: int, seconds: float, repeats: int) -> str:
     env = resolved(what, ms, streams)
     alone, several = [], []
-    with closing(make_group_env(env, streams)) as one, closing(make_streams(env, streams)) as many:
+    with (
+        closing(make_group_env(env, streams)) as one,
+        closing(make_streams(env, streams, Spreading())) as many,
+    ):
         assert isinstance(many, SpreadEnv)
         restart(one)
         restart(many)

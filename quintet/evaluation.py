@@ -1,5 +1,6 @@
 """Evaluates policies on whole episodes."""
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -32,7 +33,7 @@ from quintet.models.config import ModelConfig, uses_pictures
 from quintet.observe.video import VideoWriter, check_video
 from quintet.policy import Policy
 from quintet.protocols import Actor
-from quintet.runtime.spread import make_streams
+from quintet.runtime.spread import SpreadEnv, Spreading, make_streams
 from quintet.system.trust import Call, calls_given
 from quintet.uniform import UniformActor
 
@@ -120,16 +121,28 @@ class Scores:
         return found
 
 
+def _on_stderr(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
 @final
 @dataclass(frozen=True)
 class How:
-    """What plays, and how; see `evaluate`."""
+    """What plays, and how; see `evaluate`.
+
+    timeout_s: how long a step may take in another process.
+    say, notice, who: see `SpreadEnv.tell`.
+    """
 
     actor: Actor | UniformActor
     episodes: int
     seed: int
     deterministic: bool
     stop: Callable[[], bool] | None
+    timeout_s: float = 600.0
+    say: Callable[[str], None] = _on_stderr
+    notice: Callable[[str], None] = _on_stderr
+    who: Callable[[str], None] | None = None
 
 
 def evaluate(
@@ -182,7 +195,7 @@ def evaluate(
     chosen, num_streams = _choose_env(policy, env, episodes, _options(env_options or {}))
     actor = UniformActor(policy.spaces.action, seed) if random else policy.actor
     how = How(actor, episodes, seed, deterministic, stop)
-    with closing(_make(chosen, num_streams, trained=env is None)) as vector:
+    with closing(_make(chosen, num_streams, how, trained=env is None)) as vector:
         _check_spaces(policy, vector)
         with _suited_threads(policy):
             film = None if path is None else _film(policy, chosen, how, path)
@@ -193,7 +206,7 @@ def evaluate_in(policy: Policy, env: ResolvedEnv, how: How) -> Scores:
     """Evaluates a policy of a run in that run's environment."""
     raw = env.with_options({"reward_clip": "none"})
     num_streams = env.streams_of(min(how.episodes, MAX_STREAMS))
-    with closing(make_streams(raw, num_streams)) as vector:
+    with closing(_streams(raw, num_streams, how)) as vector:
         _check_spaces(policy, vector)
         with _suited_threads(policy):
             return _scores(_play(vector, how), vector.description, None)
@@ -203,7 +216,8 @@ def evaluate_random(config: EnvConfig, episodes: int = 100, seed: int = 10_000) 
     """The scores of uniformly random actions in a run's environment, without a policy."""
     episodes, seed = _checked(episodes, seed)
     raw = resolve_env(config).with_options({"reward_clip": "none"})
-    with closing(make_streams(raw, min(episodes, MAX_STREAMS))) as vector:
+    alone = Spreading()
+    with closing(make_streams(raw, min(episodes, MAX_STREAMS), alone)) as vector:
         how = How(UniformActor(vector.spaces.action, seed), episodes, seed, True, None)
         return _scores(_play(vector, how), vector.description, None)
 
@@ -292,12 +306,38 @@ def _choose_env(
     given = calls_given({f"env.{name}": value for name, value in vouched.items()})
     origin = replace(policy.origin, given=(*policy.origin.given, *given))
     origin.check(Call("env", config.id, config.kwargs))
-    return resolve_env(config, source), num_streams
+    resolved = resolve_env(config, source)
+    _require_effect(resolved, own, says)
+    return resolved, num_streams
 
 
-def _make(env: ResolvedEnv, num_streams: int, trained: bool) -> VectorEnv:
+def _require_effect(env: ResolvedEnv, own: Mapping[str, Any], says: Mapping[str, Any]) -> None:
+    """Refuses options of the evaluation's own that do nothing."""
+    threads, given = env.config.backend != "gymnasium", env.source is not None
+    idle = {
+        "num_threads": not threads,
+        "num_processes": not env.can_be_spread,
+        "backend": given,
+        "kwargs": given and not callable(env.source),
+    }
+    for name in own:
+        if idle.get(name) or (name != "id" and name in says):
+            raise ConfigError(
+                f"env.{name}={own[name]!r} has no effect on {env.config.id} "
+                f"({env.config.backend}); leave it out"
+            )
+
+
+def _streams(env: ResolvedEnv, num_streams: int, how: How) -> VectorEnv:
+    made = make_streams(env, num_streams, Spreading(timeout_s=how.timeout_s))
+    if isinstance(made, SpreadEnv):
+        made.tell(how.say, how.notice, how.who)
+    return made
+
+
+def _make(env: ResolvedEnv, num_streams: int, how: How, trained: bool) -> VectorEnv:
     try:
-        return make_streams(env, num_streams)
+        return _streams(env, num_streams, how)
     except ConfigError as error:
         if trained and ":" in env.config.id:
             raise ConfigError(

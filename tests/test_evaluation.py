@@ -9,6 +9,7 @@ from gymnasium import spaces
 
 import quintet
 from quintet import cli
+from quintet.envs.toy import FinitePay
 from quintet.errors import ConfigError, EnvironmentFault, QuintetError
 from quintet.evaluation import MAX_STREAMS, evaluate_random
 
@@ -382,6 +383,11 @@ def test_options_of_its_own(bandit):
     assert won.success_rate == 1.0
     with pytest.raises(ConfigError, match=r"some of kwargs, backend, .*, got num_streams"):
         quintet.evaluate(bandit, env_options={"num_streams": 3})
+    for idle in ({"num_threads": 2}, {"backend": "gymnasium", "num_threads": 1}):
+        with pytest.raises(ConfigError, match=r"env.num_threads=\d has no effect on quintet.envs"):
+            quintet.evaluate(bandit, env_options=idle)
+    with pytest.raises(ConfigError, match=r"env.backend='envpool' has no effect on "):
+        quintet.evaluate(bandit, FinitePay, env_options={"backend": "envpool"})
     with pytest.raises(ConfigError, match=r"what a run takes: env.success: "):
         quintet.evaluate(bandit, env_options={"success": "sometimes"})
     with pytest.raises(ConfigError, match=r"must be made with env.kwargs \{'nonsense': 1\}"):

@@ -1,6 +1,7 @@
 """``quintet check-env``: what an environment gives, how fast, and whether a seed fixes it."""
 
 import json
+import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
@@ -77,9 +78,9 @@ def _as_json(found: "EnvCheck") -> dict[str, Any]:
         "terminated": found.terminated,
         "truncated": found.truncated,
         "lengths": found.lengths,
-        "returns": found.returns,
-        "reward_min": found.reward_min,
-        "reward_max": found.reward_max,
+        "returns": [_finite(each) for each in found.returns],
+        "reward_min": _finite(found.reward_min),
+        "reward_max": _finite(found.reward_max),
         "rewarded_frac": found.rewarded_frac,
         "deterministic": found.deterministic,
         "faults": found.faults,
@@ -102,8 +103,8 @@ def _in_words(found: "EnvCheck") -> str:
         f"{found.env.id} ({found.env.backend})",
         f"  observation  {found.spaces.observation}",
         f"  action       {found.spaces.action}",
-        f"  step         {_time(found.step_s)}, the slowest {_time(found.slowest_step_s)}; making "
-        f"and resetting {_time(found.reset_s)}",
+        f"  step         {_time(found.step_s)}, the slowest {_time(found.slowest_step_s)}; "
+        f"a reset {_time(found.reset_s)}",
         f"  reward       {found.reward_min:g} to {found.reward_max:g}, not 0 in "
         f"{100 * found.rewarded_frac:.0f}% of the steps",
         f"  episodes     {episodes}",
@@ -114,6 +115,11 @@ def _in_words(found: "EnvCheck") -> str:
     if not found.faults:
         lines.append(f"no fault found in {found.steps:,} steps")
     return "\n".join(lines)
+
+
+def _finite(number: float) -> float | None:
+    """None in place of what JSON can't hold."""
+    return number if math.isfinite(number) else None
 
 
 def _seeds(found: "EnvCheck") -> str:

@@ -52,8 +52,8 @@ def without_idle(loaded: Loaded, config: RunConfig, spaces: Spaces) -> Loaded:
     if config.env.backend == "gymnasium":
         pools = "env.backend=envpool or ale, which step in threads"
         idle["env.num_threads"] = Idle(None, f"{pools}, {config.env.id} is of gymnasium")
-    if config.runtime.kind != "serial":
-        steps = "runtime.kind=serial (in others runtime.num_workers step environments)"
+    if config.runtime.kind != "serial" and config.eval.episodes == 0:
+        steps = "runtime.kind=serial or evaluations (in others runtime.num_workers step)"
         idle["env.num_processes"] = Idle(None, steps)
     elif not loaded.env.can_be_spread:
         python = "environments that are written in Python and can be made one by one"

@@ -26,7 +26,7 @@ from quintet.types import Spaces
 from quintet.uniform import UniformActor
 
 _STREAMS = 2
-_AGAIN = 200  # steps after a second restart
+_AGAIN = 200  # steps after a second restart, which makes environments in Python anew
 _WIDER = 1e-6  # of a bound, relative to it, for rounding
 
 
@@ -38,7 +38,7 @@ class EnvCheck:
     steps: of each of two environments, resets aside.
     faults: what no run would survive, or would learn wrongly from; remarks: what is worth knowing.
     same_seeds: where two copies with the same seeds and actions first differ; "" where nowhere.
-    same_again: the same of one copy that begins anew with its seeds.
+    same_again: the same of copies that are made after the first ones were used.
     """
 
     env: EnvDescription
@@ -226,8 +226,9 @@ def _judge(found: EnvCheck) -> None:
         )
     elif found.same_again:
         found.faults.append(
-            f"copies that were used before differ after a reset with the same seeds: "
-            f"{found.same_again}; something is kept that a reset should forget"
+            f"new copies, made after others were used, differ with the same seeds: "
+            f"{found.same_again}; something outlives an environment (in its class, its module or "
+            "a file)"
         )
     if not found.lengths:
         found.remarks.append(

@@ -83,9 +83,9 @@ class EnvConfig(BaseModel):
         default=None,
         ge=1,
         description="Processes that step environments written in Python, of the serial runtime and "
-        "of evaluations, >= 1; 1: the run's own. Not part of the result's bytes. None: one "
-        "environment is tried for at most three steps; where these take long, one process for each "
-        "core if they compute, for each stream (64 at most) if they wait, as memory allows.",
+        "of evaluations, >= 1; 1: the run's own. Not part of the result's bytes. None: the first "
+        "two rows are timed; where steps take long, one process for each core if they compute, for "
+        "each stream (64 at most) if they wait, as memory allows.",
     )
 
     @field_validator("kwargs")

@@ -40,6 +40,29 @@ class Leaf:
     size: Any  # number of discrete values, or one for each place; None if not discrete
     is_plain: bool  # the whole observation is this leaf, a Box
 
+    def of(self, obs: Any) -> Any:
+        """Its value in an observation; raises BadLeaf if it is missing."""
+        value = obs
+        try:
+            for key in self.keys:
+                value = value[key]
+        except Exception as error:  # whatever the observation is
+            raise BadLeaf(f"gave no observation {self.path!r}: {error!r}") from error
+        return value
+
+    def is_met(self, value: Any) -> bool:
+        """Whether a value can be stored as it is; others may be, once they are converted."""
+        if self.start is not None:
+            return False
+        if type(value) is not np.ndarray:
+            whole = self.shape == () and type(value) in (int, np.int64) and self.size is not None
+            return whole and 0 <= value < self.size
+        floats = value.dtype.kind == "f" == self.dtype.kind  # of other width, perhaps
+        if value.shape != self.shape or not (value.dtype is self.dtype or floats):
+            return False
+        # Of whole numbers below 0 the unsigned ones are above any size.
+        return self.size is None or bool((value.view(f"u{value.itemsize}") < self.size).all())
+
 
 @final
 class GymnasiumVectorEnv:
@@ -203,7 +226,8 @@ class GymnasiumVectorEnv:
     def _write_obs(self, stream: int, obs: Any, out: ObsArrays) -> None:
         for leaf in self._leaves:
             try:
-                out[leaf.path][stream] = read_leaf(obs, leaf)
+                value = leaf.of(obs)
+                out[leaf.path][stream] = value if leaf.is_met(value) else read_leaf(obs, leaf)
             except BadLeaf as error:
                 self._raise_fault(stream, str(error), error)
 
@@ -280,10 +304,8 @@ def read_leaf(obs: Any, leaf: Leaf, leading: tuple[int, ...] = ()) -> Array:
     """A leaf of one observation, or of a batch ``[*leading]``, checked; discrete values count from
     0.  Raises BadLeaf if it is missing, or not as declared.
     """
-    value = obs
+    value = leaf.of(obs)
     try:
-        for key in leaf.keys:
-            value = value[key]
         array = np.asarray(value)
     except Exception as error:
         raise BadLeaf(f"gave no observation {leaf.path!r}: {error!r}") from error

@@ -170,8 +170,8 @@ def _check(module: nn.Module, name: str, leaves: Leaves) -> tuple[int, tuple[str
     except Exception as error:
         given = {path: f"{x.dtype} {tuple(x.shape)}" for path, x in drawn.items()}
         fault = ConfigError(
-            f"model.encoder={name} must encode observations with the leaves {given}; it "
-            f"{raised(error)}; correct the class"
+            f"model.encoder={name} must encode samples of the observation space, with the leaves "
+            f"{given}; it {raised(error)}; correct the class, or the bounds of the space"
         )
         raise traced(fault, error) from error
     if not isinstance(features, Tensor) or features.shape != (TRIAL_ROWS, size):

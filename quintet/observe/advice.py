@@ -25,6 +25,7 @@ class RunFacts:
     env_threads: of each pool of environments in C++; 1 where environments are stepped in Python.
     auto_env_threads: env_threads if the option were left out.
     env_processes: that step environments in Python for the run's own; reports say how many.
+    env_processes_given: whether the user has said how many.
     envpool: whether EnvPool has the environment under this id; absent: EnvPool isn't installed.
     large_network: whether threads and a GPU are worth it (pictures).
     compiles: whether acts and updates are compiled.
@@ -51,6 +52,7 @@ class RunFacts:
     env_threads: int
     auto_env_threads: int
     env_processes: int = 0
+    env_processes_given: bool = False
     large_network: bool
     device: str
     threads: int
@@ -86,7 +88,7 @@ def wanted_cores(load: Load, facts: RunFacts) -> float:
     if load.cores.waited_for is not None:
         return min(load.cores.used + load.cores.waited_for, facts.cores)
     if not facts.num_workers:
-        threads = max(facts.threads, facts.env_threads * facts.num_groups)
+        threads = max(facts.threads, facts.env_threads * facts.num_groups, facts.env_processes)
         return min(threads + _of_other_learners(load, facts), facts.cores)
     serves, on_cpu = facts.inference == "server", facts.device == "cpu"
     pools = 1 if facts.backend == "gymnasium" else -(-facts.num_groups // facts.num_workers)
@@ -149,10 +151,12 @@ def _side_by_side(facts: RunFacts) -> list[str]:
     """Advice on environments in Python of the serial runtime, which are stepped one after another,
     or by processes.
     """
+    if facts.env_processes_given and facts.env_processes < facts.num_streams:
+        return ["as many processes as suit it (leave --env.num-processes out)"]
     if facts.env_processes >= facts.num_streams:
         return [_more_streams(facts)]
     if facts.env_processes:
-        return ["more CPU cores"]
+        return ["more CPU cores" if facts.env_processes >= facts.cores else "more memory"]
     if facts.cores > 1 and facts.num_streams > 1 and facts.source != "vector environment":
         return ["worker processes (--runtime.kind lockstep)"]
     return []

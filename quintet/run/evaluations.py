@@ -23,8 +23,17 @@ class Evaluations:
     evaluated_steps: env_steps of the run at the last evaluation, or at the start.
     """
 
-    def __init__(self, config: RunConfig, env: ResolvedEnv):
-        self.config, self.env = config, env
+    def __init__(
+        self,
+        config: RunConfig,
+        env: ResolvedEnv,
+        say: Callable[[str], None] = print,
+        notice: Callable[[str], None] = print,
+    ):
+        """say: gets what other processes print that step environments; notice: what is waited for,
+        when that takes long.
+        """
+        self.config, self.env, self.say, self.notice = config, env, say, notice
         self.evaluated_steps = 0
         self._seconds = 0.0
 
@@ -42,8 +51,22 @@ class Evaluations:
         """The scores of a policy after `env_steps`; None where `stop` ended the evaluation."""
         begin = time.perf_counter()
         config = self.config.eval
-        how = How(policy.actor, config.episodes, EVALUATION_SEED, config.greedy, stop)
+        how = How(
+            policy.actor,
+            config.episodes,
+            EVALUATION_SEED,
+            config.greedy,
+            stop,
+            self.config.runtime.worker_timeout_s,
+            self.say,
+            self.notice,
+            who=_nobody,  # the training has said so
+        )
         scores = evaluate_in(policy, self.env, how)
         self.evaluated_steps = env_steps
         self._seconds += time.perf_counter() - begin
         return scores if len(scores.returns) == config.episodes else None
+
+
+def _nobody(line: str) -> None:
+    """Hears nothing."""

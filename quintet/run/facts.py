@@ -74,6 +74,7 @@ def facts_of(
         auto_num_groups=resolved.auto_num_groups,
         env_threads=resolved.num_threads(size),
         auto_env_threads=resolved.auto_num_threads(size),
+        env_processes_given=config.env.num_processes is not None,
         large_network=pictures,
         device=runtime.device,
         threads=runtime.threads or torch.get_num_threads(),

@@ -45,7 +45,7 @@ from quintet.run.sampling import (
 from quintet.run.trainer import Trainer
 from quintet.runtime.loop import Sampling
 from quintet.runtime.parallel.learners import Learners
-from quintet.runtime.processes.process import pickled
+from quintet.runtime.processes.process import pickled, prepare
 from quintet.runtime.torch_settings import inexact_told, torch_settings
 from quintet.system import trust
 from quintet.system.blame import traced
@@ -256,6 +256,8 @@ def _run(
     with ExitStack() as ends:
         source = open_source(loaded.config, loaded.env)
         ends.callback(source.close)
+        if loaded.config.runtime.kind != "serial" or loaded.config.runtime.num_learners > 1:
+            prepare()
         env = source.envs[0].description
         config = _resolve_loaded(loaded, source.spaces).config
         assert config.run_dir is not None

@@ -23,7 +23,7 @@ from quintet.runtime.processes.crew import Crew
 from quintet.runtime.processes.messages import Place, ServerOptions
 from quintet.runtime.processes.workers import Workers
 from quintet.runtime.serial import SerialOptions, SerialSampling
-from quintet.runtime.spread import SpreadEnv, make_streams
+from quintet.runtime.spread import SpreadEnv, Spreading, make_streams
 from quintet.system.cpus import usable_cores
 from quintet.system.signals import interrupts_for_us_alone
 from quintet.types import Spaces
@@ -70,9 +70,11 @@ def open_source(config: RunConfig, env: ResolvedEnv) -> Source:
 
 def _make_groups(env: ResolvedEnv, size: int, timeout_s: float) -> list[VectorEnv]:
     made: list[VectorEnv] = []
+    streams = env.config.num_streams
+    how = Spreading(num_groups=streams // size, timeout_s=timeout_s)
     try:
-        for first in range(0, env.config.num_streams, size):
-            made.append(make_streams(env, size, first_stream=first, timeout_s=timeout_s))
+        for first in range(0, streams, size):
+            made.append(make_streams(env, size, how._replace(first_stream=first)))
     except BaseException:
         for group in made:
             group.close()

@@ -63,9 +63,9 @@ class Trainer:
         self.counters = loop.Counters()
         self.timer = PhaseTimer(self._phase_begins)
         self.saving = Saving(config, folder, policies, self.system, population)
-        self.evaluations = Evaluations(config, resolved)
-        self.reports = Reports(config, policies, env, self.timer, population)
         self.voice = Voice()
+        self.evaluations = Evaluations(config, resolved, self.voice.say, self.voice.waiting)
+        self.reports = Reports(config, policies, env, self.timer, population)
         self.facts = facts_of(
             config,
             policies[0].learner.plan,
@@ -215,12 +215,21 @@ class Trainer:
         if self._raised is not None:
             self._raised.add_note(f"The run was saved; the same call goes on: {self.folder.path}")
             raise self._raised
+        self.voice.say(f"time: {self._time_told()}")
         if status == "stopped":
             self.voice.say(
                 f"stopped at {self.counters.env_steps:,} env_steps; the same command goes on from "
                 "there"
             )
         return status
+
+    def _time_told(self) -> str:
+        """Where this process's time went since the run was opened."""
+        seconds = {phase: s for phase, s in self.timer.seconds().items() if s > 0}
+        whole = sum(seconds.values())
+        largest = sorted(seconds, key=lambda phase: -seconds[phase])
+        parts = [f"{phase} {100 * seconds[phase] / whole:.0f}%" for phase in largest]
+        return f"{whole:.1f} s: {', '.join(parts)}"
 
     def _phase_begins(self, phase: Phase) -> None:
         stage = stage_of(phase, self.facts)

@@ -23,6 +23,7 @@ from quintet.envs.vector import (
     allocate_row,
 )
 from quintet.errors import QuintetError
+from quintet.runtime.processes.process import prepare
 from quintet.runtime.processes.stepped import SteppedEnv
 from quintet.system.cpus import usable_cores
 from quintet.system.memory import free_bytes
@@ -31,8 +32,8 @@ from quintet.types import Spaces
 MOST_PROCESSES = 64
 """For environments that mostly wait, whatever the number of cores."""
 
-_MESSAGES_S = 50e-6
-"""Of each process and row, measured beside others (benchmarks/stepping.py)."""
+_MESSAGES_S, _EACH_S = 150e-6, 110e-6
+"""What messages take in a row, and of it for each process (benchmarks/stepping.py)."""
 
 _PROCESS_BYTES = 64 << 20
 """Memory of a process's own, beside that of its environments."""
@@ -84,24 +85,35 @@ def best_num_processes(cost: StepCost, num_streams: int, cores: int, free: float
 
     One for each core where steps compute, and for each stream where they wait, up to
     MOST_PROCESSES, and as many as half of the `free` bytes have room for; 1 where the messages to
-    and from the processes would take a quarter of what is saved.
+    and from the processes would take half of what is saved.
     """
     room = int(free / 2 / (_PROCESS_BYTES + cost.memory_bytes))
     count = max(1, min(num_streams, cores if cost.computes else MOST_PROCESSES, room))
     saved_s = cost.seconds * (num_streams - -(-num_streams // count))
-    return count if saved_s > 4 * _MESSAGES_S * count else 1
+    return count if saved_s > 2 * (_MESSAGES_S + _EACH_S * count) else 1
 
 
-def make_streams(
-    env: ResolvedEnv, num_streams: int, *, first_stream: int = 0, timeout_s: float = 60.0
-) -> VectorEnv:
+class Spreading(NamedTuple):
+    """How a group of environments is stepped.
+
+    first_stream: number in the run of its first environment.
+    num_groups: groups that share the cores, and the processes that were asked for.
+    timeout_s: how long a step of one stream may take in another process.
+    """
+
+    first_stream: int = 0
+    num_groups: int = 1
+    timeout_s: float = 60.0
+
+
+def make_streams(env: ResolvedEnv, num_streams: int, how: Spreading) -> VectorEnv:
     """Makes the environments of one group, which may be stepped by other processes; see
     `make_group_env`.
     """
-    made = make_group_env(env, num_streams, first_stream=first_stream)
+    made = make_group_env(env, num_streams, first_stream=how.first_stream)
     if num_streams == 1 or env.config.num_processes == 1 or not env.can_be_spread:
         return made
-    return SpreadEnv(env, made, first_stream, timeout_s)
+    return SpreadEnv(env, made, how)
 
 
 @final
@@ -111,19 +123,17 @@ class SpreadEnv:
 
     The others make the same environments, reset them with the same seeds, and take the same first
     actions; what they give must be what was seen before, byte for byte, else they are not used.  So
-    the number of processes is never part of a result.
+    the number of processes is no part of a result, where what an environment gives depends on its
+    own seed and actions alone.
     """
 
-    def __init__(self, env: ResolvedEnv, made: VectorEnv, first_stream: int, timeout_s: float):
-        """made: the environments, in this process; first_stream: number in the run of the first.
-
-        timeout_s: how long a step of one stream may take.
-        """
+    def __init__(self, env: ResolvedEnv, made: VectorEnv, how: Spreading):
+        """made: the environments, in this process."""
         self.num_streams, self.num_processes = made.num_streams, 1
         self.spaces: Spaces = made.spaces
         self.description: EnvDescription = made.description
-        self._source, self._env = env, made
-        self._first_stream, self._timeout_s = first_stream, timeout_s
+        self._source, self._env, self._how = env, made, how
+        self._tried: SteppedEnv | None = None  # processes that don't step yet
         self._judging = True
         self._seeds: Sequence[int] = ()
         self._actions: list[Array] = []
@@ -131,18 +141,24 @@ class SpreadEnv:
         self._say: Callable[[str], None] = lambda _: None
         self._tell: tuple[Callable[[str], None], Callable[[str], None]] = print, self._say
 
-    def tell(self, say: Callable[[str], None], notice: Callable[[str], None]) -> None:
-        """Before the first restart: `say` gets who steps and what that prints, `notice` what is
-        waited for, when that takes long.
+    def tell(
+        self,
+        say: Callable[[str], None],
+        notice: Callable[[str], None],
+        who: Callable[[str], None] | None = None,
+    ) -> None:
+        """Before the first restart: `say` gets what other processes print, `notice` what is waited
+        for, when that takes long, and `who` (None: `say`) who steps.
         """
-        self._say, self._tell = say, (say, notice)
+        self._say, self._tell = who or say, (say, notice)
 
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
         asked = self._source.config.num_processes
         if self._judging and asked is not None:
             self._judging = False
-            stepped = self._others(min(asked, self.num_streams))
-            self._take(stepped, "was asked for")
+            count = min(asked // self._how.num_groups, self.num_streams)
+            if count > 1:
+                self._take(self._others(count), "--env.num-processes asks for them")
         self._env.restart(seeds, out)
         if self._judging:
             self._seeds, self._actions, self._seen = list(seeds), [], [deepcopy(out)]
@@ -161,8 +177,12 @@ class SpreadEnv:
         took = _Clocks.now()
         self._seen.append(deepcopy(out))
         cost = took.cost_since(begin, self.num_streams)
-        count = best_num_processes(cost, self.num_streams, usable_cores(), free_bytes())
+        groups = self._how.num_groups
+        count = best_num_processes(
+            cost, self.num_streams, max(1, usable_cores() // groups), free_bytes() / groups
+        )
         if count > 1 and len(self._actions) < _ROWS:
+            prepare()
             return
         self._judging = False
         if count > 1:
@@ -174,27 +194,28 @@ class SpreadEnv:
 
     def kill(self) -> None:
         """Ends the processes at once, in whatever thread; `close` does the rest."""
-        if isinstance(self._env, SteppedEnv):
-            self._env.kill()
+        for env in (self._env, self._tried):
+            if isinstance(env, SteppedEnv):
+                env.kill()
 
     def close(self) -> None:
         self._env.close()
 
     def _move(self, count: int, why: str) -> None:
         """Has `count` processes step from here on, if they see what was seen."""
-        stepped = None
+        fault = "in another process the same seed gives other observations"
         try:
-            stepped = self._others(count)
-            same = self._sees_the_same(stepped)
-            fault = "" if same else "in another process the same seed gives other observations"
-        except QuintetError as error:
+            self._tried = self._others(count)
+            if self._sees_the_same(self._tried):
+                stepped, self._tried = self._tried, None
+                self._take(stepped, why)
+                return
+        except (QuintetError, OSError) as error:  # OSError: the system allows no more processes
             fault = str(error)
-        if not fault:
-            assert stepped is not None
-            self._take(stepped, why)
-            return
-        if stepped is not None:
-            stepped.close()
+        finally:
+            if self._tried is not None:
+                self._tried.close()
+                self._tried = None
         self._say(f"this process steps the environments one by one, though {why}: {fault}")
 
     def _others(self, count: int) -> SteppedEnv:
@@ -202,8 +223,8 @@ class SpreadEnv:
             self._source,
             self._env,
             count,
-            first_stream=self._first_stream,
-            timeout_s=self._timeout_s,
+            first_stream=self._how.first_stream,
+            timeout_s=self._how.timeout_s,
         )
         stepped.tell(*self._tell)
         return stepped

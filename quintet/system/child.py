@@ -17,6 +17,16 @@ from quintet.system import entry, fork_server
 from quintet.system.fork_server import Forked
 
 
+def prepare(preload: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Has a fork server import modules (Linux), for children that are about to begin."""
+    if fork_server.AVAILABLE:
+        fork_server.prepare(preload, _whole(environ))
+
+
+def _whole(environ: Mapping[str, str]) -> dict[str, str]:
+    return {**os.environ, "PYTHONUNBUFFERED": "1", **environ}
+
+
 @final
 class Child:
     """A process of ours, seen by the parent."""
@@ -38,7 +48,7 @@ class Child:
             system ends it at once when this process ends, also while modules are imported.
         """
         self.printed = False  # whether it has said anything
-        full = {**os.environ, "PYTHONUNBUFFERED": "1", **(environ or {})}
+        full = _whole(environ or {})
         self._process: subprocess.Popen[bytes] | Forked
         if preload and fork_server.AVAILABLE:
             self._process = Forked(preload, [name, module], pass_fds, full)

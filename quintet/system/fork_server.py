@@ -161,6 +161,13 @@ class _Server:
         self.process.wait()
 
 
+def prepare(preload: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Begins the server for these, unless there is one, so that its imports go on meanwhile; what
+    it prints before it can fork goes to standard error.
+    """
+    _server_for(preload, environ, 2)
+
+
 _servers: dict[tuple[Any, ...], _Server] = {}
 _choosing = threading.Lock()
 

@@ -42,7 +42,7 @@ class Unseeded(Sound):
 
 
 class Remembers(Sound):
-    """Of all that were stepped before, at a reset."""
+    """What all of its kind did before."""
 
     stepped = False
 
@@ -112,7 +112,10 @@ def test_endings_are_told_apart() -> None:
             Unseeded,
             "two copies with the same seeds and actions differ: observation 'obs' at step 3",
         ),
-        (Remembers, "used before differ after a reset with the same seeds: observation 'obs' at s"),
+        (
+            Remembers,
+            "after others were used, differ with the same seeds: observation 'obs' at step 1;",
+        ),
         (NotFinite, "stream 0, step 4 after its reset with seed 0: reward is inf"),
     ],
 )
@@ -133,6 +136,13 @@ def test_what_is_worth_knowing_is_remarked() -> None:
         "no episode ended in 60 steps of random actions",
         "every reward was 0 under random actions",
     ]
+
+
+def test_what_json_can_not_hold_is_null(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check-env", f"{__name__}:NotFinite", "--steps", "60", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found["reward_max"] is None
+    assert None in found["returns"]
 
 
 def test_errors_name_the_step_and_the_line() -> None:

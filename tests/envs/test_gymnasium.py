@@ -10,12 +10,13 @@ from envs_helpers import Custom, make_box_env, record
 from gymnasium import spaces
 
 from quintet.envs.config import EnvConfig
-from quintet.envs.gymnasium import GymnasiumVectorEnv
+from quintet.envs.gymnasium import GymnasiumVectorEnv, leaf_of, read_leaf
 from quintet.envs.make import make_group_env, make_vector_env
 from quintet.envs.resolved import resolve_env
 from quintet.envs.toy import Scripted
 from quintet.envs.vector import EnvDescription, allocate_row, check_finite, observation_leaves
 from quintet.errors import ConfigError, EnvironmentFault
+from quintet.spaces import leaf_keys
 
 BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)
 ZEROS = np.zeros(3, np.float32)
@@ -58,6 +59,46 @@ def test_steps_are_counted_from_the_start_of_the_episode():
 def test_a_wrong_observation_is_refused_where_numpy_would_broadcast_it(wrong):
     with pytest.raises(EnvironmentFault, match=r"stream 6, step 2 .* gave shape"):
         run(lambda: Custom(BOX, ZEROS, wrong_at=2, wrong=wrong))
+
+
+VALUES = [
+    np.zeros(3, np.float32), np.ones(3), np.zeros(3, np.float16), np.zeros(3, np.int64),
+    np.zeros((3, 1), np.float32), [0.0, 1.0, 2.0], np.array([0, 1, 2], np.int8),
+    np.array([0, 1, -1], np.int8), np.array([0, 1, 1], np.int8), np.array([0, 1, 1], np.uint8),
+    np.array([1, 2, 3]), np.array([0, 1, 2]), np.array([0, 1, 3]), np.array([-1, 0, 0]),
+    np.zeros(3, np.bool_), np.array([0, 255, 7], np.uint8), np.array(["a"] * 3),
+    0, 1, 4, 5, -1, 1.0, True, np.int64(3), np.int64(-3), np.int32(2), np.array(2), None, "x",
+]  # fmt: skip
+"""What environments may give, rightly and wrongly."""
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        BOX,
+        spaces.Box(-1.0, 1.0, (3,), np.float64),
+        spaces.Box(0, 255, (3,), np.uint8),
+        spaces.Box(-1.0, 1.0, (), np.float32),
+        spaces.Discrete(5),
+        spaces.Discrete(5, start=-1),
+        spaces.MultiBinary(3),
+        spaces.MultiDiscrete([1, 2, 3]),
+        spaces.MultiDiscrete([3, 3, 3], start=[1, 0, 0]),
+    ],
+    ids=str,
+)
+def test_the_short_way_of_an_observation_stores_what_the_long_one_does(space):
+    """A value that needs no conversion is stored unread; all others are read and checked."""
+    ((path, found),) = leaf_keys(space).items()
+    leaf, short = leaf_of(path, *found), 0
+    for value in VALUES:
+        if not leaf.is_met(value):
+            continue
+        short += 1
+        stored, read = np.zeros(leaf.shape, leaf.dtype), np.zeros(leaf.shape, leaf.dtype)
+        stored[...], read[...] = value, read_leaf(value, leaf)  # which refuses what is wrong
+        assert stored.tobytes() == read.tobytes(), value
+    assert short > 0 or leaf.start is not None or leaf.shape == ()
 
 
 def test_a_wrong_first_observation_is_refused():

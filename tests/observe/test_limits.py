@@ -57,8 +57,9 @@ def test_environments_of_ones_own() -> None:
 
 
 def test_environments_that_other_processes_step() -> None:
-    def said(processes: int) -> str:
-        facts = replace(FACTS, envpool="lacks it", env="my.envs:make", source="maker")
+    def said(processes: int, **changes: object) -> str:
+        own = {"envpool": "lacks it", "env": "my.envs:make", "source": "maker", "cores": 2}
+        facts = replace(FACTS, **{**own, **changes})  # type: ignore[arg-type]
         shares = {"stepping": 0.9, "learning": 0.1}
         return limit(Load(shares, env_processes=processes), facts)  # type: ignore[arg-type]
 
@@ -66,6 +67,9 @@ def test_environments_that_other_processes_step() -> None:
         8
     )
     assert "stepping my.envs:make (gymnasium, in 2 processes). More CPU cores or a fa" in said(2)
+    assert "in 2 processes). More memory or a faster step()" in said(2, cores=4)
+    assert "). As many processes as suit it (leave --env.nu" in said(2, env_processes_given=True)
+    assert ". More streams (" in said(8, env_processes_given=True)
     assert "lockstep" not in said(2)
     assert "processes)" not in said(0)
 

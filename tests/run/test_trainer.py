@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -21,6 +22,7 @@ from quintet.errors import CheckpointError, ConfigError, EnvironmentFault, NonFi
 from quintet.evaluation import Scores
 from quintet.observe.plots import plot_runs
 from quintet.observe.report_files import read_metrics
+from quintet.observe.timing import PHASES
 from quintet.run import evaluations, trainer
 from quintet.run.launch import Result
 from quintet.types import Rollout
@@ -123,6 +125,17 @@ def test_another_budget_is_another_path(tmp_path):
     assert newest(tmp_path).meta["exact"] is True
     run(tmp_path, total=2 * TOTAL)
     assert newest(tmp_path).meta["exact"] is False
+
+
+def test_a_run_says_at_its_end_where_its_time_went(tmp_path):
+    run(tmp_path)
+    (line,) = re.findall(r"time: ([\d.]+) s: (.+)", (tmp_path / "log.txt").read_text())
+    parts = dict(part.rsplit(" ", 1) for part in line[1].split(", "))
+    assert {"stepping", "acting", "learning", "checkpoint"} <= parts.keys() <= set(PHASES)
+    shares = [int(share.removesuffix("%")) for share in parts.values()]
+    assert sum(shares) == pytest.approx(100, abs=len(shares))
+    assert shares == sorted(shares, reverse=True)
+    assert 0 < float(line[0]) < 600
 
 
 def test_other_threads_are_another_path(tmp_path, monkeypatch):

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,10 +24,12 @@ from quintet.envs.toy import Scripted
 from quintet.envs.vector import VectorEnv, allocate_obs, allocate_row
 from quintet.errors import ConfigError, EnvironmentFault, WorkerFault
 from quintet.runtime import spread
+from quintet.runtime.processes.process import Process
 from quintet.runtime.processes.stepped import SteppedEnv
 from quintet.runtime.spread import (
     MOST_PROCESSES,
     SpreadEnv,
+    Spreading,
     StepCost,
     best_num_processes,
     make_streams,
@@ -155,7 +159,7 @@ def test_slow_environments_move_to_other_processes_and_fast_ones_stay(
     for pause_s, moved in ((0.02, True), (0.0, False)):
         log = tmp_path / f"{moved}"
         env = resolved(lambda s=pause_s, log=str(log): Slow(s, log=log), 4)
-        made = closing(make_streams(env, 4))
+        made = closing(make_streams(env, 4, Spreading()))
         assert isinstance(made, SpreadEnv)
         said: list[str] = []
         made.tell(said.append, said.append)
@@ -172,22 +176,23 @@ def test_slow_environments_move_to_other_processes_and_fast_ones_stay(
 
 def test_one_stream_and_one_process_are_stepped_here(closing: Any) -> None:
     for streams, options in ((1, {}), (3, {"num_processes": 1})):
-        env = closing(make_streams(resolved(Slow, streams, **options), streams))
+        env = closing(make_streams(resolved(Slow, streams, **options), streams, Spreading()))
         assert not isinstance(env, SpreadEnv)
     vector = gymnasium.make_vec("CartPole-v1", 3, vectorization_mode="vector_entry_point")
-    env = closing(make_streams(resolved(vector, 3), 3))
+    env = closing(make_streams(resolved(vector, 3), 3, Spreading()))
     assert not isinstance(env, SpreadEnv)
 
 
 def test_environments_that_differ_in_another_process_stay(closing: Any) -> None:
-    made = closing(make_streams(resolved(lambda: Slow(0.01, "own"), 3), 3))
+    made = closing(make_streams(resolved(lambda: Slow(0.01, "own"), 3), 3, Spreading()))
     said: list[str] = []
     made.tell(said.append, said.append)
     rows_of(made, 4)
     assert made.num_processes == 1
     assert "gives other observations" in said[0]
     # Who asks for processes gets them.
-    asked = closing(make_streams(resolved(lambda: Slow(0.01, "own"), 3, num_processes=2), 3))
+    own = resolved(lambda: Slow(0.01, "own"), 3, num_processes=2)
+    asked = closing(make_streams(own, 3, Spreading()))
     rows_of(asked, 4)
     assert asked.num_processes == 2
 
@@ -199,14 +204,14 @@ def test_environments_that_can_not_be_sent_stay_or_are_refused(closing: Any) -> 
         assert not lock.locked()
         return Slow(0.01)
 
-    made = closing(make_streams(resolved(make, 3), 3))
+    made = closing(make_streams(resolved(make, 3), 3, Spreading()))
     said: list[str] = []
     made.tell(said.append, said.append)
     rows_of(made, 4)
     assert made.num_processes == 1
     assert "one by one, though a step takes 1" in said[0]
     assert "can be sent to other processes" in said[0]
-    asked = closing(make_streams(resolved(make, 3, num_processes=2), 3))
+    asked = closing(make_streams(resolved(make, 3, num_processes=2), 3, Spreading()))
     with pytest.raises(ConfigError, match=r"env.num_processes > 1 requires .* one can't be"):
         rows_of(asked, 1)
 
@@ -223,7 +228,7 @@ def test_what_goes_wrong_in_another_process_is_told(
     trouble: str, fault: type[Exception], told: str, closing: Any, capfd: Any
 ) -> None:
     env = resolved(lambda: Slow(0.01, trouble), 2)
-    made = closing(make_streams(env, 2, first_stream=10, timeout_s=1.0))
+    made = closing(make_streams(env, 2, Spreading(first_stream=10, timeout_s=1.0)))
     printed: list[str] = []
     made.tell(printed.append, printed.append)
     with pytest.raises(fault, match=told):
@@ -233,18 +238,70 @@ def test_what_goes_wrong_in_another_process_is_told(
         assert "test_spread.py" in "".join(printed)
 
 
+class DiesLater(Slow):
+    """The first stream's process ends 0.1 s after its fourth step, while the other one steps."""
+
+    def reset(self, *, seed=None, options=None):
+        self.first = seed == 0
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        if self.steps == 3 and self.first:
+            code = f"import os, time; time.sleep(0.1); os.kill({os.getpid()}, 9)"
+            subprocess.Popen([sys.executable, "-S", "-c", code])
+        elif self.steps == 3:
+            time.sleep(1.0)
+        return super().step(action)
+
+
+def test_a_process_that_dies_once_it_has_answered_is_told(closing: Any) -> None:
+    """While others are still waited for."""
+    made = closing(make_streams(resolved(DiesLater, 2, num_processes=2), 2, Spreading()))
+    with pytest.raises(WorkerFault, match=r"stepper 0 \(stream 0 of made, .* ended by SIGKILL"):
+        rows_of(made, 6, restarts=1)
+
+
+def test_a_system_that_allows_no_more_processes_is_no_fault(
+    closing: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = closing(make_streams(resolved(lambda: Slow(0.01), 3), 3, Spreading()))
+    said: list[str] = []
+    made.tell(said.append, said.append)
+
+    def refuse(_: Process) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(Process, "launch", refuse)
+    rows_of(made, 6)
+    assert made.num_processes == 1
+    assert "though a step takes 1" in said[0]
+    assert "Resource temporarily unavailable" in said[0]
+
+
+def test_groups_share_the_processes(closing: Any) -> None:
+    """The cores, and those that were asked for."""
+    for asked, count in ((4, 2), (2, 1), (None, 4)):
+        env = resolved(lambda: Slow(0.01), 4, num_processes=asked)
+        made = closing(make_streams(env, 4, Spreading(num_groups=2)))
+        rows_of(made, 4, restarts=1)
+        assert made.num_processes == count
+
+
 def test_processes_end_with_the_environment(tmp_path: Path) -> None:
     log = tmp_path / "pids"
-    env = make_streams(resolved(lambda: Slow(0.01, log=str(log)), 3), 3)
+    env = make_streams(resolved(lambda: Slow(0.01, log=str(log)), 3), 3, Spreading())
     rows_of(env, 4, restarts=1)
     pids = {int(pid) for pid in log.read_text().split()} - {os.getpid()}
     assert len(pids) == 3
     env.close()
-    assert not any(psutil.pid_exists(pid) for pid in pids)
+    end = time.monotonic() + 60
+    while any(psutil.pid_exists(pid) for pid in pids):  # as long as the fork server knows them
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def test_a_run_has_the_same_bytes_by_whomever_its_environments_are_stepped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     """Also where it is stopped and goes on with another number of processes."""
     config = {
@@ -276,3 +333,10 @@ def test_a_run_has_the_same_bytes_by_whomever_its_environments_are_stepped(
     monkeypatch.setattr(spread, "MOST_PROCESSES", 2)
     assert train("resumed", **{"env.num_processes": None, "resume": "exact"}) == alone
     assert "2 processes step" in log("resumed")
+    # Standard output is for the scores.
+    capfd.readouterr()
+    scores = quintet.evaluate(quintet.load(tmp_path / "auto"), lambda: Slow(0.005), episodes=4)
+    assert scores.lengths.tolist() == [7, 7, 7, 7]
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert "2 processes step the environments" in said.err

@@ -21,6 +21,7 @@ from quintet.errors import ConfigError, QuintetError, WorkerFault
 from quintet.runtime.processes.arena import Arena
 from quintet.runtime.processes.messages import Failed, Ready
 from quintet.runtime.processes.patience import Patience
+from quintet.system import child
 from quintet.system.child import Child
 from quintet.system.memory import limit_told
 
@@ -34,7 +35,22 @@ _START_S = 60.0
 row: importing, making environments, compiling.
 """
 
-_PRELOAD = "quintet.runtime.processes.worker", "quintet.runtime.processes.server"
+_PRELOAD = (
+    "quintet.runtime.processes.worker",
+    "quintet.runtime.processes.stepper",
+    "quintet.runtime.processes.server",
+    "quintet.envs.make",  # and with it what most of their work is made of
+)
+
+# Threads that wait for each other must not burn the cores that others want.  How many PyTorch uses,
+# the process sets itself; it is read when NumPy is loaded, too.
+_ENVIRON = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
+
+
+def prepare() -> None:
+    """Begins to import what processes need that will be launched soon."""
+    child.prepare(_PRELOAD, _ENVIRON)
+
 
 BEGINNING = -1
 """A process's row as long as it is not done with that."""
@@ -115,9 +131,7 @@ class Process:
                 kind.module,
                 lambda line: say(f"[{name}] {line}"),
                 [self.arena.file, theirs.fileno(), *kind.files],
-                # Threads that wait for each other must not burn the cores that others want.  How
-                # many PyTorch uses, the process sets itself; it is read when NumPy is loaded, too.
-                {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"},
+                _ENVIRON,
                 _PRELOAD,
             )
         finally:

@@ -168,15 +168,16 @@ class SteppedEnv:
         Raises:
             QuintetError: one of them failed, died or hangs.
         """
-        busy = {process.channel.fileno(): process for process in self._processes}
+        all_ = {process.channel.fileno(): process for process in self._processes}
+        busy = dict(all_)
         asked_s = looked_s = time.monotonic()
         patience = Patience(self._notice, lambda: _at_work(list(busy.values())))
         while busy:
             for file, _ in self._poller.poll(1000.0 * _LOOK_EVERY_S):
-                process = busy.pop(file)
-                answer = process.hear()
-                if isinstance(answer, QuintetError):
+                answer = all_[file].hear()
+                if isinstance(answer, QuintetError):  # also of one that has answered before
                     raise answer
+                del busy[file]
             now = time.monotonic()
             if now - looked_s < _LOOK_EVERY_S:
                 continue
