@@ -219,7 +219,11 @@ def test_environments_that_can_not_be_sent_stay_or_are_refused(closing: Any) -> 
 @pytest.mark.parametrize(
     ("trouble", "fault", "told"),
     [
-        ("raise", EnvironmentFault, r"stream 1(\d), step 4 .* seed \1: .*ValueError: no such thing"),
+        (
+            "raise",
+            EnvironmentFault,
+            r"stream 1(\d), step 4 .* seed \1: .*ValueError: no such thing",
+        ),
         ("die", WorkerFault, r"stepper . \(stream 1.* of made, pid \d+\) was ended by SIGKILL"),
         ("hang", WorkerFault, r"stepper . \(stream 1.* must step within 1 s, it has been silent"),
     ],
