@@ -128,6 +128,7 @@ def test_a_run_that_goes_well_stops_without_a_word_more(tmp_path: Path) -> None:
 KINDS = [
     "lockstep",
     pytest.param("serial", marks=slow),
+    pytest.param("steppers", marks=slow),
     pytest.param("async", marks=slow),
     pytest.param("learners", marks=slow),
 ]
@@ -136,7 +137,9 @@ KINDS = [
 def of_kind(kind: str) -> list[str]:
     if kind == "learners":
         return ["--runtime.num-learners", "2"]
-    return ["--runtime.kind", kind, *([] if kind == "serial" else ["--runtime.num-workers", "2"])]
+    if kind in ("serial", "steppers"):  # of slow environments, which others step by themselves
+        return ["--env.num-processes", "1" if kind == "serial" else "2"]
+    return ["--runtime.kind", kind, "--runtime.num-workers", "2"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
