@@ -19,7 +19,7 @@ from quintet.observe.timing import Phase
 # Others crowd a run when they take this share of all cores, and it has less than that of what it
 # wants.
 _CROWDED, _UNHINDERED = 0.2, 0.9
-_LEAST_LOST = 0.1  # cores; a run that mostly sleeps loses next to nothing
+_LEAST_LOST = 0.1  # cores of each process; a run that mostly sleeps loses next to nothing
 _BALANCED = 0.4  # below this share, halving the largest part makes the run at most 25% faster
 _HARDLY = 0.1  # largest share of waiting of processes that are equally fast
 _TURNS = 0.2  # smallest share of each of two processes that take turns
@@ -98,10 +98,13 @@ def cause(load: Load, facts: RunFacts, *, alone: bool = False) -> Cause:
 
 def crowded(load: Load, facts: RunFacts) -> bool:
     """Whether other processes take cores that the run wants."""
-    used, by_others, _ = load.cores
-    busy = all_busy(load, facts) and by_others / facts.cores >= _CROWDED
-    wanted = wanted_cores(load, facts)
-    return busy and used < _UNHINDERED * wanted and wanted - used >= _LEAST_LOST
+    used, by_others, waited_for = load.cores
+    if not all_busy(load, facts) or by_others / facts.cores < _CROWDED:
+        return False
+    processes = facts.num_learners + facts.num_workers + load.env_processes
+    if waited_for is not None and waited_for < _LEAST_LOST * processes:
+        return False
+    return used < _UNHINDERED * wanted_cores(load, facts)
 
 
 def _told_of_others(load: Load, facts: RunFacts) -> str:

@@ -235,14 +235,17 @@ def test_a_run_that_has_all_the_cores_it_wants_is_not_hindered() -> None:
 def test_a_run_that_sleeps_is_not_hindered_by_others() -> None:
     """Its threads do not wait for cores, as the system tells."""
 
-    def said(used: float, waited_for: float) -> str:
+    def said(used: float, waited_for: float, processes: int = 0) -> str:
         facts = replace(FACTS, cores=2, threads=2)
         shares = {"stepping": 0.98, "learning": 0.02}
         cores = Cores(used, 2.0 - used, waited_for)
-        return limit(Load(shares, cores=cores), facts)  # type: ignore[arg-type]
+        load = Load(shares, cores=cores, env_processes=processes)  # type: ignore[arg-type]
+        return limit(load, facts)
 
     assert said(0.02, 0.0).startswith("Environments limit the speed: 98% of the time goes")
     assert said(0.02, 0.05).startswith("Environments limit"), "it would hardly be faster alone"
+    assert said(0.11, 0.38, 8).startswith("Environments limit"), "each waits for a moment"
+    assert said(0.11, 0.38).startswith("Other processes limit")
     assert said(1.0, 0.8).startswith("Other processes limit")
     assert said(1.0, 0.05).startswith("Environments limit")
 
