@@ -75,22 +75,12 @@ def main(arguments: list[str]) -> int:
 
         policy = load(run, checkpoint, trust=trust, encoder=encoder)
         greedy = not stochastic
-        own = {
-            "kwargs": None if kwargs is None else mapping("--env.kwargs", kwargs),
-            "backend": backend,
-            "success": success,
-            "num_processes": num_processes,
-        }
-        scores = evaluate(
-            policy,
-            env,
-            episodes,
-            seed,
-            deterministic=greedy,
-            video=video,
-            random=random,
-            env_options={name: value for name, value in own.items() if value is not None},
-        )
+        own: dict[str, Any] = {"backend": backend, "success": success}
+        own["num_processes"] = num_processes
+        own["kwargs"] = None if kwargs is None else mapping("--env.kwargs", kwargs)
+        given = {name: value for name, value in own.items() if value is not None}
+        more: dict[str, Any] = {"video": video, "random": random, "env_options": given}
+        scores = evaluate(policy, env, episodes, seed, deterministic=greedy, **more)
         if as_json:
             how = {"deterministic": greedy and not random, "random": random}
             print(json.dumps(_scores_as_json(scores) | how))
