@@ -35,7 +35,7 @@ _WIDER = 1e-6  # of a bound, relative to it, for rounding
 class EnvCheck:
     """What was found; times in seconds of one environment, returns in raw reward units.
 
-    steps: of each of two environments, resets aside.
+    steps: of both environments together, resets aside.
     faults: what no run would survive, or would learn wrongly from; remarks: what is worth knowing.
     same_seeds: where two copies with the same seeds and actions first differ; "" where nowhere.
     same_again: the same of copies that are made after the first ones were used.
@@ -80,13 +80,13 @@ def check_env(env: ResolvedEnv, steps: int = 1_000, seed: int = 0) -> EnvCheck:
         closing(make_group_env(env, _STREAMS)) as two,
     ):
         found = EnvCheck(one.description, one.spaces)
-        watching = _Watch(found, one, seed)
+        statistics = _Statistics(found, one, seed)
         seen: list[dict[str, int]] = []
         for a, b in zip(_play(one, steps, seed), _play(two, steps, seed), strict=True):
             seen.append(a.hashes())
             found.same_seeds = found.same_seeds or _difference(seen[-1], b.hashes(), a.number)
-            watching.add(a)
-        watching.end()
+            statistics.add(a)
+        statistics.end()
         for a, before in zip(_play(one, min(steps, _AGAIN), seed), seen, strict=False):
             found.same_again = found.same_again or _difference(before, a.hashes(), a.number)
     _judge(found)
@@ -140,8 +140,8 @@ def _difference(a: dict[str, int], b: dict[str, int], number: int) -> str:
 
 
 @final
-class _Watch:
-    """Takes statistics of rows into a check."""
+class _Statistics:
+    """What rows of both environments amount to, for a check."""
 
     def __init__(self, found: EnvCheck, env: VectorEnv, seed: int):
         self.found, self.seeds = found, [seed + i for i in range(_STREAMS)]

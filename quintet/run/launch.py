@@ -256,12 +256,12 @@ def _run(
     with ExitStack() as ends:
         source = open_source(loaded.config, loaded.env)
         ends.callback(source.close)
-        if loaded.config.runtime.kind != "serial" or loaded.config.runtime.num_learners > 1:
-            prepare()
         env = source.envs[0].description
         config = _resolve_loaded(loaded, source.spaces).config
         assert config.run_dir is not None
         runtime = config.runtime
+        if runtime.kind != "serial" or runtime.num_learners > 1:
+            prepare()  # imports go on while learners are made
         assert runtime.threads is not None
         ends.enter_context(torch_settings(runtime.threads, runtime.device, runtime.exact))
         # The caller gave, or vouched for, all code that the configuration names.
