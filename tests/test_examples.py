@@ -52,3 +52,26 @@ def test_custom_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(EXAMPLES)
     assert quintet.load(result.run_dir).act(obs)[0] == 1
+
+
+def test_text_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import text_encoder
+
+    result = quintet.train(
+        "ppo",
+        text_encoder.NamedDoor,
+        total_steps=6_000,
+        seed=1,
+        run_dir=tmp_path / "run",
+        config={"learning_rate": 2e-3, "eval.episodes": 0, "model.encoder_kwargs": {"width": 32}},
+        model=text_encoder.Reader,
+    )
+    # Who does not read has a third of the doors right.
+    assert quintet.evaluate(result.policy, episodes=100).mean > 0.6
+    doors = np.array([0, 1, 2])
+    said = [
+        int(result.policy.act({"doors": doors, "sentence": f"open the {colour} door"})[0])
+        for colour in text_encoder.COLOURS[:3]
+    ]
+    assert said == [0, 1, 2]

@@ -83,7 +83,7 @@ class FilmBlock(nn.Module):
                 self.gain, self.offset = conv(), conv()
 
     def forward(self, x: Tensor, text: Tensor | None, which: Tensor | None) -> Tensor:
-        """``[N, C, H, W]`` from the same; text, which: see `TextEncoder.forward`."""
+        """``[N, C, H, W]`` from the same; text, which: see `TextEncoder.distinct`."""
         seen: Tensor = self.conv(x)
         if self.film is None:
             return x + seen.relu()
@@ -123,7 +123,17 @@ class FilmGrid(nn.Module):
         self.directions = nn.Embedding(DIRECTIONS, DIRECTION_SIZE)
         self.text = None
         if config.tokenizer != "none":
-            self.text = TextEncoder((leaves["mission"].shape or ())[0], config, size)
+            self.text = TextEncoder(
+                (leaves["mission"].shape or ())[0],
+                tokenizer=config.tokenizer,
+                vocabulary=config.vocabulary,
+                hash_buckets=config.hash_buckets,
+                embedding_size=config.text_embedding,
+                hidden_size=config.text_hidden,
+                pooling=config.text_pooling,
+                query_size=size if config.text_pooling == "attention" else None,
+                deduplicate=config.deduplicate_text,
+            )
         self.blocks = nn.ModuleList(
             FilmBlock(
                 size,
@@ -147,7 +157,7 @@ class FilmGrid(nn.Module):
         x = self._embed(obs["image"]).permute(0, 3, 1, 2)
         text = which = None
         if self.text is not None:
-            text, which = self.text(obs["mission"], _over_grid(x))
+            text, which = self.text.distinct(obs["mission"], _over_grid(x))
         x = x.to(_conv_dtype(x.device))  # between bfloat16 convolutions all is bfloat16
         for block in self.blocks:
             x = block(x, text, which)

@@ -3,18 +3,20 @@
 A text is UTF-8 and ends at the first zero byte.  It is split into tokens, bytes or words, which are
 embedded and read by a GRU.  Token 0 stands for no token.
 
-Texts stay the same over an episode, so a batch holds few different ones: with `deduplicate_text`
-each is read once (`distinct_rows`).  All computations are in tensors, without Python's `hash`.
+Texts stay the same over an episode, so a batch holds few different ones: each is read once
+(`distinct_rows`).  All computations are in tensors, without Python's `hash`.
+
+`TextEncoder` reads the missions of `film_grid`, and is there for encoders of the user's own
+(examples/text_encoder.py).
 """
 
 from collections.abc import Sequence
-from typing import final
+from typing import Literal, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from quintet.models.config import ModelConfig
 from quintet.models.cores import Core, draw_weights
 from quintet.models.words import BASE, PRIME, is_word_byte, lower_byte, word_hash
 
@@ -122,37 +124,71 @@ class WordTokens(nn.Module):
 
 @final
 class TextEncoder(nn.Module):
-    """A text as a vector: the GRU's last state, or the mean of its states, weighted by scaled dot
-    products with a query (Vaswani et al. 2017).  A text without tokens is 0.
+    """Texts ``[N, length]`` of bytes, as the leaf of a Text space has them, to vectors ``[N, H]``.
 
-    With `deduplicate_text` every distinct text of a batch is read once, which changes results by
-    rounding only.
+    A vector is the GRU's last state, or the mean of its states, weighted by scaled dot products
+    with a query (Vaswani et al. 2017).  A text without tokens is 0.
     """
 
     weights: Tensor
 
-    def __init__(self, length: int, config: ModelConfig, query_size: int):
-        """length: bytes of a text; query_size: numbers from which a query is computed."""
+    def __init__(
+        self,
+        length: int,
+        *,
+        tokenizer: Literal["bytes", "words"] = "words",
+        vocabulary: Sequence[str] = (),
+        hash_buckets: int = 1024,
+        embedding_size: int = 32,
+        hidden_size: int = 128,
+        pooling: Literal["last", "attention"] = "last",
+        query_size: int | None = None,
+        deduplicate: bool = True,
+    ):
+        """Weights are drawn from PyTorch's default generator.
+
+        Args:
+            length: bytes of a text, ``leaves[name].shape[0]``.
+            tokenizer: what a token is; words are in lower case.
+            vocabulary: words that are told apart, all others are one; empty: words are hashed.
+            hash_buckets: tokens that words are hashed to.
+            embedding_size: numbers that stand for a token.
+            hidden_size: H, units of the GRU.
+            query_size: numbers from which attention's query is computed.
+            deduplicate: whether each distinct text of a batch is read once, which changes results
+                by rounding only.
+
+        Raises:
+            ValueError: attention without a query_size, or a query_size without attention.
+        """
         super().__init__()
-        size = config.text_hidden
+        if (pooling == "attention") != (query_size is not None):
+            raise ValueError(
+                f"pooling attention and query_size require each other, got pooling={pooling!r} and "
+                f"query_size={query_size}"
+            )
         self.tokens: ByteTokens | WordTokens = (
-            WordTokens(config.vocabulary, config.hash_buckets, length)
-            if config.tokenizer == "words"
-            else ByteTokens()
+            WordTokens(vocabulary, hash_buckets, length) if tokenizer == "words" else ByteTokens()
         )
-        self.embedding = nn.Embedding(self.tokens.size, config.text_embedding, padding_idx=0)
-        self.gru = Core("gru", config.text_embedding, size, 1)
-        self.query = nn.Linear(query_size, size) if config.text_pooling == "attention" else None
-        self.deduplicate, self.feature_size = config.deduplicate_text, size
+        self.embedding = nn.Embedding(self.tokens.size, embedding_size, padding_idx=0)
+        self.gru = Core("gru", embedding_size, hidden_size, 1)
+        self.query = None if query_size is None else nn.Linear(query_size, hidden_size)
+        self.deduplicate, self.feature_size = deduplicate, hidden_size
         odd = torch.randint(2**62, (-(-length // 8),), generator=torch.Generator().manual_seed(0))
         self.register_buffer("weights", 2 * odd + 1, persistent=False)
+        self.draw_weights(torch.default_generator)
 
-    def forward(self, texts: Tensor, view: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Vectors ``[K, H]``, and the index of each row's vector ``[N]``; None: its own.
+    def forward(self, texts: Tensor, view: Tensor | None = None) -> Tensor:
+        """Vectors ``[N, H]``.
 
-        texts: ``[N, L]``, uint8.
-        view: ``[N, query_size]``; only attention reads it.
+        texts: ``[N, length]``, uint8.
+        view: ``[N, query_size]``, which attention makes its query of.
         """
+        vectors, which = self.distinct(texts, view)
+        return vectors if which is None else functional.embedding(which, vectors)
+
+    def distinct(self, texts: Tensor, view: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Vectors ``[K, H]``, and the index of each row's vector ``[N]``; None: its own."""
         texts, which = trimmed(texts), None
         if self.deduplicate:
             texts, which = distinct_rows(texts, self.weights)

@@ -137,25 +137,30 @@ def test_trimmed():
 
 
 def make(pooling: str) -> TextEncoder:
-    config = ModelConfig(text_embedding=3, text_hidden=4, text_pooling=pooling)
-    text = TextEncoder(16, config, 2)
+    text = TextEncoder(
+        16,
+        tokenizer="bytes",
+        embedding_size=3,
+        hidden_size=4,
+        pooling=pooling,
+        query_size=2 if pooling == "attention" else None,
+    )
     text.draw_weights(torch.Generator().manual_seed(0))
     return text
 
 
 def test_attention_looks_at_no_padding():
     text, view = make("attention"), 5.0 * torch.randn(1, 2)
-    alone, _ = text(as_rows((b"red",), 16), view)
+    alone = text(as_rows((b"red",), 16), view)
     long = as_rows((b"red", b"a longer text"), 16)
-    together, which = text(long, view.expand(2, -1))
-    assert which is None
+    together = text(long, view.expand(2, -1))
     torch.testing.assert_close(together[:1], alone)
     (found,) = torch.autograd.grad(together[0].sum(), text.embedding.weight)
     assert found.any(1).nonzero().squeeze(1).tolist() == sorted(b"red")
 
 
 def test_attention_follows_what_is_in_view():
-    vectors, _ = make("attention")(as_rows((b"red ball",) * 4, 16), torch.randn(4, 2))
+    vectors = make("attention")(as_rows((b"red ball",) * 4, 16), torch.randn(4, 2))
     assert (vectors[1:] - vectors[:1]).abs().amax(1).min() > 1e-4
 
 
@@ -163,6 +168,5 @@ def test_attention_follows_what_is_in_view():
 def test_a_text_without_tokens_is_zero(pooling: str):
     texts = as_rows((b"", b"x", b""), 16)
     for each in (texts, texts[:1]):
-        vectors, which = make(pooling)(each, torch.randn(len(each), 2))
-        full = vectors if which is None else vectors[which]
-        assert [bool(row.any()) for row in full] == [bool(row.any()) for row in each]
+        vectors = make(pooling)(each, torch.randn(len(each), 2))
+        assert [bool(row.any()) for row in vectors] == [bool(row.any()) for row in each]
