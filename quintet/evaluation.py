@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, Literal, NamedTuple, final
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from quintet import spaces
-from quintet.envs.config import EnvConfig
+from quintet.envs.config import IN_PYTHON, EnvConfig
 from quintet.envs.film import make_filmed_env
 from quintet.envs.given import GivenEnv, settle
 from quintet.envs.resolved import ResolvedEnv, resolve_env
@@ -33,6 +33,7 @@ from quintet.models.config import ModelConfig, uses_pictures
 from quintet.observe.video import VideoWriter, check_video
 from quintet.policy import Policy
 from quintet.protocols import Actor
+from quintet.runtime.policies import Seats
 from quintet.runtime.spread import SpreadEnv, Spreading, make_streams
 from quintet.system.trust import Call, calls_given
 from quintet.uniform import UniformActor
@@ -71,6 +72,27 @@ class Film:
 
 @final
 @dataclass(frozen=True)
+class Games:
+    """Games of a policy against others: its mean return in each beside theirs, ``[games]``."""
+
+    own: NDArray[np.float64]
+    theirs: NDArray[np.float64]
+
+    @property
+    def won(self) -> int:
+        return int((self.own > self.theirs).sum())
+
+    @property
+    def drawn(self) -> int:
+        return int((self.own == self.theirs).sum())
+
+    @property
+    def lost(self) -> int:
+        return int((self.own < self.theirs).sum())
+
+
+@final
+@dataclass(frozen=True)
 class Scores:
     """Episodes in the order (stream, time): returns in raw reward units, lengths in env_steps.
 
@@ -79,6 +101,8 @@ class Scores:
     film: the episode of the video, which is none of these; None without a video.
     entropy: mean entropy of the policy's distribution over all steps, in nats (of a density for
         continuous actions); None for policies without a distribution.
+    games: against other players, whose episodes are none of these; None where the policy alone
+        played.
     """
 
     returns: NDArray[np.float64]
@@ -87,6 +111,7 @@ class Scores:
     film: Film | None = None
     success: NDArray[np.bool_] | None = None
     entropy: float | None = None
+    games: Games | None = None
 
     @property
     def success_rate(self) -> float | None:
@@ -121,6 +146,10 @@ class Scores:
         return found
 
 
+Player = Actor | UniformActor
+"""What acts in an evaluation."""
+
+
 def _on_stderr(line: str) -> None:
     print(line, file=sys.stderr)
 
@@ -132,9 +161,10 @@ class How:
 
     timeout_s: how long a step may take in another process.
     say, notice, who: see `SpreadEnv.tell`.
+    opponent: who acts for the other agents; None: nobody else plays.
     """
 
-    actor: Actor | UniformActor
+    actor: Player
     episodes: int
     seed: int
     deterministic: bool
@@ -143,6 +173,7 @@ class How:
     say: Callable[[str], None] = _on_stderr
     notice: Callable[[str], None] = _on_stderr
     who: Callable[[str], None] | None = None
+    opponent: Player | None = None
 
 
 def evaluate(
@@ -155,6 +186,7 @@ def evaluate(
     stop: Callable[[], bool] | None = None,
     video: str | Path | None = None,
     random: bool = False,
+    against: Policy | Literal["random"] | None = None,
     env_options: Mapping[str, Any] | None = None,
 ) -> Scores:
     """Plays `episodes` whole episodes; rewards are raw, neither clipped nor normalised.
@@ -177,6 +209,9 @@ def evaluate(
             environment of its own with the seed `seed`, and isn't counted: scores are the same with
             and without a video.  If `stop` ends it there is no file.
         random: whether to play uniformly random actions, for a baseline score.
+        against: who plays the other agents in an environment of several: another policy, or
+            uniformly random actions.  Every second agent of a game is the policy's, in every second
+            game the others; `episodes` are then games.
         env_options: other values of ``env.*`` than in training, by name: ``kwargs`` (of a held-out
             split, say), ``backend``, ``success``, ``num_processes``, ``num_threads``.
 
@@ -186,20 +221,31 @@ def evaluate(
         UntrustedError: another user made the policy, and it names code for its environment.
         QuintetError: the video can't be written.
     """
-    if not isinstance(policy, Policy):
-        raise ConfigError(f"a policy is required, got {policy!r}; quintet.load(path) gives one")
+    for given in (policy, *([] if against in (None, "random") else [against])):
+        if not isinstance(given, Policy):
+            raise ConfigError(f"a policy is required, got {given!r}; quintet.load(path) gives one")
     episodes, seed = _checked(episodes, seed)
     path = None if video is None else Path(video)
     if path is not None:
         check_video(path)
     chosen, num_streams = _choose_env(policy, env, episodes, _options(env_options or {}))
-    actor = UniformActor(policy.spaces.action, seed) if random else policy.actor
-    how = How(actor, episodes, seed, deterministic, stop)
+    uniform = UniformActor(policy.spaces.action, seed)
+    how = How(uniform if random else policy.actor, episodes, seed, deterministic, stop)
+    if against is not None:
+        if chosen.num_agents == 1:
+            raise ConfigError(
+                f"against requires an environment of several agents, {chosen.config.id} has one; "
+                "leave it out"
+            )
+        how = replace(how, opponent=against.actor if isinstance(against, Policy) else uniform)
+        num_streams = chosen.num_agents * min(how.episodes, MAX_STREAMS // chosen.num_agents or 1)
     with closing(_make(chosen, num_streams, how, trained=env is None)) as vector:
         _check_spaces(policy, vector)
+        if isinstance(against, Policy):
+            _check_spaces(against, vector)
         with _suited_threads(policy):
             film = None if path is None else _film(policy, chosen, how, path)
-            return _scores(_play(vector, how), vector.description, film)
+            return _scores(_play(vector, how, chosen.num_agents), vector.description, film)
 
 
 def evaluate_in(policy: Policy, env: ResolvedEnv, how: How) -> Scores:
@@ -217,7 +263,8 @@ def evaluate_random(config: EnvConfig, episodes: int = 100, seed: int = 10_000) 
     episodes, seed = _checked(episodes, seed)
     raw = resolve_env(config).with_options({"reward_clip": "none"})
     alone = Spreading()
-    with closing(make_streams(raw, min(episodes, MAX_STREAMS), alone)) as vector:
+    num_streams = raw.streams_of(min(episodes, MAX_STREAMS))
+    with closing(make_streams(raw, num_streams, alone)) as vector:
         how = How(UniformActor(vector.spaces.action, seed), episodes, seed, True, None)
         return _scores(_play(vector, how), vector.description, None)
 
@@ -232,7 +279,8 @@ def _checked(episodes: int, seed: int) -> tuple[int, int]:
     return int(episodes), int(seed)
 
 
-def _scores(played: "list[_Played]", env: EnvDescription, film: Film | None) -> Scores:
+def _scores(found: "_Found", env: EnvDescription, film: Film | None) -> Scores:
+    played = found.played
     steps = sum(each.length for each in played)
     entropies = [each.entropy for each in played if each.entropy is not None]
     return Scores(
@@ -244,6 +292,7 @@ def _scores(played: "list[_Played]", env: EnvDescription, film: Film | None) -> 
         if env.success is None
         else np.array([each.success for each in played], np.bool_),
         entropy=sum(entropies) / steps if entropies and steps else None,
+        games=found.games,
     )
 
 
@@ -292,7 +341,7 @@ def _choose_env(
         # The arguments are for the environment of training.
         same = says["id"] == config.id
         options = {
-            "backend": "auto",
+            "backend": "pettingzoo" if same and config.backend == "pettingzoo" else "auto",
             "kwargs": config.kwargs if same else {},
             "success": config.success if same or key_of(config.success) is None else None,
         }
@@ -308,16 +357,16 @@ def _choose_env(
     origin.check(Call("env", config.id, config.kwargs))
     resolved = resolve_env(config, source)
     _require_effect(resolved, own, says)
-    return resolved, num_streams
+    return resolved, resolved.streams_of(num_streams)
 
 
 def _require_effect(env: ResolvedEnv, own: Mapping[str, Any], says: Mapping[str, Any]) -> None:
     """Refuses options of the evaluation's own that do nothing."""
-    threads, given = env.config.backend != "gymnasium", env.source is not None
+    threads, given = env.config.backend not in IN_PYTHON, env.source is not None
     idle = {
         "num_threads": not threads,
         "num_processes": not env.can_be_spread,
-        "backend": given,
+        "backend": given and own.get("backend") != "pettingzoo",
         "kwargs": given and not callable(env.source),
     }
     for name in own:
@@ -391,7 +440,8 @@ def _film(policy: Policy, env: ResolvedEnv, how: How, path: Path) -> Film | None
             def ends() -> bool:
                 return shown is not None or (how.stop is not None and how.stop())
 
-            _play(filmed.env, replace(how, episodes=filmed.env.num_streams, stop=ends), watch)
+            of_film = replace(how, episodes=filmed.env.num_streams, stop=ends)
+            _play(filmed.env, of_film, env.num_agents, watch)
             if shown is None:
                 writer.discard()
         return shown
@@ -411,11 +461,25 @@ class _Played(NamedTuple):
     entropy: float | None
 
 
-def _play(vector: VectorEnv, how: How, watch: Watch | None = None) -> list[_Played]:
-    """The episodes, in the order (stream, time)."""
-    actor = how.actor
-    count, episodes = vector.num_streams, how.episodes
-    quota = np.array([episodes // count + (i < episodes % count) for i in range(count)])
+class _Found(NamedTuple):
+    """The counted episodes, in the order (stream, time), and the games that they are of."""
+
+    played: list[_Played]
+    games: Games | None
+
+
+def _play(vector: VectorEnv, how: How, num_agents: int = 1, watch: Watch | None = None) -> _Found:
+    """Plays; see `evaluate`."""
+    actor: Any = how.actor
+    count, units = vector.num_streams, vector.num_streams
+    own = np.ones(count, np.bool_)
+    if how.opponent is not None:
+        units //= num_agents
+        game, agent = np.divmod(np.arange(count), num_agents)
+        own = (game + agent) % 2 == 0
+        actor = Seats([how.actor, how.opponent], torch.from_numpy(1 - own.astype(np.int64)))
+    share = [how.episodes // units + (i < how.episodes % units) for i in range(units)]
+    quota = np.repeat(share, count // units)
     obs = allocate_obs(vector.spaces.observation, (count,))
     row = allocate_row(vector.spaces.observation, count)
     leaves: dict[str, Any] = {name: torch.from_numpy(x) for name, x in row.obs.items()}
@@ -429,7 +493,7 @@ def _play(vector: VectorEnv, how: How, watch: Watch | None = None) -> list[_Play
     returns, lengths, entropies = np.zeros(count), np.zeros(count, np.int64), np.zeros(count)
     played: list[list[_Played]] = [[] for _ in range(count)]
     step = 0
-    left = episodes
+    left = int(quota.sum())
     if watch is not None:
         watch(row.obs, 0.0, 0, False)
     while left:
@@ -462,4 +526,18 @@ def _play(vector: VectorEnv, how: How, watch: Watch | None = None) -> list[_Play
                 played[i].append(_Played(float(returns[i]), int(lengths[i]), won, total))
                 left -= 1
             returns[i], lengths[i], entropies[i] = 0.0, 0, 0.0
-    return [episode for mine in played for episode in mine]
+    kept = [episode for mine, is_own in zip(played, own, strict=True) for episode in mine if is_own]
+    return _Found(kept, None if how.opponent is None else _games(played, own, num_agents))
+
+
+def _games(played: list[list[_Played]], own: NDArray[np.bool_], num_agents: int) -> Games:
+    """The games that all of their agents have ended, by what each had in it."""
+    found: list[tuple[float, float]] = []
+    for first in range(0, len(played), num_agents):
+        agents = slice(first, first + num_agents)
+        for each in zip(*played[agents], strict=False):
+            returns = np.array([episode.return_ for episode in each])
+            mine = own[agents]
+            found.append((float(returns[mine].mean()), float(returns[~mine].mean())))
+    pairs = np.array(found, np.float64).reshape(-1, 2)
+    return Games(pairs[:, 0], pairs[:, 1])

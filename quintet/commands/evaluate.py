@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from tyro.conf import Positional, arg
@@ -14,6 +14,7 @@ from quintet.system.trust import TRUST_HELP
 
 if TYPE_CHECKING:
     from quintet.evaluation import Scores
+    from quintet.policy import Policy
 
 
 def main(arguments: list[str]) -> int:
@@ -33,6 +34,14 @@ def main(arguments: list[str]) -> int:
             bool,
             arg(help="uniformly random actions in place of the policy's: the score to beat"),
         ] = False,
+        against: Annotated[
+            str | None,
+            arg(
+                help="who plays the other agents in an environment of several: a run or policy, or "
+                "random; episodes are then games",
+                metavar="RUN",
+            ),
+        ] = None,
         video: Annotated[
             str | None,
             arg(help="film one more episode, of the first seed, into this .mp4 file"),
@@ -74,12 +83,18 @@ def main(arguments: list[str]) -> int:
         from quintet.policy import load
 
         policy = load(run, checkpoint, trust=trust, encoder=encoder)
+        other: Policy | Literal["random"] | None = None
+        if against == "random":
+            other = "random"
+        elif against is not None:
+            other = load(against, trust=trust)
         greedy = not stochastic
         own: dict[str, Any] = {"backend": backend, "success": success}
         own["num_processes"] = num_processes
         own["kwargs"] = None if kwargs is None else mapping("--env.kwargs", kwargs)
         given = {name: value for name, value in own.items() if value is not None}
         more: dict[str, Any] = {"video": video, "random": random, "env_options": given}
+        more["against"] = other
         scores = evaluate(policy, env, episodes, seed, deterministic=greedy, **more)
         if as_json:
             how = {"deterministic": greedy and not random, "random": random}
@@ -114,6 +129,10 @@ def _scores_as_json(scores: "Scores") -> dict[str, Any]:
         }
     if scores.entropy is not None:
         record["entropy"] = scores.entropy
+    if scores.games is not None:
+        games = scores.games
+        record["games"] = {"won": games.won, "drawn": games.drawn, "lost": games.lost}
+        record["games"] |= {"own": games.own.tolist(), "theirs": games.theirs.tolist()}
     if scores.film is not None:
         record["video"] = asdict(scores.film) | {"path": str(scores.film.path)}
     return record
@@ -131,6 +150,12 @@ def _scores_in_words(scores: "Scores") -> str:
         f"{scores.std:.2f} (min {scores.returns.min():.2f}, max {scores.returns.max():.2f}), "
         f"length {scores.lengths.mean():.1f}, {entropy}over {len(scores.returns)} episodes"
     )
+    if scores.games is not None:
+        games = scores.games
+        text += (
+            f"\ngames: {games.won} won, {games.drawn} drawn, {games.lost} lost; mean return "
+            f"{games.own.mean():.2f} against {games.theirs.mean():.2f}"
+        )
     film = scores.film
     if film is not None:
         remark = f" ({film.remark})" if film.remark else ""

@@ -10,6 +10,7 @@ from quintet.algorithms import registry
 from quintet.algorithms.parts.options import Idle
 from quintet.config.load import Loaded, dropped, nobody_gave
 from quintet.config.run import RunConfig
+from quintet.envs.config import IN_PYTHON
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig, idle_options
 from quintet.types import Spaces
@@ -49,9 +50,9 @@ def without_idle(loaded: Loaded, config: RunConfig, spaces: Spaces) -> Loaded:
     """
     learner = registry.find(config.algo).idle_in(config.learner, config.model, spaces)
     idle = dict(learner)
-    if config.env.backend == "gymnasium":
+    if config.env.backend in IN_PYTHON:
         pools = "env.backend=envpool or ale, which step in threads"
-        idle["env.num_threads"] = Idle(None, f"{pools}, {config.env.id} is of gymnasium")
+        idle["env.num_threads"] = Idle(None, f"{pools}, {config.env.id} is of {config.env.backend}")
     if config.runtime.kind != "serial" and config.eval.episodes == 0:
         steps = "runtime.kind=serial or evaluations (in others runtime.num_workers step)"
         idle["env.num_processes"] = Idle(None, steps)

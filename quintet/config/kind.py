@@ -33,7 +33,7 @@ def kind_of(env: ResolvedEnv) -> EnvKind:
     if isinstance(source, ForeignVectorEnv):
         action = action_space_of(source.single_action_space, env.config.id)
         return _kind_by_spaces(Spaces(source.single_observation_space, action))
-    probe = make_group_env(env, 1)
+    probe = make_group_env(env, env.streams_of(1))
     try:
         return _kind_by_spaces(probe.spaces)
     finally:

@@ -205,6 +205,7 @@ def compose(algo: str, layers: Iterable[Layer], source: EnvSource | None = None)
                 unknown.append(f"unknown option {name!r} ({layer.source}){hint(algo, name)}")
     _drop_idle(algo, values, sources)
     faults: list[str] = []
+    _suit_agents(values, sources, source)
     config = _validate(algo, values, faults)
     of_env: list[str] = []
     # Beside other faults, a known id needs no look at EnvPool, whose import takes a second.
@@ -347,6 +348,21 @@ def _resolve_env(
     except ConfigError as error:
         faults.append(str(error))
         return None
+
+
+def _suit_agents(values: dict[str, Any], sources: dict[str, str], source: EnvSource | None) -> None:
+    """Makes a number of streams that nobody gave a multiple of the agents of a game."""
+    name = "env.num_streams"
+    by = sources.get(name, "default")
+    if by != "default" and not nobody_gave(by):
+        return
+    made = ":" in str(values.get("env.id", "")) or source is not None
+    env = _resolve_env(values, source, []) if made else None
+    if env is None:
+        return
+    count = env.streams_of(env.config.num_streams)
+    if count != env.config.num_streams:
+        values[name], sources[name] = count, f"resolved ({by})"
 
 
 def _validate(algo: str, values: dict[str, Any], faults: list[str]) -> RunConfig | None:

@@ -25,7 +25,7 @@ from quintet.spaces import observation_leaves
 from quintet.types import Spaces
 from quintet.uniform import UniformActor
 
-_STREAMS = 2
+_COPIES = 2
 _AGAIN = 200  # steps after a second restart, which makes environments in Python anew
 _WIDER = 1e-6  # of a bound, relative to it, for rounding
 
@@ -75,9 +75,10 @@ def check_env(env: ResolvedEnv, steps: int = 1_000, seed: int = 0) -> EnvCheck:
         ConfigError: the environment can't be made, or has spaces that quintet can't use.
         EnvironmentFault: it raised an error, which names the step and the line.
     """
+    streams = _COPIES * env.num_agents
     with (
-        closing(make_group_env(env, _STREAMS)) as one,
-        closing(make_group_env(env, _STREAMS)) as two,
+        closing(make_group_env(env, streams)) as one,
+        closing(make_group_env(env, streams)) as two,
     ):
         found = EnvCheck(one.description, one.spaces)
         statistics = _Statistics(found, one, seed)
@@ -115,16 +116,17 @@ class _Row:
 def _play(env: VectorEnv, steps: int, seed: int) -> Iterator[_Row]:
     """The rows of a restart and `steps` random steps; each is overwritten by the next."""
     actor = UniformActor(env.spaces.action, seed)
-    obs = allocate_obs(env.spaces.observation, (_STREAMS,))
-    row = allocate_row(env.spaces.observation, _STREAMS)
+    count = env.num_streams
+    obs = allocate_obs(env.spaces.observation, (count,))
+    row = allocate_row(env.spaces.observation, count)
     begin = perf_counter()
-    env.restart([seed + i for i in range(_STREAMS)], obs)
+    env.restart([seed + i for i in range(count)], obs)
     seconds = perf_counter() - begin
     for name, x in obs.items():
         row.obs[name][...] = x
     leaves = {name: torch.from_numpy(x) for name, x in row.obs.items()}
     yield _Row(0, row, seconds)
-    anew = torch.zeros(_STREAMS, dtype=torch.bool)
+    anew = torch.zeros(count, dtype=torch.bool)
     for number in range(1, steps + 1):
         action = actor.act(leaves, {}, anew, None).env_action.numpy()
         begin = perf_counter()
@@ -144,12 +146,13 @@ class _Statistics:
     """What rows of both environments amount to, for a check."""
 
     def __init__(self, found: EnvCheck, env: VectorEnv, seed: int):
-        self.found, self.seeds = found, [seed + i for i in range(_STREAMS)]
+        self.found, self.count = found, env.num_streams
+        self.seeds = [seed + i for i in range(self.count)]
         self.leaves = observation_leaves(env.spaces.observation)
         self.outside: dict[str, tuple[float, float]] = {}
         self.changed = dict.fromkeys(self.leaves, False)
-        self.lengths = np.zeros(_STREAMS, np.int64)
-        self.returns = np.zeros(_STREAMS)
+        self.lengths = np.zeros(self.count, np.int64)
+        self.returns = np.zeros(self.count)
         self.seconds: list[float] = []
         self.first: dict[str, bytes] = {}
         self.rewarded = 0
@@ -167,8 +170,9 @@ class _Statistics:
             if not found.faults:
                 found.faults.append(str(fault))
         if not given.number:
-            found.reset_s = given.seconds / _STREAMS
-            if all(x[0].tobytes() == x[1].tobytes() for x in row.obs.values()):
+            found.reset_s = given.seconds / self.count
+            half = self.count // _COPIES
+            if all(x[:half].tobytes() == x[half:].tobytes() for x in row.obs.values()):
                 found.remarks.append("the first observation is the same with two different seeds")
             self.first = {name: x.tobytes() for name, x in row.obs.items()}
             return
@@ -176,7 +180,7 @@ class _Statistics:
             self.changed[name] = self.changed[name] or x.tobytes() != self.first[name]
         valid = row.valid
         if valid.all():
-            self.seconds.append(given.seconds / _STREAMS)
+            self.seconds.append(given.seconds / self.count)
         found.steps += int(valid.sum())
         reward = row.raw_reward[valid]
         if reward.size:
@@ -231,8 +235,6 @@ def _judge(found: EnvCheck) -> None:
             "a file)"
         )
     if not found.lengths:
-        found.remarks.append(
-            f"no episode ended in {found.steps // _STREAMS:,} steps of random actions"
-        )
+        found.remarks.append(f"no episode ended in {found.steps:,} steps of random actions")
     if found.reward_min == found.reward_max:
         found.remarks.append(f"every reward was {found.reward_min:g} under random actions")

@@ -7,7 +7,11 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from quintet.envs.success import read_rule
 
-Backend = Literal["auto", "envpool", "ale", "gymnasium"]
+Backend = Literal["auto", "envpool", "ale", "gymnasium", "pettingzoo"]
+
+IN_PYTHON = ("gymnasium", "pettingzoo")
+"""Backends whose environments are stepped one after another, by Python."""
+
 RewardClip = Literal["none", "abs_one", "soft_asymmetric"]
 
 
@@ -24,8 +28,8 @@ class EnvConfig(BaseModel):
     backend: Backend = Field(
         default="auto",
         description="Who implements the environment: 'auto' takes EnvPool when it is installed and "
-        "knows the id, then ALE's vector environment for Atari games, else Gymnasium. The backend "
-        "changes the task.",
+        "knows the id, then ALE's vector environment for Atari games, else Gymnasium; PettingZoo "
+        "for makers named 'parallel_env'. The backend changes the task.",
     )
     kwargs: dict[str, Any] = Field(
         default_factory=dict,

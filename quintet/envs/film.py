@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from quintet.envs import ale
 from quintet.envs.atari import AtariConfig
+from quintet.envs.config import IN_PYTHON
 from quintet.envs.make import make_group_env
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.envs.vector import CannotRender, ObsArrays, VectorEnv, allocate_obs
@@ -154,7 +155,7 @@ def _arguments(env: ResolvedEnv) -> list[dict[str, Any]]:
     kwargs, source = env.config.kwargs, env.source
     asked = [kwargs | {"render_mode": "rgb_array"}, dict(kwargs)]
     if source is None:
-        return asked if env.config.backend == "gymnasium" else asked[1:]
+        return asked if env.config.backend in IN_PYTHON else asked[1:]
     if isinstance(source, ForeignVectorEnv):
         return asked[1:]
     try:
@@ -168,7 +169,7 @@ def _arguments(env: ResolvedEnv) -> list[dict[str, Any]]:
 def _twin(env: ResolvedEnv) -> ResolvedEnv | None:
     """The environment of the same name in Gymnasium; None where there is none."""
     config = env.config
-    if config.backend == "gymnasium":
+    if config.backend in IN_PYTHON:
         return None
     kwargs = dict(config.kwargs)
     twin_id: str | None = config.id

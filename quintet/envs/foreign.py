@@ -11,10 +11,9 @@ RESET = "def reset(self, *, seed=None, options=None), which returns (observation
 STEP = "step(action), which returns (observation, reward, terminated, truncated, info)"
 
 DERIVE = f"derive it from gymnasium.Env, with spaces of gymnasium.spaces, {RESET}, and {STEP}"
-_ONE_AGENT = (
-    "environments of several agents are not supported yet; write a gymnasium.Env of one agent, in "
-    "which the others act by rules of yours, or of all agents together, with a Dict of their "
-    "observations, a Dict of their actions and the sum of their rewards"
+_AGENTS = (
+    "environments of several agents need env.backend pettingzoo and a maker: a function that "
+    "returns an environment of PettingZoo's parallel API (docs/multi-agent.md)"
 )
 _SINGLE = (
     "give what makes its single environments: they are stepped side by side here, "
@@ -30,7 +29,7 @@ def way_out(env: object) -> str:
         return ""
     homes = {kind.__module__.partition(".")[0] for kind in type(env).__mro__}
     if "pettingzoo" in homes or hasattr(env, "possible_agents"):
-        return _ONE_AGENT
+        return _AGENTS
     if "stable_baselines3" in homes:
         return _SINGLE
     if not callable(getattr(env, "reset", None)) or not callable(getattr(env, "step", None)):

@@ -149,7 +149,7 @@ class GymnasiumVectorEnv:
         out.valid[:] = [not over for over in ended]
         told = [
             self._reset(stream, None, out.obs) if ended[stream] else self._step(stream, row, out)
-            for stream, row in enumerate(_rows(action, self.num_streams))
+            for stream, row in enumerate(action_rows(action, self.num_streams))
         ]
         reward, terminated, truncated = zip(*told, strict=True)
         out.reward[:] = reward
@@ -274,7 +274,7 @@ def _single(env: Any, env_id: str) -> gymnasium.Env:
     return env
 
 
-def _rows(action: Any, num_streams: int) -> Iterable[Any]:
+def action_rows(action: Any, num_streams: int) -> Iterable[Any]:
     """Every stream's part of unpacked actions, as `action_space.sample()` would give it."""
     if isinstance(action, np.ndarray):
         return action

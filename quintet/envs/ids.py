@@ -10,7 +10,10 @@ from quintet.envs import ale, envpool
 from quintet.envs.versions import atari_game, is_ales, versions_of
 from quintet.errors import ConfigError
 
-Resolved = Literal["envpool", "ale", "gymnasium"]
+Resolved = Literal["envpool", "ale", "gymnasium", "pettingzoo"]
+
+PARALLEL = "parallel_env"
+"""The name by which PettingZoo's modules make environments of the parallel API."""
 
 
 def resolve_backend(env_id: str, backend: str = "auto") -> Resolved:
@@ -24,7 +27,12 @@ def resolve_backend(env_id: str, backend: str = "auto") -> Resolved:
                 f"backend {backend!r} needs one of {'EnvPool' if backend == 'envpool' else 'ALE'}'s"
                 f" ids; got the import string {env_id!r}; use backend 'gymnasium'"
             )
-        return "gymnasium"
+        return "pettingzoo" if is_parallel(env_id.rpartition(":")[2], backend) else "gymnasium"
+    if backend == "pettingzoo":
+        raise ConfigError(
+            "backend 'pettingzoo' needs an import string of what makes an environment of several "
+            f"agents, like pettingzoo.butterfly.pistonball_v6:{PARALLEL}; got {env_id!r}"
+        )
     if backend == "envpool" and not envpool.is_installed():
         raise ConfigError(
             f"env.backend 'envpool' needs EnvPool, which is not installed; run: "
@@ -44,6 +52,11 @@ def resolve_backend(env_id: str, backend: str = "auto") -> Resolved:
     if backend == "auto" and registered:
         return "gymnasium"
     raise _unknown_id(env_id, backend)
+
+
+def is_parallel(maker: str, backend: str) -> bool:
+    """Whether what a maker of this name makes is taken for an environment of several agents."""
+    return backend == "pettingzoo" or (backend == "auto" and maker == PARALLEL)
 
 
 def is_registered(env_id: str) -> bool:

@@ -18,6 +18,7 @@ from quintet.envs.envpool import EnvPoolVectorEnv
 from quintet.envs.given import GivenEnv, MakeEnv, is_plain_sync, makes_groups, settle
 from quintet.envs.gymnasium import GymnasiumVectorEnv
 from quintet.envs.info_mask import MaskFromInfo
+from quintet.envs.pettingzoo import ParallelVectorEnv
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.envs.success import key_of, read_rule
 from quintet.envs.text import TextAsBytes, has_text
@@ -147,12 +148,16 @@ def _make_base(env: ResolvedEnv, num_streams: int, first_stream: int, drawn: boo
     if env.atari is not None:
         return _make_atari(env, env.atari, num_streams, first_stream, drawn)
     maker = env.maker
+    make_one = partial(_make_one, maker, config.id, config.kwargs)
+    if config.backend == "pettingzoo":
+        return ParallelVectorEnv(
+            make_one, num_streams, env_id=config.id, first_stream=first_stream,
+            success_key=key_of(config.success),
+        )  # fmt: skip
     if makes_groups(maker):
         make = partial(_make_several, maker, config.id, config.kwargs, num_streams)
         return _adapt(env, make(), make, first_stream)
-    return _step_singles(
-        env, partial(_make_one, maker, config.id, config.kwargs), num_streams, first_stream
-    )
+    return _step_singles(env, make_one, num_streams, first_stream)
 
 
 def _make_pool(env: ResolvedEnv, num_streams: int, drawn: bool) -> VectorEnv:

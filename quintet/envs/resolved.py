@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal, final
 
 import gymnasium
@@ -13,7 +13,8 @@ from quintet.envs import ale, envpool
 from quintet.envs.atari import AtariConfig, read_config
 from quintet.envs.config import EnvConfig
 from quintet.envs.given import EnvSource, MakeEnv, can_be_made_again, makes_groups
-from quintet.envs.ids import envpool_id, resolve_backend
+from quintet.envs.ids import envpool_id, is_parallel, resolve_backend
+from quintet.envs.pettingzoo import num_agents
 from quintet.errors import ConfigError
 from quintet.system.importing import import_module
 
@@ -53,7 +54,7 @@ class ResolvedEnv:
 
     @property
     def maker(self) -> MakeEnv:
-        """The maker of environments of backend ``gymnasium``, unless a vector environment was
+        """The maker of environments that Python steps, unless a vector environment was
         given; raises ConfigError if an import string names nothing.
         """
         assert not isinstance(self.source, ForeignVectorEnv)
@@ -90,9 +91,22 @@ class ResolvedEnv:
         single = self.config.backend == "gymnasium" and can_be_made_again(self.source)
         return single and (isinstance(self.source, ForeignVectorEnv) or self.kind != "group maker")
 
+    @cached_property
+    def num_agents(self) -> int:
+        """Agents of an environment, each of which is a stream; 1 but with backend ``pettingzoo``,
+        of which one environment is made to see.
+        """
+        if self.config.backend != "pettingzoo":
+            return 1
+        return num_agents(partial(self.maker, **self.config.kwargs), self.config.id)
+
     def streams_of(self, wanted: int) -> int:
-        """Streams of a group: as wanted, or all of a given vector environment."""
-        return self.source.num_envs if isinstance(self.source, ForeignVectorEnv) else wanted
+        """Streams of a group: at least as many as wanted that whole games have, or all of a given
+        vector environment.
+        """
+        if isinstance(self.source, ForeignVectorEnv):
+            return self.source.num_envs
+        return -(-wanted // self.num_agents) * self.num_agents
 
     def with_options(self, options: Mapping[str, Any]) -> "ResolvedEnv":
         """The same environment with other options in its configuration."""
@@ -110,7 +124,12 @@ def resolve_env(config: EnvConfig, source: EnvSource | None = None) -> ResolvedE
         ConfigError: no backend knows the id, the backend is missing, or the options of an Atari
             game can't be used.
     """
-    backend = "gymnasium" if source is not None else resolve_backend(config.id, config.backend)
+    backend = config.backend
+    if source is None:
+        backend = resolve_backend(config.id, backend)
+    else:
+        parallel = is_parallel(getattr(source, "__name__", ""), backend)
+        backend = "pettingzoo" if parallel else "gymnasium"
     config = config.model_copy(update={"backend": backend})
     if source is not None:
         return ResolvedEnv(config, source)

@@ -75,6 +75,10 @@ class RunFacts:
     sinks: bool = False
     callback: bool = False
 
+    @property
+    def steps_in_python(self) -> bool:
+        return self.backend in ("gymnasium", "pettingzoo")
+
 
 def all_busy(load: Load, facts: RunFacts) -> bool:
     return (load.cores.used + load.cores.by_others) / facts.cores >= _BUSY
@@ -91,7 +95,7 @@ def wanted_cores(load: Load, facts: RunFacts) -> float:
         threads = max(facts.threads, facts.env_threads * facts.num_groups, facts.env_processes)
         return min(threads + _of_other_learners(load, facts), facts.cores)
     serves, on_cpu = facts.inference == "server", facts.device == "cpu"
-    pools = 1 if facts.backend == "gymnasium" else -(-facts.num_groups // facts.num_workers)
+    pools = 1 if facts.steps_in_python else -(-facts.num_groups // facts.num_workers)
     of_pools = facts.env_threads * pools
     of_worker = max(1 if serves else facts.actor_threads, of_pools)
     wanted: float = (1 - load.learner.get("waiting", 0.0)) * (facts.threads if on_cpu else 1)
@@ -121,9 +125,13 @@ def idle_cores(load: Load, facts: RunFacts) -> int:
 
 def _faster_environment(facts: RunFacts) -> list[str]:
     """Advice on an environment that is stepped in Python."""
-    if facts.backend != "gymnasium":
+    if not facts.steps_in_python:
         return []
-    if facts.single_only or facts.source in ("group maker", "vector environment"):
+    if (
+        facts.backend == "pettingzoo"
+        or facts.single_only
+        or facts.source in ("group maker", "vector environment")
+    ):
         return ["a faster step() of it"]
     if facts.source == "maker":
         return ["a faster step() of it, or a function that makes a vector environment of it,"]
@@ -135,7 +143,7 @@ def _faster_environment(facts: RunFacts) -> list[str]:
 
 
 def _stepping(facts: RunFacts) -> list[str]:
-    if facts.backend == "gymnasium":
+    if facts.steps_in_python:
         return [*_side_by_side(facts), *_faster_environment(facts)]
     if facts.env_threads < facts.auto_env_threads:
         return [_unthrottled(facts)]

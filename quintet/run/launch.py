@@ -188,7 +188,7 @@ def _resolve_loaded(loaded: Loaded, spaces: Spaces) -> Loaded:
 
 def resolved(loaded: Loaded) -> tuple[dict[str, Any], dict[str, str]]:
     """Every option of a loaded configuration as a run would use it, and its source."""
-    probe = make_group_env(loaded.env, 1)
+    probe = make_group_env(loaded.env, loaded.env.streams_of(1))
     try:
         found = _resolve_loaded(loaded, probe.spaces)
         now = found.config

@@ -8,6 +8,7 @@ from typing import final
 from quintet.algorithms import registry
 from quintet.config.run import RunConfig
 from quintet.config.runtime import RuntimeConfig
+from quintet.envs.config import IN_PYTHON
 from quintet.envs.given import can_be_made_again
 from quintet.envs.make import make_group_env
 from quintet.envs.resolved import ResolvedEnv
@@ -94,10 +95,11 @@ def streams_per_group(config: RunConfig, env: ResolvedEnv) -> int:
         wanted = streams // env.group_size
     else:
         wanted = config.runtime.num_workers or usable_cores()
-        if config.runtime.inference == "server" and env.config.backend != "gymnasium":
+        if config.runtime.inference == "server" and env.config.backend not in IN_PYTHON:
             wanted *= 2  # one group steps while the other waits for its actions
-    # The fewest groups that give each worker one; the streams must be divided evenly.
-    fitting = [n for n in range(wanted, streams + 1) if streams % n == 0] or [streams]
+    # The fewest groups that give each worker one; the games must be divided evenly.
+    games = streams // env.num_agents
+    fitting = [n for n in range(wanted, games + 1) if games % n == 0] or [games]
     groups = next((n for n in fitting if n % policies == 0), fitting[0])
     return streams // groups
 
@@ -161,7 +163,7 @@ def make_sampling(
     _require_fresh_rows(runtime, plan)
     size, streams = config.env.streams_per_group, config.env.num_streams
     assert size is not None
-    assignment = Assignment.of_groups(len(learners), streams // size)
+    assignment = Assignment.of_groups(len(learners), streams // size, source.env.num_agents)
     if runtime.kind == "serial":
         for env in source.envs:
             if isinstance(env, SpreadEnv):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Self, final
+from typing import Any, Self, final
 
 import torch
 from torch import Tensor
@@ -25,9 +25,12 @@ class Assignment:
     mixed: bool = False
 
     @classmethod
-    def of_groups(cls, num_policies: int, num_groups: int) -> Self:
-        """One policy per group where all policies then get equal shares of the data, else mixed."""
-        return cls(num_policies, mixed=num_groups % num_policies > 0)
+    def of_groups(cls, num_policies: int, num_groups: int, num_agents: int = 1) -> Self:
+        """One policy per group where all policies then get equal shares of the data, else mixed.
+
+        num_agents: of an environment; several meet in a group, and so shall their policies.
+        """
+        return cls(num_policies, mixed=num_agents > 1 or num_groups % num_policies > 0)
 
     def of(self, group: int) -> tuple[int, ...]:
         """The policies that act in a group."""
@@ -107,6 +110,62 @@ class PolicyMix:
         for name in self.state_specs:
             mixed[name] = _pick([state[name] for state in states], player)
         return mixed | {PLAYER: player}
+
+
+@final
+class Seats:
+    """Actors that have streams of their own, to play with each other, not to sample for a learner:
+    `act` records the entropy alone, 0 where an actor has none.
+
+    seat: ``[B]``, the number of each stream's actor.
+    """
+
+    def __init__(self, actors: Sequence[Any], seat: Tensor):
+        self.actors, self.count = list(actors), len(seat)
+        self.streams = [(seat == k).nonzero().squeeze(1) for k in range(len(self.actors))]
+
+    def initial_state(self, num_streams: int) -> State:
+        assert num_streams == self.count
+        states = [a.initial_state(len(s)) for a, s in zip(self.actors, self.streams, strict=True)]
+        return {f"{k}/{name}": x for k, state in enumerate(states) for name, x in state.items()}
+
+    def draw_noise(
+        self, steps: int, num_streams: int, generator: torch.Generator
+    ) -> list[list[Tensor]]:
+        """By step and actor."""
+        assert num_streams == self.count
+        each = [
+            actor.draw_noise(steps, len(streams), generator).unbind(0)
+            for actor, streams in zip(self.actors, self.streams, strict=True)
+        ]
+        return [list(noise) for noise in zip(*each, strict=True)]
+
+    def act(
+        self, obs: Obs, state: State, is_first: Tensor, noise: list[Tensor] | None
+    ) -> ActOutput:
+        outs = [
+            actor.act(
+                {name: x[streams] for name, x in obs.items()},
+                below(state, f"{k}/"),
+                is_first[streams],
+                None if noise is None else noise[k],
+            )
+            for k, (actor, streams) in enumerate(zip(self.actors, self.streams, strict=True))
+        ]
+        record = {}
+        if any("entropy" in out.record for out in outs):
+            none = [torch.zeros(len(streams)) for streams in self.streams]
+            said = [out.record.get("entropy", x) for out, x in zip(outs, none, strict=True)]
+            record["entropy"] = self._joined(said)
+        after = {f"{k}/{name}": x for k, out in enumerate(outs) for name, x in out.state.items()}
+        action = self._joined([out.action for out in outs])
+        return ActOutput(action, self._joined([out.env_action for out in outs]), record, after)
+
+    def _joined(self, each: Sequence[Tensor]) -> Tensor:
+        joined = each[0].new_empty((self.count, *each[0].shape[1:]))
+        for streams, x in zip(self.streams, each, strict=True):
+            joined[streams] = x
+        return joined
 
 
 def load_policy(actor: Actor, policy: int, publication: Publication) -> None:

@@ -113,6 +113,8 @@ class GroupSampler:
     def finish(self, rows: int) -> None:
         """Ends the unroll after `rows` rows: checks it, computes returns, measures episodes."""
         slot, self.rows = self.slot, rows
+        # A row after one that is not valid begins an episode, unless the agent is still absent.
+        slot.is_first[:rows] &= slot.valid[:rows]
         if rows < slot.steps:
             self._fill_from(rows)
         else:

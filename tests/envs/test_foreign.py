@@ -101,8 +101,14 @@ def test_lists_and_an_info_that_is_none_are_taken_as_meant():
             r"this wrapper calls the environment's seed\(seed\)",
         ),
         (of_package("mine"), "Theirs.*; derive it"),
-        (of_package("pettingzoo.utils.env"), "several agents are not supported yet; write a"),
-        (of_package("mine", possible_agents=["a", "b"]), "several agents are not supported yet"),
+        (
+            of_package("pettingzoo.utils.env"),
+            "several agents need env.backend pettingzoo and a maker",
+        ),
+        (
+            of_package("mine", possible_agents=["a", "b"]),
+            "several agents need env.backend pettingzoo",
+        ),
         (of_package("stable_baselines3.common.vec_env"), "give what makes its single environ"),
     ],
 )

@@ -1,0 +1,326 @@
+"""Environments of several agents with PettingZoo's parallel API: every agent is a stream.
+
+A game has one stream for each of its possible agents, in their order; games are stepped one after
+another.  An agent that acts has ordinary rows.  Where it is absent - from its own ending until the
+next game begins, or before it joins a game - its rows are not valid and repeat its last
+observation, or zeros; the last of them has the observation with which it comes in, as a reset row
+has.  So each agent's presence in a game is an episode, with a return and a length of its own.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, final
+
+import numpy as np
+
+from quintet.envs.gymnasium import (
+    BadLeaf,
+    action_rows,
+    leaf_of,
+    read_leaf,
+    steps_per_s,
+)
+from quintet.envs.success import rule_of, single_success
+from quintet.envs.vector import (
+    Array,
+    EnvDescription,
+    ObsArrays,
+    Rendered,
+    StepRow,
+    allocate_obs,
+    check_seeds,
+)
+from quintet.errors import ConfigError, EnvironmentFault
+from quintet.spaces import (
+    Space,
+    action_space_of,
+    action_spec,
+    leaf_keys,
+    stored_space,
+    unpack_action,
+)
+from quintet.system.blame import raised, traced
+from quintet.types import Spaces
+
+BACKEND = "pettingzoo"
+
+_PARALLEL = "return an environment of PettingZoo's parallel API (parallel_env)"
+
+
+def num_agents(make_env: Callable[[], Any], env_id: str) -> int:
+    """The number of agents that a game may have; makes one and closes it.  Raises ConfigError if it
+    is no environment of the parallel API.
+    """
+    game = make_env()
+    try:
+        return len(_agents_of(game, env_id))
+    finally:
+        close = getattr(game, "close", None)
+        if callable(close):
+            close()
+
+
+@final
+class ParallelVectorEnv:
+    """Games made by one callable, as many as their agents have streams."""
+
+    def __init__(
+        self,
+        make_env: Callable[[], Any],
+        num_streams: int,
+        *,
+        env_id: str,
+        first_stream: int = 0,
+        success_key: str | None = None,
+    ) -> None:
+        """Makes the games.
+
+        Args:
+            make_env: called once for every game, and again at restarts.
+            env_id: name for people.
+            first_stream: number in the run of the first stream, for error messages.
+            success_key: of an agent's info, true where its episode was won; None: nothing is read.
+
+        Raises:
+            ConfigError: `make_env` makes no such game, its agents have different spaces, or the
+                streams are no multiple of the agents.
+        """
+        self._id, self.num_streams, self._first_stream = env_id, num_streams, first_stream
+        self.description = EnvDescription(env_id, BACKEND, success=rule_of(success_key))
+        self._success_key = success_key
+        self._make_env = make_env
+        self._games: list[Any] = [make_env()]
+        try:
+            self.agents = _agents_of(self._games[0], env_id)
+            size = len(self.agents)
+            if num_streams % size:
+                raise ConfigError(
+                    f"{env_id} has {size} agents, each of which is a stream, so env.num_streams "
+                    f"and env.streams_per_group must be multiples of {size}, got {num_streams}; "
+                    f"use --env.num-streams {-(-num_streams // size) * size}, or leave them out"
+                )
+            self._games += [make_env() for _ in range(num_streams // size - 1)]
+            given, self._action_space = self._equal_spaces()
+            self._leaves = [leaf_of(path, *found) for path, found in leaf_keys(given).items()]
+            self.spaces = Spaces(stored_space(given), action_space_of(self._action_space, env_id))
+        except BaseException:
+            self.close()
+            raise
+        self._action_shape = (num_streams, *action_spec(self._action_space).shape)
+        self._seeds = [0] * num_streams
+        self._game_step = [0] * len(self._games)
+        self._present = np.zeros(num_streams, np.bool_)
+        # Streams whose agents have ended and were not seen to leave the game yet.
+        self._leaving = np.zeros(num_streams, np.bool_)
+        self._last = allocate_obs(self.spaces.observation, (num_streams,))
+        self._used = False
+        self._action: Array | None = None
+
+    def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
+        """Resets every game with the seed of its first agent's stream; later resets have no seed.
+
+        Used games are made anew, as some keep state over resets, which a resumed run would not
+        have.
+        """
+        self._seeds = check_seeds(seeds, self.num_streams)
+        self._action = None
+        if self._used:
+            count = len(self._games)
+            self.close()
+            self._games = [self._make_env() for _ in range(count)]
+        self._used = True
+        for x in self._last.values():
+            x[:] = 0
+        for index in range(len(self._games)):
+            self._reset(index, self._seeds[index * len(self.agents)])
+        self._show(out)
+
+    def send(self, action: Array) -> None:
+        """Keeps the action; `recv` steps."""
+        assert self._action is None, "recv before the next send"
+        assert action.shape == self._action_shape, (action.shape, self._action_shape)
+        self._action = action
+
+    def recv(self, out: StepRow) -> None:
+        assert self._action is not None, "send before recv"
+        action, self._action = unpack_action(self._action_space, self._action), None
+        out.valid[:] = self._present
+        out.reward[:] = 0.0
+        out.terminated[:] = out.truncated[:] = False
+        actions = list(action_rows(action, self.num_streams))
+        size = len(self.agents)
+        for index in range(len(self._games)):
+            streams = range(index * size, (index + 1) * size)
+            if self._present[streams.start : streams.stop].any():
+                self._step(index, streams, actions, out)
+            else:
+                self._reset(index, None)
+        np.logical_and(out.truncated, ~out.terminated, out=out.truncated)
+        out.raw_reward[:] = out.reward
+        self._show(out.obs)
+
+    def render(self, stream: int) -> Rendered:
+        game = self._games[stream // len(self.agents)]
+        return Rendered(game.render(), steps_per_s(getattr(game, "metadata", {})))
+
+    def close(self) -> None:
+        """Closes every game, even if one of them fails to close."""
+        games, self._games = self._games, []
+        for game in games:
+            try:
+                game.close()
+            except Exception as error:  # must not hide an earlier error at the end of a run
+                warnings.warn(
+                    f"{self._id}: closing failed: {error!r}", RuntimeWarning, stacklevel=2
+                )
+
+    def place_of(self, stream: int) -> str:
+        """A stream's number, agent, step and seed, for a message."""
+        index, agent = divmod(stream, len(self.agents))
+        step = self._game_step[index]
+        when = f"step {step} of its game" if step else "reset"
+        seed = self._seeds[index * len(self.agents)]
+        return (
+            f"stream {self._first_stream + stream} (agent {self.agents[agent]!r}), {when}, "
+            f"seed {seed}"
+        )
+
+    def _show(self, out: ObsArrays) -> None:
+        for path, x in self._last.items():
+            out[path][:] = x
+
+    def _step(self, index: int, streams: range, actions: Sequence[Any], out: StepRow) -> None:
+        """Steps a game by the actions of the agents that are there."""
+        game, first = self._games[index], streams.start
+        acting = {
+            agent: actions[stream]
+            for agent, stream in zip(self.agents, streams, strict=True)
+            if self._present[stream]
+        }
+        self._game_step[index] += 1
+        what = self._call(first, "step", lambda: game.step(acting))
+        five = isinstance(what, tuple) and len(what) == 5
+        if not five or not all(isinstance(part, Mapping) for part in what):
+            self._raise_fault(
+                first,
+                "must return from step five dicts by agent: observations, rewards, terminations, "
+                "truncations, infos",
+            )
+        obs, rewards, terminations, truncations, infos = what
+        there = self._there(first, game)
+        for agent, stream in zip(self.agents, streams, strict=True):
+            if not self._present[stream]:
+                self._leaving[stream] &= agent in there
+                if agent in there and not self._leaving[stream]:
+                    self._write(stream, obs, agent)
+                    self._present[stream] = True
+                continue
+            self._write(stream, obs, agent)
+            try:
+                out.reward[stream] = float(rewards[agent])
+                terminated, truncated = bool(terminations[agent]), bool(truncations[agent])
+            except (KeyError, TypeError, ValueError) as error:
+                self._raise_fault(
+                    stream, f"must give each acting agent a reward and two flags: {error!r}", error
+                )
+            out.terminated[stream], out.truncated[stream] = terminated, truncated
+            if not (terminated or truncated):
+                if agent not in there:
+                    self._raise_fault(
+                        stream, "took an agent out of agents without terminating or truncating it"
+                    )
+                continue
+            self._present[stream], self._leaving[stream] = False, agent in there
+            if self._success_key is not None:
+                who = f"{self._id} ({BACKEND}), agent {agent!r}"
+                out.success[stream] = single_success(infos.get(agent, {}), self._success_key, who)
+
+    def _reset(self, index: int, seed: int | None) -> None:
+        """Begins a new game; the agents that are in it at once come in."""
+        game, size = self._games[index], len(self.agents)
+        first = index * size
+        self._game_step[index] = 0
+        result = self._call(first, "reset", lambda: game.reset(seed=seed))
+        pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Mapping)
+        if not pair:
+            self._raise_fault(
+                first, "must return from reset two dicts by agent: observations, infos"
+            )
+        there = self._there(first, game)
+        if not there:
+            self._raise_fault(first, "must have agents after a reset; it has none")
+        for stream, agent in enumerate(self.agents, first):
+            self._leaving[stream], self._present[stream] = False, agent in there
+            if agent in there:
+                self._write(stream, result[0], agent)
+
+    def _there(self, stream: int, game: Any) -> set[Any]:
+        """The agents of the game that go on."""
+        there = set(game.agents)
+        if strangers := there - set(self.agents):
+            self._raise_fault(stream, f"has agents {strangers} that are no possible_agents")
+        return there
+
+    def _write(self, stream: int, observations: Any, agent: Any) -> None:
+        if agent not in observations:
+            self._raise_fault(stream, f"gave no observation for {agent!r}")
+        obs = observations[agent]
+        for leaf in self._leaves:
+            try:
+                value = leaf.of(obs)
+                into = self._last[leaf.path]
+                into[stream] = value if leaf.is_met(value) else read_leaf(obs, leaf)
+            except BadLeaf as error:
+                self._raise_fault(stream, str(error), error)
+
+    def _call(self, stream: int, what: str, function: Callable[[], Any]) -> Any:
+        try:
+            return function()
+        except Exception as error:
+            self._raise_fault(stream, raised(error, what), error)
+
+    def _raise_fault(self, stream: int, what: str, cause: Exception | None = None) -> NoReturn:
+        fault = EnvironmentFault(
+            f"{self._id} ({BACKEND}), {self.place_of(stream)}: the environment {what}; mend the "
+            "environment, or wrap it"
+        )
+        raise (fault if cause is None else traced(fault, cause)) from cause
+
+    def _equal_spaces(self) -> tuple[Space, Space]:
+        """The spaces that all agents of all games have; raises ConfigError if they differ."""
+        if len({id(game) for game in self._games}) < len(self._games):
+            raise ConfigError(
+                f"{self._id} must make a new environment at each call; it gave the same object "
+                "twice; create the environment inside the callable"
+            )
+        found = [
+            (game.observation_space(agent), game.action_space(agent))
+            for game in self._games
+            for agent in self.agents
+        ]
+        for agent, spaces in zip(self.agents * len(self._games), found, strict=True):
+            if spaces != found[0]:
+                raise ConfigError(
+                    f"{self._id} must give all agents the same spaces, as one network acts for "
+                    f"each; {self.agents[0]!r} has {found[0]}, {agent!r} {spaces}; pad them in a "
+                    "wrapper"
+                )
+        return found[0]
+
+
+def _agents_of(game: Any, env_id: str) -> list[Any]:
+    """The possible agents of a game; raises ConfigError if it has no parallel API."""
+    kind = type(game)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if hasattr(game, "agent_iter"):
+        raise ConfigError(
+            f"{env_id} must act for all agents at once; got {name}, whose agents act in turns; "
+            f"{_PARALLEL}, or convert it by pettingzoo.utils.conversions"
+        )
+    agents = list(getattr(game, "possible_agents", ()))
+    if not agents or not callable(getattr(game, "step", None)):
+        raise ConfigError(
+            f"{env_id} must make an environment of several agents, with possible_agents; got "
+            f"{name}; {_PARALLEL}, or leave env.backend out"
+        )
+    return agents
