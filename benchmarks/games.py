@@ -1,0 +1,84 @@
+"""A game of two by self-play, and two policies in the same games, on the coin race.
+
+    python benchmarks/games.py [--seeds 11 12 13] [--steps 100000] [--jobs 1] [--folder DIR]
+
+Of one policy that plays both agents (PPO), and of each of two policies that share the games, 300 games
+are played greedily: against uniformly random actions, and the one policy's against its checkpoint at
+half of the budget.  Finished runs are kept in --folder; results go to benchmarks/results/games.json.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from one_seed import commit
+from records import write_whole
+
+HERE = Path(__file__).parent
+ENV = "quintet.envs.games:parallel_env"
+GAMES = 300
+OPTIONS = {
+    "env.num-streams": 32, "unroll-steps": 32, "minibatch-steps": 256, "learning-rate": 1e-3,
+    "eval.episodes": 0, "report.sinks": "jsonl", "checkpoint.milestones": 2,
+}  # fmt: skip
+
+
+def train(seed: int, policies: int, steps: int, folder: Path) -> Path:
+    """Trains, or goes on; returns the run's folder."""
+    run = folder / f"{policies}-s{seed}"
+    given: dict[str, Any] = {**OPTIONS, "env": ENV, "seed": seed, "run-dir": run}
+    given["total-steps"] = steps * policies
+    if policies > 1:
+        given |= {"population": policies, "population.pbt": "false"}
+    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    with (folder / f"{run.name}.log").open("a") as log:
+        command = [sys.executable, "-m", "quintet", "train", "ppo", *words]
+        subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT)
+    return run
+
+
+def games(policy: Path, against: Path | str) -> dict[str, Any]:
+    """Numbers of games, and the mean return in them, as `quintet eval` gives them."""
+    words = ["eval", str(policy), "--against", str(against), "--episodes", str(GAMES), "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "quintet", *words], check=True, stdout=subprocess.PIPE, text=True
+    )
+    found = json.loads(done.stdout)["games"]
+    counts = {name: found[name] for name in ("won", "drawn", "lost")}
+    return counts | {"return_mean": round(sum(found["own"]) / len(found["own"]), 2)}
+
+
+def measure(seed: int, steps: int, folder: Path) -> dict[str, Any]:
+    one, two = train(seed, 1, steps, folder), train(seed, 2, steps, folder)
+    half = sorted((one / "milestones").iterdir())[0]
+    record = {
+        "seed": seed,
+        "self_play_random": games(one, "random"),
+        "self_play_half": games(one, half),
+    }
+    for k in (0, 1):
+        record[f"policy_{k}_random"] = games(two / f"policy_{k}" / "policy", "random")
+    print(json.dumps(record), flush=True)
+    return record
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[11, 12, 13])
+    parser.add_argument("--steps", type=int, default=100_000, help="of each policy")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--folder", type=Path, default=Path("runs/games"))
+    args = parser.parse_args()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(args.jobs) as pool:
+        records = list(pool.map(lambda seed: measure(seed, args.steps, args.folder), args.seeds))
+    record = {"commit": commit(), "env": ENV, "steps": args.steps, "seeds": records}
+    write_whole(HERE / "results" / "games.json", json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
