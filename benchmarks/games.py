@@ -2,9 +2,9 @@
 
     python benchmarks/games.py [--seeds 11 12 13] [--steps 100000] [--jobs 1] [--folder DIR]
 
-Of one policy that plays both agents (PPO), and of each of two policies that share the games, 300 games
-are played greedily: against uniformly random actions, and the one policy's against its checkpoint at
-half of the budget.  Finished runs are kept in --folder; results go to benchmarks/results/games.json.
+Trained by PPO are one policy that plays both agents, and two that share the games.  Each plays 300
+games greedily against uniformly random actions, the one policy also against its checkpoint at half
+of the budget.  Finished runs are kept in --folder; results go to benchmarks/results/games.json.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def games(policy: Path, against: Path | str) -> dict[str, Any]:
 
 def measure(seed: int, steps: int, folder: Path) -> dict[str, Any]:
     one, two = train(seed, 1, steps, folder), train(seed, 2, steps, folder)
-    half = sorted((one / "milestones").iterdir())[0]
+    half = min((one / "checkpoints").iterdir())  # the milestone; the others are the last ones
     record = {
         "seed": seed,
         "self_play_random": games(one, "random"),
