@@ -4,7 +4,8 @@
 
 Trained by PPO are one policy that plays both agents, and two that share the games.  Each plays 300
 games greedily against uniformly random actions, the one policy also against its checkpoint at half
-of the budget.  Finished runs are kept in --folder; results go to benchmarks/results/games.json.
+of the budget.  Finished runs are kept in --folder; results go to benchmarks/results/games.json, by
+the number of steps.
 """
 
 import argparse
@@ -76,8 +77,10 @@ def main() -> None:
     args.folder.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(args.jobs) as pool:
         records = list(pool.map(lambda seed: measure(seed, args.steps, args.folder), args.seeds))
-    record = {"commit": commit(), "env": ENV, "steps": args.steps, "seeds": records}
-    write_whole(HERE / "results" / "games.json", json.dumps(record, indent=1) + "\n")
+    out = HERE / "results" / "games.json"
+    found = json.loads(out.read_text()) if out.exists() else {}
+    found[str(args.steps)] = {"commit": commit(), "env": ENV, "seeds": records}
+    write_whole(out, json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

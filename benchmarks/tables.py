@@ -17,7 +17,11 @@ from rows import ROWS, SEEDS, Row
 
 from quintet.envs import envpool
 
-DOCUMENTS = (ROOT / "docs" / "benchmarks.md", ROOT / "README.md")
+DOCUMENTS = (
+    ROOT / "docs" / "benchmarks.md",
+    ROOT / "docs" / "multi-agent.md",
+    ROOT / "README.md",
+)
 
 
 class Ratio(NamedTuple):
@@ -59,6 +63,14 @@ SAMPLING = {
     ),
 }
 """Ratios of sampling.py: what they are, and what is asked of them."""
+
+GAMES = {
+    "self_play_half": "one policy, against its checkpoint at half of the budget",
+    "self_play_random": "one policy, against random actions",
+    "policy_0_random": "the first of two policies, against random actions",
+    "policy_1_random": "the second of two policies, against random actions",
+}
+"""Who plays whom in games.py."""
 
 SOAKS = ("pong-appo",)
 """Workloads of soak.py."""
@@ -393,7 +405,27 @@ TABLES = {
     "replay": replay_table,
     "replay-step": replay_step_table,
     "soak": soak_table,
+    "coin-race": games_table,
 }
+
+
+def games_table() -> str:
+    """Games that the policies of each seed have won, drawn and lost."""
+    lines = [
+        "| who plays | env_steps of a policy | seeds | games won, drawn, lost | mean return | commit |",
+        "|---|---|---|---|---|---|",
+    ]
+    for steps, found in sorted((result("games") or {}).items(), key=lambda item: int(item[0])):
+        numbers = ", ".join(str(seed["seed"]) for seed in found["seeds"])
+        for name, what in GAMES.items():
+            each = [seed[name] for seed in found["seeds"]]
+            counts = "; ".join(f"{x['won']}, {x['drawn']}, {x['lost']}" for x in each)
+            returns = ", ".join(f"{x['return_mean']:.1f}" for x in each)
+            lines.append(
+                f"| {what} | {int(steps):,} | {numbers} | {counts} | {returns} | "
+                f"{found['commit']} |"
+            )
+    return "\n".join(lines)
 
 
 def rendered(text: str) -> str:

@@ -1,24 +1,29 @@
-"""`quintet.train`: its arguments become one layer of a run's configuration."""
+"""`quintet.train`: its arguments become one layer of a run's configuration.
+
+What can be refused by that configuration alone is refused before PyTorch is imported.
+"""
 
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from gymnasium.vector import VectorEnv as ForeignVectorEnv
-from torch import nn
 
 from quintet.algorithms import registry
 from quintet.config.load import Layer, Loaded, flatten, hint, options
 from quintet.config.saved import Unusable, load_config, load_seeds
 from quintet.envs.given import EnvSource, GivenEnv, can_be_made_again, settle
 from quintet.errors import ConfigError, GroupFault
-from quintet.models.custom import encoder_import_string
-from quintet.policy import Policy, find_policy, load
-from quintet.run.callbacks import Callbacks, OnReport
-from quintet.run.launch import Result, run, run_seeds
 from quintet.system.trust import vouched
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from quintet.policy import Policy
+    from quintet.run.callbacks import Callbacks, OnReport
+    from quintet.run.launch import Result
 
 
 @overload
@@ -29,13 +34,13 @@ def train(
     seed: int | None = None,
     run_dir: str | Path | None = None,
     config: Mapping[str, Any] | None = None,
-    on_report: OnReport | None = None,
+    on_report: "OnReport | None" = None,
     *,
-    callbacks: Callbacks | None = None,
-    model: type[nn.Module] | None = None,
+    callbacks: "Callbacks | None" = None,
+    model: "type[nn.Module] | None" = None,
     trust: bool = False,
     overwrite: bool = False,
-) -> Result: ...
+) -> "Result": ...
 
 
 @overload
@@ -49,12 +54,12 @@ def train(
     on_report: None = None,
     *,
     callbacks: None = None,
-    model: type[nn.Module] | None = None,
+    model: "type[nn.Module] | None" = None,
     trust: bool = False,
     overwrite: bool = False,
     seeds: Sequence[int],
     jobs: int | None = None,
-) -> list[Result]: ...
+) -> "list[Result]": ...
 
 
 def train(
@@ -64,16 +69,16 @@ def train(
     seed: int | None = None,
     run_dir: str | Path | None = None,
     config: Mapping[str, Any] | None = None,
-    on_report: OnReport | None = None,
+    on_report: "OnReport | None" = None,
     *,
-    callbacks: Callbacks | None = None,
-    model: type[nn.Module] | None = None,
+    callbacks: "Callbacks | None" = None,
+    model: "type[nn.Module] | None" = None,
     trust: bool = False,
     overwrite: bool = False,
     seeds: Sequence[int] | None = None,
     jobs: int | None = None,
     **others: object,
-) -> Result | list[Result]:
+) -> "Result | list[Result]":
     """Trains a policy, or goes on with the run that is in `run_dir`.
 
     Args:
@@ -122,6 +127,8 @@ def train(
     values = {name: value for name, value in given.items() if value is not None}
     values |= flatten(config or {}, options(algo))
     if model is not None:
+        from quintet.models.custom import encoder_import_string
+
         _settle("model", values, {"model.encoder": encoder_import_string(model)})
     source = _settle_env(env, values)
     command = Layer("call", values)
@@ -129,6 +136,8 @@ def train(
         if jobs is not None:
             raise ConfigError(f"jobs={jobs} has no effect without seeds; leave it out")
         loaded = load_config(algo, [], command, source, trust=trust, overwrite=overwrite)
+        from quintet.run.launch import run
+
         return run(loaded, on_report, callbacks=callbacks)
     alone = {
         "on_report": on_report is not None,
@@ -142,6 +151,8 @@ def train(
             "of them out, or call train for each seed"
         )
     group = load_seeds(algo, [], command, seeds, source, trust=trust, overwrite=overwrite)
+    from quintet.run.launch import Result, run_seeds
+
     outcomes = run_seeds(group, jobs)
     failed = [f"seed {each.seed}: {each.error}" for each in outcomes if each.status == "failed"]
     if failed:
@@ -163,17 +174,21 @@ def _argument_fault(algo: str, name: str, value: object) -> str:
     return f"unknown argument {name!r}{told}" + (", an option of config" if "here" in told else "")
 
 
-def _trained_policy(run_dir: Path, loaded: Loaded | Unusable) -> Policy:
+def _trained_policy(run_dir: Path, loaded: Loaded | Unusable) -> "Policy":
     """The policy that a run of a seed group has trained.  The caller's configuration vouches for
     its code, since there may be no key for a signature.
     """
+    from quintet.policy import find_policy, load
+
     assert isinstance(loaded, Loaded)
     description, *_ = find_policy(run_dir)
     return load(run_dir, trust=vouched(description, loaded.config.flat()))
 
 
-def _check_callbacks(callbacks: Callbacks) -> None:
+def _check_callbacks(callbacks: "Callbacks") -> None:
     """Refuses what can't be called at its moment, before training begins."""
+    from quintet.run.callbacks import Callbacks
+
     if not isinstance(callbacks, Callbacks):
         raise ConfigError(
             f"callbacks requires quintet.Callbacks(evaluation=..., ...), got {callbacks!r}"

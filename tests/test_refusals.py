@@ -64,3 +64,23 @@ def test_an_id_that_nobody_knows_is_refused_without_pytorch(tmp_path: Path):
     assert "nearest are CartPole" in done.stderr
     assert "unknown option 'nope'" in done.stderr
     assert done.stdout.split() == ["2", "envpool"]
+
+
+def test_train_refuses_without_pytorch_too():
+    program = """
+import sys, quintet
+for algo, env, options in (
+    ("pppo", "CartPole-v1", {}), ("ppo", "CartPole-v1", {"n_envs": 3}), ("ppo", "CartPole-v1", {})
+):
+    try:
+        quintet.train(algo, env, 10, config=options)
+    except quintet.errors.ConfigError as error:
+        print(error, file=sys.stderr)
+print("torch" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    for says in ("must be one of", "here it is 'env.num_streams'", "at least one rollout"):
+        assert says in done.stderr
+    assert done.stdout.split() == ["False"]

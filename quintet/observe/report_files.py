@@ -30,6 +30,13 @@ Notice = Callable[[str], None]
 _MOST_FAULTS = 3  # that are named one by one
 
 
+class Kept(NamedTuple):
+    """The reports with which a sink begins, all up to `env_steps`; -1: none."""
+
+    reports: Sequence[Mapping[str, float]]
+    env_steps: int
+
+
 class Mark(NamedTuple):
     """The number of reports at a checkpoint, and the CRC-32 of all of them."""
 

@@ -1,5 +1,5 @@
 """Sinks of reports: ``metrics.jsonl``, ``progress.csv`` and TensorBoard event files in the run's
-folder.
+folder, and Weights & Biases.
 
 A resumed run goes on in the same files and first drops their reports after the checkpoint, so every
 env_step is reported once.  Writes are not buffered: a whole line is in the file when `write`
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, final
+from typing import Any, Literal, final
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -27,6 +27,7 @@ from quintet.observe.metrics import check, clean
 from quintet.observe.report_files import (
     CSV_FILE,
     JSONL_FILE,
+    Kept,
     Mark,
     Notice,
     Report,
@@ -37,9 +38,10 @@ from quintet.observe.report_files import (
     new_columns,
     set_damaged_aside,
 )
+from quintet.observe.wandb_sink import WandbSink
 from quintet.system import files
 
-SinkName = Literal["jsonl", "csv", "tensorboard"]
+SinkName = Literal["jsonl", "csv", "tensorboard", "wandb"]
 
 TENSORBOARD_FOLDER = "tensorboard"
 
@@ -61,15 +63,9 @@ class ReportConfig(BaseModel):
     progress: bool = Field(default=True, description="Show progress on standard output.")
     sinks: tuple[SinkName, ...] = Field(
         default=("jsonl", "csv", "tensorboard"),
-        description="Where reports go; tensorboard is left out where it is not installed.",
+        description="Where reports go; tensorboard is left out where it is not installed. wandb: "
+        "to Weights & Biases, by its own settings (WANDB_PROJECT, WANDB_MODE=offline, ...).",
     )
-
-
-class Kept(NamedTuple):
-    """The reports with which a sink begins, all up to `env_steps`; -1: none."""
-
-    reports: Sequence[Mapping[str, float]]
-    env_steps: int
 
 
 @final
@@ -94,7 +90,7 @@ class Reporter:
     ) -> dict[str, float]:
         """Sends a report to every sink and returns the numbers that were sent.
 
-        histograms: values ``[N]`` by name, on the CPU, for TensorBoard's histograms.
+        histograms: values ``[N]`` by name, on the CPU, for sinks that show histograms.
         """
         check(report)
         finite = clean(report)
@@ -108,13 +104,13 @@ class Reporter:
 
     def _write_histograms(self, env_steps: int, histograms: Mapping[str, ArrayLike]) -> None:
         check(histograms)
-        shown = [sink for sink in self._sinks if isinstance(sink, TensorBoardSink)]
+        shown = [sink for sink in self._sinks if isinstance(sink, TensorBoardSink | WandbSink)]
         for sink in shown:
             sink.write_histograms(env_steps, histograms)
         if not shown and self._notice is not None:
             self._notice(
-                "histograms are shown by tensorboard only, and nothing is written for it: install "
-                "it and keep it among report.sinks"
+                "histograms are shown by tensorboard and wandb only, and nothing is written for "
+                "either: install one and keep it among report.sinks"
             )
             self._notice = None
 
@@ -137,6 +133,7 @@ def open_sinks(
     notice: Notice,
     warn: Notice = files.warn_on_stderr,
     mark: Mark | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Reporter:
     """Opens the sinks of a run.
 
@@ -145,6 +142,7 @@ def open_sinks(
     notice: receives a message when a sink is left out, or reports are dropped.
     warn: receives a message for all damage.
     mark: of the reports at the checkpoint; None: unknown.
+    options: of the run by dotted name, for sinks that show them.
 
     Raises:
         QuintetError: they can't be written.
@@ -163,6 +161,8 @@ def open_sinks(
             sinks.append(JsonlSink(run_dir / JSONL_FILE))
         elif name == "csv":
             sinks.append(CsvSink(run_dir / CSV_FILE))
+        elif name == "wandb":
+            sinks.append(WandbSink(run_dir, options or {}))
         else:
             try:
                 sinks.append(TensorBoardSink(run_dir / TENSORBOARD_FOLDER))
@@ -337,7 +337,7 @@ class TensorBoardSink:
         return framed.getvalue()
 
 
-Sink = JsonlSink | CsvSink | TensorBoardSink
+Sink = JsonlSink | CsvSink | TensorBoardSink | WandbSink
 """Takes reports in the order of their env_steps."""
 
 

@@ -27,6 +27,7 @@ from quintet.models.config import is_wide, resolve_model, uses_pictures
 from quintet.models.precision import fast_bf16
 from quintet.observe.metrics import policy_prefix
 from quintet.observe.stream import QuietStream
+from quintet.observe.wandb_sink import require_wandb
 from quintet.policy import Policy
 from quintet.run import seed_group
 from quintet.run.callbacks import Callbacks, OnReport, UserCode
@@ -259,6 +260,8 @@ def _run(
         env = source.envs[0].description
         config = _resolve_loaded(loaded, source.spaces).config
         assert config.run_dir is not None
+        if "wandb" in config.report.sinks:
+            require_wandb()
         runtime = config.runtime
         if runtime.kind != "serial" or runtime.num_learners > 1:
             prepare()  # imports go on while learners are made

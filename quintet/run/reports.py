@@ -66,6 +66,7 @@ class Reports:
             notice=voice.say,
             warn=voice.warn,
             mark=None if found is None else mark_in(found.meta),
+            options=self.config.flat(),
         )
         self._before_s = 0.0 if found is None else found.meta["wall_s"]
         self._started = self._reported_at = time.perf_counter()

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from disks import small_disk
 
-from quintet.errors import QuintetError
+import quintet
+from quintet.errors import ConfigError, QuintetError
 from quintet.observe.report_files import read_metrics
 from quintet.observe.sinks import (
     CsvSink,
@@ -297,3 +298,43 @@ def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout.replace("'", '"')) == []
+
+
+def test_wandb_goes_on_with_the_folders_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    ids: list[str] = []
+    for begin in (None, 10, None):
+        reporter = open_sinks(
+            ReportConfig(sinks=("wandb",)),
+            tmp_path,
+            resume_env_steps=begin,
+            notice=no_notice,
+            options={"env.id": "CartPole-v1"},
+        )
+        values = {"advantage/std": [1.0, float("nan")]}
+        reporter.write({"env_steps": 10.0, "loss/policy": 0.53125}, values)
+        reporter.close()
+        ids.append(json.loads((tmp_path / "wandb.json").read_text())["id"])
+    assert ids[0] == ids[1] != ids[2]
+    kept = list(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
+    assert {path.stem.removeprefix("run-") for path in kept} == {*ids}
+    for path in kept:  # a log of records whose numbers are JSON
+        written = path.read_bytes()
+        assert all(x in written for x in (b"loss/policy", b"0.53125", b"env_steps", b"CartPole-v1"))
+        assert b"histogram" in written
+
+
+def test_wandb_that_is_not_installed_is_refused_before_the_folder_is_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("quintet.observe.wandb_sink.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"report.sinks=wandb requires wandb, which is not inst"):
+        quintet.train(
+            "ppo",
+            "CartPole-v1",
+            2_048,
+            run_dir=tmp_path / "run",
+            config={"report.sinks": ["wandb"]},
+        )
+    assert not (tmp_path / "run").exists()
