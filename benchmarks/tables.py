@@ -383,6 +383,26 @@ def soak_table() -> str:
     return "\n".join(lines)
 
 
+def games_table() -> str:
+    """Games that the policies of each seed have won, drawn and lost."""
+    lines = [
+        "| who plays | env_steps of a policy | seeds | games won, drawn, lost | mean return "
+        "| commit |",
+        "|---|---|---|---|---|---|",
+    ]
+    for steps, found in sorted((result("games") or {}).items(), key=lambda item: int(item[0])):
+        numbers = ", ".join(str(seed["seed"]) for seed in found["seeds"])
+        for name, what in GAMES.items():
+            each = [seed[name] for seed in found["seeds"]]
+            counts = "; ".join(f"{x['won']}, {x['drawn']}, {x['lost']}" for x in each)
+            returns = ", ".join(f"{x['return_mean']:.1f}" for x in each)
+            lines.append(
+                f"| {what} | {int(steps):,} | {numbers} | {counts} | {returns} | "
+                f"{found['commit']} |"
+            )
+    return "\n".join(lines)
+
+
 TABLES = {
     "ppo-learning": lambda: learning_table("ppo"),
     "ppo-cost": lambda: cost_table("ppo"),
@@ -407,25 +427,6 @@ TABLES = {
     "soak": soak_table,
     "coin-race": games_table,
 }
-
-
-def games_table() -> str:
-    """Games that the policies of each seed have won, drawn and lost."""
-    lines = [
-        "| who plays | env_steps of a policy | seeds | games won, drawn, lost | mean return | commit |",
-        "|---|---|---|---|---|---|",
-    ]
-    for steps, found in sorted((result("games") or {}).items(), key=lambda item: int(item[0])):
-        numbers = ", ".join(str(seed["seed"]) for seed in found["seeds"])
-        for name, what in GAMES.items():
-            each = [seed[name] for seed in found["seeds"]]
-            counts = "; ".join(f"{x['won']}, {x['drawn']}, {x['lost']}" for x in each)
-            returns = ", ".join(f"{x['return_mean']:.1f}" for x in each)
-            lines.append(
-                f"| {what} | {int(steps):,} | {numbers} | {counts} | {returns} | "
-                f"{found['commit']} |"
-            )
-    return "\n".join(lines)
 
 
 def rendered(text: str) -> str:

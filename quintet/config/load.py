@@ -404,6 +404,11 @@ def _population_faults(config: RunConfig) -> list[str]:
     population, learners = config.population, config.runtime.num_learners
     if not population.several:
         return []
+    if config.self_play.on:
+        return [
+            f"self_play.past_frac={config.self_play.past_frac:g} requires population.size=1, got "
+            f"{population.size}; leave one of them out"
+        ]
     faults = (
         []
         if learners == 1

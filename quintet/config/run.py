@@ -11,6 +11,7 @@ from quintet.envs.config import EnvConfig
 from quintet.models.config import ModelConfig
 from quintet.observe.sinks import ReportConfig
 from quintet.population.config import PopulationConfig
+from quintet.population.self_play import SelfPlayConfig
 
 
 @final
@@ -71,6 +72,7 @@ class RunConfig(BaseModel):
     eval: EvalConfig = EvalConfig()
     report: ReportConfig = ReportConfig()
     population: PopulationConfig = PopulationConfig()
+    self_play: SelfPlayConfig = SelfPlayConfig()
 
     @field_validator("seed", "total_env_steps", mode="before")
     @classmethod
@@ -105,6 +107,7 @@ PARTS: dict[str, type[BaseModel]] = {
     "eval": EvalConfig,
     "report": ReportConfig,
     "population": PopulationConfig,
+    "self_play": SelfPlayConfig,
 }
 """The parts of a run whose options have their name as a prefix."""
 

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from quintet.errors import IdleOptions
 
-_OF_ALL = {"size", "pbt", "objective", "window_episodes", "initial"}
+_OF_ALL = {"size", "pbt", "assignment", "objective", "window_episodes", "initial"}
 """Options with an effect where ``pbt`` is false; ``tuned`` has one beside ``initial``."""
 
 
@@ -24,6 +24,12 @@ class PopulationConfig(BaseModel):
         True,
         description="bad policies become copies of good ones, with other hyperparameters; false: "
         "all are trained side by side",
+    )
+    assignment: Literal["auto", "agent"] = Field(
+        "auto",
+        description="which policy plays; auto: groups of streams have one each, or, where groups "
+        "can't be shared out evenly and in environments of several agents, each episode draws its "
+        "policy; agent: agent a of every game has policy a, modulo their number",
     )
     objective: str = Field(
         "episode/return_mean",
@@ -86,6 +92,11 @@ class PopulationConfig(BaseModel):
             raise ValueError(
                 f"perturb_min must be at most perturb_max, got {self.perturb_min:g} and "
                 f"{self.perturb_max:g}; correct them"
+            )
+        if self.assignment == "agent" and self.pbt and self.several:
+            raise ValueError(
+                "assignment=agent requires pbt=false, as policies of different agents can't be "
+                "ranked; add population.pbt=false"
             )
         if len(set(self.tuned)) < len(self.tuned):
             raise ValueError(f"tuned must name no option twice, got {', '.join(self.tuned)}")

@@ -163,7 +163,7 @@ def make_sampling(
     _require_fresh_rows(runtime, plan)
     size, streams = config.env.streams_per_group, config.env.num_streams
     assert size is not None
-    assignment = Assignment.of_groups(len(learners), streams // size, source.env.num_agents)
+    assignment = _assignment(config, source.env, len(learners), streams // size)
     if runtime.kind == "serial":
         for env in source.envs:
             if isinstance(env, SpreadEnv):
@@ -199,7 +199,9 @@ def make_sampling(
         notice=notice,
         server=server,
     )
-    workers = Workers(crew, [learner.publication() for learner in learners])
+    first = [learner.publication() for learner in learners]
+    opponents = assignment.num_policies - len(learners)  # with weights of the same form
+    workers = Workers(crew, first + first[:1] * opponents)
     if runtime.kind == "lockstep":
         may_lag = runtime.publish_interval_updates > 1
         return LockstepSampling(workers, timer, runtime.lag, may_lag)
@@ -207,6 +209,25 @@ def make_sampling(
     pin = runtime.device.startswith("cuda") and runtime.num_learners == 1
     options = AsyncOptions(runtime.prefetch_batches, runtime.max_restarts, pin)
     return AsyncSampling(workers, timer, options)
+
+
+def _assignment(
+    config: RunConfig, env: ResolvedEnv, num_learners: int, num_groups: int
+) -> Assignment:
+    """Which policies play where; raises ConfigError if that needs an environment of several agents."""
+    agents, past_frac = env.num_agents, config.self_play.past_frac
+    by_agent = num_learners > 1 and config.population.assignment == "agent"
+    if agents == 1 and (past_frac or by_agent):
+        name = "population.assignment=agent" if by_agent else f"self_play.past_frac={past_frac:g}"
+        raise ConfigError(
+            f"{name} requires an environment of several agents, {config.env.id} has one; leave it "
+            "out"
+        )
+    if past_frac:
+        return Assignment(num_learners + 1, True, agents, past_frac=past_frac)
+    if by_agent:
+        return Assignment(num_learners, True, agents, by_agent=True)
+    return Assignment.of_groups(num_learners, num_groups, agents)
 
 
 def _require_fresh_rows(runtime: RuntimeConfig, plan: DataPlan) -> None:

@@ -13,6 +13,7 @@ from quintet.config.run import CHANGE_ROUNDING, RunConfig
 from quintet.config.saved import require_same
 from quintet.errors import CheckpointError, ConfigError
 from quintet.policy import LEADER, POLICIES
+from quintet.population.self_play import PastWeights
 from quintet.run.folder import RunFolder
 from quintet.run.policy_run import PolicyRun, leader
 from quintet.run.population import Population
@@ -40,9 +41,10 @@ class Saving:
         policies: Sequence[PolicyRun],
         system: Mapping[str, str],
         population: Population | None = None,
+        past: PastWeights | None = None,
     ) -> None:
         self.config, self.folder, self.policies, self.system = config, folder, policies, system
-        self.population = population
+        self.population, self.past = population, past
         self.options = {k: v for k, v in config.flat().items() if k != "run_dir"}
         plan = policies[0].learner.plan
         self.iterations = -(-config.total_env_steps // (plan.unroll_steps * plan.columns_per_batch))
@@ -92,6 +94,10 @@ class Saving:
             own, part = policy.save()
             tensors |= own
             parts.append(part)
+        of_past: dict[str, Any] = {}
+        if self.past is not None:
+            own, of_past["self_play"] = self.past.save()
+            tensors |= own
         meta = {
             # Only these can be resumed from with the bytes of the uninterrupted run.
             "exact": exact and self.on_path,
@@ -104,6 +110,7 @@ class Saving:
             provenance.SYSTEM: self.system,
             **said,
             **({} if self.population is None else {"population": self.population.save()}),
+            **of_past,
             **(parts[0] if len(parts) == 1 else self._several(parts)),
         }
         # Named by iterations, which always grow, unlike updates.
@@ -148,6 +155,8 @@ class Saving:
             self.warnings += policy.load(found)
         if self.population is not None:
             self.population.load(meta["population"])
+        if self.past is not None:
+            self.past.load(found.tensors, meta["self_play"])
         for policy in self.policies:
             self._load_replay(policy, found)
         counters, total = loop.Counters.of(meta), meta["total_env_steps"]

@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Literal, TextIO, final
 
 import numpy as np
@@ -21,6 +22,7 @@ from quintet.observe.progress import Progress, first_stage, make_progress, stage
 from quintet.observe.report_files import MARK
 from quintet.observe.timing import Phase, PhaseTimer
 from quintet.observe.view import View
+from quintet.population.self_play import PastWeights
 from quintet.run.callbacks import LiveRun, UserCode
 from quintet.run.evaluations import Evaluations
 from quintet.run.facts import facts_of
@@ -35,7 +37,7 @@ from quintet.runtime import loop
 from quintet.runtime.delivery import Batch
 from quintet.runtime.processes.watch import Watch
 from quintet.system import provenance, saved_options, signature, trust
-from quintet.types import Rollout
+from quintet.types import Publication, Rollout
 
 
 @final
@@ -62,7 +64,9 @@ class Trainer:
         self.system = provenance.system(env.backend, config.runtime.device)
         self.counters = loop.Counters()
         self.timer = PhaseTimer(self._phase_begins)
-        self.saving = Saving(config, folder, policies, self.system, population)
+        own = config.self_play
+        self.past = PastWeights(own, config.seed, config.total_env_steps) if own.on else None
+        self.saving = Saving(config, folder, policies, self.system, population, self.past)
         self.voice = Voice()
         self.evaluations = Evaluations(config, resolved, self.voice.say, self.voice.waiting)
         self.reports = Reports(config, policies, env, self.timer, population)
@@ -204,7 +208,13 @@ class Trainer:
                 self.max_cut_frac,
                 runtime.publish_interval_updates,
             ),
-            loop.Hooks(self.save, self.after_iteration, self.keep_batch, self.learned),
+            loop.Hooks(
+                self.save,
+                self.after_iteration,
+                self.keep_batch,
+                self.learned,
+                partial(self._published, sampling),
+            ),
             self.timer,
         )
         with self._telling:  # what is told from here on comes after the stop
@@ -266,6 +276,12 @@ class Trainer:
             return False
         steps = self.counters.env_steps
         return self.population.consider(batch, self.policies, steps, self.voice.say)
+
+    def _published(self, sampling: loop.Sampling, publication: Publication, policy: int) -> None:
+        """With self-play, keeps weights that are to play later and says which play now."""
+        if self.past is not None:
+            self.past.consider(publication, self.counters.env_steps)
+            sampling.publish(self.past.opponent(publication.version), policy + 1)
 
     def after_iteration(self, batch: Batch) -> bool:  # noqa: ARG002 (`learned` has counted it)
         """Evaluates and reports when due; whether the run is to stop."""

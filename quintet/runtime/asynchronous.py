@@ -54,8 +54,9 @@ class AsyncSampling:
         crew = workers.crew
         self.num_streams = sum(place.num_streams for place in crew.places)
         self.workers, self.timer, self.options = workers, timer, options
+        who = crew.assignment
         self.delivery = Delivery(
-            crew.plan, self.num_streams, crew.assignment.num_policies, may_lag=True
+            crew.plan, self.num_streams, who.num_policies, True, who.num_learners
         )
         self.ready: queue.Queue[tuple[Part, int] | Died | BaseException] = queue.Queue(
             options.prefetch_batches

@@ -99,8 +99,19 @@ def rows_for(env_steps: int, num_streams: int) -> int:
 class Delivery:
     """Unrolls go in, batches come out, for one learner or several that share the streams."""
 
-    def __init__(self, plan: DataPlan, num_streams: int, num_policies: int, may_lag: bool):
-        """may_lag: batches may have older weights even where each is one round of all streams."""
+    def __init__(
+        self,
+        plan: DataPlan,
+        num_streams: int,
+        num_policies: int,
+        may_lag: bool,
+        num_learners: int | None = None,
+    ):
+        """may_lag: batches may have older weights even where each is one round of all streams.
+
+        num_learners: of the policies that learn, the first ones; None: all.
+        """
+        self.num_learners = num_policies if num_learners is None else num_learners
         self.plan, self.num_streams = plan, num_streams
         # Versions, by policy: of the weights that act next, and of the learner's weights.
         self.published, self.learned = [-1] * num_policies, [-1] * num_policies
@@ -236,7 +247,8 @@ class Delivery:
         if env_steps < env_steps_left and not begins_anew(batch):
             return batch
         self.clear()
-        ended = {index: queue.pop_ended() for index, queue in enumerate(self.queues)}
+        learning = self.queues[: self.num_learners]
+        ended = {index: queue.pop_ended() for index, queue in enumerate(learning)}
         now = self._steps()
         steps = replace(
             batch.steps, discarded=batch.steps.discarded + now.discarded, waiting=now.waiting
@@ -256,10 +268,10 @@ class Delivery:
         policies each under its prefix.
         """
         found: dict[str, float] = {}
-        for policy, queue in enumerate(self.queues if self.may_lag else ()):
+        for policy, queue in enumerate(self.queues[: self.num_learners] if self.may_lag else ()):
             lag, self.lags[policy] = self.lags[policy], Lag()
             metrics = {"data/discarded_columns": float(queue.dropped_columns)} | lag.metrics()
-            prefix = policy_prefix(policy, len(self.queues))
+            prefix = policy_prefix(policy, self.num_learners)
             found |= {prefix + name: value for name, value in metrics.items()}
         return found
 

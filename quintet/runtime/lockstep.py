@@ -37,8 +37,9 @@ class LockstepSampling:
         crew = workers.crew
         streams = sum(place.num_streams for place in crew.places)
         self.workers, self.timer, self.lag = workers, timer, lag
+        who = crew.assignment
         self.delivery = Delivery(
-            crew.plan, streams, crew.assignment.num_policies, may_lag or lag > 0
+            crew.plan, streams, who.num_policies, may_lag or lag > 0, who.num_learners
         )
         self.flying = False
         self.rows = 0  # of the round at work

@@ -108,12 +108,14 @@ class Hooks:
         that says where.
     learned: gets the batch that was learned from, before its weights are published; returns True if
         its learner has another one's weights now, so that older rows are not its own.
+    published: gets what was published of a policy.
     """
 
     save: Callable[[bool], None]
     after_iteration: Callable[[Batch], bool]
     keep_batch: Callable[[Rollout, int], str]
     learned: Callable[[Batch], bool] = lambda _: False
+    published: Callable[[Publication, int], None] = lambda *_: None
 
 
 @final
@@ -174,9 +176,14 @@ def run(
     """
     sampling, learners, replays = components.sampling, components.learners, components.replays
 
+    def publish(policy: int) -> None:
+        publication = learners[policy].publication()
+        sampling.publish(publication, policy)
+        hooks.published(publication, policy)
+
     def publish_all() -> None:
-        for policy, learner in enumerate(learners):
-            sampling.publish(learner.publication(), policy)
+        for policy in range(len(learners)):
+            publish(policy)
 
     def restart() -> None:
         sampling.restart(counters.iteration)
@@ -213,7 +220,7 @@ def run(
         unpublished[batch.policy] += budget.publish_iterations if replaced else 1
         if unpublished[batch.policy] >= budget.publish_iterations:
             unpublished[batch.policy] = 0
-            sampling.publish(learner.publication(), batch.policy)
+            publish(batch.policy)
         else:
             sampling.delivery.learned[batch.policy] = learner.version
         if exact:

@@ -19,10 +19,22 @@ class Assignment:
 
     mixed: all policies act in every group, see `PolicyMix`; an act is a forward of every policy.
         Otherwise group g has the policy ``g % num_policies``; an act is one forward.
+    num_agents: of an environment; each is a stream.
+    by_agent: in a mix agent a has the policy ``a % num_policies`` for good.
+    past_frac: share of games in which the last policy, past weights of the first, plays all agents
+        but one; it has no learner, so its steps are nobody's.
     """
 
     num_policies: int = 1
     mixed: bool = False
+    num_agents: int = 1
+    by_agent: bool = False
+    past_frac: float = 0.0
+
+    @property
+    def num_learners(self) -> int:
+        """Policies that learn, the first ones."""
+        return self.num_policies - (self.past_frac > 0)
 
     @classmethod
     def of_groups(cls, num_policies: int, num_groups: int, num_agents: int = 1) -> Self:
@@ -30,7 +42,20 @@ class Assignment:
 
         num_agents: of an environment; several meet in a group, and so shall their policies.
         """
-        return cls(num_policies, mixed=num_agents > 1 or num_groups % num_policies > 0)
+        mixed = num_agents > 1 or num_groups % num_policies > 0
+        return cls(num_policies, mixed=mixed, num_agents=num_agents)
+
+    def players(self, draw: Tensor) -> Tensor:
+        """The policy of each stream ``[B]`` whose episode begins, from numbers in [0, 1) ``[B]``."""
+        agent = torch.arange(draw.numel(), device=draw.device) % self.num_agents
+        if self.by_agent:
+            return agent % self.num_policies
+        if not self.past_frac:
+            return (draw * self.num_policies).long().clamp_max(self.num_policies - 1)
+        of_game = draw.view(-1, self.num_agents)[:, :1].expand(-1, self.num_agents).flatten()
+        learns = (of_game / self.past_frac * self.num_agents).long()  # of the agents, if one alone
+        past = (of_game < self.past_frac) & (agent != learns)
+        return torch.where(past, self.num_policies - 1, 0)
 
     def of(self, group: int) -> tuple[int, ...]:
         """The policies that act in a group."""
@@ -39,7 +64,7 @@ class Assignment:
     def make_actor(self, make_actor: Callable[[], Actor]) -> Actor:
         if not self.mixed:
             return make_actor()
-        return PolicyMix([make_actor() for _ in range(self.num_policies)])
+        return PolicyMix([make_actor() for _ in range(self.num_policies)], self)
 
 
 ONE_POLICY = Assignment()
@@ -47,7 +72,8 @@ ONE_POLICY = Assignment()
 
 @final
 class PolicyMix:
-    """K actors as one: each start of an episode draws the stream's policy uniformly.
+    """K actors as one: each start of an episode draws the stream's policy, see
+    `Assignment.players`.
 
     Every policy's network sees the whole group at every act, so a row's result does not depend on
     the policies of other rows; each row takes the output of the policy that plays it.  The draws
@@ -57,8 +83,8 @@ class PolicyMix:
     under the plain names, the recurrent state of that policy, which is recorded.
     """
 
-    def __init__(self, actors: Sequence[Actor]):
-        self.actors = list(actors)
+    def __init__(self, actors: Sequence[Actor], assignment: Assignment):
+        self.actors, self.assignment = list(actors), assignment
         self.versions = [-1] * len(self.actors)
         first, number = self.actors[0], TensorSpec((), torch.int64)
         self.action_spec, self.state_specs = first.action_spec, first.state_specs
@@ -86,9 +112,7 @@ class PolicyMix:
     @torch.inference_mode()
     def act(self, obs: Obs, state: State, is_first: Tensor, noise: Tensor | None) -> ActOutput:
         assert noise is not None, "a mix of policies only samples"
-        count = len(self.actors)
-        drawn = (noise[..., -1] * count).long().clamp_max(count - 1)
-        player = torch.where(is_first, drawn, state[PLAYER])
+        player = torch.where(is_first, self.assignment.players(noise[..., -1]), state[PLAYER])
         outs = [
             actor.act(obs, below(state, f"{policy}/"), is_first, noise[..., :-1])
             for policy, actor in enumerate(self.actors)

@@ -33,8 +33,15 @@ class GroupSampler:
         plan: DataPlan,
         first_stream: int,
         policies: tuple[int, ...] = (0,),
+        num_learners: int | None = None,
     ):
-        """policies: those that act here; with several, `actor` records which acted in each row."""
+        """policies: those that act here; with several, `actor` records which acted in each row.
+
+        num_learners: of all policies that learn, the first ones; rows of others are not valid.
+            None: all.
+        """
+        self.num_learners = num_learners
+        self.strangers = num_learners is not None and max(policies) >= num_learners
         self.env, self.actor, self.plan, self.first_stream = env, actor, plan, first_stream
         self.policies = policies
         self.num_streams = env.num_streams
@@ -109,6 +116,8 @@ class GroupSampler:
         slot = self.slot
         self.env.recv(slot.step_rows[row])
         np.logical_not(slot.valid[row], out=slot.is_first[row + 1])
+        if self.strangers:
+            slot.valid[row] &= slot.policy_id[row] < self.num_learners
 
     def finish(self, rows: int) -> None:
         """Ends the unroll after `rows` rows: checks it, computes returns, measures episodes."""

@@ -61,10 +61,13 @@ class SerialSampling:
             slot = Slot(zeros(slot_specs(rows, plan, env.num_streams)), rows, plan)
             slot.belongs_to(index, first_stream, policies[0])
             self.slots.append(slot)
-            self.groups.append(GroupSampler(env, actor, plan, first_stream, policies))
+            learning = assignment.num_learners
+            self.groups.append(GroupSampler(env, actor, plan, first_stream, policies, learning))
             first_stream += env.num_streams
         self.seed, self.timer, self.threads = seed, timer, options.threads
-        self.delivery = Delivery(plan, first_stream, assignment.num_policies, options.may_lag)
+        self.delivery = Delivery(
+            plan, first_stream, assignment.num_policies, options.may_lag, assignment.num_learners
+        )
 
     def publish(self, publication: Publication, policy: int = 0) -> None:
         """Gives all groups the weights by which `policy` acts from their next unroll on."""

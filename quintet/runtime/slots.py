@@ -120,6 +120,7 @@ class Slot:
         self.terminated = memory["terminated"].numpy()
         self.truncated = memory["truncated"].numpy()
         self.valid = memory["valid"].numpy()
+        self.policy_id = memory["policy_id"].numpy()
         self.success = memory["success"].numpy()
         self.is_first = memory["is_first"].numpy()
         self.episode_id = memory["episode_id"].numpy()
@@ -239,7 +240,7 @@ class Slot:
 
     def episodes(self) -> list[Episode]:
         """Episodes that ended in this unroll, ordered by (row, column)."""
-        ended = self.terminated | self.truncated
+        ended = (self.terminated | self.truncated) & self.valid
         return [
             Episode(
                 row,

@@ -81,7 +81,10 @@ class Worker:
             if line is not None:
                 actor = RemoteActor(actor, policies, Mailbox(arena, place.group), line, place.group)
             env = work.make_env(place)
-            self.groups.append(GroupSampler(env, actor, work.plan, place.first_stream, policies))
+            learning = work.assignment.num_learners
+            self.groups.append(
+                GroupSampler(env, actor, work.plan, place.first_stream, policies, learning)
+            )
             mine = (arena, work.rows, work.plan, place.group)
             self.slots.append([open_slot(*mine, k) for k in range(work.num_slots)])
 

@@ -1,0 +1,96 @@
+"""Self-play against past weights: which are kept, and which play next."""
+
+from collections.abc import Mapping
+from typing import Any, final
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor
+
+from quintet.errors import IdleOptions
+from quintet.types import Publication
+
+_KEY = 0x53454C46
+"""Keeps the draws apart from those of other generators of the same seed."""
+
+
+@final
+class SelfPlayConfig(BaseModel):
+    """Past weights of the policy as opponents, in environments of several agents."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    past_frac: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of games in which past weights play all agents but one, whose steps "
+        "alone are learned from and count; 0: the newest weights play all",
+    )
+    versions: int = Field(10, ge=1, description="past weights that are kept, the newest ones")
+    interval_env_steps: int | None = Field(
+        None,
+        ge=1,
+        description="env_steps from one that is kept to the next; none: a twentieth of the budget",
+    )
+
+    @property
+    def on(self) -> bool:
+        return self.past_frac > 0
+
+    @model_validator(mode="after")
+    def _options_have_an_effect(self) -> "SelfPlayConfig":
+        idle = {
+            name: f"self_play.{name}={getattr(self, name)} has no effect without "
+            "self_play.past_frac > 0"
+            for name, field in type(self).model_fields.items()
+            if name != "past_frac" and getattr(self, name) != field.default
+        }
+        if idle and not self.on:
+            raise IdleOptions(idle)
+        return self
+
+
+@final
+class PastWeights:
+    """Publications of one policy, oldest first; it begins with the policy's first weights.
+
+    All choices are functions of the seed and of the versions that were published, so a resumed run
+    makes the same ones.
+    """
+
+    def __init__(self, config: SelfPlayConfig, seed: int, total_env_steps: int):
+        self.config, self.seed = config, seed
+        self.interval = config.interval_env_steps or max(1, total_env_steps // 20)
+        self.kept: list[Publication] = []
+        self.env_steps = 0  # at which the newest was kept
+
+    def consider(self, publication: Publication, env_steps: int) -> None:
+        """Keeps the policy's weights if it is time to."""
+        if self.kept and env_steps // self.interval == self.env_steps // self.interval:
+            return
+        tensors = {name: x.detach().clone() for name, x in publication.tensors.items()}
+        self.kept = [*self.kept, Publication(publication.version, tensors)]
+        self.kept = self.kept[-self.config.versions :]
+        self.env_steps = env_steps
+
+    def opponent(self, version: int) -> Publication:
+        """Those that play beside a version of the policy, drawn uniformly; they go by its number,
+        as readers take newer numbers only.
+        """
+        index = np.random.default_rng((self.seed, _KEY, version)).integers(len(self.kept))
+        return Publication(version, self.kept[index].tensors)
+
+    def save(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+        """Tensors by part, and an entry, of a checkpoint."""
+        tensors = {f"past_{k}": dict(each.tensors) for k, each in enumerate(self.kept)}
+        versions = [each.version for each in self.kept]
+        return tensors, {"versions": versions, "env_steps": self.env_steps}
+
+    def load(self, tensors: Mapping[str, Mapping[str, Tensor]], entry: Mapping[str, Any]) -> None:
+        """Goes on from what `save` gave."""
+        self.kept = [
+            Publication(int(version), dict(tensors[f"past_{k}"]))
+            for k, version in enumerate(entry["versions"])
+        ]
+        self.env_steps = int(entry["env_steps"])

@@ -1,0 +1,156 @@
+"""Past weights as opponents, and a policy for each agent."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import quintet
+from quintet import checkpoint
+from quintet.errors import ConfigError
+from quintet.population.self_play import PastWeights, SelfPlayConfig
+from quintet.runtime.policies import Assignment
+from quintet.types import Publication
+
+GAME = "quintet.envs.games:parallel_env"
+SMALL = {"env.num_streams": 8, "unroll_steps": 32, "eval.episodes": 0, "report.progress": False}
+
+
+def train(folder: Path, steps: int = 4_000, **options: Any) -> Any:
+    on_report = options.pop("on_report", None)
+    config = {**SMALL, **{name.replace("__", "."): x for name, x in options.items()}}
+    return quintet.train(
+        "ppo", GAME, steps, seed=2, run_dir=folder, config=config, on_report=on_report
+    )
+
+
+def weights(result: Any) -> dict[str, torch.Tensor]:
+    return load_file(result.run_dir / "policy" / "policy.safetensors")
+
+
+def test_past_weights_play_all_agents_but_one_in_a_share_of_the_games():
+    draw = torch.rand(3_000, generator=torch.Generator().manual_seed(0))
+    games = Assignment(2, True, num_agents=3, past_frac=0.25).players(draw).view(-1, 3)
+    past = games.sum(1)
+    assert set(past.tolist()) == {0, 2}
+    assert abs((past == 2).float().mean().item() - 0.25) < 0.05
+    alone = (games[past == 2] == 0).nonzero()[:, 1]
+    assert {int(agent) for agent in alone} == {0, 1, 2}
+    always = Assignment(2, True, num_agents=2, past_frac=1.0).players(draw).view(-1, 2)
+    assert (always.sum(1) == 1).all()
+
+
+def test_a_policy_for_each_agent():
+    draw = torch.rand(8)
+    who = Assignment(2, True, num_agents=4, by_agent=True)
+    assert who.players(draw).tolist() == [0, 1, 0, 1] * 2
+    assert (who.num_learners, Assignment(2, True, 2, past_frac=0.5).num_learners) == (2, 1)
+
+
+def of_version(version: int) -> Publication:
+    return Publication(version, {"x": torch.tensor([float(version)])})
+
+
+def test_which_weights_are_kept_and_which_play():
+    past = PastWeights(SelfPlayConfig(past_frac=1, versions=3, interval_env_steps=100), 5, 1_000)
+    for version, env_steps in enumerate((0, 60, 120, 180, 240, 260, 510)):
+        past.consider(of_version(version), env_steps)
+        past.consider(of_version(version), env_steps)  # published again, as after a resume
+    assert [each.version for each in past.kept] == [2, 4, 6]
+    drawn = [past.opponent(version) for version in range(200)]
+    assert {int(each.tensors["x"]) for each in drawn} == {2, 4, 6}
+    assert [each.version for each in drawn] == list(range(200))
+    tensors, entry = past.save()
+    again = PastWeights(past.config, 5, 1_000)
+    again.load(tensors, entry)
+    assert all(
+        torch.equal(again.opponent(v).tensors["x"], past.opponent(v).tensors["x"])
+        for v in range(50)
+    )
+    assert PastWeights(SelfPlayConfig(past_frac=1), 5, 1_000).interval == 50
+
+
+def test_kept_weights_do_not_change_with_the_learners():
+    past = PastWeights(SelfPlayConfig(past_frac=1), 0, 1_000)
+    live = of_version(3)
+    past.consider(live, 0)
+    live.tensors["x"] += 1
+    assert past.opponent(9).tensors["x"].item() == 3
+
+
+def test_only_the_learners_own_steps_count(tmp_path: Path):
+    result = train(tmp_path / "run", self_play__past_frac=1.0)
+    assert result.metrics["env_steps"] == 4_000
+    # The past's steps, as many as the learner's own, are counted nowhere.
+    discarded = result.metrics["data/discarded_env_steps"]
+    assert result.metrics["data/executed_env_steps"] == 4_000 + discarded
+    assert discarded < 400
+    assert not [name for name in result.metrics if name.startswith("policy_")]
+    newest = checkpoint.latest(result.run_dir / "checkpoints")
+    assert newest is not None
+    held = newest.meta["self_play"]["versions"]
+    assert held[0] == 0
+    assert len(held) == 10
+    assert newest.tensors["past_0"].keys() == newest.tensors["policy"].keys()
+
+
+def test_a_resumed_run_has_the_same_opponents(tmp_path: Path):
+    whole = train(tmp_path / "whole", self_play__past_frac=0.7)
+    seen: list[float] = []
+
+    def half(report: dict[str, float]) -> bool:
+        seen.append(report["env_steps"])
+        return report["env_steps"] > 2_000
+
+    options = {"self_play__past_frac": 0.7, "report__interval_s": 0.0}
+    train(tmp_path / "parts", **options, on_report=half)
+    assert seen[-1] < 4_000
+    parts = train(tmp_path / "parts", **options, resume="exact")
+    assert all(torch.equal(x, weights(parts)[name]) for name, x in weights(whole).items())
+    plain = train(tmp_path / "plain")
+    assert any(not torch.equal(x, weights(plain)[name]) for name, x in weights(whole).items())
+
+
+@pytest.mark.parametrize("option", ["self_play__past_frac", "population__assignment"])
+def test_worker_processes_give_the_same_bytes(option: str, tmp_path: Path):
+    given: dict[str, Any] = {option: 0.5, "env__streams_per_group": 4}
+    if option == "population__assignment":
+        given |= {option: "agent", "population__size": 2, "population__pbt": False}
+    serial = train(tmp_path / "serial", **given)
+    workers = {"runtime__kind": "lockstep", "runtime__lag": 0, "runtime__num_workers": 2}
+    lockstep = train(tmp_path / "lockstep", **given, **workers)
+    assert all(torch.equal(x, weights(lockstep)[name]) for name, x in weights(serial).items())
+    if option == "population__assignment":
+        first, second = (
+            load_file(tmp_path / "serial" / f"policy_{k}" / "policy" / "policy.safetensors")
+            for k in (0, 1)
+        )
+        assert any(not torch.equal(x, second[name]) for name, x in first.items())
+
+
+def test_what_has_no_effect_or_does_not_go_together_is_refused(tmp_path: Path):
+    for options, says in (
+        ({"self_play__versions": 3}, r"self_play.versions=3 has no effect without self_play.past"),
+        (
+            {"self_play__past_frac": 0.5, "population__size": 2},
+            r"self_play.past_frac=0.5 requires population.size=1",
+        ),
+        (
+            {"population__assignment": "agent", "population__size": 2},
+            "assignment=agent requires pbt=false",
+        ),
+        ({"population__assignment": "agent"}, r"population.assignment=agent has no effect"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            train(tmp_path / "run", **options)
+    with pytest.raises(ConfigError, match="requires an environment of several agents, CartPole-v1"):
+        quintet.train(
+            "ppo",
+            "CartPole-v1",
+            4_096,
+            run_dir=tmp_path / "run",
+            config={"self_play.past_frac": 0.5},
+        )
+    assert not (tmp_path / "run").exists()
