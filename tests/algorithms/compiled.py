@@ -130,22 +130,34 @@ def assert_nearer(compiled: Tensor, eager: Tensor, exact: Tensor, most: float, n
     assert apart < 0.1 * rounding, (name, apart, rounding)
 
 
+def gradient(learner: Any, before: dict[str, Tensor]) -> Tensor:
+    """Of the last optimizer step, up to a factor that all learners share; with RMSProp its absolute
+    value.
+
+    before: the optimizer's memory before that step.
+    """
+    now = learner.trained.memory
+    if "exp_avg" in now:
+        return now["exp_avg"] - 0.9 * before["exp_avg"]
+    decay = learner.config.rmsprop_decay
+    return (now["mean_sq"] - decay * before["mean_sq"]).clamp_min(0).sqrt()
+
+
 def compare_bf16(case: Case) -> None:
     """The gradient of every tensor of parameters, each from equal weights, by one step of Adam,
-    whose first moment tells it.
+    whose first moment tells it, or of RMSProp, whose mean square tells its size.
     """
     computes = Compute("fp32"), Compute("bf16"), Compute("bf16", True)
     exact, *others = learners = [case.learner(compute) for compute in computes]
     for *_, batch in case.batches(2):
         for other in others:
             other.load(copy.deepcopy(exact.save()))
-        before = exact.trained.memory["exp_avg"].clone()
+        before = {name: x.clone() for name, x in exact.trained.memory.items()}
         found = [learn(each, [batch]) for each in learners]
         assert found[1].keys() == found[2].keys()
         parameters = exact.trained.parameters
         sizes = [x.numel() for x in parameters.values()]
-        moments = [each.trained.memory["exp_avg"] for each in learners]
-        parts = [(x - 0.9 * before).split(sizes) for x in moments]
+        parts = [gradient(each, before).split(sizes) for each in learners]
         for name, whole, eager, compiled in zip(parameters, *parts, strict=True):
             assert_nearer(compiled, eager, whole, 0.2, name)
 
