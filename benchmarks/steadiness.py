@@ -15,9 +15,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import quintet
 from one_seed import commit
 from records import write_whole
+
+import quintet
 
 HERE = Path(__file__).parent
 ENV, LAST, EPISODES, RETURN = "CartPole-v1", 20_000, 100, 475
