@@ -7,6 +7,7 @@ Rows whose record is stale or of other seeds are marked (`records`).
 """
 
 import json
+import statistics
 import sys
 from collections.abc import Iterable
 from statistics import mean, median
@@ -383,6 +384,28 @@ def soak_table() -> str:
     return "\n".join(lines)
 
 
+def steadiness_table() -> str:
+    """How PPO's preset for CartPole-v1 ends."""
+    lines = [
+        "| CartPole-v1 | seeds | runs that end at 490 or more | asked | the least end "
+        "| env_steps to 475: median, least, most | not within the budget | commit |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    found = result("steadiness")
+    for kind in ("eager", "compiled") if found else ():
+        assert found is not None
+        runs = found[kind]
+        ends = [run["return_mean"] for run in runs]
+        steps = sorted(x for run in runs if (x := run["env_steps_to_475"]) is not None)
+        lines.append(
+            f"| {kind} | {runs[0]['seed']} to {runs[-1]['seed']} "
+            f"| {sum(end >= 490 for end in ends)} of {len(ends)} | 29 of 30 | {min(ends):.1f} "
+            f"| {statistics.median(steps):,.0f}, {steps[0]:,}, {steps[-1]:,} "
+            f"| {len(runs) - len(steps)} | {found['commit']} |"
+        )
+    return "\n".join(lines)
+
+
 def games_table() -> str:
     """Games that the policies of each seed have won, drawn and lost."""
     lines = [
@@ -426,6 +449,7 @@ TABLES = {
     "replay-step": replay_step_table,
     "soak": soak_table,
     "coin-race": games_table,
+    "steadiness": steadiness_table,
 }
 
 
