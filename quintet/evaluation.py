@@ -103,6 +103,7 @@ class Scores:
         continuous actions); None for policies without a distribution.
     games: against other players, whose episodes are none of these; None where the policy alone
         played.
+    complete: whether all episodes, or games, were played that were asked for.
     """
 
     returns: NDArray[np.float64]
@@ -112,6 +113,7 @@ class Scores:
     success: NDArray[np.bool_] | None = None
     entropy: float | None = None
     games: Games | None = None
+    complete: bool = True
 
     @property
     def success_rate(self) -> float | None:
@@ -161,7 +163,10 @@ class How:
 
     timeout_s: how long a step may take in another process.
     say, notice, who: see `SpreadEnv.tell`.
-    opponent: who acts for the other agents; None: nobody else plays.
+    others: who acts beside `actor` in a game of several agents; nobody: it acts for all of them.
+    agent: with `others`, which agents are the actor's: those with this number modulo the number of
+        players, whose order the others follow.  None: every second agent, in every second game the
+        others.
     """
 
     actor: Player
@@ -173,7 +178,8 @@ class How:
     say: Callable[[str], None] = _on_stderr
     notice: Callable[[str], None] = _on_stderr
     who: Callable[[str], None] | None = None
-    opponent: Player | None = None
+    others: tuple[Player, ...] = ()
+    agent: int | None = None
 
 
 def evaluate(
@@ -189,7 +195,8 @@ def evaluate(
     against: Policy | Literal["random"] | None = None,
     env_options: Mapping[str, Any] | None = None,
 ) -> Scores:
-    """Plays `episodes` whole episodes; rewards are raw, neither clipped nor normalised.
+    """Plays `episodes` whole episodes; rewards are raw, neither clipped nor normalised.  In an
+    environment of several agents these are games, in which every agent has episodes of its own.
 
     Every stream plays a fixed share of the episodes, so short episodes do not count more often than
     long ones.  Stream i begins with environment seed ``seed + i``.
@@ -211,7 +218,7 @@ def evaluate(
         random: whether to play uniformly random actions, for a baseline score.
         against: who plays the other agents in an environment of several: another policy, or
             uniformly random actions.  Every second agent of a game is the policy's, in every second
-            game the others; `episodes` are then games.
+            game the others.
         env_options: other values of ``env.*`` than in training, by name: ``kwargs`` (of a held-out
             split, say), ``backend``, ``success``, ``num_processes``, ``num_threads``.
 
@@ -237,8 +244,8 @@ def evaluate(
                 f"against requires an environment of several agents, {chosen.config.id} has one; "
                 "leave it out"
             )
-        how = replace(how, opponent=against.actor if isinstance(against, Policy) else uniform)
-        num_streams = chosen.num_agents * min(how.episodes, MAX_STREAMS // chosen.num_agents or 1)
+        how = replace(how, others=(against.actor if isinstance(against, Policy) else uniform,))
+        num_streams = max(num_streams, min(how.episodes, 2) * chosen.num_agents)  # both seatings
     with closing(_make(chosen, num_streams, how, trained=env is None)) as vector:
         _check_spaces(policy, vector)
         if isinstance(against, Policy):
@@ -255,7 +262,7 @@ def evaluate_in(policy: Policy, env: ResolvedEnv, how: How) -> Scores:
     with closing(_streams(raw, num_streams, how)) as vector:
         _check_spaces(policy, vector)
         with _suited_threads(policy):
-            return _scores(_play(vector, how), vector.description, None)
+            return _scores(_play(vector, how, env.num_agents), vector.description, None)
 
 
 def evaluate_random(config: EnvConfig, episodes: int = 100, seed: int = 10_000) -> Scores:
@@ -266,7 +273,7 @@ def evaluate_random(config: EnvConfig, episodes: int = 100, seed: int = 10_000) 
     num_streams = raw.streams_of(min(episodes, MAX_STREAMS))
     with closing(make_streams(raw, num_streams, alone)) as vector:
         how = How(UniformActor(vector.spaces.action, seed), episodes, seed, True, None)
-        return _scores(_play(vector, how), vector.description, None)
+        return _scores(_play(vector, how, raw.num_agents), vector.description, None)
 
 
 def _checked(episodes: int, seed: int) -> tuple[int, int]:
@@ -293,6 +300,7 @@ def _scores(found: "_Found", env: EnvDescription, film: Film | None) -> Scores:
         else np.array([each.success for each in played], np.bool_),
         entropy=sum(entropies) / steps if entropies and steps else None,
         games=found.games,
+        complete=found.complete,
     )
 
 
@@ -440,7 +448,7 @@ def _film(policy: Policy, env: ResolvedEnv, how: How, path: Path) -> Film | None
             def ends() -> bool:
                 return shown is not None or (how.stop is not None and how.stop())
 
-            of_film = replace(how, episodes=filmed.env.num_streams, stop=ends)
+            of_film = replace(how, episodes=filmed.env.num_streams // env.num_agents, stop=ends)
             _play(filmed.env, of_film, env.num_agents, watch)
             if shown is None:
                 writer.discard()
@@ -462,24 +470,22 @@ class _Played(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """The counted episodes, in the order (stream, time), and the games that they are of."""
+    """The counted episodes, in the order (stream, time), the games that they are of, and whether
+    these are as many as asked for.
+    """
 
     played: list[_Played]
     games: Games | None
+    complete: bool
 
 
 def _play(vector: VectorEnv, how: How, num_agents: int = 1, watch: Watch | None = None) -> _Found:
     """Plays; see `evaluate`."""
-    actor: Any = how.actor
-    count, units = vector.num_streams, vector.num_streams
-    own = np.ones(count, np.bool_)
-    if how.opponent is not None:
-        units //= num_agents
-        game, agent = np.divmod(np.arange(count), num_agents)
-        own = (game + agent) % 2 == 0
-        actor = Seats([how.actor, how.opponent], torch.from_numpy(1 - own.astype(np.int64)))
-    share = [how.episodes // units + (i < how.episodes % units) for i in range(units)]
-    quota = np.repeat(share, count // units)
+    count, num_games = vector.num_streams, vector.num_streams // num_agents
+    actor, own = _seated(how, num_games, num_agents)
+    episodes = how.episodes
+    share = [episodes // num_games + (i < episodes % num_games) for i in range(num_games)]
+    games = _Games(np.array(share), num_agents, own)
     obs = allocate_obs(vector.spaces.observation, (count,))
     row = allocate_row(vector.spaces.observation, count)
     leaves: dict[str, Any] = {name: torch.from_numpy(x) for name, x in row.obs.items()}
@@ -493,10 +499,9 @@ def _play(vector: VectorEnv, how: How, num_agents: int = 1, watch: Watch | None 
     returns, lengths, entropies = np.zeros(count), np.zeros(count, np.int64), np.zeros(count)
     played: list[list[_Played]] = [[] for _ in range(count)]
     step = 0
-    left = int(quota.sum())
     if watch is not None:
         watch(row.obs, 0.0, 0, False)
-    while left:
+    while games.left:
         if how.stop is not None and how.stop():
             break
         noise = None if how.deterministic else actor.draw_noise(1, count, generator)[0]
@@ -520,24 +525,66 @@ def _play(vector: VectorEnv, how: How, num_agents: int = 1, watch: Watch | None 
         if watch is not None:
             watch(row.obs, float(returns[0]), int(lengths[0]), bool(over[0]))
         for i in np.nonzero(over)[0].tolist():
-            if len(played[i]) < quota[i]:
+            if own[i] and games.counts(i):
                 won = bool(row.success[i])
                 total = None if entropy is None else float(entropies[i])
                 played[i].append(_Played(float(returns[i]), int(lengths[i]), won, total))
-                left -= 1
             returns[i], lengths[i], entropies[i] = 0.0, 0, 0.0
-    kept = [episode for mine, is_own in zip(played, own, strict=True) for episode in mine if is_own]
-    return _Found(kept, None if how.opponent is None else _games(played, own, num_agents))
+        games.add(row.raw_reward, over, row.valid)
+    kept = [episode for mine in played for episode in mine]
+    return _Found(kept, games.found() if how.others else None, not games.left)
 
 
-def _games(played: list[list[_Played]], own: NDArray[np.bool_], num_agents: int) -> Games:
-    """The games that all of their agents have ended, by what each had in it."""
-    found: list[tuple[float, float]] = []
-    for first in range(0, len(played), num_agents):
-        agents = slice(first, first + num_agents)
-        for each in zip(*played[agents], strict=False):
-            returns = np.array([episode.return_ for episode in each])
-            mine = own[agents]
-            found.append((float(returns[mine].mean()), float(returns[~mine].mean())))
-    pairs = np.array(found, np.float64).reshape(-1, 2)
-    return Games(pairs[:, 0], pairs[:, 1])
+def _seated(how: How, num_games: int, num_agents: int) -> tuple[Any, NDArray[np.bool_]]:
+    """Who acts for all streams, and which are the evaluated actor's."""
+    game, agent = np.divmod(np.arange(num_games * num_agents), num_agents)
+    if not how.others:
+        return how.actor, np.ones(len(game), np.bool_)
+    players = 1 + len(how.others)
+    seat = (game + agent) % 2 if how.agent is None else (agent - how.agent) % players
+    return Seats([how.actor, *how.others], torch.from_numpy(seat)), seat == 0
+
+
+@final
+class _Games:
+    """The games that are played side by side, each with a share of those that are asked for.
+
+    An environment of one agent is a game that ends with its episode.  One of several has ended when
+    it is reset: then no agent has a valid row.
+    """
+
+    def __init__(self, share: NDArray[np.int64], num_agents: int, own: NDArray[np.bool_]):
+        self.share, self.num_agents = share, num_agents
+        self.own = own.reshape(-1, num_agents)
+        self.ended = np.zeros_like(share)
+        self.returns = np.zeros(self.own.shape)
+        self.pairs: list[tuple[float, float]] = []
+
+    @property
+    def left(self) -> int:
+        return int(np.maximum(self.share - self.ended, 0).sum())
+
+    def counts(self, stream: int) -> bool:
+        """Whether the game of this stream is one of its share."""
+        game = stream // self.num_agents
+        return bool(self.ended[game] < self.share[game])
+
+    def add(
+        self, reward: NDArray[np.float32], over: NDArray[np.bool_], valid: NDArray[np.bool_]
+    ) -> None:
+        """Takes a row ``[B]``."""
+        self.returns += reward.reshape(self.own.shape)
+        if self.num_agents == 1:
+            self.ended += over
+            return
+        for game in np.nonzero(~valid.reshape(self.own.shape).any(1))[0].tolist():
+            if self.ended[game] < self.share[game] and not self.own[game].all():
+                mine = self.own[game]
+                pair = self.returns[game][mine].mean(), self.returns[game][~mine].mean()
+                self.pairs.append((float(pair[0]), float(pair[1])))
+            self.ended[game] += 1
+            self.returns[game] = 0.0
+
+    def found(self) -> Games:
+        pairs = np.array(self.pairs, np.float64).reshape(-1, 2)
+        return Games(pairs[:, 0], pairs[:, 1])

@@ -205,7 +205,8 @@ def compose(algo: str, layers: Iterable[Layer], source: EnvSource | None = None)
                 unknown.append(f"unknown option {name!r} ({layer.source}){hint(algo, name)}")
     _drop_idle(algo, values, sources)
     faults: list[str] = []
-    _suit_agents(values, sources, source)
+    if not unknown:
+        _suit_agents(values, sources, source)
     config = _validate(algo, values, faults)
     of_env: list[str] = []
     # Beside other faults, a known id needs no look at EnvPool, whose import takes a second.
@@ -352,6 +353,8 @@ def _resolve_env(
 
 def _suit_agents(values: dict[str, Any], sources: dict[str, str], source: EnvSource | None) -> None:
     """Makes a number of streams that nobody gave a multiple of the agents of a game."""
+    if "saved run" in sources.values():
+        return  # whose code is not checked yet
     name = "env.num_streams"
     by = sources.get(name, "default")
     if by != "default" and not nobody_gave(by):
@@ -360,7 +363,10 @@ def _suit_agents(values: dict[str, Any], sources: dict[str, str], source: EnvSou
     env = _resolve_env(values, source, []) if made else None
     if env is None:
         return
-    count = env.streams_of(env.config.num_streams)
+    try:
+        count = env.streams_of(env.config.num_streams)
+    except ConfigError:  # which the run meets again, after all faults of options
+        return
     if count != env.config.num_streams:
         values[name], sources[name] = count, f"resolved ({by})"
 
@@ -404,19 +410,17 @@ def _population_faults(config: RunConfig) -> list[str]:
     population, learners = config.population, config.runtime.num_learners
     if not population.several:
         return []
+    faults: list[str] = []
     if config.self_play.on:
-        return [
+        faults.append(
             f"self_play.past_frac={config.self_play.past_frac:g} requires population.size=1, got "
             f"{population.size}; leave one of them out"
-        ]
-    faults = (
-        []
-        if learners == 1
-        else [
+        )
+    if learners > 1:
+        faults.append(
             f"population.size={population.size} requires runtime.num_learners=1, got {learners}; "
             "leave one of them out"
-        ]
-    )
+        )
     try:
         first_values(config)
     except ConfigError as error:

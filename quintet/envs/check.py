@@ -235,6 +235,8 @@ def _judge(found: EnvCheck) -> None:
             "a file)"
         )
     if not found.lengths:
-        found.remarks.append(f"no episode ended in {found.steps:,} steps of random actions")
+        found.remarks.append(
+            f"no episode ended in {found.steps:,} steps of random actions, of all streams together"
+        )
     if found.reward_min == found.reward_max:
         found.remarks.append(f"every reward was {found.reward_min:g} under random actions")

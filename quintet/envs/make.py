@@ -9,10 +9,11 @@ import gymnasium
 from gymnasium.vector import VectorEnv as ForeignVectorEnv
 from pydantic import ValidationError
 
-from quintet.envs import ale, envpool, foreign
+from quintet.envs import envpool
 from quintet.envs.adapted import AdaptedVectorEnv
 from quintet.envs.ale import AleVectorEnv
 from quintet.envs.atari import AtariConfig, make_single
+from quintet.envs.calling import call_maker
 from quintet.envs.config import Backend, EnvConfig, RewardClip
 from quintet.envs.envpool import EnvPoolVectorEnv
 from quintet.envs.given import GivenEnv, MakeEnv, is_plain_sync, makes_groups, settle
@@ -26,7 +27,6 @@ from quintet.envs.vector import VectorEnv
 from quintet.envs.wrappers import FrameStack, FromRewards, ObserveLast
 from quintet.errors import ConfigError
 from quintet.spaces import observation_leaves
-from quintet.system.blame import raised, traced
 from quintet.types import ACTION_MASK
 
 
@@ -114,6 +114,8 @@ def make_group_env(
     if config.mask_from_info and not (masked and isinstance(made, GymnasiumVectorEnv)):
         made.close()
         kind, way_out = made.description.backend, "choose backend 'gymnasium'"
+        if kind == "pettingzoo":
+            way_out = "have each agent's observation hold its mask"
         if kind == "gymnasium":
             kind, way_out = "a vector environment", "give what makes its single environments"
         raise ConfigError(
@@ -148,7 +150,7 @@ def _make_base(env: ResolvedEnv, num_streams: int, first_stream: int, drawn: boo
     if env.atari is not None:
         return _make_atari(env, env.atari, num_streams, first_stream, drawn)
     maker = env.maker
-    make_one = partial(_make_one, maker, config.id, config.kwargs)
+    make_one = partial(call_maker, maker, config.id, config.kwargs)
     if config.backend == "pettingzoo":
         return ParallelVectorEnv(
             make_one, num_streams, env_id=config.id, first_stream=first_stream,
@@ -182,7 +184,7 @@ def _make_atari(
         frames = AleVectorEnv(config.id, env.name, num_streams, game, threads, key)
     else:
         options = {"rom": env.name, "config": game, "render_mode": "rgb_array" if drawn else None}
-        make_one = partial(_make_one, make_single, config.id, options)
+        make_one = partial(call_maker, make_single, config.id, options)
         frames = _step_singles(env, make_one, num_streams, first_stream)
     return FrameStack(frames, game.stack_num)
 
@@ -236,7 +238,7 @@ def _adapt(
 def _make_several(
     maker: MakeEnv, env_id: str, kwargs: Mapping[str, Any], num_streams: int
 ) -> ForeignVectorEnv[Any, Any, Any]:
-    env: Any = _make_one(maker, env_id, {**kwargs, "num_envs": num_streams})
+    env: Any = call_maker(maker, env_id, {**kwargs, "num_envs": num_streams})
     if not isinstance(env, ForeignVectorEnv) or env.num_envs != num_streams:
         raise ConfigError(
             f"{env_id} has a parameter num_envs, so it must make a vector environment of that "
@@ -257,38 +259,3 @@ def _masked(make_one: Callable[[], Any], env_id: str) -> Any:
     """An environment with its action mask in the observation; other objects stay as they are."""
     env = make_one()
     return MaskFromInfo(env, env_id) if isinstance(env, gymnasium.Env) else env
-
-
-def _make_one(maker: Callable[..., Any], env_id: str, kwargs: Mapping[str, Any]) -> Any:
-    """Calls `maker`; its errors become a ConfigError that says what to do."""
-    try:
-        return maker(**kwargs)
-    except gymnasium.error.DependencyNotInstalled as error:
-        raise ConfigError(
-            f"{env_id} (gymnasium) needs a package that is not installed: {error}; "
-            f"run: {_install_line(env_id)}"
-        ) from error
-    except Exception as error:
-        # What gymnasium.make says of a registered environment of another interface.
-        strange = isinstance(error, TypeError) and "gymnasium.Env" in str(error)
-        what_to_do = foreign.DERIVE if strange else "correct env.kwargs or the environment"
-        fault = ConfigError(
-            f"{env_id} (gymnasium) must be made with env.kwargs {dict(kwargs)}; it "
-            f"{raised(error)}; {what_to_do}"
-        )
-        raise traced(fault, error) from error
-
-
-def _install_line(env_id: str) -> str:
-    """The command that installs the missing package of a Gymnasium id."""
-    if ale.rom_of(env_id) is not None:
-        return ale.INSTALL_LINE
-    spec = gymnasium.registry.get(env_id.partition(":")[2] or env_id)
-    entry = str(spec.entry_point) if spec is not None else ""
-    for extra in ("mujoco", "box2d"):
-        if extra in entry:
-            return f'pip install "quintet[{extra}]"'
-    for extra in ("classic_control", "toy_text"):
-        if extra in entry:
-            return f'pip install "gymnasium[{extra.replace("_", "-")}]"'
-    return "the installation that the environment's own documentation names"

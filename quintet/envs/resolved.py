@@ -11,8 +11,9 @@ from gymnasium.vector import VectorEnv as ForeignVectorEnv
 
 from quintet.envs import ale, envpool
 from quintet.envs.atari import AtariConfig, read_config
+from quintet.envs.calling import call_maker
 from quintet.envs.config import EnvConfig
-from quintet.envs.given import EnvSource, MakeEnv, can_be_made_again, makes_groups
+from quintet.envs.given import EnvSource, MakeEnv, can_be_made_again, makes_groups, name_of
 from quintet.envs.ids import envpool_id, is_parallel, resolve_backend
 from quintet.envs.pettingzoo import num_agents
 from quintet.errors import ConfigError
@@ -98,7 +99,8 @@ class ResolvedEnv:
         """
         if self.config.backend != "pettingzoo":
             return 1
-        return num_agents(partial(self.maker, **self.config.kwargs), self.config.id)
+        make_one = partial(call_maker, self.maker, self.config.id, self.config.kwargs)
+        return num_agents(make_one, self.config.id)
 
     def streams_of(self, wanted: int) -> int:
         """Streams of a group: at least as many as wanted that whole games have, or all of a given
@@ -128,7 +130,7 @@ def resolve_env(config: EnvConfig, source: EnvSource | None = None) -> ResolvedE
     if source is None:
         backend = resolve_backend(config.id, backend)
     else:
-        parallel = is_parallel(getattr(source, "__name__", ""), backend)
+        parallel = is_parallel(name_of(source).rpartition(":")[2].strip("<>"), backend)
         backend = "pettingzoo" if parallel else "gymnasium"
     config = config.model_copy(update={"backend": backend})
     if source is not None:

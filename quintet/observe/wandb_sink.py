@@ -30,7 +30,8 @@ ID_FILE = "wandb.json"
 
 def require_wandb() -> None:
     """Raises ConfigError if wandb is not installed."""
-    if find_spec("wandb") is None:
+    found = find_spec("wandb")
+    if found is None or found.origin is None:  # a mere folder of that name, as wandb itself makes
         raise ConfigError(
             'report.sinks=wandb requires wandb, which is not installed; run pip install "quintet'
             '[wandb]", or leave it out'

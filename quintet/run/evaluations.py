@@ -1,7 +1,7 @@
 """Evaluations of a run while it trains: when they are due, and their time."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import final
 
 from quintet.config.run import RunConfig
@@ -47,10 +47,16 @@ class Evaluations:
             return False
         return finished or env_steps // steps > self.evaluated_steps // steps
 
-    def play(self, policy: Policy, env_steps: int, stop: Callable[[], bool]) -> Scores | None:
-        """The scores of a policy after `env_steps`; None where `stop` ended the evaluation."""
+    def play(
+        self, policies: Sequence[Policy], index: int, env_steps: int, stop: Callable[[], bool]
+    ) -> Scores | None:
+        """The scores of a policy after `env_steps`; None where `stop` ended the evaluation.  Where
+        each agent has a policy of its own, the others play theirs.
+        """
         begin = time.perf_counter()
         config = self.config.eval
+        policy, team = policies[index], self.config.population.assignment == "agent"
+        others = [*policies[index + 1 :], *policies[:index]] if team else []
         how = How(
             policy.actor,
             config.episodes,
@@ -61,11 +67,13 @@ class Evaluations:
             self.say,
             self.notice,
             who=_nobody,  # the training has said so
+            others=tuple(each.actor for each in others),
+            agent=index,
         )
         scores = evaluate_in(policy, self.env, how)
         self.evaluated_steps = env_steps
         self._seconds += time.perf_counter() - begin
-        return scores if len(scores.returns) == config.episodes else None
+        return scores if scores.complete else None
 
 
 def _nobody(line: str) -> None:

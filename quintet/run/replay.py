@@ -74,6 +74,7 @@ def _uneven_unrolls(plan: DataPlan, config: RunConfig, num_policies: int) -> int
     alone.
     """
     columns, streams = plan.columns_per_batch, config.env.num_streams
+    num_policies += config.self_play.on  # the past plays, too
     if num_policies > 1:
         return columns + num_policies * (1 + -(-columns // streams))
     size = config.env.streams_per_group

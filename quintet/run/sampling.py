@@ -88,6 +88,17 @@ def streams_per_group(config: RunConfig, env: ResolvedEnv) -> int:
     group, or two where a server acts and environments step in threads.  Several policies get equal
     numbers of groups, where the streams can be divided so.
     """
+    sizes = {
+        "num_streams": config.env.num_streams,
+        "streams_per_group": config.env.streams_per_group or 0,
+    }
+    for name, size in sizes.items():
+        if size % env.num_agents:
+            raise ConfigError(
+                f"env.{name} must be a multiple of the agents of a game, {env.num_agents} of "
+                f"{config.env.id}, each of which is a stream; got {size}; use "
+                f"{env.streams_of(size)}, or leave it out"
+            )
     if config.env.streams_per_group is not None:
         return env.group_size
     streams, policies = config.env.num_streams, config.population.size
@@ -163,7 +174,7 @@ def make_sampling(
     _require_fresh_rows(runtime, plan)
     size, streams = config.env.streams_per_group, config.env.num_streams
     assert size is not None
-    assignment = _assignment(config, source.env, len(learners), streams // size)
+    assignment = _assignment(config, source.env, plan, len(learners), streams // size)
     if runtime.kind == "serial":
         for env in source.envs:
             if isinstance(env, SpreadEnv):
@@ -212,9 +223,11 @@ def make_sampling(
 
 
 def _assignment(
-    config: RunConfig, env: ResolvedEnv, num_learners: int, num_groups: int
+    config: RunConfig, env: ResolvedEnv, plan: DataPlan, num_learners: int, num_groups: int
 ) -> Assignment:
-    """Which policies play where; raises ConfigError if that needs an environment of several agents."""
+    """Which policies play where; raises ConfigError if that is not for this environment, or not for
+    the learner's replay.
+    """
     agents, past_frac = env.num_agents, config.self_play.past_frac
     by_agent = num_learners > 1 and config.population.assignment == "agent"
     if agents == 1 and (past_frac or by_agent):
@@ -222,6 +235,16 @@ def _assignment(
         raise ConfigError(
             f"{name} requires an environment of several agents, {config.env.id} has one; leave it "
             "out"
+        )
+    if by_agent and num_learners > agents:
+        raise ConfigError(
+            f"population.assignment=agent requires at most as many policies as agents, {agents}, "
+            f"got {num_learners}; lower population.size"
+        )
+    if by_agent and plan.replay is not None and plan.replay.column_source == "per_stream":
+        raise ConfigError(
+            "population.assignment=agent requires a replay that may draw from some streams alone, "
+            "as a policy has only those of its agent; use --replay-sampling any_stream"
         )
     if past_frac:
         return Assignment(num_learners + 1, True, agents, past_frac=past_frac)

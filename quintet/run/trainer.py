@@ -327,11 +327,11 @@ class Trainer:
         self.voice.stage("evaluating")
         before = self.timer.switch("evaluation")
         steps, evaluated = self.counters.env_steps, False
-        for each in self.policies:
-            policy = each.policy()
-            scores = self.evaluations.play(policy, steps, self._stop_evaluating)
+        policies = [each.policy() for each in self.policies]
+        for index, each in enumerate(self.policies):
+            scores = self.evaluations.play(policies, index, steps, self._stop_evaluating)
             if scores is not None:
-                each.score(policy, scores)
+                each.score(policies[index], scores)
                 evaluated = True
                 self._ask(self.callbacks.evaluation, self.live, scores)
         self.timer.switch(before)

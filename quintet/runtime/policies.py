@@ -42,20 +42,29 @@ class Assignment:
 
         num_agents: of an environment; several meet in a group, and so shall their policies.
         """
-        mixed = num_agents > 1 or num_groups % num_policies > 0
+        mixed = num_policies > 1 and (num_agents > 1 or num_groups % num_policies > 0)
         return cls(num_policies, mixed=mixed, num_agents=num_agents)
 
-    def players(self, draw: Tensor) -> Tensor:
-        """The policy of each stream ``[B]`` whose episode begins, from numbers in [0, 1) ``[B]``."""
+    def players(self, draw: Tensor, is_first: Tensor, before: Tensor) -> Tensor:
+        """The policy of each stream ``[B]``.
+
+        draw: ``[B]``, in [0, 1).
+        is_first: ``[B]``; of absent agents it is true as well.
+        before: ``[B]``, the policies in the row before.
+        """
         agent = torch.arange(draw.numel(), device=draw.device) % self.num_agents
         if self.by_agent:
             return agent % self.num_policies
         if not self.past_frac:
-            return (draw * self.num_policies).long().clamp_max(self.num_policies - 1)
-        of_game = draw.view(-1, self.num_agents)[:, :1].expand(-1, self.num_agents).flatten()
+            drawn = (draw * self.num_policies).long().clamp_max(self.num_policies - 1)
+            return torch.where(is_first, drawn, before)
+        # One draw for a game, where all of its agents begin.
+        game = (-1, self.num_agents)
+        begins = is_first.view(game).all(1, keepdim=True).expand(game).flatten()
+        of_game = draw.view(game)[:, :1].expand(game).flatten()
         learns = (of_game / self.past_frac * self.num_agents).long()  # of the agents, if one alone
         past = (of_game < self.past_frac) & (agent != learns)
-        return torch.where(past, self.num_policies - 1, 0)
+        return torch.where(begins, torch.where(past, self.num_policies - 1, 0), before)
 
     def of(self, group: int) -> tuple[int, ...]:
         """The policies that act in a group."""
@@ -112,7 +121,7 @@ class PolicyMix:
     @torch.inference_mode()
     def act(self, obs: Obs, state: State, is_first: Tensor, noise: Tensor | None) -> ActOutput:
         assert noise is not None, "a mix of policies only samples"
-        player = torch.where(is_first, self.assignment.players(noise[..., -1]), state[PLAYER])
+        player = self.assignment.players(noise[..., -1], is_first, state[PLAYER])
         outs = [
             actor.act(obs, below(state, f"{policy}/"), is_first, noise[..., :-1])
             for policy, actor in enumerate(self.actors)
@@ -139,7 +148,7 @@ class PolicyMix:
 @final
 class Seats:
     """Actors that have streams of their own, to play with each other, not to sample for a learner:
-    `act` records the entropy alone, 0 where an actor has none.
+    `act` records the entropy alone, if the first actor has one.
 
     seat: ``[B]``, the number of each stream's actor.
     """
@@ -177,7 +186,7 @@ class Seats:
             for k, (actor, streams) in enumerate(zip(self.actors, self.streams, strict=True))
         ]
         record = {}
-        if any("entropy" in out.record for out in outs):
+        if "entropy" in outs[0].record:
             none = [torch.zeros(len(streams)) for streams in self.streams]
             said = [out.record.get("entropy", x) for out, x in zip(outs, none, strict=True)]
             record["entropy"] = self._joined(said)

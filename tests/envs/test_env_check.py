@@ -133,7 +133,7 @@ def test_what_is_worth_knowing_is_remarked() -> None:
     assert checked(Still).remarks == [
         "the first observation is the same with two different seeds",
         "observation 'obs' never changed",
-        "no episode ended in 120 steps of random actions",
+        "no episode ended in 120 steps of random actions, of all streams together",
         "every reward was 0 under random actions",
     ]
 

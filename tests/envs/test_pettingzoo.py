@@ -1,5 +1,7 @@
 """Games of several agents as streams."""
 
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,13 @@ from quintet.envs.pettingzoo import ParallelVectorEnv
 from quintet.envs.resolved import resolve_env
 from quintet.envs.vector import allocate_row
 from quintet.errors import ConfigError, EnvironmentFault
+from quintet.evaluation import How, _play
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan
+from quintet.runtime.policies import Assignment
 from quintet.runtime.serial import SerialSampling
 from quintet.types import ActOutput, Publication, TensorSpec
+from quintet.uniform import UniformActor
 
 STAYS = {"ann": (0, 9), "bob": (0, 9), "eve": (0, 9)}
 
@@ -410,13 +415,27 @@ def test_worker_processes_step_whole_games_and_give_the_bytes_of_serial(tmp_path
 
 
 def test_groups_of_half_a_game_are_refused_and_numbers_of_streams_suit_the_game(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"has 2 agents.*multiples of 2, got 3"):
+    workers = {"runtime.kind": "lockstep", "runtime.num_workers": 2}
+    for config, says in (
+        ({"env.num_streams": 8, "env.streams_per_group": 1}, "env.streams_per_group must.*got 1"),
+        ({"env.num_streams": 9, **workers}, "env.num_streams must be a multiple.*2 of.*use 10"),
+        ({"env.num_streams": 1, "unroll_steps": 2_048}, "env.num_streams must.*got 1; use 2"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            quintet.train(
+                "ppo",
+                "quintet.envs.games:parallel_env",
+                9_216,
+                run_dir=tmp_path / "run",
+                config={"minibatch_steps": None, **config},
+            )
+    with pytest.raises(ConfigError, match=r"env.kwargs {'x': 1}; it raised TypeError"):
         quintet.train(
             "ppo",
             "quintet.envs.games:parallel_env",
-            4_096,
+            9_216,
             run_dir=tmp_path / "run",
-            config={"env.num_streams": 9, "env.streams_per_group": 3},
+            config={"env.kwargs": {"x": 1}},
         )
     loaded = compose("ppo", [Layer("given", {"env.id": f"{__name__}:parallel_env"})])
     assert (loaded.config.env.num_streams, loaded.sources["env.num_streams"]) == (
@@ -425,3 +444,46 @@ def test_groups_of_half_a_game_are_refused_and_numbers_of_streams_suit_the_game(
     )
     assert loaded.config.env.backend == "auto"
     assert loaded.env.config.backend == "pettingzoo"
+
+
+class Numbered(Game):
+    """Games of two steps whose reward is their number; eve comes to every second one, bob never."""
+
+    number = 0
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.number += 1
+        eve = (0, 2) if self.number % 2 else (9, 9)
+        self.stays, self.last = {"ann": (0, 2), "bob": (9, 9), "eve": eve}, 2
+        return super().reset(seed, options)
+
+    def step(self, actions: dict[str, int]) -> Any:
+        shown, rewards, *rest = super().step(actions)
+        return shown, {agent: float(self.number) for agent in rewards}, *rest
+
+
+def test_evaluations_count_games_whoever_is_there():
+    env = resolve_env(EnvConfig(id="given", backend="pettingzoo"), Numbered)
+    random = UniformActor(spaces.Discrete(3), 0)
+    how = How(random, 4, 0, True, None)
+    with closing(make_group_env(env, 3)) as vector:
+        found = _play(vector, how, 3)
+    assert [each.return_ for each in found.played] == [2, 4, 6, 8, 2, 6]  # ann's, then eve's
+    assert found.complete
+    others = replace(how, others=(random,))
+    with closing(make_group_env(env, 6)) as vector:
+        games = _play(vector, others, 3).games
+    assert games is not None
+    # Two games side by side, of which each plays its first and its second: ann and eve are of one
+    # side, so the other one, which is bob alone, has nothing.
+    assert sorted(zip(games.own.tolist(), games.theirs.tolist(), strict=True)) == [
+        (0.0, 2.0),
+        (0.0, 2.0),
+        (2.0, 0.0),
+        (2.0, 0.0),
+    ]
+
+
+def test_one_policy_of_a_game_costs_one_forward():
+    assert not Assignment.of_groups(1, 4, num_agents=2).mixed
+    assert Assignment.of_groups(2, 4, num_agents=2).mixed

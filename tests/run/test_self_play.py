@@ -32,20 +32,26 @@ def weights(result: Any) -> dict[str, torch.Tensor]:
 
 def test_past_weights_play_all_agents_but_one_in_a_share_of_the_games():
     draw = torch.rand(3_000, generator=torch.Generator().manual_seed(0))
-    games = Assignment(2, True, num_agents=3, past_frac=0.25).players(draw).view(-1, 3)
+    anew, before = torch.ones(3_000, dtype=torch.bool), torch.zeros(3_000, dtype=torch.int64)
+    who = Assignment(2, True, num_agents=3, past_frac=0.25)
+    games = who.players(draw, anew, before).view(-1, 3)
     past = games.sum(1)
     assert set(past.tolist()) == {0, 2}
     assert abs((past == 2).float().mean().item() - 0.25) < 0.05
     alone = (games[past == 2] == 0).nonzero()[:, 1]
     assert {int(agent) for agent in alone} == {0, 1, 2}
-    always = Assignment(2, True, num_agents=2, past_frac=1.0).players(draw).view(-1, 2)
-    assert (always.sum(1) == 1).all()
+    always = Assignment(2, True, num_agents=2, past_frac=1.0)
+    assert (always.players(draw, anew, before).view(-1, 2).sum(1) == 1).all()
+    # Who comes in later plays as it was drawn when the game began.
+    late = anew.clone()
+    late[::3] = False
+    assert torch.equal(who.players(torch.rand(3_000), late, games.flatten()), games.flatten())
 
 
 def test_a_policy_for_each_agent():
-    draw = torch.rand(8)
+    draw, anew = torch.rand(8), torch.ones(8, dtype=torch.bool)
     who = Assignment(2, True, num_agents=4, by_agent=True)
-    assert who.players(draw).tolist() == [0, 1, 0, 1] * 2
+    assert who.players(draw, anew, anew.long()).tolist() == [0, 1, 0, 1] * 2
     assert (who.num_learners, Assignment(2, True, 2, past_frac=0.5).num_learners) == (2, 1)
 
 
@@ -87,11 +93,11 @@ def test_only_the_learners_own_steps_count(tmp_path: Path):
     discarded = result.metrics["data/discarded_env_steps"]
     assert result.metrics["data/executed_env_steps"] == 4_000 + discarded
     assert discarded < 400
-    assert not [name for name in result.metrics if name.startswith("policy_")]
-    newest = checkpoint.latest(result.run_dir / "checkpoints")
+    assert not [name for name in result.metrics if name.startswith("policy_0/")]
+    newest = checkpoint.latest(result.run_dir / "checkpoints", warn=print)
     assert newest is not None
     held = newest.meta["self_play"]["versions"]
-    assert held[0] == 0
+    assert held == sorted(held)
     assert len(held) == 10
     assert newest.tensors["past_0"].keys() == newest.tensors["policy"].keys()
 
@@ -142,6 +148,10 @@ def test_what_has_no_effect_or_does_not_go_together_is_refused(tmp_path: Path):
             "assignment=agent requires pbt=false",
         ),
         ({"population__assignment": "agent"}, r"population.assignment=agent has no effect"),
+        (
+            {"population__assignment": "agent", "population__size": 3, "population__pbt": False},
+            "at most as many policies as agents, 2, got 3",
+        ),
     ):
         with pytest.raises(ConfigError, match=says):
             train(tmp_path / "run", **options)
@@ -154,3 +164,23 @@ def test_what_has_no_effect_or_does_not_go_together_is_refused(tmp_path: Path):
             config={"self_play.past_frac": 0.5},
         )
     assert not (tmp_path / "run").exists()
+
+
+def test_a_replay_of_every_stream_is_not_for_a_policy_of_one_agent(tmp_path: Path):
+    config = {"population.assignment": "agent", "population.size": 2, "population.pbt": False}
+    with pytest.raises(ConfigError, match="use --replay-sampling any_stream"):
+        quintet.train("acer", GAME, 8_000, run_dir=tmp_path / "run", config={**SMALL, **config})
+
+
+def test_policies_of_agents_are_evaluated_in_their_own_games(tmp_path: Path):
+    """Each plays its own agent, whose returns are those of the game."""
+    result = train(
+        tmp_path / "run",
+        population__assignment="agent",
+        population__size=2,
+        population__pbt=False,
+        eval__episodes=6,
+    )
+    scores = [result.metrics[f"policy_{k}/eval/return_mean"] for k in (0, 1)]
+    assert scores[0] == -scores[1]  # the two meet, and a game's rewards add up to 0
+    assert result.metrics["policy_0/eval/episodes"] == 6

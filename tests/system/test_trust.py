@@ -208,6 +208,27 @@ def test_what_only_reads_them_runs_nothing(attack, stranger, mark, command):
     assert not mark.exists()
 
 
+@pytest.mark.parametrize("key", [{}, {"num_streams": 8}])
+@pytest.mark.parametrize("name", ["subprocess:getoutput", "own_game:parallel_env"])
+def test_agents_are_not_counted_by_a_strangers_code(name, key, tmp_path, here, mark, command):
+    """A file that leaves options out, whose values would follow from the environment."""
+    folder = tmp_path / "stranger"
+    folder.mkdir()
+    (here / "own_game.py").write_text(f"open({str(mark)!r}, 'w')\nparallel_env = dict")
+    env = {"id": name, "backend": "pettingzoo", "kwargs": {"cmd": f"touch {mark}"}, **key}
+    options = {"algo": "ppo", "seed": 0, "total_env_steps": 4_096, "env": env}
+    (folder / "config.yaml").write_text(yaml.safe_dump(options))
+    for words in (
+        ("train", "ppo", "--run-dir", str(folder)),
+        ("train", "--run-dir", str(folder)),
+        ("config", "ppo", "--run-dir", str(folder)),
+        ("eval", str(folder)),
+    ):
+        status, _, _ = command(*words)
+        assert status != 0 or words[0] == "config", words
+        assert not mark.exists(), words
+
+
 def test_bytes_are_no_way_around(plain_run, tmp_path, mark, command):
     """YAML has bytes, which pydantic takes for text."""
     stranger = strangers_copy(plain_run, tmp_path / "stranger", Attack(), mark)

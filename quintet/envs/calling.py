@@ -1,0 +1,44 @@
+"""Calls the makers of environments in Python."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium
+
+from quintet.envs import ale, foreign
+from quintet.errors import ConfigError
+from quintet.system.blame import raised, traced
+
+
+def call_maker(maker: Callable[..., Any], env_id: str, kwargs: Mapping[str, Any]) -> Any:
+    """What `maker` makes; its errors become a ConfigError that says what to do."""
+    try:
+        return maker(**kwargs)
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise ConfigError(
+            f"{env_id} needs a package that is not installed: {error}; run: {_install_line(env_id)}"
+        ) from error
+    except Exception as error:
+        # What gymnasium.make says of a registered environment of another interface.
+        strange = isinstance(error, TypeError) and "gymnasium.Env" in str(error)
+        what_to_do = foreign.DERIVE if strange else "correct env.kwargs or the environment"
+        fault = ConfigError(
+            f"{env_id} must be made with env.kwargs {dict(kwargs)}; it "
+            f"{raised(error)}; {what_to_do}"
+        )
+        raise traced(fault, error) from error
+
+
+def _install_line(env_id: str) -> str:
+    """The command that installs the missing package of a Gymnasium id."""
+    if ale.rom_of(env_id) is not None:
+        return ale.INSTALL_LINE
+    spec = gymnasium.registry.get(env_id.partition(":")[2] or env_id)
+    entry = str(spec.entry_point) if spec is not None else ""
+    for extra in ("mujoco", "box2d"):
+        if extra in entry:
+            return f'pip install "quintet[{extra}]"'
+    for extra in ("classic_control", "toy_text"):
+        if extra in entry:
+            return f'pip install "gymnasium[{extra.replace("_", "-")}]"'
+    return "the installation that the environment's own documentation names"
