@@ -58,7 +58,7 @@ def test_a_record_of_today_is_fresh_and_one_option_makes_it_stale(bench: SimpleN
     assert bench.records.standing(row) == ((), (), ())
     recorded(bench, row, (11, 12, 13), **{"env.streams_per_group": 4, "gamma": 0.5})
     differences, others, missing = bench.records.standing(row)
-    assert differences == (("gamma", 0.5, 0.99), ("env.streams_per_group", 4, 8))
+    assert differences == (("gamma", 0.5, 0.99), ("env.streams_per_group", 4, 32))
     assert (others, missing) == ((), (11, 12, 13))
 
 

@@ -10,8 +10,7 @@ from quintet.config.runtime import RuntimeConfig
 from quintet.envs.config import EnvConfig
 from quintet.models.config import ModelConfig
 from quintet.observe.sinks import ReportConfig
-from quintet.population.config import PopulationConfig
-from quintet.population.self_play import SelfPlayConfig
+from quintet.population.config import PopulationConfig, SelfPlayConfig
 
 
 @final

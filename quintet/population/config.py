@@ -1,4 +1,4 @@
-"""Options of a population."""
+"""Options of a population, and of self-play."""
 
 from typing import Literal, final
 
@@ -117,5 +117,42 @@ class PopulationConfig(BaseModel):
             and getattr(self, name) != field.get_default(call_default_factory=True)
         }
         if idle and not (self.several and self.pbt):
+            raise IdleOptions(idle)
+        return self
+
+
+@final
+class SelfPlayConfig(BaseModel):
+    """Past weights of the policy as opponents, in environments of several agents."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    past_frac: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of games in which past weights play all agents but one, whose steps "
+        "alone are learned from and count; 0: the newest weights play all",
+    )
+    versions: int = Field(10, ge=1, description="past weights that are kept, the newest ones")
+    interval_env_steps: int | None = Field(
+        None,
+        ge=1,
+        description="env_steps from one that is kept to the next; none: a twentieth of the budget",
+    )
+
+    @property
+    def on(self) -> bool:
+        return self.past_frac > 0
+
+    @model_validator(mode="after")
+    def _options_have_an_effect(self) -> "SelfPlayConfig":
+        idle = {
+            name: f"self_play.{name}={getattr(self, name)} has no effect without "
+            "self_play.past_frac > 0"
+            for name, field in type(self).model_fields.items()
+            if name != "past_frac" and getattr(self, name) != field.default
+        }
+        if idle and not self.on:
             raise IdleOptions(idle)
         return self

@@ -4,51 +4,13 @@ from collections.abc import Mapping
 from typing import Any, final
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
-from quintet.errors import IdleOptions
+from quintet.population.config import SelfPlayConfig
 from quintet.types import Publication
 
 _KEY = 0x53454C46
 """Keeps the draws apart from those of other generators of the same seed."""
-
-
-@final
-class SelfPlayConfig(BaseModel):
-    """Past weights of the policy as opponents, in environments of several agents."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    past_frac: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="share of games in which past weights play all agents but one, whose steps "
-        "alone are learned from and count; 0: the newest weights play all",
-    )
-    versions: int = Field(10, ge=1, description="past weights that are kept, the newest ones")
-    interval_env_steps: int | None = Field(
-        None,
-        ge=1,
-        description="env_steps from one that is kept to the next; none: a twentieth of the budget",
-    )
-
-    @property
-    def on(self) -> bool:
-        return self.past_frac > 0
-
-    @model_validator(mode="after")
-    def _options_have_an_effect(self) -> "SelfPlayConfig":
-        idle = {
-            name: f"self_play.{name}={getattr(self, name)} has no effect without "
-            "self_play.past_frac > 0"
-            for name, field in type(self).model_fields.items()
-            if name != "past_frac" and getattr(self, name) != field.default
-        }
-        if idle and not self.on:
-            raise IdleOptions(idle)
-        return self
 
 
 @final

@@ -196,7 +196,9 @@ def test_a_run_writes_them_for_tensorboard_and_nowhere_else(tmp_path: Path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     config = ON | {
+        "env.num_streams": 8,
         "unroll_steps": 32,
+        "minibatch_steps": 64,
         "num_epochs": 1,
         "eval.episodes": 0,
         "report.interval_s": 0,

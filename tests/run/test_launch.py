@@ -152,6 +152,7 @@ def test_a_run_of_cartpole(tmp_path, backend):
         config={
             "env": {"num_streams": 4, "backend": backend},
             "unroll-steps": 32,
+            "minibatch_steps": 64,
             "num_epochs": 2,
             "eval.episodes": 2,
             "report": {"progress": False},
@@ -1119,7 +1120,7 @@ beside them.
 
 
 def test_no_option_is_without_a_check():
-    elsewhere = ("model", "population")
+    elsewhere = ("model", "population", "self_play")
     parts: dict[str, type[BaseModel]] = {k: v for k, v in PARTS.items() if k not in elsewhere}
     fields = {f"{part}.{name}" for part, model in parts.items() for name in model.model_fields}
     assert set(EFFECTS) == fields | set(TOP)

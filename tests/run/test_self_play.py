@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 import quintet
 from quintet import checkpoint
 from quintet.errors import ConfigError
-from quintet.population.self_play import PastWeights, SelfPlayConfig
+from quintet.population.config import SelfPlayConfig
+from quintet.population.self_play import PastWeights
 from quintet.runtime.policies import Assignment
 from quintet.types import Publication
 

@@ -220,6 +220,7 @@ def test_another_seed_gives_other_bytes(tmp_path: Path) -> None:
             "env.num_streams": 2,
             "unroll_steps": 16,
             "minibatch_steps": 16,
+            "normalize_observations": True,
             "eval.episodes": 0,
         }
         quintet.train(
