@@ -6,7 +6,8 @@ from typing import final
 
 from quintet.config.run import RunConfig
 from quintet.envs.resolved import ResolvedEnv
-from quintet.evaluation import How, Scores, evaluate_in
+from quintet.evaluation import Scores, evaluate_in
+from quintet.play import How
 from quintet.policy import Policy
 
 EVALUATION_SEED = 20_000

@@ -22,8 +22,9 @@ from quintet.envs.pettingzoo import ParallelVectorEnv
 from quintet.envs.resolved import resolve_env
 from quintet.envs.vector import allocate_row
 from quintet.errors import ConfigError, EnvironmentFault
-from quintet.evaluation import How, _play
 from quintet.observe.timing import PhaseTimer
+from quintet.play import How
+from quintet.play import play as play_games
 from quintet.protocols import DataPlan
 from quintet.runtime.policies import Assignment
 from quintet.runtime.serial import SerialSampling
@@ -467,12 +468,12 @@ def test_evaluations_count_games_whoever_is_there():
     random = UniformActor(spaces.Discrete(3), 0)
     how = How(random, 4, 0, True, None)
     with closing(make_group_env(env, 3)) as vector:
-        found = _play(vector, how, 3)
+        found = play_games(vector, how, 3)
     assert [each.return_ for each in found.played] == [2, 4, 6, 8, 2, 6]  # ann's, then eve's
     assert found.complete
     others = replace(how, others=(random,))
     with closing(make_group_env(env, 6)) as vector:
-        games = _play(vector, others, 3).games
+        games = play_games(vector, others, 3).games
     assert games is not None
     # Two games side by side, of which each plays its first and its second: ann and eve are of one
     # side, so the other one, which is bob alone, has nothing.

@@ -1,0 +1,208 @@
+"""Plays whole episodes, or games of several agents, by what is to be evaluated."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from quintet.envs.vector import ObsArrays, VectorEnv, allocate_obs, allocate_row, check_finite
+from quintet.protocols import Actor
+from quintet.runtime.policies import Seats
+from quintet.uniform import UniformActor
+
+Player = Actor | UniformActor
+"""What acts in an evaluation."""
+
+
+def _on_stderr(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+@final
+@dataclass(frozen=True)
+class How:
+    """What plays, and how; see `evaluate`.
+
+    timeout_s: how long a step may take in another process.
+    say, notice, who: see `SpreadEnv.tell`.
+    others: who acts beside `actor` in a game of several agents; nobody: it acts for all of them.
+    agent: with `others`, which agents are the actor's: those with this number modulo the number of
+        players, whose order the others follow.  None: every second agent, in every second game the
+        others.
+    """
+
+    actor: Player
+    episodes: int
+    seed: int
+    deterministic: bool
+    stop: Callable[[], bool] | None
+    timeout_s: float = 600.0
+    say: Callable[[str], None] = _on_stderr
+    notice: Callable[[str], None] = _on_stderr
+    who: Callable[[str], None] | None = None
+    others: tuple[Player, ...] = ()
+    agent: int | None = None
+
+
+Watch = Callable[[ObsArrays, float, int, bool], None]
+"""Called at the start and after every step, with all observations, and with stream 0's return and
+steps so far and whether its episode is over.
+"""
+
+
+@final
+@dataclass(frozen=True)
+class Games:
+    """Games of a policy against others: its mean return in each beside theirs, ``[games]``."""
+
+    own: NDArray[np.float64]
+    theirs: NDArray[np.float64]
+
+    @property
+    def won(self) -> int:
+        return int((self.own > self.theirs).sum())
+
+    @property
+    def drawn(self) -> int:
+        return int((self.own == self.theirs).sum())
+
+    @property
+    def lost(self) -> int:
+        return int((self.own < self.theirs).sum())
+
+
+class Played(NamedTuple):
+    """One episode; `success` has a meaning only if the environment's description has a rule.
+
+    entropy: of the policy's distribution, summed over the steps; None where it has none.
+    """
+
+    return_: float
+    length: int
+    success: bool
+    entropy: float | None
+
+
+class Found(NamedTuple):
+    """The counted episodes, in the order (stream, time), the games that they are of, and whether
+    these are as many as asked for.
+    """
+
+    played: list[Played]
+    games: Games | None
+    complete: bool
+
+
+def play(vector: VectorEnv, how: How, num_agents: int = 1, watch: Watch | None = None) -> Found:
+    """Plays; see `evaluate`."""
+    count, num_games = vector.num_streams, vector.num_streams // num_agents
+    actor, own = _seated(how, num_games, num_agents)
+    episodes = how.episodes
+    share = [episodes // num_games + (i < episodes % num_games) for i in range(num_games)]
+    games = _Games(np.array(share), num_agents, own)
+    obs = allocate_obs(vector.spaces.observation, (count,))
+    row = allocate_row(vector.spaces.observation, count)
+    leaves: dict[str, Any] = {name: torch.from_numpy(x) for name, x in row.obs.items()}
+    seeds = [how.seed + i for i in range(count)]
+    vector.restart(seeds, obs)
+    for name, x in obs.items():
+        row.obs[name][...] = x
+    generator = torch.Generator().manual_seed(how.seed)
+    state = actor.initial_state(count)
+    is_first = torch.ones(count, dtype=torch.bool)
+    returns, lengths, entropies = np.zeros(count), np.zeros(count, np.int64), np.zeros(count)
+    played: list[list[Played]] = [[] for _ in range(count)]
+    step = 0
+    if watch is not None:
+        watch(row.obs, 0.0, 0, False)
+    while games.left:
+        if how.stop is not None and how.stop():
+            break
+        noise = None if how.deterministic else actor.draw_noise(1, count, generator)[0]
+        out = actor.act(leaves, state, is_first, noise)
+        state = out.state
+        vector.send(out.env_action.numpy())
+        vector.recv(row)
+        # NaN would go unnoticed otherwise, as it compares false.
+        check_finite(
+            {name: x[None] for name, x in row.obs.items()},
+            row.raw_reward[None], 0, seeds, vector.description, step,
+        )  # fmt: skip
+        step += 1
+        is_first = torch.from_numpy(~row.valid)
+        returns += row.raw_reward
+        lengths += row.valid
+        entropy = out.record.get("entropy")
+        if entropy is not None:
+            entropies += np.where(row.valid, entropy.numpy(), 0.0)
+        over = row.terminated | row.truncated
+        if watch is not None:
+            watch(row.obs, float(returns[0]), int(lengths[0]), bool(over[0]))
+        for i in np.nonzero(over)[0].tolist():
+            if own[i] and games.counts(i):
+                won = bool(row.success[i])
+                total = None if entropy is None else float(entropies[i])
+                played[i].append(Played(float(returns[i]), int(lengths[i]), won, total))
+            returns[i], lengths[i], entropies[i] = 0.0, 0, 0.0
+        games.add(row.raw_reward, over, row.valid)
+    kept = [episode for mine in played for episode in mine]
+    return Found(kept, games.found() if how.others else None, not games.left)
+
+
+def _seated(how: How, num_games: int, num_agents: int) -> tuple[Any, NDArray[np.bool_]]:
+    """Who acts for all streams, and which are the evaluated actor's."""
+    game, agent = np.divmod(np.arange(num_games * num_agents), num_agents)
+    if not how.others:
+        return how.actor, np.ones(len(game), np.bool_)
+    players = 1 + len(how.others)
+    seat = (game + agent) % 2 if how.agent is None else (agent - how.agent) % players
+    return Seats([how.actor, *how.others], torch.from_numpy(seat)), seat == 0
+
+
+@final
+class _Games:
+    """The games that are played side by side, each with a share of those that are asked for.
+
+    An environment of one agent is a game that ends with its episode.  One of several has ended when
+    it is reset: then no agent has a valid row.
+    """
+
+    def __init__(self, share: NDArray[np.int64], num_agents: int, own: NDArray[np.bool_]):
+        self.share, self.num_agents = share, num_agents
+        self.own = own.reshape(-1, num_agents)
+        self.ended = np.zeros_like(share)
+        self.returns = np.zeros(self.own.shape)
+        self.pairs: list[tuple[float, float]] = []
+
+    @property
+    def left(self) -> int:
+        return int(np.maximum(self.share - self.ended, 0).sum())
+
+    def counts(self, stream: int) -> bool:
+        """Whether the game of this stream is one of its share."""
+        game = stream // self.num_agents
+        return bool(self.ended[game] < self.share[game])
+
+    def add(
+        self, reward: NDArray[np.float32], over: NDArray[np.bool_], valid: NDArray[np.bool_]
+    ) -> None:
+        """Takes a row ``[B]``."""
+        self.returns += reward.reshape(self.own.shape)
+        if self.num_agents == 1:
+            self.ended += over
+            return
+        for game in np.nonzero(~valid.reshape(self.own.shape).any(1))[0].tolist():
+            if self.ended[game] < self.share[game] and not self.own[game].all():
+                mine = self.own[game]
+                pair = self.returns[game][mine].mean(), self.returns[game][~mine].mean()
+                self.pairs.append((float(pair[0]), float(pair[1])))
+            self.ended[game] += 1
+            self.returns[game] = 0.0
+
+    def found(self) -> Games:
+        pairs = np.array(self.pairs, np.float64).reshape(-1, 2)
+        return Games(pairs[:, 0], pairs[:, 1])
