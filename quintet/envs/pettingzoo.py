@@ -167,6 +167,8 @@ class ParallelVectorEnv:
         """Closes every game, even if one of them fails to close."""
         games, self._games = self._games, []
         for game in games:
+            if not callable(getattr(game, "close", None)):  # an object that is refused
+                continue
             try:
                 game.close()
             except Exception as error:  # must not hide an earlier error at the end of a run

@@ -244,7 +244,7 @@ def _assignment(
     if by_agent and plan.replay is not None and plan.replay.column_source == "per_stream":
         raise ConfigError(
             "population.assignment=agent requires a replay that may draw from some streams alone, "
-            "as a policy has only those of its agent; use --replay-sampling any_stream"
+            "as a policy has only those of its agent; choose one among the learner's options"
         )
     if past_frac:
         return Assignment(num_learners + 1, True, agents, past_frac=past_frac)

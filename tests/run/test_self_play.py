@@ -169,7 +169,7 @@ def test_what_has_no_effect_or_does_not_go_together_is_refused(tmp_path: Path):
 
 def test_a_replay_of_every_stream_is_not_for_a_policy_of_one_agent(tmp_path: Path):
     config = {"population.assignment": "agent", "population.size": 2, "population.pbt": False}
-    with pytest.raises(ConfigError, match="use --replay-sampling any_stream"):
+    with pytest.raises(ConfigError, match="a replay that may draw from some streams alone"):
         quintet.train("acer", GAME, 8_000, run_dir=tmp_path / "run", config={**SMALL, **config})
 
 
