@@ -70,10 +70,11 @@ def main() -> None:
             for threads in (1, 2):
                 for waiting in WAITING if threads > 1 else WAITING[:1]:
                     steps = rate(NETWORKS[network], threads, neighbours, waiting, args.seconds)
-                    key = f"{network}, {threads} threads, {waiting}, {neighbours} neighbours"
-                    found[key] = {"env_steps_per_s": steps, "commit": commit()}
-                    print(key, steps, flush=True)
-                    write_whole(out, json.dumps(found, indent=1) + "\n")
+                    case = {"network": network, "threads": threads, "waiting": waiting}
+                    record = {**case, "neighbours": neighbours, "env_steps_per_s": steps}
+                    found[", ".join(str(x) for x in (*case.values(), neighbours))] = record
+                    print(record, flush=True)
+                    write_whole(out, json.dumps({**found, "commit": commit()}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
