@@ -384,27 +384,6 @@ def soak_table() -> str:
     return "\n".join(lines)
 
 
-def threads_table() -> str:
-    """env_steps per second by threads and by how many others want the cores."""
-    lines = [
-        "| network | busy processes beside it | 1 thread | 2 threads | 2, passive waiting "
-        "| 2 of 1 |",
-        "|---|---|---|---|---|---|",
-    ]
-    found = result("threads") or {}
-    for name in dict.fromkeys(key.partition(",")[0] for key in found if "," in key):
-        for neighbours in (0, 1, 2):
-            one, two, passive = (
-                found[f"{name}, {how}, {neighbours}"]["env_steps_per_s"]
-                for how in ("1, default", "2, default", "2, passive")
-            )
-            lines.append(
-                f"| {name} | {neighbours} | {one:,.0f} | {two:,.0f} | {passive:,.0f} "
-                f"| {two / one:.2f} |"
-            )
-    return "\n".join(lines)
-
-
 def steadiness_table() -> str:
     """How PPO's preset for CartPole-v1 ends."""
     lines = [
@@ -471,7 +450,6 @@ TABLES = {
     "soak": soak_table,
     "coin-race": games_table,
     "steadiness": steadiness_table,
-    "threads": threads_table,
 }
 
 

@@ -46,10 +46,14 @@ def rate(env: str, threads: int, neighbours: int, waiting: str, seconds: float) 
             running = subprocess.Popen(
                 command, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
             )
-            time.sleep(seconds + 5)  # which the start takes
+            told = Path(folder) / "run" / "metrics.jsonl"
+            while not told.exists() or len(told.read_text().splitlines()) < 2:  # it starts
+                assert running.poll() is None, "the run has ended"
+                time.sleep(0.5)
+            time.sleep(seconds)
             running.kill()
             running.wait()
-            lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
+            lines = told.read_text().splitlines()
     finally:
         for process in busy:
             process.kill()
