@@ -75,19 +75,9 @@ def main(arguments: list[str]) -> int:
             raise ConfigError("quintet eval requires a run: quintet eval RUN [--episodes N] ...")
         if random and stochastic:
             raise ConfigError("--stochastic has no effect with --random; leave one of them out")
-        from quintet.checkpoint import none_at
-
-        if not Path(run).exists():
-            raise none_at(Path(run))
+        policy, other = _loaded(run, checkpoint, encoder, against, trust)
         from quintet.evaluation import evaluate
-        from quintet.policy import load
 
-        policy = load(run, checkpoint, trust=trust, encoder=encoder)
-        other: Policy | Literal["random"] | None = None
-        if against == "random":
-            other = "random"
-        elif against is not None:
-            other = load(against, trust=trust)
         greedy = not stochastic
         own: dict[str, Any] = {"backend": backend, "success": success}
         own["num_processes"] = num_processes
@@ -105,6 +95,22 @@ def main(arguments: list[str]) -> int:
     description = "Plays episodes with a trained policy."
     tyro.cli(play, prog="quintet eval", description=description, args=arguments)
     return 0
+
+
+def _loaded(
+    run: str, checkpoint: str, encoder: str | None, against: str | None, trust: bool
+) -> "tuple[Policy, Policy | Literal['random'] | None]":
+    """The policy, and who plays against it."""
+    from quintet.checkpoint import none_at
+
+    if not Path(run).exists():
+        raise none_at(Path(run))
+    from quintet.policy import load
+
+    policy = load(run, checkpoint, trust=trust, encoder=encoder)
+    if against is None or against == "random":
+        return policy, "random" if against else None
+    return policy, load(against, trust=trust)
 
 
 def _scores_as_json(scores: "Scores") -> dict[str, Any]:
