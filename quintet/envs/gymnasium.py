@@ -168,15 +168,8 @@ class GymnasiumVectorEnv:
         return Rendered(env.render(), steps_per_s(env.metadata))
 
     def close(self) -> None:
-        """Closes every environment, even if one of them fails to close."""
         envs, self._envs = self._envs, []
-        for env in envs:
-            try:
-                env.close()
-            except Exception as error:  # must not hide an earlier error at the end of a run
-                warnings.warn(
-                    f"{self._id}: closing failed: {error!r}", RuntimeWarning, stacklevel=2
-                )
+        close_all(envs, self._id)
 
     def place_of(self, stream: int) -> str:
         """A stream's number, step and seed, for a message."""
@@ -272,6 +265,15 @@ def _single(env: Any, env_id: str) -> gymnasium.Env:
             f"{type(env).__module__}.{type(env).__qualname__}; {what_to_do}"
         )
     return env
+
+
+def close_all(envs: Iterable[Any], env_id: str) -> None:
+    """Closes every environment, even if one of them fails to close."""
+    for env in envs:
+        try:
+            env.close()
+        except Exception as error:  # must not hide an earlier error at the end of a run
+            warnings.warn(f"{env_id}: closing failed: {error!r}", RuntimeWarning, stacklevel=3)
 
 
 def action_rows(action: Any, num_streams: int) -> Iterable[Any]:

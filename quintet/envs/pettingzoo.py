@@ -7,7 +7,6 @@ observation, or zeros; the last of them has the observation with which it comes 
 has.  So each agent's presence in a game is an episode, with a return and a length of its own.
 """
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, final
 
@@ -16,6 +15,7 @@ import numpy as np
 from quintet.envs.gymnasium import (
     BadLeaf,
     action_rows,
+    close_all,
     leaf_of,
     read_leaf,
     steps_per_s,
@@ -164,17 +164,9 @@ class ParallelVectorEnv:
         return Rendered(game.render(), steps_per_s(getattr(game, "metadata", {})))
 
     def close(self) -> None:
-        """Closes every game, even if one of them fails to close."""
         games, self._games = self._games, []
-        for game in games:
-            if not callable(getattr(game, "close", None)):  # an object that is refused
-                continue
-            try:
-                game.close()
-            except Exception as error:  # must not hide an earlier error at the end of a run
-                warnings.warn(
-                    f"{self._id}: closing failed: {error!r}", RuntimeWarning, stacklevel=2
-                )
+        # An object that is refused may have no such method.
+        close_all((game for game in games if callable(getattr(game, "close", None))), self._id)
 
     def place_of(self, stream: int) -> str:
         """A stream's number, agent, step and seed, for a message."""
