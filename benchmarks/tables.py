@@ -21,6 +21,7 @@ from quintet.envs import envpool
 DOCUMENTS = (
     ROOT / "docs" / "benchmarks.md",
     ROOT / "docs" / "multi-agent.md",
+    ROOT / "docs" / "performance.md",
     ROOT / "README.md",
 )
 
@@ -426,6 +427,26 @@ def games_table() -> str:
     return "\n".join(lines)
 
 
+def threads_table() -> str:
+    """env_steps per second with 1 and 2 threads, under load."""
+    found = result("threads") or {}
+    names = {"small": "64 × 64 (CartPole-v1, PPO; quintet takes 1 thread)"}
+    names |= {"wide": "256 × 256 (HalfCheetah-v4, DDPG)"}
+    names |= {"grid": "grids (BabyAI-GoToRedBall-v0, PPO)", "picture": "pictures (Pong-v5, PPO)"}
+    lines = [
+        "| network | alone | one busy process | two busy processes | a run like it |",
+        "|---|---|---|---|---|",
+    ]
+    for name, told in names.items():
+        both = [
+            [found.get(f"{name}, {threads}, {beside}, 4000") for threads in (1, 2)]
+            for beside in ("nothing", "one", "two", "run")
+        ]
+        cells = [f"{one:,.0f}; {two:,.0f}" if one and two else "" for one, two in both]
+        lines.append(f"| {told} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 TABLES = {
     "ppo-learning": lambda: learning_table("ppo"),
     "ppo-cost": lambda: cost_table("ppo"),
@@ -450,6 +471,7 @@ TABLES = {
     "soak": soak_table,
     "coin-race": games_table,
     "steadiness": steadiness_table,
+    "threads": threads_table,
 }
 
 

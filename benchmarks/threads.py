@@ -1,11 +1,13 @@
 """What a second thread of PyTorch is worth, and what it costs where others want the cores.
 
-    python benchmarks/threads.py [--seconds 20] [--networks small grid picture]
+    python benchmarks/threads.py [--seconds 20] [--networks small wide grid picture]
+        [--beside nothing one two run] [--spins 4000 ...]
 
-Trains PPO in the serial runtime with 1 and 2 threads beside 0, 1 and 2 busy processes, with 2
-threads by OpenMP's default waiting and by passive waiting (OMP_WAIT_POLICY), and tells the median
-of the reported env_steps per second, without the first half of each run.  Nothing else may run
-meanwhile.  Results go to benchmarks/results/threads.json.
+Trains in the serial runtime with 1 and 2 threads beside nothing, one or two processes that only
+compute, or a run like it, and tells the median of the reported env_steps per second, without the
+first half of each run.  Idle threads spin for GOMP_SPINCOUNT rounds before they sleep: 4000 is
+quintet's choice, 0 is OMP_WAIT_POLICY=PASSIVE.  Nothing else may run meanwhile.  Results go to
+benchmarks/results/threads.json.
 """
 
 import argparse
@@ -15,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,42 +25,54 @@ from one_seed import commit
 from records import write_whole
 
 HERE = Path(__file__).parent
-NETWORKS = {"small": "CartPole-v1", "grid": "BabyAI-GoToRedBall-v0", "picture": "Pong-v5"}
-WAITING = ("default", "passive")
+NETWORKS = {
+    "small": ("ppo", "CartPole-v1"),
+    "wide": ("ddpg", "HalfCheetah-v4"),  # layers of 256 x 256
+    "grid": ("ppo", "BabyAI-GoToRedBall-v0"),
+    "picture": ("ppo", "Pong-v5"),
+}
+BESIDE = {"nothing": 0, "one": 1, "two": 2, "run": 0}
+"""Busy processes beside the run; `run`: a second run."""
 
 
-def rate(env: str, threads: int, neighbours: int, waiting: str, seconds: float) -> float:
-    """env_steps per second."""
-    busy = [
-        # Of sessions of their own, as another person's processes are.
-        subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True)
-        for _ in range(neighbours)
-    ]
-    variables = dict(os.environ)
-    if waiting == "passive":
-        variables["OMP_WAIT_POLICY"] = "PASSIVE"
-    try:
-        with TemporaryDirectory() as folder:
-            words = ["train", "ppo", "--env", env, "--run-dir", f"{folder}/run", "--seed", "1"]
+def begin(stack: ExitStack, command: list[str], **options: object) -> "subprocess.Popen[bytes]":
+    """A process in a session of its own, as another user's is, until the stack ends."""
+    process = stack.enter_context(
+        subprocess.Popen(
+            command,
+            start_new_session=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            **options,  # type: ignore[call-overload]
+        )
+    )
+    stack.callback(process.kill)
+    return process
+
+
+def rate(network: str, threads: int, beside: str, spins: int, seconds: float) -> float:
+    """env_steps per second of the first run."""
+    algo, env = NETWORKS[network]
+    with ExitStack() as stack:
+        for _ in range(BESIDE[beside]):
+            begin(stack, [sys.executable, "-c", "while True: pass"])
+        folder = Path(stack.enter_context(TemporaryDirectory(ignore_cleanup_errors=True)))
+        told, runs = [], []
+        for name in ("a", "b") if beside == "run" else ("a",):
+            words = ["train", algo, "--env", env, "--run-dir", str(folder / name), "--seed", "1"]
             words += ["--total-steps", "100000000", "--runtime.kind", "serial"]
             words += ["--runtime.threads", str(threads), "--runtime.compile", "off"]
             words += ["--eval.episodes", "0", "--report.sinks", "jsonl"]
             command = [sys.executable, "-m", "quintet", *words, "--report.interval-s", "0"]
-            running = subprocess.Popen(
-                command, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-            )
-            told = Path(folder) / "run" / "metrics.jsonl"
-            while not told.exists() or len(told.read_text().splitlines()) < 2:  # it starts
-                assert running.poll() is None, "the run has ended"
-                time.sleep(0.5)
-            time.sleep(seconds)
-            running.kill()
-            running.wait()
-            lines = told.read_text().splitlines()
-    finally:
-        for process in busy:
-            process.kill()
-            process.wait()
+            variables = {**os.environ, "GOMP_SPINCOUNT": str(spins)}
+            runs.append(begin(stack, command, env=variables))
+            told.append(folder / name / "metrics.jsonl")
+        while not all(path.exists() and path.read_bytes().count(b"\n") > 1 for path in told):
+            assert all(run.poll() is None for run in runs), "a run has ended"
+            time.sleep(0.5)
+        begun = told[0].read_bytes().count(b"\n")
+        time.sleep(seconds)
+        lines = told[0].read_text().splitlines()[begun:]
     rates = [json.loads(line)["throughput/env_steps_per_s"] for line in lines]
     return round(statistics.median(rates[len(rates) // 2 :]), 1)
 
@@ -66,19 +81,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each run")
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument("--beside", nargs="+", choices=BESIDE, default=list(BESIDE))
+    parser.add_argument("--spins", nargs="+", type=int, default=[4000], help="with 2 threads")
     args = parser.parse_args()
     out = HERE / "results" / "threads.json"
     found = json.loads(out.read_text()) if out.exists() else {}
     for network in args.networks:
-        for neighbours in (0, 1, 2):
+        for beside in args.beside:
             for threads in (1, 2):
-                for waiting in WAITING if threads > 1 else WAITING[:1]:
-                    steps = rate(NETWORKS[network], threads, neighbours, waiting, args.seconds)
-                    case = {"network": network, "threads": threads, "waiting": waiting}
-                    record = {**case, "neighbours": neighbours, "env_steps_per_s": steps}
-                    found[", ".join(str(x) for x in (*case.values(), neighbours))] = record
-                    print(record, flush=True)
-                    write_whole(out, json.dumps({**found, "commit": commit()}, indent=1) + "\n")
+                for spins in args.spins if threads > 1 else [4000]:
+                    steps = rate(network, threads, beside, spins, args.seconds)
+                    name = f"{network}, {threads}, {beside}, {spins}"
+                    found |= {name: steps, "commit": commit()}
+                    print(name, steps, flush=True)
+                    write_whole(out, json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

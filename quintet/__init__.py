@@ -40,6 +40,9 @@ def __getattr__(name: str) -> "Any":
         raise AttributeError(f"module 'quintet' has no attribute {name!r}")
     from importlib import import_module
 
+    from quintet.system.cpus import wait_asleep
+
+    wait_asleep()
     value = getattr(import_module(_HOME[name]), name)
     globals()[name] = value
     return value

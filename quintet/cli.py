@@ -85,12 +85,10 @@ def _run(arguments: list[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    # By default PyTorch's waiting threads spin for milliseconds on cores that the environments need
-    # (8% of Pong's sampling).  The variable must be set before PyTorch is loaded.
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+    from quintet.system.cpus import wait_asleep
     from quintet.system.memory import check_address_space
 
+    wait_asleep()
     check_address_space()
     return command(arguments[1:])
 

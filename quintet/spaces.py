@@ -60,8 +60,11 @@ def leaf_keys(space: Space) -> dict[str, tuple[tuple[str | int, ...], Space]]:
 
 def _instead_of(leaf: Space) -> str:
     """What to do about a leaf without a fixed shape."""
-    if isinstance(leaf, spaces.Text):
-        return "give what makes its single environments, whose texts are read as bytes"
+    if isinstance(leaf, spaces.Text | spaces.Sequence):
+        return (
+            "give what makes its single environments, whose texts and sequences become arrays of a "
+            "fixed shape"
+        )
     if leaf.dtype is not None and leaf.dtype.kind == "U":
         return "declare it as gymnasium.spaces.Text(LENGTH), which is read as bytes"
     return "wrap the environment so that it gives arrays of a fixed shape"

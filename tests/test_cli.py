@@ -82,7 +82,6 @@ class Words(spaces.Space):
 
 OBSERVATIONS = {
     "Text": Words(),
-    "Sequence": spaces.Sequence(spaces.Discrete(2)),
     "Graph": spaces.Graph(box(1), None),
     "nested": spaces.Dict({"a": box(2), "b": spaces.Tuple((Words(),))}),
 }

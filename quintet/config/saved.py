@@ -151,7 +151,14 @@ def _load(
         raise ConfigError(
             f"no run can go on with {run_dir / saved_options.FILE}: {error}"
         ) from error
-    loaded = compose(algo, [*base, *layers], source)
+    try:
+        loaded = compose(algo, [*base, *layers], source)
+    except ConfigError as error:
+        try:
+            _compose_new(algo, files, command, source, kind, run_dir)
+        except ConfigError:  # what is asked is at fault
+            raise error from None
+        raise _other_run(run_dir, [f"its options do not go with those asked: {error}"]) from error
     wanted = loaded.config.flat()
     differ = [
         f"{name}: the run has {before!r}, asked is {now!r}"

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from quintet.envs.fixed_shape import text_bytes
 from quintet.envs.gymnasium import Leaf
-from quintet.envs.text import text_bytes
 from quintet.errors import QuintetError
 
 

@@ -16,13 +16,13 @@ from quintet.envs.atari import AtariConfig, make_single
 from quintet.envs.calling import call_maker
 from quintet.envs.config import Backend, EnvConfig, RewardClip
 from quintet.envs.envpool import EnvPoolVectorEnv
+from quintet.envs.fixed_shape import FixedShape, is_fixed
 from quintet.envs.given import GivenEnv, MakeEnv, is_plain_sync, makes_groups, settle
 from quintet.envs.gymnasium import GymnasiumVectorEnv
 from quintet.envs.info_mask import MaskFromInfo
 from quintet.envs.pettingzoo import ParallelVectorEnv
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.envs.success import key_of, read_rule
-from quintet.envs.text import TextAsBytes, has_text
 from quintet.envs.vector import VectorEnv
 from quintet.envs.wrappers import FrameStack, FromRewards, ObserveLast
 from quintet.errors import ConfigError
@@ -194,7 +194,7 @@ def _step_singles(
 ) -> GymnasiumVectorEnv:
     config = env.config
     if env.atari is None:
-        make_one = partial(_with_bytes, make_one)
+        make_one = partial(_with_fixed_shape, make_one)
     if config.mask_from_info and env.atari is None:
         make_one = partial(_masked, make_one, config.id)
     return GymnasiumVectorEnv(
@@ -248,11 +248,11 @@ def _make_several(
     return env
 
 
-def _with_bytes(make_one: Callable[[], Any]) -> Any:
-    """An environment whose texts are bytes; other objects stay as they are."""
+def _with_fixed_shape(make_one: Callable[[], Any]) -> Any:
+    """An environment without texts and sequences; other objects stay as they are."""
     env = make_one()
     single = isinstance(env, gymnasium.Env) and not isinstance(env, ForeignVectorEnv)
-    return TextAsBytes(env) if single and has_text(env.observation_space) else env
+    return env if not single or is_fixed(env.observation_space) else FixedShape(env)
 
 
 def _masked(make_one: Callable[[], Any], env_id: str) -> Any:

@@ -277,6 +277,17 @@ def test_a_file_that_is_no_configuration(tmp_path, text, says):
 # A folder with a run
 
 
+def test_options_that_do_not_go_with_those_of_a_run_name_its_folder(tmp_path):
+    """Alone they would do."""
+    save_run(tmp_path, {"env.num_streams": 32, "env.streams_per_group": 32})
+    asked = {"env.id": "CartPole-v1", "run_dir": str(tmp_path), "env.num_streams": 16}
+    with pytest.raises(ConfigError, match=r"(?s)holds a run of another .*must divide.*--run-dir"):
+        load_config("ppo", [], Layer("command line", asked))
+    with pytest.raises(ConfigError, match="gamma: input should be less") as raised:
+        load_config("ppo", [], Layer("command line", asked | {"gamma": 2.0}))
+    assert "another configuration" not in str(raised.value)
+
+
 def test_a_run_of_another_configuration_is_refused_with_the_differences(tmp_path):
     save_run(tmp_path, {"gamma": 0.9})
     before = (tmp_path / "config.yaml").read_bytes()

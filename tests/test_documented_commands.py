@@ -1,0 +1,109 @@
+"""Every command of the documents runs, in their order, with budgets cut down (slow).
+
+`test_docs.py` parses the same commands in the gate.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from test_docs import DOCUMENTS, ROOT, blocks, commands, written_files
+
+STEPS, MORE_STEPS = 8192, 16384
+"""Where a command gives no budget, and where it gives one, so that a run can go on."""
+
+EARLIER = ["train", "ppo", "--env", "CartPole-v1"]
+"""What a reader has done before, where a document begins with its run."""
+
+MODULES = {
+    "my_package/__init__.py": """
+import gymnasium
+import numpy as np
+
+class MyEnv(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (3,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, length=20):
+        self.length = length
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.zeros(3, np.float32), float(action), self.steps == self.length, False, {}
+""",
+    "my_package/envs.py": "from my_package import MyEnv as make_env\n",
+    "my_package/nets.py": "from reconstructs import Reconstructs as MyEncoder\n",
+    "their_package.py": """
+import gymnasium
+
+def make_env():
+    return gymnasium.make("CartPole-v1")
+""",
+}
+
+
+def run(words: list[str], folder: Path) -> tuple[int, str]:
+    """A command as a user gives it; its exit status and all that it prints."""
+    variables = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT / 'examples'}"}
+    done = subprocess.run(
+        [sys.executable, "-m", "quintet", *words],
+        cwd=folder, env=variables, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
+
+
+def shortened(words: list[str]) -> list[str]:
+    """The command with a small budget, if it trains or plays."""
+    if words[0] == "train" and "--help" not in words:
+        steps = MORE_STEPS if "--total-steps" in words else STEPS
+        return [*words, "--total-steps", str(steps), "--eval.episodes", "1"]
+    return [*words, "--episodes", "2"] if words[0] == "eval" else words
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A user's folder, with the modules that the documents call the user's own."""
+    (class_,) = (
+        x
+        for x in blocks((ROOT / "docs" / "impala.md").read_text(), "python")
+        if "class Reconstructs" in x
+    )
+    for name, text in {**MODULES, "reconstructs.py": class_}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "path", [p for p in DOCUMENTS if commands(p.read_text())], ids=lambda path: path.name
+)
+def test_every_command_of_a_document_runs(path: Path, folder: Path):
+    text = path.read_text()
+    written_files(text, folder)
+    given = commands(text)
+    if given[0][:2] != EARLIER[:2]:
+        assert run(shortened(EARLIER), folder)[0] == 0
+    for words in given:
+        if "downloads/policy" in words and not (folder / "downloads").exists():
+            (folder / "downloads").mkdir()
+            (folder / "runs" / "ppo-CartPole-v1-s0" / "policy").rename(folder / "downloads/policy")
+        status, told = run(shortened(words), folder)
+        if "cuda" in words and torch.cuda.device_count() < 4:
+            assert (status, re.search(r"requires a (CUDA )?GPU", told) is not None) == (1, True), (
+                told
+            )
+            continue
+        assert status == 0, f"quintet {' '.join(words)}\n{told}"
+        for option in ("--out", "--video"):
+            if option in words:
+                assert (folder / words[words.index(option) + 1]).stat().st_size > 1000, words
