@@ -50,6 +50,8 @@ class Algorithm:
     config: its options; every field has a default.
     check: returns the faults of (options, model, streams, budget) that no single field shows, one
         sentence each.
+    suited: returns new values of options that the user did not give and that do not go with the
+        others, of (options, model, streams, names of the options that the user did not give).
     planned_updates: returns the optimizer steps of (options, streams, budget); 0 where none can be
         compiled.
     shared: returns the rows that several learners share, of (options, resolved model, streams);
@@ -78,6 +80,7 @@ class Algorithm:
     metrics: Callable[[], tuple[str, ...]] = tuple
     tunable: frozenset[str] = frozenset()
     tuned: tuple[str, ...] = ()
+    suited: Callable[[Any, ModelConfig, int, frozenset[str]], dict[str, Any]] = lambda *_: {}
     idle_in: Callable[[Any, ModelConfig, Spaces], dict[str, Idle]] = lambda *_: {}
     actions: tuple[ActionKind, ...] = (gym_spaces.Space,)
     without: frozenset[str] = frozenset()
@@ -127,6 +130,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         metrics=Late("ppo.metrics", "METRICS").get,
         tunable=ppo_config.TUNABLE,
         tuned=ppo_config.TUNED,
+        suited=ppo_config.suited,
         idle_in=ppo_config.idle_in,
         advice=ppo_config.advice,
         like=("ppo2", "a2c", "trpo", "reinforce", "recurrentppo", "maskableppo"),

@@ -5,7 +5,7 @@ Layers, later wins: defaults < the learner's own defaults < preset < file < save
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatch
@@ -16,18 +16,16 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
 
 from quintet.algorithms import registry
 from quintet.algorithms.other_names import named_here
-from quintet.config.population import first_values
 from quintet.config.run import ALIASES, MAY_CHANGE_ON_RESUME, PARTS, TOP, RunConfig
+from quintet.config.validate import valid_part, validate
 from quintet.envs.config import EnvConfig
 from quintet.envs.given import EnvSource
 from quintet.envs.ids import is_registered
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.errors import ConfigError, FileFault, IdleOptions
-from quintet.observe.metrics import OF_RUNS, EpisodeStats
 from quintet.system.files import read_yaml
 
 
@@ -207,7 +205,8 @@ def compose(algo: str, layers: Iterable[Layer], source: EnvSource | None = None)
     faults: list[str] = []
     if not unknown:
         _suit_agents(values, sources, source)
-    config = _validate(algo, values, faults)
+        _suit_batch(algo, values, sources)
+    config = validate(algo, values, faults)
     of_env: list[str] = []
     # Beside other faults, a known id needs no look at EnvPool, whose import takes a second.
     others = ("envpool", "ale")
@@ -221,35 +220,6 @@ def compose(algo: str, layers: Iterable[Layer], source: EnvSource | None = None)
     assert config is not None
     assert env is not None
     return Loaded(config, {name: sources.get(name, "default") for name in config.flat()}, env)
-
-
-def _in_our_words(message: str) -> str:
-    """pydantic's own messages in lower case; those of our validators as they are."""
-    own = message.removeprefix("Value error, ")
-    return own if own != message else message.lower()
-
-
-_SHOULD_BE = "input should be "
-_AS_JSON = """write it as JSON, with names in double quotes, as in '{"length": 1}'"""
-
-
-def _told(prefix: str, items: Sequence[ErrorDetails]) -> list[str]:
-    """One sentence for every value that is at fault: what it should be, by all kinds of values that
-    its option may have, what it is, and what to do.
-    """
-    faults: dict[tuple[str, str], list[ErrorDetails]] = {}
-    for item in items:
-        faults.setdefault((str(item["loc"][0]), repr(item["input"])), []).append(item)
-    found = []
-    for (name, given), about in faults.items():
-        words = [_in_our_words(item["msg"]).partition(", unable")[0] for item in about]
-        rest = "".join(f" or {each.removeprefix(_SHOULD_BE)}" for each in words[1:])
-        fault = f"{prefix}{name}: {words[0]}{rest}, got {given}"
-        if words[0].startswith(_SHOULD_BE):
-            mapping = any(item["type"] == "dict_type" for item in about)
-            fault += f"; {_AS_JSON if mapping else 'give such a value, or leave it out'}"
-        found.append(fault)
-    return found
 
 
 def absent(value: Any, info: FieldInfo) -> Any:
@@ -318,30 +288,11 @@ def _listed(faults: list[str]) -> str:
     return f"{len(faults)} faults:\n" + "\n".join(f"  - {fault}" for fault in faults)
 
 
-def _part(
-    model: type[BaseModel], prefix: str, values: dict[str, Any], faults: list[str]
-) -> BaseModel | None:
-    """One part of the configuration, with defaults for the fields that are at fault."""
-    mine = {name: values[prefix + name] for name in model.model_fields if prefix + name in values}
-    try:
-        return model(**mine)
-    except ValidationError as error:
-        items = error.errors()
-    faults += [item["msg"].removeprefix("Value error, ") for item in items if not item["loc"]]
-    # Only the environment can be missing, and that is told by itself.
-    faults += _told(prefix, [x for x in items if x["loc"] and x["type"] != "missing"])
-    wrong = {item["loc"][0] for item in items if item["loc"]}
-    try:
-        return model(**{name: value for name, value in mine.items() if name not in wrong})
-    except ValidationError:
-        return None
-
-
 def _resolve_env(
     values: dict[str, Any], source: EnvSource | None, faults: list[str]
 ) -> ResolvedEnv | None:
     """The environment, even if other options are at fault."""
-    config = _part(EnvConfig, "env.", values, [])
+    config = valid_part(EnvConfig, "env.", values, [])
     if not isinstance(config, EnvConfig):
         return None
     try:
@@ -357,7 +308,7 @@ def _suit_agents(values: dict[str, Any], sources: dict[str, str], source: EnvSou
         return  # whose code is not checked yet
     name = "env.num_streams"
     by = sources.get(name, "default")
-    if by != "default" and not nobody_gave(by):
+    if not _free(by):
         return
     made = ":" in str(values.get("env.id", "")) or source is not None
     env = _resolve_env(values, source, []) if made else None
@@ -371,104 +322,18 @@ def _suit_agents(values: dict[str, Any], sources: dict[str, str], source: EnvSou
         values[name], sources[name] = count, f"resolved ({by})"
 
 
-def _validate(algo: str, values: dict[str, Any], faults: list[str]) -> RunConfig | None:
+def _suit_batch(algo: str, values: dict[str, Any], sources: dict[str, str]) -> None:
+    """Changes what the learner says of its options that nobody gave, so that they fit the rest."""
+    config = validate(algo, values, [])
+    if config is None or "saved run" in sources.values():
+        return
     algorithm = registry.find(algo)
-    if "env.id" not in values:
-        faults.append("an environment is required; give it by --env ID (quintet envs lists them)")
-    with_id = {"env.id": "none", **values}
-    learner = _part(algorithm.config, "", values, faults)
-    parts = {name: _part(model, f"{name}.", with_id, faults) for name, model in PARTS.items()}
-    top = {name: values[name] for name in TOP if name in values}
-    try:
-        RunConfig(**top, learner=algorithm.config(), env={"id": "none"})
-    except ValidationError as error:
-        faults += _told("", error.errors())
-        for item in error.errors():
-            top.pop(str(item["loc"][0]), None)
-    if top.get("init_from_keys") and top.get("init_from") is None:
-        faults.append("init_from_keys has no effect without init_from; leave it out")
-    if values.get("resume") == "exact" and values.get("runtime.kind") == "async":
-        faults.append(
-            "resume=exact requires a run that gives the same bytes twice, no two of "
-            "runtime.kind=async do; use --resume latest"
-        )
-    if learner is None or None in parts.values():
-        return None
-    config = RunConfig(**top, learner=learner, **parts)
-    faults += [*_sharing_faults(config), *_population_faults(config)]
-    faults += [
-        f"model.{name}={getattr(config.model, name)} has no effect on {config.algo}; leave it out"
-        for name in sorted(algorithm.without)
-        if getattr(config.model, name) != type(config.model).model_fields[name].default
-    ]
-    faults += algorithm.check(learner, config.model, config.env.num_streams, config.total_env_steps)
-    return config
+    names = algorithm.config.model_fields
+    free = frozenset(name for name in names if _free(sources.get(name, "default")))
+    changed = algorithm.suited(config.learner, config.model, config.env.num_streams, free)
+    for name, value in changed.items():
+        values[name], sources[name] = value, f"resolved ({sources.get(name, 'default')})"
 
 
-def _population_faults(config: RunConfig) -> list[str]:
-    """Faults of a population, one sentence each."""
-    population, learners = config.population, config.runtime.num_learners
-    if not population.several:
-        return []
-    faults: list[str] = []
-    if config.self_play.on:
-        faults.append(
-            f"self_play.past_frac={config.self_play.past_frac:g} requires population.size=1, got "
-            f"{population.size}; leave one of them out"
-        )
-    if learners > 1:
-        faults.append(
-            f"population.size={population.size} requires runtime.num_learners=1, got {learners}; "
-            "leave one of them out"
-        )
-    try:
-        first_values(config)
-    except ConfigError as error:
-        faults.append(str(error))
-    return faults + _objective_faults(config)
-
-
-def _objective_faults(config: RunConfig) -> list[str]:
-    """Faults of the metric by which policies are ranked."""
-    name, kind = config.population.objective, config.runtime.kind
-    recent = list(EpisodeStats().recent)
-    own = registry.find(config.algo).metrics()
-    evaluated = [x for x in OF_RUNS if x.startswith("eval/")]
-    known = [*recent, *evaluated, *own]
-    if not any(name == x or (x.endswith("/") and name.startswith(x)) for x in known):
-        near = get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]}?" if near else "see the names in metrics.jsonl"
-        return [
-            f"population.objective requires a metric of the policies of {config.algo}, got {name}; "
-            f"{hint}"
-        ]
-    if name in evaluated and config.eval.episodes == 0:
-        return [f"population.objective={name} requires eval.episodes > 0, got 0; raise it"]
-    if name not in recent and kind != "async":
-        return [
-            f"population.objective={name} requires runtime.kind=async, got {kind}: reports follow "
-            f"the clock, which decides nothing in {kind}; use {' or '.join(recent)}, or "
-            "--runtime.kind async"
-        ]
-    return []
-
-
-def _sharing_faults(config: RunConfig) -> list[str]:
-    """Faults where several learners can't share batches evenly."""
-    learners, shared = config.runtime.num_learners, registry.find(config.algo).shared
-    if learners == 1:
-        return []
-    if shared is None:
-        able = ", ".join(name for name, one in registry.ALGORITHMS.items() if one.shared)
-        return [
-            f"runtime.num_learners={learners} requires an algorithm whose learners can share their "
-            f"batches ({able}), got {config.algo}; leave it out"
-        ]
-    option, given, unit = shared(config.learner, config.model, config.env.num_streams)
-    if given % (unit * learners) == 0:
-        return []
-    even = -(-given // (unit * learners)) * unit * learners
-    return [
-        f"runtime.num_learners={learners} requires {option} that they can share evenly, got "
-        f"{given}; use {option} {even}, or another number of learners"
-    ]
+def _free(source: str) -> bool:
+    return source == "default" or nobody_gave(source)

@@ -219,8 +219,29 @@ def test_the_user_s_own_idle_option_stays_a_fault_that_names_the_preset():
     )
     with pytest.raises(ConfigError, match=r"^num_epochs: [^(]* got 0; [^(]*$"):  # his alone
         load("mine", Camera, num_epochs=0)
-    with pytest.raises(ConfigError, match=r"got 256; .*minibatch_steps from the preset pixels; s"):
-        load("mine", Camera, unroll_steps=8)
+
+
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [
+        ({"env.num_streams": 1}, 64),
+        ({"env.num_streams": 6}, 384),
+        ({"env.num_streams": 33}, 352),  # not 512, 2112 rows are no multiple of it
+        ({"env.num_streams": 40}, 512),
+        ({"env.num_streams": 33, "drop_last": True}, 512),
+        ({"unroll_steps": 12, "bptt_steps": 12, "model.core": "lstm", "env.num_streams": 5}, 60),
+    ],
+)
+def test_minibatches_of_a_preset_fit_a_user_s_streams(options, size):
+    loaded = load("CartPole-v1", **options)
+    assert loaded.config.learner.minibatch_steps == size
+    fitted = "" if size == 512 else "resolved ("
+    assert loaded.sources["minibatch_steps"].startswith(f"{fitted}preset CartPole-*")
+
+
+def test_a_user_s_own_minibatches_are_left_alone():
+    with pytest.raises(ConfigError, match="minibatch_steps must be at most the batch of 4 streams"):
+        load("CartPole-v1", **{"env.num_streams": 4, "minibatch_steps": 512})
 
 
 def test_a_preset_that_does_not_fit_the_spaces_is_named(capsys):

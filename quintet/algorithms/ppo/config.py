@@ -259,6 +259,23 @@ def check(
     return faults
 
 
+def suited(
+    config: PPOConfig, model: ModelConfig, num_streams: int, free: frozenset[str]
+) -> dict[str, int]:
+    """The largest minibatch, up to that of the preset, that divides the batch in whole chunks."""
+    size, batch = config.minibatch_steps, num_streams * config.unroll_steps
+    if (
+        size is None
+        or "minibatch_steps" not in free
+        or not size_faults(size, config.unroll_steps, num_streams, config.drop_last)
+    ):
+        return {}
+    chunk = 1 if model.core == "none" else config.bptt_steps
+    smaller = range(min(size, batch), 0, -1)
+    fitting = (n for n in smaller if batch % n == 0 and n % chunk == 0)
+    return {"minibatch_steps": next(fitting, size)}
+
+
 def planned_updates(config: PPOConfig, num_streams: int, total_env_steps: int) -> int:
     """All optimizer steps, without regard to early stops and invalid rows; none with
     `check_numerics`, which reads tensors that a compiled graph hides.

@@ -1,0 +1,165 @@
+"""Validates merged options as a whole: every fault is listed, one sentence each."""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from quintet.algorithms import registry
+from quintet.config.population import first_values
+from quintet.config.run import PARTS, TOP, RunConfig
+from quintet.errors import ConfigError
+from quintet.observe.metrics import OF_RUNS, EpisodeStats
+
+
+def valid_part(
+    model: type[BaseModel], prefix: str, values: dict[str, Any], faults: list[str]
+) -> BaseModel | None:
+    """One part of the configuration, with defaults for the fields that are at fault."""
+    mine = {name: values[prefix + name] for name in model.model_fields if prefix + name in values}
+    try:
+        return model(**mine)
+    except ValidationError as error:
+        items = error.errors()
+    faults += [item["msg"].removeprefix("Value error, ") for item in items if not item["loc"]]
+    # Only the environment can be missing, and that is told by itself.
+    faults += _told(prefix, [x for x in items if x["loc"] and x["type"] != "missing"])
+    wrong = {item["loc"][0] for item in items if item["loc"]}
+    try:
+        return model(**{name: value for name, value in mine.items() if name not in wrong})
+    except ValidationError:
+        return None
+
+
+def validate(algo: str, values: dict[str, Any], faults: list[str]) -> RunConfig | None:
+    algorithm = registry.find(algo)
+    if "env.id" not in values:
+        faults.append("an environment is required; give it by --env ID (quintet envs lists them)")
+    with_id = {"env.id": "none", **values}
+    learner = valid_part(algorithm.config, "", values, faults)
+    parts = {name: valid_part(model, f"{name}.", with_id, faults) for name, model in PARTS.items()}
+    top = {name: values[name] for name in TOP if name in values}
+    try:
+        RunConfig(**top, learner=algorithm.config(), env={"id": "none"})
+    except ValidationError as error:
+        faults += _told("", error.errors())
+        for item in error.errors():
+            top.pop(str(item["loc"][0]), None)
+    if top.get("init_from_keys") and top.get("init_from") is None:
+        faults.append("init_from_keys has no effect without init_from; leave it out")
+    if values.get("resume") == "exact" and values.get("runtime.kind") == "async":
+        faults.append(
+            "resume=exact requires a run that gives the same bytes twice, no two of "
+            "runtime.kind=async do; use --resume latest"
+        )
+    if learner is None or None in parts.values():
+        return None
+    config = RunConfig(**top, learner=learner, **parts)
+    faults += [*_sharing_faults(config), *_population_faults(config)]
+    faults += [
+        f"model.{name}={getattr(config.model, name)} has no effect on {config.algo}; leave it out"
+        for name in sorted(algorithm.without)
+        if getattr(config.model, name) != type(config.model).model_fields[name].default
+    ]
+    faults += algorithm.check(learner, config.model, config.env.num_streams, config.total_env_steps)
+    return config
+
+
+def _population_faults(config: RunConfig) -> list[str]:
+    """Faults of a population, one sentence each."""
+    population, learners = config.population, config.runtime.num_learners
+    if not population.several:
+        return []
+    faults: list[str] = []
+    if config.self_play.on:
+        faults.append(
+            f"self_play.past_frac={config.self_play.past_frac:g} requires population.size=1, got "
+            f"{population.size}; leave one of them out"
+        )
+    if learners > 1:
+        faults.append(
+            f"population.size={population.size} requires runtime.num_learners=1, got {learners}; "
+            "leave one of them out"
+        )
+    try:
+        first_values(config)
+    except ConfigError as error:
+        faults.append(str(error))
+    return faults + _objective_faults(config)
+
+
+def _objective_faults(config: RunConfig) -> list[str]:
+    """Faults of the metric by which policies are ranked."""
+    name, kind = config.population.objective, config.runtime.kind
+    recent = list(EpisodeStats().recent)
+    own = registry.find(config.algo).metrics()
+    evaluated = [x for x in OF_RUNS if x.startswith("eval/")]
+    known = [*recent, *evaluated, *own]
+    if not any(name == x or (x.endswith("/") and name.startswith(x)) for x in known):
+        near = get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]}?" if near else "see the names in metrics.jsonl"
+        return [
+            f"population.objective requires a metric of the policies of {config.algo}, got {name}; "
+            f"{hint}"
+        ]
+    if name in evaluated and config.eval.episodes == 0:
+        return [f"population.objective={name} requires eval.episodes > 0, got 0; raise it"]
+    if name not in recent and kind != "async":
+        return [
+            f"population.objective={name} requires runtime.kind=async, got {kind}: reports follow "
+            f"the clock, which decides nothing in {kind}; use {' or '.join(recent)}, or "
+            "--runtime.kind async"
+        ]
+    return []
+
+
+def _sharing_faults(config: RunConfig) -> list[str]:
+    """Faults where several learners can't share batches evenly."""
+    learners, shared = config.runtime.num_learners, registry.find(config.algo).shared
+    if learners == 1:
+        return []
+    if shared is None:
+        able = ", ".join(name for name, one in registry.ALGORITHMS.items() if one.shared)
+        return [
+            f"runtime.num_learners={learners} requires an algorithm whose learners can share their "
+            f"batches ({able}), got {config.algo}; leave it out"
+        ]
+    option, given, unit = shared(config.learner, config.model, config.env.num_streams)
+    if given % (unit * learners) == 0:
+        return []
+    even = -(-given // (unit * learners)) * unit * learners
+    return [
+        f"runtime.num_learners={learners} requires {option} that they can share evenly, got "
+        f"{given}; use {option} {even}, or another number of learners"
+    ]
+
+
+def _in_our_words(message: str) -> str:
+    """pydantic's own messages in lower case; those of our validators as they are."""
+    own = message.removeprefix("Value error, ")
+    return own if own != message else message.lower()
+
+
+_SHOULD_BE = "input should be "
+_AS_JSON = """write it as JSON, with names in double quotes, as in '{"length": 1}'"""
+
+
+def _told(prefix: str, items: Sequence[ErrorDetails]) -> list[str]:
+    """One sentence for every value that is at fault: what it should be, by all kinds of values that
+    its option may have, what it is, and what to do.
+    """
+    faults: dict[tuple[str, str], list[ErrorDetails]] = {}
+    for item in items:
+        faults.setdefault((str(item["loc"][0]), repr(item["input"])), []).append(item)
+    found = []
+    for (name, given), about in faults.items():
+        words = [_in_our_words(item["msg"]).partition(", unable")[0] for item in about]
+        rest = "".join(f" or {each.removeprefix(_SHOULD_BE)}" for each in words[1:])
+        fault = f"{prefix}{name}: {words[0]}{rest}, got {given}"
+        if words[0].startswith(_SHOULD_BE):
+            mapping = any(item["type"] == "dict_type" for item in about)
+            fault += f"; {_AS_JSON if mapping else 'give such a value, or leave it out'}"
+        found.append(fault)
+    return found
