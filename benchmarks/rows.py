@@ -78,7 +78,10 @@ ROWS = (
         seeds=(23, 24, 25), seen=(1, 2, 3, *range(11, 23)),
     ),
     Row("impala", "Pong-v5", 18, 19.5, seen=(1,)),
-    Row("impala", "HalfCheetah-v4"),
+    Row(
+        "impala", "HalfCheetah-v4", 4500, 6000, seeds=(14, 15, 16), seen=(11, 12, 13),
+    ),
+    Row("impala", "InvertedPendulum-v4", 950),
     Row(
         "impala", RED_BALL, 0.85, title=f"{RED_BALL}, success", score="success_rate",
         label="2M", options=("total_env_steps=2000000",), seen=(1,),
