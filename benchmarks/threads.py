@@ -72,7 +72,8 @@ def rate(network: str, threads: int, beside: str, spins: int, seconds: float) ->
             time.sleep(0.5)
         begun = told[0].read_bytes().count(b"\n")
         time.sleep(seconds)
-        lines = told[0].read_text().splitlines()[begun:]
+        text = told[0].read_text()
+        lines = text[: text.rfind("\n")].splitlines()[begun:]  # the last may be half written
     rates = [json.loads(line)["throughput/env_steps_per_s"] for line in lines]
     return round(statistics.median(rates[len(rates) // 2 :]), 1)
 

@@ -5,6 +5,15 @@ quintet.evaluate(result.policy).mean
 """
 
 # As little as can be, for the command to begin at once: even `typing` takes its milliseconds.
+import os
+import sys
+
+# PyTorch's idle threads (OpenMP of GCC) sleep after about 0.1 ms.  By default they spin for
+# milliseconds on cores that environments and other processes want.  It counts only before PyTorch
+# is loaded; what the user has set stays.
+if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "4000")
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -40,9 +49,6 @@ def __getattr__(name: str) -> "Any":
         raise AttributeError(f"module 'quintet' has no attribute {name!r}")
     from importlib import import_module
 
-    from quintet.system.cpus import wait_asleep
-
-    wait_asleep()
     value = getattr(import_module(_HOME[name]), name)
     globals()[name] = value
     return value

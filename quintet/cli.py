@@ -85,10 +85,8 @@ def _run(arguments: list[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    from quintet.system.cpus import wait_asleep
     from quintet.system.memory import check_address_space
 
-    wait_asleep()
     check_address_space()
     return command(arguments[1:])
 

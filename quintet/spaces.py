@@ -63,7 +63,7 @@ def _instead_of(leaf: Space) -> str:
     if isinstance(leaf, spaces.Text | spaces.Sequence):
         return (
             "give what makes its single environments, whose texts and sequences become arrays of a "
-            "fixed shape"
+            "fixed shape; wrap an environment of several agents so that it gives such arrays"
         )
     if leaf.dtype is not None and leaf.dtype.kind == "U":
         return "declare it as gymnasium.spaces.Text(LENGTH), which is read as bytes"

@@ -50,8 +50,9 @@ class Algorithm:
     config: its options; every field has a default.
     check: returns the faults of (options, model, streams, budget) that no single field shows, one
         sentence each.
-    suited: returns new values of options that the user did not give and that do not go with the
-        others, of (options, model, streams, names of the options that the user did not give).
+    suited: returns new values for options that the user did not give, so that they go with the
+        others, of (options, model, streams, learners, names of the options that the user did not
+        give); not asked where a saved run goes on.
     planned_updates: returns the optimizer steps of (options, streams, budget); 0 where none can be
         compiled.
     shared: returns the rows that several learners share, of (options, resolved model, streams);
@@ -80,7 +81,7 @@ class Algorithm:
     metrics: Callable[[], tuple[str, ...]] = tuple
     tunable: frozenset[str] = frozenset()
     tuned: tuple[str, ...] = ()
-    suited: Callable[[Any, ModelConfig, int, frozenset[str]], dict[str, Any]] = lambda *_: {}
+    suited: Callable[[Any, ModelConfig, int, int, frozenset[str]], dict[str, Any]] = lambda *_: {}
     idle_in: Callable[[Any, ModelConfig, Spaces], dict[str, Idle]] = lambda *_: {}
     actions: tuple[ActionKind, ...] = (gym_spaces.Space,)
     without: frozenset[str] = frozenset()

@@ -323,14 +323,15 @@ def _suit_agents(values: dict[str, Any], sources: dict[str, str], source: EnvSou
 
 
 def _suit_batch(algo: str, values: dict[str, Any], sources: dict[str, str]) -> None:
-    """Changes what the learner says of its options that nobody gave, so that they fit the rest."""
-    config = validate(algo, values, [])
-    if config is None or "saved run" in sources.values():
+    """Sets options that nobody gave to what the learner's `suited` returns."""
+    config = None if "saved run" in sources.values() else validate(algo, values, [])
+    if config is None:
         return
     algorithm = registry.find(algo)
     names = algorithm.config.model_fields
     free = frozenset(name for name in names if _free(sources.get(name, "default")))
-    changed = algorithm.suited(config.learner, config.model, config.env.num_streams, free)
+    streams, learners = config.env.num_streams, config.runtime.num_learners
+    changed = algorithm.suited(config.learner, config.model, streams, learners, free)
     for name, value in changed.items():
         values[name], sources[name] = value, f"resolved ({sources.get(name, 'default')})"
 

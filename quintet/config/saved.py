@@ -5,7 +5,7 @@ make.
 import operator
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -18,6 +18,7 @@ from quintet.config.kind import EnvKind, kind_asked_for
 from quintet.config.load import (
     Layer,
     Loaded,
+    absent,
     compose,
     flatten,
     learner_defaults,
@@ -25,6 +26,7 @@ from quintet.config.load import (
     preset_layers,
 )
 from quintet.config.run import AUTOMATIC, MAY_CHANGE_ON_RESUME
+from quintet.config.validate import validate
 from quintet.envs.given import EnvSource
 from quintet.errors import CheckpointError, ConfigError
 from quintet.system import files, saved_options
@@ -154,16 +156,16 @@ def _load(
     try:
         loaded = compose(algo, [*base, *layers], source)
     except ConfigError as error:
-        try:
-            _compose_new(algo, files, command, source, kind, run_dir)
-        except ConfigError:  # what is asked is at fault
-            raise error from None
-        raise _other_run(run_dir, [f"its options do not go with those asked: {error}"]) from error
+        known = options(algo)
+        given = {k: absent(x, known[k]) for k, x in asked_for(layers, Layer("", {})).items()}
+        differ = _told(differing(was, given))
+        alone: list[str] = []
+        validate(algo, {"env.id": was["env.id"], **given, "algo": algo}, alone)
+        raise (_other_run(run_dir, [*differ, str(error)]) if differ and not alone else error) from (
+            None
+        )
     wanted = loaded.config.flat()
-    differ = [
-        f"{name}: the run has {before!r}, asked is {now!r}"
-        for name, before, now in differing(was, wanted)
-    ]
+    differ = _told(differing(was, wanted))
     if differ:
         raise _other_run(run_dir, differ)
     if not trusted:
@@ -415,6 +417,10 @@ def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str,
         and name not in MAY_CHANGE_ON_RESUME
         and not name.startswith(("eval.", "report."))
     ]
+
+
+def _told(differ: Iterable[tuple[str, Any, Any]]) -> list[str]:
+    return [f"{name}: the run has {was!r}, asked is {now!r}" for name, was, now in differ]
 
 
 def require_same(place: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -34,6 +34,10 @@ def valid_part(
 
 
 def validate(algo: str, values: dict[str, Any], faults: list[str]) -> RunConfig | None:
+    """The configuration of the merged values; None where a part of it can't be made.
+
+    faults: receives every fault, one sentence each.
+    """
     algorithm = registry.find(algo)
     if "env.id" not in values:
         faults.append("an environment is required; give it by --env ID (quintet envs lists them)")

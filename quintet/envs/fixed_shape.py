@@ -1,8 +1,8 @@
 """Texts and sequences in observations, as arrays of a fixed shape."""
 
 from collections import OrderedDict
-from collections.abc import Mapping
-from typing import Any, final
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, final
 
 import gymnasium
 import numpy as np
@@ -55,31 +55,84 @@ class FixedShape(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         if max_items < 1:
             raise ValueError(f"max_items must be >= 1; got {max_items}")
-        self._given, self._room = env.observation_space, max_items
-        self.observation_space = _fixed(self._given, max_items)
+        self.observation_space, self._encoded = _fixed(env.observation_space, max_items)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        obs, info = self.env.reset(seed=seed, options=options)
-        return _encoded(self._given, obs, self._room), info
+        # Some environments take no options.
+        given = {} if options is None else {"options": options}
+        result: Any = self.env.reset(seed=seed, **given)
+        if not isinstance(result, tuple) or len(result) != 2:
+            return result  # told as what it is by who asked
+        return self._encoded(result[0]), result[1]
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        obs, *rest = self.env.step(action)
-        return (_encoded(self._given, obs, self._room), *rest)
+        result: Any = self.env.step(action)
+        if not isinstance(result, tuple) or len(result) != 5:
+            return result
+        return (self._encoded(result[0]), *result[1:])
 
 
-def _fixed(space: Space, room: int) -> Space:
-    def leaf(_: str, given: Space) -> Space:
-        if isinstance(given, spaces.Text):
-            return spaces.Box(0, 255, (_size(given),), np.uint8)
-        if isinstance(given, spaces.Sequence):
-            feature = _fixed(given.feature_space, room)
-            items = map_leaves(feature, lambda _, each: _repeated(each, room))
-            return spaces.Dict(OrderedDict(items=items, count=spaces.Discrete(room + 1)))
-        return given
+class _Fixed(NamedTuple):
+    """A space in fixed shapes, and what brings an observation into them; what is not as declared
+    stays as it is.
+    """
 
-    return map_leaves(space, leaf)
+    space: Space
+    encoded: Callable[[Any], Any]
+
+
+def _fixed(space: Space, room: int) -> _Fixed:
+    if isinstance(space, spaces.Text):
+        size = space.max_length * max((len(x.encode()) for x in space.characters), default=1)
+        return _Fixed(
+            spaces.Box(0, 255, (size,), np.uint8),
+            lambda obs: text_bytes(obs, size) if isinstance(obs, str) else obs,
+        )
+    if isinstance(space, spaces.Sequence):
+        return _fixed_sequence(space, room)
+    if isinstance(space, spaces.Dict):
+        named = OrderedDict((k, _fixed(child, room)) for k, child in space.spaces.items())
+
+        def of_dict(obs: Any) -> Any:
+            if not isinstance(obs, Mapping):
+                return obs
+            return {k: named[k].encoded(x) if k in named else x for k, x in obs.items()}
+
+        return _Fixed(spaces.Dict(OrderedDict((k, x.space) for k, x in named.items())), of_dict)
+    if isinstance(space, spaces.Tuple):
+        parts = [_fixed(child, room) for child in space.spaces]
+
+        def of_tuple(obs: Any) -> Any:
+            if not isinstance(obs, tuple) or len(obs) != len(parts):
+                return obs
+            return tuple(part.encoded(x) for part, x in zip(parts, obs, strict=True))
+
+        return _Fixed(spaces.Tuple([part.space for part in parts]), of_tuple)
+    return _Fixed(space, lambda obs: obs)
+
+
+def _fixed_sequence(space: spaces.Sequence, room: int) -> _Fixed:
+    feature = _fixed(space.feature_space, room)
+    items = map_leaves(feature.space, lambda _, leaf: _repeated(leaf, room))
+
+    def encoded(obs: Any) -> Any:
+        try:
+            found = list(iterate(space.stacked_feature_space, obs) if space.stack else obs)
+        except TypeError as error:
+            raise ValueError(f"a sequence of {space.feature_space} is required, got {obs!r}") from (
+                error
+            )
+        if len(found) > room:
+            raise ValueError(
+                f"a sequence of at most {room} items is required, got {len(found)}; for more room "
+                "make the environment as quintet.envs.fixed_shape.FixedShape(env, max_items=...)"
+            )
+        rows = [feature.encoded(item) for item in found]
+        return {"items": _in_rows(feature.space, rows, room), "count": len(found)}
+
+    return _Fixed(spaces.Dict(OrderedDict(items=items, count=spaces.Discrete(room + 1))), encoded)
 
 
 def _repeated(leaf: Space, room: int) -> Space:
@@ -89,63 +142,36 @@ def _repeated(leaf: Space, room: int) -> Space:
         rows: Any = [np.repeat(bound[None], room, 0) for bound in (low, high)]
         return spaces.Box(*rows, dtype=leaf.dtype)
     if isinstance(leaf, spaces.Discrete):
-        return spaces.MultiDiscrete(np.full(room, leaf.n + 1))
+        return spaces.MultiDiscrete(np.full(room, int(leaf.n) + 1))
     if isinstance(leaf, spaces.MultiDiscrete):
-        return spaces.MultiDiscrete(np.repeat(leaf.nvec[None] + 1, room, 0))
+        return spaces.MultiDiscrete(np.repeat(leaf.nvec[None].astype(np.int64) + 1, room, 0))
     if isinstance(leaf, spaces.MultiBinary):
         return spaces.MultiBinary([room, *leaf.shape])
     return leaf  # refused by its own name
 
 
-def _size(space: spaces.Text) -> int:
-    return space.max_length * max((len(each.encode()) for each in space.characters), default=1)
-
-
-def _encoded(space: Space, obs: Any, room: int) -> Any:
-    """The observation in fixed shapes; what is not as declared stays as it is."""
-    if isinstance(space, spaces.Text) and isinstance(obs, str):
-        return text_bytes(obs, _size(space))
-    if isinstance(space, spaces.Dict) and isinstance(obs, Mapping):
-        children = space.spaces
-        return {k: _encoded(children[k], x, room) if k in children else x for k, x in obs.items()}
-    if isinstance(space, spaces.Sequence):
-        return _encoded_items(space, obs, room)
-    if isinstance(space, spaces.Tuple) and isinstance(obs, tuple):
-        return tuple(_encoded(child, x, room) for child, x in zip(space.spaces, obs, strict=False))
-    return obs
-
-
-def _encoded_items(space: spaces.Sequence, obs: Any, room: int) -> dict[str, Any]:
-    try:
-        items = list(iterate(space.stacked_feature_space, obs) if space.stack else obs)
-    except TypeError as error:
-        raise ValueError(f"a sequence of {space.feature_space} is required, got {obs!r}") from error
-    if len(items) > room:
-        raise ValueError(
-            f"a sequence of at most {room} items is required, got {len(items)}; for more room make "
-            "the environment as quintet.envs.fixed_shape.FixedShape(env, max_items=...)"
-        )
-    feature = space.feature_space
-    rows = [_encoded(feature, item, room) for item in items]
-    return {"items": _in_rows(_fixed(feature, room), rows, room), "count": len(items)}
-
-
 def _in_rows(space: Space, rows: list[Any], room: int) -> Any:
     """Encoded items, leaf by leaf in arrays of `room` rows."""
-    if isinstance(space, spaces.Dict):
-        return {k: _in_rows(x, [row[k] for row in rows], room) for k, x in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        children = enumerate(space.spaces)
-        return tuple(_in_rows(x, [row[i] for row in rows], room) for i, x in children)
-    out = np.zeros((room, *(space.shape or ())), space.dtype)
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        children = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space)
+        try:
+            found = {k: _in_rows(child, [row[k] for row in rows], room) for k, child in children}
+        except (KeyError, IndexError, TypeError) as error:
+            raise ValueError(f"items of {space} are required in a sequence, got {rows!r}") from (
+                error
+            )
+        return found if isinstance(space, spaces.Dict) else tuple(found.values())
+    discrete = isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
+    out = np.zeros((room, *(space.shape or ())), np.int64 if discrete else space.dtype)
     for index, row in enumerate(rows):
         value = np.asarray(row)
+        fits = value.shape == out.shape[1:] and np.can_cast(value.dtype, out.dtype, "same_kind")
         if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-            fits = space.contains(value.astype(space.dtype))
-            value = value - space.start + 1
-        else:  # bounds are not forced on observations
-            fits = value.shape == space.shape and np.can_cast(value.dtype, out.dtype, "same_kind")
-        if not fits:
+            fits = fits and space.contains(value.astype(space.dtype))
+            value = value - space.start + 1 if fits else value
+        elif isinstance(space, spaces.MultiBinary):
+            fits = fits and bool(((value == 0) | (value == 1)).all())
+        if not fits:  # bounds of a Box are not forced on observations
             raise ValueError(f"an item of {space} is required in a sequence, got {row!r}")
         out[index] = value
     return out

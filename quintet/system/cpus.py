@@ -1,8 +1,7 @@
-"""The cores for this process: their number, and how threads wait on them."""
+"""The number of cores for this process."""
 
 import math
 import os
-import sys
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -31,12 +30,3 @@ def _quota() -> float:
     except (OSError, ValueError):  # ValueError: "max", no limit
         return math.inf
     return share if share > 0 else math.inf  # -1: no limit
-
-
-def wait_asleep() -> None:
-    """Lets PyTorch's idle threads (OpenMP of GCC) sleep after some ten microseconds awake.  By
-    default they spin for milliseconds, on cores that environments and other processes want.  The
-    variable counts only before PyTorch is loaded; what the user has set stays.
-    """
-    if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "4000")

@@ -230,6 +230,8 @@ def test_the_user_s_own_idle_option_stays_a_fault_that_names_the_preset():
         ({"env.num_streams": 40}, 512),
         ({"env.num_streams": 33, "drop_last": True}, 512),
         ({"unroll_steps": 12, "bptt_steps": 12, "model.core": "lstm", "env.num_streams": 5}, 60),
+        ({"unroll_steps": 96, "bptt_steps": 24, "model.core": "lstm"}, 384),  # whole chunks
+        ({"runtime.num_learners": 3, "env.num_streams": 33}, 264),  # a third each
     ],
 )
 def test_minibatches_of_a_preset_fit_a_user_s_streams(options, size):
@@ -237,6 +239,18 @@ def test_minibatches_of_a_preset_fit_a_user_s_streams(options, size):
     assert loaded.config.learner.minibatch_steps == size
     fitted = "" if size == 512 else "resolved ("
     assert loaded.sources["minibatch_steps"].startswith(f"{fitted}preset CartPole-*")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"env.num_streams": 1, "unroll_steps": 521},  # a prime number of rows
+        {"unroll_steps": 20, "model.core": "lstm", "env.num_streams": 33},
+    ],
+)
+def test_minibatches_that_would_be_tiny_or_part_a_chunk_are_refused_by_the_preset_s_name(options):
+    with pytest.raises(ConfigError, match=r"minibatch_steps from the preset CartPole-\*"):
+        load("CartPole-v1", **options)
 
 
 def test_a_user_s_own_minibatches_are_left_alone():

@@ -280,12 +280,21 @@ def test_a_file_that_is_no_configuration(tmp_path, text, says):
 def test_options_that_do_not_go_with_those_of_a_run_name_its_folder(tmp_path):
     """Alone they would do."""
     save_run(tmp_path, {"env.num_streams": 32, "env.streams_per_group": 32})
-    asked = {"env.id": "CartPole-v1", "run_dir": str(tmp_path), "env.num_streams": 16}
-    with pytest.raises(ConfigError, match=r"(?s)holds a run of another .*must divide.*--run-dir"):
-        load_config("ppo", [], Layer("command line", asked))
-    with pytest.raises(ConfigError, match="gamma: input should be less") as raised:
-        load_config("ppo", [], Layer("command line", asked | {"gamma": 2.0}))
-    assert "another configuration" not in str(raised.value)
+    asked = {"run_dir": str(tmp_path), "env.num_streams": 16}
+    for given in (asked, asked | {"env.id": "CartPole-v1"}):
+        with pytest.raises(ConfigError) as raised:
+            load_config("ppo", [], Layer("command line", given))
+        said = str(raised.value)
+        assert "holds a run of another configuration" in said
+        assert "env.num_streams: the run has 32, asked is 16" in said
+        assert "streams_per_group must divide" in said
+    save_run(tmp_path, {"runtime.kind": "async"})
+    for wrong, says in (
+        ({"gamma": 2.0}, "gamma: input should be less"),
+        ({"resume": "exact"}, "resume=exact requires a run that gives the same bytes"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{says}"):
+            load_config("ppo", [], Layer("command line", {"run_dir": str(tmp_path), **wrong}))
 
 
 def test_a_run_of_another_configuration_is_refused_with_the_differences(tmp_path):

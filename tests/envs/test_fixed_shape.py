@@ -172,6 +172,50 @@ def test_what_does_not_fit_a_sequence_ends_the_run(wrong, says):
         record(env, [1], np.zeros((3, 1), np.int64))
 
 
+PAIR = spaces.Dict({"x": spaces.Discrete(3), "y": spaces.MultiBinary(2)})
+
+
+@pytest.mark.parametrize(
+    ("item", "wrong"),
+    [
+        (spaces.Discrete(3), 1.7),
+        (spaces.Discrete(3), 3),
+        (spaces.Discrete(3), "a"),
+        (spaces.Discrete(3), None),
+        (spaces.MultiDiscrete([2, 3]), np.array([0.5, 1.0])),
+        (spaces.MultiBinary(2), np.array([256, 0])),
+        (spaces.Box(0, 255, (2,), np.uint8), np.array([0.5, 1.0])),
+        (PAIR, {"x": 1}),
+        (PAIR, 3),
+    ],
+)
+def test_items_that_are_not_as_declared_are_refused(item, wrong):
+    with pytest.raises(ValueError, match=r"(is|are) required in a sequence, got"):
+        FixedShape(Custom(spaces.Sequence(item), (wrong,))).reset()
+
+
+def test_values_of_small_types_have_room_for_no_item():
+    item = spaces.MultiDiscrete([255], dtype=np.uint8)
+    found = FixedShape(Custom(spaces.Sequence(item), (np.array([254], np.uint8),)), 2).reset()[0]
+    assert found["items"].tolist() == [[255], [0]]
+
+
+def test_an_environment_whose_reset_takes_no_options_and_one_of_the_old_api():
+    class Plain(Custom):
+        def reset(self, *, seed=None):
+            return super().reset(seed=seed)
+
+    class Old(Custom):
+        def reset(self, *, seed=None, options=None):
+            return super().reset(seed=seed)[0]
+
+    env = make_vector_env(lambda: Plain(spaces.Text(2), "ab"), 1)
+    assert record(env, [1], np.zeros((1, 1), np.int64)).obs["obs"][0, 0].tolist() == [97, 98]
+    env = make_vector_env(lambda: Old(spaces.Text(2), "ab"), 1)
+    with pytest.raises(EnvironmentFault, match="reset"):
+        record(env, [1], np.zeros((1, 1), np.int64))
+
+
 def test_there_is_room_for_an_item():
     with pytest.raises(ValueError, match="max_items must be >= 1; got 0"):
         FixedShape(Custom(spaces.Text(2), ""), 0)

@@ -1,13 +1,12 @@
 """Cores are counted as what this process gets of them."""
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
 from quintet.system import cpus
-from quintet.system.cpus import usable_cores, wait_asleep
+from quintet.system.cpus import usable_cores
 
 
 @pytest.fixture(autouse=True)
@@ -42,26 +41,3 @@ def test_older_control_groups(machine: Path, quota: str, number: int) -> None:
     (machine / "cpu" / "cpu.cfs_quota_us").write_text(quota + "\n")
     (machine / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
     assert usable_cores() == number
-
-
-@pytest.mark.parametrize(
-    ("given", "loaded", "after"),
-    [
-        ({}, False, "4000"),
-        ({"GOMP_SPINCOUNT": "7"}, False, "7"),  # what the user says
-        ({"OMP_WAIT_POLICY": "ACTIVE"}, False, None),
-        ({}, True, None),  # too late
-    ],
-)
-def test_idle_threads_sleep_soon(given, loaded, after, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-        monkeypatch.setenv(name, "")  # so that it is as before in the end
-        monkeypatch.delenv(name)
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    if loaded:
-        monkeypatch.setitem(sys.modules, "torch", sys)
-    else:
-        monkeypatch.delitem(sys.modules, "torch", raising=False)
-    wait_asleep()
-    assert os.environ.get("GOMP_SPINCOUNT") == after

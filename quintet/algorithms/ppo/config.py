@@ -260,20 +260,19 @@ def check(
 
 
 def suited(
-    config: PPOConfig, model: ModelConfig, num_streams: int, free: frozenset[str]
+    config: PPOConfig, model: ModelConfig, num_streams: int, learners: int, free: frozenset[str]
 ) -> dict[str, int]:
-    """The largest minibatch, up to that of the preset, that divides the batch in whole chunks."""
+    """The largest minibatch, up to the one that nobody gave, that divides the batch in whole chunks
+    for each learner; nothing where it fits already, or none of half its size does.
+    """
     size, batch = config.minibatch_steps, num_streams * config.unroll_steps
-    if (
-        size is None
-        or "minibatch_steps" not in free
-        or not size_faults(size, config.unroll_steps, num_streams, config.drop_last)
-    ):
+    if size is None or "minibatch_steps" not in free or config.drop_last:
         return {}
-    chunk = 1 if model.core == "none" else config.bptt_steps
-    smaller = range(min(size, batch), 0, -1)
-    fitting = (n for n in smaller if batch % n == 0 and n % chunk == 0)
-    return {"minibatch_steps": next(fitting, size)}
+    unit = learners * (1 if model.core == "none" else config.bptt_steps)
+    most = min(size, batch)
+    fitting = (n for n in range(most, (most - 1) // 2, -1) if batch % n == 0 and n % unit == 0)
+    best = next(fitting, size)
+    return {} if best == size else {"minibatch_steps": best}
 
 
 def planned_updates(config: PPOConfig, num_streams: int, total_env_steps: int) -> int:
