@@ -60,13 +60,12 @@ def leaf_keys(space: Space) -> dict[str, tuple[tuple[str | int, ...], Space]]:
 
 def _instead_of(leaf: Space) -> str:
     """What to do about a leaf without a fixed shape."""
-    if isinstance(leaf, spaces.Text | spaces.Sequence):
+    text = leaf.dtype is not None and leaf.dtype.kind == "U"
+    if text or isinstance(leaf, spaces.Sequence):
         return (
             "give what makes its single environments, whose texts and sequences become arrays of a "
             "fixed shape; wrap an environment of several agents so that it gives such arrays"
         )
-    if leaf.dtype is not None and leaf.dtype.kind == "U":
-        return "declare it as gymnasium.spaces.Text(LENGTH), which is read as bytes"
     return "wrap the environment so that it gives arrays of a fixed shape"
 
 

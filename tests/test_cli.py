@@ -73,17 +73,9 @@ ACTIONS = {
 }
 
 
-class Words(spaces.Space):
-    """Texts without a greatest length."""
-
-    def __init__(self) -> None:
-        super().__init__((), str)
-
-
 OBSERVATIONS = {
-    "Text": Words(),
     "Graph": spaces.Graph(box(1), None),
-    "nested": spaces.Dict({"a": box(2), "b": spaces.Tuple((Words(),))}),
+    "nested": spaces.Dict({"a": box(2), "b": spaces.Tuple((spaces.Graph(box(1), None),))}),
 }
 
 

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from quintet.spaces import Space, map_leaves
 
-MAX_ITEMS = 32
-"""Room in a sequence where nobody says more."""
+MAX_ITEMS, MAX_BYTES = 32, 512
+"""Room in a sequence, and in a text whose space has no greatest length (MiniGrid's missions), where
+nobody says more.
+"""
 
 
 def is_fixed(space: Space) -> bool:
@@ -22,11 +24,15 @@ def is_fixed(space: Space) -> bool:
 
     def look(_: str, leaf: Space) -> Space:
         nonlocal fixed
-        fixed = fixed and not isinstance(leaf, spaces.Text | spaces.Sequence)
+        fixed = fixed and not (_is_text(leaf) or isinstance(leaf, spaces.Sequence))
         return leaf
 
     map_leaves(space, look)
     return fixed
+
+
+def _is_text(space: Space) -> bool:
+    return space.dtype is not None and space.dtype.kind == "U"
 
 
 def text_bytes(text: str, size: int) -> NDArray[np.uint8]:
@@ -41,21 +47,28 @@ def text_bytes(text: str, size: int) -> NDArray[np.uint8]:
 class FixedShape(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Gives texts and sequences of observations as arrays of a fixed shape.
 
-    A Text becomes uint8 ``[N]``, with room for its longest text.  A Sequence becomes a Dict of its
-    ``items``, each leaf ``[max_items, ...]`` with zeros behind the last item, and their ``count``.
-    Discrete values in a sequence count from 1, so that 0 means that there is no item.
+    A text becomes uint8 ``[N]``, with room for the longest of its space.  A Sequence becomes a Dict
+    of its ``items``, each leaf ``[max_items, ...]`` with zeros behind the last item, and their
+    ``count``.  Discrete values in a sequence count from 1, so that 0 means that there is no item.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any], max_items: int = MAX_ITEMS) -> None:
+    def __init__(
+        self,
+        env: gymnasium.Env[Any, Any],
+        max_items: int = MAX_ITEMS,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
         """
         Args:
             env: single environment.
             max_items: room in each sequence, >= 1; a longer one is a ValueError of the step.
+            max_bytes: room in each text whose space is no `Text`, >= 1; likewise.
         """
         super().__init__(env)
-        if max_items < 1:
-            raise ValueError(f"max_items must be >= 1; got {max_items}")
-        self.observation_space, self._encoded = _fixed(env.observation_space, max_items)
+        if max_items < 1 or max_bytes < 1:
+            raise ValueError(f"room for 1 at least is required; got {max_items=}, {max_bytes=}")
+        room = _Room(max_items, max_bytes)
+        self.observation_space, self._encoded = _fixed(env.observation_space, room)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -74,6 +87,11 @@ class FixedShape(gymnasium.Wrapper[Any, Any, Any, Any]):
         return (self._encoded(result[0]), *result[1:])
 
 
+class _Room(NamedTuple):
+    items: int
+    bytes: int
+
+
 class _Fixed(NamedTuple):
     """A space in fixed shapes, and what brings an observation into them; what is not as declared
     stays as it is.
@@ -83,9 +101,11 @@ class _Fixed(NamedTuple):
     encoded: Callable[[Any], Any]
 
 
-def _fixed(space: Space, room: int) -> _Fixed:
-    if isinstance(space, spaces.Text):
-        size = space.max_length * max((len(x.encode()) for x in space.characters), default=1)
+def _fixed(space: Space, room: _Room) -> _Fixed:
+    if _is_text(space):
+        size = room.bytes
+        if isinstance(space, spaces.Text):
+            size = space.max_length * max((len(x.encode()) for x in space.characters), default=1)
         return _Fixed(
             spaces.Box(0, 255, (size,), np.uint8),
             lambda obs: text_bytes(obs, size) if isinstance(obs, str) else obs,
@@ -113,9 +133,9 @@ def _fixed(space: Space, room: int) -> _Fixed:
     return _Fixed(space, lambda obs: obs)
 
 
-def _fixed_sequence(space: spaces.Sequence, room: int) -> _Fixed:
+def _fixed_sequence(space: spaces.Sequence, room: _Room) -> _Fixed:
     feature = _fixed(space.feature_space, room)
-    items = map_leaves(feature.space, lambda _, leaf: _repeated(leaf, room))
+    items = map_leaves(feature.space, lambda _, leaf: _repeated(leaf, room.items))
 
     def encoded(obs: Any) -> Any:
         try:
@@ -124,15 +144,18 @@ def _fixed_sequence(space: spaces.Sequence, room: int) -> _Fixed:
             raise ValueError(f"a sequence of {space.feature_space} is required, got {obs!r}") from (
                 error
             )
-        if len(found) > room:
+        if len(found) > room.items:
             raise ValueError(
-                f"a sequence of at most {room} items is required, got {len(found)}; for more room "
-                "make the environment as quintet.envs.fixed_shape.FixedShape(env, max_items=...)"
+                f"a sequence of at most {room.items} items is required, got {len(found)}; for more "
+                "room make the environment as quintet.envs.fixed_shape.FixedShape(env, "
+                "max_items=...)"
             )
         rows = [feature.encoded(item) for item in found]
-        return {"items": _in_rows(feature.space, rows, room), "count": len(found)}
+        return {"items": _in_rows(feature.space, rows, room.items), "count": len(found)}
 
-    return _Fixed(spaces.Dict(OrderedDict(items=items, count=spaces.Discrete(room + 1))), encoded)
+    return _Fixed(
+        spaces.Dict(OrderedDict(items=items, count=spaces.Discrete(room.items + 1))), encoded
+    )
 
 
 def _repeated(leaf: Space, room: int) -> Space:

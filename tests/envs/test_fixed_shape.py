@@ -52,16 +52,28 @@ def test_a_text_that_is_too_long_or_no_text_ends_the_run():
             record(env, [1], np.zeros((3, 1), np.int64))
 
 
-def test_texts_of_vector_environments_and_of_unknown_length_are_refused_with_the_way_out():
-    class Words(spaces.Space):
-        def __init__(self):
-            super().__init__((), str)
-
+def test_texts_of_vector_environments_are_refused_with_the_way_out():
     make = lambda: Custom(spaces.Text(2), "ab")  # noqa: E731
     with pytest.raises(ConfigError, match="give what makes its single environments, whose texts"):
         make_vector_env(gymnasium.vector.AsyncVectorEnv([make], context="spawn", daemon=True))
-    with pytest.raises(ConfigError, match=r"declare it as gymnasium.spaces.Text\(LENGTH\), which"):
-        make_vector_env(lambda: Custom(spaces.Dict({"mission": Words()}), {}), 1)
+
+
+class Words(spaces.Space):
+    """Texts without a greatest length, as MiniGrid's missions are."""
+
+    def __init__(self):
+        super().__init__((), str)
+
+
+def test_texts_of_unknown_length_have_room_for_512_bytes():
+    space = spaces.Dict({"mission": Words()})
+    long = {"mission": "x" * 513}
+    env = make_vector_env(lambda: Custom(space, {"mission": "go"}, wrong_at=2, wrong=long), 1)
+    assert env.spaces.observation["mission"] == spaces.Box(0, 255, (512,), np.uint8)
+    with pytest.raises(EnvironmentFault, match=r"step 2 .*at most 512 bytes is required, got 513"):
+        record(env, [1], np.zeros((3, 1), np.int64))
+    roomy = FixedShape(Custom(space, long), max_bytes=600)
+    assert roomy.reset()[0]["mission"].tolist() == [120] * 513 + [0] * 87
 
 
 class Told(gymnasium.Env):
@@ -217,8 +229,9 @@ def test_an_environment_whose_reset_takes_no_options_and_one_of_the_old_api():
 
 
 def test_there_is_room_for_an_item():
-    with pytest.raises(ValueError, match="max_items must be >= 1; got 0"):
-        FixedShape(Custom(spaces.Text(2), ""), 0)
+    for wrong in ({"max_items": 0}, {"max_bytes": 0}):
+        with pytest.raises(ValueError, match="room for 1 at least is required"):
+            FixedShape(Custom(spaces.Text(2), ""), **wrong)
 
 
 class Counted(Told):
