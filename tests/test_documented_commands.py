@@ -56,7 +56,7 @@ def run(words: list[str], folder: Path) -> tuple[int, str]:
     variables = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT / 'examples'}"}
     done = subprocess.run(
         [sys.executable, "-m", "quintet", *words],
-        cwd=folder, env=variables, capture_output=True, text=True, timeout=600,
+        cwd=folder, env=variables, capture_output=True, text=True, timeout=1800,
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
 

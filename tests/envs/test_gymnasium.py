@@ -187,7 +187,7 @@ def test_observations_without_a_shape_are_refused_and_environments_closed():
     made = []
 
     def make():
-        space = spaces.Dict({"words": spaces.Sequence(spaces.Discrete(2))})
+        space = spaces.Dict({"words": spaces.Graph(BOX, None)})
         made.append(Custom(space, {"words": ()}))
         return made[-1]
 
