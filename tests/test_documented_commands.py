@@ -13,8 +13,10 @@ import pytest
 import torch
 from test_docs import DOCUMENTS, ROOT, blocks, commands, written_files
 
-STEPS, MORE_STEPS = 8192, 16384
-"""Where a command gives no budget, and where it gives one, so that a run can go on."""
+STEPS, MORE_STEPS = 2048, 4096
+"""Where a command gives no budget, and where it gives one, so that a run can go on; four times as
+many where a batch of a game has more.
+"""
 
 EARLIER = ["train", "ppo", "--env", "CartPole-v1"]
 """What a reader has done before, where a document begins with its run."""
@@ -41,7 +43,17 @@ class MyEnv(gymnasium.Env):
         return np.zeros(3, np.float32), float(action), self.steps == self.length, False, {}
 """,
     "my_package/envs.py": "from my_package import MyEnv as make_env\n",
-    "my_package/nets.py": "from reconstructs import Reconstructs as MyEncoder\n",
+    "my_package/nets.py": """
+from torch import nn
+
+class MyEncoder(nn.Module):
+    def __init__(self, leaves, width=32):
+        super().__init__()
+        self.hidden, self.feature_size = nn.Linear(leaves["obs"].shape[0], width), width
+
+    def forward(self, obs):
+        return self.hidden(obs["obs"]).tanh()
+""",
     "their_package.py": """
 import gymnasium
 
@@ -65,7 +77,10 @@ def shortened(words: list[str]) -> list[str]:
     """The command with a small budget, if it trains or plays."""
     if words[0] == "train" and "--help" not in words:
         steps = MORE_STEPS if "--total-steps" in words else STEPS
-        return [*words, "--total-steps", str(steps), "--eval.episodes", "1"]
+        steps *= 4 if any("parallel_env" in word for word in words) else 1
+        # Greedy and untrained, an Atari game may go on for 27,000 steps.
+        episodes = "0" if any(word.endswith("-v5") for word in words) else "1"
+        return [*words, "--total-steps", str(steps), "--eval.episodes", episodes]
     return [*words, "--episodes", "2"] if words[0] == "eval" else words
 
 
