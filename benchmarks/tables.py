@@ -442,7 +442,7 @@ def threads_table() -> str:
             [found.get(f"{name}, {threads}, {beside}, 4000") for threads in (1, 2)]
             for beside in ("nothing", "one", "two", "run")
         ]
-        cells = [f"{one:,.0f}; {two:,.0f}" if one and two else "" for one, two in both]
+        cells = [f"{one:,.0f}; {two:,.0f}" if None not in (one, two) else "" for one, two in both]
         lines.append(f"| {told} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

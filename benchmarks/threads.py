@@ -5,8 +5,9 @@
 
 Trains in the serial runtime with 1 and 2 threads beside nothing, one or two processes that only
 compute, or a run like it, and tells the median of the reported env_steps per second, without the
-first half of each run.  Idle threads spin for GOMP_SPINCOUNT rounds before they sleep: 4000 is
-quintet's choice, 0 is OMP_WAIT_POLICY=PASSIVE.  Nothing else may run meanwhile.  Results go to
+first half of each run.  A run is watched until it has made two reports, five times as long as asked
+at most.  Idle threads spin for GOMP_SPINCOUNT rounds before they sleep: 4000 is quintet's choice, 0
+is OMP_WAIT_POLICY=PASSIVE.  Nothing else may run meanwhile.  Results go to
 benchmarks/results/threads.json.
 """
 
@@ -51,7 +52,7 @@ def begin(stack: ExitStack, command: list[str], **options: object) -> "subproces
 
 
 def rate(network: str, threads: int, beside: str, spins: int, seconds: float) -> float:
-    """env_steps per second of the first run."""
+    """env_steps per second of the first run; 0 where it made no report."""
     algo, env = NETWORKS[network]
     with ExitStack() as stack:
         for _ in range(BESIDE[beside]):
@@ -70,12 +71,15 @@ def rate(network: str, threads: int, beside: str, spins: int, seconds: float) ->
         while not all(path.exists() and path.read_bytes().count(b"\n") > 1 for path in told):
             assert all(run.poll() is None for run in runs), "a run has ended"
             time.sleep(0.5)
-        begun = told[0].read_bytes().count(b"\n")
-        time.sleep(seconds)
+        begun, since = told[0].read_bytes().count(b"\n"), time.monotonic()
+        while (past := time.monotonic() - since) < 5 * seconds and (
+            past < seconds or told[0].read_bytes().count(b"\n") < begun + 2
+        ):
+            time.sleep(0.5)
         text = told[0].read_text()
         lines = text[: text.rfind("\n")].splitlines()[begun:]  # the last may be half written
     rates = [json.loads(line)["throughput/env_steps_per_s"] for line in lines]
-    return round(statistics.median(rates[len(rates) // 2 :]), 1)
+    return round(statistics.median(rates[len(rates) // 2 :] or [0.0]), 1)
 
 
 def main() -> None:

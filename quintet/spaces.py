@@ -58,10 +58,14 @@ def leaf_keys(space: Space) -> dict[str, tuple[tuple[str | int, ...], Space]]:
     return found
 
 
+def is_text(space: Space) -> bool:
+    """Whether the values of a space are strings."""
+    return space.dtype is not None and space.dtype.kind == "U"
+
+
 def _instead_of(leaf: Space) -> str:
     """What to do about a leaf without a fixed shape."""
-    text = leaf.dtype is not None and leaf.dtype.kind == "U"
-    if text or isinstance(leaf, spaces.Sequence):
+    if is_text(leaf) or isinstance(leaf, spaces.Sequence):
         return (
             "give what makes its single environments, whose texts and sequences become arrays of a "
             "fixed shape; wrap an environment of several agents so that it gives such arrays"

@@ -156,14 +156,15 @@ def _load(
     try:
         loaded = compose(algo, [*base, *layers], source)
     except ConfigError as error:
-        known = options(algo)
-        given = {k: absent(x, known[k]) for k, x in asked_for(layers, Layer("", {})).items()}
-        differ = _told(differing(was, given))
-        alone: list[str] = []
-        validate(algo, {"env.id": was["env.id"], **given, "algo": algo}, alone)
-        raise (_other_run(run_dir, [*differ, str(error)]) if differ and not alone else error) from (
-            None
-        )
+        known, given = options(algo), asked_for(layers, Layer("", {}))
+        if given.keys() <= known.keys():
+            given = {name: absent(x, known[name]) for name, x in given.items()}
+            differ = _told(differing(was, given))
+            alone: list[str] = []
+            validate(algo, {"env.id": was["env.id"], **given, "algo": algo}, alone)
+            if differ and not alone:  # without the run they would do
+                raise _other_run(run_dir, [*differ, str(error)]) from None
+        raise
     wanted = loaded.config.flat()
     differ = _told(differing(was, wanted))
     if differ:

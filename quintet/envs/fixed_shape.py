@@ -10,7 +10,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import iterate
 from numpy.typing import NDArray
 
-from quintet.spaces import Space, map_leaves
+from quintet.spaces import Space, is_text, map_leaves
 
 MAX_ITEMS, MAX_BYTES = 32, 512
 """Room in a sequence, and in a text whose space has no greatest length (MiniGrid's missions), where
@@ -24,15 +24,11 @@ def is_fixed(space: Space) -> bool:
 
     def look(_: str, leaf: Space) -> Space:
         nonlocal fixed
-        fixed = fixed and not (_is_text(leaf) or isinstance(leaf, spaces.Sequence))
+        fixed = fixed and not (is_text(leaf) or isinstance(leaf, spaces.Sequence))
         return leaf
 
     map_leaves(space, look)
     return fixed
-
-
-def _is_text(space: Space) -> bool:
-    return space.dtype is not None and space.dtype.kind == "U"
 
 
 def text_bytes(text: str, size: int) -> NDArray[np.uint8]:
@@ -102,7 +98,7 @@ class _Fixed(NamedTuple):
 
 
 def _fixed(space: Space, room: _Room) -> _Fixed:
-    if _is_text(space):
+    if is_text(space):
         size = room.bytes
         if isinstance(space, spaces.Text):
             size = space.max_length * max((len(x.encode()) for x in space.characters), default=1)

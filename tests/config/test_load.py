@@ -292,6 +292,7 @@ def test_options_that_do_not_go_with_those_of_a_run_name_its_folder(tmp_path):
     for wrong, says in (
         ({"gamma": 2.0}, "gamma: input should be less"),
         ({"resume": "exact"}, "resume=exact requires a run that gives the same bytes"),
+        ({"gama": 0.5}, "unknown option 'gama'"),
     ):
         with pytest.raises(ConfigError, match=f"^{says}"):
             load_config("ppo", [], Layer("command line", {"run_dir": str(tmp_path), **wrong}))
