@@ -161,6 +161,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         metrics=Late("appo.metrics", "METRICS").get,
         tunable=appo_config.TUNABLE,
         tuned=appo_config.TUNED,
+        suited=appo_config.suited,
         idle_in=appo_config.idle_in,
         defaults=appo_config.DEFAULTS,
         advice=appo_config.advice,

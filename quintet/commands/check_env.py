@@ -24,6 +24,7 @@ def main(arguments: list[str]) -> int:
             Positional[str | None], arg(help="id, or module:name of what makes it", metavar="ID")
         ] = None,
         steps: Annotated[int, arg(help="steps of each of two environments")] = 1_000,
+        most_s: Annotated[float, arg(help="seconds after which it takes no further step")] = 30.0,
         seed: Annotated[int, arg(help="of the first environment and of the actions")] = 0,
         backend: Annotated[Backend, arg(name="env.backend", help="as in a run")] = "auto",
         kwargs: Annotated[
@@ -37,6 +38,8 @@ def main(arguments: list[str]) -> int:
             raise ConfigError("quintet check-env requires an environment: quintet check-env ID")
         if steps < 1:
             raise ConfigError(f"--steps must be at least 1, got {steps}")
+        if not most_s > 0:
+            raise ConfigError(f"--most-s must be above 0, got {most_s}")
         if not 0 <= seed < 2**31 - 1:
             raise ConfigError(f"--seed must be in 0 .. {2**31 - 2}, got {seed}")
         from quintet.envs.config import EnvConfig
@@ -51,7 +54,7 @@ def main(arguments: list[str]) -> int:
         resolved = resolve_env(config)
         from quintet.envs.check import check_env  # PyTorch
 
-        found = check_env(resolved, steps, seed)
+        found = check_env(resolved, steps, seed, most_s)
         print(json.dumps(_as_json(found)) if as_json else _in_words(found))
         status = 1 if found.faults else 0
 

@@ -1,5 +1,6 @@
 """What an environment gives, how fast, and whether a seed fixes it: checks before a run."""
 
+import math
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -64,12 +65,15 @@ class EnvCheck:
         return not (self.same_seeds or self.same_again)
 
 
-def check_env(env: ResolvedEnv, steps: int = 1_000, seed: int = 0) -> EnvCheck:
+def check_env(
+    env: ResolvedEnv, steps: int = 1_000, seed: int = 0, most_s: float = math.inf
+) -> EnvCheck:
     """Steps two copies of two environments by the same uniformly random actions.
 
     Args:
         steps: of each environment, rows that are spent on resetting included.
         seed: of the first environment and of the actions.
+        most_s: seconds after which no further step is compared.
 
     Raises:
         ConfigError: the environment can't be made, or has spaces that quintet can't use.
@@ -83,12 +87,16 @@ def check_env(env: ResolvedEnv, steps: int = 1_000, seed: int = 0) -> EnvCheck:
         found = EnvCheck(one.description, one.spaces)
         statistics = _Statistics(found, one, seed)
         seen: list[dict[str, int]] = []
+        begin = perf_counter()
         for a, b in zip(_play(one, steps, seed), _play(two, steps, seed), strict=True):
             seen.append(a.hashes())
             found.same_seeds = found.same_seeds or _difference(seen[-1], b.hashes(), a.number)
             statistics.add(a)
+            if perf_counter() - begin > most_s:
+                break
         statistics.end()
-        for a, before in zip(_play(one, min(steps, _AGAIN), seed), seen, strict=False):
+        again = min(len(seen) - 1, _AGAIN)
+        for a, before in zip(_play(one, again, seed), seen, strict=False):
             found.same_again = found.same_again or _difference(before, a.hashes(), a.number)
     _judge(found)
     return found

@@ -49,9 +49,9 @@ def _count_anew_in_a_new_folder(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
-def load(env: str, source: Any = None, **values: Any) -> Loaded:
+def load(env: str, source: Any = None, algo: str = "ppo", **values: Any) -> Loaded:
     given = {"env.id": env, **{name.replace("__", "."): x for name, x in values.items()}}
-    return load_config("ppo", [], Layer("call", given), source)
+    return load_config(algo, [], Layer("call", given), source)
 
 
 def from_presets(loaded: Loaded) -> set[str]:
@@ -256,6 +256,24 @@ def test_minibatches_that_would_be_tiny_or_part_a_chunk_are_refused_by_the_prese
 def test_a_user_s_own_minibatches_are_left_alone():
     with pytest.raises(ConfigError, match="minibatch_steps must be at most the batch of 4 streams"):
         load("CartPole-v1", **{"env.num_streams": 4, "minibatch_steps": 512})
+
+
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [
+        ({}, 512),
+        ({"unroll_steps": 48}, 480),
+        ({"unroll_steps": 48, "bptt_steps": 16, "minibatches_per_iteration": 3}, 512),
+        ({"unroll_steps": 48, "bptt_steps": 16, "minibatches_per_iteration": 2}, 480),
+        ({"unroll_steps": 600, "bptt_steps": 600}, 600),  # at least one unroll
+        ({"runtime.num_learners": 3}, 480),  # 5 chunks of 32 for each
+    ],
+)
+def test_minibatches_of_appo_are_whole_chunks_of_a_user_s_unrolls(options, size):
+    loaded = load("CartPole-v1", algo="appo", **options)
+    assert loaded.config.learner.minibatch_steps == size
+    with pytest.raises(ConfigError, match="minibatch_steps must be a multiple of unroll_steps=48"):
+        load("CartPole-v1", algo="appo", unroll_steps=48, minibatch_steps=512)
 
 
 def test_a_preset_that_does_not_fit_the_spaces_is_named(capsys):

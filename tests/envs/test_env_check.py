@@ -1,6 +1,7 @@
 """``quintet check-env`` finds what is wrong with an environment, and nothing where all is right."""
 
 import json
+import time
 from collections.abc import Callable
 
 import gymnasium
@@ -78,6 +79,12 @@ class Raises(Sound):
     def step(self, action):
         if self.steps == 5:
             raise RuntimeError("boom")
+        return super().step(action)
+
+
+class Slow(Sound):
+    def step(self, action):
+        time.sleep(0.01)
         return super().step(action)
 
 
@@ -169,6 +176,8 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ([], "requires an environment: quintet check-env ID"),
         (["CartPole-v1", "--steps", "0"], "--steps must be at least 1, got 0"),
+        (["CartPole-v1", "--most-s", "0"], "--most-s must be above 0, got 0.0"),
+        (["CartPole-v1", "--most-s", "nan"], "--most-s must be above 0, got nan"),
         (["CartPole-v1", "--seed", "-1"], "--seed must be in 0 .. "),
         (["CartPole-v1", "--env.kwargs", "{"], "--env.kwargs must be JSON"),
         (["CartPole-v1", "--env.kwargs", "[]"], "--env.kwargs must be as in"),
@@ -189,3 +198,8 @@ def test_options_are_those_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     made = ["check-env", "quintet.envs.toy:FinitePay", "--env.kwargs", '{"n": 3}', "--steps", "20"]
     assert cli.main(made) == 0
     assert "length 3 to 3" in capsys.readouterr().out
+
+
+def test_a_slow_environment_is_stepped_for_so_long(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check-env", f"{__name__}:Slow", "--most-s", "0.4", "--json"]) == 0
+    assert 0 < json.loads(capsys.readouterr().out)["steps"] < 100

@@ -256,6 +256,26 @@ def check(
     return faults + torso_faults(model)
 
 
+def suited(
+    config: APPOConfig,
+    model: ModelConfig,  # noqa: ARG001
+    num_streams: int,  # noqa: ARG001 (batches are made of any streams' unrolls)
+    learners: int,
+    free: frozenset[str],
+) -> dict[str, int]:
+    """The minibatch nearest to the one that nobody gave, smaller ones first, of whole chunks for
+    each learner, whose iterations are whole unrolls; nothing where it fits already.
+    """
+    size, unit = config.minibatch_steps, learners * config.chunk_steps
+    if "minibatch_steps" not in free:
+        return {}
+    whole = math.lcm(
+        unit, config.unroll_steps // math.gcd(config.unroll_steps, config.minibatches_per_iteration)
+    )
+    best = max(size // whole, 1) * whole
+    return {} if best == size else {"minibatch_steps": best}
+
+
 def planned_updates(
     config: APPOConfig,
     num_streams: int,  # noqa: ARG001
