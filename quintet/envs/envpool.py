@@ -69,6 +69,10 @@ _RENDER_KWARGS = ("from_pixels", "render_width", "render_height", "render_camera
 _CHEAP_FAMILIES = frozenset(
     ("box2d", "classic_control", "jumanji", "highway", "minigrid", "pgx", "toy_text")
 )
+_DEFAULT_KWARGS: dict[str, dict[str, Any]] = {"vizdoom": {"use_combined_action": True}}
+"""Of families, in place of EnvPool's own: one discrete action for buttons pressed together, where
+EnvPool takes the strength of each button, without an upper bound.
+"""
 _FRAME_SKIP_FAMILIES = frozenset(("atari", "vizdoom"))
 _FRAMES_PER_S = {"atari": 60.0, "box2d": 50.0, "minigrid": 10.0, "vizdoom": 35.0}
 """Frames per second of families, before frames are skipped."""
@@ -127,8 +131,12 @@ def describe_pool(pool: Any) -> tuple[str, dict[str, Any], int]:
             settings.get(key) != value for key, value in registered.items() if key == "task"
         ):
             continue
-        spec = envpool.make_spec(env_id)
+        try:
+            spec = envpool.make_spec(env_id)
+        except RuntimeError:  # VizdoomCustom-v1, which needs files of the user
+            continue
         default = dict(zip(spec._config_keys, spec._config_values, strict=True))
+        default |= _DEFAULT_KWARGS.get(family_of(env_id), {})
         kwargs = {
             key: value
             for key, value in settings.items()
@@ -211,7 +219,7 @@ class EnvPoolVectorEnv:
         self._family = family
         self._drawn = drawn
         self.num_streams = num_streams
-        self._kwargs = dict(kwargs or {})
+        self._kwargs = {**_DEFAULT_KWARGS.get(family, {}), **(kwargs or {})}
         self.num_threads = num_threads
         spec = _make_spec(env_id, self._kwargs)
         settings = dict(zip(spec._config_keys, spec._config_values, strict=True))

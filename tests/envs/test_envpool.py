@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from envs_helpers import record
+from gymnasium.spaces import Discrete
 
 from quintet.envs import envpool as adapter
 from quintet.envs.envpool import EnvPoolVectorEnv, default_num_threads
@@ -119,6 +120,23 @@ def test_action_start_is_added():
         np.testing.assert_array_equal(
             got.obs[name][0], np.asarray(obs[name]) - getattr(leaf, "start", 0)
         )
+
+
+def test_actions_of_vizdoom_are_combinations_of_buttons():
+    assert EnvPoolVectorEnv("Basic-v1", 2).spaces.action == Discrete(6)
+    strengths = EnvPoolVectorEnv("Basic-v1", 2, kwargs={"use_combined_action": False})
+    assert strengths.spaces.action.shape == (3,)
+
+
+@pytest.mark.parametrize(
+    ("combined", "kwargs"), [(True, {}), (False, {"use_combined_action": False})]
+)
+def test_a_given_pool_of_vizdoom_keeps_its_actions(combined, kwargs):
+    import envpool
+
+    pool = envpool.make_gymnasium("Basic-v1", num_envs=2, use_combined_action=combined)
+    assert adapter.describe_pool(pool)[:2] == ("Basic-v1", kwargs)
+    pool.close()
 
 
 def test_a_wrong_shape_from_the_pool_is_refused(monkeypatch):
