@@ -34,6 +34,28 @@ def nobody_waits_for_the_disk():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def git_is_asked_once_for_each_folder_of_quintets():
+    """Every run tells its revision; in this repository, which no test changes, git takes longer for
+    it than a small run does.
+    """
+    from quintet.system import provenance
+
+    ask, here = provenance._git, Path(__file__).parent.parent
+    told: dict[tuple[Path | str, ...], str | None] = {}
+
+    def git(folder: Path, *words: str) -> str | None:
+        if not folder.is_relative_to(here):
+            return ask(folder, *words)
+        if (folder, *words) not in told:
+            told[folder, *words] = ask(folder, *words)
+        return told[folder, *words]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(provenance, "_git", git)
+        yield
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks what slow_variants.txt lists; of a whole collection every line must fit a test."""

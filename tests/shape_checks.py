@@ -1,12 +1,21 @@
 """Shape annotations of quintet.ops made real: every call is checked, calls of one kind once."""
 
-from collections.abc import Callable, Hashable, Mapping
+import ast
+import sys
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import wraps
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import CodeType, ModuleType
 from typing import Any
 
 from beartype import beartype
-from jaxtyping import install_import_hook
+from jaxtyping import jaxtyped
 from torch import Tensor
+
+_PACKAGE = "quintet.ops"
+_PASSED: dict[CodeType, dict[Hashable, set[Hashable]]] = {}
+"""Of each function the kinds of calls that passed, and of each the kinds of what was returned."""
 
 
 def kind(x: Any) -> Hashable:
@@ -24,26 +33,78 @@ def kind(x: Any) -> Hashable:
     return type(x), x
 
 
-def checked_once(stub: Callable[..., Any]) -> Callable[..., Any]:
-    """beartype, which takes most of the time of a small update, for the first call of each kind.
-
-    stub: a function with annotations and no body; jaxtyping calls it with all that the function
-        itself is called with, and then again with what it returned beside them.
+def checked_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """jaxtyping and beartype, which take most of the time of a small update, for the first call of
+    each kind.  A class, which must be a dataclass, has what makes it checked at every call.
     """
-    checked, passed = beartype(stub), set[Hashable]()
-    if stub.__name__ == "__init__":  # whose self has no value yet
-        return checked
+    if isinstance(function, type):
+        return jaxtyped(function, typechecker=beartype)
+    passed = _PASSED.setdefault(function.__code__, {})
+    checked: list[Callable[..., Any]] = []  # made when it is needed, as it takes milliseconds
 
-    @wraps(stub)
-    def check(*args: Any, **kwargs: Any) -> None:
-        call = kind(args), kind(kwargs)
-        if call not in passed:
-            checked(*args, **kwargs)
-            passed.add(call)
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = kind(args), kind(kwargs)
+        if given not in passed:
+            checked[:] = checked or [jaxtyped(function, typechecker=beartype)]
+            out = checked[0](*args, **kwargs)
+            passed[given] = {kind(out)}
+            return out
+        out = function(*args, **kwargs)
+        if kind(out) not in passed[given]:
 
-    return check
+            @wraps(function)
+            def again(*_: Any, **__: Any) -> Any:
+                return out
+
+            jaxtyped(again, typechecker=beartype)(*args, **kwargs)
+            passed[given].add(kind(out))
+        return out
+
+    return call
+
+
+class _Decorates(ast.NodeTransformer):
+    """Decorates functions, those in functions too, and dataclasses, before all other decorators."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        self.generic_visit(node)
+        if node.name != "__init__":  # whose self has no value yet
+            node.decorator_list.append(ast.Name("checked_once_", ast.Load()))
+        return node
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        self.generic_visit(node)
+        if any("dataclass" in ast.unparse(each) for each in node.decorator_list):
+            node.decorator_list.insert(0, ast.Name("checked_once_", ast.Load()))
+        return node
+
+
+class _Loader(SourceFileLoader):
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        tree = ast.fix_missing_locations(_Decorates().visit(ast.parse(self.get_data(path))))
+        return compile(tree, path, "exec", dont_inherit=True)
+
+    def exec_module(self, module: ModuleType) -> None:
+        vars(module)["checked_once_"] = checked_once
+        super().exec_module(module)
+
+
+class _Finder(MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != _PACKAGE and not fullname.startswith(f"{_PACKAGE}."):
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        assert spec is not None
+        assert isinstance(spec.loader, SourceFileLoader)
+        spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        return spec
 
 
 def install() -> None:
     """To be called before anything imports quintet.ops."""
-    install_import_hook("quintet.ops", "shape_checks.checked_once")
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())

@@ -84,7 +84,7 @@ def check_env(
         closing(make_group_env(env, streams)) as one,
         closing(make_group_env(env, streams)) as two,
     ):
-        found = EnvCheck(one.description, one.spaces)
+        found = EnvCheck(one.description, one.spaces, remarks=env.warnings)
         statistics = _Statistics(found, one, seed)
         seen: list[dict[str, int]] = []
         begin = perf_counter()
@@ -224,8 +224,9 @@ class _Statistics:
             if not isinstance(leaf, spaces.Box):
                 continue
             x = row.obs[name].astype(np.float64)
-            room = _WIDER * np.maximum(1.0, np.abs(np.nan_to_num(leaf.high, posinf=1.0)))
-            if (x < leaf.low - room).any() or (x > leaf.high + room).any():
+            bounds = np.array([leaf.low, leaf.high], np.float64)
+            room = _WIDER * np.maximum(1.0, np.abs(np.nan_to_num(bounds[1], posinf=1.0)))
+            if (x < bounds[0] - room).any() or (x > bounds[1] + room).any():
                 low, high = self.outside.get(name, (np.inf, -np.inf))
                 self.outside[name] = min(low, float(x.min())), max(high, float(x.max()))
 

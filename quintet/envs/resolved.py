@@ -62,6 +62,17 @@ class ResolvedEnv:
         return self.source if self.source is not None else _find_maker(self.config.id)
 
     @property
+    def warnings(self) -> list[str]:
+        """What is known to be wrong with it, one sentence each."""
+        if self.family != "vizdoom" or self.config.kwargs.get("frame_skip") == 1:
+            return []
+        return [
+            f"EnvPool's {self.name} gives no reward for the frames of an episode's last action; "
+            "take ViZDoom's own package, or --env.kwargs '{\"frame_skip\": 1}' "
+            "(docs/environments.md, ViZDoom)"
+        ]
+
+    @property
     def auto_num_groups(self) -> int:
         """Default number of groups: one where Python steps, since more would only double the number
         of acts; else the family's.

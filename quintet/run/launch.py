@@ -278,7 +278,7 @@ def _run(
         for each in several(policies):
             ends.callback(each.close)
         trainer = Trainer(config, folder, policies, env, user, loaded.env, population)
-        trainer.saving.warnings += loaded.notes
+        trainer.saving.warnings += [*loaded.notes, *loaded.env.warnings]
         trainer.saving.warnings += registry.find(config.algo).warnings(config.learner, config.model)
         trainer.warm_start(anew=loaded.overwrite)
         _make_replays(trainer, source)

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from jaxtyping import Float, TypeCheckError, jaxtyped
+from jaxtyping import Float, TypeCheckError
 from shape_checks import checked_once
 from torch import Tensor
 
 
-@jaxtyped(typechecker=checked_once)
+@checked_once
 def weighted(x: Float[Tensor, "T B"], weight: Float[Tensor, " T"], rows: int | None) -> Any:
     return x * weight[:, None]
 
@@ -19,7 +19,7 @@ def weighted(x: Float[Tensor, "T B"], weight: Float[Tensor, " T"], rows: int | N
 class Sized:
     size: int
 
-    @jaxtyped(typechecker=checked_once)
+    @checked_once
     def take(self, x: Float[Tensor, "*n {self.size}"]) -> Tensor:
         return x
 
@@ -43,7 +43,7 @@ def test_what_a_call_returns_is_checked_too() -> None:
     """Though the call is the same; sizes that are told by a value are those of this value."""
     given = torch.zeros(0)
 
-    @jaxtyped(typechecker=checked_once)
+    @checked_once
     def head(x: Float[Tensor, " T"], rows: int) -> Float[Tensor, "{rows}"]:
         return given
 

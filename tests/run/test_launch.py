@@ -343,7 +343,7 @@ def test_two_processes_in_one_folder(tmp_path, capsys):
     command = [sys.executable, "-m", "quintet", "train", "ppo", "--env", "test_launch:Trouble"]
     command += ["--env.kwargs", '{"kind": "slow", "after": 0}', "--total-steps", "100000"]
     command += ["--run-dir", str(tmp_path), "--env.num-streams", "4", "--unroll-steps", "16"]
-    command += ["--report.interval-s", "0"]
+    command += ["--report.interval-s", "0", "--runtime.compile", "off"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as first:
         try:

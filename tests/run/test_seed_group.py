@@ -293,6 +293,7 @@ def test_ctrl_c_stops_the_group_and_the_same_command_goes_on(tmp_path):
     command += ["--run-dir", str(tmp_path / "g"), "--env.num-streams", "4", "--unroll-steps", "16"]
     command += ["--eval.episodes", "0", "--seeds", "1,2,3", "--jobs", "2"]
     command += ["--report.interval-s", "0", "--minibatch-steps", "32", "--num-epochs", "1"]
+    command += ["--runtime.compile", "off"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         # A shell's background jobs ignore Ctrl-C, and what they start inherits that.

@@ -16,7 +16,10 @@ from quintet.runtime.policies import Assignment
 from quintet.types import Publication
 
 GAME = "quintet.envs.games:parallel_env"
-SMALL = {"env.num_streams": 8, "unroll_steps": 32, "eval.episodes": 0, "report.progress": False}
+SMALL = {
+    "env.num_streams": 8, "unroll_steps": 32, "eval.episodes": 0, "report.progress": False,
+    "num_epochs": 2, "minibatch_steps": 128,
+}  # fmt: skip
 
 
 def train(folder: Path, steps: int = 4_000, **options: Any) -> Any:
@@ -170,7 +173,7 @@ def test_what_has_no_effect_or_does_not_go_together_is_refused(tmp_path: Path):
 def test_a_replay_of_every_stream_is_not_for_a_policy_of_one_agent(tmp_path: Path):
     config = {"population.assignment": "agent", "population.size": 2, "population.pbt": False}
     with pytest.raises(ConfigError, match="a replay that may draw from some streams alone"):
-        quintet.train("acer", GAME, 8_000, run_dir=tmp_path / "run", config={**SMALL, **config})
+        quintet.train("acer", GAME, 8_000, run_dir=tmp_path / "run", config=config)
 
 
 def test_policies_of_agents_are_evaluated_in_their_own_games(tmp_path: Path):
