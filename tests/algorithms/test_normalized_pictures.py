@@ -63,16 +63,16 @@ def pixels(batches: list[Rollout], name: str = "obs") -> np.ndarray:
 def test_statistics_are_those_of_all_valid_rows(algo: str):
     learner, batches = make(algo), [batch_of(seed) for seed in range(3)]
     frames = {"obs": batches[2].obs["obs"][0]}
-    scaled = learner.normalizer(frames)["obs"]
+    scaled = learner.normalizers.observations(frames)["obs"]
     torch.testing.assert_close(scaled, frames["obs"] / 255.0)
     for batch in batches:
         metrics = learn(learner, batch, 0)
-    seen, moments = pixels(batches), learner.normalizer.leaf_moments("obs")
+    seen, moments = pixels(batches), learner.normalizers.observations.leaf_moments("obs")
     assert moments.count == len(seen) < 3 * 16 * 4
     np.testing.assert_allclose(moments.mean.numpy() / 255.0, seen.mean(0), rtol=1e-12)
     np.testing.assert_allclose(moments.variance.numpy() / 255.0**2, seen.var(0), rtol=1e-11)
     z = (frames["obs"].numpy() / 255.0 - seen.mean(0)) / np.sqrt(seen.var(0) + 1e-3)
-    found = learner.normalizer(frames)["obs"]
+    found = learner.normalizers.observations(frames)["obs"]
     np.testing.assert_allclose(found.numpy(), z.clip(-1.2, 1.2), rtol=1e-4, atol=1e-5)
     # Of the last batch, by the statistics of those before.
     before = pixels(batches[:2])
@@ -97,7 +97,7 @@ def test_what_learns_sees_what_acted(algo: str, precision: Any):
         actor.load(learner.publication())
         acted, _, _ = actor._forward(obs, {}, batch.is_first[0])
         with torch.no_grad():
-            learned, _, _ = learner.network(learner.normalizer(obs))
+            learned, _, _ = learner.network(learner.normalizers.observations(obs))
             raw, _, _ = learner.network(obs)
         torch.testing.assert_close(acted, learned, rtol=tolerance, atol=tolerance)
         params.append((learned - raw).abs().max())
@@ -115,7 +115,10 @@ def test_statistics_are_saved_loaded_and_donated(algo: str):
     warm.warm_start(learner.weights())
     frames = {"obs": batch_of(5).obs["obs"][0]}
     for other in (resumed, warm):
-        assert torch.equal(other.normalizer(frames)["obs"], learner.normalizer(frames)["obs"])
+        assert torch.equal(
+            other.normalizers.observations(frames)["obs"],
+            learner.normalizers.observations(frames)["obs"],
+        )
     for one in (learner, resumed):
         one.update(batch_of(2), 0)
     states = [one.save().tensors for one in (learner, resumed)]

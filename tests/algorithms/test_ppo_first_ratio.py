@@ -44,9 +44,9 @@ def test_first_ratio_is_1(env: Any, model: ModelConfig, groups: int, tmp_path, m
         # Later ones must differ, or nothing was learned.
         assert iteration["policy/ratio_max_error"] > 1e-4
     # The normalisers moved between the iterations, or the test would show nothing.
-    assert learner.reward_normalizer.moments.count > 0
-    for name in learner.normalizer.names:
-        moments = learner.normalizer.leaf_moments(name)
+    assert learner.normalizers.rewards.moments.count > 0
+    for name in learner.normalizers.observations.names:
+        moments = learner.normalizers.observations.leaf_moments(name)
         assert moments.count > batch.valid.sum()
         assert not torch.allclose(moments.variance, torch.ones(()).double())
     assert batch.version.unique().tolist() == [2]
@@ -60,7 +60,7 @@ def test_records_are_what_the_learner_computes(env: str):
     for network, close in ((before, True), (learner, False)):
         obs = {name: x[:-1].flatten(0, 1) for name, x in batch.obs.items()}
         with torch.no_grad():
-            params, value, _ = network.network(before.normalizer(obs))
+            params, value, _ = network.network(before.normalizers.observations(obs))
         errors = [
             (value - batch.record["value"].flatten()).abs().max(),
             (params - batch.record["params_mu"].flatten(0, 1)).abs().max(),

@@ -29,7 +29,9 @@ GOLDEN = {
 
 def on_policy(learner: PPOLearner, batch: Rollout) -> Rollout:
     """The batch as if the learner's own network had acted in it."""
-    obs = learner.normalizer({name: x[:-1].flatten(0, 1) for name, x in batch.obs.items()})
+    obs = learner.normalizers.observations(
+        {name: x[:-1].flatten(0, 1) for name, x in batch.obs.items()}
+    )
     with torch.no_grad():
         params, value, _ = learner.network(obs)
         logp = learner.family.log_prob(params, batch.action.flatten(0, 1))
@@ -257,7 +259,9 @@ def test_advantages_by_loop():
     learner, batch = make_learner(config), make_rollout(seed=3)
     rows, _ = valid_rows(learner, batch)
     with torch.no_grad():
-        last = learner.network.value(learner.normalizer({"obs": batch.obs["obs"][-1]}))
+        last = learner.network.value(
+            learner.normalizers.observations({"obs": batch.obs["obs"][-1]})
+        )
     value = torch.cat([batch.record["value"], last[None]]).tolist()
     reward, adv = batch.reward.tolist(), rows.advantage.view(16, 4).tolist()
     checked = 0
@@ -349,27 +353,27 @@ def test_rewards_are_divided_by_what_earlier_iterations_saw(mode: str):
     first, second = make_rollout(seed=1), make_rollout(seed=2)
     # before any data the identity, without a clip
     assert (first.reward.abs() > 1.5).any()
-    assert torch.equal(learner.reward_normalizer(first.reward), first.reward)
+    assert torch.equal(learner.normalizers.rewards(first.reward), first.reward)
     learner.update(first, 0)
     source = first.return_carry if mode == "return_std" else first.reward.double()
     std = (source[first.valid].var(correction=0) + 1e-3).sqrt().float()
     expected = (second.reward / std).clamp(-1.5, 1.5)
-    torch.testing.assert_close(learner.reward_normalizer(second.reward), expected)
+    torch.testing.assert_close(learner.normalizers.rewards(second.reward), expected)
     learner.update(second, 0)
     both = [source[first.valid]]
     both += [
         (second.return_carry if mode == "return_std" else second.reward.double())[second.valid]
     ]
     variance = torch.cat(both).var(correction=0)
-    torch.testing.assert_close(learner.reward_normalizer.moments.variance, variance)
+    torch.testing.assert_close(learner.normalizers.rewards.moments.variance, variance)
 
 
 @pytest.mark.parametrize("bound", [None, 0.0, -1.0])
 def test_reward_clip_is_off(bound: float | None):
     learner = make_learner(PPOConfig(reward_norm_clip=bound))
-    learner.reward_normalizer.moments.merge(torch.tensor([0.0, 2.0]))
+    learner.normalizers.rewards.moments.merge(torch.tensor([0.0, 2.0]))
     reward = torch.tensor([[1e6, -1e6]])
-    torch.testing.assert_close(learner.reward_normalizer(reward), reward / (1.0 + 1e-3) ** 0.5)
+    torch.testing.assert_close(learner.normalizers.rewards(reward), reward / (1.0 + 1e-3) ** 0.5)
 
 
 def test_rewards_past_the_budget_reach_no_advantage_within_it():
@@ -400,4 +404,4 @@ def test_drop_without_any_ending_learns_nothing_and_goes_on():
     assert learner.updates == 0
     assert learner.version == 1
     assert torch.equal(learner.trained.theta, before)
-    assert learner.reward_normalizer.moments.count == batch.valid.sum()
+    assert learner.normalizers.rewards.moments.count == batch.valid.sum()

@@ -305,8 +305,8 @@ def test_rows_past_the_budget_are_in_no_mean_and_no_normaliser():
     assert int(batch.valid.sum()) == 30
     assert metrics["data/valid_frac"] == pytest.approx(30 / 64)
     assert metrics["reward/mean"] == pytest.approx(batch.reward[batch.valid].mean().item())
-    assert learner.reward_normalizer.moments.count == 30
-    assert learner.normalizer.leaf_moments("obs").count == 30
+    assert learner.normalizers.rewards.moments.count == 30
+    assert learner.normalizers.observations.leaf_moments("obs").count == 30
     # What was done past the budget, and with what probability, is nothing to learn from.
     outside = ~batch.valid
     record = {name: x.clone() for name, x in batch.record.items()}
@@ -399,7 +399,9 @@ def test_a_row_holds_what_belongs_together():
     batch = make_rollout(seed=8)
     learner = make_learner(PPOConfig(normalize_advantage="none"))
     rows, index = valid_rows(learner, batch)
-    assert torch.equal(rows.obs["obs"], learner.normalizer(batch.obs)["obs"][:-1].flatten(0, 1))
+    assert torch.equal(
+        rows.obs["obs"], learner.normalizers.observations(batch.obs)["obs"][:-1].flatten(0, 1)
+    )
     for row in index.tolist():
         t, b = divmod(row, 4)
         assert rows.action[row] == batch.action[t, b]

@@ -46,6 +46,11 @@ class Walk(gymnasium.Env):
         return self.np_random.normal(size=3).astype(np.float32)
 
 
+def plain(learner: PPOLearner) -> None:
+    """Takes the normaliser of observations away: it had no statistics when they acted."""
+    learner.normalizers.observations = type(learner.normalizers.observations)({}, 1.0, 1.0)
+
+
 def collected(
     core: str, config: PPOConfig = PLAIN, **options: object
 ) -> tuple[PPOLearner, list[dict[str, float]], Rollout]:
@@ -64,7 +69,9 @@ def test_learning_outputs_equal_acting_ones(core: str, options: dict[str, object
     """Values and distributions of every row, also through the resets inside of chunks."""
     config = PLAIN.model_copy(update={"num_epochs": 1, "learning_rate": 1e-30})
     learner, _, batch = train(config, Walk, 1, model=model(core, **options), streams=4, groups=2)
-    learner.normalizer = type(learner.normalizer)({}, 1.0, 1.0)  # as it was when they acted
+    learner.normalizers.observations = type(learner.normalizers.observations)(
+        {}, 1.0, 1.0
+    )  # as it was when they acted
     rows, _ = learner._rows(batch, batch.valid)
     chunks = Chunks(batch.valid.shape, CHUNK, torch.device("cpu"))
     everywhere = torch.arange(chunks.rows.shape[1])
@@ -77,7 +84,7 @@ def test_learning_outputs_equal_acting_ones(core: str, options: dict[str, object
 def test_recomputed_values_are_the_recorded_ones() -> None:
     config = PLAIN.model_copy(update={"learning_rate": 1e-30})
     learner, _, batch = train(config, Walk, 1, model=model("lstm"), streams=4)
-    learner.normalizer = type(learner.normalizer)({}, 1.0, 1.0)
+    plain(learner)
     obs = {name: x.flatten(0, 1) for name, x in batch.obs.items()}
     chunks = Chunks(batch.valid.shape, CHUNK, torch.device("cpu"))
     recorded, anew = (chunks.values(learner.network, batch, obs, x) for x in (True, False))
@@ -90,7 +97,7 @@ def by_hand(learner: PPOLearner, batch: Rollout) -> tuple[torch.Tensor, torch.Te
     for t in range(batch.is_first.shape[0]):
         if t % CHUNK == 0:
             state = {name: x[t // CHUNK] for name, x in batch.state.items()}
-        obs = learner.normalizer({name: x[t] for name, x in batch.obs.items()})
+        obs = learner.normalizers.observations({name: x[t] for name, x in batch.obs.items()})
         p, v, state = learner.network(obs, state, batch.is_first[t])
         params.append(p.detach())
         values.append(v.detach())
@@ -101,7 +108,7 @@ def by_hand(learner: PPOLearner, batch: Rollout) -> tuple[torch.Tensor, torch.Te
 def test_values_up_to_the_last_row_are_those_of_one_act_after_another(source: str) -> None:
     config = PLAIN.model_copy(update={"learning_rate": 1e-30})
     learner, _, batch = train(config, Walk, 1, model=model("lstm"), streams=4)
-    learner.normalizer = type(learner.normalizer)({}, 1.0, 1.0)
+    plain(learner)
     obs = {name: x.flatten(0, 1) for name, x in batch.obs.items()}
     _, expected = by_hand(learner, batch)
     chunks = Chunks(batch.valid.shape, CHUNK, torch.device("cpu"))

@@ -31,6 +31,7 @@ from quintet.algorithms.appo import metrics
 from quintet.algorithms.appo.chunks import Chunks, Minibatch, minibatch_indices, share
 from quintet.algorithms.appo.config import MAX_POLICY_LAG_UPDATES, TUNABLE, APPOConfig, Knobs
 from quintet.algorithms.parts import acting, diagnostics
+from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
 from quintet.algorithms.parts.off_policy_statistics import Terms, off_policy_statistics
 from quintet.algorithms.parts.options import refuse_aux_losses, require_tunable
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
@@ -38,7 +39,6 @@ from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import Descent, Parameters, Trained, knobs_of
 from quintet.models.build import ActorCritic
 from quintet.models.config import ModelConfig
-from quintet.models.normalize import RewardNormalizer
 from quintet.ops import adam, policy_losses, reduce, returns, schedules, value_losses
 from quintet.ops.distributions import DiagGaussian, leaf_families
 from quintet.ops.vtrace import advantage as vtrace_advantage
@@ -106,18 +106,14 @@ class APPOLearner:
         network = ActorCritic(spaces, self.family, model, generator, setup.compute.precision)
         refuse_aux_losses("appo", model, network.loss_names)
         self.network = network.to(setup.device)
-        self.normalizer = acting.make_normalizer(config, model, spaces).to(setup.device)
-        self.reward_normalizer = RewardNormalizer(
-            config.reward_normalizer, config.reward_norm_clip, config.normalizer_variance_epsilon
-        ).to(setup.device)
-        moments = self.reward_normalizer.moments
+        self.normalizers = Normalizers(config, model, spaces, setup.device)
         self.trained: Trained[Minibatch, Knobs] = Trained(
             self.network,
             self._loss,
             Knobs,
             setup,
-            modules={"normalizer": self.normalizer, "reward_moments": moments},
-            only_learning=("reward_moments/",),
+            modules=self.normalizers.modules,
+            only_learning=ONLY_LEARNING,
             check_numerics=config.check_numerics,
         )
         self.weights, self.warm_start = self.trained.weights, self.trained.load_weights
@@ -125,9 +121,6 @@ class APPOLearner:
         leaves = leaf_families(self.family)
         self.discrete = not any(isinstance(leaf, DiagGaussian) for leaf in leaves)
         self.learning_rate = config.learning_rate
-        by_return = config.reward_normalizer == "return_std" and config.update_normalizers
-        # It stays where gamma changes later, as it is a matter of scale.
-        self.return_discount = config.gamma if by_return else None
 
     @property
     def plan(self) -> DataPlan:
@@ -137,7 +130,7 @@ class APPOLearner:
         return DataPlan(
             unroll_steps=config.unroll_steps,
             columns_per_batch=rows // config.unroll_steps,
-            return_discount=self.return_discount,
+            return_discount=self.normalizers.return_discount,
             state_every=config.chunk_steps,
             max_policy_lag=max(MAX_POLICY_LAG_UPDATES, 2 * steps),
             versions_per_batch=steps,
@@ -185,9 +178,7 @@ class APPOLearner:
         trained.interval.add_numbers({"optim/epochs": epoch + 1.0})
         trained.interval.add(metrics.first_ratio(trained.recent(0, 1)))
         trained.fold()
-        if config.update_normalizers:
-            self.normalizer.merge({name: x[:-1] for name, x in batch.obs.items()}, batch.valid)
-            self.reward_normalizer.merge(batch)
+        self.normalizers.merge(batch)
 
     def _descent(self) -> Descent:
         config = self.config
@@ -206,9 +197,9 @@ class APPOLearner:
     def _chunks(self, batch: Rollout) -> Chunks:
         """All chunks of the batch, normalised; with GAE also their advantages and targets."""
         config, shape = self.config, batch.is_first.shape
-        flat = self.normalizer({name: x.flatten(0, 1) for name, x in batch.obs.items()})
+        flat = self.normalizers.flat(batch)
         obs = {name: x.view(*shape, *x.shape[1:]) for name, x in flat.items()}
-        reward = self.reward_normalizer(batch.reward)
+        reward = self.normalizers.rewards(batch.reward)
         terminal = batch.terminated
         if config.truncation_as_termination:
             terminal = terminal | batch.truncated
@@ -223,7 +214,7 @@ class APPOLearner:
                 reward, discount_t, batch.not_cut_t, v[:-1], v[1:], lambda_=config.gae_lambda
             )
             estimates = {"advantage": gae.advantage_tm1, "target": gae.target_tm1}
-        self._tell_of_rows(batch, flat, reward)
+        self._tell_of_rows(batch, flat)
         return Chunks.of(batch, obs, reward, terminal, estimates, config.chunk_steps)
 
     def _minibatches(self, chunks: Chunks, knobs: Knobs) -> Iterator[Minibatch]:
@@ -416,22 +407,17 @@ class APPOLearner:
         of_vtrace = self.config.use_vtrace
         return metrics.statistics(told, rows, valid, minibatch.count, vtrace=of_vtrace)
 
-    def _tell_of_rows(self, batch: Rollout, obs: dict[str, Tensor], reward: Tensor) -> None:
+    def _tell_of_rows(self, batch: Rollout, obs: dict[str, Tensor]) -> None:
         """Statistics of a whole batch, the same on all ranks."""
         valid = batch.valid
-        share = diagnostics.observation_clip_share(
-            self.normalizer, obs, valid, valid.sum().clamp_min(1)
-        )
-        means = {"normalizer/observation_clip_frac": share} | diagnostics.reward_statistics(
-            self.reward_normalizer, batch.reward, reward, valid
-        )
-        self.trained.interval.add(Statistics(means))
+        share = self.normalizers.clip_share(obs, valid, valid.sum().clamp_min(1))
+        means = {"normalizer/observation_clip_frac": share}
+        self.trained.interval.add(Statistics(means | self.normalizers.of_rewards(batch)))
 
     def metrics(self) -> dict[str, float]:
         found = metrics.finished(self.trained)
         found["optim/learning_rate"] = self.learning_rate
-        found |= diagnostics.reward_metrics(self.reward_normalizer)
-        found |= diagnostics.observation_metrics(self.normalizer)
+        found |= self.normalizers.metrics()
         return found | diagnostics.policy_metrics(self.network.policy_head)
 
     def histograms(self) -> dict[str, Tensor]:

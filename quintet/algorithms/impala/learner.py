@@ -27,7 +27,8 @@ from torch.func import functional_call
 from quintet.algorithms.impala.config import TUNABLE, ImpalaConfig, Knobs, aux_weights
 from quintet.algorithms.impala.metrics import AUX, LOSSES, finished
 from quintet.algorithms.parts import diagnostics
-from quintet.algorithms.parts.acting import make_family, make_normalizer, make_sampler, masked
+from quintet.algorithms.parts.acting import make_family, make_sampler, masked
+from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
 from quintet.algorithms.parts.off_policy_statistics import Terms, off_policy_statistics
 from quintet.algorithms.parts.options import require_tunable
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
@@ -35,7 +36,6 @@ from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import Optimizer, Parameters, Trained, knobs_of
 from quintet.models.build import ActorCritic
 from quintet.models.config import ModelConfig
-from quintet.models.normalize import RewardNormalizer
 from quintet.ops import policy_losses, reduce, schedules, value_losses
 from quintet.ops.vtrace import vtrace
 from quintet.protocols import Actor, DataPlan
@@ -92,10 +92,7 @@ class ImpalaLearner:
         self.network = network.to(setup.device)
         self.aux_weights = aux_weights(config, model, network.loss_names)
         self.aux_weight = torch.tensor([*self.aux_weights.values()], device=setup.device)
-        self.normalizer = make_normalizer(config, model, spaces).to(setup.device)
-        self.reward_normalizer = RewardNormalizer(
-            config.reward_normalizer, config.reward_norm_clip, config.normalizer_variance_epsilon
-        ).to(setup.device)
+        self.normalizers = Normalizers(config, model, spaces, setup.device)
         kind = "rmsprop_tf" if config.rmsprop_epsilon_inside_sqrt else config.optimizer
         self.trained: Trained[Unrolls, Knobs] = Trained(
             self.network,
@@ -103,24 +100,19 @@ class ImpalaLearner:
             Knobs,
             setup,
             Optimizer(kind, config.optimizer == "rmsprop" and config.rmsprop_momentum > 0),
-            modules={
-                "normalizer": self.normalizer,
-                "reward_moments": self.reward_normalizer.moments,
-            },
-            only_learning=("reward_moments/",),
+            modules=self.normalizers.modules,
+            only_learning=ONLY_LEARNING,
             check_numerics=config.check_numerics,
         )
         self.weights, self.warm_start = self.trained.weights, self.trained.load_weights
         self.version = 0
         self.learning_rate = config.learning_rate
-        by_return = config.reward_normalizer == "return_std" and config.update_normalizers
-        # It stays where gamma changes later, as it is a matter of scale.
-        self.return_discount = config.gamma if by_return else None
 
     @property
     def plan(self) -> DataPlan:
         steps = self.config.unroll_steps
-        return DataPlan(steps, self.config.batch_unrolls, self.return_discount, state_every=steps)
+        discount = self.normalizers.return_discount
+        return DataPlan(steps, self.config.batch_unrolls, discount, state_every=steps)
 
     @property
     def updates(self) -> int:
@@ -136,16 +128,11 @@ class ImpalaLearner:
         left = schedules.linear(env_steps, self.setup.total_env_steps)
         self.learning_rate = config.learning_rate * (left if config.lr_schedule == "linear" else 1)
         entropy_coef = config.entropy_coef * (left if config.entropy_schedule == "linear" else 1)
-        knobs = self.knobs(entropy_coef)
         descent = self.trained.descent(self.learning_rate, config)
-        self.trained.step(self._unrolls(batch), knobs, descent)
+        self.trained.step(self._unrolls(batch), self.knobs(entropy_coef), descent)
         self.trained.fold()
-        if config.update_normalizers and (
-            self.normalizer.names or config.reward_normalizer != "none"
-        ):
-            whole = self.ranks.whole(batch)
-            self.normalizer.merge({k: x[:-1] for k, x in whole.obs.items()}, whole.valid)
-            self.reward_normalizer.merge(whole)
+        if self.normalizers.learn:
+            self.normalizers.merge(self.ranks.whole(batch))
         self.version += 1
 
     def knobs(self, entropy_coef: float) -> Knobs:
@@ -156,22 +143,18 @@ class ImpalaLearner:
         """This learner's part of the batch as the loss reads it.  Tensors that are not contiguous
         are copied, since a graph is compiled for one layout.
         """
-        columns = batch.valid.shape[1]
+        columns, normalizers = batch.valid.shape[1], self.normalizers
         count = batch.valid.sum().clamp_min(1).to(self.setup.device)
-        rewards = self.reward_normalizer
-        if rewards.kind != "none":
-            whole = self.ranks.whole(batch)
-            means = diagnostics.reward_statistics(
-                rewards, whole.reward, rewards(whole.reward), whole.valid
-            )
+        if normalizers.rewards.kind != "none":
+            means = normalizers.of_rewards(self.ranks.whole(batch))
             self.trained.interval.add(Statistics(means))
         batch = self.ranks.shard(batch)
-        obs = self.normalizer({name: x.flatten(0, 1) for name, x in batch.obs.items()})
-        share = diagnostics.observation_clip_share(self.normalizer, obs, batch.valid, count)
-        flat = {"obs": obs, "is_first": batch.is_first.flatten(), "trace_cut": None}
-        flat |= {"reward": rewards(batch.reward), "return_carry": None}
-        state = {name: x[0] for name, x in batch.state.items()}
-        own = replace(batch, state=state, **flat).contiguous()
+        obs = normalizers.flat(batch)
+        share = normalizers.clip_share(obs, batch.valid, count)
+        flat: dict[str, Any] = {"obs": obs, "is_first": batch.is_first.flatten(), "trace_cut": None}
+        flat |= {"reward": normalizers.rewards(batch.reward), "return_carry": None}
+        flat["state"] = {name: x[0] for name, x in batch.state.items()}
+        own = replace(batch, **flat).contiguous()
         return Unrolls(own, batch.not_cut_t.contiguous(), count, columns, share, self.aux_weight)
 
     def _loss(
@@ -207,12 +190,10 @@ class ImpalaLearner:
         whole = unrolls.count, valid.shape[0] * unrolls.columns
         bars = knobs.rho_bar, knobs.c_bar
         statistics = off_policy_statistics(losses, terms, valid, whole, bars)
-        clipped = {"normalizer/observation_clip_frac": unrolls.clip_share}
-        means = {**statistics.means, **clipped}
-        if self.reward_normalizer.kind != "none":
+        means = {**statistics.means, "normalizer/observation_clip_frac": unrolls.clip_share}
+        if self.normalizers.rewards.kind != "none":
             del means["reward/mean"]  # the normalised reward's
-        statistics = statistics._replace(means=means)
-        return torch.stack([*losses.values()]).sum(), statistics
+        return torch.stack([*losses.values()]).sum(), statistics._replace(means=means)
 
     def _terms(
         self, parameters: Parameters, unrolls: Unrolls, knobs: Knobs
@@ -238,21 +219,14 @@ class ImpalaLearner:
         rho = log_rho.exp()
 
         reward = torch.where(valid, batch.reward, 0.0)
-        terminal = batch.terminated
-        if config.truncation_as_termination:
-            terminal = terminal | batch.truncated
+        ended = batch.terminated | batch.truncated
+        terminal = ended if config.truncation_as_termination else batch.terminated
+        discount_t = knobs.gamma * (~terminal).to(reward.dtype)
         target, advantage = vtrace(
-            v[:-1].detach(),
-            v[1:].detach(),
-            reward,
-            knobs.gamma * (~terminal).to(reward.dtype),
-            unrolls.not_cut_t,
-            rho,
-            rho_bar=knobs.rho_bar,
-            c_bar=knobs.c_bar,
-            pg_rho_bar=knobs.pg_rho_bar,
+            v[:-1].detach(), v[1:].detach(), reward, discount_t, unrolls.not_cut_t, rho,
+            rho_bar=knobs.rho_bar, c_bar=knobs.c_bar, pg_rho_bar=knobs.pg_rho_bar,
             lambda_=knobs.lambda_,
-        )
+        )  # fmt: skip
         # What is only reported stays out of the gradient.
         entropy = family.entropy(params if config.entropy_coef > 0 else params.detach())
         losses = Losses(
@@ -267,8 +241,7 @@ class ImpalaLearner:
     def metrics(self) -> dict[str, float]:
         found = finished(self.trained.interval.read())
         found["optim/learning_rate"] = self.learning_rate
-        found |= diagnostics.reward_metrics(self.reward_normalizer)
-        found |= diagnostics.observation_metrics(self.normalizer)
+        found |= self.normalizers.metrics()
         return found | diagnostics.policy_metrics(self.network.policy_head)
 
     def histograms(self) -> dict[str, Tensor]:

@@ -47,13 +47,6 @@ def reward_statistics(
     return means
 
 
-def reward_metrics(normalizer: RewardNormalizer) -> dict[str, float]:
-    """By what rewards are divided."""
-    if normalizer.kind == "none":
-        return {}
-    return {"normalizer/reward_std": normalizer.moments.variance.sqrt().item()}
-
-
 def require_finite(tensors: Mapping[str, Tensor], update: int) -> None:
     """Raises NonFiniteError at the first tensor that holds a NaN or an infinity, by its name."""
     for name, x in tensors.items():

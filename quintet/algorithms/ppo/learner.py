@@ -28,6 +28,7 @@ from torch.func import functional_call
 
 from quintet.algorithms.parts import acting, diagnostics, minibatches
 from quintet.algorithms.parts.minibatches import Chunks, Minibatch, Rows
+from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
 from quintet.algorithms.parts.options import require_tunable
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
 from quintet.algorithms.parts.statistics import Statistics
@@ -38,7 +39,6 @@ from quintet.algorithms.ppo.metrics import Estimates, Terms
 from quintet.algorithms.ppo.schedule import Schedule
 from quintet.models.build import ActorCritic
 from quintet.models.config import ModelConfig
-from quintet.models.normalize import RewardNormalizer
 from quintet.ops import policy_losses, reduce, returns, value_losses
 from quintet.protocols import DataPlan
 from quintet.types import LearnerState, Publication, Rollout, Spaces
@@ -63,19 +63,15 @@ class PPOLearner:
         network = ActorCritic(spaces, self.family, model, generator, setup.compute.precision)
         self.network = network.to(setup.device)
         require_learnable(config, model, network.loss_names, setup.ranks.size)
-        self.normalizer = acting.make_normalizer(config, model, spaces).to(setup.device)
-        self.reward_normalizer = RewardNormalizer(
-            config.reward_normalizer, config.reward_norm_clip, config.normalizer_variance_epsilon
-        ).to(setup.device)
+        self.normalizers = Normalizers(config, model, spaces, setup.device)
         self.kernels = self.network.kernel_groups()
-        moments = self.reward_normalizer.moments
         self.trained: Trained[Minibatch, Knobs] = Trained(
             self.network,
             self._loss,
             Knobs,
             setup,
-            modules={"normalizer": self.normalizer, "reward_moments": moments},
-            only_learning=("reward_moments/",),
+            modules=self.normalizers.modules,
+            only_learning=ONLY_LEARNING,
             check_numerics=config.check_numerics,
         )
         self.weights, self.warm_start = self.trained.weights, self.trained.load_weights
@@ -85,20 +81,15 @@ class PPOLearner:
         self.chunk_steps = 1 if model.core == "none" else config.bptt_steps
         self.version = 0
         self.schedule = Schedule(config, setup.total_env_steps)
-        self.reports = metrics.Reports(
-            self.trained, self.normalizer, self.reward_normalizer, network.policy_head
-        )
+        self.reports = metrics.Reports(self.trained, self.normalizers, network.policy_head)
         self.histograms = self.reports.histograms
-        by_return = config.reward_normalizer == "return_std" and config.update_normalizers
-        # It stays where gamma changes later, as it is a matter of scale.
-        self.return_discount = config.gamma if by_return else None
 
     @property
     def plan(self) -> DataPlan:
         return DataPlan(
             unroll_steps=self.config.unroll_steps,
             columns_per_batch=self.setup.num_streams,
-            return_discount=self.return_discount,
+            return_discount=self.normalizers.return_discount,
             state_every=self.chunk_steps,
         )
 
@@ -121,7 +112,7 @@ class PPOLearner:
         self.version += 1
         if not use.any():  # unfinished_episode=drop, and no episode ended
             trained.interval.add_numbers({"optim/epochs": 0.0})
-            self._merge(batch)
+            self.normalizers.merge(batch)
             return
         chunks = Chunks(use.shape, self.chunk_steps, use.device)
         rows, estimates = self._rows(batch, use)
@@ -145,18 +136,18 @@ class PPOLearner:
         if config.log_histograms:
             data = metrics.batch_values(batch, use, estimates, self.family)
             self.reports.distributions |= data
-        self._merge(batch)
+        self.normalizers.merge(batch)
 
     @torch.no_grad()
     def _rows(self, batch: Rollout, use: Tensor) -> tuple[Rows, Estimates]:
         """Normalises, estimates advantages and targets, and flattens ``[T, B]`` to rows."""
         config = self.config
-        obs = self.normalizer({name: x.flatten(0, 1) for name, x in batch.obs.items()})
+        obs = self.normalizers.flat(batch)
         recorded = config.refresh_advantages == "once" and config.value_source == "recorded"
         chunks = Chunks(use.shape, self.chunk_steps, use.device)
         v = chunks.values(self.network, batch, obs, recorded)
         v_tm1, v_t = v[:-1], v[1:]
-        r_t = self.reward_normalizer(batch.reward)
+        r_t = self.normalizers.rewards(batch.reward)
         ended = batch.terminated | batch.truncated
         terminal = ended if config.truncation_as_termination else batch.terminated
         discount_t = config.gamma * (~terminal).float()
@@ -276,13 +267,6 @@ class PPOLearner:
         params, _, _ = self.network(rows.obs, rows.state, rows.is_first)
         params = acting.masked(self.family, params, rows.obs)
         return self.family.kl(rows.params_mu, params)[use].mean().item()
-
-    def _merge(self, batch: Rollout) -> None:
-        """Adds the batch to the normalisers' statistics, which the next iteration uses."""
-        if not self.config.update_normalizers:
-            return
-        self.normalizer.merge({name: x[:-1] for name, x in batch.obs.items()}, batch.valid)
-        self.reward_normalizer.merge(batch)
 
     @torch.no_grad()
     def _distribute(self, when: str, rows: Rows, chunks: Chunks, use: Tensor) -> None:

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from quintet.algorithms.parts import diagnostics
+from quintet.algorithms.parts.normalizers import Normalizers
 from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import Trained
 from quintet.models.heads import PolicyHead
-from quintet.models.normalize import ObservationNormalizer, RewardNormalizer
 from quintet.ops import policy_losses
 from quintet.ops.distributions import DiagGaussian, Family, TupleFamily, leaf_families
 from quintet.types import Obs, Rollout
@@ -142,11 +142,10 @@ class Reports:
     def __init__(
         self,
         trained: Trained[Any, Any],
-        normalizer: ObservationNormalizer,
-        rewards: RewardNormalizer,
+        normalizers: Normalizers,
         head: PolicyHead,
     ):
-        self.trained, self.normalizer, self.rewards, self.head = trained, normalizer, rewards, head
+        self.trained, self.normalizers, self.head = trained, normalizers, head
         self.distributions: dict[str, Tensor] = {}
 
     def iteration(
@@ -160,11 +159,12 @@ class Reports:
         """
         trained, interval = self.trained, self.trained.interval
         interval.add(_batch_statistics(batch, use, estimates))
-        share = diagnostics.observation_clip_share(self.normalizer, obs, use, use.sum())
+        rewards = self.normalizers.rewards
+        share = self.normalizers.clip_share(obs, use, use.sum())
         clipped = {"normalizer/observation_clip_frac": share}
-        if self.rewards.clip is not None:
-            outside = (estimates.reward[use].abs() >= self.rewards.clip).float().mean()
-            clipped["normalizer/reward_clip_frac"] = outside * (self.rewards.moments.count > 0)
+        if rewards.clip is not None:
+            outside = (estimates.reward[use].abs() >= rewards.clip).float().mean()
+            clipped["normalizer/reward_clip_frac"] = outside * (rewards.moments.count > 0)
         last = trained.recent(last_epoch)
         told = {f"{name}_last_epoch": last[name] for name in (*LOSSES, "loss/total")}
         first = trained.recent(0, 1)["policy/ratio_max_error"]
@@ -176,9 +176,7 @@ class Reports:
         found = self.trained.interval.read()
         if LOSSES[0] in found:
             found["loss/total_abs"] = sum(abs(found[name]) for name in LOSSES)
-        if self.rewards.kind != "none":
-            found["normalizer/reward_std"] = self.rewards.moments.variance.sqrt().item()
-        found |= diagnostics.observation_metrics(self.normalizer)
+        found |= self.normalizers.metrics()
         found |= diagnostics.policy_metrics(self.head)
         return found | diagnostics.layer_metrics(self.trained.parameters, self.trained.gradient)
 

@@ -1,0 +1,86 @@
+"""The running statistics by which a learner normalises observations and rewards."""
+
+from typing import Protocol, final
+
+import torch
+from torch import Tensor, nn
+
+from quintet.algorithms.parts import diagnostics
+from quintet.algorithms.parts.acting import Normalizes, make_normalizer
+from quintet.models.config import ModelConfig
+from quintet.models.normalize import RewardNormalizer
+from quintet.types import Obs, Rollout, Spaces
+
+
+class NormalizesRewards(Normalizes, Protocol):
+    """The options of a learner that normalises observations and rewards."""
+
+    @property
+    def reward_normalizer(self) -> str: ...
+
+    @property
+    def reward_norm_clip(self) -> float | None: ...
+
+    @property
+    def update_normalizers(self) -> bool: ...
+
+    @property
+    def gamma(self) -> float: ...
+
+
+ONLY_LEARNING = ("reward_moments/",)
+"""How the names of tensors begin that acting does not need."""
+
+
+@final
+class Normalizers:
+    """observations, rewards: by the statistics of all batches that were merged.
+
+    return_discount: of the running return by which rewards are divided; None where none is needed.
+    """
+
+    def __init__(
+        self, config: NormalizesRewards, model: ModelConfig, spaces: Spaces, device: torch.device
+    ):
+        self.observations = make_normalizer(config, model, spaces).to(device)
+        self.rewards = RewardNormalizer(
+            config.reward_normalizer, config.reward_norm_clip, config.normalizer_variance_epsilon
+        ).to(device)
+        used = bool(self.observations.names) or self.rewards.kind != "none"
+        self.learn = used and config.update_normalizers
+        by_return = self.learn and self.rewards.kind == "return_std"
+        # It stays where gamma changes later, as it is a matter of scale.
+        self.return_discount = config.gamma if by_return else None
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """Those of the learner's state, by name."""
+        return {"normalizer": self.observations, "reward_moments": self.rewards.moments}
+
+    def flat(self, batch: Rollout) -> Obs:
+        """The batch's observations, normalised, in time-major order ``[(T + 1) * B, ...]``."""
+        flat: Obs = self.observations({name: x.flatten(0, 1) for name, x in batch.obs.items()})
+        return flat
+
+    def merge(self, batch: Rollout) -> None:
+        """Adds the valid rows of a batch, unless statistics stay as they are."""
+        if self.learn:
+            obs = {name: x[:-1] for name, x in batch.obs.items()}
+            self.observations.merge(obs, batch.valid)
+            self.rewards.merge(batch)
+
+    def clip_share(self, obs: Obs, use: Tensor, count: Tensor) -> Tensor:
+        """`diagnostics.observation_clip_share` of normalised observations."""
+        return diagnostics.observation_clip_share(self.observations, obs, use, count)
+
+    def of_rewards(self, batch: Rollout) -> dict[str, Tensor]:
+        """Statistics of a whole batch's rewards."""
+        normalized = self.rewards(batch.reward)
+        return diagnostics.reward_statistics(self.rewards, batch.reward, normalized, batch.valid)
+
+    def metrics(self) -> dict[str, float]:
+        """What rewards are divided by, and the ranges of the observations' statistics."""
+        found = diagnostics.observation_metrics(self.observations)
+        if self.rewards.kind != "none":
+            found["normalizer/reward_std"] = self.rewards.moments.variance.sqrt().item()
+        return found
