@@ -41,6 +41,7 @@ from quintet.run.sampling import (
     make_sampling,
     num_workers,
     open_source,
+    require_agents,
     streams_per_group,
 )
 from quintet.run.trainer import Trainer
@@ -180,6 +181,7 @@ def _resolve_loaded(loaded: Loaded, spaces: Spaces) -> Loaded:
     name the preset that set a refused option.
     """
     registry.require_actions(loaded.config.algo, spaces.action)
+    require_agents(loaded.config, loaded.env)
     loaded = without_idle_defaults(loaded, spaces)
     try:
         return without_idle(loaded, resolve(loaded, spaces), spaces)

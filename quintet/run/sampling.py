@@ -222,25 +222,31 @@ def make_sampling(
     return AsyncSampling(workers, timer, options)
 
 
-def _assignment(
-    config: RunConfig, env: ResolvedEnv, plan: DataPlan, num_learners: int, num_groups: int
-) -> Assignment:
-    """Which policies play where; raises ConfigError if that is not for this environment, or not for
-    the learner's replay.
-    """
-    agents, past_frac = env.num_agents, config.self_play.past_frac
-    by_agent = num_learners > 1 and config.population.assignment == "agent"
-    if agents == 1 and (past_frac or by_agent):
+def require_agents(config: RunConfig, env: ResolvedEnv) -> None:
+    """Raises ConfigError if the environment has too few agents for who is to play in it."""
+    policies, past_frac = config.population.size, config.self_play.past_frac
+    by_agent = policies > 1 and config.population.assignment == "agent"
+    if not past_frac and not by_agent:
+        return
+    if env.num_agents == 1:
         name = "population.assignment=agent" if by_agent else f"self_play.past_frac={past_frac:g}"
         raise ConfigError(
             f"{name} requires an environment of several agents, {config.env.id} has one; leave it "
             "out"
         )
-    if by_agent and num_learners > agents:
+    if by_agent and policies > env.num_agents:
         raise ConfigError(
-            f"population.assignment=agent requires at most as many policies as agents, {agents}, "
-            f"got {num_learners}; lower population.size"
+            "population.assignment=agent requires at most as many policies as agents, "
+            f"{env.num_agents}, got {policies}; lower population.size"
         )
+
+
+def _assignment(
+    config: RunConfig, env: ResolvedEnv, plan: DataPlan, num_learners: int, num_groups: int
+) -> Assignment:
+    """Which policies play where; raises ConfigError if that is not for the learner's replay."""
+    agents, past_frac = env.num_agents, config.self_play.past_frac
+    by_agent = num_learners > 1 and config.population.assignment == "agent"
     if by_agent and plan.replay is not None and plan.replay.column_source == "per_stream":
         raise ConfigError(
             "population.assignment=agent requires a replay that may draw from some streams alone, "

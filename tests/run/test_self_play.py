@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 import quintet
 from quintet import checkpoint
+from quintet.cli import main
 from quintet.errors import ConfigError
 from quintet.population.config import SelfPlayConfig
 from quintet.population.self_play import PastWeights
@@ -168,6 +169,13 @@ def test_what_has_no_effect_or_does_not_go_together_is_refused(tmp_path: Path):
             config={"self_play.past_frac": 0.5},
         )
     assert not (tmp_path / "run").exists()
+
+
+def test_the_configuration_is_refused_as_the_run_is(capsys: pytest.CaptureFixture[str]):
+    alone = ["config", "ppo", "--env", "CartPole-v1", "--self-play.past-frac", "0.5"]
+    assert main(alone) == 2
+    assert "requires an environment of several agents" in capsys.readouterr().err
+    assert main([*alone[:3], GAME, *alone[4:]]) == 0
 
 
 def test_a_replay_of_every_stream_is_not_for_a_policy_of_one_agent(tmp_path: Path):
