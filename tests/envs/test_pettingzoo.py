@@ -290,6 +290,7 @@ def test_policies_meet_in_games_and_play_against_each_other(tmp_path: Path):
                 "env.backend": "pettingzoo",
                 "eval.episodes": 0,
                 "learning_rate": 3e-3,
+                "num_epochs": 4,
                 "report.progress": False,
                 **config,
             },
