@@ -6,8 +6,11 @@ from envs_helpers import record
 from gymnasium.spaces import Discrete
 
 from quintet.envs import envpool as adapter
+from quintet.envs.check import check_env
+from quintet.envs.config import EnvConfig
 from quintet.envs.envpool import EnvPoolVectorEnv, default_num_threads
 from quintet.envs.make import make_vector_env
+from quintet.envs.resolved import resolve_env
 from quintet.envs.vector import allocate_row
 from quintet.errors import ConfigError, EnvironmentFault
 
@@ -137,6 +140,16 @@ def test_a_given_pool_of_vizdoom_keeps_its_actions(combined, kwargs):
     pool = envpool.make_gymnasium("Basic-v1", num_envs=2, use_combined_action=combined)
     assert adapter.describe_pool(pool)[:2] == ("Basic-v1", kwargs)
     pool.close()
+
+
+def test_what_envpools_vizdoom_loses_is_told():
+    def of(env_id, **kwargs):
+        return resolve_env(EnvConfig(id=env_id, kwargs=kwargs))
+
+    (lost,) = of("Basic-v1").warnings
+    assert "gives no reward for the frames of an episode's last action" in lost
+    assert lost in check_env(of("Basic-v1"), 1).remarks
+    assert of("Basic-v1", frame_skip=1).warnings == of("CartPole-v1").warnings == []
 
 
 def test_a_wrong_shape_from_the_pool_is_refused(monkeypatch):
