@@ -171,7 +171,10 @@ def _argument_fault(algo: str, name: str, value: object) -> str:
     if name == "callback":
         return f"unknown argument {name!r}; give callbacks, or on_report, a function of reports"
     told = hint(algo, name)
-    return f"unknown argument {name!r}{told}" + (", an option of config" if "here" in told else "")
+    whose = (
+        ", which is total_steps in train" if "total_env_steps" in told else ", an option of config"
+    )
+    return f"unknown argument {name!r}{told}" + (whose if "here" in told else "")
 
 
 def _trained_policy(run_dir: Path, loaded: Loaded | Unusable) -> "Policy":

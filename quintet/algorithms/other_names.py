@@ -13,7 +13,8 @@ _SAME: Mapping[str, str] = {
     "env.streams_per_group": "worker_num_splits",
     "env.frame_stack": "n_stack num_stack env_framestack framestack",
     "env.reward_clip": "clip_rewards reward_clipping",
-    "total_env_steps": "total_timesteps num_timesteps n_timesteps train_for_env_steps",
+    "total_env_steps": "total_timesteps num_timesteps n_timesteps timesteps max_timesteps "
+    "train_for_env_steps",
     "run_dir": "tensorboard_log log_dir save_path savedir train_dir experiment exp_name xpid "
     "monitor_dir",
     "resume": "restart_behavior",
@@ -30,7 +31,7 @@ _SAME: Mapping[str, str] = {
     "normalize_advantage": "norm_adv",
     "normalize_observations": "norm_obs normalize_obs normalize_input obs_norm",
     "observation_clip": "clip_obs",
-    "reward_normalizer": "norm_reward normalize_reward",
+    "reward_normalizer": "norm_reward normalize_reward normalize_returns",
     "reward_norm_clip": "clip_reward",
     "rho_bar": "vtrace_rho clip_rho_threshold vtrace_clip_rho_threshold",
     "c_bar": "vtrace_c clip_c_threshold",
@@ -57,6 +58,7 @@ _SAME: Mapping[str, str] = {
     "runtime.device": "cuda use_cuda gpu use_gpu num_gpus",
     "runtime.num_workers": "num_actors num_rollout_workers num_env_runners n_workers",
     "runtime.num_learners": "num_gpu_learners",
+    "population.size": "num_policies with_pbt",
     "runtime.kind": "async_rl serial_mode",
     "runtime.compile": "torch_compile",
     "report.progress": "verbose progress_bar",

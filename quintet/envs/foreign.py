@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 import gymnasium
@@ -27,6 +28,9 @@ def way_out(env: object) -> str:
     """
     if isinstance(env, (gymnasium.Env, VectorEnv)):
         return ""
+    if isinstance(env, ModuleType):
+        maker = getattr(env, "parallel_env", None)
+        return f"give {env.__name__}.parallel_env, which makes games" if callable(maker) else ""
     homes = {kind.__module__.partition(".")[0] for kind in type(env).__mro__}
     if "pettingzoo" in homes or hasattr(env, "possible_agents"):
         return _AGENTS

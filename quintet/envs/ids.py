@@ -2,6 +2,7 @@
 
 import difflib
 import fnmatch
+import re
 from typing import Literal
 
 import gymnasium
@@ -111,6 +112,11 @@ def _unknown_id(env_id: str, backend: str) -> ConfigError:
             parts.append(
                 f"which versions there are depends on Gymnasium's, {gymnasium.__version__} here"
             )
+    elif env_id.startswith("pettingzoo.") or re.fullmatch(r"[a-z_]+_v\d+", env_id):
+        parts.append(
+            "a game of PettingZoo is given by its module, as pettingzoo.classic.rps_v2:"
+            f"{PARALLEL}" + (f"; here {env_id}:{PARALLEL}" if "." in env_id else "")
+        )
     else:
         names = {known.lower(): known for known in ids}
         near = [names[hit] for hit in difflib.get_close_matches(env_id.lower(), names, n=5)]
@@ -122,5 +128,8 @@ def _unknown_id(env_id: str, backend: str) -> ConfigError:
         parts.append(f"EnvPool, not installed, has 1600 more: {envpool.INSTALL_LINE}")
     if env_id.startswith("ALE/") and not ale.is_installed():
         parts.append(f"Atari games of ale-py, not installed: {ale.INSTALL_LINE}")
-    parts.append("see them all with: quintet envs")
+    parts.append(
+        "an id that a package registers is given with the package, as "
+        "minigrid:MiniGrid-Empty-5x5-v0; see all others with: quintet envs"
+    )
     return ConfigError("; ".join(parts))

@@ -33,6 +33,7 @@ from typing import Any, NoReturn, final
 
 import numpy as np
 import torch
+from gymnasium.spaces import Box
 from torch import Tensor, nn
 
 from quintet.errors import ConfigError
@@ -150,6 +151,36 @@ def _samples(space: Space) -> Tensor:
     return torch.from_numpy(rows.astype(leaf_dtype(space)))
 
 
+def _ones(space: Space, samples: Tensor) -> Tensor:
+    """As `_samples`, of the number nearest to 1 where numbers have bounds."""
+    if not isinstance(space, Box):
+        return samples
+    one = np.clip(np.ones(space.shape), space.low, space.high)
+    return torch.from_numpy(one).to(samples.dtype).expand_as(samples).clone()
+
+
+def _trial(module: nn.Module, name: str, leaves: Leaves) -> Any:
+    """What the module gives for samples of the spaces.  Where it raises an error, small numbers are
+    tried in place of these: what is seen may be much less than what bounds allow.
+    """
+    drawn = {path: _samples(space) for path, space in leaves.items()}
+    small = {path: _ones(space, drawn[path]) for path, space in leaves.items()}
+    first = None
+    for obs in (drawn, small):
+        try:
+            with torch.enable_grad():
+                return encoded_parts(module(obs))
+        except Exception as error:
+            first = first or error
+    assert first is not None
+    given = {path: f"{x.dtype} {tuple(x.shape)}" for path, x in drawn.items()}
+    fault = ConfigError(
+        f"model.encoder={name} must encode samples of the observation space, with the leaves "
+        f"{given}; it {raised(first)}; correct the class, or the bounds of the space"
+    )
+    raise traced(fault, first) from first
+
+
 def _check(module: nn.Module, name: str, leaves: Leaves) -> tuple[int, tuple[str, ...]]:
     """Tries the module on samples of the spaces; returns its `feature_size` and the sorted names of
     its losses.  Raises ConfigError if it breaks the contract.
@@ -161,19 +192,9 @@ def _check(module: nn.Module, name: str, leaves: Leaves) -> tuple[int, tuple[str
     size: Any = getattr(module, "feature_size", None)
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         refuse("an attribute feature_size, a positive int", f"it is {size!r}")
-    drawn = {path: _samples(space) for path, space in leaves.items()}
     before = {path: buffer.clone() for path, buffer in module.named_buffers()}
     random_before = torch.default_generator.get_state()
-    try:
-        with torch.enable_grad():
-            features, losses = encoded_parts(module(drawn))
-    except Exception as error:
-        given = {path: f"{x.dtype} {tuple(x.shape)}" for path, x in drawn.items()}
-        fault = ConfigError(
-            f"model.encoder={name} must encode samples of the observation space, with the leaves "
-            f"{given}; it {raised(error)}; correct the class, or the bounds of the space"
-        )
-        raise traced(fault, error) from error
+    features, losses = _trial(module, name, leaves)
     if not isinstance(features, Tensor) or features.shape != (TRIAL_ROWS, size):
         what = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
         refuse(

@@ -1,5 +1,6 @@
 """What limits the speed of a run, in one sentence, and what to do about it."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -41,10 +42,26 @@ def limit(load: Load, facts: RunFacts, *, starting: bool = False) -> str:
     facts = replace(facts, env_processes=load.env_processes)
     why = cause(load, facts)
     first = max(shares, key=lambda phase: shares[phase])
+    alone = cause(load, facts, alone=True)
+    begun = _told_of_start(alone, shares, facts) if starting else ""
     if why == "others":
-        behind = _told_of(cause(load, facts, alone=True), load, facts)
+        behind = begun or _told_of(alone, load, facts)
         return f"{_told_of_others(load, facts)} Behind them: {behind[0].lower()}{behind[1:]}"
-    if starting and facts.compiles:
+    if begun:
+        return begun
+    if load.workers and first in ("learning", "waiting"):
+        advice = BESIDE_WORKERS[why](load, facts)
+        return f"{_told_of(why, load, facts)} {one_of(advice)} would help."
+    advice = ADVICE[first](facts)
+    help_ = f"{one_of(advice) if advice else 'A faster machine'} would help"
+    most = " most" if shares[first] < _BALANCED else ""
+    return f"{_told_of(why, load, facts)} {help_}{most}."
+
+
+def _told_of_start(why: Cause, shares: Mapping[Phase, float], facts: RunFacts) -> str:
+    """What the time went into so far, where that comes once at every start; else ""."""
+    first = max(shares, key=lambda phase: shares[phase])
+    if facts.compiles:
         elsewhere = why == "acting" and facts.num_workers > 0
         acting = shares.get("waiting" if elsewhere else "acting", 0.0)
         compiling = acting + shares.get("learning", 0.0)
@@ -54,17 +71,11 @@ def limit(load: Load, facts: RunFacts, *, starting: bool = False) -> str:
                 f"Compiling took most of the time so far ({_percent(compiling)} {what} and "
                 "learning): once at every start, so that all later acts and updates are faster."
             )
-    if starting and first == "other":
-        several = facts.num_workers or facts.num_learners > 1
-        begun = "processes are begun" if several else "files and libraries are opened"
-        return f"Starting took most of the time so far ({_percent(shares[first])}): {begun}."
-    if load.workers and first in ("learning", "waiting"):
-        advice = BESIDE_WORKERS[why](load, facts)
-        return f"{_told_of(why, load, facts)} {one_of(advice)} would help."
-    advice = ADVICE[first](facts)
-    help_ = f"{one_of(advice) if advice else 'A faster machine'} would help"
-    most = " most" if shares[first] < _BALANCED else ""
-    return f"{_told_of(why, load, facts)} {help_}{most}."
+    if first != "other":
+        return ""
+    several = facts.num_workers or facts.num_learners > 1
+    begun = "processes are begun" if several else "files and libraries are opened"
+    return f"Starting took most of the time so far ({_percent(shares[first])}): {begun}."
 
 
 def cause(load: Load, facts: RunFacts, *, alone: bool = False) -> Cause:
