@@ -121,6 +121,7 @@ def _unknown_id(env_id: str, backend: str) -> ConfigError:
         names = {known.lower(): known for known in ids}
         near = [names[hit] for hit in difflib.get_close_matches(env_id.lower(), names, n=5)]
         parts.append(f"nearest are {', '.join(near)}" if near else "nothing is near")
+        parts.append("an id that a package registers is given as package:id")
     for other in by_backend.keys() - asked:
         if env_id in by_backend[other]:
             parts.append(f"backend {other!r} knows it")
@@ -128,8 +129,5 @@ def _unknown_id(env_id: str, backend: str) -> ConfigError:
         parts.append(f"EnvPool, not installed, has 1600 more: {envpool.INSTALL_LINE}")
     if env_id.startswith("ALE/") and not ale.is_installed():
         parts.append(f"Atari games of ale-py, not installed: {ale.INSTALL_LINE}")
-    parts.append(
-        "an id that a package registers is given with the package, as "
-        "minigrid:MiniGrid-Empty-5x5-v0; see all others with: quintet envs"
-    )
+    parts.append("see them all with: quintet envs")
     return ConfigError("; ".join(parts))

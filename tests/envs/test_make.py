@@ -50,8 +50,12 @@ def test_an_unknown_id_is_answered_with_the_nearest():
         resolve_backend("GoToDoor-v7", "gymnasium")
     with pytest.raises(ConfigError, match="backend 'envpool' knows; got 'GymV21Environment-v0'"):
         resolve_backend("GymV21Environment-v0", "envpool")
-    with pytest.raises(ConfigError, match="nothing is near"):
+    with pytest.raises(ConfigError, match=r"nothing is near; .* package:id"):
         make_vector_env("qqqqqqqqqqqqqqqq")
+    with pytest.raises(ConfigError, match=r"rps_v2:parallel_env; "):
+        make_vector_env("simple_spread_v3")
+    with pytest.raises(ConfigError, match=r"here pettingzoo.mpe.simple_spread_v3:parallel_env"):
+        make_vector_env("pettingzoo.mpe.simple_spread_v3")
 
 
 def test_an_id_of_another_version_is_answered_with_the_known_ones():

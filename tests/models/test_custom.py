@@ -215,6 +215,26 @@ def test_it_is_tried_on_samples_of_the_spaces():
     assert first["place"].dtype == torch.float32
 
 
+class Embeds(nn.Module):
+    """Reads one byte of all that its bounds allow."""
+
+    feature_size = 4
+
+    def __init__(self, leaves: object, known: int = 11):
+        super().__init__()
+        self.embedding = nn.Embedding(known, 4)
+
+    def forward(self, obs: dict[str, Tensor]) -> Tensor:
+        return self.embedding(obs["obs"][:, 0].long())
+
+
+def test_it_may_read_less_than_bounds_allow():
+    leaves = {"obs": spaces.Box(0, 255, (3,), np.uint8)}
+    assert CustomEncoder("test_custom:Embeds", {}, leaves, None).feature_size == 4
+    with pytest.raises(ConfigError, match="IndexError"):
+        CustomEncoder("test_custom:Embeds", {"known": 1}, leaves, None)
+
+
 def test_no_parameters_are_needed():
     network = build(encoder="test_custom:Bare")
     assert network(observations())[0].shape == (4, 2)

@@ -508,6 +508,10 @@ def test_start_of_workers() -> None:
     assert limit(begun, compiled, starting=True) == (
         "Starting took most of the time so far (80%): processes are begun."
     )
+    crowded = begun._replace(cores=Cores(0.5, 1.5))
+    assert limit(crowded, replace(compiled, cores=2), starting=True).endswith(
+        "Behind them: starting took most of the time so far (80%): processes are begun."
+    )
 
 
 @pytest.mark.parametrize(
