@@ -18,7 +18,8 @@ import quintet
 from quintet import checkpoint, cli
 from quintet.checkpoint import tensor_hashes
 from quintet.errors import QuintetError
-from quintet.observe.plots import group_key, plot_runs
+from quintet.observe.plot_groups import group_key
+from quintet.observe.plots import plot_runs
 from quintet.observe.report_files import read_metrics
 
 ENV = "quintet.envs.toy:Contextual"

@@ -1,7 +1,6 @@
 """Plots of learning curves and of final scores."""
 
 import difflib
-import json
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from quintet.errors import QuintetError
 from quintet.observe.intervals import bootstrap_band, iqm, iqm_interval
 from quintet.observe.metrics import describe, policy_of, policy_prefix
+from quintet.observe.plot_groups import env_name, group_key, group_labels
 from quintet.observe.report_files import read_metrics
 from quintet.system import files, saved_options
 
@@ -22,9 +22,6 @@ Axis = Literal["env_steps", "wall_s"]
 Kind = Literal["curve", "bars"]
 
 _FORMATS = (".png", ".svg", ".pdf")
-_NOT_PART_OF_GROUP = ("seed", "run_dir", "resume", "report")  # may differ within an experiment
-_MAX_LABEL_PARTS = 4
-_ENV = ("env", "env.id")  # either names the environment
 _SCORES = ("success_rate", "return_mean")  # default metrics, the preferred one first
 _EVALUATED = {
     "episode/return_mean": "eval/return_mean",
@@ -164,55 +161,6 @@ def _default_metric(kind: Kind, runs: Sequence[Sequence[Mapping[str, float]]]) -
         ),
         f"{sources[0]}/return_mean",
     )
-
-
-def group_key(config: Mapping[str, Any]) -> str:
-    """The configuration without seed and folder, as text, which runs of one experiment share."""
-    shared = {name: x for name, x in config.items() if name.split(".")[0] not in _NOT_PART_OF_GROUP}
-    return json.dumps(shared, sort_keys=True, default=str)
-
-
-def group_labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A short name for each group: its algorithm, its environment where there are several, and the
-    options in which it differs from the other groups of the same algorithm.  (Two algorithms differ
-    in most options, which tell nothing that their names don't.)
-    """
-    envs = _differing(configs, [name for name in _ENV if any(name in each for each in configs)])
-    labels = []
-    for config in configs:
-        peers = [each for each in configs if each.get("algo") == config.get("algo")]
-        names = sorted({name for each in peers for name in each})
-        compared = [n for n in names if n.split(".")[0] not in (*_NOT_PART_OF_GROUP, "algo")]
-        # An option that a run of an older version does not have tells only where nothing else does.
-        everywhere = [name for name in compared if all(name in each for each in peers)]
-        differing = _differing(peers, everywhere) or _differing(peers, compared)
-        own = [name for name in (*envs, *differing) if name in config]
-        own = list(dict.fromkeys(own))
-        parts = [str(config.get("algo", "run"))]
-        parts += [_part(name, config[name]) for name in own[:_MAX_LABEL_PARTS]]
-        parts += ["…"] if len(own) > _MAX_LABEL_PARTS else []
-        labels.append(", ".join(parts))
-    return labels
-
-
-def _differing(configs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
-    """Those of the options that don't have one value in all configurations."""
-    return [
-        name
-        for name in names
-        if len({json.dumps(config.get(name), default=str) for config in configs}) > 1
-    ]
-
-
-def _part(name: str, value: object) -> str:
-    if name in _ENV:
-        return str(value)
-    return f"{name.split('.', 1)[-1]} " + (f"{value:g}" if isinstance(value, float) else str(value))
-
-
-def env_name(config: Mapping[str, Any]) -> str:
-    """The environment's id, or "" when the configuration names none."""
-    return str(config.get("env.id") or config.get("env") or "")
 
 
 def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -13,7 +13,8 @@ import yaml
 from quintet.errors import QuintetError
 from quintet.observe import plots
 from quintet.observe.intervals import bootstrap_band, iqm, iqm_interval
-from quintet.observe.plots import env_name, group_key, group_labels, plot_runs
+from quintet.observe.plot_groups import env_name, group_key, group_labels
+from quintet.observe.plots import plot_runs
 from quintet.system import saved_options
 
 
@@ -324,6 +325,25 @@ def test_one_report_is_a_point(tmp_path: Path, drawn: dict[str, Any], kind: plot
 def test_environments_name_groups_by_themselves() -> None:
     configs = [{"algo": "ppo", "env.id": name} for name in ("A-v1", "B-v1")]
     assert group_labels(configs) == ["ppo, A-v1", "ppo, B-v1"]
+
+
+def test_names_are_short_and_no_two_are_the_same():
+    preset = {"clip_schedule": "linear", "num_epochs": 8, "streams": 32, "lr": 1e-3, "gae": 0.9}
+    plain = {"clip_schedule": "constant", "num_epochs": 10, "streams": 8, "lr": 3e-4, "gae": 0.95}
+    configs = [
+        {"algo": "ppo", **options, "preset": name, "unroll_steps": steps}
+        for name, options in (("auto", preset), ("none", plain))
+        for steps in (64, 128)
+    ]
+    assert group_labels(configs) == [
+        "ppo, preset auto, unroll_steps 64",
+        "ppo, preset auto, unroll_steps 128",
+        "ppo, preset none, unroll_steps 64",
+        "ppo, preset none, unroll_steps 128",
+    ]
+    # Six options, each of which tells one group apart; the last is needed.
+    many = [{"algo": "ppo", **{f"o{k}": int(k == i) for k in range(6)}} for i in range(7)]
+    assert len(set(group_labels(many))) == 7
 
 
 def test_learners_are_told_apart_by_their_names_and_each_by_what_it_could_differ_in():
