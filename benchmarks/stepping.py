@@ -1,6 +1,6 @@
 """How fast environments in Python are stepped, by one process and by several.
 
-    python benchmarks/stepping.py [--seconds 2] [--repeats 3]
+    python benchmarks/stepping.py [--seconds 2] [--repeats 3] [--record FILE]
 
 Rows of 8 and 16 streams whose step sleeps or computes for so long, by this process alone and as a
 run does it by itself, in turns; medians.  Then what messages cost (processes that have nothing to
@@ -8,17 +8,22 @@ do), and how long processes take to begin.  On a quiet machine.
 """
 
 import argparse
+import json
+import os
 import statistics
 import subprocess
 import sys
 import time
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from one_seed import commit
+from records import write_whole
 
 from quintet.envs.config import EnvConfig
 from quintet.envs.make import make_group_env
@@ -84,7 +89,7 @@ def restart(env: VectorEnv) -> float:
     return time.perf_counter() - begin
 
 
-def compare(what: str, ms: float, streams: int, seconds: float, repeats: int) -> str:
+def compare(what: str, ms: float, streams: int, seconds: float, repeats: int) -> dict[str, Any]:
     env = resolved(what, ms, streams)
     alone, several = [], []
     with (
@@ -98,8 +103,11 @@ def compare(what: str, ms: float, streams: int, seconds: float, repeats: int) ->
             alone.append(streams / row_s(one, seconds))
             several.append(streams / row_s(many, seconds))
         count = many.num_processes
-    a, b = statistics.median(alone), statistics.median(several)
-    return f"| {what} {ms:g} ms | {streams} | {a:,.0f} | {b:,.0f} | {count} | {b / a:.1f} |"
+    return {
+        "step": f"{what} {ms:g} ms", "streams": streams, "processes": count,
+        "alone_env_steps_per_s": round(statistics.median(alone), 1),
+        "several_env_steps_per_s": round(statistics.median(several), 1),
+    }  # fmt: skip
 
 
 def messages_us(processes: int, seconds: float) -> float:
@@ -127,16 +135,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--record", type=Path, help="JSON file for all numbers")
     given = parser.parse_args()
-    print("| a step | streams | one process, env_steps/s | by itself | processes | ratio |")
-    print("|---|---|---|---|---|---|")
+    load = os.getloadavg()[0]
+    rows = []
     for streams in (8, 16):
         for what, ms in CASES:
-            print(compare(what, ms, streams, given.seconds, given.repeats), flush=True)
-    for processes in (1, 2, 8):
-        print(f"messages to and from {processes}: {messages_us(processes, given.seconds):.0f} us")
-    for processes in (2, 8):
-        print(f"{processes} processes begin in {start_s(processes):.1f} s")
+            rows.append(compare(what, ms, streams, given.seconds, given.repeats))
+            print(rows[-1], flush=True)
+    messages = {n: round(messages_us(n, given.seconds)) for n in (1, 2, 8)}
+    begin = {n: round(start_s(n), 1) for n in (2, 8)}
+    found = {
+        "rows": rows, "messages_us": messages, "start_s": begin, "load_before": round(load, 1),
+        "commit": commit(),
+    }  # fmt: skip
+    print(json.dumps(found, indent=1))
+    if given.record:
+        write_whole(given.record, json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -447,6 +447,22 @@ def threads_table() -> str:
     return "\n".join(lines)
 
 
+def stepping_table() -> str:
+    """Rows of environments in Python, by one process and by several."""
+    found = result("stepping") or {"rows": []}
+    lines = [
+        "| a step | streams | one process, env_steps/s | by itself | processes | ratio |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in found["rows"]:
+        one, several = row["alone_env_steps_per_s"], row["several_env_steps_per_s"]
+        lines.append(
+            f"| {row['step']} | {row['streams']} | {one:,.0f} | {several:,.0f} | "
+            f"{row['processes']} | {several / one:.1f} |"
+        )
+    return "\n".join(lines)
+
+
 TABLES = {
     "ppo-learning": lambda: learning_table("ppo"),
     "ppo-cost": lambda: cost_table("ppo"),
@@ -472,6 +488,7 @@ TABLES = {
     "coin-race": games_table,
     "steadiness": steadiness_table,
     "threads": threads_table,
+    "stepping": stepping_table,
 }
 
 

@@ -208,10 +208,13 @@ class Policy:
     def _observe(self, obs: Any) -> tuple[Obs, bool]:
         """The leaves as tensors ``[B, ...]``, and whether a single observation was given."""
         given = flat_observation(obs)
-        if set(given) != {leaf.path for leaf in self._leaves}:
+        required = sorted(leaf.path for leaf in self._leaves)
+        if sorted(given) != required:
+            sequences = any(path.endswith("/count") for path in required)
+            how = "; sequences are given as quintet.envs.fixed_shape.FixedShape makes them"
             raise QuintetError(
-                f"an observation with the leaves {sorted(leaf.path for leaf in self._leaves)} is "
-                f"required, got {sorted(given)}"
+                f"an observation with the leaves {required} is required, got {sorted(given)}"
+                + how * sequences
             )
         arrays = {leaf.path: leaf_array(given[leaf.path], leaf) for leaf in self._leaves}
         extra = {leaf.path: arrays[leaf.path].ndim - len(leaf.shape) for leaf in self._leaves}
