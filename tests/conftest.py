@@ -35,7 +35,7 @@ def nobody_waits_for_the_disk():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def git_is_asked_once_for_each_folder_of_quintets():
+def git_is_asked_once():
     """Every run tells its revision; in this repository, which no test changes, git takes longer for
     it than a small run does.
     """

@@ -14,13 +14,14 @@ from jaxtyping import jaxtyped
 from torch import Tensor
 
 _PACKAGE = "quintet.ops"
-_PASSED: dict[CodeType, dict[Hashable, set[Hashable]]] = {}
+_PASSED: dict[tuple[str, ...], dict[Hashable, set[Hashable]]] = {}
 """Of each function the kinds of calls that passed, and of each the kinds of what was returned."""
 
 
 def kind(x: Any) -> Hashable:
     """All of a value that an annotation in quintet.ops depends on: of a tensor its dtype and shape,
-    of a float nothing, of another value the value, as shapes are also told by sizes of `self`.
+    of a float nothing, of another value the value, as shapes are also told by sizes of `self`,
+    which do not change.
     """
     if isinstance(x, Tensor):
         return type(x), x.dtype, x.shape
@@ -39,7 +40,9 @@ def checked_once(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     if isinstance(function, type):
         return jaxtyped(function, typechecker=beartype)
-    passed = _PASSED.setdefault(function.__code__, {})
+    # Functions that a function makes anew at every call are one.
+    name = function.__module__, function.__qualname__, repr(function.__annotations__)
+    passed = _PASSED.setdefault(name, {})
     checked: list[Callable[..., Any]] = []  # made when it is needed, as it takes milliseconds
 
     @wraps(function)

@@ -166,11 +166,11 @@ or a crash ends them all.
 
 def test_brackets_without_end_are_one_sentence_of_every_command(tmp_path):
     deep, out = tmp_path / "deep", str(tmp_path / "x.png")
-    deep.write_text("[" * 20_000)
+    deep.write_text("[" * 200_000)
     run = tmp_path / "r"
     run.mkdir()
     for name in ("config.yaml", "metrics.jsonl"):
-        (run / name).write_text("[" * 20_000 + "\n")
+        (run / name).write_text("[" * 200_000 + "\n")
     new = ["ppo", "--env", "CartPole-v1"]
     commands = [
         ["train", *new, "--config", str(deep)],

@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
             Positional[str | None], arg(help="id, or module:name of what makes it", metavar="ID")
         ] = None,
         steps: Annotated[int, arg(help="steps of each of two environments")] = 1_000,
-        most_s: Annotated[float, arg(help="seconds after which it takes no further step")] = 30.0,
+        most_s: Annotated[float, arg(help="seconds after which no further step is taken")] = 30.0,
         seed: Annotated[int, arg(help="of the first environment and of the actions")] = 0,
         backend: Annotated[Backend, arg(name="env.backend", help="as in a run")] = "auto",
         kwargs: Annotated[

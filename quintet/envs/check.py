@@ -73,7 +73,7 @@ def check_env(
     Args:
         steps: of each environment, rows that are spent on resetting included.
         seed: of the first environment and of the actions.
-        most_s: seconds after which no further step is compared.
+        most_s: seconds after which no further step is taken; one is always.
 
     Raises:
         ConfigError: the environment can't be made, or has spaces that quintet can't use.
@@ -92,12 +92,17 @@ def check_env(
             seen.append(a.hashes())
             found.same_seeds = found.same_seeds or _difference(seen[-1], b.hashes(), a.number)
             statistics.add(a)
-            if perf_counter() - begin > most_s:
+            if a.number and perf_counter() - begin > most_s:
+                found.remarks.append(
+                    f"it is slow: only {a.number:,} of {steps:,} steps were taken (--most-s)"
+                )
                 break
         statistics.end()
         again = min(len(seen) - 1, _AGAIN)
         for a, before in zip(_play(one, again, seed), seen, strict=False):
             found.same_again = found.same_again or _difference(before, a.hashes(), a.number)
+            if a.number and perf_counter() - begin > most_s:
+                break
     _judge(found)
     return found
 

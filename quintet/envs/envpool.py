@@ -133,8 +133,8 @@ def describe_pool(pool: Any) -> tuple[str, dict[str, Any], int]:
             continue
         try:
             spec = envpool.make_spec(env_id)
-        except RuntimeError:  # VizdoomCustom-v1, which needs files of the user
-            continue
+        except Exception:  # of VizdoomCustom-v1, which needs files of the user
+            continue  # a RuntimeError, or what the package vizdoom makes of it once it is imported
         default = dict(zip(spec._config_keys, spec._config_values, strict=True))
         default |= _DEFAULT_KWARGS.get(family_of(env_id), {})
         kwargs = {

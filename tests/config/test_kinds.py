@@ -265,7 +265,7 @@ def test_a_user_s_own_minibatches_are_left_alone():
         ({"unroll_steps": 48}, 480),
         ({"unroll_steps": 48, "bptt_steps": 16, "minibatches_per_iteration": 3}, 512),
         ({"unroll_steps": 48, "bptt_steps": 16, "minibatches_per_iteration": 2}, 480),
-        ({"unroll_steps": 600, "bptt_steps": 600}, 600),  # at least one unroll
+        ({"unroll_steps": 300}, 300),
         ({"runtime.num_learners": 3}, 480),  # 5 chunks of 32 for each
     ],
 )
@@ -274,6 +274,8 @@ def test_minibatches_of_appo_are_whole_chunks_of_a_user_s_unrolls(options, size)
     assert loaded.config.learner.minibatch_steps == size
     with pytest.raises(ConfigError, match="minibatch_steps must be a multiple of unroll_steps=48"):
         load("CartPole-v1", algo="appo", unroll_steps=48, minibatch_steps=512)
+    with pytest.raises(ConfigError, match=r"of unroll_steps=600, got 512.*from the preset"):
+        load("CartPole-v1", algo="appo", unroll_steps=600)
 
 
 def test_a_preset_that_does_not_fit_the_spaces_is_named(capsys):

@@ -201,5 +201,12 @@ def test_options_are_those_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_slow_environment_is_stepped_for_so_long(capsys: pytest.CaptureFixture[str]) -> None:
+    begin = time.monotonic()
     assert cli.main(["check-env", f"{__name__}:Slow", "--most-s", "0.4", "--json"]) == 0
-    assert 0 < json.loads(capsys.readouterr().out)["steps"] < 100
+    assert time.monotonic() - begin < 3.0  # of 48 s for all of its steps
+    found = json.loads(capsys.readouterr().out)
+    assert 0 < found["steps"] < 100
+    assert "of 1,000 steps were taken (--most-s)" in found["remarks"][0]
+    # One step at least, or nothing could be said.
+    assert cli.main(["check-env", f"{__name__}:Slow", "--most-s", "1e-9", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 2

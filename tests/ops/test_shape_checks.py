@@ -9,6 +9,9 @@ from jaxtyping import Float, TypeCheckError
 from shape_checks import checked_once
 from torch import Tensor
 
+from quintet.ops import returns
+from quintet.ops.discrete import Categorical
+
 
 @checked_once
 def weighted(x: Float[Tensor, "T B"], weight: Float[Tensor, " T"], rows: int | None) -> Any:
@@ -53,6 +56,29 @@ def test_what_a_call_returns_is_checked_too() -> None:
         given = torch.zeros(rows + 1)
         with pytest.raises(TypeCheckError, match="return value of"):
             head(torch.zeros(7), rows)
+
+
+def test_functions_that_are_made_anew_are_told_apart_by_their_annotations() -> None:
+    def make(shape: str) -> Any:
+        @checked_once
+        def same(x: Float[Tensor, shape]) -> Tensor:  # type: ignore[valid-type]
+            return x
+
+        return same
+
+    make("a")(torch.zeros(3))
+    with pytest.raises(TypeCheckError):
+        make("a b")(torch.zeros(3))
+
+
+def test_quintets_own_functions_methods_and_dataclasses_are_checked() -> None:
+    x = torch.zeros(5, 2)
+    with pytest.raises(TypeCheckError):
+        returns.gae(x, x, x, x, torch.zeros(5), lambda_=0.9)
+    with pytest.raises(TypeCheckError):
+        Categorical(3).log_prob(torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64))
+    with pytest.raises(TypeCheckError):
+        Categorical("3")  # type: ignore[arg-type]
 
 
 def test_sizes_of_self_are_those_of_this_one() -> None:

@@ -263,8 +263,8 @@ def suited(
     learners: int,
     free: frozenset[str],
 ) -> dict[str, int]:
-    """The minibatch nearest to the one that nobody gave, smaller ones first, of whole chunks for
-    each learner, whose iterations are whole unrolls; nothing where it fits already.
+    """The largest minibatch, up to the one that nobody gave, of whole chunks for each learner, of
+    which iterations are whole unrolls; nothing where it fits already, or none does.
     """
     size, unit = config.minibatch_steps, learners * config.chunk_steps
     if "minibatch_steps" not in free:
@@ -272,8 +272,8 @@ def suited(
     whole = math.lcm(
         unit, config.unroll_steps // math.gcd(config.unroll_steps, config.minibatches_per_iteration)
     )
-    best = max(size // whole, 1) * whole
-    return {} if best == size else {"minibatch_steps": best}
+    best = size // whole * whole
+    return {} if best in (0, size) else {"minibatch_steps": best}
 
 
 def planned_updates(

@@ -214,7 +214,7 @@ class APPOLearner:
                 reward, discount_t, batch.not_cut_t, v[:-1], v[1:], lambda_=config.gae_lambda
             )
             estimates = {"advantage": gae.advantage_tm1, "target": gae.target_tm1}
-        self._tell_of_rows(batch, flat)
+        self._tell_of_rows(batch, flat, reward)
         return Chunks.of(batch, obs, reward, terminal, estimates, config.chunk_steps)
 
     def _minibatches(self, chunks: Chunks, knobs: Knobs) -> Iterator[Minibatch]:
@@ -407,12 +407,13 @@ class APPOLearner:
         of_vtrace = self.config.use_vtrace
         return metrics.statistics(told, rows, valid, minibatch.count, vtrace=of_vtrace)
 
-    def _tell_of_rows(self, batch: Rollout, obs: dict[str, Tensor]) -> None:
+    def _tell_of_rows(self, batch: Rollout, obs: dict[str, Tensor], reward: Tensor) -> None:
         """Statistics of a whole batch, the same on all ranks."""
         valid = batch.valid
         share = self.normalizers.clip_share(obs, valid, valid.sum().clamp_min(1))
-        means = {"normalizer/observation_clip_frac": share}
-        self.trained.interval.add(Statistics(means | self.normalizers.of_rewards(batch)))
+        means = self.normalizers.of_rewards(batch, reward)
+        means["normalizer/observation_clip_frac"] = share
+        self.trained.interval.add(Statistics(means))
 
     def metrics(self) -> dict[str, float]:
         found = metrics.finished(self.trained)

@@ -146,15 +146,15 @@ class ImpalaLearner:
         columns, normalizers = batch.valid.shape[1], self.normalizers
         count = batch.valid.sum().clamp_min(1).to(self.setup.device)
         if normalizers.rewards.kind != "none":
-            means = normalizers.of_rewards(self.ranks.whole(batch))
+            whole = self.ranks.whole(batch)
+            means = normalizers.of_rewards(whole, normalizers.rewards(whole.reward))
             self.trained.interval.add(Statistics(means))
         batch = self.ranks.shard(batch)
         obs = normalizers.flat(batch)
         share = normalizers.clip_share(obs, batch.valid, count)
         flat: dict[str, Any] = {"obs": obs, "is_first": batch.is_first.flatten(), "trace_cut": None}
         flat |= {"reward": normalizers.rewards(batch.reward), "return_carry": None}
-        flat["state"] = {name: x[0] for name, x in batch.state.items()}
-        own = replace(batch, **flat).contiguous()
+        own = replace(batch, state={k: x[0] for k, x in batch.state.items()}, **flat).contiguous()
         return Unrolls(own, batch.not_cut_t.contiguous(), count, columns, share, self.aux_weight)
 
     def _loss(

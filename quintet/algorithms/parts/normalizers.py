@@ -34,8 +34,10 @@ ONLY_LEARNING = ("reward_moments/",)
 
 @final
 class Normalizers:
-    """observations, rewards: by the statistics of all batches that were merged.
+    """Both normalisers of a learner, by the statistics of all batches that were merged.
 
+    learn: whether batches are merged; statistics stay as they are where `update_normalizers` is
+        false.
     return_discount: of the running return by which rewards are divided; None where none is needed.
     """
 
@@ -73,9 +75,8 @@ class Normalizers:
         """`diagnostics.observation_clip_share` of normalised observations."""
         return diagnostics.observation_clip_share(self.observations, obs, use, count)
 
-    def of_rewards(self, batch: Rollout) -> dict[str, Tensor]:
-        """Statistics of a whole batch's rewards."""
-        normalized = self.rewards(batch.reward)
+    def of_rewards(self, batch: Rollout, normalized: Tensor) -> dict[str, Tensor]:
+        """Statistics of a whole batch's rewards, before and after they were normalised."""
         return diagnostics.reward_statistics(self.rewards, batch.reward, normalized, batch.valid)
 
     def metrics(self) -> dict[str, float]:
