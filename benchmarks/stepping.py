@@ -127,7 +127,10 @@ def start_s(processes: int) -> float:
         f"there = stepping.SteppedEnv(env, made, {processes}, first_stream=0, timeout_s=60.0); "
         "print(stepping.restart(there)); there.close()"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    here = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=here, capture_output=True, check=True, text=True
+    )
     return float(done.stdout)
 
 
