@@ -28,6 +28,7 @@ CARTPOLE = "train ppo --env CartPole-v1"
         (f"{CARTPOLE} --n-envs 3", 2, "here it is 'env.num_streams'"),
         ("train ppo --env quintet.envs.toy:Target --n-envs 3", 2, "here it is 'env.num_streams'"),
         (f"{CARTPOLE} --learning-rate x --env.backend foo", 2, "2 faults"),
+        ("train ppo --env quintet.envs.toy:Target --learning-rate -1", 2, "learning_rate"),
         (f"{CARTPOLE} --minibatch-steps 100", 2, "minibatch_steps must divide"),
         (f"{CARTPOLE} --preset none --value-coef 0 --value-clip 1", 2, "has no effect"),
         (f"{CARTPOLE} --config nothing.yaml", 2, "nothing.yaml can't be read"),

@@ -26,7 +26,7 @@ from quintet.config.load import (
     preset_layers,
 )
 from quintet.config.run import AUTOMATIC, MAY_CHANGE_ON_RESUME
-from quintet.config.validate import validate
+from quintet.config.validate import is_at_fault, validate
 from quintet.envs.given import EnvSource
 from quintet.errors import CheckpointError, ConfigError
 from quintet.system import files, saved_options
@@ -194,8 +194,9 @@ def _compose_new(
     """The configuration of a run that begins."""
     asked, place = asked_for(files, command), _place(run_dir)
     name = str(asked.get("preset") or "auto")
-    # An unknown option is refused anyway, for which no environment need be made.
+    # Unknown options and wrong values are refused anyway, for which no environment need be made.
     known = "env.id" in asked and asked.keys() <= options(algo).keys()
+    known = known and not is_at_fault(algo, asked)
     try:
         presets = preset_layers(algo, asked.get("env.id"), name, kind if known else None)
     except (ConfigError, ValidationError) as error:

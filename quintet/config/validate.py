@@ -33,6 +33,19 @@ def valid_part(
         return None
 
 
+def is_at_fault(algo: str, values: dict[str, Any]) -> bool:
+    """Whether a value is wrong by itself, whatever the others are."""
+    models = {"": registry.find(algo).config} | {f"{name}.": model for name, model in PARTS.items()}
+    for prefix, model in models.items():
+        mine = {k: values[prefix + k] for k in model.model_fields if prefix + k in values}
+        try:
+            model(**mine)
+        except ValidationError as error:
+            if any(item["loc"] and item["type"] != "missing" for item in error.errors()):
+                return True
+    return False
+
+
 def validate(algo: str, values: dict[str, Any], faults: list[str]) -> RunConfig | None:
     """The configuration of the merged values; None where a part of it can't be made.
 
