@@ -14,15 +14,27 @@ from quintet.errors import ConfigError
 from quintet.observe.metrics import OF_RUNS, EpisodeStats
 
 
+def _own(model: type[BaseModel], prefix: str, values: dict[str, Any]) -> dict[str, Any]:
+    """The values of one part, by the names of its fields."""
+    return {name: values[prefix + name] for name in model.model_fields if prefix + name in values}
+
+
+def _errors(model: type[BaseModel], mine: dict[str, Any]) -> list[ErrorDetails]:
+    try:
+        model(**mine)
+    except ValidationError as error:
+        return error.errors()
+    return []
+
+
 def valid_part(
     model: type[BaseModel], prefix: str, values: dict[str, Any], faults: list[str]
 ) -> BaseModel | None:
     """One part of the configuration, with defaults for the fields that are at fault."""
-    mine = {name: values[prefix + name] for name in model.model_fields if prefix + name in values}
-    try:
+    mine = _own(model, prefix, values)
+    items = _errors(model, mine)
+    if not items:
         return model(**mine)
-    except ValidationError as error:
-        items = error.errors()
     faults += [item["msg"].removeprefix("Value error, ") for item in items if not item["loc"]]
     # Only the environment can be missing, and that is told by itself.
     faults += _told(prefix, [x for x in items if x["loc"] and x["type"] != "missing"])
@@ -34,16 +46,13 @@ def valid_part(
 
 
 def is_at_fault(algo: str, values: dict[str, Any]) -> bool:
-    """Whether a value is wrong by itself, whatever the others are."""
+    """Whether a value of the learner or of a part is wrong by itself, whatever the others are."""
     models = {"": registry.find(algo).config} | {f"{name}.": model for name, model in PARTS.items()}
-    for prefix, model in models.items():
-        mine = {k: values[prefix + k] for k in model.model_fields if prefix + k in values}
-        try:
-            model(**mine)
-        except ValidationError as error:
-            if any(item["loc"] and item["type"] != "missing" for item in error.errors()):
-                return True
-    return False
+    return any(
+        item["loc"] and item["type"] != "missing"
+        for prefix, model in models.items()
+        for item in _errors(model, _own(model, prefix, values))
+    )
 
 
 def validate(algo: str, values: dict[str, Any], faults: list[str]) -> RunConfig | None:

@@ -112,15 +112,13 @@ def _unknown_id(env_id: str, backend: str) -> ConfigError:
             parts.append(
                 f"which versions there are depends on Gymnasium's, {gymnasium.__version__} here"
             )
-    elif env_id.startswith("pettingzoo.") or re.fullmatch(r"[a-z_]+_v\d+", env_id):
-        parts.append(
-            "a game of PettingZoo is given by its module, as pettingzoo.classic.rps_v2:"
-            f"{PARALLEL}" + (f"; here {env_id}:{PARALLEL}" if "." in env_id else "")
-        )
     else:
         names = {known.lower(): known for known in ids}
         near = [names[hit] for hit in difflib.get_close_matches(env_id.lower(), names, n=5)]
         parts.append(f"nearest are {', '.join(near)}" if near else "nothing is near")
+        if re.fullmatch(r"(pettingzoo\.[\w.]+\.)?[a-z_]+_v\d+", env_id):
+            module = env_id if "." in env_id else "pettingzoo.classic.rps_v2"
+            parts.append(f"games of PettingZoo are given by their module, as {module}:{PARALLEL}")
         parts.append("an id that a package registers is given as package:id")
     for other in by_backend.keys() - asked:
         if env_id in by_backend[other]:

@@ -69,9 +69,7 @@ def test_learning_outputs_equal_acting_ones(core: str, options: dict[str, object
     """Values and distributions of every row, also through the resets inside of chunks."""
     config = PLAIN.model_copy(update={"num_epochs": 1, "learning_rate": 1e-30})
     learner, _, batch = train(config, Walk, 1, model=model(core, **options), streams=4, groups=2)
-    learner.normalizers.observations = type(learner.normalizers.observations)(
-        {}, 1.0, 1.0
-    )  # as it was when they acted
+    plain(learner)
     rows, _ = learner._rows(batch, batch.valid)
     chunks = Chunks(batch.valid.shape, CHUNK, torch.device("cpu"))
     everywhere = torch.arange(chunks.rows.shape[1])

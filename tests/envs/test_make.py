@@ -52,9 +52,11 @@ def test_an_unknown_id_is_answered_with_the_nearest():
         resolve_backend("GymV21Environment-v0", "envpool")
     with pytest.raises(ConfigError, match=r"nothing is near; .* package:id"):
         make_vector_env("qqqqqqqqqqqqqqqq")
+    with pytest.raises(ConfigError, match=r"nearest are CartPole-v1, "):
+        make_vector_env("cart_pole_v1")  # which is not taken for a game
     with pytest.raises(ConfigError, match=r"rps_v2:parallel_env; "):
         make_vector_env("simple_spread_v3")
-    with pytest.raises(ConfigError, match=r"here pettingzoo.mpe.simple_spread_v3:parallel_env"):
+    with pytest.raises(ConfigError, match=r"as pettingzoo.mpe.simple_spread_v3:parallel_env"):
         make_vector_env("pettingzoo.mpe.simple_spread_v3")
 
 
