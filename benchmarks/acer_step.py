@@ -27,9 +27,8 @@ from quintet.config.idle import without_idle_defaults
 from quintet.config.load import Layer, compose
 from quintet.config.run import RunConfig
 from quintet.envs.make import make_vector_env
-from quintet.run.facts import has_compiler
-from quintet.run.launch import resolve
 from quintet.run.learners import make_learner
+from quintet.run.resolution import has_compiler, resolve
 from quintet.system.provenance import revision_of
 from quintet.types import Rollout, Spaces
 

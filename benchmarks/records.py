@@ -102,7 +102,7 @@ def today(row: Row, num_workers: int | None) -> dict[str, Any]:
     """What the row's command resolves to, with so many worker processes where there are any."""
     from quintet.config.load import Layer
     from quintet.config.saved import load_config
-    from quintet.run.launch import resolved
+    from quintet.run.resolution import resolved
 
     values = {"env.id": row.env, "run_dir": NOWHERE, **given(row)}
     loaded = load_config(row.algo, [], Layer("call", values))

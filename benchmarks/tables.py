@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from records import ROOT, Difference, notes, record_of, standing, write_whole
 from rows import ROWS, SEEDS, Row
 
-from quintet.envs import envpool
+from quintet.envs import envpool_library
 
 DOCUMENTS = (
     ROOT / "docs" / "benchmarks.md",
@@ -503,7 +503,7 @@ def rendered(text: str) -> str:
 
 
 def main() -> int:
-    if not envpool.is_installed():
+    if not envpool_library.is_installed():
         print("tables.py requires envpool, whose environments the records are of; install it")
         return 1
     stale = [path for path in DOCUMENTS if rendered(path.read_text()) != path.read_text()]

@@ -27,10 +27,11 @@ from records import write_whole
 
 HERE = Path(__file__).parent
 NETWORKS = {
-    "small": ("ppo", "CartPole-v1"),
-    "wide": ("ddpg", "HalfCheetah-v4"),  # layers of 256 x 256
-    "grid": ("ppo", "BabyAI-GoToRedBall-v0"),
-    "picture": ("ppo", "Pong-v5"),
+    "small": ["ppo", "--env", "CartPole-v1"],
+    # Layers of 256 x 256.
+    "wide": ["ddpg", "--env", "HalfCheetah-v4", "--replay-start-steps", "100"],
+    "grid": ["ppo", "--env", "BabyAI-GoToRedBall-v0"],
+    "picture": ["ppo", "--env", "Pong-v5"],
 }
 BESIDE = {"nothing": 0, "one": 1, "two": 2, "run": 0}
 """Busy processes beside the run; `run`: a second run."""
@@ -53,14 +54,13 @@ def begin(stack: ExitStack, command: list[str], **options: object) -> "subproces
 
 def rate(network: str, threads: int, beside: str, spins: int, seconds: float) -> float:
     """env_steps per second of the first run; 0 where it made no report."""
-    algo, env = NETWORKS[network]
     with ExitStack() as stack:
         for _ in range(BESIDE[beside]):
             begin(stack, [sys.executable, "-c", "while True: pass"])
         folder = Path(stack.enter_context(TemporaryDirectory(ignore_cleanup_errors=True)))
         told, runs = [], []
         for name in ("a", "b") if beside == "run" else ("a",):
-            words = ["train", algo, "--env", env, "--run-dir", str(folder / name), "--seed", "1"]
+            words = ["train", *NETWORKS[network], "--run-dir", str(folder / name), "--seed", "1"]
             words += ["--total-steps", "100000000", "--runtime.kind", "serial"]
             words += ["--runtime.threads", str(threads), "--runtime.compile", "off"]
             words += ["--eval.episodes", "0", "--report.sinks", "jsonl"]

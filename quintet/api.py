@@ -136,6 +136,9 @@ def train(
         if jobs is not None:
             raise ConfigError(f"jobs={jobs} has no effect without seeds; leave it out")
         loaded = load_config(algo, [], command, source, trust=trust, overwrite=overwrite)
+        from quintet.run.resolution import check_spaces
+
+        check_spaces(loaded)
         from quintet.run.launch import run
 
         return run(loaded, on_report, callbacks=callbacks)

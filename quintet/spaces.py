@@ -155,25 +155,30 @@ def action_leaves(space: Space) -> list[Space]:
     return [space]
 
 
-def action_spec(space: Space) -> TensorSpec:
-    """Shape and dtype of one packed action, the form of actions outside of environments.
+def action_shape(space: Space) -> tuple[int, ...]:
+    """Shape of one packed action, the form of actions outside of environments.
 
     A Discrete is one integer of shape (). Everything else is flat, ``(n,)``: a Box, MultiDiscrete
     or MultiBinary of any shape in C order, a Tuple or Dict leaf after leaf, where a Discrete takes
-    one place. It is int64 if all leaves are integers, else float32, which holds the integers of a
-    policy's actions exactly.
+    one place.
+    """
+    if isinstance(space, spaces.Discrete):
+        return ()
+    return (sum(math.prod(leaf.shape or ()) for leaf in action_leaves(space)),)
+
+
+def action_spec(space: Space) -> TensorSpec:
+    """Shape and dtype of one packed action: int64 if all leaves are integers, else float32, which
+    holds the integers of a policy's actions exactly.
     """
     import torch  # not before there is an environment
 
-    leaves = action_leaves(space)
-    floats = any(isinstance(leaf, spaces.Box) for leaf in leaves)
-    size = sum(math.prod(leaf.shape or ()) for leaf in leaves)
-    shape = () if isinstance(space, spaces.Discrete) else (size,)
-    return TensorSpec(shape, torch.float32 if floats else torch.int64)
+    floats = any(isinstance(leaf, spaces.Box) for leaf in action_leaves(space))
+    return TensorSpec(action_shape(space), torch.float32 if floats else torch.int64)
 
 
 def unpack_action(space: Space, packed: np.ndarray[Any, Any]) -> Any:
-    """Packed actions ``[*n, *action_spec(space).shape]`` in the form of `space` itself.
+    """Packed actions ``[*n, *action_shape(space)]`` in the form of `space` itself.
 
     Returns:
         The tuples and dicts of the space, with an array ``[*n, *leaf.shape]`` of its own memory for

@@ -30,7 +30,7 @@ from quintet.bench.bare_networks import (
     observations,
 )
 from quintet.bench.workloads import ACERWork, OnPolicyWork, ReplayWork, Workload
-from quintet.envs.envpool import load_opengl
+from quintet.envs.envpool_library import load_opengl
 from quintet.models.precision import Precision, autocast
 from quintet.system.cpus import usable_cores
 from quintet.types import Spaces

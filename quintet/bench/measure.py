@@ -20,9 +20,8 @@ from quintet.config.load import Layer, compose
 from quintet.config.run import RunConfig
 from quintet.observe.timing import Phase, PhaseTimer
 from quintet.protocols import Learner
-from quintet.run.facts import has_compiler
-from quintet.run.launch import resolve
 from quintet.run.learners import make_learner
+from quintet.run.resolution import has_compiler, resolve
 from quintet.run.sampling import Source, make_sampling, open_source
 from quintet.runtime import loop
 from quintet.runtime.replay.replay import Replay

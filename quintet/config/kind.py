@@ -1,7 +1,8 @@
 """The kind of a run's environment, which chooses its preset if it has none of its own."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any, Literal, final
 
 from gymnasium.spaces import Box
 from gymnasium.vector import VectorEnv as ForeignVectorEnv
@@ -22,37 +23,61 @@ continuous action. vector_discrete: all others.
 """
 
 
-def kind_of(env: ResolvedEnv) -> EnvKind:
-    """The kind of a resolved environment. Unless it is an Atari game or a vector environment, one
-    environment is made for its spaces, and closed.  Raises ConfigError if the environment can't be
-    made.
+_OF_STREAMS = {"num_streams", "streams_per_group", "num_threads", "num_processes"}
+"""Options of environments on which their spaces do not depend."""
+
+
+@final
+class KindProbe:
+    """Finds out the kind of the environment that options, by dotted name, ask for, once."""
+
+    def __init__(self, asked: Mapping[str, Any], source: EnvSource | None = None) -> None:
+        self._asked, self._source = asked, source
+        self._made: tuple[ResolvedEnv, Spaces] | None = None
+
+    @cached_property
+    def kind(self) -> EnvKind:
+        """Unless it is an Atari game or a vector environment, one environment is made for its
+        spaces, and closed.
+
+        Raises:
+            ConfigError: the environment can't be made.
+            pydantic.ValidationError: one of its options is out of range.
+        """
+        options = {
+            name: absent(self._asked[f"env.{name}"], info)
+            for name, info in EnvConfig.model_fields.items()
+            if f"env.{name}" in self._asked
+        }
+        env, source = resolve_env(EnvConfig(**options), self._source), self._source
+        if env.atari is not None:
+            return "atari"
+        if isinstance(source, ForeignVectorEnv):
+            action = action_space_of(source.single_action_space, env.config.id)
+            return _kind_by_spaces(Spaces(source.single_observation_space, action))
+        self._made = env, spaces_of(env)
+        return _kind_by_spaces(self._made[1])
+
+    def spaces(self, env: ResolvedEnv) -> Spaces | None:
+        """The spaces of `env`, if an environment with its options was made for the kind."""
+        if self._made is None or _of_spaces(env) != _of_spaces(self._made[0]):
+            return None
+        return self._made[1]
+
+
+def _of_spaces(env: ResolvedEnv) -> dict[str, Any]:
+    return env.config.model_dump(exclude=_OF_STREAMS)
+
+
+def spaces_of(env: ResolvedEnv) -> Spaces:
+    """The spaces of an environment, which is made for them and closed; raises ConfigError if it
+    can't be made.
     """
-    source = env.source
-    if env.atari is not None:
-        return "atari"
-    if isinstance(source, ForeignVectorEnv):
-        action = action_space_of(source.single_action_space, env.config.id)
-        return _kind_by_spaces(Spaces(source.single_observation_space, action))
     probe = make_group_env(env, env.streams_of(1))
     try:
-        return _kind_by_spaces(probe.spaces)
+        return probe.spaces
     finally:
         probe.close()
-
-
-def kind_asked_for(asked: Mapping[str, Any], source: EnvSource | None = None) -> EnvKind:
-    """The kind of the environment that options, by dotted name, ask for.
-
-    Raises:
-        ConfigError: the environment can't be made.
-        pydantic.ValidationError: one of its options is out of range.
-    """
-    options = {
-        name: absent(asked[f"env.{name}"], info)
-        for name, info in EnvConfig.model_fields.items()
-        if f"env.{name}" in asked
-    }
-    return kind_of(resolve_env(EnvConfig(**options), source))
 
 
 def _kind_by_spaces(spaces: Spaces) -> EnvKind:

@@ -27,6 +27,7 @@ from quintet.envs.ids import is_registered
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.errors import ConfigError, FileFault, IdleOptions
 from quintet.system.files import read_yaml
+from quintet.types import Spaces
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Loaded:
     """A valid configuration and the source of each of its options.
 
     env: its environment, resolved.
+    spaces: those of the environment, if one was made for its kind.
     notes: messages for the person about the run folder.
     overwrite: whether a run in its folder is moved aside.
     """
@@ -49,6 +51,7 @@ class Loaded:
     config: RunConfig
     sources: dict[str, str]
     env: ResolvedEnv
+    spaces: Spaces | None = None
     notes: tuple[str, ...] = ()
     overwrite: bool = False
 

@@ -8,13 +8,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from quintet.config.kind import EnvKind, kind_asked_for
+from quintet.config.kind import KindProbe
 from quintet.config.load import (
     Layer,
     Loaded,
@@ -69,10 +68,10 @@ def load_config(
         ConfigError: any fault, or the folder holds a run of another configuration.
         UntrustedError: the folder names code that may not run.
     """
-    kind = partial(kind_asked_for, asked_for([learner_defaults(algo), *files], command), source)
+    probe = KindProbe(asked_for([learner_defaults(algo), *files], command), source)
     if overwrite or beside:
-        return _load_anew(algo, files, command, source, kind, overwrite)
-    return _load(algo, files, command, source, kind, trust)
+        return _load_anew(algo, files, command, source, probe, overwrite)
+    return _load(algo, files, command, source, probe, trust)
 
 
 def _load_anew(
@@ -80,7 +79,7 @@ def _load_anew(
     files: Sequence[Layer],
     command: Layer,
     source: EnvSource | None,
-    kind: Callable[[], EnvKind],
+    probe: KindProbe,
     overwrite: bool,
 ) -> Loaded:
     """The configuration of a run that begins, whatever is in its folder."""
@@ -90,7 +89,7 @@ def _load_anew(
         raise ConfigError("--overwrite begins anew, --resume exact goes on; leave one of them out")
     if overwrite and run_dir is not None:
         _require_movable(run_dir)
-    loaded = _compose_new(algo, files, command, source, kind, run_dir)
+    loaded = _compose_new(algo, files, command, source, probe, run_dir)
     return replace(loaded, overwrite=overwrite)
 
 
@@ -118,18 +117,18 @@ def _load(
     files: Sequence[Layer],
     command: Layer,
     source: EnvSource | None,
-    kind: Callable[[], EnvKind],
+    probe: KindProbe,
     trusted: bool,
 ) -> Loaded:
-    """kind: returns the environment's kind; called only where the preset depends on it, since it
-    may have to make an environment.
+    """probe: asked only where the preset depends on the kind, since it may have to make an
+    environment.
     """
     asked = asked_for(files, command)
     run_dir = find_run_dir(algo, asked)
     notes: list[str] = []
     saved = None if run_dir is None else read_saved(run_dir, notes.append)
     if run_dir is None or saved is None:
-        return _compose_new(algo, files, command, source, kind, run_dir)
+        return _compose_new(algo, files, command, source, probe, run_dir)
     if asked.get("resume") == "never":
         raise ConfigError(
             f"--resume never requires a folder without a run, {run_dir} holds one; give another "
@@ -188,7 +187,7 @@ def _compose_new(
     files: Sequence[Layer],
     command: Layer,
     source: EnvSource | None,
-    kind: Callable[[], EnvKind],
+    probe: KindProbe,
     run_dir: Path | None,
 ) -> Loaded:
     """The configuration of a run that begins."""
@@ -198,7 +197,9 @@ def _compose_new(
     known = "env.id" in asked and asked.keys() <= options(algo).keys()
     known = known and not is_at_fault(algo, asked)
     try:
-        presets = preset_layers(algo, asked.get("env.id"), name, kind if known else None)
+        presets = preset_layers(
+            algo, asked.get("env.id"), name, (lambda: probe.kind) if known else None
+        )
     except (ConfigError, ValidationError) as error:
         try:
             compose(algo, [place, *files, command], source)
@@ -207,7 +208,8 @@ def _compose_new(
                 raise
             raise ConfigError(f"{error}\n{others}") from error
         raise
-    return compose(algo, [place, *presets, *files, command], source)
+    loaded = compose(algo, [place, *presets, *files, command], source)
+    return replace(loaded, spaces=probe.spaces(loaded.env))
 
 
 def _check_trust(run_dir: Path, saved: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
@@ -265,7 +267,7 @@ def load_seeds(
             f"run_dir with seeds requires a folder for a group of runs, {folder} is a run by "
             "itself; give another --run-dir"
         )
-    kind = cache(partial(kind_asked_for, {**learner_defaults(algo).values, **asked}, source))
+    probe = KindProbe({**learner_defaults(algo).values, **asked}, source)
     loaded: list[Loaded | Unusable] = []
     for seed in seeds:
         mine = {"seed": seed} | (
@@ -274,7 +276,7 @@ def load_seeds(
         layer = Layer(command.source, {**command.values, **mine})
         run_dir = find_run_dir(algo, asked | mine)
         if overwrite:
-            loaded.append(_load_anew(algo, files, layer, source, kind, overwrite))
+            loaded.append(_load_anew(algo, files, layer, source, probe, overwrite))
             continue
         try:
             if run_dir is not None:
@@ -283,7 +285,7 @@ def load_seeds(
             assert run_dir is not None
             loaded.append(Unusable(seed, run_dir, str(error)))
             continue
-        loaded.append(_load(algo, files, layer, source, kind, trust))
+        loaded.append(_load(algo, files, layer, source, probe, trust))
     faults = [each.error for each in loaded if isinstance(each, Unusable)]
     if len(faults) == len(loaded):
         raise ConfigError("\n".join(faults))

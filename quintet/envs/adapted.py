@@ -49,7 +49,7 @@ from quintet.envs.vector import (
     check_seeds,
 )
 from quintet.errors import ConfigError, EnvironmentFault
-from quintet.spaces import action_space_of, action_spec, leaf_keys, stored_space, unpack_action
+from quintet.spaces import action_shape, action_space_of, leaf_keys, stored_space, unpack_action
 from quintet.system.blame import raised, traced
 from quintet.types import ACTION_MASK, Spaces
 
@@ -104,7 +104,7 @@ class AdaptedVectorEnv:
                 f" action nobody chose; make it with AutoresetMode.NEXT_STEP"
             )
         self._action_space = env.single_action_space
-        self._action_shape = (self.num_streams, *action_spec(self._action_space).shape)
+        self._action_shape = (self.num_streams, *action_shape(self._action_space))
         self.spaces = Spaces(
             stored_space(env.single_observation_space), action_space_of(self._action_space, env_id)
         )

@@ -15,24 +15,21 @@ The adapter handles these properties of EnvPool 1.2:
 - Most families can draw themselves, without saying how many steps make a second. On Linux MuJoCo
   ends the whole process if it draws without a loaded OpenGL library, or with another one than
   EnvPool uses. EnvPool brings its own, under a name that MuJoCo doesn't know, but uses the system's
-  if that is loaded before EnvPool: `load_opengl` does so.
+  if that is loaded before EnvPool: `envpool_library.load_opengl` does so.
 - Declared bounds can be wrong: Box2D declares ``Box(1.17e-38, 3.4e38)``, the smallest and the
   largest float, for unbounded values. Such bounds are read as infinite; bounds are never enforced.
 """
 
-import ctypes
 import difflib
-import importlib.util
-import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import Any, final
 
 import numpy as np
 from gymnasium import spaces
 
+from quintet.envs.envpool_library import families, load_opengl
 from quintet.envs.short_wait import SLEEPS_ARE_COUNTED, ShortWait
 from quintet.envs.success import rule_of, write_success
 from quintet.envs.vector import (
@@ -46,12 +43,10 @@ from quintet.envs.vector import (
 )
 from quintet.envs.versions import taken_by_gymnasium
 from quintet.errors import ConfigError, EnvironmentFault
-from quintet.spaces import Space, action_space_of, action_spec, leaf_keys, map_leaves, stored_space
+from quintet.spaces import Space, action_shape, action_space_of, leaf_keys, map_leaves, stored_space
 from quintet.system.blame import raised, traced
 from quintet.system.cpus import usable_cores
 from quintet.types import Spaces
-
-INSTALL_LINE = 'pip install "quintet[envpool]"'
 
 _OURS = frozenset(
     (
@@ -92,21 +87,6 @@ _STEPS_PER_S = {
 """Gymnasium's steps per second of ids without their version."""
 
 
-def is_installed() -> bool:
-    """Whether EnvPool is installed; does not import it."""
-    return importlib.util.find_spec("envpool") is not None
-
-
-def list_ids() -> list[str]:
-    """Every id that EnvPool knows; empty where it isn't installed. The import takes 0.5 s."""
-    if not is_installed():
-        return []
-    load_opengl()
-    import envpool
-
-    return list(envpool.list_all_envs())
-
-
 def is_pool(env: object) -> bool:
     """Whether an object is one of EnvPool's pools; does not import EnvPool."""
     return any(kind.__module__.startswith("envpool.") for kind in type(env).__mro__)
@@ -125,6 +105,7 @@ def describe_pool(pool: Any) -> tuple[str, dict[str, Any], int]:
             f"a pool must step all of its environments together; got batch_size "
             f"{settings['batch_size']} and num_envs {settings['num_envs']}; leave batch_size out"
         )
+    family_of = families()
     found: dict[str, dict[str, Any]] = {}
     for env_id, (_, _, registered) in registry.specs.items():
         if registry.envpools[env_id].get("gymnasium", ("", ""))[1] != type(pool).__name__ or any(
@@ -136,7 +117,7 @@ def describe_pool(pool: Any) -> tuple[str, dict[str, Any], int]:
         except Exception:  # of VizdoomCustom-v1, which needs files of the user
             continue  # a RuntimeError, or what the package vizdoom makes of it once it is imported
         default = dict(zip(spec._config_keys, spec._config_values, strict=True))
-        default |= _DEFAULT_KWARGS.get(family_of(env_id), {})
+        default |= _DEFAULT_KWARGS.get(family_of[env_id], {})
         kwargs = {
             key: value
             for key, value in settings.items()
@@ -153,14 +134,6 @@ def describe_pool(pool: Any) -> tuple[str, dict[str, Any], int]:
     names = [name for name, kwargs in found.items() if len(kwargs) == fewest]
     env_id = max(names, key=lambda name: ("/" not in name, name))
     return env_id, found[env_id], int(settings["num_threads"])
-
-
-def family_of(env_id: str) -> str:
-    """The part of EnvPool that implements an id: ``"atari"``, ``"mujoco"``, ``"box2d"``, ..."""
-    load_opengl()
-    from envpool.registration import registry
-
-    return str(registry.specs[env_id][0]).split(".")[1]
 
 
 def default_num_groups(family: str) -> int:
@@ -214,7 +187,7 @@ class EnvPoolVectorEnv:
         Raises:
             ConfigError: EnvPool refuses the arguments, or the spaces can't be used.
         """
-        family = family_of(env_id)
+        family = families()[env_id]
         self._id = env_id
         self._family = family
         self._drawn = drawn
@@ -233,7 +206,7 @@ class EnvPoolVectorEnv:
             action = spec.gymnasium_action_space
         self._keys = {path: (keys, _start(leaf)) for path, (keys, leaf) in leaf_keys(given).items()}
         self._action_start = _start(action)
-        self._action_shape = (num_streams, *action_spec(action).shape)
+        self._action_shape = (num_streams, *action_shape(action))
         self._own_action_shape = (num_streams, *(action.shape or ()))
         self.spaces = Spaces(stored_space(given), action_space_of(action, env_id))
         repeat = int(settings.get("frame_skip", 1)) if family in _FRAME_SKIP_FAMILIES else 1
@@ -349,24 +322,6 @@ class EnvPoolVectorEnv:
                     f"environment's arguments, or choose backend 'gymnasium'"
                 )
             np.copyto(into, value if start is None else value - start, casting="same_kind")
-
-
-@cache
-def load_opengl() -> str:
-    """Loads the OpenGL library that MuJoCo needs for drawing; returns why it can't, or "".
-
-    It must come before the first import of EnvPool, so it is called for every environment.  It
-    loads no graphics driver.
-    """
-    if sys.platform != "linux":
-        return ""
-    if "envpool" in sys.modules:
-        return "EnvPool was imported before quintet could load OpenGL for it; import it later"
-    try:
-        ctypes.CDLL("libEGL.so.1", mode=ctypes.RTLD_GLOBAL)
-    except OSError as error:
-        return f"OpenGL could not be loaded ({error})"
-    return ""
 
 
 def _make_spec(env_id: str, kwargs: Mapping[str, Any]) -> Any:

@@ -16,8 +16,8 @@ from quintet.envs.vector import Array, EnvDescription, ObsArrays, Rendered, Step
 from quintet.errors import ConfigError, EnvironmentFault
 from quintet.spaces import (
     Space,
+    action_shape,
     action_space_of,
-    action_spec,
     leaf_dtype,
     leaf_keys,
     stored_space,
@@ -114,7 +114,7 @@ class GymnasiumVectorEnv:
         except BaseException:
             self.close()
             raise
-        self._action_shape = (num_streams, *action_spec(self._action_space).shape)
+        self._action_shape = (num_streams, *action_shape(self._action_space))
         self._seeds = [0] * num_streams
         self._ended = [False] * num_streams
         self._episode_step = [0] * num_streams

@@ -7,7 +7,7 @@ from typing import Literal
 
 import gymnasium
 
-from quintet.envs import ale, envpool
+from quintet.envs import ale, envpool_library
 from quintet.envs.versions import atari_game, is_ales, versions_of
 from quintet.errors import ConfigError
 
@@ -34,10 +34,10 @@ def resolve_backend(env_id: str, backend: str = "auto") -> Resolved:
             "backend 'pettingzoo' needs an import string of what makes an environment of several "
             f"agents, like pettingzoo.butterfly.pistonball_v6:{PARALLEL}; got {env_id!r}"
         )
-    if backend == "envpool" and not envpool.is_installed():
+    if backend == "envpool" and not envpool_library.is_installed():
         raise ConfigError(
             f"env.backend 'envpool' needs EnvPool, which is not installed; run: "
-            f"{envpool.INSTALL_LINE}"
+            f"{envpool_library.INSTALL_LINE}"
         )
     if backend == "ale" and not ale.is_installed():
         raise ConfigError(
@@ -67,7 +67,7 @@ def is_registered(env_id: str) -> bool:
 
 def envpool_id(env_id: str) -> str | None:
     """EnvPool's name for an id, without Gymnasium's ``ALE/``; None where it has none."""
-    known = envpool.list_ids()
+    known = envpool_library.families()
     name = env_id.removeprefix("ALE/")
     return next((found for found in (env_id, name) if found in known), None)
 
@@ -82,7 +82,7 @@ def list_envs(pattern: str = "") -> list[tuple[str, str]]:
         wanted = f"*{wanted}*"
     roms = ale.list_roms()  # before the registry is read: ale-py adds its games to it
     pairs = [(env_id, "ale") for env_id in roms]
-    pairs += [(env_id, "envpool") for env_id in envpool.list_ids()]
+    pairs += [(env_id, "envpool") for env_id in envpool_library.families()]
     pairs += [(env_id, "gymnasium") for env_id in gymnasium.registry]
     return sorted(pair for pair in pairs if fnmatch.fnmatchcase(pair[0].lower(), wanted))
 
@@ -91,7 +91,7 @@ def _unknown_id(env_id: str, backend: str) -> ConfigError:
     by_backend: dict[str, list[str]] = {
         "ale": list(ale.list_roms()),
         "gymnasium": [known for known in gymnasium.registry if not is_ales(known)],
-        "envpool": list(envpool.list_ids()),
+        "envpool": list(envpool_library.families()),
     }
     asked = {
         "auto": list(by_backend),
@@ -123,8 +123,8 @@ def _unknown_id(env_id: str, backend: str) -> ConfigError:
     for other in by_backend.keys() - asked:
         if env_id in by_backend[other]:
             parts.append(f"backend {other!r} knows it")
-    if backend == "auto" and not envpool.is_installed():
-        parts.append(f"EnvPool, not installed, has 1600 more: {envpool.INSTALL_LINE}")
+    if backend == "auto" and not envpool_library.is_installed():
+        parts.append(f"EnvPool, not installed, has 1600 more: {envpool_library.INSTALL_LINE}")
     if env_id.startswith("ALE/") and not ale.is_installed():
         parts.append(f"Atari games of ale-py, not installed: {ale.INSTALL_LINE}")
     parts.append("see them all with: quintet envs")

@@ -33,8 +33,8 @@ from quintet.envs.vector import (
 from quintet.errors import ConfigError, EnvironmentFault
 from quintet.spaces import (
     Space,
+    action_shape,
     action_space_of,
-    action_spec,
     leaf_keys,
     stored_space,
     unpack_action,
@@ -106,7 +106,7 @@ class ParallelVectorEnv:
         except BaseException:
             self.close()
             raise
-        self._action_shape = (num_streams, *action_spec(self._action_space).shape)
+        self._action_shape = (num_streams, *action_shape(self._action_space))
         self._seeds = [0] * num_streams
         self._game_step = [0] * len(self._games)
         self._present = np.zeros(num_streams, np.bool_)

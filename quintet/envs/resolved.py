@@ -10,7 +10,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv as ForeignVectorEnv
 
-from quintet.envs import ale, envpool
+from quintet.envs import ale, envpool, envpool_library
 from quintet.envs.atari import AtariConfig, read_config
 from quintet.envs.calling import call_maker
 from quintet.envs.config import EnvConfig
@@ -157,7 +157,7 @@ def resolve_env(config: EnvConfig, source: EnvSource | None = None) -> ResolvedE
     if backend == "envpool":
         name = envpool_id(config.id)
         assert name is not None
-        family = envpool.family_of(name)
+        family = envpool_library.families()[name]
         if family != "atari":
             return ResolvedEnv(config, name=name, family=family)
         known = AtariConfig.model_fields  # EnvPool checks the others

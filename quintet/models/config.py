@@ -9,7 +9,14 @@ from gymnasium.spaces import Box
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from quintet.errors import ConfigError
-from quintet.models.leaves import SMALLEST, Leaves, is_grid_with_mission, is_image
+from quintet.models.leaves import (
+    SMALLEST,
+    Leaves,
+    is_grid_with_mission,
+    is_image,
+    pictures,
+    require_grid,
+)
 from quintet.models.words import is_word, word_hash
 from quintet.spaces import action_leaves, observation_leaves
 from quintet.system.importing import is_import_string
@@ -268,12 +275,16 @@ def picture_leaves(model: ModelConfig, spaces: Spaces) -> dict[str, tuple[int, .
 
 def resolve_model(config: ModelConfig, spaces: Spaces) -> ModelConfig:
     """The configuration with every automatic option resolved for these spaces; raises ConfigError
-    if an option would have no effect.
+    if an option would have no effect, or one of our encoders can't read the leaves.
     """
     config = _with_encoder(config, spaces)
     idle = idle_options(config, spaces)
     if idle:
         raise ConfigError("; ".join(idle.values()) + "; leave it out")
+    if config.encoder in SMALLEST:
+        pictures(config.encoder, encoded_leaves(spaces))
+    elif config.encoder == "film_grid":
+        require_grid(encoded_leaves(spaces))
     if config.traits.hidden is None:
         return config
     hidden = config.policy_hidden

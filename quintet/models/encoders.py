@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from quintet.errors import ConfigError
 from quintet.models.config import Init
-from quintet.models.leaves import SMALLEST, Leaves, image_shape, is_image
+from quintet.models.leaves import Leaves, image_shape, pictures
 from quintet.models.precision import Precision, cast_weights
 from quintet.models.weights import draw_layers
 from quintet.types import Obs
@@ -213,25 +213,14 @@ class Cnn(nn.Module):
         self, kind: str, leaves: Leaves, hidden: tuple[int, ...], layer_norm: bool = False
     ):
         super().__init__()
-        smallest, trunk = SMALLEST[kind], TRUNKS[kind]
-        self.pictures = {
-            name: tuple(space.shape or ())
-            for name, space in leaves.items()
-            if is_image(space, smallest)
-        }
-        if not self.pictures:
-            raise ConfigError(
-                f"{kind} requires a uint8 picture of at least {smallest} x {smallest} in the "
-                f"observation, the leaves are { ({k: str(v) for k, v in leaves.items()}) }; use "
-                "--model.encoder mlp"
-            )
+        self.pictures = pictures(kind, leaves)
         others = {k: space for k, space in leaves.items() if k not in self.pictures}
         self.others = {name: LeafForm.of(space) for name, space in others.items()}
         self.convolutions = nn.ModuleList()
         size = flat_size(others)
         for shape in self.pictures.values():
             channels, height, width = image_shape(shape)
-            self.convolutions.append(trunk(channels))
+            self.convolutions.append(TRUNKS[kind](channels))
             with torch.no_grad():
                 empty = torch.zeros(1, channels, height, width)
                 size += self.convolutions[-1](empty).shape[1]

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from quintet.errors import ConfigError, EnvironmentFault
+from quintet.errors import EnvironmentFault
 from quintet.models.config import Init, ModelConfig
 from quintet.models.encoders import LeafForm, flat_size, flatten_leaf, layers
-from quintet.models.leaves import DIRECTIONS, Leaves, is_grid_with_mission
+from quintet.models.leaves import DIRECTIONS, Leaves, require_grid
 from quintet.models.precision import cast_weights
 from quintet.models.text import TextEncoder
 from quintet.models.weights import draw_layers
@@ -110,12 +110,7 @@ class FilmGrid(nn.Module):
     def __init__(self, leaves: Leaves, hidden: tuple[int, ...], config: ModelConfig):
         """Raises ConfigError where the leaves have another form."""
         super().__init__()
-        if not is_grid_with_mission(leaves):
-            raise ConfigError(
-                "film_grid requires the leaves direction (Discrete(4) or one integer), image "
-                "(uint8, H x W x 3 ids) and mission (uint8, a text in bytes), the leaves are "
-                f"{ ({k: str(v) for k, v in leaves.items()}) }; use another --model.encoder"
-            )
+        require_grid(leaves)
         size = config.image_channels
         self.objects = nn.Embedding(OBJECTS, size)
         self.colours = nn.Embedding(COLOURS, size)

@@ -23,6 +23,21 @@ def is_image(space: gym_spaces.Space, smallest: int = 36) -> bool:  # type: igno
     return height >= smallest and width >= smallest
 
 
+def pictures(encoder: str, leaves: Leaves) -> dict[str, tuple[int, ...]]:
+    """Shapes of the pictures that an encoder with convolutions reads, by leaf; raises ConfigError
+    if there is none.
+    """
+    smallest = SMALLEST[encoder]
+    found = {name: tuple(x.shape or ()) for name, x in leaves.items() if is_image(x, smallest)}
+    if not found:
+        raise ConfigError(
+            f"{encoder} requires a uint8 picture of at least {smallest} x {smallest} in the "
+            f"observation, the leaves are { ({k: str(v) for k, v in leaves.items()}) }; use "
+            "--model.encoder mlp"
+        )
+    return found
+
+
 def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
     """``(channels, height, width)`` of a picture's shape; frames of a stack become channels.
 
@@ -71,6 +86,16 @@ def is_grid_with_mission(leaves: Leaves) -> bool:
         and image.shape[2] == 3
         and len(mission.shape) == 1
     )
+
+
+def require_grid(leaves: Leaves) -> None:
+    """Raises ConfigError where film_grid can't read the leaves."""
+    if not is_grid_with_mission(leaves):
+        raise ConfigError(
+            "film_grid requires the leaves direction (Discrete(4) or one integer), image "
+            "(uint8, H x W x 3 ids) and mission (uint8, a text in bytes), the leaves are "
+            f"{ ({k: str(v) for k, v in leaves.items()}) }; use another --model.encoder"
+        )
 
 
 def normalized_leaves(space: gym_spaces.Space) -> dict[str, tuple[int, ...]]:  # type: ignore[type-arg]

@@ -1,48 +1,21 @@
-"""Facts on which the speed of a run depends: whether compiling pays, and the facts for the
-dashboard's advice.
-"""
+"""The facts of a run for the dashboard's advice on speed."""
 
-import os
-import shutil
 from typing import Literal
 
 import torch
 
 from quintet.algorithms import registry
 from quintet.config.run import RunConfig
-from quintet.envs import envpool
+from quintet.envs import envpool_library
 from quintet.envs.ids import envpool_id
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.vector import EnvDescription
-from quintet.models.config import ModelConfig, uses_pictures
+from quintet.models.config import uses_pictures
 from quintet.observe.advice import RunFacts
 from quintet.protocols import DataPlan
+from quintet.run.resolution import has_compiler, worth_compiling
 from quintet.system.cpus import usable_cores
 from quintet.types import Spaces
-
-COMPILE_FROM_UPDATES, COMPILE_FROM_UPDATES_OF_PICTURES = 30_000, 3_000
-"""Optimizer steps from which on compiling is worth its 10 to 30 seconds: it saves about one
-millisecond per step, and ten on pictures.
-"""
-
-
-def has_compiler() -> bool:
-    """Whether there is a C++ compiler, which compiled acts and updates need."""
-    return shutil.which(os.environ.get("CXX", "g++")) is not None
-
-
-def worth_compiling(config: RunConfig, model: ModelConfig, spaces: Spaces, device: str) -> bool:
-    """Whether a compiled update saves more time than it takes to compile, with a resolved model."""
-    planned = registry.find(config.algo).planned_updates(
-        config.learner, config.env.num_streams, config.total_env_steps
-    )
-    pictures = uses_pictures(model, spaces)
-    enough = COMPILE_FROM_UPDATES_OF_PICTURES if pictures else COMPILE_FROM_UPDATES
-    # A loop over steps takes minutes to compile, a user's module may not compile at all, and the
-    # gain was measured on CPUs only.
-    plain = device == "cpu" and model.core == "none" and not model.custom
-    plain = plain and model.traits.one_graph
-    return plain and planned >= enough
 
 
 def facts_of(
@@ -60,7 +33,7 @@ def facts_of(
     runtime, batch_steps = config.runtime, plan.unroll_steps * plan.columns_per_batch
     pictures = uses_pictures(config.model, spaces)
     known: Literal["has it", "lacks it", "absent"] = "absent"
-    if envpool.is_installed():
+    if envpool_library.is_installed():
         known = "has it" if ":" not in env.id and envpool_id(env.id) else "lacks it"
     size = config.env.num_streams // config.env.num_groups
     return RunFacts(

@@ -8,42 +8,29 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Literal, final
 
-import torch
 from pydantic import BaseModel
 
 from quintet import checkpoint
 from quintet.algorithms import registry
 from quintet.algorithms.parts.setup import PLAIN
-from quintet.config.idle import without_idle, without_idle_defaults
-from quintet.config.load import Loaded, with_sources
+from quintet.config.load import Loaded
 from quintet.config.run import RunConfig
-from quintet.config.runtime import RuntimeConfig
 from quintet.config.saved import Unusable
-from quintet.envs.make import make_group_env
 from quintet.errors import ConfigError, LearnerFault, WorkerFault
-from quintet.models.config import is_wide, resolve_model, uses_pictures
-from quintet.models.precision import fast_bf16
 from quintet.observe.metrics import policy_prefix
 from quintet.observe.stream import QuietStream
 from quintet.observe.wandb_sink import require_wandb
 from quintet.policy import Policy
 from quintet.run import seed_group
 from quintet.run.callbacks import Callbacks, OnReport, UserCode
-from quintet.run.facts import has_compiler, worth_compiling
 from quintet.run.folder import RunFolder, move_aside
 from quintet.run.learners import make_policies, several
 from quintet.run.policy_run import leader
 from quintet.run.population import Population
-from quintet.run.sampling import (
-    Source,
-    make_sampling,
-    num_workers,
-    open_source,
-    require_agents,
-    streams_per_group,
-)
+from quintet.run.resolution import resolve_loaded, resolved
+from quintet.run.sampling import Source, make_sampling, open_source
 from quintet.run.trainer import Trainer
 from quintet.runtime.loop import Sampling
 from quintet.runtime.parallel.learners import Learners
@@ -55,7 +42,6 @@ from quintet.system.cpus import usable_cores
 from quintet.system.lock import run_lock
 from quintet.system.memory import memory_fault
 from quintet.system.signals import stop_on_signals
-from quintet.types import Spaces
 
 
 @final
@@ -86,127 +72,6 @@ class SeedOutcome:
     status: Literal["finished", "stopped", "waiting", "failed"]
     metrics: dict[str, float]
     error: str | None = None
-
-
-def resolve(loaded: Loaded, spaces: Spaces) -> RunConfig:
-    """The configuration with every automatic option resolved for this machine."""
-    config = loaded.config
-    size = streams_per_group(config, loaded.env)
-    model = resolve_model(config.model, spaces)
-    pictures = uses_pictures(model, spaces)
-    device = _resolve_device(config.runtime, pictures)
-    threads = _threads(config.runtime, pictures or is_wide(model), config.runtime.num_learners)
-    serial = config.runtime.kind == "serial"
-    beside = not serial and config.runtime.inference == "local"
-    # Actors work in turn with the learners, or on the other half of the cores.
-    of_one = _threads(config.runtime, pictures, 1)
-    actor_threads = config.runtime.actor_threads or (1 if beside else of_one)
-    compiler = has_compiler()
-    compile_ = config.runtime.compile
-    if compile_ == "auto":
-        worth = worth_compiling(config, model, spaces, device)
-        compile_ = "on" if worth and compiler else "off"
-    elif compile_ == "on" and not compiler:
-        raise ConfigError(
-            "runtime.compile=on requires a C++ compiler, g++ is not on the PATH and CXX names "
-            "none; install one, or begin another run with --runtime.compile off (a run that began "
-            "compiled stays so)"
-        )
-    if compile_ == "on" and not model.traits.one_graph:
-        raise ConfigError(
-            f"runtime.compile=on requires an encoder that is one graph, {model.encoder} does other "
-            "work in every batch (it reads each mission once); use --runtime.compile off"
-        )
-    precision = config.runtime.precision
-    if precision == "auto":
-        # A user's own module may need the number format that it was written for.
-        fast = pictures and not model.custom and fast_bf16(torch.device(device))
-        precision = "bf16" if fast else "fp32"
-    return config.model_copy(
-        update={
-            "model": model,
-            "env": loaded.env.config.model_copy(update={"streams_per_group": size}),
-            "runtime": config.runtime.model_copy(
-                update={
-                    "num_workers": None if serial else num_workers(config, size),
-                    "device": device,
-                    "threads": threads,
-                    "actor_threads": actor_threads,
-                    "compile": compile_,
-                    "precision": precision,
-                }
-            ),
-        }
-    )
-
-
-def _threads(runtime: RuntimeConfig, large: bool, learners: int) -> int:
-    """Threads of each learner, as configured or by a fixed rule.
-
-    Networks that are not large get one: there a second thread makes training slower, as measured.
-    Beside workers learners share half of the cores.
-    """
-    if runtime.threads is not None:
-        return runtime.threads
-    most = usable_cores() if runtime.kind == "serial" else usable_cores() // 2
-    return max(1, min(most // learners, 8)) if large else 1
-
-
-def _resolve_device(runtime: RuntimeConfig, pictures: bool) -> str:
-    device, learners = runtime.device, runtime.num_learners
-    if device == "auto":
-        device = "cuda" if pictures and torch.cuda.is_available() else "cpu"
-    if not device.startswith("cuda"):
-        return device
-    if not torch.cuda.is_available():
-        raise ConfigError(
-            f"runtime.device={device} requires a CUDA GPU that PyTorch sees, there is none; use "
-            "--runtime.device cpu"
-        )
-    if learners > 1 and device != "cuda":
-        raise ConfigError(
-            f"runtime.num_learners={learners} requires runtime.device=cuda, which is a GPU for "
-            f"each from cuda:0 on, got {device}; choose GPUs by CUDA_VISIBLE_DEVICES"
-        )
-    if learners > torch.cuda.device_count():
-        raise ConfigError(
-            f"runtime.num_learners={learners} requires a GPU for each learner, PyTorch sees "
-            f"{torch.cuda.device_count()}; lower it or use --runtime.device cpu"
-        )
-    return device
-
-
-def _resolve_loaded(loaded: Loaded, spaces: Spaces) -> Loaded:
-    """`resolve`, after a check of the action space and without options that have no effect; errors
-    name the preset that set a refused option.
-    """
-    registry.require_actions(loaded.config.algo, spaces.action)
-    require_agents(loaded.config, loaded.env)
-    loaded = without_idle_defaults(loaded, spaces)
-    try:
-        return without_idle(loaded, resolve(loaded, spaces), spaces)
-    except ConfigError as error:
-        raise ConfigError(with_sources(str(error), loaded.sources)) from error
-
-
-def resolved(loaded: Loaded) -> tuple[dict[str, Any], dict[str, str]]:
-    """Every option of a loaded configuration as a run would use it, and its source."""
-    probe = make_group_env(loaded.env, loaded.env.streams_of(1))
-    try:
-        found = _resolve_loaded(loaded, probe.spaces)
-        now = found.config
-        # Refuses spaces that the network can't read or act in.
-        registry.find(now.algo).make_actor(now.learner, now.model, probe.spaces, PLAIN)
-    finally:
-        probe.close()
-    before, values = loaded.config.flat(), found.config.flat()
-    sources = {
-        name: source
-        if values[name] == before[name] or source != loaded.sources[name]
-        else f"resolved ({source})"
-        for name, source in found.sources.items()
-    }
-    return values, sources
 
 
 def run(
@@ -260,7 +125,7 @@ def _run(
         source = open_source(loaded.config, loaded.env)
         ends.callback(source.close)
         env = source.envs[0].description
-        config = _resolve_loaded(loaded, source.spaces).config
+        config = resolve_loaded(loaded, source.spaces).config
         assert config.run_dir is not None
         if "wandb" in config.report.sinks:
             require_wandb()

@@ -8,7 +8,6 @@ from typing import final
 from quintet.algorithms import registry
 from quintet.config.run import RunConfig
 from quintet.config.runtime import RuntimeConfig
-from quintet.envs.config import IN_PYTHON
 from quintet.envs.given import can_be_made_again
 from quintet.envs.make import make_group_env
 from quintet.envs.resolved import ResolvedEnv
@@ -16,6 +15,7 @@ from quintet.envs.vector import VectorEnv
 from quintet.errors import ConfigError
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor, DataPlan, Learner
+from quintet.run.resolution import streams_per_group
 from quintet.runtime import loop
 from quintet.runtime.asynchronous import AsyncOptions, AsyncSampling
 from quintet.runtime.lockstep import LockstepSampling
@@ -25,7 +25,6 @@ from quintet.runtime.processes.messages import Place, ServerOptions
 from quintet.runtime.processes.workers import Workers
 from quintet.runtime.serial import SerialOptions, SerialSampling
 from quintet.runtime.spread import SpreadEnv, Spreading, make_streams
-from quintet.system.cpus import usable_cores
 from quintet.system.signals import interrupts_for_us_alone
 from quintet.types import Spaces
 
@@ -81,53 +80,6 @@ def _make_groups(env: ResolvedEnv, size: int, timeout_s: float) -> list[VectorEn
             group.close()
         raise
     return made
-
-
-def streams_per_group(config: RunConfig, env: ResolvedEnv) -> int:
-    """Streams of a group: as configured; else by the backend, or with workers so that each has a
-    group, or two where a server acts and environments step in threads.  Several policies get equal
-    numbers of groups, where the streams can be divided so.
-    """
-    sizes = {
-        "num_streams": config.env.num_streams,
-        "streams_per_group": config.env.streams_per_group or 0,
-    }
-    for name, size in sizes.items():
-        if size % env.num_agents:
-            raise ConfigError(
-                f"env.{name} must be a multiple of the agents of a game, {env.num_agents} of "
-                f"{config.env.id}, each of which is a stream; got {size}; use "
-                f"{env.streams_of(size)}, or leave it out"
-            )
-    if config.env.streams_per_group is not None:
-        return env.group_size
-    streams, policies = config.env.num_streams, config.population.size
-    if config.runtime.kind == "serial":
-        wanted = streams // env.group_size
-    else:
-        wanted = config.runtime.num_workers or usable_cores()
-        if config.runtime.inference == "server" and env.config.backend not in IN_PYTHON:
-            wanted *= 2  # one group steps while the other waits for its actions
-    # The fewest groups that give each worker one; the games must be divided evenly.
-    games = streams // env.num_agents
-    fitting = [n for n in range(wanted, games + 1) if games % n == 0] or [games]
-    groups = next((n for n in fitting if n % policies == 0), fitting[0])
-    return streams // groups
-
-
-def num_workers(config: RunConfig, group_size: int) -> int:
-    """Sampler processes: as configured, else one per core, at most one per group; raises
-    ConfigError if there are fewer groups.
-    """
-    groups = config.env.num_streams // group_size
-    asked = config.runtime.num_workers
-    if asked is not None and asked > groups:
-        raise ConfigError(
-            f"runtime.num_workers must be at most the number of groups, {groups} of "
-            f"{group_size} streams, got {asked}; lower it, or raise "
-            "env.num_streams, or lower env.streams_per_group"
-        )
-    return asked or min(usable_cores(), groups)
 
 
 def slots_per_group(runtime: RuntimeConfig, plan: DataPlan, num_streams: int) -> int:
@@ -220,25 +172,6 @@ def make_sampling(
     pin = runtime.device.startswith("cuda") and runtime.num_learners == 1
     options = AsyncOptions(runtime.prefetch_batches, runtime.max_restarts, pin)
     return AsyncSampling(workers, timer, options)
-
-
-def require_agents(config: RunConfig, env: ResolvedEnv) -> None:
-    """Raises ConfigError if the environment has too few agents for who is to play in it."""
-    policies, past_frac = config.population.size, config.self_play.past_frac
-    by_agent = policies > 1 and config.population.assignment == "agent"
-    if not past_frac and not by_agent:
-        return
-    if env.num_agents == 1:
-        name = "population.assignment=agent" if by_agent else f"self_play.past_frac={past_frac:g}"
-        raise ConfigError(
-            f"{name} requires an environment of several agents, {config.env.id} has one; leave it "
-            "out"
-        )
-    if by_agent and policies > env.num_agents:
-        raise ConfigError(
-            "population.assignment=agent requires at most as many policies as agents, "
-            f"{env.num_agents}, got {policies}; lower population.size"
-        )
 
 
 def _assignment(

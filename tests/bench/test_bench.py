@@ -22,8 +22,8 @@ from quintet.envs.make import make_vector_env
 from quintet.errors import ConfigError
 from quintet.ops import adam, reduce
 from quintet.protocols import DataPlan
-from quintet.run.launch import resolve
 from quintet.run.learners import make_learner
+from quintet.run.resolution import resolve
 
 ON_POLICY = ("cartpole-ppo", "pong-ppo", "halfcheetah-ppo", "cartpole-appo", "pong-appo")
 SHIPPED = (

@@ -16,7 +16,7 @@ from quintet.config.load import Layer
 from quintet.config.saved import load_config
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
-from quintet.run import launch
+from quintet.run import launch, resolution
 
 PIXELS = {"env.id": "test_idle:Room", "env.num_streams": 2}
 
@@ -50,7 +50,7 @@ def resolved(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     options = {name.replace("__", "."): value for name, value in values.items()}
     source = partial(Room, speed)
-    return launch.resolved(load_config(algo, [], Layer(layer, PIXELS | options), source))
+    return resolution.resolved(load_config(algo, [], Layer(layer, PIXELS | options), source))
 
 
 @pytest.mark.parametrize("algo", ["ppo", "impala"])

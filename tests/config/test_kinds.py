@@ -13,7 +13,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import SyncVectorEnv
 
 from quintet.cli import main
-from quintet.config.kind import kind_of
+from quintet.config.kind import KindProbe
 from quintet.config.load import Layer, Loaded, compose, options, preset_layers
 from quintet.config.saved import load_config, load_seeds
 from quintet.envs.config import EnvConfig
@@ -80,22 +80,21 @@ def test_the_kind_of_an_environment(env, backend, kind):
         pytest.importorskip("ale_py")
     if backend == "envpool":
         pytest.importorskip("envpool")
-    assert kind_of(resolve_env(EnvConfig(id=env, backend=backend))) == kind
+    assert KindProbe({"env.id": env, "env.backend": backend}).kind == kind
 
 
 def test_the_kind_of_what_is_given_as_an_object():
-    config = EnvConfig(id="mine", num_streams=2)
-    assert kind_of(resolve_env(config, Camera)) == "pixels"
-    too_small_for_a_cnn = resolve_env(config, partial(Camera, 35))
-    assert kind_of(too_small_for_a_cnn) == "vector_discrete"
-    small = resolve_env(EnvConfig(id="mine", kwargs={"size": 12}), Camera)
-    assert kind_of(small) == "vector_discrete"
+    asked = {"env.id": "mine", "env.num_streams": 2}
+    assert KindProbe(asked, Camera).kind == "pixels"
+    too_small_for_a_cnn = partial(Camera, 35)
+    assert KindProbe(asked, too_small_for_a_cnn).kind == "vector_discrete"
+    small = KindProbe({"env.id": "mine", "env.kwargs": {"size": 12}}, Camera)
+    assert small.kind == "vector_discrete"
     pendulum = partial(gymnasium.make_vec, "Pendulum-v1", vectorization_mode="sync")
-    pendulums = resolve_env(config, partial(pendulum, num_envs=1))
-    assert kind_of(pendulums) == "vector_continuous"
+    assert KindProbe(asked, partial(pendulum, num_envs=1)).kind == "vector_continuous"
     assert all(env.closed for env in made)
     group = SyncVectorEnv([Camera, Camera])
-    assert kind_of(resolve_env(config, group)) == "pixels"
+    assert KindProbe(asked, group).kind == "pixels"
     assert len(made) == 5  # none beside the two that are given
     assert not any(env.closed for env in made[3:])
     group.close()
@@ -295,3 +294,17 @@ def test_quintet_config_shows_the_kind(capsys, tmp_path):
     lines = capsys.readouterr().out.splitlines()
     assert any(line.split() == ["clip_epsilon:", "0.1", "#", "preset", "pixels"] for line in lines)
     assert any(line.split() == ["num_epochs:", "1", "#", "command", "line"] for line in lines)
+
+
+def test_the_spaces_of_the_environment_that_was_made_for_the_kind():
+    probe = KindProbe({"env.id": "mine", "env.kwargs": {"size": 12}}, Camera)
+    asked = resolve_env(EnvConfig(id="mine", kwargs={"size": 12}), Camera)
+    assert probe.spaces(asked) is None  # none was made yet
+    assert probe.kind == "vector_discrete"
+    count = len(made)
+    spaces = probe.spaces(asked.with_options({"num_streams": 5}))
+    assert spaces is not None
+    assert spaces.observation["picture"].shape == (12, 12, 3)
+    assert probe.spaces(resolve_env(EnvConfig(id="mine", kwargs={"size": 40}), Camera)) is None
+    assert probe.spaces(asked.with_options({"observe_last": True})) is None
+    assert len(made) == count

@@ -1,6 +1,7 @@
 """What is filmed: the environment itself, its twin, or its observation; and what is said of it."""
 
 import ctypes
+import importlib
 import os
 import sys
 from functools import partial
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from quintet.envs import envpool, film
+from quintet.envs import envpool, envpool_library, film
 from quintet.envs.config import EnvConfig
 from quintet.envs.film import make_filmed_env
 from quintet.envs.given import settle
@@ -269,8 +270,9 @@ class TestEnvPool:
         def missing(*_, **__):
             raise OSError("libEGL.so.1: cannot open shared object file")
 
-        envpool.list_ids()
-        monkeypatch.setattr(envpool, "load_opengl", envpool.load_opengl.__wrapped__)
+        importlib.import_module("envpool")
+        load_opengl = envpool_library.load_opengl.__wrapped__
+        monkeypatch.setattr(envpool, "load_opengl", load_opengl)
         monkeypatch.setattr(ctypes, "CDLL", missing)
         monkeypatch.setattr("sys.platform", "linux")
         monkeypatch.setenv("MUJOCO_GL", "disable")  # the twin draws nothing either
@@ -278,7 +280,7 @@ class TestEnvPool:
             filmed("HalfCheetah-v4")
         with monkeypatch.context() as context:
             context.delitem(sys.modules, "envpool")
-            assert envpool.load_opengl().startswith("OpenGL could not be loaded (libEGL.so.1: can")
+            assert load_opengl().startswith("OpenGL could not be loaded (libEGL.so.1: can")
 
 
 def test_nearest_versions():

@@ -13,7 +13,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from quintet.config.load import Layer, compose
 from quintet.config.runtime import RuntimeConfig
-from quintet.envs import envpool
+from quintet.envs import envpool, envpool_library
 from quintet.envs.envpool import EnvPoolVectorEnv
 from quintet.envs.given import GivenEnv, settle
 from quintet.envs.make import make_group_env
@@ -21,8 +21,8 @@ from quintet.envs.toy import EndlessPay
 from quintet.models.config import resolve_model
 from quintet.observe.advice import RunFacts
 from quintet.protocols import DataPlan
-from quintet.run import facts
-from quintet.run.launch import resolve
+from quintet.run import facts, resolution
+from quintet.run.resolution import resolve
 from quintet.types import Spaces
 
 TOY = "quintet.envs.toy:EndlessPay"
@@ -77,26 +77,26 @@ def test_compiling_is_worth_it_in_long_runs_of_plain_networks(
     values = SMALL | {"env.id": TOY, "total_env_steps": 32 * updates} | given
     config = compose("ppo", [Layer("call", values)]).config
     model = resolve_model(config.model, seen)
-    assert facts.worth_compiling(config, model, seen, device) is worth
+    assert resolution.worth_compiling(config, model, seen, device) is worth
 
 
 def test_the_option_says_from_when_on_it_compiles() -> None:
     said = RuntimeConfig.model_fields["compile"].description
     assert said is not None
-    assert f"at {facts.COMPILE_FROM_UPDATES:,} planned optimizer steps or more" in said
-    assert f"({facts.COMPILE_FROM_UPDATES_OF_PICTURES:,} on pictures)" in said
+    assert f"at {resolution.COMPILE_FROM_UPDATES:,} planned optimizer steps or more" in said
+    assert f"({resolution.COMPILE_FROM_UPDATES_OF_PICTURES:,} on pictures)" in said
 
 
 def test_the_compiler_is_what_cxx_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", sys.executable)
-    assert facts.has_compiler()
+    assert resolution.has_compiler()
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert not facts.has_compiler()
+    assert not resolution.has_compiler()
     monkeypatch.delenv("CXX")
-    monkeypatch.setattr(facts.shutil, "which", lambda name: f"/usr/bin/{name}")
-    assert facts.has_compiler()
-    monkeypatch.setattr(facts.shutil, "which", lambda name: None)
-    assert not facts.has_compiler()
+    monkeypatch.setattr(resolution.shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert resolution.has_compiler()
+    monkeypatch.setattr(resolution.shutil, "which", lambda name: None)
+    assert not resolution.has_compiler()
 
 
 def facts_for(env: GivenEnv, callback: bool = False, algo: str = "ppo", **options: Any) -> RunFacts:
@@ -207,7 +207,7 @@ def test_a_given_pool_stands_for_its_id() -> None:
 
 
 def test_without_envpool(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(envpool, "is_installed", lambda: False)
+    monkeypatch.setattr(envpool_library, "is_installed", lambda: False)
     assert told(facts_for("CartPole-v1"), "envpool", "backend") == ("absent", "gymnasium")
 
 

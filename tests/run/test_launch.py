@@ -38,7 +38,7 @@ from quintet.envs.toy import Contextual, FinitePay
 from quintet.errors import CheckpointError, ConfigError, EnvironmentFault, NonFiniteError
 from quintet.observe.report_files import read_metrics
 from quintet.observe.timing import PhaseTimer
-from quintet.run import launch, learners, sampling, saving
+from quintet.run import learners, resolution, sampling, saving
 from quintet.run.launch import Result
 from quintet.runtime.asynchronous import AsyncSampling
 from quintet.runtime.lockstep import LockstepSampling
@@ -540,7 +540,7 @@ class Where:
 def resolved(**values: Any) -> dict[str, Any]:
     given = {name.replace("__", "."): value for name, value in values.items()}
     config = {**SMALL, "env.id": TOY, "total_env_steps": 128, **given}
-    return launch.resolved(load_config("ppo", [], Layer("call", config)))[0]
+    return resolution.resolved(load_config("ppo", [], Layer("call", config)))[0]
 
 
 def _algo(where: Where) -> None:
@@ -599,7 +599,7 @@ def sampling_of(**options: Any) -> Any:
     given = {"env.num_streams": 4} | {k.replace("__", "."): v for k, v in options.items()}
     loaded = load_config("ppo", [], Layer("call", {**SMALL, "env.id": TOY, **given}))
     source = sampling.open_source(loaded.config, loaded.env)
-    config = launch.resolve(loaded, source.spaces)
+    config = resolution.resolve(loaded, source.spaces)
     learner = learners.make_learner(config, source.spaces)
     made = sampling.make_sampling(config, source, [learner], PhaseTimer(), print, print)
     source.close()
@@ -693,7 +693,7 @@ def _inference(where: Where) -> None:
     for backend, size in (("envpool", 2), ("gymnasium", 4)):
         asked = {**SMALL, "env.id": "CartPole-v1", "env.num_streams": 8, "env.backend": backend}
         loaded = load_config("ppo", [], Layer("call", asked | given))
-        assert sampling.streams_per_group(loaded.config, loaded.env) == size
+        assert resolution.streams_per_group(loaded.config, loaded.env) == size
 
 
 def _inference_batches(where: Where) -> None:
@@ -726,7 +726,7 @@ def learners_of(**options: Any) -> Learners:
     given |= {"env.id": TOY, "preset": "none", "total_env_steps": 10_000}
     loaded = load_config("impala", [], Layer("call", given))
     source = sampling.open_source(loaded.config, loaded.env)
-    made = learners.make_learners(launch.resolve(loaded, source.spaces), source.spaces)
+    made = learners.make_learners(resolution.resolve(loaded, source.spaces), source.spaces)
     source.close()
     OPEN.append(made)
     return made
@@ -830,9 +830,11 @@ def _precision(where: Where) -> None:
     assert weights(full) != weights(half)
     assert all(x.dtype != torch.bfloat16 for x in half.policy.publication.tensors.values())
     pixels = {"env__id": "Pong-v5", "runtime__precision": "auto"}
-    for able, precision in ((True, "bf16"), (False, "fp32")):
-        where.monkeypatch.setattr(launch, "fast_bf16", lambda device, able=able: able)
-        assert resolved(**pixels)["runtime.precision"] == precision
+    for able, expected in ((True, "bf16"), (False, "fp32")):
+        where.monkeypatch.setattr(
+            "quintet.models.precision.fast_bf16", lambda device, able=able: able
+        )
+        assert resolved(**pixels)["runtime.precision"] == expected
         assert resolved(runtime__precision="auto")["runtime.precision"] == "fp32"
         own = {"model__encoder": "test_launch:OwnPicture", "model__policy_hidden": None}
         assert resolved(**pixels, **own)["runtime.precision"] == "fp32"

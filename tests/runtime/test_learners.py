@@ -21,7 +21,7 @@ import quintet
 from quintet import checkpoint
 from quintet.config.load import Layer, compose
 from quintet.errors import ConfigError, LearnerFault, NonFiniteError, QuintetError
-from quintet.run import launch
+from quintet.run import resolution
 from quintet.runtime.parallel.learners import Learners
 from quintet.runtime.parallel.ranks import host_store
 from quintet.types import LearnerState
@@ -347,17 +347,17 @@ def test_a_gpu_for_each(
     given = {"env.id": "CartPole-v1", "runtime.num_learners": 2, "runtime.device": device}
     loaded = compose("impala", [Layer("call", given)])
     with pytest.raises(ConfigError, match=words):
-        launch.resolved(loaded)
+        resolution.resolved(loaded)
 
 
 def test_threads_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "usable_cores", lambda: 8)
-    monkeypatch.setattr(launch, "uses_pictures", lambda *_: True)
+    monkeypatch.setattr(resolution, "usable_cores", lambda: 8)
+    monkeypatch.setattr(resolution, "uses_pictures", lambda *_: True)
     given = {"env.id": "CartPole-v1", "runtime.kind": "serial"}
     for learners, expected in ((1, 8), (2, 4), (3, 2)):
         columns = {"runtime.num_learners": learners, "batch_unrolls": 6}
         loaded = compose("impala", [Layer("call", given | columns)])
-        values = launch.resolved(loaded)[0]
+        values = resolution.resolved(loaded)[0]
         # The others have nothing to do while the first one acts.
         assert (values["runtime.threads"], values["runtime.actor_threads"]) == (expected, 8)
 
@@ -374,8 +374,8 @@ def test_threads_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_wide_layers_take_threads_for_updates_alone(
     hidden: str, kind: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "usable_cores", lambda: 8)
+    monkeypatch.setattr(resolution, "usable_cores", lambda: 8)
     widths = [int(width) for width in hidden.split()]
     given = {"env.id": "Pendulum-v1", "runtime.kind": kind, "model.policy_hidden": widths}
-    values = launch.resolved(compose("ddpg", [Layer("call", given)]))[0]
+    values = resolution.resolved(compose("ddpg", [Layer("call", given)]))[0]
     assert (values["runtime.threads"], values["runtime.actor_threads"]) == (threads, 1)

@@ -28,7 +28,7 @@ from quintet.config.runtime import RuntimeConfig
 from quintet.errors import ConfigError, EnvironmentFault, QuintetError, WorkerFault
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan
-from quintet.run import launch, learners
+from quintet.run import learners, resolution
 from quintet.run.sampling import make_sampling, open_source
 from quintet.runtime.asynchronous import AsyncOptions, AsyncSampling
 from quintet.runtime.events import Died
@@ -241,7 +241,7 @@ def test_nobody_is_judged_by_time_in_which_this_process_was_stopped_too() -> Non
         update={"runtime": RuntimeConfig(kind="lockstep", num_workers=2, worker_timeout_s=1.0)}
     )
     source = open_source(config, loaded.env)
-    config = launch.resolve(replace(loaded, config=config), source.spaces)
+    config = resolution.resolve(replace(loaded, config=config), source.spaces)
     learner = learners.make_learner(config, source.spaces)
     sampling = make_sampling(config, source, [learner], PhaseTimer(), print, print)
     try:

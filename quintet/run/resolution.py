@@ -1,0 +1,256 @@
+"""Resolves a loaded configuration on this machine, once the spaces of its environment are known.
+
+PyTorch is imported only where GPUs or the processor's number formats matter, or a network is made,
+so that most of what spaces rule out is refused before.
+"""
+
+import os
+import shutil
+from typing import Any
+
+from quintet.algorithms import registry
+from quintet.config.idle import without_idle, without_idle_defaults
+from quintet.config.kind import spaces_of
+from quintet.config.load import Loaded, with_sources
+from quintet.config.run import RunConfig
+from quintet.config.runtime import RuntimeConfig
+from quintet.envs.config import IN_PYTHON
+from quintet.envs.resolved import ResolvedEnv
+from quintet.errors import ConfigError
+from quintet.models.config import ModelConfig, is_wide, resolve_model, uses_pictures
+from quintet.system.cpus import usable_cores
+from quintet.types import Spaces
+
+COMPILE_FROM_UPDATES, COMPILE_FROM_UPDATES_OF_PICTURES = 30_000, 3_000
+"""Optimizer steps from which on compiling is worth its 10 to 30 seconds: it saves about one
+millisecond per step, and ten on pictures.
+"""
+
+
+def resolve(loaded: Loaded, spaces: Spaces) -> RunConfig:
+    """The configuration with every automatic option resolved for this machine."""
+    config = loaded.config
+    size = streams_per_group(config, loaded.env)
+    model = resolve_model(config.model, spaces)
+    pictures = uses_pictures(model, spaces)
+    device = _resolve_device(config.runtime, pictures)
+    threads = _threads(config.runtime, pictures or is_wide(model), config.runtime.num_learners)
+    serial = config.runtime.kind == "serial"
+    beside = not serial and config.runtime.inference == "local"
+    # Actors work in turn with the learners, or on the other half of the cores.
+    of_one = _threads(config.runtime, pictures, 1)
+    actor_threads = config.runtime.actor_threads or (1 if beside else of_one)
+    compiler = has_compiler()
+    compile_ = config.runtime.compile
+    if compile_ == "auto":
+        worth = worth_compiling(config, model, spaces, device)
+        compile_ = "on" if worth and compiler else "off"
+    elif compile_ == "on" and not compiler:
+        raise ConfigError(
+            "runtime.compile=on requires a C++ compiler, g++ is not on the PATH and CXX names "
+            "none; install one, or begin another run with --runtime.compile off (a run that began "
+            "compiled stays so)"
+        )
+    if compile_ == "on" and not model.traits.one_graph:
+        raise ConfigError(
+            f"runtime.compile=on requires an encoder that is one graph, {model.encoder} does other "
+            "work in every batch (it reads each mission once); use --runtime.compile off"
+        )
+    precision = config.runtime.precision
+    if precision == "auto":
+        # A user's own module may need the number format that it was written for.
+        precision = "bf16" if pictures and not model.custom and _fast_bf16(device) else "fp32"
+    return config.model_copy(
+        update={
+            "model": model,
+            "env": loaded.env.config.model_copy(update={"streams_per_group": size}),
+            "runtime": config.runtime.model_copy(
+                update={
+                    "num_workers": None if serial else num_workers(config, size),
+                    "device": device,
+                    "threads": threads,
+                    "actor_threads": actor_threads,
+                    "compile": compile_,
+                    "precision": precision,
+                }
+            ),
+        }
+    )
+
+
+def _threads(runtime: RuntimeConfig, large: bool, learners: int) -> int:
+    """Threads of each learner, as configured or by a fixed rule.
+
+    Networks that are not large get one: there a second thread makes training slower, as measured.
+    Beside workers learners share half of the cores.
+    """
+    if runtime.threads is not None:
+        return runtime.threads
+    most = usable_cores() if runtime.kind == "serial" else usable_cores() // 2
+    return max(1, min(most // learners, 8)) if large else 1
+
+
+def _fast_bf16(device: str) -> bool:
+    import torch
+
+    from quintet.models.precision import fast_bf16
+
+    return fast_bf16(torch.device(device))
+
+
+def _resolve_device(runtime: RuntimeConfig, pictures: bool) -> str:
+    device, learners = runtime.device, runtime.num_learners
+    if device == "auto" and not pictures:
+        return "cpu"
+    if device != "auto" and not device.startswith("cuda"):
+        return device
+    import torch
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu":
+        return device
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f"runtime.device={device} requires a CUDA GPU that PyTorch sees, there is none; use "
+            "--runtime.device cpu"
+        )
+    if learners > 1 and device != "cuda":
+        raise ConfigError(
+            f"runtime.num_learners={learners} requires runtime.device=cuda, which is a GPU for "
+            f"each from cuda:0 on, got {device}; choose GPUs by CUDA_VISIBLE_DEVICES"
+        )
+    if learners > torch.cuda.device_count():
+        raise ConfigError(
+            f"runtime.num_learners={learners} requires a GPU for each learner, PyTorch sees "
+            f"{torch.cuda.device_count()}; lower it or use --runtime.device cpu"
+        )
+    return device
+
+
+def resolve_loaded(loaded: Loaded, spaces: Spaces) -> Loaded:
+    """`resolve`, after a check of the action space and without options that have no effect; errors
+    name the preset that set a refused option.
+    """
+    registry.require_actions(loaded.config.algo, spaces.action)
+    require_agents(loaded.config, loaded.env)
+    loaded = without_idle_defaults(loaded, spaces)
+    try:
+        return without_idle(loaded, resolve(loaded, spaces), spaces)
+    except ConfigError as error:
+        raise ConfigError(with_sources(str(error), loaded.sources)) from error
+
+
+def check_spaces(loaded: Loaded) -> None:
+    """Raises ConfigError for what the spaces rule out, where they are known or told in
+    milliseconds.  A run finds out the same, after the import of PyTorch.
+    """
+    spaces = loaded.spaces
+    if spaces is None and loaded.env.config.backend == "envpool":
+        spaces = spaces_of(loaded.env)
+    if spaces is not None:
+        resolve_loaded(loaded, spaces)
+
+
+def resolved(loaded: Loaded) -> tuple[dict[str, Any], dict[str, str]]:
+    """Every option of a loaded configuration as a run would use it, and its source."""
+    spaces = loaded.spaces or spaces_of(loaded.env)
+    found = resolve_loaded(loaded, spaces)
+    now = found.config
+    from quintet.algorithms.parts.setup import PLAIN
+
+    # Refuses spaces that the network can't read or act in.
+    registry.find(now.algo).make_actor(now.learner, now.model, spaces, PLAIN)
+    before, values = loaded.config.flat(), found.config.flat()
+    sources = {
+        name: source
+        if values[name] == before[name] or source != loaded.sources[name]
+        else f"resolved ({source})"
+        for name, source in found.sources.items()
+    }
+    return values, sources
+
+
+def require_agents(config: RunConfig, env: ResolvedEnv) -> None:
+    """Raises ConfigError if the environment has too few agents for who is to play in it."""
+    policies, past_frac = config.population.size, config.self_play.past_frac
+    by_agent = policies > 1 and config.population.assignment == "agent"
+    if not past_frac and not by_agent:
+        return
+    if env.num_agents == 1:
+        name = "population.assignment=agent" if by_agent else f"self_play.past_frac={past_frac:g}"
+        raise ConfigError(
+            f"{name} requires an environment of several agents, {config.env.id} has one; leave it "
+            "out"
+        )
+    if by_agent and policies > env.num_agents:
+        raise ConfigError(
+            "population.assignment=agent requires at most as many policies as agents, "
+            f"{env.num_agents}, got {policies}; lower population.size"
+        )
+
+
+def streams_per_group(config: RunConfig, env: ResolvedEnv) -> int:
+    """Streams of a group: as configured; else by the backend, or with workers so that each has a
+    group, or two where a server acts and environments step in threads.  Several policies get equal
+    numbers of groups, where the streams can be divided so.
+    """
+    sizes = {
+        "num_streams": config.env.num_streams,
+        "streams_per_group": config.env.streams_per_group or 0,
+    }
+    for name, size in sizes.items():
+        if size % env.num_agents:
+            raise ConfigError(
+                f"env.{name} must be a multiple of the agents of a game, {env.num_agents} of "
+                f"{config.env.id}, each of which is a stream; got {size}; use "
+                f"{env.streams_of(size)}, or leave it out"
+            )
+    if config.env.streams_per_group is not None:
+        return env.group_size
+    streams, policies = config.env.num_streams, config.population.size
+    if config.runtime.kind == "serial":
+        wanted = streams // env.group_size
+    else:
+        wanted = config.runtime.num_workers or usable_cores()
+        if config.runtime.inference == "server" and env.config.backend not in IN_PYTHON:
+            wanted *= 2  # one group steps while the other waits for its actions
+    # The fewest groups that give each worker one; the games must be divided evenly.
+    games = streams // env.num_agents
+    fitting = [n for n in range(wanted, games + 1) if games % n == 0] or [games]
+    groups = next((n for n in fitting if n % policies == 0), fitting[0])
+    return streams // groups
+
+
+def num_workers(config: RunConfig, group_size: int) -> int:
+    """Sampler processes: as configured, else one per core, at most one per group; raises
+    ConfigError if there are fewer groups.
+    """
+    groups = config.env.num_streams // group_size
+    asked = config.runtime.num_workers
+    if asked is not None and asked > groups:
+        raise ConfigError(
+            f"runtime.num_workers must be at most the number of groups, {groups} of "
+            f"{group_size} streams, got {asked}; lower it, or raise "
+            "env.num_streams, or lower env.streams_per_group"
+        )
+    return asked or min(usable_cores(), groups)
+
+
+def has_compiler() -> bool:
+    """Whether there is a C++ compiler, which compiled acts and updates need."""
+    return shutil.which(os.environ.get("CXX", "g++")) is not None
+
+
+def worth_compiling(config: RunConfig, model: ModelConfig, spaces: Spaces, device: str) -> bool:
+    """Whether a compiled update saves more time than it takes to compile, with a resolved model."""
+    planned = registry.find(config.algo).planned_updates(
+        config.learner, config.env.num_streams, config.total_env_steps
+    )
+    pictures = uses_pictures(model, spaces)
+    enough = COMPILE_FROM_UPDATES_OF_PICTURES if pictures else COMPILE_FROM_UPDATES
+    # A loop over steps takes minutes to compile, a user's module may not compile at all, and the
+    # gain was measured on CPUs only.
+    plain = device == "cpu" and model.core == "none" and not model.custom
+    plain = plain and model.traits.one_graph
+    return plain and planned >= enough
