@@ -27,8 +27,9 @@ from quintet.config.load import (
 from quintet.config.run import AUTOMATIC, MAY_CHANGE_ON_RESUME
 from quintet.config.validate import is_at_fault, validate
 from quintet.envs.given import EnvSource
-from quintet.errors import CheckpointError, ConfigError
-from quintet.system import files, saved_options
+from quintet.errors import CheckpointError, ConfigError, FileFault
+from quintet.system import files as system_files
+from quintet.system import manifest, saved_options
 from quintet.system.trust import Origin, all_harmless, calls_given, calls_of, config_fault
 
 BEFORE_CONFIG = (".lock", "log.txt", ".config.yaml.tmp", ".tmp-config.yaml")
@@ -71,7 +72,7 @@ def load_config(
     probe = KindProbe(asked_for([learner_defaults(algo), *files], command), source)
     if overwrite or beside:
         return _load_anew(algo, files, command, source, probe, overwrite)
-    return _load(algo, files, command, source, probe, trust)
+    return _load_again(algo, files, command, source, probe, trust)
 
 
 def _load_anew(
@@ -110,6 +111,43 @@ def _require_movable(run_dir: Path) -> None:
             f"--overwrite requires another folder than the working folder, got {run_dir}; leave "
             "it first"
         )
+
+
+class _OtherRun(ConfigError):
+    """The folder holds a run of another configuration."""
+
+
+def _load_again(
+    algo: str,
+    files: Sequence[Layer],
+    command: Layer,
+    source: EnvSource | None,
+    probe: KindProbe,
+    trusted: bool,
+) -> Loaded:
+    """`_load`; a run that ended before its first update makes room for one of other options, since
+    an environment that fails at once is mended, and then often tried in another way.
+    """
+    try:
+        return _load(algo, files, command, source, probe, trusted)
+    except _OtherRun:
+        run_dir = find_run_dir(algo, asked_for(files, command))
+        if run_dir is None or not _ended_at_once(run_dir):
+            raise
+        return _load_anew(algo, files, command, source, probe, overwrite=True)
+
+
+def _ended_at_once(run_dir: Path) -> bool:
+    """Whether the run in a folder has no checkpoint, and its record says that it trained on no
+    env_step and trains no more.
+    """
+    if manifest.numbered(run_dir / "checkpoints"):
+        return False
+    try:
+        record = system_files.parse_json(system_files.read_bytes(run_dir / _RECORD))
+        return bool(record["env_steps"] == 0 and record["state"] != "running")
+    except (FileFault, ValueError, KeyError, TypeError):
+        return False
 
 
 def _load(
@@ -285,7 +323,7 @@ def load_seeds(
             assert run_dir is not None
             loaded.append(Unusable(seed, run_dir, str(error)))
             continue
-        loaded.append(_load(algo, files, layer, source, probe, trust))
+        loaded.append(_load_again(algo, files, layer, source, probe, trust))
     faults = [each.error for each in loaded if isinstance(each, Unusable)]
     if len(faults) == len(loaded):
         raise ConfigError("\n".join(faults))
@@ -312,8 +350,8 @@ def _folder(given: Any) -> Path:
     return Path(given)
 
 
-def _other_run(run_dir: Path, differ: list[str]) -> ConfigError:
-    return ConfigError(
+def _other_run(run_dir: Path, differ: list[str]) -> _OtherRun:
+    return _OtherRun(
         f"{run_dir} holds a run of another configuration:\n"
         + "\n".join(f"  - {line}" for line in differ)
         + "\ngive another --run-dir to begin anew, or --overwrite to begin anew in this one (its "
@@ -462,5 +500,5 @@ def _held(run_dir: Path) -> set[str]:
     try:
         names = os.listdir(run_dir) if run_dir.is_dir() else []
     except OSError as fault:
-        raise ConfigError(str(files.cannot_read(run_dir, fault))) from fault
+        raise ConfigError(str(system_files.cannot_read(run_dir, fault))) from fault
     return {*names} - {*BEFORE_CONFIG}

@@ -1,5 +1,6 @@
 """A run begins anew where another one stands, which is kept."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from quintet import cli
 from quintet.commands.plot import runs_in
 from quintet.config.load import Layer
 from quintet.config.saved import load_config
-from quintet.errors import CheckpointError, ConfigError
+from quintet.envs.toy import Contextual
+from quintet.errors import CheckpointError, ConfigError, EnvironmentFault
 from quintet.observe.report_files import read_metrics
 from quintet.run import launch
 from quintet.system.lock import run_lock
@@ -171,3 +173,46 @@ def test_config_shows_other_options_than_those_of_a_run_in_the_default_folder(fo
     assert cli.main(command) == 0
     assert cli.main([*command, "--overwrite"]) == 2
     assert "requires a folder that a run has made" in capsys.readouterr().err
+
+
+class Faulty(Contextual):
+    """Ends by an error at a given step."""
+
+    def __init__(self, at: int = 0) -> None:
+        super().__init__()
+        self.at, self.steps = at, 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps > self.at:
+            raise RuntimeError("to be mended")
+        return super().step(action)
+
+
+def test_a_run_that_failed_at_once_makes_room_for_other_options(folder):
+    run = folder / "run"
+
+    def attempt(at: int, gamma: float):
+        config = {**SMALL, "gamma": gamma, "env.kwargs": {"at": at}}
+        return quintet.train("ppo", Faulty, 128, run_dir=run, config=config)
+
+    with pytest.raises(EnvironmentFault, match="to be mended"):
+        attempt(0, 0.9)
+    with pytest.raises(EnvironmentFault, match="to be mended"):
+        attempt(20, 0.8)  # after its first update
+    assert sorted(path.name for path in folder.iterdir()) == ["run", "run.old-1"]
+    assert "gamma: 0.9\n" in (folder / "run.old-1/config.yaml").read_text()
+    assert f"is kept in {run}.old-1" in (run / "log.txt").read_text()
+    with pytest.raises(ConfigError, match=r"gamma: the run has 0\.8, asked is 0\.7"):
+        attempt(10**6, 0.7)
+    # One that trains, or whose record says nothing, may still come to something.
+    shutil.rmtree(run / "checkpoints")
+    record = json.loads((run / "run.json").read_text())
+    assert record["env_steps"] > 0
+    for other in ({}, {"env_steps": 0, "state": "running"}, {"env_steps": None}):
+        (run / "run.json").write_text(json.dumps(record | other))
+        with pytest.raises(ConfigError, match=r"gamma: the run has 0\.8, asked is 0\.7"):
+            attempt(10**6, 0.7)
+    (run / "run.json").write_text(json.dumps(record | {"env_steps": 0}))
+    assert attempt(10**6, 0.7).status == "finished"
+    assert (folder / "run.old-2").exists()
