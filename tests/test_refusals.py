@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import quintet
+
 PROGRAM = """
 import sys
 from quintet.cli import main
@@ -56,15 +58,43 @@ def test_no_refusal_waits_for_pytorch(command: str, status: int, says: str, tmp_
     assert done.stdout.splitlines()[-1] == str(status), done.stdout[-300:]
 
 
-def test_an_id_that_nobody_knows_is_refused_without_pytorch(tmp_path: Path):
-    """Only EnvPool is asked for its ids."""
+TOY = "quintet.envs.toy"
+
+
+@pytest.mark.parametrize(
+    ("command", "imported", "says"),
+    [
+        ("ppo --env CartPoll-v1 --nope 3", [], ("nearest are CartPole", "unknown option 'nope'")),
+        (f"ddpg --env {TOY}:EndlessPay", [], ("ddpg requires Box actions",)),
+        ("ddpg --env CartPole-v1", ["envpool"], ("ddpg requires Box actions",)),
+        (f"ppo --env {TOY}:Target --model.encoder impala_cnn", [], ("requires a uint8 picture",)),
+        (f"ppo --env {TOY}:Target --model.encoder film_grid", [], ("the leaves direction",)),
+        ("ppo --env Pendulum-v1 --model.encoder nature_cnn", ["envpool"], ("a uint8 picture",)),
+        (f"ppo --env {TOY}:Target --model.core-size 9", [], ("requires a recurrent core",)),
+    ],
+)
+def test_ids_and_spaces(command: str, imported: list[str], says: tuple[str, ...], tmp_path: Path):
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *["train", "ppo", "--env", "CartPoll-v1", "--nope", "3"]],
+        [sys.executable, "-c", PROGRAM, "train", *command.split()],
         cwd=tmp_path, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert "nearest are CartPole" in done.stderr
-    assert "unknown option 'nope'" in done.stderr
-    assert done.stdout.split() == ["2", "envpool"]
+    for each in says:
+        assert each in done.stderr
+    assert done.stdout.split() == ["2", *imported]
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_taken(tmp_path: Path):
+    small = {"eval.episodes": 0, "report.progress": False, "num_epochs": 1}
+    quintet.train("ppo", "CartPole-v1", 4096, run_dir=tmp_path / "run", config=small)
+    for option, says in (("--gamma", "the run has"), ("--gama", "did you mean 'gamma'?")):
+        words = ["train", "ppo", "--env", "CartPole-v1", "--run-dir", "run", option, "0.5"]
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, *words],
+            cwd=tmp_path, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert says in done.stderr
+        assert done.stdout.split() == ["2"]
 
 
 def test_train_refuses_without_pytorch_too():
