@@ -1,6 +1,6 @@
 """`quintet.train`: its arguments become one layer of a run's configuration.
 
-What can be refused by that configuration alone is refused before PyTorch is imported.
+What can be refused without a network is refused before PyTorch is imported.
 """
 
 import inspect

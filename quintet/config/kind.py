@@ -23,7 +23,10 @@ continuous action. vector_discrete: all others.
 """
 
 
-_OF_STREAMS = {"num_streams", "streams_per_group", "num_threads", "num_processes"}
+_WITHOUT_EFFECT = {
+    *("num_streams", "streams_per_group", "num_threads", "num_processes"),
+    *("reward_clip", "success"),
+}
 """Options of environments on which their spaces do not depend."""
 
 
@@ -66,7 +69,7 @@ class KindProbe:
 
 
 def _of_spaces(env: ResolvedEnv) -> dict[str, Any]:
-    return env.config.model_dump(exclude=_OF_STREAMS)
+    return env.config.model_dump(exclude=_WITHOUT_EFFECT)
 
 
 def spaces_of(env: ResolvedEnv) -> Spaces:

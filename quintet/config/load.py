@@ -23,7 +23,6 @@ from quintet.config.run import ALIASES, MAY_CHANGE_ON_RESUME, PARTS, TOP, RunCon
 from quintet.config.validate import valid_part, validate
 from quintet.envs.config import EnvConfig
 from quintet.envs.given import EnvSource
-from quintet.envs.ids import is_registered
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.errors import ConfigError, FileFault, IdleOptions
 from quintet.system.files import read_yaml
@@ -43,7 +42,7 @@ class Loaded:
     """A valid configuration and the source of each of its options.
 
     env: its environment, resolved.
-    spaces: those of the environment, if one was made for its kind.
+    spaces: those of the environment, if one with the same options was made for its kind.
     notes: messages for the person about the run folder.
     overwrite: whether a run in its folder is moved aside.
     """
@@ -211,12 +210,7 @@ def compose(algo: str, layers: Iterable[Layer], source: EnvSource | None = None)
         _suit_batch(algo, values, sources)
     config = validate(algo, values, faults)
     of_env: list[str] = []
-    # Beside other faults, a known id needs no look at EnvPool, whose import takes a second.
-    others = ("envpool", "ale")
-    known_id = values.get("env.backend") not in others and is_registered(values.get("env.id", ""))
-    env = None
-    if not (known_id and (unknown or faults)):
-        env = _resolve_env(values, source, of_env)
+    env = _resolve_env(values, source, of_env)
     faults = of_env + faults
     if unknown or faults:
         raise ConfigError(_listed([*unknown, *(with_sources(fault, sources) for fault in faults)]))

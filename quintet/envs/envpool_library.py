@@ -4,15 +4,16 @@ its ids and their families, and the library that must be loaded before it.
 
 import ctypes
 import importlib.util
+import os
 import sys
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 
 INSTALL_LINE = 'pip install "quintet[envpool]"'
 
-_RECORDED = "1.2.5"
-"""The version whose ids on Linux stand in ``envpool_ids.txt``."""
+RECORDED = {"envpool": "1.2.5", "envpool-assets": "0.3.0"}
+"""The versions whose ids on Linux stand in ``envpool_ids.txt``; games are those in the assets."""
 
 
 def is_installed() -> bool:
@@ -24,22 +25,33 @@ def families() -> dict[str, str]:
     """The family of every id that EnvPool knows, which is the part of it that implements the id:
     ``"atari"``, ``"mujoco"``, ``"box2d"``, ...; empty where EnvPool isn't installed.
 
-    Imports EnvPool unless the ids of the installed version are recorded.
+    Imports EnvPool unless `is_recorded`.
     """
     if not is_installed():
         return {}
-    if "envpool" not in sys.modules and sys.platform == "linux" and version("envpool") == _RECORDED:
-        return recorded_families()
     load_opengl()
+    if is_recorded():
+        return recorded_families()
     import envpool
     from envpool.registration import registry
 
-    return {name: registry.specs[name][0].split(".")[1] for name in envpool.list_all_envs()}
+    ids = envpool.list_all_envs()
+    return {name: registry.specs[name][0].removeprefix("envpool.").split(".")[0] for name in ids}
+
+
+def is_recorded() -> bool:
+    """Whether the ids of the EnvPool that is installed are known without its import."""
+    if "envpool" in sys.modules or "ENVPOOL_ASSETS_PATH" in os.environ or sys.platform != "linux":
+        return False
+    try:
+        return all(version(package) == known for package, known in RECORDED.items())
+    except PackageNotFoundError:  # made from its sources
+        return False
 
 
 @cache
 def recorded_families() -> dict[str, str]:
-    """`families` of the version that is recorded, without its import.
+    """`families` of the versions that are recorded, without an import.
 
     Lines without indentation are families, those below them their ids.
     """
@@ -57,8 +69,8 @@ def recorded_families() -> dict[str, str]:
 def load_opengl() -> str:
     """Loads the OpenGL library that MuJoCo needs for drawing; returns why it can't, or "".
 
-    It must come before the first import of EnvPool, so it is called for every environment.  It
-    loads no graphics driver.
+    It must come before the first import of EnvPool, so it is called whenever EnvPool is asked for
+    its ids.  It loads no graphics driver.
     """
     if sys.platform != "linux":
         return ""

@@ -225,7 +225,7 @@ def _payload(loaded: Loaded) -> bytes:
             "__main__; move it to a module of its own"
         )
     work = pickled(
-        loaded,
+        replace(loaded, spaces=None),  # which may hold what can't be sent
         "seeds requires an environment that can be sent to other processes, got "
         + loaded.config.env.id,
         "give a function that makes it",

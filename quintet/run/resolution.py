@@ -142,8 +142,8 @@ def resolve_loaded(loaded: Loaded, spaces: Spaces) -> Loaded:
 
 
 def check_spaces(loaded: Loaded) -> None:
-    """Raises ConfigError for what the spaces rule out, where they are known or told in
-    milliseconds.  A run finds out the same, after the import of PyTorch.
+    """Raises ConfigError for what the spaces rule out, where they are known or EnvPool tells them,
+    which the run imports anyway.  The run itself asks once more, after the import of PyTorch.
     """
     spaces = loaded.spaces
     if spaces is None and loaded.env.config.backend == "envpool":

@@ -302,7 +302,7 @@ def test_the_spaces_of_the_environment_that_was_made_for_the_kind():
     assert probe.spaces(asked) is None  # none was made yet
     assert probe.kind == "vector_discrete"
     count = len(made)
-    spaces = probe.spaces(asked.with_options({"num_streams": 5}))
+    spaces = probe.spaces(asked.with_options({"num_streams": 5, "success": "reward>0"}))
     assert spaces is not None
     assert spaces.observation["picture"].shape == (12, 12, 3)
     assert probe.spaces(resolve_env(EnvConfig(id="mine", kwargs={"size": 40}), Camera)) is None

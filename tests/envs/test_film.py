@@ -270,6 +270,7 @@ class TestEnvPool:
         def missing(*_, **__):
             raise OSError("libEGL.so.1: cannot open shared object file")
 
+        envpool_library.load_opengl()
         importlib.import_module("envpool")
         load_opengl = envpool_library.load_opengl.__wrapped__
         monkeypatch.setattr(envpool, "load_opengl", load_opengl)
