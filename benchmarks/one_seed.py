@@ -83,7 +83,7 @@ def _git(*words: str) -> str:
 
 def prepare(task: Task) -> list[str]:
     """Takes out what can't be gone on with; returns the commits that trained what remains."""
-    from quintet.config.saved import read_saved
+    from quintet.config.run_dir import read_saved
     from quintet.errors import ConfigError
 
     _wait_until_free(task.run_dir)

@@ -14,7 +14,8 @@ from quintet.config.load import (
     read_file,
 )
 from quintet.config.run import PARTS, TOP, RunConfig
-from quintet.config.saved import find_run_dir, load_config, read_saved
+from quintet.config.run_dir import read_saved
+from quintet.config.saved import find_run_dir, load_config
 from quintet.envs.toy import EndlessPay
 from quintet.errors import ConfigError
 

@@ -1,0 +1,179 @@
+"""What a run's folder holds, before anything is trained in it: the run's options, or what stands in
+the way of a new one.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from quintet.config.load import flatten, options
+from quintet.config.run import MAY_CHANGE_ON_RESUME
+from quintet.errors import CheckpointError, ConfigError, FileFault
+from quintet.system import files, manifest, saved_options
+
+BEFORE_CONFIG = (".lock", "log.txt", ".config.yaml.tmp", ".tmp-config.yaml")
+"""Files that a run may leave if it is killed at its very start."""
+
+_RECORD = "run.json"
+"""A file of every run that has begun, and of nothing else."""
+
+
+def read_saved(
+    run_dir: Path, notice: Callable[[str], None] = lambda _: None
+) -> dict[str, Any] | None:
+    """The resolved configuration in a run folder by dotted name; None where there is no run.
+
+    Where ``config.yaml`` is missing or damaged, the newest whole checkpoint has it.
+
+    notice: receives a message for each change since the run wrote the folder.
+
+    Raises:
+        ConfigError: the folder holds something else, nothing in it can be read, or ``config.yaml``
+            and the checkpoint differ in an option that can't change.
+    """
+    try:
+        found = saved_options.read(run_dir)
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from error
+    if found is None:
+        _require_unused(run_dir)
+        return None
+    saved, fault = {}, found.fault
+    if fault is None:
+        try:
+            saved = flat(found.values)
+        except ConfigError as error:
+            fault = f"{run_dir / saved_options.FILE}: {error}"
+    stored = flat(found.stored) if found.checkpoint else {}
+    if fault is None and found.altered and (lost := sorted(stored.keys() - saved.keys())):
+        fault = f"{run_dir / saved_options.FILE} is incomplete (no {', '.join(lost[:3])})"
+    if fault is not None:
+        if not stored:
+            raise ConfigError(
+                f"a readable {saved_options.FILE} is required in {run_dir}, it is damaged "
+                f"({fault}); restore it, or give another --run-dir, or --overwrite"
+            )
+        notice(f"{fault}; the run's options are taken from {found.checkpoint}")
+        return stored
+    if "env.id" not in saved:
+        raise ConfigError(
+            f"a whole {saved_options.FILE} is required in {run_dir}, it is incomplete (no env.id); "
+            "restore it, or give another --run-dir, or --overwrite"
+        )
+    if found.altered or stored:
+        _compare(run_dir, saved, found, stored, notice)
+    return saved
+
+
+def _compare(
+    run_dir: Path,
+    saved: Mapping[str, Any],
+    found: saved_options.SavedOptions,
+    stored: Mapping[str, Any],
+    notice: Callable[[str], None],
+) -> None:
+    """Compares ``config.yaml`` with the options of the checkpoint; raises ConfigError if they
+    differ in an option that can't change.
+    """
+    path = run_dir / saved_options.FILE
+    differ = differing(stored, saved)
+    if differ:
+        raise ConfigError(
+            f"{path} says another run than {found.checkpoint}, which was trained with other "
+            "options:\n"
+            + "\n".join(f"  - {name}: {was!r}, the file says {now!r}" for name, was, now in differ)
+            + f"\nput them back, or remove {path}, which is then written anew from the checkpoint; "
+            "to train with other options give another --run-dir"
+        )
+    if found.altered:
+        changed = [
+            f"{name} {stored[name]!r} -> {saved[name]!r}"
+            for name in saved
+            if name in stored and saved[name] != stored[name]
+        ]
+        told = f": {', '.join(changed)}" if changed else ""
+        notice(f"{path} was changed since the run wrote it{told}; it is taken as it is")
+
+
+def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Options in both that differ and that no resume may change: name, was, now."""
+    return [
+        (name, was[name], now[name])
+        for name in now
+        if name in was
+        and was[name] != now[name]
+        and name not in MAY_CHANGE_ON_RESUME
+        and not name.startswith(("eval.", "report."))
+    ]
+
+
+def require_same(place: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises CheckpointError where the checkpoint at `place`, trained with the options `was`,
+    belongs to another run than one with the options `now`.
+    """
+    others = [f"{name} was {old!r} and is {new!r}" for name, old, new in differing(was, now)]
+    if others:
+        raise CheckpointError(
+            f"a checkpoint of this run is required, {place} is of another ({'; '.join(others)}); "
+            "remove it, or give another --run-dir"
+        )
+
+
+def flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by dotted name; raises ConfigError if no algorithm is named, or an unknown one."""
+    algo = values.get("algo")
+    if not isinstance(algo, str):
+        raise ConfigError(f"no algorithm is named (algo: {algo!r})")
+    return flatten(values, options(algo))
+
+
+def _require_unused(run_dir: Path) -> None:
+    """Raises ConfigError where a folder without a run holds something else."""
+    others = sorted(_held(run_dir))
+    if others:
+        raise ConfigError(
+            f"run_dir requires a new or empty folder, or one with a run; {run_dir} holds "
+            f"{', '.join(others[:3])} and no {saved_options.FILE}; give another --run-dir"
+        )
+
+
+def _held(run_dir: Path) -> set[str]:
+    """Names in a folder, but for those that a run may leave at its very start."""
+    try:
+        names = os.listdir(run_dir) if run_dir.is_dir() else []
+    except OSError as fault:
+        raise ConfigError(str(files.cannot_read(run_dir, fault))) from fault
+    return {*names} - {*BEFORE_CONFIG}
+
+
+def require_movable(run_dir: Path) -> None:
+    """Raises ConfigError for a folder that --overwrite must not rename: one that holds something
+    else than a run, or in which the user works.
+    """
+    held = _held(run_dir)
+    if not held:
+        return
+    if _RECORD not in held or not held & {saved_options.FILE, "checkpoints", "metrics.jsonl"}:
+        raise ConfigError(
+            f"--overwrite requires a folder that a run has made, {run_dir} holds "
+            f"{', '.join(sorted(held)[:3])}; give another --run-dir, or rename it yourself"
+        )
+    if Path.cwd().is_relative_to(run_dir.resolve()):
+        raise ConfigError(
+            f"--overwrite requires another folder than the working folder, got {run_dir}; leave "
+            "it first"
+        )
+
+
+def ended_at_once(run_dir: Path) -> bool:
+    """Whether the run in a folder has no checkpoint, and its record says that it trained on no
+    env_step and trains no more.
+    """
+    if manifest.numbered(run_dir / "checkpoints"):
+        return False
+    try:
+        record = files.parse_json(files.read_bytes(run_dir / _RECORD))
+        return bool(record["env_steps"] == 0 and record["state"] != "running")
+    except (FileFault, ValueError, KeyError, TypeError):
+        return False
