@@ -109,6 +109,7 @@ def test_ids_and_spaces(command: str, imported: list[str], says: tuple[str, ...]
     assert not any(tmp_path.iterdir())
 
 
+@RECORDED_ENVPOOL
 def test_a_folder_that_is_taken(tmp_path: Path):
     small = {"eval.episodes": 0, "report.progress": False, "num_epochs": 1}
     quintet.train("ppo", "CartPole-v1", 4096, run_dir=tmp_path / "run", config=small)

@@ -105,8 +105,10 @@ def _load_again(
     try:
         return _load(algo, files, command, source, probe, trusted)
     except _OtherRun:
-        run_dir = find_run_dir(algo, asked_for(files, command))
-        if run_dir is None or not ended_at_once(run_dir):
+        asked = asked_for(files, command)
+        run_dir = find_run_dir(algo, asked)
+        goes_on = asked.get("resume") == "exact"
+        if goes_on or run_dir is None or not ended_at_once(run_dir):
             raise
         return _load_anew(algo, files, command, source, probe, overwrite=True)
 

@@ -214,5 +214,8 @@ def test_a_run_that_failed_at_once_makes_room_for_other_options(folder):
         with pytest.raises(ConfigError, match=r"gamma: the run has 0\.8, asked is 0\.7"):
             attempt(10**6, 0.7)
     (run / "run.json").write_text(json.dumps(record | {"env_steps": 0}))
+    exact = {**SMALL, "gamma": 0.7, "resume": "exact"}
+    with pytest.raises(ConfigError, match=r"gamma: the run has 0\.8, asked is 0\.7"):
+        quintet.train("ppo", Faulty, 128, run_dir=run, config=exact)
     assert attempt(10**6, 0.7).status == "finished"
     assert (folder / "run.old-2").exists()
