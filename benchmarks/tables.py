@@ -284,6 +284,28 @@ def until(run: dict[str, Any]) -> str:
     return took if run["reached"] else f"not within {took}"
 
 
+def efficiency_table() -> str:
+    """Of what `efficiency.py` recorded; a dash is a run that did not reach the return."""
+    found = result("efficiency")
+    lines = [
+        "| environment | variant | env_steps to the return, by seed | median | seconds, median |",
+        "|---|---|---|---|---|",
+    ]
+    if found is None:
+        return "\n".join([*lines, "| not yet recorded | | | | |"])
+    for env, variants in found["tasks"].items():
+        for name, runs in variants.items():
+            reached = [run["reached"] for run in runs]
+            each = ", ".join(f"{x['env_steps']:,.0f}" if x else "-" for x in reached)
+            middle = [
+                median(x[axis] if x else float("inf") for x in reached)
+                for axis in ("env_steps", "wall_s")
+            ]
+            steps, seconds = (f"{x:,.0f}" if x < float("inf") else "-" for x in middle)
+            lines.append(f"| {env} | {name} | {each} | **{steps}** | {seconds} |")
+    return "\n".join(lines)
+
+
 def cost_table(algo: str) -> str:
     lines = [
         "| environment | seconds of training per seed | seeds side by side | cores "
@@ -478,6 +500,7 @@ TABLES = {
     "ddpg-speed": lambda: speed_table("sb3", SPEED_DDPG),
     "acer-speed": lambda: limit_table(SPEED_ACER, OF_LIMIT_ACER),
     "acer-step": acer_step_table,
+    "acer-efficiency": efficiency_table,
     "appo-speed": lambda: speed_table("sample_factory", SPEED_APPO),
     "ppo-threshold": threshold_table,
     "sampling": sampling_table,

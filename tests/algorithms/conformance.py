@@ -136,6 +136,7 @@ TOGETHER: dict[str, Sequence[dict[str, Any]]] = {
         {
             "learn_std": True, "dueling_samples": 2, "replay_ratio": 0.5, "unroll_steps": 2,
             "truncation_as_termination": True, "lr_schedule": "middle_drop",
+            "reward_normalizer": "return_std",
         },
     ),
 }  # fmt: skip

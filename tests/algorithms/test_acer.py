@@ -18,7 +18,7 @@ from conformance import NUMBERS, Case, Noise, Run, Task, learn
 from conformance import STEPS as UNROLL
 from conformance import STREAMS as COLUMNS
 from gymnasium import spaces as gym
-from ppo_helpers import CONTINUOUS, TOTAL
+from ppo_helpers import CONTINUOUS, DISCRETE, TOTAL, make_rollout
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -416,19 +416,52 @@ def test_updates_from_replay_are_counted_by_fresh_batch() -> None:
     assert (learner.updates, learner.version) == (8, 8)
 
 
-def test_only_fresh_batches_move_the_normaliser() -> None:
-    learner = make_learner(config(normalize_observations=True))
-    batch = make_batch(learner)
+def test_only_fresh_batches_move_the_normalisers() -> None:
+    learner = make_learner(config(normalize_observations=True, reward_normalizer="return_std"))
+    carry = make_rollout(DISCRETE, STEPS, STREAMS).return_carry
+    batch = replace(make_batch(learner), return_carry=carry)
+    normalizers = learner.normalizers
 
-    def statistics() -> dict[str, Tensor]:
-        return {name: x.clone() for name, x in learner.normalizer.state_dict().items()}
+    def statistics() -> list[Tensor]:
+        return [
+            x.clone() for each in normalizers.modules.values() for x in each.state_dict().values()
+        ]
 
     before = statistics()
     learner.update(batch, 0)
-    after = statistics()
-    assert all(torch.equal(x, after[name]) for name, x in before.items())
+    assert all(map(torch.equal, statistics(), before))
     learner.update(replace(batch, replayed=False), 0)
-    assert any(not torch.equal(x, statistics()[name]) for name, x in before.items())
+    assert not any(map(torch.equal, statistics(), before))
+    assert batch.return_carry is not None
+    carried = batch.return_carry[batch.valid]
+    expected = carried.var(correction=0).sqrt().item()
+    assert learner.metrics()["normalizer/reward_std"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("clip", [None, 0.3])
+def test_rewards_are_divided_when_they_are_learned_from(clip: float | None) -> None:
+    """Old rewards too are divided by what is known now; the raw ones are told."""
+    options = {"reward_normalizer": "step_std", "reward_norm_clip": clip}
+    learner, plain = make_learner(config(**options)), make_learner(config())
+    batch = make_batch(learner)
+    learner.normalizers.merge(replace(batch, reward=5.0 * batch.reward))
+    std = (5.0 * batch.reward[batch.valid]).double().var(correction=0)
+    by_hand = batch.reward / (std + learner.config.normalizer_variance_epsilon).sqrt().float()
+    by_hand = by_hand if clip is None else by_hand.clamp(-clip, clip)
+    fresh = replace(batch, replayed=False)
+    told = learn(learner, [fresh])
+    same = learn(plain, [replace(fresh, reward=by_hand)])
+    assert_close(learner.trained.theta, plain.trained.theta)
+    assert told["value/target_mean"] == pytest.approx(same["value/target_mean"])
+    assert told["reward/mean"] == pytest.approx(batch.reward[batch.valid].mean().item())
+    assert told["reward/normalized_mean"] == pytest.approx(same["reward/mean"])
+    clipped = (by_hand[batch.valid].abs() >= 0.3).float().mean().item()
+    assert told.get("normalizer/reward_clip_frac") == (None if clip is None else clipped)
+    now = learner.normalizers.rewards(batch.reward)  # the fresh batch has moved the statistics
+    assert not torch.allclose(now, by_hand)
+    learner.update(batch, 0)
+    plain.update(replace(batch, reward=now), 0)
+    assert_close(learner.trained.theta, plain.trained.theta)
 
 
 @pytest.mark.parametrize("c_bar", [0.6, 1.0, 1.5])

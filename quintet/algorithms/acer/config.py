@@ -115,6 +115,10 @@ class ACERConfig(BaseModel):
         "[0, 1] in any case",
     )
     observation_clip: float = Field(5.0, gt=0, description="bound of normalised observations")
+    reward_normalizer: Literal["return_std", "step_std", "none"] = Field(
+        "none", description="what rewards are divided by; their mean is never subtracted"
+    )
+    reward_norm_clip: float | None = Field(10.0, description="of normalised rewards; <= 0: off")
     normalizer_variance_epsilon: float = Field(1e-3, gt=0, description="inside the root")
     update_normalizers: bool = Field(True, description="false: frozen statistics (fine-tuning)")
 
@@ -155,10 +159,9 @@ class ACERConfig(BaseModel):
         """Whether each option has an effect beside the others, and what it requires for that."""
         replays = (self.replay_ratio > 0, "replay_ratio > 0")
         region = (self.trust_region, "trust_region")
-        normalizes = (
-            self.normalize_observations or self.normalize_pictures,
-            "normalize_observations or normalize_pictures",
-        )
+        observations = self.normalize_observations or self.normalize_pictures
+        rewards = self.reward_normalizer != "none"
+        normalizes = observations or rewards, "a normaliser"
         several = self.unroll_steps > 1
         return {
             "replay_capacity_steps_per_stream": replays,
@@ -168,7 +171,8 @@ class ACERConfig(BaseModel):
             "c_bar": (several and self.lambda_ > 0, "lambda_ > 0 and unroll_steps > 1"),
             "trust_region_delta": region,
             "average_decay": region,
-            "observation_clip": normalizes,
+            "observation_clip": (observations, "normalize_observations or normalize_pictures"),
+            "reward_norm_clip": (rewards, "a reward_normalizer"),
             "normalizer_variance_epsilon": normalizes,
             "update_normalizers": normalizes,
         }
@@ -193,7 +197,8 @@ class ACERConfig(BaseModel):
 def idle_in(config: ACERConfig, model: ModelConfig, spaces: Spaces) -> dict[str, Idle]:
     """Options without effect on a resolved network in these spaces."""
     wanted = config.normalize_observations, config.normalize_pictures
-    idle = idle_normalizers(type(config), wanted, model, spaces, others=False)
+    rewards = config.reward_normalizer != "none"
+    idle = idle_normalizers(type(config), wanted, model, spaces, others=rewards)
     boxes = [isinstance(leaf, gym_spaces.Box) for leaf in action_leaves(spaces.action)]
     shown = f"the action space is {spaces.action}"
     if isinstance(spaces.action, gym_spaces.Discrete):

@@ -18,8 +18,9 @@ Departures from the paper, each with the switch that turns it off:
     (``replay_start_steps_per_stream=0``).
  3. The rate falls to 0 (``lr_schedule=constant``), and the entropy bonus is ten times the paper's
     (``entropy_coef=0.001``).
- 4. Observations may be normalised by running statistics (``normalize_observations=false`` and
-    ``normalize_pictures=false``, the defaults, are the paper's).
+ 4. Observations and rewards may be normalised by running statistics
+    (``normalize_observations=false``, ``normalize_pictures=false`` and ``reward_normalizer=none``,
+    the defaults, are the paper's).
  5. The spread of continuous actions may be learned (``learn_std=false``, the default, is the
     paper's).
  6. Where not all actions are choices of one Discrete space, values of actions come from a
@@ -41,6 +42,7 @@ from quintet.algorithms.acer.network import PolicyAndCritic
 from quintet.algorithms.acer.schedule import find_schedule
 from quintet.algorithms.parts import diagnostics
 from quintet.algorithms.parts.acting import SamplingActor, make_normalizer, masked
+from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
 from quintet.algorithms.parts.off_policy_statistics import Terms, off_policy_statistics
 from quintet.algorithms.parts.options import refuse_aux_losses, require_tunable
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
@@ -107,7 +109,7 @@ class ACERLearner:
         leaves = leaf_families(self.family)
         # The root that traces take of the ratio, so that they outlive many dimensions.
         self.dimensions = sum(x.size for x in leaves if isinstance(x, DiagGaussian)) or 1
-        self.normalizer = make_normalizer(config, model, spaces).to(setup.device)
+        self.normalizers = Normalizers(config, model, spaces, setup.device)
         recurrent_critic = not network.shared and network.critic_trunk.core is not None
         critic = "network/critic_head." if recurrent_critic else "network/critic_"
         inside = config.rmsprop_epsilon_inside_sqrt
@@ -117,8 +119,8 @@ class ACERLearner:
             Knobs,
             setup,
             Optimizer("rmsprop_tf" if inside else "rmsprop"),
-            modules={"normalizer": self.normalizer},
-            only_learning=(critic,),
+            modules=self.normalizers.modules,
+            only_learning=(critic, *ONLY_LEARNING),
             averages=config.trust_region,
             check_numerics=config.check_numerics,
         )
@@ -142,7 +144,8 @@ class ACERLearner:
             column_source=config.replay_sampling,
         )
         kept = replay if config.replay_ratio > 0 else None
-        return DataPlan(steps, streams, state_every=steps, replay=kept)
+        discount = self.normalizers.return_discount
+        return DataPlan(steps, streams, discount, state_every=steps, replay=kept)
 
     @property
     def updates(self) -> int:
@@ -153,7 +156,7 @@ class ACERLearner:
         self.config = options
 
     def update(self, batch: Rollout, env_steps: int) -> None:
-        """One optimizer step on the batch; of a fresh one then an update of the normaliser."""
+        """One optimizer step on the batch; of a fresh one then an update of the normalisers."""
         config = self.config
         done = 1.0 - schedules.linear(env_steps, self.setup.total_env_steps)
         self.learning_rate = config.learning_rate * self.schedule(done)
@@ -164,9 +167,8 @@ class ACERLearner:
             self.replayed_updates += 1
         else:
             self.fresh_updates += 1
-            if self.normalizer.names and config.update_normalizers:
-                whole = self.ranks.whole(batch)
-                self.normalizer.merge({k: x[:-1] for k, x in whole.obs.items()}, whole.valid)
+            if self.normalizers.learn:
+                self.normalizers.merge(self.ranks.whole(batch))
         self.version += 1
         if self.trained.untold >= FOLD_EVERY:
             self.trained.fold()
@@ -181,13 +183,19 @@ class ACERLearner:
             record = {**batch.record, "noise": noise.to(batch.valid.device)}
             batch = replace(batch, record=record)
         count, rows = batch.valid.sum().clamp_min(1), batch.valid.numel()
+        normalizers = self.normalizers
+        if normalizers.rewards.kind != "none" and not batch.replayed:
+            whole = self.ranks.whole(batch)
+            means = normalizers.of_rewards(whole, normalizers.rewards(whole.reward))
+            self.trained.interval.add(Statistics(means))
         batch = self.ranks.shard(batch)
-        obs = self.normalizer({name: x.flatten(0, 1) for name, x in batch.obs.items()})
+        obs = normalizers.flat(batch)
         count = count.to(self.setup.device)
-        share = diagnostics.observation_clip_share(self.normalizer, obs, batch.valid, count)
+        share = normalizers.clip_share(obs, batch.valid, count)
         state = {name: x[0] for name, x in batch.state.items()}
         cut = torch.zeros_like(batch.valid) if batch.trace_cut is None else batch.trace_cut
-        flat = {"obs": obs, "is_first": batch.is_first.flatten(), "trace_cut": cut}
+        flat: dict[str, Any] = {"obs": obs, "is_first": batch.is_first.flatten(), "trace_cut": cut}
+        flat |= {"reward": normalizers.rewards(batch.reward), "return_carry": None}
         own = replace(batch, state=state, replayed=False, **flat).contiguous()
         if batch.replayed:
             age = (self.version - own.version).float()
@@ -243,9 +251,14 @@ class ACERLearner:
             "loss/policy_correction": reduced(estimates.correction),
             "normalizer/observation_clip_frac": unrolls.clip_share,
             "replay/age_mean": reduced(unrolls.age),
-            **{name: reduced(x) for name, x in region.items()},
         }
-        told = told._replace(means={**told.means, **own})
+        if region is not None:
+            sums = torch.where(batch.valid, region, 0.0).sum((1, 2)) / unrolls.count
+            own |= dict(zip(REGION, sums, strict=True))
+        means = {**told.means, **own}
+        if self.normalizers.rewards.kind != "none":
+            del means["reward/mean"]  # the normalised reward's
+        told = told._replace(means=means)
         policy = -reduced((z * estimates.f).sum(-1))
         return policy + torch.stack([*critic.values()]).sum(), told
 
@@ -305,27 +318,28 @@ class ACERLearner:
         used = batch.valid.numel()  # the row behind them has no action
         obs = {name: x[:used] for name, x in obs.items()}
         inputs = (obs, state, is_first[:used])
-        params, _, _ = functional_call(self.network, self.trained.averaged(), inputs)
+        averaged, policy = self.trained.averaged(), {"critic": False}
+        params, _, _ = functional_call(self.network, averaged, inputs, policy)
         return masked(self.family, params, obs).view(*batch.valid.shape, -1)
 
     def _direction(
         self, g: Tensor, pi: Tensor, average: Tensor | None, knobs: Knobs
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    ) -> tuple[Tensor, Tensor | None]:
         """Where the statistics are to go, entropy included, ``[T, B, S]``, and what is told of the
-        trust region.
+        trust region by the names of REGION, ``[7, T, B]``.
         """
         family, std = self.family, self.config.learn_std
         if self.config.entropy_coef > 0:
             slope = policy_statistics.entropy_gradient(family, pi, learn_std=std)
             g = g + knobs.entropy_coef * slope
         if average is None:
-            return g, {}
+            return g, None
         k = policy_statistics.kl_gradient(family, average, pi, learn_std=std)
         z, factor = project(g, k, knobs.trust_region_delta)
-        change = (k.double() * g.double()).sum(-1)
-        norms = (x.double().square().sum(-1).sqrt() for x in (g, z, k))
+        exact = torch.stack((g, z, k)).double()
+        norms, change = exact.square().sum(-1).sqrt(), (exact[2] * exact[0]).sum(-1)
         told = (*norms, change, factor, (factor > 0).float(), family.kl(average, pi))
-        return z, dict(zip(REGION, told, strict=True))
+        return z, torch.stack([x.double() for x in told])
 
     # Reports and state
 
@@ -335,7 +349,7 @@ class ACERLearner:
         found = finished(self.trained.interval.read(), self.fresh_updates, self.replayed_updates)
         self.fresh_updates, self.replayed_updates = 0, 0
         found["optim/learning_rate"] = self.learning_rate
-        found |= diagnostics.observation_metrics(self.normalizer)
+        found |= self.normalizers.metrics()
         return found | diagnostics.policy_metrics(self.network.policy_head)
 
     def histograms(self) -> dict[str, Tensor]:

@@ -28,6 +28,7 @@ METRICS = (
     "replay/age_mean",
     "replay/updates_per_batch",
     *diagnostics.METRICS,
+    *diagnostics.REWARD_METRICS,
 )
 """All that it may report."""
 

@@ -135,14 +135,21 @@ class PolicyAndCritic(nn.Module):
         return self.trunk is self.critic_trunk
 
     def forward(
-        self, obs: Obs, state: State | None = None, is_first: Tensor | None = None
+        self,
+        obs: Obs,
+        state: State | None = None,
+        is_first: Tensor | None = None,
+        *,
+        critic: bool = True,
     ) -> tuple[Tensor, Tensor, State]:
         """Distribution parameters ``[N, P]``, the critic's features ``[N, feature_size]`` and the
         state after the last step, of leaves ``[N, ...]``; see `Trunk`.
+
+        critic: false leaves a trunk of the critic's own out: features and state are the policy's.
         """
         features, after = self.trunk(obs, state, is_first)
         critic_features = features
-        if self.has_critic_trunk:
+        if critic and self.has_critic_trunk:
             critic_features, critic_after = self.critic_trunk(obs, state, is_first)
             after |= critic_after
         return self.policy_head(features), critic_features, after
