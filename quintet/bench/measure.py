@@ -159,12 +159,12 @@ def _train(
 
     watch = Stopwatch(work, learner, counters, timer, on_iteration)
     with TemporaryDirectory() as folder, closing(sampling):
-        device = torch.device(config.runtime.device)
+        devices = [torch.device(config.runtime.device)]
         replays = (
             [_replay(config, learner, source.spaces, Path(folder))] if learner.plan.replay else []
         )
         loop.run(
-            loop.Components([learner], sampling, replays, device),
+            loop.Components([learner], sampling, replays, devices),
             counters,
             loop.Budget(config.total_env_steps, _NEVER),
             loop.Hooks(lambda _: None, watch.after_iteration, nowhere),

@@ -93,7 +93,7 @@ class RuntimeConfig(BaseModel):
         pattern=r"^(auto|cpu|cuda(:\d+)?)$",
         description="where the learner computes: auto, cpu, cuda, cuda:1; auto takes a GPU for "
         "picture and grid networks when there is one, and the CPU for small ones, which are "
-        "faster there",
+        "faster there; with cuda the policies of a population are shared out over all GPUs",
     )
     threads: int | None = Field(
         None,

@@ -36,17 +36,29 @@ def make_learner(
         config.env.num_streams,
         config.total_env_steps,
         (seeds[0], seeds[1]),
-        torch.device(_devices(config.runtime)[ranks.index]),
+        torch.device(_devices(config.runtime, policy)[ranks.index]),
         config.runtime.compute,
         ranks,
     )
     return registry.find(config.algo).make_learner(config.learner, config.model, spaces, setup)
 
 
-def _devices(runtime: RuntimeConfig) -> tuple[str, ...]:
-    if runtime.num_learners == 1 or runtime.device == "cpu":
-        return (runtime.device,) * runtime.num_learners
-    return tuple(f"{runtime.device}:{index}" for index in range(runtime.num_learners))
+def _devices(runtime: RuntimeConfig, policy: int = 0) -> tuple[str, ...]:
+    """Of the learners of a policy: several have a GPU each; policies of one learner each take turns
+    in getting one.  Of a device with a number there is one.
+    """
+    device, count = runtime.device, runtime.num_learners
+    if count > 1 and device != "cpu":
+        return tuple(f"{device}:{index}" for index in range(count))
+    gpus = torch.cuda.device_count() if device == "cuda" else 1
+    return (f"{device}:{policy % gpus}" if gpus > 1 else device,) * count
+
+
+def batch_device(runtime: RuntimeConfig, policy: int) -> torch.device:
+    """Where the policy's learner takes its batches.  Of several learners each moves its columns
+    from the CPU to its own device.
+    """
+    return torch.device("cpu" if runtime.num_learners > 1 else _devices(runtime, policy)[0])
 
 
 def make_learners(config: RunConfig, spaces: Spaces) -> Learners:
@@ -89,7 +101,8 @@ def make_policies(
             learner = make_learner(config, spaces, policy=index)
         else:
             learner = make_learners(config, spaces)
-        policies.append(PolicyRun(learner, config, spaces, PolicyFolder(folder, index, count)))
+        own = PolicyFolder(folder, index, count)
+        policies.append(PolicyRun(learner, config, spaces, own, batch_device(runtime, index)))
     for policy, options in zip(policies[1:], further, strict=True):
         _share_streams(policy, options)
     return policies

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, final
 
+import torch
 from pydantic import BaseModel
 from torch import Tensor
 
@@ -52,12 +53,21 @@ class PolicyRun:
     """The K-th policy of a run.
 
     config: the run's configuration with this policy's learner options, which `configure` replaces.
+    device: on which the learner takes its batches.
     best, best_version: the highest mean return of an evaluation, and the version that reached it.
     scores: ``eval/*`` of the last evaluation, until they are reported.
     """
 
-    def __init__(self, learner: Learner, config: RunConfig, spaces: Spaces, folder: PolicyFolder):
+    def __init__(
+        self,
+        learner: Learner,
+        config: RunConfig,
+        spaces: Spaces,
+        folder: PolicyFolder,
+        device: torch.device,
+    ):
         self.learner, self.config, self.spaces, self.folder = learner, config, spaces, folder
+        self.device = device
         self.counters = PolicyCounters()
         self.episodes = EpisodeStats(config.population.window_episodes)
         self.replay: RunReplay | None = None

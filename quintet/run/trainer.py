@@ -9,7 +9,6 @@ from functools import partial
 from typing import Literal, TextIO, final
 
 import numpy as np
-import torch
 
 from quintet import checkpoint
 from quintet.config.run import RunConfig
@@ -195,12 +194,11 @@ class Trainer:
             raise self._raised
         self.voice.stage(first_stage(self.facts))
         runtime = self.config.runtime
-        # Of several learners each moves its columns from the CPU to its own device.
-        device = runtime.device if runtime.num_learners == 1 else "cpu"
         learners = [policy.learner for policy in self.policies]
+        devices = [policy.device for policy in self.policies]
         replays = [each.replay.replay for each in self.policies if each.replay is not None]
         status = loop.run(
-            loop.Components(learners, sampling, replays, torch.device(device)),
+            loop.Components(learners, sampling, replays, devices),
             self.counters,
             loop.Budget(
                 self.config.total_env_steps,

@@ -1,7 +1,7 @@
 """The training loop: collect, update, publish, and a checkpoint when one is due."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self, final
 
 import torch
@@ -155,13 +155,14 @@ class Components:
     """What the loop joins: a learner for each policy, the sampling that they share, and a replay
     for each learner if their plan asks for one.
 
-    device: where the learners compute; sampling and replay give rollouts on the CPU.
+    devices: where each learner computes, the CPU if none are given; sampling and replay give
+        rollouts on the CPU.
     """
 
     learners: Sequence[Learner]
     sampling: Sampling
     replays: Sequence[Replay] = ()
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    devices: Sequence[torch.device] = ()
 
 
 def run(
@@ -175,6 +176,7 @@ def run(
     ``sampling.restarts`` is False.
     """
     sampling, learners, replays = components.sampling, components.learners, components.replays
+    devices = components.devices or [torch.device("cpu")] * len(learners)
 
     def publish(policy: int) -> None:
         publication = learners[policy].publication()
@@ -208,7 +210,7 @@ def run(
         exact = begins_anew(batch)
         for rollout, before in _rollouts(batch, replay, counters, timer):
             try:
-                learner.update(to_device(rollout, components.device), before)
+                learner.update(to_device(rollout, devices[batch.policy]), before)
             except NonFiniteError as error:
                 kept = hooks.keep_batch(rollout, batch.policy)
                 raise NonFiniteError(f"{error}. {kept}") from error

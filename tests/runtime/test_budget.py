@@ -3,6 +3,7 @@
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -298,39 +299,62 @@ def test_a_worker_that_waits_for_the_others_is_not_taken_for_hung(tmp_path: Path
     assert last["real"] == last["data/executed_env_steps"]
 
 
-def test_every_policy_is_published_as_often_as_it_learns() -> None:
-    """Though two take turns, and the interval is even."""
-    published: list[int] = []
+class Turns:
+    """Batches of two policies in turn; keeps whose weights were published."""
 
-    class Turns:
-        restarts, turn = False, 0
-        delivery = Delivery(PLAN, 6, 2, may_lag=False)
+    restarts, turn = False, 0
 
-        def publish(self, publication: Publication, policy: int = 0) -> None:
-            published.append(policy)
+    def __init__(self) -> None:
+        self.delivery = Delivery(PLAN, 6, 2, may_lag=False)
+        self.published: list[int] = []
 
-        def restart(self, iteration: int) -> None:
-            pass
+    def publish(self, publication: Publication, policy: int = 0) -> None:
+        self.published.append(policy)
 
-        def collect(self, env_steps_left: int, begins_anew: Any) -> Batch:
-            self.turn += 1
-            steps = Steps(18, 0, 0, 0, 0)
-            return Batch(all_valid(3), self.turn % 2, 18, [], steps)
+    def restart(self, iteration: int) -> None:
+        pass
 
-    class Idle:
-        version = updates = 0
+    def collect(self, env_steps_left: int, begins_anew: Any) -> Batch:
+        self.turn += 1
+        steps = Steps(18, 0, 0, 0, 0)
+        return Batch(all_valid(3), self.turn % 2, 18, [], steps)
 
-        def update(self, batch: Rollout, env_steps: int) -> None:
-            pass
 
-        def publication(self) -> Publication:
-            return Publication(0, {})
+class Idle:
+    """Keeps on which devices its batches were."""
 
+    version = updates = 0
+
+    def __init__(self) -> None:
+        self.devices: set[str] = set()
+
+    def update(self, batch: Rollout, env_steps: int) -> None:
+        self.devices |= {x.device.type for x in (batch.reward, *batch.obs.values())}
+
+    def publication(self) -> Publication:
+        return Publication(0, {})
+
+
+def take_turns(learners: list[Idle], devices: Sequence[torch.device], **budget: int) -> list[int]:
+    """Six batches for each; whose weights were published."""
+    sampling = Turns()
     loop.run(
-        loop.Components([Idle(), Idle()], Turns()),
+        loop.Components(learners, sampling, devices=devices),
         loop.Counters(),
-        loop.Budget(18 * 12, 100, publish_iterations=2),
+        loop.Budget(18 * 12, 100, **budget),
         loop.Hooks(lambda exact: None, lambda batch: False, lambda batch, policy: ""),
         PhaseTimer(),
     )
+    return sampling.published
+
+
+def test_every_policy_is_published_as_often_as_it_learns() -> None:
+    """Though two take turns, and the interval is even."""
+    published = take_turns([Idle(), Idle()], (), publish_iterations=2)
     assert sorted(published) == [0] * 4 + [1] * 4  # at the start, and 3 times in 6 batches each
+
+
+def test_batches_go_to_the_device_of_their_policy() -> None:
+    learners = [Idle(), Idle()]
+    take_turns(learners, [torch.device("cpu"), torch.device("meta")])
+    assert [each.devices for each in learners] == [{"cpu"}, {"meta"}]
