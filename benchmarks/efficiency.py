@@ -1,10 +1,11 @@
 """Env_steps and seconds that ACER needs, by replay ratio and trust region, beside PPO and IMPALA.
 
-    python benchmarks/efficiency.py [--seeds 11 12 13 14 15] [--jobs 1] [--folder DIR]
+    python benchmarks/efficiency.py [--seeds 21 22 23 24 25] [--jobs 1] [--folder DIR]
 
 Every variant trains on both tasks with each seed, serial and with one thread, by the presets but
-for its own options and the budget.  A return is reached when the mean of the last 20 training
-episodes is at least that.  Finished runs are kept in --folder; results go to
+for its own options and the budget.  A return is reached when the mean of the last training
+episodes, at least 20, is at least that; it is looked at every 2,048 env_steps.  Finished runs are
+kept in --folder, and made again at another commit.  Results go to
 benchmarks/results/efficiency.json and docs/images/acer-efficiency.png.
 """
 
@@ -19,11 +20,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from one_seed import commit
+from one_seed import commit, end_with_parent
 from records import ROOT, write_whole
 
 HERE = Path(__file__).parent
 EPISODES = 20
+LOOK_EVERY = 2_048
+"""env_steps between two looks at the mean: as often for every learner, whatever its batches."""
+
 POINTS = 60
 """Of a recorded curve."""
 
@@ -60,22 +64,25 @@ def train(env: str, variant: str, seed: int) -> dict[str, Any]:
     """One run: where the return was reached, None where it was not, and the curve."""
     import quintet
 
+    trained_by = commit()
     task, (algo, options) = TASKS[env], VARIANTS[variant]
     newest: deque[tuple[float, float]] = deque()
     curve: list[tuple[float, float, float]] = []
     reached: list[dict[str, float]] = []
 
     def look(report: dict[str, float]) -> None:
-        count = report.get("episode/count", 0.0)
-        if not count:
-            return
-        newest.append((count, report["episode/return_mean"]))
-        while sum(n for n, _ in newest) - newest[0][0] >= EPISODES:
+        count, env_steps = report.get("episode/count", 0.0), report["env_steps"]
+        if count:
+            newest.append((count, report["episode/return_mean"]))
+        while newest and sum(n for n, _ in newest) - newest[0][0] >= EPISODES:
             newest.popleft()
         total = sum(n for n, _ in newest)
+        looked_at = curve[-1][0] if curve else 0.0
+        if total < EPISODES or env_steps // LOOK_EVERY == looked_at // LOOK_EVERY:
+            return
         mean = sum(n * each for n, each in newest) / total
-        curve.append((report["env_steps"], round(report["wall_s"], 2), round(mean, 2)))
-        if total >= EPISODES and mean >= task.threshold:
+        curve.append((env_steps, round(report["wall_s"], 2), round(mean, 2)))
+        if mean >= task.threshold:
             reached.append({name: round(report[name], 2) for name in ("env_steps", "wall_s")})
 
     with TemporaryDirectory() as folder:
@@ -87,7 +94,7 @@ def train(env: str, variant: str, seed: int) -> dict[str, Any]:
             run_dir=Path(folder) / "run",
             config={
                 "eval.episodes": 0,
-                "report.interval_s": 0.0,
+                "report.interval_s": 0.2,
                 "report.progress": False,
                 "report.sinks": ["jsonl"],
                 "runtime.kind": "serial",
@@ -101,19 +108,22 @@ def train(env: str, variant: str, seed: int) -> dict[str, Any]:
         "seed": seed,
         "reached": reached[0] if reached else None,
         "curve": curve[stride - 1 :: stride],
-        "commit": commit(),
+        "commit": trained_by,
     }
 
 
 def run(env: str, variant: str, seed: int, folder: Path) -> dict[str, Any]:
-    """One run in a process of its own, unless it was finished before."""
+    """One run in a process of its own, unless this commit has finished it before."""
     kept = folder / f"{env}-{variant}-s{seed}.json".replace(" ", "-").replace(",", "")
-    if not kept.exists():
+    if not kept.exists() or json.loads(kept.read_text())["commit"] != commit():
         with kept.with_suffix(".log").open("w") as log:
-            subprocess.run(
+            # Standard input is never written to: it closes with this process; the child sees that.
+            child = subprocess.Popen(
                 [sys.executable, __file__, "--one", env, variant, str(seed), str(kept)],
-                check=True, stdout=log, stderr=subprocess.STDOUT,
+                stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
             )  # fmt: skip
+            if child.wait():
+                raise SystemExit(f"{kept.stem} failed; the reason is in {log.name}")
     found: dict[str, Any] = json.loads(kept.read_text())
     print(env, variant, seed, found["reached"], flush=True)
     return found
@@ -171,12 +181,13 @@ def median_of(runs: list[dict[str, Any]], axis: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[11, 12, 13, 14, 15])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[21, 22, 23, 24, 25])
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--folder", type=Path, default=Path("runs/efficiency"))
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.one is not None:
+        end_with_parent()
         env, variant, seed, kept = asked.one
         write_whole(Path(kept), json.dumps(train(env, variant, int(seed))) + "\n")
         return

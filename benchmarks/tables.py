@@ -14,7 +14,7 @@ from statistics import mean, median
 from typing import Any, NamedTuple
 
 from records import ROOT, Difference, notes, record_of, standing, write_whole
-from rows import ROWS, SEEDS, Row
+from rows import ROWS, Row
 
 from quintet.envs import envpool_library
 
@@ -123,7 +123,12 @@ def footnotes(rows: list[Row]) -> list[str]:
     used = {sign for row in rows for sign in notes(row)}
     lines = []
     if "¹" in used:
-        lines.append(f"¹ Not the seeds that results are reported on ({listed(SEEDS)}).")
+        by_seeds: dict[tuple[int, ...], list[str]] = {}
+        for row in rows:
+            if "¹" in notes(row):
+                by_seeds.setdefault(row.seeds, []).append(row.told)
+        each = [f"{listed(seeds)}: {', '.join(of)}" for seeds, of in by_seeds.items()]
+        lines.append(f"¹ Not the seeds that the row is to be reported on. {'; '.join(each)}.")
     if "²" in used:
         lines.append(
             "² A look at scores of these seeds came before the last change of the row's preset."
@@ -303,7 +308,9 @@ def efficiency_table() -> str:
             ]
             steps, seconds = (f"{x:,.0f}" if x < float("inf") else "-" for x in middle)
             lines.append(f"| {env} | {name} | {each} | **{steps}** | {seconds} |")
-    return "\n".join(lines)
+    runs = [run for each in found["tasks"].values() for runs in each.values() for run in runs]
+    commits = ", ".join(unique(run["commit"] for run in runs))
+    return "\n".join([*lines, "", f"Runs side by side: {found['jobs']}. Commit: {commits}."])
 
 
 def cost_table(algo: str) -> str:

@@ -151,7 +151,7 @@ class Policy:
         the rewards that are expected from there on under the policy that samples its actions.
 
         Rewards are as the learner saw them: after `env.reward_clip`, and divided by the reward
-        normaliser's standard deviation where it has one (PPO's ``reward_normalizer``).
+        normaliser's standard deviation where it has one (``reward_normalizer``).
 
         Args:
             obs, state, is_first: as for `act`; `state` is the one before this observation.

@@ -194,10 +194,11 @@ class RewardNormalizer(nn.Module):
 
     def forward(self, reward: Tensor) -> Tensor:
         """Rewards of any shape; before any data they stay as they are."""
-        if self.kind == "none" or self.moments.count == 0:
+        if self.kind == "none":
             return reward
         scaled = reward * scale_of(self.moments, self.epsilon)
-        return scaled if self.clip is None else scaled.clamp(-self.clip, self.clip)
+        scaled = scaled if self.clip is None else scaled.clamp(-self.clip, self.clip)
+        return torch.where(self.moments.count > 0, scaled, reward)  # no device is waited for
 
     def merge(self, batch: Rollout) -> None:
         """Adds the valid rows of a batch."""

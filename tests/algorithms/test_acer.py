@@ -140,6 +140,16 @@ def test_the_plan_counts_streams_and_steps() -> None:
     assert make_learner(config()).plan.replay.column_source == "per_stream"
 
 
+def test_running_returns_are_asked_for_where_rewards_are_divided_by_theirs() -> None:
+    def discount(**options: Any) -> float | None:
+        return make_learner(config(gamma=0.7, **options)).plan.return_discount
+
+    assert discount(reward_normalizer="return_std") == 0.7
+    assert discount(reward_normalizer="return_std", update_normalizers=False) is None
+    assert discount(reward_normalizer="step_std") is None
+    assert discount() is None
+
+
 def test_without_replay_it_learns_from_what_is_fresh() -> None:
     case = Case("acer", CHOICE)
     vars(case)["config"] = config(replay_ratio=0.0, unroll_steps=UNROLL)

@@ -1,8 +1,10 @@
 """Every metric that a learner declares is reported, and every one that it reports is declared."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
+import acer_helpers
 import impala_helpers
 import ppo_helpers
 import pytest
@@ -57,6 +59,20 @@ def of_appo() -> set[str]:
     return found
 
 
+def of_acer() -> set[str]:
+    found: set[str] = set()
+    for spaces in (ppo_helpers.CONTINUOUS, ppo_helpers.DISCRETE):
+        options = acer_helpers.config(normalize_observations=True, reward_normalizer="return_std")
+        learner = acer_helpers.make_learner(options, spaces)
+        replayed = acer_helpers.make_batch(learner, spaces)
+        shape = acer_helpers.STEPS, acer_helpers.STREAMS
+        carry = ppo_helpers.make_rollout(spaces, *shape).return_carry
+        learner.update(replace(replayed, replayed=False, return_carry=carry), 0)
+        learner.update(replayed, 0)
+        found |= set(learner.metrics())
+    return found
+
+
 def families(names: Iterable[str], declared: Iterable[str]) -> set[str]:
     """The names, those of a declared family by its beginning."""
     prefixes = tuple(name for name in declared if name.endswith("/"))
@@ -64,7 +80,8 @@ def families(names: Iterable[str], declared: Iterable[str]) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("algo", "reported"), [("ppo", of_ppo), ("impala", of_impala), ("appo", of_appo)]
+    ("algo", "reported"),
+    [("ppo", of_ppo), ("impala", of_impala), ("appo", of_appo), ("acer", of_acer)],
 )
 def test_what_is_declared_is_what_is_reported(algo: str, reported: Any) -> None:
     declared = registry.find(algo).metrics()

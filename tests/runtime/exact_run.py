@@ -36,6 +36,7 @@ ACER = {
     "replay_capacity_steps_per_stream": 500,
     "replay_start_steps_per_stream": 50,
     "normalize_observations": True,
+    "reward_normalizer": "return_std",
 }
 
 
