@@ -52,6 +52,7 @@ def test_the_mean_over_three_seeds_reaches_the_floor(task: str, tmp_path: Path) 
 def test_a_red_ball_is_gone_to(tmp_path: Path) -> None:
     """One seed, which takes minutes."""
     scores = trained("impala", "BabyAI-GoToRedBall-v0", 1_000_000, 1, tmp_path, {})
+    print(scores.success_rate)
     assert scores.success_rate is not None
     assert scores.success_rate >= 0.9
 
@@ -68,6 +69,7 @@ def test_missions_are_followed(tmp_path: Path) -> None:
     )
     subprocess.run([sys.executable, "-c", program], check=True)
     scores = quintet.evaluate(quintet.load(tmp_path), episodes=100)
+    print(scores.success_rate)
     assert scores.success_rate is not None
     assert scores.success_rate >= 0.9
 

@@ -124,7 +124,7 @@ class ACERLearner:
             averages=config.trust_region,
             check_numerics=config.check_numerics,
         )
-        self.weights, self.warm_start = self.trained.weights, self.trained.load_weights
+        self.weights, self.warm_start = self.trained.weights, self.normalizers.loads(self.trained)
         self.version = 0
         self.schedule = find_schedule(config.lr_schedule)
         self.learning_rate = config.learning_rate

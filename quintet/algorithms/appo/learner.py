@@ -116,7 +116,7 @@ class APPOLearner:
             only_learning=ONLY_LEARNING,
             check_numerics=config.check_numerics,
         )
-        self.weights, self.warm_start = self.trained.weights, self.trained.load_weights
+        self.weights, self.warm_start = self.trained.weights, self.normalizers.loads(self.trained)
         self.shuffle = torch.Generator().manual_seed(setup.seeds[1])
         leaves = leaf_families(self.family)
         self.discrete = not any(isinstance(leaf, DiagGaussian) for leaf in leaves)

@@ -104,7 +104,7 @@ class ImpalaLearner:
             only_learning=ONLY_LEARNING,
             check_numerics=config.check_numerics,
         )
-        self.weights, self.warm_start = self.trained.weights, self.trained.load_weights
+        self.weights, self.warm_start = self.trained.weights, self.normalizers.loads(self.trained)
         self.version = 0
         self.learning_rate = config.learning_rate
 

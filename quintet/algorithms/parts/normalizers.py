@@ -1,12 +1,15 @@
 """The running statistics by which a learner normalises observations and rewards."""
 
-from typing import Protocol, final
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor, nn
 
 from quintet.algorithms.parts import diagnostics
 from quintet.algorithms.parts.acting import Normalizes, make_normalizer
+from quintet.algorithms.parts.trained import Trained
+from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
 from quintet.models.normalize import RewardNormalizer
 from quintet.types import Obs, Rollout, Spaces
@@ -58,6 +61,23 @@ class Normalizers:
     def modules(self) -> dict[str, nn.Module]:
         """Those of the learner's state, by name."""
         return {"normalizer": self.observations, "reward_moments": self.rewards.moments}
+
+    def loads(self, trained: Trained[Any, Any]) -> Callable[[Mapping[str, Tensor]], None]:
+        """What loads the weights of a warm start.  It raises ConfigError where rewards are to be
+        divided by statistics that stay as they are, and the weights bring none.
+        """
+
+        def load(weights: Mapping[str, Tensor]) -> None:
+            trained.load_weights(weights)
+            if self.rewards.kind != "none" and not self.learn and self.rewards.moments.count == 0:
+                raise ConfigError(
+                    "update_normalizers=false requires statistics of rewards, init_from brings "
+                    "none: a saved policy holds only what acts, and a run with "
+                    "reward_normalizer=none gathers none; name a run folder or a checkpoint that "
+                    "has them, leave update_normalizers out, or add reward_normalizer=none"
+                )
+
+        return load
 
     def flat(self, batch: Rollout) -> Obs:
         """The batch's observations, normalised, in time-major order ``[(T + 1) * B, ...]``."""

@@ -74,7 +74,7 @@ class PPOLearner:
             only_learning=ONLY_LEARNING,
             check_numerics=config.check_numerics,
         )
-        self.weights, self.warm_start = self.trained.weights, self.trained.load_weights
+        self.weights, self.warm_start = self.trained.weights, self.normalizers.loads(self.trained)
         if config.log_gradients:
             self.trained.keep_gradient()
         self.shuffle = torch.Generator().manual_seed(setup.seeds[1])
