@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from statistics import mean, median
 from typing import Any, NamedTuple
 
+from efficiency import median_of
 from records import ROOT, Difference, notes, record_of, standing, write_whole
 from rows import ROWS, Row
 
@@ -127,7 +128,7 @@ def footnotes(rows: list[Row]) -> list[str]:
         for row in rows:
             if "¹" in notes(row):
                 by_seeds.setdefault(row.seeds, []).append(row.told)
-        each = [f"{listed(seeds)}: {', '.join(of)}" for seeds, of in by_seeds.items()]
+        each = [f"{listed(seeds)}: {', '.join(unique(of))}" for seeds, of in by_seeds.items()]
         lines.append(f"¹ Not the seeds that the row is to be reported on. {'; '.join(each)}.")
     if "²" in used:
         lines.append(
@@ -302,10 +303,7 @@ def efficiency_table() -> str:
         for name, runs in variants.items():
             reached = [run["reached"] for run in runs]
             each = ", ".join(f"{x['env_steps']:,.0f}" if x else "-" for x in reached)
-            middle = [
-                median(x[axis] if x else float("inf") for x in reached)
-                for axis in ("env_steps", "wall_s")
-            ]
+            middle = [median_of(runs, axis) for axis in ("env_steps", "wall_s")]
             steps, seconds = (f"{x:,.0f}" if x < float("inf") else "-" for x in middle)
             lines.append(f"| {env} | {name} | {each} | **{steps}** | {seconds} |")
     runs = [run for each in found["tasks"].values() for runs in each.values() for run in runs]

@@ -318,8 +318,8 @@ class ACERLearner:
         used = batch.valid.numel()  # the row behind them has no action
         obs = {name: x[:used] for name, x in obs.items()}
         inputs = (obs, state, is_first[:used])
-        averaged, policy = self.trained.averaged(), {"critic": False}
-        params, _, _ = functional_call(self.network, averaged, inputs, policy)
+        averaged, how = self.trained.averaged(), {"critic": False}
+        params, _, _ = functional_call(self.network, averaged, inputs, how)
         return masked(self.family, params, obs).view(*batch.valid.shape, -1)
 
     def _direction(
