@@ -102,7 +102,8 @@ def train(
         overwrite: begins anew where `run_dir` holds a run, whose folder is kept as
             ``RUN_DIR.old-1``, ``-2``, ...
         seeds: trains a seed group: runs that differ in their seed, each in its own process.
-        jobs: how many of them at once; None: cores divided by ``runtime.threads``.
+        jobs: how many of them at once, which share the cores; None: cores divided by
+            ``runtime.threads``.
         others: none; each is refused with the option that it stands for.
 
     Returns:

@@ -4,11 +4,11 @@ import gc
 import pickle
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, final
+from typing import Any, Literal, final
 
 from pydantic import BaseModel
 
@@ -188,6 +188,7 @@ def run_seeds(loaded: Sequence[Loaded | Unusable], jobs: int | None = None) -> l
     SIGTERM stop all of them with a checkpoint.
 
     jobs: how many at once; None: cores divided by ``runtime.threads`` and workers, at least 1.
+        Where a number is given, runs whose threads are not share the cores.
 
     Raises:
         ConfigError: the configuration has a fault that all runs share, `jobs` is no number of runs,
@@ -201,6 +202,8 @@ def run_seeds(loaded: Sequence[Loaded | Unusable], jobs: int | None = None) -> l
         busy = values["runtime.threads"] * values["runtime.num_learners"]
         busy += values["runtime.num_workers"] or 0
         jobs = max(1, usable_cores() // busy)
+    else:
+        sound = [_sharing(each, values, min(jobs, len(sound))) for each in sound]
     members = [seed_group.Member(f"s{each.config.seed}", _payload(each)) for each in sound]
     out = QuietStream(sys.stdout)
 
@@ -215,6 +218,32 @@ def run_seeds(loaded: Sequence[Loaded | Unusable], jobs: int | None = None) -> l
         else _seed_outcome(each.config, next(ended))
         for each in loaded
     ]
+
+
+def _sharing(loaded: Loaded, values: Mapping[str, Any], runs: int) -> Loaded:
+    """The same with no more threads, where it leaves their number open, than one of `runs` runs
+    has cores: two threads each of two runs on two cores are a quarter as fast as with one each.
+
+    values: as it resolves by itself.
+    """
+    most = {
+        "threads": max(1, usable_cores() // (runs * values["runtime.num_learners"])),
+        "actor_threads": max(1, usable_cores() // runs),
+    }
+    fewer = {
+        name: count
+        for name, count in most.items()
+        if getattr(loaded.config.runtime, name) is None and values[f"runtime.{name}"] > count
+    }
+    if not fewer:
+        return loaded
+    runtime = loaded.config.runtime.model_copy(update=fewer)
+    sources = {f"runtime.{name}": f"resolved ({runs} runs share the cores)" for name in fewer}
+    return replace(
+        loaded,
+        config=loaded.config.model_copy(update={"runtime": runtime}),
+        sources={**loaded.sources, **sources},
+    )
 
 
 def _payload(loaded: Loaded) -> bytes:

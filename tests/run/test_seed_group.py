@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from quintet.config.load import Layer
 from quintet.config.saved import load_seeds
 from quintet.errors import ConfigError, GroupFault
 from quintet.observe.report_files import read_metrics
-from quintet.run import launch, seed_group
+from quintet.run import launch, resolution, seed_group
 from quintet.run.seed_group import Member, run_members
 from quintet.system import entry
 from quintet.system.lock import run_lock
@@ -219,6 +220,42 @@ def timeless(folder: Path) -> list[dict[str, float]]:
         {name: value for name, value in report.items() if not name.startswith(clock)}
         for report in read_metrics(folder)
     ]
+
+
+WIDE = {"model.policy_hidden": (256, 256), "env.num_streams": 1}
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "jobs", "threads", "actor_threads"),
+    [
+        ("CartPole-v1", WIDE, None, None, None),  # one at a time, with all four
+        ("CartPole-v1", WIDE, 1, None, None),
+        ("CartPole-v1", WIDE, 2, 2, None),  # acts have one thread anyway
+        ("CartPole-v1", WIDE, 8, 1, None),  # three runs, of which each has a core
+        ("CartPole-v1", WIDE | {"runtime.threads": 4}, 2, 4, 2),
+        ("CartPole-v1", {}, 2, None, None),
+        ("quintet.envs.toy:DotToTarget", {}, 2, 2, 2),
+    ],
+)
+def test_runs_at_once_share_the_cores(
+    tmp_path, monkeypatch, env, options, jobs, threads, actor_threads
+):
+    sent = []
+
+    def run_members(module, members, jobs, say):
+        sent.extend(pickle.loads(pickle.loads(each.payload)["run"]) for each in members)
+        return [seed_group.Outcome(None, None)] * len(members)
+
+    monkeypatch.setattr(seed_group, "run_members", run_members)
+    for module in (launch, resolution):
+        monkeypatch.setattr(module, "usable_cores", lambda: 4)
+    quintet.train("ppo", env, 10**5, None, tmp_path, dict(options), seeds=[1, 2, 3], jobs=jobs)
+    assert len(sent) == 3
+    for each in sent:
+        runtime = each.config.runtime
+        assert (runtime.threads, runtime.actor_threads) == (threads, actor_threads)
+        shared = threads is not None and "runtime.threads" not in options
+        assert ("share the cores" in each.sources["runtime.threads"]) == shared
 
 
 def test_a_group_is_single_runs_side_by_side(tmp_path, capsys, monkeypatch):
