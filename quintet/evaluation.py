@@ -146,9 +146,9 @@ def evaluate(
             environments, or a vector environment, as for `quintet.make_vector_env`; a vector
             environment determines how many are stepped side by side.  Unless it has the name of the
             environment of training, it gets no ``env.kwargs`` (give a callable that knows its
-            arguments), and a rule of ``env.success`` about info is dropped; one about rewards is
-            kept.  None: the environment of training, whose code is used only by the rules of
-            `quintet.system.trust`.
+            arguments) and no ``env.reward_shaping``, and a rule of ``env.success`` about info is
+            dropped; one about rewards is kept.  None: the environment of training, whose code is
+            used only by the rules of `quintet.system.trust`.
         deterministic: whether to take the mode of the policy; False samples.
         stop: called at every step; True ends the evaluation with the episodes so far.
         video: an .mp4 file of one whole episode, however long, with its return so far and its step
@@ -292,6 +292,7 @@ def _choose_env(
             "backend": "pettingzoo" if same and config.backend == "pettingzoo" else "auto",
             "kwargs": config.kwargs if same else {},
             "success": config.success if same or key_of(config.success) is None else None,
+            "reward_shaping": config.reward_shaping if same else {},
         }
         config = config.model_copy(update=options | says)
         num_streams = says.get("num_streams", num_streams)

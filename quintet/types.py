@@ -28,6 +28,10 @@ LAST_ACTION, LAST_REWARD = "last_action", "last_reward"
 """Reserved observation keys: the last action and the last reward (``env.observe_last``).  Encoders
 read them as they are; normalisers do not change them."""
 
+REWARD_SHAPING = "reward_shaping"
+"""Tensor ``[N]`` of publications, beside what actors load: values by which environments weigh their
+rewards while this policy plays, by sorted name (``env.reward_shaping``)."""
+
 Obs = dict[str, "Tensor"]
 """Observation leaves by path; a plain Box space has the single leaf ``"obs"``."""
 

@@ -7,16 +7,48 @@ from pydantic import BaseModel, ValidationError
 from quintet.algorithms import registry
 from quintet.algorithms.tuning import CAPS, NEAR_1, bounds_of
 from quintet.config.run import RunConfig
+from quintet.envs.config import EnvConfig
 from quintet.errors import ConfigError
 from quintet.population.pbt import Bounds, Rules
+
+SHAPING = "reward_shaping."
+"""How the names of tuned values begin that are the environment's (`EnvConfig.reward_shaping`)."""
 
 
 def rules(config: RunConfig) -> Rules:
     """What mutations go by; raises ConfigError where an option can't be tuned."""
-    names = registry.find(config.algo).tuned_options(config.learner, config.population.tuned)
-    first = {name: float(getattr(config.learner, name)) for name in names}
+    named, shaping = config.population.tuned, tuned_shaping(config)
+    names: tuple[str, ...] = ()
+    if not shaping or len(shaping) < len(named):
+        own = [name for name in named if name not in shaping]
+        names = registry.find(config.algo).tuned_options(config.learner, own)
+    first = {name: float(getattr(config.learner, name)) for name in names} | shaping
     bounds = {name: Bounds(*pair) for name, pair in bounds_of(config.learner, names).items()}
     return Rules(config.population, first, bounds, NEAR_1, CAPS)
+
+
+def tuned_shaping(config: RunConfig) -> dict[str, float]:
+    """First values of reward shaping by the name under which they are tuned; raises ConfigError
+    where one has none.
+    """
+    given = {f"{SHAPING}{name}": x for name, x in config.env.reward_shaping.items()}
+    named = [x for x in config.population.tuned if x.startswith(SHAPING)]
+    wrong = [name for name in named if not given.get(name)]
+    if wrong:
+        form = ", ".join(f'"{name.removeprefix(SHAPING)}": ...' for name in wrong)
+        raise ConfigError(
+            f"population.tuned requires a first value, not 0, of {', '.join(wrong)}; give it by "
+            f"--env.reward-shaping '{{{form}}}'"
+        )
+    return {name: given[name] for name in named}
+
+
+def shaping_of(env: EnvConfig, values: Mapping[str, float]) -> tuple[float, ...]:
+    """All values of reward shaping of a policy, by sorted name; () where none is tuned."""
+    if not any(name.startswith(SHAPING) for name in values):
+        return ()
+    given = sorted(env.reward_shaping.items())
+    return tuple(values.get(f"{SHAPING}{name}", x) for name, x in given)
 
 
 def first_values(config: RunConfig) -> None:
@@ -39,9 +71,12 @@ def first_values(config: RunConfig) -> None:
 
 
 def with_values(options: BaseModel, values: Mapping[str, float]) -> BaseModel:
-    """The options with these values; raises ConfigError where one of them is out of bounds."""
+    """The learner's options with those of these values that are its own; raises ConfigError where
+    one of them is out of bounds.
+    """
+    own = {name: x for name, x in values.items() if not name.startswith(SHAPING)}
     try:
-        return type(options).model_validate(options.model_dump() | dict(values))
+        return type(options).model_validate(options.model_dump() | own)
     except ValidationError as error:
         faults = [
             f"{x['loc'][0]}={values.get(str(x['loc'][0]))}: {x['msg'].lower()}"

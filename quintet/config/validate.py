@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from quintet.algorithms import registry
-from quintet.config.population import first_values
+from quintet.config.population import first_values, tuned_shaping
 from quintet.config.run import PARTS, TOP, RunConfig
 from quintet.errors import ConfigError
 from quintet.observe.metrics import OF_RUNS, EpisodeStats
@@ -111,8 +111,16 @@ def _population_faults(config: RunConfig) -> list[str]:
         )
     try:
         first_values(config)
+        shaping = tuned_shaping(config)
     except ConfigError as error:
-        faults.append(str(error))
+        return [*faults, str(error), *_objective_faults(config)]
+    if shaping and population.pbt and population.objective == _RETURN:
+        faults.append(
+            f"population.objective={_RETURN} can't rank policies of which each weighs its "
+            f"rewards in another way ({', '.join(shaping)}); use episode/success_rate with "
+            "env.success, or eval/return_mean with runtime.kind=async: evaluations play by "
+            "env.reward_shaping"
+        )
     return faults + _objective_faults(config)
 
 
@@ -168,6 +176,7 @@ def _in_our_words(message: str) -> str:
     return own if own != message else message.lower()
 
 
+_RETURN = "episode/return_mean"
 _SHOULD_BE = "input should be "
 _AS_JSON = """write it as JSON, with names in double quotes, as in '{"length": 1}'"""
 

@@ -58,6 +58,12 @@ class EnvConfig(BaseModel):
         description="What learning sees of a reward r: 'none' r, 'abs_one' clamp(r, -1, 1), "
         "'soft_asymmetric' 5 tanh(r / 5), times 0.3 where r < 0. Reported returns stay raw.",
     )
+    reward_shaping: dict[str, float] = Field(
+        default_factory=dict,
+        description="Values of single Gymnasium environments that declare some in an attribute "
+        "reward_shaping, a dict by which they weigh their rewards: these replace theirs. A "
+        "population may tune them (population.tuned reward_shaping.NAME).",
+    )
     success: str | None = Field(
         default=None,
         description="When an episode is won: 'reward>NUMBER' if its last raw reward is strictly "

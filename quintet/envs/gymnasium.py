@@ -98,7 +98,7 @@ class GymnasiumVectorEnv:
         self._id, self.num_streams = env_id, num_streams
         self.description = EnvDescription(env_id, "gymnasium", action_repeat, rule_of(success_key))
         self._success_key = success_key
-        self._make_env = make_env
+        self.make_env = make_env
         self._used = False
         self._first_stream = first_stream
         self._envs: list[gymnasium.Env] = []
@@ -130,7 +130,7 @@ class GymnasiumVectorEnv:
         self._action = None
         if self._used:
             self.close()
-            self._envs = [_single(self._make_env(), self._id) for _ in self._seeds]
+            self._envs = [_single(self.make_env(), self._id) for _ in self._seeds]
         self._used = True
         for stream, seed in enumerate(self._seeds):
             self._reset(stream, seed, out)

@@ -22,6 +22,7 @@ from quintet.envs.gymnasium import GymnasiumVectorEnv
 from quintet.envs.info_mask import MaskFromInfo
 from quintet.envs.pettingzoo import ParallelVectorEnv
 from quintet.envs.resolved import ResolvedEnv, resolve_env
+from quintet.envs.reward_shaping import ShapedMaker, ShapedRewards
 from quintet.envs.success import key_of, read_rule
 from quintet.envs.vector import VectorEnv
 from quintet.envs.wrappers import FrameStack, FromRewards, ObserveLast
@@ -38,6 +39,7 @@ def make_vector_env(
     kwargs: Mapping[str, Any] | None = None,
     frame_stack: int = 1,
     reward_clip: RewardClip = "none",
+    reward_shaping: Mapping[str, float] | None = None,
     success: str | None = None,
     observe_last: bool = False,
     mask_from_info: bool = False,
@@ -71,6 +73,7 @@ def make_vector_env(
         "kwargs": {} if kwargs is None else kwargs,
         "frame_stack": frame_stack,
         "reward_clip": reward_clip,
+        "reward_shaping": {} if reward_shaping is None else reward_shaping,
         "success": success,
         "observe_last": observe_last,
         "mask_from_info": mask_from_info,
@@ -109,6 +112,7 @@ def make_group_env(
         ConfigError: they can't be made, or not with these options.
     """
     config, made = env.config, _make_base(env, num_streams, first_stream, drawn)
+    base = made
     masked = ACTION_MASK in observation_leaves(made.spaces.observation)
     # In other kinds of environments a mask in the observation is their own.
     if config.mask_from_info and not (masked and isinstance(made, GymnasiumVectorEnv)):
@@ -133,6 +137,15 @@ def make_group_env(
     above = None if config.success is None else read_rule(config.success).above
     if above is not None or config.reward_clip != "none":
         made = FromRewards(made, config.reward_clip, config.success, above)
+    if config.reward_shaping:
+        maker = base.make_env if isinstance(base, GymnasiumVectorEnv) else None
+        if not isinstance(maker, ShapedMaker):
+            made.close()
+            raise ConfigError(
+                f"env.reward_shaping requires single Gymnasium environments; {config.id} is of "
+                f"another kind ({base.description.backend}); leave it out"
+            )
+        made = ShapedRewards(made, maker)
     return made
 
 
@@ -197,6 +210,8 @@ def _step_singles(
         make_one = partial(_with_fixed_shape, make_one)
     if config.mask_from_info and env.atari is None:
         make_one = partial(_masked, make_one, config.id)
+    if config.reward_shaping:
+        make_one = ShapedMaker(make_one, config.reward_shaping, num_streams, config.id)
     return GymnasiumVectorEnv(
         make_one, num_streams, env_id=config.id, first_stream=first_stream,
         action_repeat=1 if env.atari is None else env.atari.frame_skip,

@@ -51,7 +51,9 @@ class PopulationConfig(BaseModel):
         "of its share of the budget",
     )
     tuned: tuple[str, ...] = Field(
-        (), description="options of the learner that are tuned; none given: as the learner says"
+        (),
+        description="options of the learner that are tuned, and values of env.reward_shaping as "
+        "reward_shaping.NAME; none given: as the learner says",
     )
     initial: dict[str, tuple[float, ...]] = Field(
         default_factory=dict,

@@ -142,6 +142,7 @@ def _run(
         policies = make_policies(config, further, source.spaces, folder)
         if population is not None:
             policies[0].configure(population.options[0])
+            population.shape(policies)
         for each in several(policies):
             ends.callback(each.close)
         trainer = Trainer(config, folder, policies, env, user, loaded.env, population)
@@ -152,7 +153,7 @@ def _run(
         sampling = make_sampling(
             config,
             source,
-            [policy.learner for policy in policies],
+            policies,
             trainer.timer,
             trainer.voice.say,
             trainer.voice.waiting,

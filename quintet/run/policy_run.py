@@ -17,7 +17,7 @@ from quintet.config.run import RunConfig
 from quintet.evaluation import Scores
 from quintet.observe.metrics import EpisodeStats
 from quintet.policy import LEARNER, POLICY, Policy, describe, misfit
-from quintet.protocols import Actor, Learner
+from quintet.protocols import Actor, DataPlan, Learner
 from quintet.run.policy_folder import BEST, PolicyFolder
 from quintet.run.replay import RunReplay
 from quintet.run.warm_start import donated
@@ -26,7 +26,7 @@ from quintet.runtime.delivery import Batch
 from quintet.runtime.loop import Counters
 from quintet.runtime.slots import RowSpecs
 from quintet.system import trust
-from quintet.types import LearnerState, Publication, Spaces
+from quintet.types import REWARD_SHAPING, LearnerState, Publication, Spaces
 
 
 @dataclass
@@ -56,6 +56,8 @@ class PolicyRun:
     device: on which the learner takes its batches.
     best, best_version: the highest mean return of an evaluation, and the version that reached it.
     scores: ``eval/*`` of the last evaluation, until they are reported.
+    reward_shaping: values by which environments weigh their rewards while it plays, by sorted name;
+        empty: those of the configuration.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class PolicyRun:
         self.best: float | None = None
         self.best_version: int | None = None
         self.scores: dict[str, float] = {}
+        self.reward_shaping: tuple[float, ...] = ()
         self._reported_updates = learner.updates
         self._reported: dict[str, float] = {}  # by the last report
         self._own_since = 0  # version from which on its weights are not another policy's
@@ -83,9 +86,21 @@ class PolicyRun:
         return self.folder.num_policies == 1
 
     @property
+    def plan(self) -> DataPlan:
+        return self.learner.plan
+
+    @property
     def description(self) -> dict[str, Any]:
         config = self.config
         return describe(config.algo, config.learner, config.model, config.env, self.spaces)
+
+    def publication(self) -> Publication:
+        """What actors and environments are given."""
+        own = self.learner.publication()
+        if not self.reward_shaping:
+            return own
+        values = torch.tensor(self.reward_shaping, dtype=torch.float64)
+        return replace(own, tensors={**own.tensors, REWARD_SHAPING: values})
 
     def policy(self) -> Policy:
         """A copy of the current policy."""
@@ -109,7 +124,7 @@ class PolicyRun:
         ConfigError if it does not fit on the disk.
         """
         rows = RowSpecs.of(self.spaces, actor)
-        self.replay = RunReplay(self.learner.plan, self.config, interval, rows, self.folder)
+        self.replay = RunReplay(self.plan, self.config, interval, rows, self.folder)
 
     def add(self, batch: Batch) -> None:
         """Counts a batch that the learner learned from, and its episodes."""

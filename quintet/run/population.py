@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
-from quintet.config.population import rules, with_values
+from quintet.config.population import rules, shaping_of, with_values
 from quintet.config.run import RunConfig
 from quintet.observe.lineage import EVENTS
 from quintet.population.controller import Controller
@@ -38,6 +38,11 @@ class Population:
         self.options = [with_values(config.learner, each) for each in self.controller.values]
         self._told_of_missing = False
 
+    def shape(self, policies: Sequence[PolicyRun]) -> None:
+        """Gives each policy its values of reward shaping, where these are tuned."""
+        for policy, values in zip(policies, self.controller.values, strict=True):
+            policy.reward_shaping = shaping_of(self.config.env, values)
+
     def consider(
         self, batch: Batch, policies: Sequence[PolicyRun], of_run: int, say: Callable[[str], None]
     ) -> bool:
@@ -64,6 +69,7 @@ class Population:
             policy.become(policies[decision.donor], options)
         elif decision.after != decision.before:
             policy.configure(options)
+        self.shape(policies)
         self.write()
         if copied or decision.after != decision.before:
             say(told(decision))

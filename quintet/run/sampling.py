@@ -3,9 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import final
+from typing import Protocol, final
 
 from quintet.algorithms import registry
+from quintet.config.population import tuned_shaping
 from quintet.config.run import RunConfig
 from quintet.config.runtime import RuntimeConfig
 from quintet.envs.given import can_be_made_again
@@ -14,7 +15,7 @@ from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.vector import VectorEnv
 from quintet.errors import ConfigError
 from quintet.observe.timing import PhaseTimer
-from quintet.protocols import Actor, DataPlan, Learner
+from quintet.protocols import Actor, DataPlan
 from quintet.run.resolution import streams_per_group
 from quintet.runtime import loop
 from quintet.runtime.asynchronous import AsyncOptions, AsyncSampling
@@ -26,7 +27,16 @@ from quintet.runtime.processes.workers import Workers
 from quintet.runtime.serial import SerialOptions, SerialSampling
 from quintet.runtime.spread import SpreadEnv, Spreading, make_streams
 from quintet.system.signals import interrupts_for_us_alone
-from quintet.types import Spaces
+from quintet.types import Publication, Spaces
+
+
+class Publisher(Protocol):
+    """A policy as sampling sees it."""
+
+    @property
+    def plan(self) -> DataPlan: ...
+
+    def publication(self) -> Publication: ...
 
 
 @final
@@ -58,7 +68,7 @@ def open_source(config: RunConfig, env: ResolvedEnv) -> Source:
     with interrupts_for_us_alone():
         timeout_s = config.runtime.worker_timeout_s
         if config.runtime.kind == "serial":
-            return Source(_make_groups(env, streams_per_group(config, env), timeout_s), env)
+            return Source(_make_groups(config, env, timeout_s), env)
         if not can_be_made_again(env.source):
             raise ConfigError(
                 f"runtime.kind={config.runtime.kind} requires environments that worker processes "
@@ -68,9 +78,11 @@ def open_source(config: RunConfig, env: ResolvedEnv) -> Source:
         return Source([make_group_env(env, env.streams_of(1))], env)
 
 
-def _make_groups(env: ResolvedEnv, size: int, timeout_s: float) -> list[VectorEnv]:
+def _make_groups(config: RunConfig, env: ResolvedEnv, timeout_s: float) -> list[VectorEnv]:
     made: list[VectorEnv] = []
-    streams = env.config.num_streams
+    streams, size = env.config.num_streams, streams_per_group(config, env)
+    if tuned_shaping(config):  # which the sampler gives to environments of its own process
+        env = env.with_options({"num_processes": 1})
     how = Spreading(num_groups=streams // size, timeout_s=timeout_s)
     try:
         for first in range(0, streams, size):
@@ -101,7 +113,7 @@ def slots_per_group(runtime: RuntimeConfig, plan: DataPlan, num_streams: int) ->
 def make_sampling(
     config: RunConfig,
     source: Source,
-    learners: Sequence[Learner],
+    learners: Sequence[Publisher],
     timer: PhaseTimer,
     say: Callable[[str], None],
     notice: Callable[[str], None],

@@ -155,6 +155,7 @@ class Saving:
             self.warnings += policy.load(found)
         if self.population is not None:
             self.population.load(meta["population"])
+            self.population.shape(self.policies)
         if self.past is not None:
             self.past.load(found.tensors, meta["self_play"])
         for policy in self.policies:

@@ -198,7 +198,9 @@ class Trainer:
         devices = [policy.device for policy in self.policies]
         replays = [each.replay.replay for each in self.policies if each.replay is not None]
         status = loop.run(
-            loop.Components(learners, sampling, replays, devices),
+            loop.Components(
+                learners, sampling, replays, devices, lambda k: self.policies[k].publication()
+            ),
             self.counters,
             loop.Budget(
                 self.config.total_env_steps,

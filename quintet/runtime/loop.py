@@ -157,12 +157,14 @@ class Components:
 
     devices: where each learner computes, the CPU if none are given; sampling and replay give
         rollouts on the CPU.
+    publication: what is published of a policy; None: its learner's own.
     """
 
     learners: Sequence[Learner]
     sampling: Sampling
     replays: Sequence[Replay] = ()
     devices: Sequence[torch.device] = ()
+    publication: Callable[[int], Publication] | None = None
 
 
 def run(
@@ -177,9 +179,10 @@ def run(
     """
     sampling, learners, replays = components.sampling, components.learners, components.replays
     devices = components.devices or [torch.device("cpu")] * len(learners)
+    of_policy = components.publication or (lambda policy: learners[policy].publication())
 
     def publish(policy: int) -> None:
-        publication = learners[policy].publication()
+        publication = of_policy(policy)
         sampling.publish(publication, policy)
         hooks.published(publication, policy)
 

@@ -6,15 +6,16 @@ from typing import Any, final
 import numpy as np
 import torch
 
+from quintet.envs.reward_shaping import ShapedRewards
 from quintet.envs.vector import VectorEnv, check_finite
 from quintet.errors import EnvironmentFault
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor, DataPlan
 from quintet.runtime.policies import PolicyMix
 from quintet.runtime.processes.remote import RemoteActor
-from quintet.runtime.slots import UNDEFINED, VERSION, Slot
+from quintet.runtime.slots import PLAYER, UNDEFINED, VERSION, Slot
 from quintet.spaces import mask_sizes
-from quintet.types import ACTION_MASK, ActOutput, Publication
+from quintet.types import ACTION_MASK, REWARD_SHAPING, ActOutput, Publication
 
 
 @final
@@ -47,6 +48,8 @@ class GroupSampler:
         self.num_streams = env.num_streams
         self.says_version = VERSION in actor.record_specs
         self.generator = torch.Generator()
+        # By policy, where publications bring values by which environments weigh their rewards.
+        self.shaping: dict[int, np.ndarray[Any, Any]] = {}
         self.version = -1
         self.fresh = True
         self.rows = 0  # of the last unroll
@@ -73,6 +76,8 @@ class GroupSampler:
         """Takes the weights of `policy`, if it acts here; called between unrolls only."""
         if policy not in self.policies:
             return
+        if (shaping := publication.tensors.get(REWARD_SHAPING)) is not None:
+            self.shaping[policy] = shaping.numpy().copy()
         if isinstance(self.actor, PolicyMix | RemoteActor):
             self.actor.load_policy(policy, publication)
             return
@@ -96,6 +101,8 @@ class GroupSampler:
         """One forward for the group; the environments then step on their own."""
         self.slot.store_state(row, self.state)
         out = self._forward(row)
+        if self.shaping:
+            self._shape_rewards(row, out)
         self.env.send(out.env_action.numpy())
         self._record(row, out)
         self.state = out.state
@@ -105,6 +112,14 @@ class GroupSampler:
         return self.actor.act(
             slot.obs_rows[row], self.state, slot.is_first_rows[row], self.noise_rows[row]
         )
+
+    def _shape_rewards(self, row: int, out: ActOutput) -> None:
+        """Gives environments that begin an episode the values of the policy that plays it."""
+        assert isinstance(self.env, ShapedRewards)
+        players = out.record.get(PLAYER)
+        for stream in np.flatnonzero(self.slot.is_first[row]):
+            policy = self.policies[0] if players is None else int(players[stream])
+            self.env.shaping[stream] = self.shaping[policy]
 
     def _record(self, row: int, out: ActOutput) -> None:
         self.slot.action_rows[row].copy_(out.action)

@@ -1,0 +1,168 @@
+"""Values by which environments weigh their rewards: given, and tuned by a population."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from shaped_tasks import LENGTH, Weighed, make, plain
+
+import quintet
+from quintet import checkpoint
+from quintet.envs.vector import allocate_obs, allocate_row
+from quintet.errors import ConfigError
+from quintet.observe.lineage import EVENTS
+from quintet.observe.report_files import read_metrics
+
+SMALL: dict[str, Any] = {
+    "env.num_streams": 6,
+    "unroll_steps": 16,
+    "minibatch_steps": 32,
+    "report.sinks": ["jsonl"],
+    "report.progress": False,
+    "report.interval_s": 0.0,
+    "eval.episodes": 0,
+    "runtime.kind": "serial",
+    "env.reward_shaping": {"right": 0.0, "each": 1.0},
+}
+SIDE_BY_SIDE = SMALL | {
+    "population.size": 3,
+    "population.pbt": False,
+    "population.tuned": ["reward_shaping.each"],
+    "population.initial": {"reward_shaping.each": [1.0, 2.0, 4.0]},
+}
+TUNED = SMALL | {
+    "population.size": 3,
+    "population.tuned": ["reward_shaping.each", "learning_rate"],
+    "population.objective": "episode/success_rate",
+    "population.mutation_rate": 0.7,
+    "population.start_env_steps": 200,
+    "population.period_env_steps": 100,
+    "population.window_episodes": 10,
+    "env.success": "info:won",
+    "checkpoint.interval_updates": 6,
+    "checkpoint.max_cut_frac": 1.0,
+    "checkpoint.keep": 100,
+}
+
+
+def train(folder: Path, config: dict[str, Any], total: int = 2_000, **given: Any) -> Any:
+    return quintet.train(
+        "appo", "shaped_tasks:make", total, 3, folder, config, **given
+    )  # fmt: skip
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / EVENTS).read_text().splitlines()]
+
+
+def hashes(folder: Path) -> dict[str, Any]:
+    found = checkpoint.latest(folder / "checkpoints", warn=print)
+    assert found is not None
+    return checkpoint.tensor_hashes(found)
+
+
+def test_given_values_replace_those_that_the_environment_declares() -> None:
+    env = quintet.make_vector_env(make, 2, reward_shaping={"each": 3.0})
+    obs, row = (f(env.spaces.observation, n) for f, n in ((allocate_obs, (2,)), (allocate_row, 2)))
+    for _ in range(2):  # environments are made anew
+        env.restart([0, 1], obs)
+        env.send(np.array([0, 1]))
+        env.recv(row)
+        assert row.raw_reward.tolist() == [3.0, 3.0]
+    env.close()
+
+
+def test_what_is_written_counts_from_the_next_step_on() -> None:
+    env = quintet.make_vector_env(
+        make, 2, reward_shaping={"right": 0.0, "each": 1.0}, frame_stack=2, reward_clip="abs_one"
+    )
+    obs, row = (f(env.spaces.observation, n) for f, n in ((allocate_obs, (2,)), (allocate_row, 2)))
+    env.restart([0, 1], obs)
+    seen = []
+    for change in (None, (1, [5.0, 0.5]), None):
+        if change is not None:
+            env.shaping[change[0]] = change[1]  # type: ignore[attr-defined]
+        env.send(np.array([1, 1]))
+        env.recv(row)
+        seen.append(row.raw_reward.tolist())
+    assert seen == [[1.0, 1.0], [1.0, 5.5], [1.0, 5.5]]
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("maker", "declared"), [(make, "each, right, unused"), (plain, "there are none")]
+)
+def test_values_that_are_not_declared_are_refused(maker: Any, declared: str) -> None:
+    with pytest.raises(ConfigError, match=rf"env.reward_shaping .*\({declared}\), got leap"):
+        quintet.make_vector_env(maker, 2, reward_shaping={"leap": 3.0})
+
+
+def test_other_kinds_of_environments_are_refused() -> None:
+    vector = gymnasium.vector.AsyncVectorEnv([Weighed] * 2)
+    for env in ("CartPole-v1", vector):
+        with pytest.raises(ConfigError, match=r"reward_shaping requires single Gymnasium env"):
+            quintet.make_vector_env(env, 2, reward_shaping={"each": 3.0})
+    vector.close()
+
+
+@pytest.mark.parametrize(
+    "runtime",
+    [
+        {},
+        {"env.num_streams": 4, "env.streams_per_group": 4},  # episodes draw their policy
+        {"runtime.kind": "lockstep", "runtime.num_workers": 2},
+        {"runtime.kind": "async", "runtime.num_workers": 3},
+        {"runtime.kind": "lockstep", "runtime.num_workers": 2, "runtime.inference": "server"},
+    ],
+)
+def test_each_policy_is_paid_by_its_own_values(tmp_path: Path, runtime: dict[str, Any]) -> None:
+    train(tmp_path / "run", SIDE_BY_SIDE | runtime)
+    reports = read_metrics(tmp_path / "run")
+    for policy, each in enumerate((1.0, 2.0, 4.0)):
+        name = f"policy_{policy}/episode/return_mean"
+        returns = [report[name] for report in reports if name in report]
+        assert returns
+        assert set(returns) == {each * LENGTH}
+
+
+def test_a_population_tunes_them_and_a_resume_goes_on(tmp_path: Path) -> None:
+    whole, again, half = tmp_path / "whole", tmp_path / "again", tmp_path / "half"
+    train(whole, TUNED)
+    found = events(whole)
+    values = {event.get("after", event.get("values"))["reward_shaping.each"] for event in found}
+    assert len(values) > 3
+    assert any(event["event"] == "copied" for event in found)
+    last = read_metrics(whole)[-1]
+    now = {event["policy"]: event.get("after", event.get("values")) for event in found}
+    for policy, mine in now.items():
+        name = f"policy_{policy}/hyperparameter/reward_shaping.each"
+        assert last[name] == pytest.approx(mine["reward_shaping.each"])
+    train(again, TUNED | {"runtime.kind": "lockstep", "runtime.lag": 0, "runtime.num_workers": 2})
+    assert events(again) == found
+    train(half, TUNED, on_report=lambda report: report["env_steps"] > 1_000)
+    assert 3 < len(events(half)) < len(found)
+    train(half, TUNED | {"resume": "exact"})
+    assert events(half) == found
+    assert hashes(half) == hashes(whole) == hashes(again)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"population.objective": "episode/return_mean"}, "can't rank policies .* another way"),
+        (
+            {"population.tuned": ["reward_shaping.each", "reward_shaping.leap"]},
+            r"first value, not 0, of reward_shaping.leap; .* '\{\"leap\": \.\.\.\}'",
+        ),
+        ({"population.tuned": ["reward_shaping.right"]}, "not 0, of reward_shaping.right"),
+        ({"population.initial": {"reward_shaping.each": [1.0, 0.0, 2.0]}}, "that are not 0"),
+    ],
+)
+def test_what_can_not_be_tuned_is_refused(
+    tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        train(tmp_path / "run", TUNED | change)
