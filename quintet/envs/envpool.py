@@ -29,6 +29,7 @@ from typing import Any, final
 import numpy as np
 from gymnasium import spaces
 
+from quintet.envs.envpool_arrays import PoolArrays
 from quintet.envs.envpool_library import families, load_opengl
 from quintet.envs.short_wait import SLEEPS_ARE_COUNTED, ShortWait
 from quintet.envs.success import rule_of, write_success
@@ -243,16 +244,19 @@ class EnvPoolVectorEnv:
             raise _refused(self._id, self._kwargs, error) from error
         self._ended[:] = False
         with _quiet_spaces():
-            obs, _ = self._pool.reset()
-        self._write_obs(obs, out)
+            self._arrays = PoolArrays(self._pool)
+        self._places = [
+            (path, _at(self._arrays.at.obs, keys), start)
+            for path, (keys, start) in self._keys.items()
+        ]
+        self._write_obs(self._arrays.reset(), out)
 
     def send(self, action: Array) -> None:
         assert self._pool is not None, "restart before the first send"
         assert not self._in_flight, "recv before the next send"
         assert action.shape == self._action_shape, (action.shape, self._action_shape)
         action = action.reshape(self._own_action_shape)
-        # The pool casts the action to its own dtype, in memory of its own.
-        self._pool.send(action if self._action_start is None else action + self._action_start)
+        self._arrays.send(action if self._action_start is None else action + self._action_start)
         self._in_flight = True
         if self._wait:
             self._wait.begin()
@@ -263,7 +267,7 @@ class EnvPoolVectorEnv:
         if self._wait:
             self._wait.stay_awake()
         try:
-            obs, reward, terminated, truncated, info = self._pool.recv()
+            arrays = self._arrays.recv()
         except Exception as error:  # of its C++ code
             fault = EnvironmentFault(
                 f"{self._id} (envpool), a group of {self.num_streams} streams: the pool "
@@ -272,19 +276,22 @@ class EnvPoolVectorEnv:
             raise traced(fault, error) from error
         if self._wait:
             self._wait.collected()
-        self._write_obs(obs, out.obs)
-        out.reward[:] = reward
-        out.raw_reward[:] = info.get("reward", reward)
-        out.terminated[:] = terminated
+        self._write_obs(arrays, out.obs)
+        at, info = self._arrays.at, self._arrays.at.info
+        truncated = arrays[at.truncated]
+        out.reward[:] = arrays[at.reward]
+        out.raw_reward[:] = arrays[info.get("reward", at.reward)]
+        np.greater(arrays[at.done], truncated, out=out.terminated)  # done and not truncated
         if "terminated" in info:
-            true_end = truncated & (info["terminated"] != 0)
+            true_end = truncated & (arrays[info["terminated"]] != 0)
             np.logical_or(out.terminated, true_end, out=out.terminated)
         np.logical_and(truncated, ~out.terminated, out=out.truncated)
         np.logical_not(self._ended, out=out.valid)
         np.logical_or(out.terminated, out.truncated, out=self._ended)
         if self._success_key is not None and self._ended.any():
             who = f"{self._id} (envpool)"
-            write_success(out.success, self._ended, info, self._success_key, who)
+            told = {name: arrays[place] for name, place in info.items()}
+            write_success(out.success, self._ended, told, self._success_key, who)
 
     def render(self, stream: int) -> Rendered:
         if not self._drawn:
@@ -304,17 +311,14 @@ class EnvPoolVectorEnv:
         if self._pool is None:
             return
         if self._in_flight:
-            self._pool.recv()
+            self._arrays.recv()
             self._in_flight = False
         self._pool.close()
         self._pool = None
 
-    def _write_obs(self, obs: Any, out: ObsArrays) -> None:
-        for path, (keys, start) in self._keys.items():
-            value = obs
-            for key in keys:
-                value = value[key]
-            into = out[path]
+    def _write_obs(self, arrays: Sequence[Array], out: ObsArrays) -> None:
+        for path, place, start in self._places:
+            value, into = arrays[place], out[path]
             if value.shape != into.shape:  # else numpy would broadcast it silently
                 raise EnvironmentFault(
                     f"{self._id} (envpool): observation {path!r} of {self.num_streams} streams "
@@ -322,6 +326,14 @@ class EnvPoolVectorEnv:
                     f"environment's arguments, or choose backend 'gymnasium'"
                 )
             np.copyto(into, value if start is None else value - start, casting="same_kind")
+
+
+def _at(tree: Any, keys: Sequence[str | int]) -> int:
+    """The leaf of a nested dict of places."""
+    for key in keys:
+        tree = tree[key]
+    place: int = tree
+    return place
 
 
 def _make_spec(env_id: str, kwargs: Mapping[str, Any]) -> Any:
