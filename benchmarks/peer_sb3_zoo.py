@@ -1,6 +1,6 @@
 """Stable-Baselines3's side of time_to_threshold.py, with the settings of its RL Zoo.
 
-    python peer_sb3_zoo.py TASK THRESHOLD SEED GIVE_UP_AT
+    python peer_sb3_zoo.py TASK THRESHOLD EPISODES SEED GIVE_UP_AT
 
 Its Python needs stable-baselines3, gymnasium[box2d,mujoco], ale-py and opencv-python-headless.
 """
@@ -10,9 +10,10 @@ import sys
 import time
 
 import numpy as np
-from stable_baselines3 import PPO
+from stable_baselines3 import DDPG, PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecNormalize
 from torch import nn
 
@@ -66,30 +67,42 @@ TASKS = {
         {"n_steps": 128, "n_epochs": 4, "batch_size": 256, "learning_rate": linear(2.5e-4),
          "clip_range": linear(0.1), "vf_coef": 0.5, "ent_coef": 0.01},
     ),
+    # hyperparams/ddpg.yml: of its HalfCheetah of PyBullet, the only one that it has
+    "HalfCheetah-DDPG": (
+        lambda seed: make_vec_env("HalfCheetah-v4", 1, seed=seed),
+        "MlpPolicy",
+        1_000_000,
+        {"gamma": 0.98, "buffer_size": 200_000, "learning_starts": 10_000, "gradient_steps": 1,
+         "train_freq": 1, "learning_rate": 1e-3, "policy_kwargs": {"net_arch": [400, 300]},
+         "action_noise": NormalActionNoise(np.zeros(6), 0.1 * np.ones(6))},
+    ),
 }  # fmt: skip
 
 
 class Until(BaseCallback):
-    """Stops when the last 100 training episodes have the return."""
+    """Stops when the last `episodes` of training have the return."""
 
-    def __init__(self, threshold: float, give_up_at: float):
+    def __init__(self, threshold: float, episodes: int, give_up_at: float):
         super().__init__()
-        self.threshold, self.give_up_at = threshold, give_up_at
+        self.threshold, self.episodes, self.give_up_at = threshold, episodes, give_up_at
         self.reached = False
 
     def _on_step(self) -> bool:
         buffer = self.model.ep_info_buffer
-        if len(buffer) == 100 and np.mean([e["r"] for e in buffer]) >= self.threshold:
+        if len(buffer) == self.episodes and np.mean([e["r"] for e in buffer]) >= self.threshold:
             self.reached = True
         return not self.reached and time.time() < self.give_up_at
 
 
 def main() -> None:
-    name, threshold, seed = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
-    give_up_at = float(sys.argv[4])
+    name, threshold, episodes = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
+    seed, give_up_at = int(sys.argv[4]), float(sys.argv[5])
     make, policy, budget, options = TASKS[name]
-    model = PPO(policy, make(seed), seed=seed, device="cpu", **options)
-    until = Until(threshold, give_up_at)
+    learner = DDPG if name.endswith("DDPG") else PPO
+    model = learner(
+        policy, make(seed), seed=seed, device="cpu", stats_window_size=episodes, **options
+    )
+    until = Until(threshold, episodes, give_up_at)
     model.learn(budget, callback=until)
     print(
         json.dumps({"reached": until.reached, "at": time.time(), "env_steps": model.num_timesteps})

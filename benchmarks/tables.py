@@ -80,7 +80,7 @@ SOAKS = ("pong-appo",)
 
 PEERS = {"sb3": "Stable-Baselines3", "sample_factory": "Sample Factory"}
 
-THRESHOLDS = ("CartPole", "LunarLander", "HalfCheetah", "Pong")
+THRESHOLDS = ("CartPole", "LunarLander", "HalfCheetah", "Pong", "HalfCheetah-DDPG")
 """Tasks of time_to_threshold.py."""
 
 

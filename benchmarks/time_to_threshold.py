@@ -4,7 +4,8 @@
 
 Both sides in turns, each run a process of its own; the clock starts when the process does, so
 imports and compilation count.  Reached is a return when the mean of the last 100 training episodes
-is at least that; a run that got to the end of its budget, or of --give-up-s, did not reach it.
+(DDPG: 10, as it plays one at a time) is at least that; a run that got to the end of its budget, or
+of --give-up-s, did not reach it.
 The peer's Python needs stable-baselines3 and gymnasium with box2d, mujoco and
 atari (benchmarks/peer_sb3_zoo.py).  Results go to benchmarks/results/time-to-threshold.json.
 """
@@ -22,14 +23,17 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
-EPISODES = 100
 
 
 class Task(NamedTuple):
-    """env: quintet's id, trained with its preset; threshold: return to reach."""
+    """env: quintet's id, trained with its preset; threshold: return to reach, by the mean of the
+    newest `episodes`.
+    """
 
     env: str
     threshold: float
+    algo: str = "ppo"
+    episodes: int = 100
 
 
 TASKS = {
@@ -37,6 +41,7 @@ TASKS = {
     "LunarLander": Task("LunarLander-v3", 200),
     "HalfCheetah": Task("HalfCheetah-v4", 3000),
     "Pong": Task("Pong-v5", 0),
+    "HalfCheetah-DDPG": Task("HalfCheetah-v4", 5000, "ddpg", 10),
 }
 
 
@@ -51,18 +56,20 @@ def train(task: Task, seed: int, give_up_at: float) -> None:
         if "episode/count" in report:
             episodes.append((int(report["episode/count"]), report["episode/return_mean"]))
         while (
-            sum(count for count, _ in episodes) - episodes[0][0] >= EPISODES if episodes else False
+            sum(count for count, _ in episodes) - episodes[0][0] >= task.episodes
+            if episodes
+            else False
         ):
             episodes.popleft()
         count = sum(count for count, _ in episodes)
         mean = sum(count * mean for count, mean in episodes) / max(count, 1)
-        if count >= EPISODES and mean >= task.threshold:
+        if count >= task.episodes and mean >= task.threshold:
             reached_at.append(time.time())  # the checkpoint that follows is no training
         return bool(reached_at) or time.time() > give_up_at
 
     with TemporaryDirectory() as folder:
         result = quintet.train(
-            "ppo",
+            task.algo,
             task.env,
             seed=seed,
             run_dir=Path(folder) / "run",
@@ -123,7 +130,8 @@ def main() -> None:
         for seed in range(1, args.repeats + 1):
             mine = [sys.executable, __file__, name, "--one", str(seed)]
             peer = HERE / "peer_sb3_zoo.py"
-            theirs = [args.peer_python, peer, name, str(threshold), str(seed)]
+            count = str(TASKS[name].episodes)
+            theirs = [args.peer_python, peer, name, str(threshold), count, str(seed)]
             for side, command in (("quintet", mine), ("sb3", theirs)):
                 sides[side].append(measure(command, args.give_up_s))
                 print(name, side, seed, sides[side][-1], flush=True)
