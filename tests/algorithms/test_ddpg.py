@@ -354,6 +354,9 @@ def test_a_layer_that_is_not_there_is_refused() -> None:
     faults = entry.check(DDPGConfig(action_layer=3), model, 1, 10_000)
     assert "action_layer must be at most 2" in faults[0]
     assert entry.check(DDPGConfig(action_layer=2), model, 1, 10_000) == []
+    like_the_policy = ModelConfig(policy_hidden=(8, 8))
+    faults = entry.check(DDPGConfig(action_layer=4), like_the_policy, 1, 10_000)
+    assert "action_layer must be at most 3" in faults[0]
 
 
 def test_the_actor_has_nothing_of_the_critic() -> None:

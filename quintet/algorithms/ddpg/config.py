@@ -220,10 +220,11 @@ def check(
 ) -> list[str]:
     """Faults that no field shows by itself, one sentence each."""
     faults = []
-    layers = None if model.value_hidden is None else len(model.value_hidden) + 1
-    if layers is not None and config.action_layer > layers:
+    # The critic has the policy's layers unless it is given others.
+    hidden = model.policy_hidden if model.value_hidden is None else model.value_hidden
+    if hidden is not None and config.action_layer > len(hidden) + 1:
         faults.append(
-            f"action_layer must be at most {layers}, the last layer of the critic, got "
+            f"action_layer must be at most {len(hidden) + 1}, the last layer of the critic, got "
             f"{config.action_layer}; lower it or give model.value_hidden more layers"
         )
     if total_env_steps <= config.start_steps:
