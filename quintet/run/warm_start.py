@@ -31,6 +31,10 @@ def find_donor(path: Path) -> tuple[dict[str, Any], Publication, dict[str, Tenso
         ) from error
 
 
+_AVERAGE = "average/"
+"""How the names of a network's average begin, where its own begin with ``network/``."""
+
+
 def donated(
     path: Path, keys: Sequence[str], learner: Learner, description: Mapping[str, Any]
 ) -> tuple[dict[str, Tensor], str]:
@@ -67,6 +71,12 @@ def donated(
             + "\ngive another one, the options that it was trained with, or init_from_keys that "
             + f"take a part of it{names}"
         )
+    # The average of a policy that acts follows that policy, and so begins with it.
+    theirs = {
+        name: theirs[acts]
+        for name in own
+        if name.startswith(_AVERAGE) and (acts := f"network/{name[len(_AVERAGE) :]}") in theirs
+    } | theirs
     note = f"begins with {len(theirs)} tensors of {path} (version {found.version})"
     lacking = sorted({name.split("/")[0] for name in set(own) - set(theirs)})
     if lacking and not keys:

@@ -76,7 +76,7 @@ def refused(
 def test_infinite_bounds(env: str, refused: Refused) -> None:
     said = refused(env=f"test_ddpg_refusals:{env}")
     assert "ddpg requires finite bounds of actions, the action space is Box(" in said
-    assert "gymnasium.wrappers.RescaleAction" in said
+    assert "gymnasium.wrappers.TransformAction" in said
 
 
 @pytest.mark.parametrize("env", ["discrete", "choices", "whole_numbers", "several"])

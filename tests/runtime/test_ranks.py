@@ -155,3 +155,28 @@ def test_on_a_gpu_an_exchange_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> 
     one._exchange(lambda _: work)
     assert work.waited
     assert len(looks) >= 3
+
+
+@pytest.mark.parametrize("fault", [None, "the others are gone"])
+def test_an_exchange_that_ends_just_after_the_look_is_over(fault: str | None) -> None:
+    """Not one that has failed by the time that was over."""
+
+    class Late:
+        waits = 0
+
+        def wait(self, timeout: timedelta | None = None) -> None:
+            self.waits += 1
+            if timeout is not None:
+                raise RuntimeError("Operation timed out!")
+            if fault is not None:
+                raise RuntimeError(fault)
+
+        def is_completed(self) -> bool:
+            return True
+
+    group = RankGroup(0, 1, CPU)
+    if fault is None:
+        assert group._ended_within(Late(), 0.01)
+    else:
+        with pytest.raises(RuntimeError, match=fault):
+            group._ended_within(Late(), 0.01)

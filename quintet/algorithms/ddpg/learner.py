@@ -33,7 +33,7 @@ from torch.func import functional_call
 from quintet.algorithms.ddpg.actor import PARAM_SCALE, WARMING_UP
 from quintet.algorithms.ddpg.config import TUNABLE, DDPGConfig, Knobs
 from quintet.algorithms.ddpg.exploration import adapted, perturbation
-from quintet.algorithms.ddpg.network import Networks, perturbable
+from quintet.algorithms.ddpg.network import Networks, action_box, perturbable
 from quintet.algorithms.ddpg.popart import TargetStatistics, rescale_
 from quintet.algorithms.parts import diagnostics
 from quintet.algorithms.parts.acting import make_normalizer
@@ -46,6 +46,7 @@ from quintet.models.config import ModelConfig
 from quintet.models.flat import views_of
 from quintet.ops import adam, returns, value_losses
 from quintet.protocols import DataPlan, ReplayPlan
+from quintet.spaces import leaf_spec, observation_leaves
 from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces
 
 FOLD_EVERY = 16
@@ -107,7 +108,19 @@ class DDPGLearner:
         moved = perturbable(self.network.actor)
         self.moved = {name: moved[name.removeprefix(_ACTOR)] for name in self._names(_ACTOR)}
         self._target = Graph(self._targets_of) if setup.compute.compile else self._targets_of
-        self.reference: tuple[Obs, Tensor] | None = None
+        # Of the first update; of the same form before, as several learners exchange their state.
+        rows, device = config.batch_size, setup.device
+        leaves = observation_leaves(spaces.observation).items()
+        specs = {name: leaf_spec(leaf) for name, leaf in leaves}
+        self.reference: tuple[Obs, Tensor] = (
+            {
+                n: torch.zeros(rows, *x.shape, dtype=x.dtype, device=device)
+                for n, x in specs.items()
+            },
+            torch.zeros(rows, action_box(spaces).size, device=device),
+        )
+        self.has_reference = False
+        self.collected = torch.zeros(5, dtype=torch.float64, device=device)
         self.version = 0
 
     @property
@@ -156,13 +169,11 @@ class DDPGLearner:
             with torch.no_grad():
                 q = self.network.critic(self.normalizer(obs), action)
                 value = q * self.targets.numbers()[1] + self.targets.numbers()[0]
-            told = {
-                "q/collected_mean": value.mean(),
-                "exploration/action_mean": action.mean(),
-                "exploration/action_std": action.std(correction=0),
-                "exploration/action_saturation_frac": (action.abs() >= 1.0).float().mean(),
-            }
-            self.trained.interval.add(Statistics(told))
+            a = action.double()
+            count = a.new_tensor(float(len(a)))
+            bound = (a.abs() >= 1.0).double()
+            sums = (value.double(), a, a.square(), bound)
+            self.collected += torch.stack((count, *(x.sum() for x in sums)))
         if self.normalizer.names and self.config.update_normalizers:
             self.normalizer.merge({k: x[:-1] for k, x in batch.obs.items()}, batch.valid)
 
@@ -170,10 +181,12 @@ class DDPGLearner:
 
     def _learn(self, batch: Rollout) -> None:
         config = self.config
-        if self.reference is None:
-            whole = self.ranks.whole(batch)
-            obs = {name: x[0].clone() for name, x in whole.obs.items()}
-            self.reference = obs, whole.action[0].clone()
+        if not self.has_reference:
+            whole, (obs, action) = self.ranks.whole(batch), self.reference
+            for name, x in obs.items():
+                x.copy_(whole.obs[name][0])
+            action.copy_(whole.action[0])
+            self.has_reference = True
         own = self._transitions(batch)
         if config.noise.param and self.updates % config.adapt_interval_updates == 0:
             self._adapt({name: x[: len(own.action)] for name, x in own.obs.items()})
@@ -335,7 +348,7 @@ class DDPGLearner:
         if self.trained.untold:
             self.trained.fold()
         config = self.config
-        found = self.trained.interval.read()
+        found = self.trained.interval.read() | self._of_collected()
         found["optim/actor_learning_rate"] = config.actor_lr
         found["optim/critic_learning_rate"] = config.critic_lr
         if config.noise.param:
@@ -345,10 +358,24 @@ class DDPGLearner:
             found |= {"normalizer/target_mean": mean, "normalizer/target_std": std}
         return found | diagnostics.observation_metrics(self.normalizer) | self._of_reference()
 
+    def _of_collected(self) -> dict[str, float]:
+        """Of all actions that were executed since the last report."""
+        rows, value, *sums = self.collected.tolist()
+        self.collected.zero_()
+        if not rows or not math.isfinite(value):
+            return {}
+        mean, square, bound = (x / (rows * self.reference[1].shape[1]) for x in sums)
+        return {
+            "q/collected_mean": value / rows,
+            "exploration/action_mean": mean,
+            "exploration/action_std": math.sqrt(max(square - mean**2, 0.0)),
+            "exploration/action_saturation_frac": bound,
+        }
+
     @torch.no_grad()
     def _of_reference(self) -> dict[str, float]:
         """How the networks see a batch that stays the same."""
-        if self.reference is None:
+        if not self.has_reference:
             return {}
         obs, action = self.normalizer(self.reference[0]), self.reference[1]
         mean, std = self.targets.numbers().unbind()
@@ -385,18 +412,20 @@ class DDPGLearner:
 
     def warm_start(self, weights: Mapping[str, Tensor]) -> None:
         self.trained.load_weights(weights)
-        self.param_scale.copy_(weights[PARAM_SCALE])
+        # A donor without parameter noise has a scale of 0, which no factor would change.
+        if self.config.noise.param and weights[PARAM_SCALE] > 0:
+            self.param_scale.copy_(weights[PARAM_SCALE])
 
     def save(self) -> LearnerState:
         if self.trained.untold:
             self.trained.fold()
         tensors = self.trained.save() | {PARAM_SCALE: self.param_scale}
         tensors["generator"] = self.generator.get_state()
-        if self.reference is not None:
-            obs, action = self.reference
-            tensors |= {f"reference/obs/{name}": x for name, x in obs.items()}
-            tensors["reference/action"] = action
+        obs, action = self.reference
+        tensors |= {f"reference/obs/{name}": x for name, x in obs.items()}
+        tensors["reference/action"] = action
         scalars = {
+            "has_reference": self.has_reference,
             "updates": self.updates,
             "version": self.version,
             "warming_up": self.warming_up,
@@ -411,12 +440,8 @@ class DDPGLearner:
         if counters:
             self.version, self.warming_up = scalars["version"], scalars["warming_up"]
             self.generator.set_state(tensors["generator"])
-            self.reference = None
-            if "reference/action" in tensors:
-                device, start = self.setup.device, "reference/obs/"
-                obs = {
-                    name.removeprefix(start): x.to(device)
-                    for name, x in tensors.items()
-                    if name.startswith(start)
-                }
-                self.reference = obs, tensors["reference/action"].to(device)
+            self.has_reference = scalars["has_reference"]
+            obs, action = self.reference
+            for name, x in obs.items():
+                x.copy_(tensors[f"reference/obs/{name}"])
+            action.copy_(tensors["reference/action"])

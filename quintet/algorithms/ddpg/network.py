@@ -29,7 +29,7 @@ def action_box(spaces: Spaces) -> DiagGaussian:
     if not bounds.isfinite().all():
         raise ConfigError(
             f"ddpg requires finite bounds of actions, the action space is {spaces.action}; give it "
-            "bounds, as by gymnasium.wrappers.RescaleAction"
+            "bounds, as by gymnasium.wrappers.TransformAction(env, lambda a: a, Box(-10, 10, ...))"
         )
     return family
 

@@ -131,9 +131,9 @@ class RankGroup:
             try:
                 work.wait(timedelta(seconds=seconds))
             except RuntimeError:
-                if work.is_completed():
-                    raise
-                return False
+                if not work.is_completed():
+                    return False
+                work.wait()  # what it failed by, unless it ended just after the time was over
             return True
         # NCCL's own wait would give the exchange up at its timeout.
         deadline = time.monotonic() + seconds
