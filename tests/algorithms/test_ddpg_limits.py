@@ -154,10 +154,12 @@ def test_two_learners_are_one_on_the_same_draws() -> None:
 def test_learners_of_the_same_data_are_one_learner_of_it() -> None:
     """Statistics that count all targets alike would count these twice, so theirs move by shares."""
     of = case(**SHARED)
-    one, threads = of.learner(), RankThreads(2, lambda ranks: of.learner(ranks=ranks))
+    half = of.learner().config.batch_size // 2
+    one = case(**SHARED, batch_size=half).learner()
+    threads = RankThreads(2, lambda ranks: of.learner(ranks=ranks))
     for batch in (batch for each in drawn(3) for batch in each):
         if batch.replayed:
-            columns = torch.arange(batch.valid.shape[1] // 2)
+            columns = torch.arange(half)
             one.update(select(batch, columns), 0)
             batch = select(batch, columns.repeat(2))
         else:

@@ -1008,6 +1008,11 @@ def _reward_clip(where: Where) -> None:
     assert clipped["episode/return_mean"] == plain["episode/return_mean"] == 63
 
 
+def _reward_shaping(where: Where) -> None:
+    found = run(where.folder, env="shaped_tasks:make", env__reward_shaping={"each": 3.0}).metrics
+    assert found["reward/mean"] == pytest.approx(3)
+
+
 def _success(where: Where) -> None:
     """Ten steps of 7 that end with 7."""
     env = {"env": "test_launch:Trouble", "env__kwargs": {"kind": "seven", "after": 0}}
@@ -1110,6 +1115,7 @@ EFFECTS: dict[str, Callable[[Where], None]] = {
     "env.streams_per_group": _streams_per_group,
     "env.frame_stack": _frame_stack,
     "env.reward_clip": _reward_clip,
+    "env.reward_shaping": _reward_shaping,
     "env.success": _success,
     "env.observe_last": _observe_last,
     "env.num_threads": _num_threads,

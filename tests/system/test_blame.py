@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from quintet.envs.make import make_vector_env
+from quintet.envs.vector import allocate_obs
 from quintet.errors import ConfigError, EnvironmentFault
 from quintet.system import blame
 from quintet.system.blame import place_in, raised, traced
@@ -94,12 +95,13 @@ def test_what_a_pool_of_envpools_raises_is_told() -> None:
         def recv(self):
             raise RuntimeError("out of threads")
 
-    env._pool, whole = Broken(), env._pool  # type: ignore[attr-defined]
+    env.restart([1, 2], allocate_obs(env.spaces.observation, (2,)))
+    env._arrays, whole = Broken(), env._arrays  # type: ignore[attr-defined]
     env.send(np.zeros(2, np.int64))
     with pytest.raises(
         EnvironmentFault, match=r"CartPole-v1 \(envpool\).*RuntimeError: out of th"
     ) as e:
         env.recv(None)  # type: ignore[arg-type]
     assert "out of threads" in e.value.detail
-    env._pool = whole  # type: ignore[attr-defined]
+    env._arrays = whole  # type: ignore[attr-defined]
     env.close()
