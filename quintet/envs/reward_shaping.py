@@ -32,10 +32,10 @@ class ShapedMaker:
         env_id: str,
     ):
         self.values, self.declared = dict(values), deque[dict[str, float]](maxlen=num_streams)
-        self._make_one, self._id = make_one, env_id
+        self._make_one, self._id, self._others = make_one, env_id, num_streams - 1
 
     def __call__(self) -> Any:
-        """Raises ConfigError where the environment declares no such values."""
+        """Raises ConfigError where the environment declares no such values, or shares them."""
         env = self._make_one()
         if isinstance(env, gymnasium.Env):  # other objects are refused by what takes them
             declared = declared_by(env)
@@ -46,6 +46,13 @@ class ShapedMaker:
                     f"env.reward_shaping requires values that {self._id} declares in its attribute "
                     f"{ATTRIBUTE} ({', '.join(sorted(declared)) or 'there are none'}), got "
                     f"{', '.join(unknown)}; correct the names, or declare them"
+                )
+            others = list(self.declared)[-self._others :] if self._others else []
+            if any(declared is each for each in others):
+                env.close()
+                raise ConfigError(
+                    f"env.reward_shaping requires a dict of its own in each environment, those of "
+                    f"{self._id} share one; make it in __init__"
                 )
             declared.update(self.values)
             self.declared.append(declared)

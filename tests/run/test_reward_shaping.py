@@ -16,6 +16,7 @@ from quintet.errors import ConfigError
 from quintet.observe.lineage import EVENTS
 from quintet.observe.report_files import read_metrics
 
+SHARED = {"each": 1.0}
 SMALL: dict[str, Any] = {
     "env.num_streams": 6,
     "unroll_steps": 16,
@@ -98,6 +99,21 @@ def test_what_is_written_counts_from_the_next_step_on() -> None:
 def test_values_that_are_not_declared_are_refused(maker: Any, declared: str) -> None:
     with pytest.raises(ConfigError, match=rf"env.reward_shaping .*\({declared}\), got leap"):
         quintet.make_vector_env(maker, 2, reward_shaping={"leap": 3.0})
+
+
+def test_a_dict_that_environments_share_is_refused() -> None:
+    class Shared(Weighed):
+        def __init__(self) -> None:
+            super().__init__()
+            self.reward_shaping = SHARED
+
+    with pytest.raises(ConfigError, match=r"share one; make it in __init__"):
+        quintet.make_vector_env(Shared, 2, reward_shaping={"each": 3.0})
+    alone = quintet.make_vector_env(Shared, 1, reward_shaping={"each": 3.0})
+    obs = allocate_obs(alone.spaces.observation, (1,))
+    for _ in range(2):
+        alone.restart([0], obs)
+    alone.close()
 
 
 def test_other_kinds_of_environments_are_refused() -> None:
