@@ -81,7 +81,7 @@ def open_source(config: RunConfig, env: ResolvedEnv) -> Source:
 def _make_groups(config: RunConfig, env: ResolvedEnv, timeout_s: float) -> list[VectorEnv]:
     made: list[VectorEnv] = []
     streams, size = env.config.num_streams, streams_per_group(config, env)
-    if tuned_shaping(config):  # which the sampler gives to environments of its own process
+    if tuned_shaping(config):  # the sampler sets the values in environments of its own process
         env = env.with_options({"num_processes": 1})
     how = Spreading(num_groups=streams // size, timeout_s=timeout_s)
     try:

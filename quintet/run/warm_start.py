@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from quintet.algorithms.parts.trained import AVERAGE
 from quintet.errors import CheckpointError, ConfigError
 from quintet.models.config import ModelConfig
 from quintet.policy import find_policy
@@ -29,10 +30,6 @@ def find_donor(path: Path) -> tuple[dict[str, Any], Publication, dict[str, Tenso
             f"init_from requires a trained policy: {error}; give another run, or a checkpoint or "
             "policy folder that is whole"
         ) from error
-
-
-_AVERAGE = "average/"
-"""How the names of a network's average begin, where its own begin with ``network/``."""
 
 
 def donated(
@@ -75,7 +72,7 @@ def donated(
     theirs = {
         name: theirs[acts]
         for name in own
-        if name.startswith(_AVERAGE) and (acts := f"network/{name[len(_AVERAGE) :]}") in theirs
+        if name.startswith(AVERAGE) and (acts := f"network/{name[len(AVERAGE) :]}") in theirs
     } | theirs
     note = f"begins with {len(theirs)} tensors of {path} (version {found.version})"
     lacking = sorted({name.split("/")[0] for name in set(own) - set(theirs)})

@@ -42,7 +42,9 @@ class Optimizer(NamedTuple):
 
 ADAM = Optimizer()
 
-_AVERAGE = "average/"
+AVERAGE = "average/"
+"""How the names of an average's weights begin, where the network's own begin with ``network/``."""
+
 _MEMORY_STEPS = "optimizer/steps"
 
 CHECK_EVERY = 16
@@ -136,7 +138,7 @@ class Trained(Generic[B, K]):
         self.memory = _memory(optimizer, self.theta)
         self.average = self.theta.clone() if averages else None
         self.modules = {"network": network, **modules}
-        self._only_learning = (*only_learning, _AVERAGE)
+        self._only_learning = (*only_learning, AVERAGE)
         self.loss, self.ranks = loss, setup.ranks
         self.gradient: Tensor | None = None
         self.interval = Interval()
@@ -324,7 +326,7 @@ class Trained(Generic[B, K]):
     def weights(self) -> dict[str, Tensor]:
         """The tensors of the network, of its average and of the modules beside it, by name."""
         found = tensors_of(self.modules)
-        return found | {f"{_AVERAGE}{name}": x for name, x in self.averaged().items()}
+        return found | {f"{AVERAGE}{name}": x for name, x in self.averaged().items()}
 
     def averaged(self) -> Parameters:
         """The average as views by the parameters' names; {} where there is none."""
@@ -339,7 +341,7 @@ class Trained(Generic[B, K]):
         """Copies what `weights` gave, and leaves the optimizer as it is."""
         load_into(self.modules, tensors)
         for name, x in self.averaged().items():
-            x.copy_(tensors[f"{_AVERAGE}{name}"])
+            x.copy_(tensors[f"{AVERAGE}{name}"])
 
     def save(self) -> dict[str, Tensor]:
         """The weights and the optimizer's memory by name.
