@@ -240,7 +240,7 @@ PRESETS = {
     "ppo": (8, ("clip", "kl_penalty", "tf_agents_base", "vector_discrete", "pixels", "atari")),
     "impala": (5, ("vector_discrete", "vector_continuous", "pixels", "atari")),
     "appo": (6, ("vector_discrete", "vector_continuous", "pixels", "atari", "grid")),
-    "ddpg": (6, ("vector_continuous", "pixels")),
+    "ddpg": (7, ("vector_continuous", "pixels")),
     "acer": (6, ("vector_discrete", "vector_continuous", "pixels", "atari")),
 }
 

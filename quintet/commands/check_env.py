@@ -74,6 +74,7 @@ def _as_json(found: "EnvCheck") -> dict[str, Any]:
         "backend": found.env.backend,
         "observation_space": spaces.to_json(found.spaces.observation),
         "action_space": spaces.to_json(found.spaces.action),
+        "reward_shaping": found.reward_shaping,
         "steps": found.steps,
         "step_s": found.step_s,
         "slowest_step_s": found.slowest_step_s,
@@ -102,10 +103,12 @@ def _in_words(found: "EnvCheck") -> str:
         )
     else:
         episodes = "none ended"
+    shaping = ", ".join(f"{name} {value:g}" for name, value in found.reward_shaping.items())
     lines = [
         f"{found.env.id} ({found.env.backend})",
         f"  observation  {found.spaces.observation}",
         f"  action       {found.spaces.action}",
+        *([f"  shaping      {shaping}"] if shaping else []),
         f"  step         {_time(found.step_s)}, the slowest {_time(found.slowest_step_s)}; "
         f"a reset {_time(found.reset_s)}",
         f"  reward       {found.reward_min:g} to {found.reward_max:g}, not 0 in "

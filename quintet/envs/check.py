@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
+from quintet.envs.gymnasium import GymnasiumVectorEnv
 from quintet.envs.make import make_group_env
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.vector import (
@@ -36,6 +37,7 @@ _WIDER = 1e-6  # of a bound, relative to it, for rounding
 class EnvCheck:
     """What was found; times in seconds of one environment, returns in raw reward units.
 
+    reward_shaping: the values that the environment declares as tunable.
     steps: of both environments together, resets aside.
     faults: what no run would survive, or would learn wrongly from; remarks: what is worth knowing.
     same_seeds: where two copies with the same seeds and actions first differ; "" where nowhere.
@@ -44,6 +46,7 @@ class EnvCheck:
 
     env: EnvDescription
     spaces: Spaces
+    reward_shaping: dict[str, float] = field(default_factory=dict)
     steps: int = 0
     step_s: float = 0.0
     slowest_step_s: float = 0.0
@@ -85,6 +88,8 @@ def check_env(
         closing(make_group_env(env, streams)) as two,
     ):
         found = EnvCheck(one.description, one.spaces, remarks=env.warnings)
+        if isinstance(one, GymnasiumVectorEnv):
+            _look_at_shaping(found, one)
         statistics = _Statistics(found, one, seed)
         seen: list[dict[str, int]] = []
         begin = perf_counter()
@@ -105,6 +110,16 @@ def check_env(
                 break
     _judge(found)
     return found
+
+
+def _look_at_shaping(found: EnvCheck, env: GymnasiumVectorEnv) -> None:
+    first, *others = env.declared_shaping()
+    found.reward_shaping = dict(first)
+    if first and any(each is first for each in others):
+        found.remarks.append(
+            "its environments share one dict of reward_shaping, so env.reward_shaping can't set it "
+            "(make it in __init__)"
+        )
 
 
 @final

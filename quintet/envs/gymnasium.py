@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from quintet.envs import foreign
+from quintet.envs import foreign, reward_shaping
 from quintet.envs.success import rule_of, single_success
 from quintet.envs.vector import Array, EnvDescription, ObsArrays, Rendered, StepRow, check_seeds
 from quintet.errors import ConfigError, EnvironmentFault
@@ -119,6 +119,10 @@ class GymnasiumVectorEnv:
         self._ended = [False] * num_streams
         self._episode_step = [0] * num_streams
         self._action: Array | None = None
+
+    def declared_shaping(self) -> list[dict[str, float]]:
+        """Values of reward shaping that each environment declares, its own dicts."""
+        return [reward_shaping.declared_by(env) for env in self._envs]
 
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
         """Resets every environment with its seed; later resets have no seed.

@@ -75,10 +75,17 @@ def donated(
         if name.startswith(AVERAGE) and (acts := f"network/{name[len(AVERAGE) :]}") in theirs
     } | theirs
     note = f"begins with {len(theirs)} tensors of {path} (version {found.version})"
-    lacking = sorted({name.split("/")[0] for name in set(own) - set(theirs)})
+    lacking = sorted({_module(name) for name in set(own) - set(theirs)})
     if lacking and not keys:
-        note += f"; a saved policy is only what acts, so {', '.join(lacking)} begins anew"
+        verb = "begins" if len(lacking) == 1 else "begin"
+        note += f"; a saved policy is only what acts, so {', '.join(lacking)} {verb} anew"
     return own | theirs, note
+
+
+def _module(name: str) -> str:
+    """Of what a tensor is a part: network/critic, reward_moments."""
+    module, dot, _ = name.partition(".")
+    return module if dot else name.split("/")[0]
 
 
 def _other_policy(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:

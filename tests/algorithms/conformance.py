@@ -125,6 +125,7 @@ TOGETHER: dict[str, Sequence[dict[str, Any]]] = {
             "exploration": "none", "replay_start_steps": 20, "warmup_policy": "uniform",
             "normalize_returns": True, "popart_step_size": 0.1, "critic_huber_delta": 1.0,
             "return_low": -1.0, "return_high": 2.0, "truncation_as_termination": True,
+            "lr_schedule": "linear",
         },
     ),
     "acer": (

@@ -84,6 +84,28 @@ def test_nothing_changes_at_a_rate_of_nothing() -> None:
     assert torch.equal(learner.trained.average, average)
 
 
+def test_both_rates_follow_the_schedule() -> None:
+    """Steps of either network shrink with what is left of the budget, to nothing at its end."""
+    of = case(**PLAIN, lr_schedule="linear")
+    batch, total = replayed(of)[0], of.learner().setup.total_env_steps
+
+    def moved(env_steps: int, schedule: str = "linear") -> Tensor:
+        learner = case(**PLAIN, lr_schedule=schedule).learner()
+        theta, config = learner.trained.theta.double(), learner.config
+        learner.update(batch, env_steps)
+        left = 1.0 if schedule == "constant" else 1.0 - env_steps / total
+        told = learner.metrics()
+        assert told["optim/actor_learning_rate"] == pytest.approx(config.actor_lr * left)
+        assert told["optim/critic_learning_rate"] == pytest.approx(config.critic_lr * left)
+        return learner.trained.theta.double() - theta
+
+    whole = moved(0)
+    assert (whole.abs() > 1e-5).float().mean() > 0.5
+    torch.testing.assert_close(moved(total // 4), 0.75 * whole, rtol=0.0, atol=1e-6)
+    assert torch.equal(moved(total // 4, "constant"), whole)
+    assert not moved(total).any()
+
+
 def test_without_a_coefficient_there_is_no_penalty() -> None:
     batch = replayed(case(**PLAIN))[0]
     told, gradients = [], []

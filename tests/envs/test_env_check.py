@@ -88,6 +88,15 @@ class Slow(Sound):
         return super().step(action)
 
 
+class Shaped(Sound):
+    """Weighs its rewards by values that each environment has for itself, or all share."""
+
+    shared = {"goal": 2.0}
+
+    def __init__(self, own: bool = True):
+        self.reward_shaping = {"goal": 1.0, "energy": 0.25} if own else self.shared
+
+
 def checked(make: Callable[[], gymnasium.Env], steps: int = 60) -> EnvCheck:
     return check_env(resolve_env(EnvConfig(id="made"), make), steps)
 
@@ -103,6 +112,19 @@ def test_nothing_is_wrong_with_a_sound_environment() -> None:
     assert found.rewarded_frac == pytest.approx(0.5, abs=0.15)
     assert sum(found.returns) == pytest.approx(found.rewarded_frac * 100)
     assert 0 < found.step_s <= found.slowest_step_s < 1
+
+
+def test_reward_shaping_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert checked(Sound, 54).reward_shaping == {}
+    found = checked(lambda: gymnasium.Wrapper(Shaped()), 54)
+    assert found.reward_shaping == {"goal": 1.0, "energy": 0.25}
+    assert found.remarks == []
+    (shares,) = checked(lambda: Shaped(own=False), 54).remarks
+    assert shares.startswith("its environments share one dict of reward_shaping")
+    assert cli.main(["check-env", f"{__name__}:Shaped"]) == 0
+    assert "\n  shaping      goal 1, energy 0.25\n" in capsys.readouterr().out
+    assert cli.main(["check-env", f"{__name__}:Sound"]) == 0
+    assert "shaping" not in capsys.readouterr().out
 
 
 def test_endings_are_told_apart() -> None:

@@ -89,6 +89,8 @@ def test_targets_begin_with_a_saved_policy(tmp_path: Path) -> None:
     tensors = {name: x for part in found.tensors.values() for name, x in part.items()}
     name = "actor.head.weight"
     assert tensors[f"average/{name}"].allclose(tensors[f"network/{name}"], atol=1e-6)
+    said = "a saved policy is only what acts, so average/critic, network/critic, targets begin anew"
+    assert said in (run / "log.txt").read_text()
 
 
 def test_the_spread_of_actions_is_over_the_whole_report(tmp_path: Path) -> None:

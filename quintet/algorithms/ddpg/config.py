@@ -138,6 +138,9 @@ class DDPGConfig(BaseModel):
     # Optimisation
     actor_lr: float = Field(1e-4, gt=0, description="Adam's rate for the policy")
     critic_lr: float = Field(1e-3, gt=0, description="Adam's rate for the critic")
+    lr_schedule: Literal["constant", "linear"] = Field(
+        "constant", description="of both rates; linear: to 0 at the end of the budget"
+    )
     adam_epsilon: float = Field(1e-8, gt=0, description="in Adam's denominator")
     tau: float = Field(
         0.01, gt=0, le=1, description="how far the targets go towards the networks per update"

@@ -19,6 +19,7 @@ Departures from the paper, each with the switch that turns it off:
  6. Targets may be n-step returns (``n_step=1``, the default, is the paper's), in units of their
     spread (``normalize_returns=false``, the default), and errors may count linearly
     (``critic_huber_delta=none``, the default).
+ 7. Learning rates may fall to 0 (``lr_schedule=constant``, the default, is the paper's).
 """
 
 import math
@@ -44,7 +45,7 @@ from quintet.algorithms.parts.trained import Descent, Parameters, Trained, knobs
 from quintet.models.compiled import Graph
 from quintet.models.config import ModelConfig
 from quintet.models.flat import views_of
-from quintet.ops import adam, returns, value_losses
+from quintet.ops import adam, returns, schedules, value_losses
 from quintet.protocols import DataPlan, ReplayPlan
 from quintet.spaces import leaf_spec, observation_leaves
 from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces
@@ -121,6 +122,7 @@ class DDPGLearner:
         )
         self.has_reference = False
         self.collected = torch.zeros(5, dtype=torch.float64, device=device)
+        self.rates = config.actor_lr, config.critic_lr
         self.version = 0
 
     @property
@@ -149,7 +151,7 @@ class DDPGLearner:
     def update(self, batch: Rollout, env_steps: int) -> None:
         """Learns from what was drawn; takes the statistics of what is fresh."""
         if batch.replayed:
-            self._learn(batch)
+            self._learn(batch, env_steps)
         else:
             self._watch(self.ranks.whole(batch), env_steps)
         self.version += 1
@@ -179,7 +181,7 @@ class DDPGLearner:
 
     # What was drawn
 
-    def _learn(self, batch: Rollout) -> None:
+    def _learn(self, batch: Rollout, env_steps: int) -> None:
         config = self.config
         if not self.has_reference:
             whole, (obs, action) = self.ranks.whole(batch), self.reference
@@ -194,9 +196,13 @@ class DDPGLearner:
             target = self._known_targets(own)
             own = replace(own, target=target, spread=self.targets.numbers())
         step, epsilon = self.trained.memory_steps + 1, config.adam_epsilon
+        if config.lr_schedule == "linear":
+            left = schedules.linear(env_steps, self.setup.total_env_steps)
+        else:
+            left = 1.0
+        self.rates = config.actor_lr * left, config.critic_lr * left
         actor, critic = (
-            Descent(adam.rates(step, rate, epsilon), config.max_grad_norm)
-            for rate in (config.actor_lr, config.critic_lr)
+            Descent(adam.rates(step, rate, epsilon), config.max_grad_norm) for rate in self.rates
         )
         self.trained.step(own, knobs_of(Knobs, config), actor, critic, follow=config.tau)
         if self.trained.untold >= FOLD_EVERY:
@@ -349,8 +355,7 @@ class DDPGLearner:
             self.trained.fold()
         config = self.config
         found = self.trained.interval.read() | self._of_collected()
-        found["optim/actor_learning_rate"] = config.actor_lr
-        found["optim/critic_learning_rate"] = config.critic_lr
+        found["optim/actor_learning_rate"], found["optim/critic_learning_rate"] = self.rates
         if config.noise.param:
             found["exploration/param_noise_std"] = self.param_scale.item()
         if config.normalize_returns:
