@@ -139,6 +139,7 @@ ROWS = (
         "ddpg", CAR, title="the same without noise", label="none",
         options=("exploration=none",), beside=f"ddpg-{CAR}", seeds=OTHERS,
     ),
+    Row("ddpg", "LunarLanderContinuous-v3", 180, 230, "SB3 zoo 230"),
     Row("ddpg", "InvertedPendulum-v4", 950, 1000, "Tianshou 1000 at 1M"),
     Row("ddpg", "HalfCheetah-v4", 9500, 10500, "CleanRL 10374 ± 157", seeds=(11, 12)),
     Row(
