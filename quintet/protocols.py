@@ -34,8 +34,8 @@ class ReplayPlan:
     draws: batches drawn after each fresh one with a valid row.  owed: `rate` for every valid
         env_step since the start, fractions carried over; poisson: a Poisson number of mean `rate`;
         fixed: `rate`, a whole number.
-    column_source: per_stream: column b of a batch comes from stream b (`columns` = streams);
-        any_stream: from any stream.
+    column_source: per_stream: as many columns of a batch from each stream whose rows are stored, in
+        their order (of as many streams as columns, column b from stream b); any_stream: from any.
     """
 
     kind: Literal["windows", "sequences"]

@@ -241,7 +241,7 @@ PRESETS = {
     "impala": (5, ("vector_discrete", "vector_continuous", "pixels", "atari")),
     "appo": (6, ("vector_discrete", "vector_continuous", "pixels", "atari", "grid")),
     "ddpg": (7, ("vector_continuous", "pixels")),
-    "acer": (6, ("vector_discrete", "vector_continuous", "pixels", "atari")),
+    "acer": (7, ("vector_discrete", "vector_continuous", "pixels", "atari")),
 }
 
 

@@ -89,7 +89,16 @@ def validate(algo: str, values: dict[str, Any], faults: list[str]) -> RunConfig 
         for name in sorted(algorithm.without)
         if getattr(config.model, name) != type(config.model).model_fields[name].default
     ]
-    faults += algorithm.check(learner, config.model, config.env.num_streams, config.total_env_steps)
+    steps, policies = config.total_env_steps, config.population.size
+    found = algorithm.check(learner, config.model, config.env.num_streams, steps)
+    if not found and policies > 1:
+        found = [
+            f"{fault} (it is that of each of the {policies} policies, of {steps:,} together)"
+            for fault in algorithm.check(
+                learner, config.model, config.env.num_streams, steps // policies
+            )
+        ]
+    faults += found
     return config
 
 

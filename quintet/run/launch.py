@@ -30,7 +30,7 @@ from quintet.run.learners import make_policies, several
 from quintet.run.policy_run import leader
 from quintet.run.population import Population
 from quintet.run.resolution import resolve_loaded, resolved
-from quintet.run.sampling import Source, make_sampling, open_source
+from quintet.run.sampling import Source, assignment_of, make_sampling, open_source
 from quintet.run.trainer import Trainer
 from quintet.runtime.loop import Sampling
 from quintet.runtime.parallel.learners import Learners
@@ -283,12 +283,14 @@ def _make_replays(trainer: Trainer, source: Source) -> None:
     """Gives each policy the replay that its learner asks for, whose memory comes with its first
     rows; raises ConfigError where one can't fit.
     """
-    config = trainer.config
+    config, plan = trainer.config, trainer.policies[0].learner.plan
+    if plan.replay is None:
+        return
     make_actor = registry.find(config.algo).make_actor
+    assignment = assignment_of(config, source.env, plan, len(trainer.policies))
     for policy in trainer.policies:
-        if policy.learner.plan.replay is not None:
-            actor = make_actor(config.learner, config.model, source.spaces, PLAIN)
-            policy.make_replay(actor, trainer.saving.interval)
+        actor = make_actor(config.learner, config.model, source.spaces, PLAIN)
+        policy.make_replay(actor, assignment, trainer.saving.interval)
 
 
 @contextmanager

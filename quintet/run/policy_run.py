@@ -24,6 +24,7 @@ from quintet.run.warm_start import donated
 from quintet.runtime.batch import Episode
 from quintet.runtime.delivery import Batch
 from quintet.runtime.loop import Counters
+from quintet.runtime.policies import Assignment
 from quintet.runtime.slots import RowSpecs
 from quintet.system import trust
 from quintet.types import REWARD_SHAPING, LearnerState, Publication, Spaces
@@ -119,12 +120,12 @@ class PolicyRun:
         self.learner.warm_start(weights)
         return note
 
-    def make_replay(self, actor: Actor, interval: int) -> None:
+    def make_replay(self, actor: Actor, assignment: Assignment, interval: int) -> None:
         """Makes the replay that the learner's plan asks for; `actor` shows what it records.  Raises
         ConfigError if it does not fit on the disk.
         """
         rows = RowSpecs.of(self.spaces, actor)
-        self.replay = RunReplay(self.plan, self.config, interval, rows, self.folder)
+        self.replay = RunReplay(self.plan, self.config, assignment, interval, rows, self.folder)
 
     def add(self, batch: Batch) -> None:
         """Counts a batch that the learner learned from, and its episodes."""

@@ -7,6 +7,7 @@ from quintet.config.run import RunConfig
 from quintet.errors import CheckpointError
 from quintet.protocols import DataPlan
 from quintet.run.policy_folder import PolicyFolder
+from quintet.runtime.policies import Assignment
 from quintet.runtime.replay.replay import Replay
 from quintet.runtime.seeds import Role, generator_seed
 from quintet.runtime.slots import RowSpecs
@@ -17,20 +18,30 @@ class RunReplay:
     """A policy's replay, whose rings have room for one interval between two checkpoints."""
 
     def __init__(
-        self, plan: DataPlan, config: RunConfig, interval: int, rows: RowSpecs, folder: PolicyFolder
+        self,
+        plan: DataPlan,
+        config: RunConfig,
+        assignment: Assignment,
+        interval: int,
+        rows: RowSpecs,
+        folder: PolicyFolder,
     ):
-        """interval: most iterations from one checkpoint to the next.
+        """assignment: of policies to streams; it holds rows of the streams that its policy plays.
+        interval: most iterations from one checkpoint to the next.
 
         Raises:
             ConfigError: it does not fit on the disk.
         """
         self._columns, self._streams = plan.columns_per_batch, config.env.num_streams
-        self._uneven = _uneven_unrolls(plan, config, folder.num_policies)
+        own = assignment.streams_of(folder.index, self._streams, config.env.num_groups)
+        self._uneven = _uneven_unrolls(plan, config, assignment, len(own))
+        # Its streams make as many unrolls as all others of the run.
         unrolls = -(-interval * self._columns // self._streams) + self._uneven
         seed = generator_seed(config.seed, Role.REPLAY, folder.index)
         slack_steps = unrolls * plan.unroll_steps
         place = folder.path / "replay"
-        self.replay = Replay(plan, rows, self._streams, seed, place, slack_steps)
+        numbers = own if len(own) < self._streams else None
+        self.replay = Replay(plan, rows, len(own), seed, place, slack_steps, numbers)
         self.described = False
 
     @property
@@ -66,17 +77,21 @@ class RunReplay:
         return self.replay.describe()
 
 
-def _uneven_unrolls(plan: DataPlan, config: RunConfig, num_policies: int) -> int:
-    """Unrolls of one stream that may come beyond its share of the batches.
+def _uneven_unrolls(
+    plan: DataPlan, config: RunConfig, assignment: Assignment, num_streams: int
+) -> int:
+    """Unrolls of one of a policy's streams that may come beyond its share of the run's batches.
 
-    Of several policies one may play a single stream for long: all columns of a batch may be that
-    stream's, and as many may have waited before.  In an async run one worker may fill a batch
-    alone.
+    Of several policies in the same streams one may play a single stream for long: all columns of a
+    batch may be that stream's, and as many may have waited before.  With streams of its own a
+    policy may be a batch ahead of the others, and have one waiting.  In an async run one worker may
+    fill a batch alone.
     """
-    columns, streams = plan.columns_per_batch, config.env.num_streams
-    num_policies += config.self_play.on  # the past plays, too
-    if num_policies > 1:
-        return columns + num_policies * (1 + -(-columns // streams))
-    size = config.env.streams_per_group
+    columns, policies = plan.columns_per_batch, assignment.num_policies
+    size, uneven = config.env.streams_per_group, 0
     assert size is not None
-    return 1 + -(-columns // size) if config.runtime.kind == "async" else 0
+    if policies > 1 and num_streams == config.env.num_streams:
+        return columns + policies * (1 + -(-columns // num_streams))
+    if policies > 1:
+        uneven = 2 * -(-columns // num_streams)
+    return uneven + (1 + -(-columns // size) if config.runtime.kind == "async" else 0)

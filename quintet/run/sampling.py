@@ -138,7 +138,7 @@ def make_sampling(
     _require_fresh_rows(runtime, plan)
     size, streams = config.env.streams_per_group, config.env.num_streams
     assert size is not None
-    assignment = _assignment(config, source.env, plan, len(learners), streams // size)
+    assignment = assignment_of(config, source.env, plan, len(learners))
     if runtime.kind == "serial":
         for env in source.envs:
             if isinstance(env, SpreadEnv):
@@ -186,22 +186,30 @@ def make_sampling(
     return AsyncSampling(workers, timer, options)
 
 
-def _assignment(
-    config: RunConfig, env: ResolvedEnv, plan: DataPlan, num_learners: int, num_groups: int
+def assignment_of(
+    config: RunConfig, env: ResolvedEnv, plan: DataPlan, num_learners: int
 ) -> Assignment:
     """Which policies play where; raises ConfigError if that is not for the learner's replay."""
     agents, past_frac = env.num_agents, config.self_play.past_frac
-    by_agent = num_learners > 1 and config.population.assignment == "agent"
-    if by_agent and plan.replay is not None and plan.replay.column_source == "per_stream":
-        raise ConfigError(
-            "population.assignment=agent requires a replay that may draw from some streams alone, "
-            "as a policy has only those of its agent; choose one among the learner's options"
-        )
+    streams, groups = config.env.num_streams, config.env.num_groups
     if past_frac:
-        return Assignment(num_learners + 1, True, agents, past_frac=past_frac)
-    if by_agent:
-        return Assignment(num_learners, True, agents, by_agent=True)
-    return Assignment.of_groups(num_learners, num_groups, agents)
+        found = Assignment(num_learners + 1, True, agents, past_frac=past_frac)
+    elif num_learners > 1 and config.population.assignment == "agent":
+        found = Assignment(num_learners, True, agents, by_agent=True)
+    else:
+        found = Assignment.of_groups(num_learners, groups, agents)
+    replay = plan.replay
+    if replay is not None and replay.column_source == "per_stream":
+        for policy in range(num_learners):
+            own = len(found.streams_of(policy, streams, groups))
+            if replay.columns % own:
+                raise ConfigError(
+                    f"as many unrolls of each stream are asked of replay for a batch of "
+                    f"{replay.columns}, and policy {policy} plays {own} streams; choose a replay "
+                    "that draws from any stream among the learner's options, or another "
+                    "env.num_streams"
+                )
+    return found
 
 
 def _require_fresh_rows(runtime: RuntimeConfig, plan: DataPlan) -> None:

@@ -57,6 +57,9 @@ def donated(
         theirs = {n: x for n, x in theirs.items() if any(fnmatchcase(n, key) for key in keys)}
     else:
         faults += _other_policy(description, donor)
+    # Where there is no average, it begins with the policy that it follows.
+    averages = {name: f"network/{name[len(AVERAGE) :]}" for name in own if name.startswith(AVERAGE)}
+    theirs = {name: theirs[x] for name, x in averages.items() if x in theirs} | theirs
     # A saved policy lacks the tensors that only learning needs.
     required = [] if keys else [*own] if rest else [*acting]
     faults += _other_tensors(own, theirs, required)
@@ -68,12 +71,6 @@ def donated(
             + "\ngive another one, the options that it was trained with, or init_from_keys that "
             + f"take a part of it{names}"
         )
-    # The average of a policy that acts follows that policy, and so begins with it.
-    theirs = {
-        name: theirs[acts]
-        for name in own
-        if name.startswith(AVERAGE) and (acts := f"network/{name[len(AVERAGE) :]}") in theirs
-    } | theirs
     note = f"begins with {len(theirs)} tensors of {path} (version {found.version})"
     lacking = sorted({_module(name) for name in set(own) - set(theirs)})
     if lacking and not keys:

@@ -23,7 +23,7 @@ class Episode:
 
     row, column: where in a batch it ended; -1 where that row was dropped before.
     success: None where the environment defines none.
-    version: of the weights that acted when it began, or just before that.
+    version: of the weights that acted in its first row.
     """
 
     row: int

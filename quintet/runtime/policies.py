@@ -70,6 +70,17 @@ class Assignment:
         """The policies that act in a group."""
         return tuple(range(self.num_policies)) if self.mixed else (group % self.num_policies,)
 
+    def streams_of(self, policy: int, num_streams: int, num_groups: int) -> list[int]:
+        """The streams in which a policy may act, ascending."""
+        size = num_streams // num_groups
+
+        def acts_in(stream: int) -> bool:
+            if self.by_agent:
+                return stream % self.num_agents % self.num_policies == policy
+            return policy in self.of(stream // size)
+
+        return [stream for stream in range(num_streams) if acts_in(stream)]
+
     def make_actor(self, make_actor: Callable[[], Actor]) -> Actor:
         if not self.mixed:
             return make_actor()

@@ -66,9 +66,7 @@ class GroupSampler:
         self.carry = np.zeros(self.num_streams)
         self.episode_return = np.zeros(self.num_streams)
         self.episode_length = np.zeros(self.num_streams, np.int64)
-        self.episode_version: np.ndarray[Any, Any] | None = (
-            None  # as in `Episode`, once there is one
-        )
+        self.episode_version = np.zeros(self.num_streams, np.int64)  # as in `Episode`
         self.steps_before = 0
         self.fresh = True
 
@@ -203,20 +201,24 @@ class GroupSampler:
         before_return, before_length = self.episode_return, self.episode_length
         defined = self.env.description.success is not None
         ended, version = slot.terminated | slot.truncated, slot.version.numpy()
-        if self.episode_version is None:
-            self.episode_version = version[0].copy()
+        # The row in which the episode of each row began, -1 where that was in an earlier unroll.
+        row_numbers = np.arange(len(version))[:, None]
+        began = np.maximum.accumulate(np.where(slot.is_first[:-1], row_numbers, -1))
         for row, column in np.argwhere(ended).tolist() if ended.any() else ():
             slot.episode_return[row, column] = returns[row, column] + before_return[column]
             slot.episode_length[row, column] = lengths[row, column] + before_length[column]
             success = slot.success[row, column] if defined else UNDEFINED
             slot.episode_success[row, column] = success
-            slot.episode_version[row, column] = self.episode_version[column]
-            self.episode_version[column] = version[min(row + 1, len(version) - 1), column]
+            begin = began[row, column]
+            acted = self.episode_version[column] if begin < 0 else version[begin, column]
+            slot.episode_version[row, column] = acted
             before_return[column] = -returns[row, column]
             before_length[column] = -lengths[row, column]
         before_return += returns[-1]
         before_length += lengths[-1]
         slot.running_length[:] = before_length
+        columns = np.flatnonzero(began[-1] >= 0)
+        self.episode_version[columns] = version[began[-1, columns], columns]
 
 
 def unroll(

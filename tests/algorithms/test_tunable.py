@@ -13,12 +13,16 @@ import impala_helpers
 import ppo_helpers
 import pytest
 import torch
+from conformance import CONTINUOUS, NUMBERS, Case, Task
+from gymnasium import spaces as gym
 from pydantic import BaseModel
 from torch import Tensor
 from torch._dynamo.utils import counters
 
 from quintet.algorithms import registry
+from quintet.algorithms.appo.config import APPOConfig
 from quintet.algorithms.impala.config import ImpalaConfig
+from quintet.algorithms.parts.setup import Compute
 from quintet.algorithms.ppo.config import PPOConfig
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
@@ -58,6 +62,12 @@ OTHER = {
     "pg_rho_bar": 0.5,
     "max_grad_norm": 0.01,
     "rmsprop_decay": 0.5,
+    "adam_beta1": 0.5,
+    "adam_beta2": 0.9,
+    "average_decay": 0.5,
+    "importance_clip": 0.5,
+    "early_stop_tolerance": 1e9,
+    "trust_region_delta": 10.0,
 }
 """Values that differ enough; of the others twice what they are."""
 
@@ -70,6 +80,49 @@ IMPALA = ImpalaConfig(
     lr_schedule="constant",
 )
 ADAM = IMPALA.model_copy(update={"optimizer": "adam", "rmsprop_momentum": 0.0})
+
+
+CHOICE = Task(NUMBERS, gym.Discrete(3))
+APPO: dict[str, Any] = {
+    "num_epochs": 4, "lr_schedule": "kl_adaptive", "kl_target": 1e-9, "kl_coef": 0.1,
+    "value_clip": 0.1, "entropy_coef": 0.1, "adam_epsilon": 1e-3, "early_stop_tolerance": 1e-9,
+    "max_grad_norm": 1.0, "learning_rate": 1e-2,
+}  # fmt: skip
+OF_CASES = {
+    "appo-vtrace": Case("appo", CHOICE, APPO | {"use_vtrace": True}),
+    "appo-gae": Case("appo", CHOICE, APPO | {"use_vtrace": False}),
+    "ddpg": Case(
+        "ddpg", CONTINUOUS,
+        {
+            "exploration": "none", "critic_huber_delta": 0.3, "max_grad_norm": 0.5,
+            "adam_epsilon": 1e-3, "actor_lr": 1e-2, "critic_lr": 1e-2, "tau": 0.1,
+            "updates_per_env_step": 0.2,
+        },
+        network={"activation": "relu"},
+    ),
+    "acer": Case(
+        "acer", CHOICE,
+        {
+            "trust_region_delta": 1e-3, "importance_clip": 1.0, "c_bar": 0.5, "lambda_": 0.9,
+            "entropy_coef": 0.1, "average_decay": 0.9, "lr_schedule": "constant",
+            "rmsprop_epsilon": 1e-2, "max_grad_norm": 1.0, "learning_rate": 0.1,
+        },
+    ),
+}  # fmt: skip
+"""Learners by name, in environments of noise."""
+
+
+def of_case(name: str) -> tuple[str, BaseModel, Callable[..., Any], Callable[..., Any]]:
+    case = OF_CASES[name]
+
+    def make(config: BaseModel, compiled: bool) -> Any:
+        assert config == case.config
+        return case.learner(Compute(compile=compiled))
+
+    def batches(_: Any) -> list[Rollout]:
+        return [batch for each in case.batches(3) for batch in each]
+
+    return case.algo, case.config, make, batches
 
 
 def ppo(config: PPOConfig, compiled: bool) -> Any:
@@ -92,6 +145,9 @@ def names_of(config: BaseModel, algo: str) -> list[str]:
     tunable = sorted(registry.find(algo).tunable)
     if algo == "ppo":
         return tunable
+    if algo != "impala":
+        met = config.requirements  # type: ignore[attr-defined]
+        return [name for name in tunable if met.get(name, (True,))[0]]
     adam = config.optimizer == "adam"  # type: ignore[attr-defined]
     return [n for n in tunable if not n.startswith("rmsprop" if adam else "adam")]
 
@@ -107,6 +163,8 @@ def after(learner: Any, batches: list[Rollout], config: BaseModel | None) -> Ten
 
 
 def changed(config: BaseModel, name: str) -> BaseModel:
+    if name == "kl_target" and isinstance(config, APPOConfig):
+        return config.model_copy(update={name: 1e9})  # the rate falls by one and rises by the other
     return config.model_copy(update={name: OTHER.get(name, 2 * getattr(config, name))})
 
 
@@ -114,8 +172,9 @@ CASES = [
     ("ppo", PPO, ppo, ppo_batches),
     ("impala", IMPALA, impala, impala_batches),
     ("impala", ADAM, impala, impala_batches),
+    *(of_case(name) for name in OF_CASES),
 ]
-IDS = ["ppo", "impala-rmsprop", "impala-adam"]
+IDS = ["ppo", "impala-rmsprop", "impala-adam", *OF_CASES]
 
 
 @pytest.mark.parametrize(("algo", "config", "make", "batches"), CASES, ids=IDS)

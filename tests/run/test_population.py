@@ -229,6 +229,11 @@ def test_every_learner_trains_as_a_population(algo: str, tmp_path: Path) -> None
     found = events(folder)
     assert any(event["event"] != "begins" for event in found)
     assert any(event["before"] != event["after"] for event in found if event["event"] != "begins")
+    if algo in ("ddpg", "acer"):  # each learns from a replay of its own streams
+        told = [x for x in read_metrics(folder) if "policy_0/replay/size" in x]
+        for policy in range(3):
+            assert told[-1][f"policy_{policy}/replay/draws_per_env_step"] > 0
+            assert algo == "acer" or told[-1][f"policy_{policy}/replay/size"] > 450
 
 
 def test_without_pbt_policies_are_trained_side_by_side(tmp_path: Path) -> None:

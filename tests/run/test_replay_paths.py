@@ -219,7 +219,7 @@ def test_every_policy_has_a_memory_of_its_own_rows(
     assert min(sizes) > 600 * 8
     assert not (whole / "replay").exists()
     # Ten batches of a column of each stream, and what one stream may have beyond its share.
-    assert (whole / "log.txt").read_text().count("room for 164 rows per stream") == 2
+    assert (whole / "log.txt").read_text().count("room for 128 rows per stream") == 2
     two_policies(run, kind, on_report=lambda report: report["iterations"] >= 26)
     two_policies(run, kind | {"resume": "exact"})
     assert hashes(run) == hashes(whole)

@@ -1,6 +1,7 @@
 """Past weights as opponents, and a policy for each agent."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from quintet.cli import main
 from quintet.errors import ConfigError
 from quintet.population.config import SelfPlayConfig
 from quintet.population.self_play import PastWeights
+from quintet.protocols import DataPlan, ReplayPlan
+from quintet.run.sampling import assignment_of
 from quintet.runtime.policies import Assignment
 from quintet.types import Publication
 
@@ -178,10 +181,33 @@ def test_the_configuration_is_refused_as_the_run_is(capsys: pytest.CaptureFixtur
     assert main([*alone[:3], GAME, *alone[4:]]) == 0
 
 
-def test_a_replay_of_every_stream_is_not_for_a_policy_of_one_agent(tmp_path: Path):
-    config = {"population.assignment": "agent", "population.size": 2, "population.pbt": False}
-    with pytest.raises(ConfigError, match="a replay that may draw from some streams alone"):
-        quintet.train("acer", GAME, 8_000, run_dir=tmp_path / "run", config=config)
+def test_a_policy_of_one_agent_replays_the_streams_of_that_agent(tmp_path: Path):
+    config = {
+        "population.assignment": "agent", "population.size": 2, "population.pbt": False,
+        "env.num_streams": 4, "replay_start_steps_per_stream": 50, "eval.episodes": 0,
+    }  # fmt: skip
+    result = quintet.train("acer", GAME, 2_000, run_dir=tmp_path / "run", config=config)
+    for policy in (0, 1):
+        assert result.metrics[f"policy_{policy}/replay/draws_per_env_step"] > 0
+
+
+def test_a_replay_of_every_stream_requires_equal_shares():
+    """Of three agents two play for the first policy, so it has two thirds of the streams."""
+    config: Any = SimpleNamespace(
+        env=SimpleNamespace(num_streams=12, num_groups=1),
+        self_play=SimpleNamespace(past_frac=0.0),
+        population=SimpleNamespace(assignment="agent"),
+    )
+    env: Any = SimpleNamespace(num_agents=3)
+    own: Any = {"capacity_steps": 240, "steps": 20, "columns": 12, "draws": "poisson", "rate": 4.0}
+    for source, refused in (("any_stream", False), ("per_stream", True)):
+        replay = ReplayPlan("sequences", **own, column_source=source)
+        plan = DataPlan(20, 12, replay=replay)
+        if not refused:
+            assert assignment_of(config, env, plan, 2).by_agent
+            continue
+        with pytest.raises(ConfigError, match="a batch of 12, and policy 0 plays 8 streams"):
+            assignment_of(config, env, plan, 2)
 
 
 def test_policies_of_agents_are_evaluated_in_their_own_games(tmp_path: Path):

@@ -76,8 +76,7 @@ class ACERConfig(BaseModel):
     )
     replay_sampling: Literal["per_stream", "any_stream"] = Field(
         "per_stream",
-        description="per_stream: each column of a batch is an unroll of its own stream; "
-        "any_stream: of any",
+        description="per_stream: as many unrolls of each stream in a batch; any_stream: of any",
     )
     truncation_as_termination: bool = Field(
         False, description="no bootstrap at time limits; only to compare with old published numbers"
@@ -217,6 +216,11 @@ def check(
 ) -> list[str]:
     """Faults beside the network, the streams and the budget, one sentence each."""
     faults = torso_faults(model)
+    if model.action_std != "state_independent" and not config.learn_std:
+        faults.append(
+            f"model.action_std={model.action_std} requires learn_std, without which the spread of "
+            "actions stays model.action_std_init; leave it out, or give --learn-std true"
+        )
     batch = config.unroll_steps * num_streams
     if total_env_steps < batch:
         faults.append(

@@ -26,8 +26,11 @@ Departures from the paper, each with the switch that turns it off:
  6. Where not all actions are choices of one Discrete space, values of actions come from a
     stochastic dueling network, also for MultiDiscrete, MultiBinary and Tuples, of which the paper
     does not speak.
+ 7. Continuous actions are learned from fresh unrolls too; the paper learns from replay alone
+    there, from unrolls of 50 (``unroll_steps=50``).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -124,7 +127,7 @@ class ACERLearner:
             averages=config.trust_region,
             check_numerics=config.check_numerics,
         )
-        self.weights, self.warm_start = self.trained.weights, self.normalizers.loads(self.trained)
+        self.weights = self.trained.weights
         self.version = 0
         self.schedule = find_schedule(config.lr_schedule)
         self.learning_rate = config.learning_rate
@@ -154,6 +157,13 @@ class ACERLearner:
     def configure(self, options: ACERConfig) -> None:
         require_tunable(self.config, options, TUNABLE)
         self.config = options
+
+    def warm_start(self, weights: Mapping[str, Tensor]) -> None:
+        """Takes weights; a spread that is not learned stays that of the options."""
+        if not self.config.learn_std:
+            own = self.weights().items()
+            weights = {**weights, **{n: x.clone() for n, x in own if n.endswith("std_param")}}
+        self.normalizers.loads(self.trained)(weights)
 
     def update(self, batch: Rollout, env_steps: int) -> None:
         """One optimizer step on the batch; of a fresh one then an update of the normalisers."""

@@ -1,15 +1,22 @@
 """The fields and lengths of a replay's rings."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
+import numpy as np
 import torch
 
 from quintet.errors import ConfigError
 from quintet.protocols import DataPlan
 from quintet.runtime.replay.frames import may_stack, pool_bytes, smallest_frame, stack_fields
-from quintet.runtime.replay.rings import array_dtype, require_room, rings_bytes, row_bytes
+from quintet.runtime.replay.rings import (
+    Numbers,
+    array_dtype,
+    require_room,
+    rings_bytes,
+    row_bytes,
+)
 from quintet.runtime.slots import RowSpecs
 from quintet.spaces import leaf_spec, observation_leaves
 from quintet.types import TensorSpec
@@ -33,6 +40,7 @@ class Layout:
     Some depend on `stacks`, which has, for each leaf that turned out to be a stack of frames, the
     slices of the leading axis that make one frame.
 
+    numbers: of the streams in the run, one for each ring; None: from 0 on.
     rows_per_stream: live rows of a ring, at most.
     leaves: leaves of the observation, by field.
     states: fields of the recorded states, one per unroll; none for windows.
@@ -45,14 +53,18 @@ class Layout:
         num_streams: int,
         folder: Path | None,
         slack_steps: int,
+        numbers: Sequence[int] | None = None,
     ):
         replay = plan.replay
         assert replay is not None
-        if replay.column_source == "per_stream" and replay.columns != num_streams:
-            raise AssertionError(f"{replay.columns} columns, one of each of {num_streams} streams")
+        if replay.column_source == "per_stream" and replay.columns % num_streams:
+            raise AssertionError(
+                f"{replay.columns} columns, as many of each of {num_streams} streams"
+            )
         if replay.kind == "sequences" and replay.steps != plan.unroll_steps:
             raise AssertionError(f"sequences of {replay.steps} from unrolls of {plan.unroll_steps}")
         self.num_streams, self.unroll_steps, self.folder = num_streams, plan.unroll_steps, folder
+        self.numbers = None if numbers is None else np.array(numbers, np.int64)
         self.kind = replay.kind
         self.rows_per_stream = replay.capacity_steps // num_streams
         if self.kind == "sequences":
@@ -81,6 +93,18 @@ class Layout:
             name: TensorSpec((states, *spec.shape), spec.dtype)
             for name, spec in (rows.state if self.kind == "sequences" else {}).items()
         }
+
+    def rings_of(self, streams: Numbers) -> Numbers:
+        """The rings of streams, which are given by their numbers in the run."""
+        if self.numbers is None:
+            return streams
+        rings: Numbers = self.numbers.searchsorted(streams)
+        assert (self.numbers[rings] == streams).all(), "a stream that has no ring"
+        return rings
+
+    def streams_of(self, rings: Numbers) -> Numbers:
+        """The inverse of `rings_of`, as a copy."""
+        return rings.copy() if self.numbers is None else self.numbers[rings]
 
     def file(self, name: str) -> Path | None:
         """The file of that name, or None in memory."""

@@ -1,6 +1,6 @@
 """Replay: stores collected rows, each once, and draws batches of them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from math import ceil
 from pathlib import Path
@@ -66,6 +66,7 @@ class Replay:
         seed: int,
         folder: Path | None = None,
         slack_steps: int = 0,
+        numbers: Sequence[int] | None = None,
     ):
         """The first `store` allocates memory, since it shows whether observations are stacks of
         frames; a replay that can't fit in any case is refused here.
@@ -74,6 +75,8 @@ class Replay:
         folder: for its files alone; None: in memory, which can't be saved.
         slack_steps: rows that any one stream may store after a `save` without overwriting rows that
             the saved state needs; all streams take that much more room.
+        numbers: of the streams in the run, ascending; None: from 0 on.  Other streams' rows are
+            never stored.
 
         Raises:
             ConfigError: no unroll of every stream fits into the capacity, or the replay doesn't fit
@@ -81,7 +84,7 @@ class Replay:
         """
         assert plan.replay is not None
         self.plan = plan.replay
-        self._layout = Layout(plan, rows, num_streams, folder, slack_steps)
+        self._layout = Layout(plan, rows, num_streams, folder, slack_steps, numbers)
         self._rate, self._rate_steps = _exact(plan.replay.rate).as_integer_ratio()
         self._column_bytes = self._layout.column_bytes(plan.replay.steps)
         self._per_stream = plan.replay.column_source == "per_stream"
@@ -208,9 +211,10 @@ class Replay:
             number = int(plan.rate)
         chance = self._random.uniform(iteration, number)
         if self._per_stream:
-            entry = (chance * counts).astype(np.int64)
-            entry += store.first
-            stream = np.broadcast_to(np.arange(len(counts)), entry.shape)
+            of = np.arange(plan.columns) * len(counts) // plan.columns
+            entry = (chance * counts[of]).astype(np.int64)
+            entry += store.first[of]
+            stream = np.broadcast_to(of, entry.shape)
         else:
             entry = (chance * total).astype(np.int64)
             stream = ends.searchsorted(entry, "right")
@@ -353,7 +357,7 @@ class Drawn(NamedTuple):
             record={name: self._read(f"record/{name}") for name in layout.records},
             version=self._read("version"),
             policy_id=self._read("policy_id"),
-            stream_id=torch.from_numpy(stream.copy()),
+            stream_id=torch.from_numpy(layout.streams_of(stream)),
             group_id=torch.from_numpy(store.group[stream]),
             episode_id=torch.from_numpy(self.records["episode_id"][1]),
             last_action=last_action,

@@ -123,6 +123,8 @@ class RowStore:
                     self.rows.require_declared(name, values)
             self._batch = batch, fresh
         fresh = self._batch[1]
+        if self.layout.numbers is not None:
+            fresh = fresh._replace(stream=self.layout.rings_of(fresh.stream))
         whole = _all(fresh.valid) or _all(fresh.valid.any(0))
         if whole and self._reached == fresh.begin():
             self._append(fresh, None)

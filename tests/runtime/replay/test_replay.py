@@ -228,6 +228,30 @@ def test_per_stream_waits_for_every_stream() -> None:
     assert len(list(replay.draws(4, 1))) == 4
 
 
+@pytest.mark.parametrize("source", ["any_stream", "per_stream"])
+@pytest.mark.parametrize("kind", ["windows", "sequences"])
+def test_streams_may_have_any_numbers(kind: str, source: str) -> None:
+    """As those of a policy among others; per_stream takes as many columns from each."""
+    of = plan(kind, columns=4, column_source=source, rate=0.5)
+    plain, other = make(of, 2), make(of, 2, numbers=[3, 7])
+    run, number = Run(plain, 2, 4, 0), torch.tensor([3, 7])
+    drawn = 0
+    for iteration in range(12):
+        batch = run.collect([0, 1] if iteration % 3 else [1])
+        other.store(replace(batch, stream_id=number[batch.stream_id]))
+        both = list(plain.draws(4, iteration)), list(other.draws(4, iteration))
+        for one, two in zip(*both, strict=True):
+            assert torch.equal(number[one.stream_id], two.stream_id)
+            if source == "per_stream":
+                assert two.stream_id.tolist() == [3, 3, 7, 7]
+            assert digest([one]) == digest([replace(two, stream_id=one.stream_id)])
+            drawn += 1
+    assert drawn > 10
+    assert plain.size == other.size
+    with pytest.raises(AssertionError, match="no ring"):
+        other.store(replace(batch, stream_id=torch.full_like(batch.stream_id, 5)))
+
+
 def test_poisson_draws_have_their_mean_and_variance(monkeypatch) -> None:
     replay = make(plan("sequences", draws="poisson", rate=4.0, columns=1), 1)
     run = Run(replay, 1, 4, 0, QUIET)
