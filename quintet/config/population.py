@@ -67,7 +67,10 @@ def first_values(config: RunConfig) -> None:
                 "or from 0 is another loss; give a small number"
             )
     for policy in range(config.population.size):
-        with_values(config.learner, {name: values[policy] for name, values in initial.items()})
+        try:
+            with_values(config.learner, {name: values[policy] for name, values in initial.items()})
+        except ConfigError as error:
+            raise ConfigError(f"population.initial: {error}") from error
 
 
 def with_values(options: BaseModel, values: Mapping[str, float]) -> BaseModel:
@@ -84,4 +87,4 @@ def with_values(options: BaseModel, values: Mapping[str, float]) -> BaseModel:
             else x["msg"].removeprefix("Value error, ")
             for x in error.errors()
         ]
-        raise ConfigError(f"population.initial can't have these: {'; '.join(faults)}") from error
+        raise ConfigError(f"a policy can't have these values: {'; '.join(faults)}") from error

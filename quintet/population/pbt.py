@@ -66,8 +66,15 @@ def begin(rules: Rules, rng: np.random.Generator) -> list[dict[str, float]]:
     values = [dict(rules.first) for _ in range(rules.config.size)]
     if rules.config.pbt:
         values[1:] = [mutated(rules.first, rules, rng) for _ in values[1:]]
+    initial = rules.config.initial
     for policy, own in enumerate(values):
-        own.update({name: given[policy] for name, given in rules.config.initial.items()})
+        own.update({name: given[policy] for name, given in initial.items()})
+        if rules.caps and own.keys() >= set(rules.caps):
+            lower, upper = rules.caps
+            if upper not in initial:
+                own[upper] = max(own[upper], own[lower])
+            elif lower not in initial:
+                own[lower] = min(own[lower], own[upper])
     return values
 
 
@@ -119,12 +126,14 @@ def leads(candidate: float, own: float, config: PopulationConfig) -> bool:
 
 
 def mutated(values: Values, rules: Rules, rng: np.random.Generator) -> dict[str, float]:
-    """Values that have changed at random, each by itself, and stay within their bounds."""
+    """Values that have changed at random, each by itself, and stay within their bounds; none
+    becomes 0, which would be another loss.
+    """
     after = {}
     for name in sorted(values):
         x = _mutated(name, values[name], rules, rng)
         low, high = rules.bounds.get(name, Bounds())
-        after[name] = min(max(x, low), high)
+        after[name] = min(max(x, low), high) or values[name]
     if rules.caps and after.keys() >= set(rules.caps):
         lower, upper = rules.caps
         after[lower] = min(after[lower], after[upper])

@@ -152,6 +152,7 @@ class PolicyRun:
         """
         self.configure(donor.config.learner)  # whose rate may follow a schedule from there
         self.learner.load(copied(donor.learner.save()), counters=False)
+        self.learner.metrics()  # of updates of the former weights, which nobody is to be ranked by
         self.configure(options)
         self.episodes.forget_recent()
         self._own_since, self._reported = self.learner.version, {}

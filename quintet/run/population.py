@@ -36,7 +36,8 @@ class Population:
             generator_seed(config.seed, Role.POPULATION, 0),
         )
         self.options = [with_values(config.learner, each) for each in self.controller.values]
-        self._told_of_missing = False
+        self._late_env_steps = self.controller.start + self.controller.period
+        self._told_of_missing = set[tuple[int, ...]]()
 
     def shape(self, policies: Sequence[PolicyRun]) -> None:
         """Gives each policy its values of reward shaping, where these are tuned."""
@@ -60,7 +61,7 @@ class Population:
         found = [each.objective for each in policies]
         objectives = [x for x in found if x is not None and math.isfinite(x)]
         if len(objectives) < len(policies):
-            self._tell_of_missing(found, say)
+            self._tell_of_missing(found, policies, say)
             return False
         decision = controller.consider(index, objectives, env_steps, of_run)
         copied = decision.donor != index
@@ -75,12 +76,29 @@ class Population:
             say(told(decision))
         return copied
 
-    def _tell_of_missing(self, found: Sequence[float | None], say: Callable[[str], None]) -> None:
-        """Says once that no policy has an objective, or that some have none yet."""
-        if not self._told_of_missing and all(x is None for x in found):
-            name = self.config.population.objective
-            say(f"no policy has {name} yet: until all have it, none is copied or changed")
-            self._told_of_missing = True
+    def _tell_of_missing(
+        self,
+        found: Sequence[float | None],
+        policies: Sequence[PolicyRun],
+        say: Callable[[str], None],
+    ) -> None:
+        """Says once that no policy has an objective; and once which have none, or one that is not
+        finite, when all have made the steps of a further period.
+        """
+        lacks = tuple(k for k, x in enumerate(found) if x is None or not math.isfinite(x))
+        late = all(each.counters.env_steps >= self._late_env_steps for each in policies)
+        if lacks in self._told_of_missing or not (late or len(lacks) == len(found)):
+            return
+        self._told_of_missing.add(lacks)
+        who = "no policy has a"
+        if len(lacks) < len(found):
+            who = (
+                f"policies {', '.join(map(str, lacks))} have no"
+                if lacks[1:]
+                else (f"policy {lacks[0]} has no")
+            )
+        name = self.config.population.objective
+        say(f"{who} finite {name} yet: until all have it, none is copied or changed")
 
     def metrics(self, index: int, policy: PolicyRun) -> dict[str, float]:
         """Of one policy, by declared name without its prefix."""

@@ -229,10 +229,10 @@ def _require_fresh_rows(runtime: RuntimeConfig, plan: DataPlan) -> None:
         batches = most // versions + 1 - lag
         way = f"must be at most {batches}" if batches > 0 else "can't be met"
         each = f", {versions} in a batch," if versions > 1 else ""
+        raised = " or raise runtime.max_policy_lag" if runtime.kind == "async" else ""
         raise ConfigError(
             f"runtime.publish_interval_updates {way} where rows of weights more than {most} "
-            f"updates{each} old are dropped, got {interval}; lower it or raise "
-            "runtime.max_policy_lag"
+            f"updates{each} old are dropped, got {interval}; lower it{raised}"
         )
 
 

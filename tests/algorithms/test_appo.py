@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from conformance import NUMBERS, Case, Run, Task
 from gymnasium import spaces as gym
 from ppo_helpers import CONTINUOUS, DISCRETE, OBSERVATION, SMALL, TOTAL, learn, make_rollout
 from torch import Tensor, nn
@@ -316,6 +317,24 @@ def test_the_rate_follows_the_schedule() -> None:
     assert adaptive.learning_rate == pytest.approx(1e-4 / 1.5)
 
 
+def test_the_rate_follows_the_kl_after_the_steps() -> None:
+    """Of the policy that acted itself, which is as far as nothing from what it learns from."""
+    case = Case(
+        "appo", Task(NUMBERS, gym.Discrete(3)),
+        {
+            "lr_schedule": "kl_adaptive", "learning_rate": 0.01, "kl_target": 1e-4,
+            "num_epochs": 1, "minibatches_per_iteration": 1,
+        },
+    )  # fmt: skip
+    learner = case.learner()
+    run = Run(case, learner)
+    batch = run.collect()[0]
+    run.close()
+    told = learn(learner, batch)
+    assert told["policy/kl"] == pytest.approx(0.0, abs=1e-6)
+    assert learner.learning_rate == pytest.approx(0.01 / 1.5)
+
+
 def test_betas_are_adams() -> None:
     """The first step is the rate's size whatever the betas are; the second shows them."""
     batch, steps = make_batch(make_learner()), {}
@@ -369,6 +388,9 @@ def test_old_rows_are_bounded_and_batches_are_whole_unrolls() -> None:
     plan = APPOLearner(config, model, DISCRETE, Setup(4, TOTAL, (1, 2), torch.device("cpu"))).plan
     assert (plan.unroll_steps, plan.columns_per_batch, plan.state_every) == (16, 6, 8)
     assert plan.max_policy_lag == 40
+    many = Setup(300, TOTAL, (1, 2), torch.device("cpu"))
+    # 50 batches of 6 columns, of 4 updates each, end together; and a batch may wait already.
+    assert APPOLearner(config, model, DISCRETE, many).plan.max_policy_lag == 51 * 4
 
 
 @pytest.mark.parametrize(

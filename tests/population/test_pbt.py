@@ -179,6 +179,37 @@ def test_a_value_stays_within_its_bounds() -> None:
     assert mutated({"x": 0.9}, bounded, Scripted([0.0, 0.0], uniform=1.5)) == {"x": 1.0}
 
 
+def test_a_value_never_becomes_0_which_would_be_another_loss() -> None:
+    of = Rules(
+        PopulationConfig(size=2, mutation_rate=1.0, reset_rate=0.0),
+        {"gae_lambda": 0.3, "off": 0.0},
+        {"gae_lambda": Bounds(0.0, 1.0)},
+        NEAR_1,
+    )
+    rng, lowest = np.random.default_rng(0), 1.0
+    for _ in range(50):
+        values = dict(of.first)
+        for _ in range(40):
+            values = mutated(values, of, rng)
+            assert values["gae_lambda"] > 0.0
+            assert values["off"] == 0.0
+            lowest = min(lowest, values["gae_lambda"])
+    assert lowest < 0.1
+
+
+@pytest.mark.parametrize("given", ["rho_bar", "c_bar"])
+def test_caps_stay_in_order_where_one_is_given(given: str) -> None:
+    """The other one of the pair, which was mutated, gives way."""
+    first = {"rho_bar": 1.0, "c_bar": 1.0}
+    of = rules(40, first, mutation_rate=1.0, initial={given: [1.0] * 40})
+    moved = 0
+    for own in begin(of, np.random.default_rng(1)):
+        assert own[given] == 1.0
+        assert own["c_bar"] <= own["rho_bar"]
+        moved += own["c_bar"] != own["rho_bar"]
+    assert 5 < moved < 35
+
+
 def test_values_change_as_often_as_they_should() -> None:
     rng = np.random.default_rng(0)
     many = [mutated(FIRST, rules(), rng) for _ in range(4000)]

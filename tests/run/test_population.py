@@ -1,8 +1,10 @@
 """Populations through the front door: copies, decisions in reports and files, resumes."""
 
 import json
+import math
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from quintet.observe.lineage import EVENTS, plot_lineage
 from quintet.observe.plots import plot_runs
 from quintet.observe.report_files import read_metrics
 from quintet.run.policy_run import PolicyRun
+from quintet.run.population import Population
 
 SMALL: dict[str, Any] = {
     "env.num_streams": 8,
@@ -199,6 +202,7 @@ def test_rows_and_episodes_of_the_former_weights_do_not_count(
 
     def becomes(self: PolicyRun, donor: PolicyRun, options: Any) -> None:
         become(self, donor, options)
+        assert "loss/policy" not in self.learner.metrics()  # of the former weights' updates
         since[id(self.learner)] = self.learner.version, self.counters.env_steps
 
     def updates(self: APPOLearner, batch: Any, env_steps: int) -> None:
@@ -234,6 +238,28 @@ def test_every_learner_trains_as_a_population(algo: str, tmp_path: Path) -> None
         for policy in range(3):
             assert told[-1][f"policy_{policy}/replay/draws_per_env_step"] > 0
             assert algo == "acer" or told[-1][f"policy_{policy}/replay/size"] > 450
+
+
+def test_it_is_told_which_policies_have_no_objective() -> None:
+    """Once for each set of them, and where some have one only after a further period."""
+    population: Any = SimpleNamespace(
+        _told_of_missing=set(), _late_env_steps=450,
+        config=SimpleNamespace(population=SimpleNamespace(objective="episode/return_mean")),
+    )  # fmt: skip
+    said: list[str] = []
+
+    def consider(env_steps: int, *found: float | None) -> None:
+        policies: Any = [SimpleNamespace(counters=SimpleNamespace(env_steps=env_steps))] * 3
+        Population._tell_of_missing(population, found, policies, said.append)
+
+    for _ in range(2):
+        consider(300, None, None, None)
+        consider(300, None, 1.0, 2.0)
+        consider(460, 1.0, math.nan, 2.0)
+        consider(460, None, 1.0, math.inf)
+    rest = "finite episode/return_mean yet: until all have it, none is copied or changed"
+    who = "no policy has a", "policy 1 has no", "policies 0, 2 have no"
+    assert said == [f"{each} {rest}" for each in who]
 
 
 def test_without_pbt_policies_are_trained_side_by_side(tmp_path: Path) -> None:
@@ -290,7 +316,7 @@ def test_gamma_is_tuned_beside_a_normaliser_of_returns(tmp_path: Path) -> None:
 def test_an_objective_that_nobody_has_is_told_once(tmp_path: Path) -> None:
     train(tmp_path / "run", population__objective="episode/success_rate")
     assert all(event["event"] == "begins" for event in events(tmp_path / "run"))
-    assert (tmp_path / "run" / "log.txt").read_text().count("no policy has episode/success") == 1
+    assert (tmp_path / "run" / "log.txt").read_text().count("no policy has a finite episode/success") == 1
 
 
 def test_a_finished_run_keeps_its_leader_whatever_the_objective(tmp_path: Path) -> None:

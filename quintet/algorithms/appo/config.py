@@ -137,7 +137,9 @@ class APPOConfig(BaseModel):
     # Optimisation
     learning_rate: float = Field(1e-4, gt=0, description="Adam's rate")
     lr_schedule: Literal["constant", "linear", "kl_adaptive"] = Field(
-        "constant", description="linear: to 0 at the end of the budget; kl_adaptive: by the mean KL"
+        "constant",
+        description="linear: to 0 at the end of the budget; kl_adaptive: by the mean KL of the "
+        "updated policy",
     )
     kl_target: float = Field(0.008, gt=0, description="mean KL(mu, pi) that kl_adaptive aims at")
     adam_beta1: float = Field(0.9, ge=0, lt=1, description="decay of Adam's mean of gradients")

@@ -121,18 +121,22 @@ class APPOLearner:
         leaves = leaf_families(self.family)
         self.discrete = not any(isinstance(leaf, DiagGaussian) for leaf in leaves)
         self.learning_rate = config.learning_rate
+        self.skipped = 0  # minibatches of the last iteration without a valid row
 
     @property
     def plan(self) -> DataPlan:
         config = self.config
         rows = config.minibatch_steps * config.minibatches_per_iteration
         steps = config.minibatches_per_iteration * config.num_epochs
+        columns = rows // config.unroll_steps
+        # All streams end their unrolls at once, and the last of them wait for the other batches.
+        of_streams = steps * -(-self.setup.num_streams // columns)
         return DataPlan(
             unroll_steps=config.unroll_steps,
-            columns_per_batch=rows // config.unroll_steps,
+            columns_per_batch=columns,
             return_discount=self.normalizers.return_discount,
             state_every=config.chunk_steps,
-            max_policy_lag=max(MAX_POLICY_LAG_UPDATES, 2 * steps),
+            max_policy_lag=max(MAX_POLICY_LAG_UPDATES, 2 * steps, steps + of_streams),
             versions_per_batch=steps,
         )
 
@@ -160,7 +164,7 @@ class APPOLearner:
             self.learning_rate = config.learning_rate * (left if linear else 1.0)
         batch = self.ranks.whole(batch)
         chunks = self._chunks(batch)
-        knobs, before = knobs_of(Knobs, config), 1e9
+        knobs, before, self.skipped = knobs_of(Knobs, config), 1e9, 0
         for epoch in range(config.num_epochs):
             begin = trained.untold
             for minibatch in self._minibatches(chunks, knobs):
@@ -171,11 +175,11 @@ class APPOLearner:
                     break
                 before = loss
         if config.lr_schedule == "kl_adaptive":
-            kl = trained.recent(begin)["policy/kl"].item()
             self.learning_rate = schedules.kl_adaptive_rate(
-                self.learning_rate, kl, config.kl_target
+                self.learning_rate, self._mean_kl(chunks), config.kl_target
             )
-        trained.interval.add_numbers({"optim/epochs": epoch + 1.0})
+        told = {"optim/epochs": epoch + 1.0, "optim/skipped_minibatches": float(self.skipped)}
+        trained.interval.add_numbers(told)
         trained.interval.add(metrics.first_ratio(trained.recent(0, 1)))
         trained.fold()
         self.normalizers.merge(batch)
@@ -225,7 +229,7 @@ class APPOLearner:
         size = config.minibatch_steps // config.chunk_steps
         alone = chunks.valid.shape[1] == size
         parts, skipped = minibatch_indices(chunks.valid, size, None if alone else self.shuffle)
-        self.trained.interval.add_numbers({"optim/skipped_minibatches": float(skipped)})
+        self.skipped += skipped
         for index in parts:
             valid = chunks.valid[:, index]
             count, rows = valid.sum().clamp_min(1).to(self.setup.device), valid.numel()
@@ -247,6 +251,14 @@ class APPOLearner:
         else:
             advantage = chunks.estimates["advantage"]
         return self.ranks.sum(reduce.moment_sums(advantage, chunks.valid))
+
+    @torch.no_grad()
+    def _mean_kl(self, chunks: Chunks) -> float:
+        """Mean KL(mu, pi) of the weights of now over all valid rows, nats."""
+        params = self._outputs(self.trained.parameters, chunks).params
+        kl = self.family.kl(chunks.record["params_mu"], params)
+        count = chunks.valid.sum().clamp_min(1)
+        return (reduce.sum_valid(kl, chunks.valid) / count).item()
 
     # The loss
 
