@@ -1,10 +1,9 @@
 """Trains a workload for a fixed time and measures its speed."""
 
 import os
-import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, final
@@ -42,6 +41,7 @@ class Mark:
 
     env_steps: rows, with those in which environments reset themselves.
     learned: rows without those.
+    seconds: since the timer was made; phases: by phase.
     """
 
     seconds: float
@@ -63,29 +63,33 @@ class Stopwatch:
     counters: loop.Counters
     timer: PhaseTimer
     on_iteration: Callable[[float, int], None] | None = None  # seconds, env_steps of the region
-    created: float = field(default_factory=time.perf_counter)
     first: Mark | None = None  # the end of the first iteration with an update
     begin: Mark | None = None
     end: Mark | None = None
 
+    def __post_init__(self) -> None:
+        self.created_s = sum(self.timer.seconds().values())
+
     def after_iteration(self, *_: object) -> bool:
         """Called after every iteration; whether the measurement is over."""
-        now = time.perf_counter()
+        # Of one clock, so that the phases of a region add up to its seconds.
+        phases = self.timer.seconds()
+        now = sum(phases.values())
         if self.learner.updates == 0:
             return False
         if self.first is None:
-            self.first = self._mark(now)
+            self.first = self._mark(now, phases)
         if self.begin is None:
             started = self.counters.env_steps >= self.work.learning_starts
-            if started and now - self.created >= self.work.warmup_seconds:
-                self.begin = self._mark(now)
+            if started and now - self.created_s >= self.work.warmup_seconds:
+                self.begin = self._mark(now, phases)
             return False
         seconds = now - self.begin.seconds
         if self.on_iteration is not None:
             self.on_iteration(seconds, self._env_steps() - self.begin.env_steps)
         if seconds < self.work.seconds:
             return False
-        self.end = self._mark(now)
+        self.end = self._mark(now, phases)
         return True
 
     def _env_steps(self) -> int:
@@ -93,9 +97,9 @@ class Stopwatch:
         plan = self.learner.plan
         return self.counters.iteration * plan.columns_per_batch * plan.unroll_steps
 
-    def _mark(self, now: float) -> Mark:
+    def _mark(self, now: float, phases: Mapping[Phase, float]) -> Mark:
         learned = self.counters.env_steps
-        return Mark(now, self._env_steps(), learned, self.learner.updates, self.timer.seconds())
+        return Mark(now, self._env_steps(), learned, self.learner.updates, phases)
 
 
 def run(work: Workload, options: Layer) -> dict[str, Any]:

@@ -90,13 +90,11 @@ class Population:
         if lacks in self._told_of_missing or not (late or len(lacks) == len(found)):
             return
         self._told_of_missing.add(lacks)
-        who = "no policy has a"
-        if len(lacks) < len(found):
-            who = (
-                f"policies {', '.join(map(str, lacks))} have no"
-                if lacks[1:]
-                else (f"policy {lacks[0]} has no")
-            )
+        numbers = ", ".join(map(str, lacks))
+        if len(lacks) == len(found):
+            who = "no policy has a"
+        else:
+            who = f"policies {numbers} have no" if len(lacks) > 1 else f"policy {numbers} has no"
         name = self.config.population.objective
         say(f"{who} finite {name} yet: until all have it, none is copied or changed")
 
