@@ -407,29 +407,26 @@ def test_the_region_is_whole_iterations(small: Path):
     """
     work = workloads.read("small")
     times = iter([0.05, 0.12, 0.2, 0.38, 0.43, 0.6])
-    watch = measure.Stopwatch.__new__(measure.Stopwatch)
-    watch.work, watch.created = work, 0.0
-    watch.first, watch.begin, watch.end = None, None, None
 
     class Timer:
+        passed = 0.0
+
         def seconds(self):
-            return {"learning": 1.0}
+            return {"learning": 0.75 * self.passed, "other": 0.25 * self.passed}
 
     class Counted:
         iteration = env_steps = 0
         updates = 1
         plan = DataPlan(unroll_steps=8, columns_per_batch=4)
 
-    watch.timer, watch.counters, watch.learner = Timer(), Counted(), Counted()
-    patch = pytest.MonkeyPatch()
-    patch.setattr(measure.time, "perf_counter", lambda: next(times))
-    try:
-        over = []
-        while not over or not over[-1]:
-            Counted.iteration += 1
-            over.append(watch.after_iteration())
-    finally:
-        patch.undo()
+    timer, counted = Timer(), Counted()
+    watch = measure.Stopwatch(work, counted, counted, timer)
+    over = False
+    while not over:
+        Counted.iteration += 1
+        timer.passed = next(times)
+        over = watch.after_iteration()
     assert watch.begin.seconds == 0.12
     assert watch.end.seconds == 0.43
+    assert watch.end.phases["other"] == 0.25 * 0.43
     assert watch.end.env_steps - watch.begin.env_steps == 96

@@ -128,20 +128,20 @@ def test_the_record_begins_with_updates_from_replay(
 
 def test_the_region_waits_for_replay() -> None:
     """The warm-up is over and updates are made from fresh batches, but none from replay yet."""
-    watch = measure.Stopwatch.__new__(measure.Stopwatch)
-    watch.work = workloads.read("cartpole-acer").model_copy(update={"warmup_seconds": 1e-9})
-    watch.created, watch.on_iteration = 0.0, None
-    watch.first, watch.begin, watch.end = None, None, None
+    work = workloads.read("cartpole-acer").model_copy(update={"warmup_seconds": 1e-9})
 
     class Timer:
+        passed = 0.0
+
         def seconds(self) -> dict[str, float]:
-            return {"learning": 1.0}
+            self.passed += 1.0
+            return {"learning": self.passed}
 
     class Counted:
         iteration, env_steps, updates = 1, 15_999, 1
         plan = ACERLearner.plan
 
-    watch.timer, watch.counters, watch.learner = Timer(), Counted(), Counted()  # type: ignore[assignment]
+    watch = measure.Stopwatch(work, Counted(), Counted(), Timer())  # type: ignore[arg-type]
     watch._env_steps = lambda: 0  # type: ignore[method-assign]
     watch.after_iteration()
     assert watch.first is not None
