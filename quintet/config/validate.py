@@ -93,7 +93,7 @@ def validate(algo: str, values: dict[str, Any], faults: list[str]) -> RunConfig 
     found = algorithm.check(learner, config.model, config.env.num_streams, steps)
     if not found and policies > 1:
         found = [
-            f"{fault} (it is that of each of the {policies} policies, of {steps:,} together)"
+            f"{fault} (of {steps:,} env_steps each of the {policies} policies has its share)"
             for fault in algorithm.check(
                 learner, config.model, config.env.num_streams, steps // policies
             )

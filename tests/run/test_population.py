@@ -240,6 +240,13 @@ def test_every_learner_trains_as_a_population(algo: str, tmp_path: Path) -> None
             assert algo == "acer" or told[-1][f"policy_{policy}/replay/size"] > 450
 
 
+def test_a_policy_needs_its_share_of_the_budget(tmp_path: Path) -> None:
+    """Of 3,000 steps three policies have 1,000 each."""
+    with pytest.raises(ConfigError, match=r"of 3,000 env_steps each of the 3 policies has its"):
+        train(tmp_path / "run", "ddpg", replay_start_steps=1_200, replay_capacity_steps=1_500)
+    assert not (tmp_path / "run").exists()
+
+
 def test_it_is_told_which_policies_have_no_objective() -> None:
     """Once for each set of them, and where some have one only after a further period."""
     population: Any = SimpleNamespace(

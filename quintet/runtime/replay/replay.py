@@ -88,6 +88,8 @@ class Replay:
         self._rate, self._rate_steps = _exact(plan.replay.rate).as_integer_ratio()
         self._column_bytes = self._layout.column_bytes(plan.replay.steps)
         self._per_stream = plan.replay.column_source == "per_stream"
+        # Of the columns of a batch per_stream.
+        self._rings = np.arange(plan.replay.columns) * num_streams // plan.replay.columns
         self._store: RowStore | None = None
         self._random = _Random(seed, plan.replay.columns)
         self._shifts = np.arange(-1, plan.replay.steps + 1)[:, None]
@@ -211,7 +213,7 @@ class Replay:
             number = int(plan.rate)
         chance = self._random.uniform(iteration, number)
         if self._per_stream:
-            of = np.arange(plan.columns) * len(counts) // plan.columns
+            of = self._rings
             entry = (chance * counts[of]).astype(np.int64)
             entry += store.first[of]
             stream = np.broadcast_to(of, entry.shape)
