@@ -214,6 +214,7 @@ CASES: dict[str, tuple[Spaces, dict[str, Any]]] = {
             "entropy_coef": 0.2, "trust_region_delta": 0.1,
         },
     ),
+    "gamma 0": (DISCRETE, {"gamma": 0.0, "entropy_coef": 0.1}),
     "no entropy": (DISCRETE, {"entropy_coef": 0.0, "trust_region_delta": 0.01}),
     "masked": (MASKED, {"importance_clip": 1.0, "entropy_coef": 0.3}),
     "box": (CONTINUOUS, {"importance_clip": 0.5}),
@@ -384,6 +385,34 @@ def test_the_order_of_streams_is_without_meaning(spaces: Spaces, core: str) -> N
     other_loss, other, other_told = loss_of(learner, mixed)
     assert_close(other_loss, loss, rtol=1e-5, atol=1e-5)
     same(plain, other, rtol=0, atol=2e-6)
+    assert_close(told.pack(), other_told.pack(), rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("spaces", [DISCRETE, MASKED])
+def test_the_order_of_actions_is_without_meaning(spaces: Spaces) -> None:
+    """Of one learner the heads' rows and of the other batch the actions are in another order."""
+    order = torch.tensor([2, 0, 1])
+    place = order.argsort()
+    learner, other = (apart(make_learner(config(), spaces)) for _ in range(2))
+    heads = ("policy_head.linear.", "critic_head.linear.")
+    for weights in (other.trained.parameters, other.trained.averaged()):
+        for name, x in weights.items():
+            if name.startswith(heads):
+                x.data.copy_(x.detach()[order].clone())
+    batch = make_batch(learner, spaces)
+    obs = {name: x[..., order] if name == ACTION_MASK else x for name, x in batch.obs.items()}
+    mixed = replace(
+        batch,
+        obs=obs,
+        action=place[batch.action],
+        record={"params_mu": batch.record["params_mu"][..., order]},
+    )
+    loss, plain, told = loss_of(learner, batch)
+    other_loss, found, other_told = loss_of(other, mixed)
+    assert_close(other_loss, loss, rtol=1e-5, atol=1e-5)
+    assert any(name.startswith(heads) for name in plain)
+    wanted = {name: x[order] if name.startswith(heads) else x for name, x in plain.items()}
+    same(wanted, found, rtol=0, atol=2e-6)
     assert_close(told.pack(), other_told.pack(), rtol=1e-5, atol=1e-5, equal_nan=True)
 
 

@@ -1,52 +1,47 @@
-"""A learner takes the model and the optimizer of another and remains itself: its counters and its
-generators stay."""
+"""A learner takes the model and the optimizer of another and remains itself: its counters, its
+generators and its fixed reference batch stay."""
 
-from collections.abc import Callable
-from copy import deepcopy
-from typing import Any
-
-import impala_helpers
-import ppo_helpers
 import pytest
 import torch
-from ppo_helpers import CONTINUOUS
+from conformance import Case, copied, go_on
 
-from quintet.algorithms.impala.config import ImpalaConfig
-from quintet.algorithms.ppo.config import PPOConfig
+from quintet.algorithms import registry
 
-COUNTS = ("updates", "version")
-OWN = ("shuffle",)
-
-
-def ppo(updates: int) -> Any:
-    config = PPOConfig(minibatch_steps=16, num_epochs=2, reward_normalizer="step_std")
-    learner = ppo_helpers.make_learner(config, CONTINUOUS)
-    for seed in range(updates):
-        learner.update(ppo_helpers.make_rollout(CONTINUOUS, seed=seed), 500 * seed)
-    return learner
+COUNTS = {"updates", "version"}
+OWN = ("shuffle", "generator", "reference/")
+OPTIONS = {
+    "ppo": {"reward_normalizer": "step_std"},
+    "impala": {"optimizer": "adam"},
+    "ddpg": {"normalize_returns": True, "popart": True},
+}
 
 
-def impala(updates: int) -> Any:
-    learner = impala_helpers.make_learner(ImpalaConfig(optimizer="adam"), CONTINUOUS)
-    for seed in range(updates):
-        learner.update(impala_helpers.make_batch(learner, CONTINUOUS, seed=seed), 500 * seed)
-    return learner
-
-
-@pytest.mark.parametrize("make", [ppo, impala])
-def test_model_and_optimizer_come_without_the_counters(make: Callable[[int], Any]):
-    donor, own = make(3), make(1)
-    given, before = deepcopy(donor.save()), deepcopy(own.save())
-    counts = [before.scalars.get(name) for name in COUNTS]
-    assert all(count != given.scalars.get(name) for name, count in zip(COUNTS, counts, strict=True))
+@pytest.mark.parametrize("algo", registry.ALGORITHMS)
+def test_model_and_optimizer_come_without_the_counters(algo: str) -> None:
+    case = Case(algo, options=OPTIONS.get(algo, {}))
+    batches = case.batches(6)
+    donor, own = case.learner(seeds=(5, 6)), case.learner(seeds=(7, 8))
+    go_on(donor, batches[:5])
+    go_on(own, batches[5:])
+    given, before = copied(donor.save()), copied(own.save())
+    counts = {name: before.scalars[name] for name in COUNTS & before.scalars.keys()}
+    assert "updates" in counts
+    assert all(given.scalars[name] > count for name, count in counts.items())
+    mine = {name for name in before.tensors if name.startswith(OWN)}
+    same = {n for n, x in before.tensors.items() if torch.equal(x, given.tensors[n])}
+    assert not same & mine
+    assert any("optimizer" in name for name in before.tensors.keys() - same)
     own.load(given, counters=False)
-    after = own.save()
-    assert [after.scalars[name] for name in COUNTS] == counts
-    assert [own.updates, own.version] == counts
-    assert own.publication().version == before.scalars["version"]
+    after = copied(own.save())
+    for name, x in after.scalars.items():
+        assert x == (counts[name] if name in COUNTS else given.scalars[name]), name
+    assert own.publication().version == own.version
     for name, x in after.tensors.items():
-        source = before if name in OWN else given
+        source = before if name in mine else given
         assert torch.equal(x, source.tensors[name]), name
-    assert any(name.startswith("optimizer/") for name in after.tensors)
+    go_on(own, batches[:1])
+    assert own.updates > counts["updates"]
     own.load(given)
-    assert [own.updates, own.version] == [given.scalars[name] for name in COUNTS]
+    whole = own.save()
+    assert whole.scalars == given.scalars
+    assert all(torch.equal(x, given.tensors[name]) for name, x in whole.tensors.items())
