@@ -7,10 +7,8 @@ import numpy as np
 from torch import Tensor
 
 from quintet.population.config import SelfPlayConfig
+from quintet.runtime.seeds import Role, generator_seed
 from quintet.types import Publication
-
-_KEY = 0x53454C46
-"""Keeps the draws apart from those of other generators of the same seed."""
 
 
 @final
@@ -40,7 +38,8 @@ class PastWeights:
         """Those that play beside a version of the policy, drawn uniformly; they go by its number,
         as readers take newer numbers only.
         """
-        index = np.random.default_rng((self.seed, _KEY, version)).integers(len(self.kept))
+        seed = generator_seed(self.seed, Role.OPPONENT, 0, version)
+        index = np.random.default_rng(seed).integers(len(self.kept))
         return Publication(version, self.kept[index].tensors)
 
     def save(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:

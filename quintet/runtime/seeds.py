@@ -15,6 +15,7 @@ class Role(IntEnum):
     NOISE = 2
     REPLAY = 3
     POPULATION = 4
+    OPPONENT = 5
 
 
 def _node(seed: int, role: Role, index: int, iteration: int) -> np.random.SeedSequence:
@@ -28,7 +29,7 @@ def environment_seeds(seed: int, group: int, iteration: int, count: int) -> list
 
 
 def generator_seed(seed: int, role: Role, index: int, iteration: int = 0) -> int:
-    """A 63-bit seed for a torch.Generator."""
+    """A 63-bit seed for one generator."""
     return int(_node(seed, role, index, iteration).generate_state(1, np.uint64)[0]) >> 1
 
 
