@@ -254,7 +254,9 @@ class Case:
 
     @cached_property
     def model(self) -> ModelConfig:
-        options: dict[str, Any] = {} if "encoder" in self.network else {"policy_hidden": (8,)}
+        # The action enters the second hidden layer of DDPG's critic.
+        hidden = (8, 8) if self.algo == "ddpg" else (8,)
+        options: dict[str, Any] = {} if "encoder" in self.network else {"policy_hidden": hidden}
         if self.core != "none":
             options |= {"core": self.core, "core_size": 4}
         return resolve_model(ModelConfig(**(options | dict(self.network))), self.spaces)

@@ -22,11 +22,21 @@ def replayed(of: Case) -> list[Rollout]:
 
 
 def with_endings(batch: Rollout) -> Rollout:
-    """Rows that go on, that terminate and that are truncated."""
+    """Windows that go on, that terminate, that are truncated, and, of several rows, that are cut
+    before their last row, in which is nothing.
+    """
     columns = torch.arange(batch.valid.shape[1]).expand_as(batch.valid)
-    terminated, truncated = columns % 4 == 1, columns % 4 == 2
-    ends = {"terminated": terminated, "truncated": truncated, "trace_cut": None}
-    return replace(batch, valid=torch.ones_like(terminated), **ends)
+    valid, cut = torch.ones_like(batch.valid), torch.zeros_like(batch.valid)
+    if len(valid) > 1:
+        cut[-2], valid[-1] = columns[0] % 4 == 3, columns[0] % 4 != 3
+    return replace(
+        batch,
+        valid=valid,
+        reward=torch.where(valid, batch.reward, torch.nan),
+        terminated=columns % 4 == 1,
+        truncated=columns % 4 == 2,
+        trace_cut=cut,
+    )
 
 
 def published(of: Case, scale: float = 0.5, warming_up: bool = False) -> Publication:

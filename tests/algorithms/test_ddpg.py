@@ -1,124 +1,26 @@
-"""DDPG's update against plain loops, its statistics, and what its actors do."""
+"""DDPG: what it tells, its statistics of targets, and what its actors do."""
 
 import copy
-import math
 from dataclasses import replace
 from typing import Any
 
-import gymnasium
-import numpy as np
 import pytest
 import torch
-from conformance import CONTINUOUS, NUMBERS, Case, Task
-from ddpg_helpers import NETWORK, PLAIN, acting, case, replayed, with_endings
+from conformance import copied
+from ddpg_helpers import PLAIN, acting, case, replayed
 from torch import Tensor
+from torch.func import functional_call
 
-from quintet.algorithms.ddpg.actor import WARMING_UP, DDPGActor
+from quintet.algorithms.ddpg.actor import PARAM_SCALE, WARMING_UP, DDPGActor
 from quintet.algorithms.ddpg.config import DDPGConfig
 from quintet.algorithms.ddpg.exploration import Exploration, adapted, ou_step, parse
 from quintet.algorithms.ddpg.learner import DDPGLearner
 from quintet.algorithms.ddpg.network import perturbable
 from quintet.algorithms.ddpg.popart import TargetStatistics
 from quintet.algorithms.registry import find
-from quintet.errors import ConfigError
-from quintet.models.config import ModelConfig, resolve_model
-from quintet.types import Rollout, Spaces
-
-# The loss
-
-
-def loss_in_loops(learner: DDPGLearner, batch: Rollout) -> tuple[Tensor, Tensor]:
-    """The critic's and the actor's loss, row by row, by the formulas of the papers."""
-    config, network = learner.config, learner.network
-    target_network = copy.deepcopy(network)
-    with torch.no_grad():
-        for name, parameter in target_network.named_parameters():
-            parameter.copy_(learner.trained.averaged()[name])
-    steps, columns = batch.valid.shape
-    critic, actor = [], []
-    for b in range(columns):
-        total, weight = 0.0, 1.0
-        for t in range(steps):
-            total += weight * config.reward_scale * batch.reward[t, b].item()
-            if batch.terminated[t, b]:
-                weight = 0.0
-                break
-            weight *= config.gamma
-            if batch.truncated[t, b]:
-                break
-        after = {"obs": batch.obs["obs"][t + 1, b][None]}
-        with torch.no_grad():
-            bootstrap = target_network.critic(after, target_network.actor(after)).item()
-        obs = {"obs": batch.obs["obs"][0, b][None]}
-        q = network.critic(obs, batch.action[0, b][None])
-        critic.append(0.5 * (q - (total + weight * bootstrap)).square())
-        actor.append(-network.critic(obs, network.actor(obs)))
-    kernels = [p for name, p in network.critic.named_parameters() if p.ndim == 2]
-    l2 = sum(p.square().sum() for p in kernels) - network.critic.head.weight.square().sum()
-    critic_loss = config.critic_loss_coef * torch.stack(critic).mean()
-    return critic_loss + 0.5 * config.critic_l2_coef * l2, torch.stack(actor).mean()
-
-
-@pytest.mark.parametrize("n_step", [1, 3])
-def test_the_loss_and_its_gradient(n_step: int) -> None:
-    of = case(**PLAIN, n_step=n_step, reward_scale=0.5)
-    learner = of.learner()
-    with torch.no_grad():  # targets of their own
-        learner.trained.average += 0.1 * torch.randn_like(learner.trained.average)
-    batch = with_endings(replayed(of)[0])
-    learner.trained.keep_gradient()
-    critic, actor = loss_in_loops(learner, batch)
-    names = list(learner.trained.parameters)
-    values = [learner.network.state_dict(keep_vars=True)[name] for name in names]
-    of_critic = torch.autograd.grad(critic, values, allow_unused=True)
-    of_actor = torch.autograd.grad(actor, values, allow_unused=True)
-    expected = [
-        (a if name.startswith("actor.") else c).flatten()
-        for name, a, c in zip(names, of_actor, of_critic, strict=True)
-    ]
-    learner.update(batch, 0)
-    found = learner.metrics()
-    total = found["loss/critic"] + found["loss/l2"]
-    assert total == pytest.approx(critic.item(), rel=1e-5)
-    assert found["loss/actor"] == pytest.approx(actor.item(), rel=1e-5)
-    torch.testing.assert_close(learner.trained.gradient, torch.cat(expected), rtol=1e-4, atol=1e-6)
-
-
-def test_truncation_is_no_termination() -> None:
-    batch = replayed(case(**PLAIN))[0]
-    cut = replace(batch, truncated=torch.ones_like(batch.valid), terminated=batch.valid & False)
-    ended = replace(batch, truncated=batch.valid & False, terminated=torch.ones_like(batch.valid))
-    losses = []
-    for each, options in ((cut, {}), (ended, {}), (cut, {"truncation_as_termination": True})):
-        learner = case(**PLAIN, **options).learner()
-        with torch.no_grad():
-            learner.trained.average += 0.5
-        learner.update(each, 0)
-        losses.append(learner.metrics()["loss/critic"])
-    assert losses[0] != pytest.approx(losses[1], rel=1e-3)
-    assert losses[1] == losses[2]
-
-
-@pytest.mark.parametrize("tau", [1.0, 0.3])
-def test_targets_follow(tau: float) -> None:
-    learner = case(**PLAIN, tau=tau).learner()
-    before = learner.trained.average.clone()
-    learner.update(replayed(case(**PLAIN))[0], 0)
-    expected = before + tau * (learner.trained.theta - before)
-    assert not torch.equal(expected, before)
-    if tau == 1.0:
-        assert torch.equal(learner.trained.average, learner.trained.theta)
-    torch.testing.assert_close(learner.trained.average, expected)
-
-
-def test_nothing_of_the_discount_is_left_at_gamma_0() -> None:
-    learner = case(**PLAIN, gamma=0.0, critic_l2_coef=0.0).learner()
-    batch = replayed(case(**PLAIN))[0]
-    with torch.no_grad():
-        q = learner.network.critic({"obs": batch.obs["obs"][0]}, batch.action[0])
-    expected = (q - batch.reward[0]).square().mean()
-    learner.update(batch, 0)
-    assert learner.metrics()["loss/critic"] == pytest.approx(expected.item(), rel=1e-5)
+from quintet.models.config import ModelConfig
+from quintet.models.flat import views_of
+from quintet.types import Publication
 
 
 def test_fresh_batches_change_statistics_alone() -> None:
@@ -132,6 +34,85 @@ def test_fresh_batches_change_statistics_alone() -> None:
     assert count == batch.valid.sum()
     action = batch.action[batch.valid]
     assert learner.metrics()["exploration/action_mean"] == pytest.approx(action.mean().item())
+
+
+def values_of(learner: DDPGLearner, obs: Tensor, action: Tensor) -> Tensor:
+    """By the critic, in reward units."""
+    mean, std = learner.targets.numbers()
+    with torch.no_grad():
+        return learner.network.critic(learner.normalizer({"obs": obs}), action) * std + mean
+
+
+SPREAD: dict[str, Any] = {"normalize_returns": True, "exploration": "none"}
+
+
+def test_what_is_told_of_executed_actions() -> None:
+    of = case(**SPREAD)
+    learner, batches = of.learner(), [each[0] for each in of.batches(3)]
+    learner.targets.merge(5.0 + 2.0 * torch.randn(50))
+    q, actions = [], []
+    for batch in batches:
+        action = torch.where(batch.action > 0.0, 1.0, 0.9 * batch.action)
+        q.append(values_of(learner, batch.obs["obs"][:-1][batch.valid], action[batch.valid]))
+        actions.append(action[batch.valid])
+        learner.update(replace(batch, action=action), 0)
+    told, action = learner.metrics(), torch.cat(actions)
+    assert told["q/collected_mean"] == pytest.approx(torch.cat(q).mean().item(), rel=1e-5)
+    share = (action == 1.0).float().mean().item()
+    assert 0.2 < share < 0.8
+    assert told["exploration/action_saturation_frac"] == pytest.approx(share)
+    assert told["exploration/action_std"] == pytest.approx(action.std(correction=0).item())
+    assert "exploration/action_mean" not in learner.metrics()  # it began anew
+
+
+def test_the_reference_batch_is_that_of_the_first_update() -> None:
+    of = case(**SPREAD)
+    learner = of.learner()
+    first, *others = replayed(of)[:4]
+    assert "reference/q_mean" not in learner.metrics()
+    for batch in (first, *others):
+        learner.update(batch, 0)
+        told = learner.metrics()
+        obs, action = first.obs["obs"][0], first.action[0]
+        with torch.no_grad():
+            chosen = learner.network.actor(learner.normalizer({"obs": obs}))
+        expected = {
+            "q": values_of(learner, obs, action),
+            "actor_q": values_of(learner, obs, chosen),
+            "action": chosen,
+        }
+        for name, x in expected.items():
+            assert told[f"reference/{name}_mean"] == pytest.approx(x.mean().item(), rel=1e-4)
+            assert told[f"reference/{name}_std"] == pytest.approx(
+                x.std(correction=0).item(), rel=1e-4
+            )
+
+
+@pytest.mark.parametrize("updates", [1, 3])
+def test_a_cycle_has_so_many_updates(updates: int) -> None:
+    counts = [
+        len(each) - 1
+        for each in case(**PLAIN, updates_per_cycle=updates, replay_start_steps=40).batches(6)
+    ]
+    assert set(counts) == {0, updates}
+    assert counts == sorted(counts)  # none before there is a batch
+
+
+def test_a_warm_start_without_a_spread_keeps_the_values_of_one_with() -> None:
+    donor = case(**SPREAD).learner()
+    donor.targets.merge(-90.0 + 40.0 * torch.randn(50))
+    for network in (donor.trained.theta, donor.trained.average):
+        network.data += 0.1 * torch.randn(network.shape)
+    obs, action = torch.randn(16, 3), torch.rand(16, 2)
+    own = case(**PLAIN | {"normalize_observations": True}).learner()
+    own.warm_start(donor.weights())
+    assert own.targets.numbers().tolist() == [0.0, 1.0]
+    wanted = values_of(donor, obs, action)
+    torch.testing.assert_close(values_of(own, obs, action), wanted, rtol=1e-4, atol=1e-3)
+    for learner in (donor, own):  # and the target critic's
+        learner.trained.theta.data.copy_(learner.trained.average)
+    wanted = values_of(donor, obs, action)
+    torch.testing.assert_close(values_of(own, obs, action), wanted, rtol=1e-4, atol=1e-3)
 
 
 # Normalised returns
@@ -271,6 +252,26 @@ def test_every_stream_is_perturbed_by_itself_from_one_start_to_the_next() -> Non
     torch.testing.assert_close(out.action, actions[0][[2, 0]])
 
 
+def test_perturbed_policies_see_normalised_observations() -> None:
+    of = case(exploration="adaptive-param_0.5")
+    learner, fresh = of.learner(), of.batches(3)[0][0]
+    learner.normalizer.merge({"obs": 3.0 * fresh.obs["obs"][:-1] + 2.0}, fresh.valid)
+    actor = of.actor()
+    told = learner.publication().tensors | {PARAM_SCALE: torch.tensor(0.5)}
+    actor.load(Publication(1, told))
+    noise = actor.draw_noise(1, 4, torch.Generator().manual_seed(0))
+    obs = {"obs": torch.randn(4, 3)}
+    out = actor.act(obs, actor.initial_state(4), torch.ones(4).bool(), noise[0])
+    for row, weights in enumerate(out.state["weights"]):
+        own = views_of(weights, actor.shapes)
+        by_hand, raw = (
+            functional_call(actor.network, own, ({"obs": x[row : row + 1]},))
+            for x in (learner.normalizer(obs)["obs"], obs["obs"])
+        )
+        torch.testing.assert_close(out.action[row : row + 1], by_hand)
+        assert (by_hand - raw).abs().max() > 1e-3
+
+
 def test_normalising_layers_are_never_perturbed() -> None:
     of = case(exploration="adaptive-param_0.5")
     actor, state = acting(of, 1)
@@ -309,9 +310,17 @@ def test_actions_are_uniform_while_it_warms_up() -> None:
     of = case(exploration="normal_0.1", replay_start_steps=50, warmup_policy="uniform")
     learner = of.learner()
     assert bool(learner.publication().tensors[WARMING_UP])
-    for batch in (each[0] for each in of.batches(3)):
-        learner.update(batch, 30)
-    assert not bool(learner.publication().tensors[WARMING_UP])
+    stored, learners = 0, [learner]
+    for each in of.batches(6):
+        for learner in learners:
+            learner.update(each[0], 10_000)  # of which other policies of a population made most
+        stored += int(each[0].valid.sum())
+        told = [bool(x.publication().tensors[WARMING_UP]) for x in learners]
+        assert told == [stored < 50] * len(learners)
+        if len(learners) == 1:  # and a resumed one
+            learners.append(of.learner())
+            learners[1].load(copied(learners[0].save()))
+    assert stored > 50
     actor, state = acting(of, 5_000, warming_up=True)
     noise = actor.draw_noise(1, 5_000, torch.Generator().manual_seed(0))
     obs = {"obs": torch.zeros(5_000, 3)}
@@ -320,61 +329,10 @@ def test_actions_are_uniform_while_it_warms_up() -> None:
     torch.testing.assert_close(shares, torch.full((4,), 0.25), rtol=0, atol=0.03)
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "words"),
-    [
-        ([-1.0, -np.inf], [1.0, 1.0], "ddpg requires finite bounds of actions"),
-        ([-1.0, 1.0], [1.0, 1.0], "low below high is required"),
-    ],
-)
-def test_bounds_that_are_refused(low: Any, high: Any, words: str) -> None:
-    box = gymnasium.spaces.Box(np.float32(low), np.float32(high))
-    with pytest.raises(ConfigError, match=words):
-        Case("ddpg", Task(NUMBERS, box)).actor()
-
-
-@pytest.mark.parametrize("layer", [1, 2, 3])
-def test_the_action_enters_the_critic_where_it_is_told_to(layer: int) -> None:
-    learner = case(action_layer=layer).learner()
-    kernels = [
-        tuple(p.shape) for name, p in learner.network.critic.named_parameters() if p.ndim == 2
-    ]
-    sizes = [(8, 3), (6, 8), (1, 6)]
-    sizes[layer - 1] = (sizes[layer - 1][0], sizes[layer - 1][1] + 2)
-    assert kernels == sizes or sorted(kernels) == sorted(sizes)
-    assert len(learner.penalised) == 2
-    for head in (learner.network.actor.head, learner.network.critic.head):
-        assert head.weight.abs().max() <= 3e-3
-        assert head.weight.abs().max() > 1e-3
-
-
-def test_a_layer_that_is_not_there_is_refused() -> None:
-    model = resolve_model(ModelConfig(policy_hidden=(8,)), Spaces(*CONTINUOUS[:2]))
-    entry = Case("ddpg").algorithm
-    faults = entry.check(DDPGConfig(action_layer=3), model, 1, 10_000)
-    assert "action_layer must be at most 2" in faults[0]
-    assert entry.check(DDPGConfig(action_layer=2), model, 1, 10_000) == []
-    like_the_policy = ModelConfig(policy_hidden=(8, 8))
-    faults = entry.check(DDPGConfig(action_layer=4), like_the_policy, 1, 10_000)
-    assert "action_layer must be at most 3" in faults[0]
-
-
 def test_the_actor_has_nothing_of_the_critic() -> None:
     names = case().learner().publication().tensors
     assert not [name for name in names if "critic" in name or "average" in name]
     assert isinstance(case().actor(), DDPGActor)
-
-
-def test_rewards_beyond_the_range_of_returns() -> None:
-    of = case(**PLAIN)
-    low, high = -1.0, 0.5
-    learner = case(**PLAIN, return_low=low, return_high=high).learner()
-    batch = replayed(of)[0]
-    far = torch.linspace(-100, 100, batch.reward.numel()).view_as(batch.reward)
-    learner.update(replace(batch, reward=far), 0)
-    found = learner.metrics()["q/target_mean"]
-    assert found == pytest.approx((low + high) / 2, abs=0.1)
-    assert math.isfinite(found)
 
 
 def test_parameter_noise_without_layer_norm_is_warned_of() -> None:
@@ -383,46 +341,3 @@ def test_parameter_noise_without_layer_norm_is_warned_of() -> None:
     [said] = find("ddpg").warnings(noisy, bare)
     assert "--model.layer-norm true" in said
     assert find("ddpg").warnings(noisy, normed) == find("ddpg").warnings(plain, bare) == []
-
-
-PICTURE_AND_NUMBERS = Task(
-    gymnasium.spaces.Dict(
-        {
-            "numbers": gymnasium.spaces.Box(-1.0, 1.0, (3,), np.float32),
-            "picture": gymnasium.spaces.Box(0, 255, (36, 36, 3), np.uint8),
-        }
-    ),
-    CONTINUOUS.action,
-)
-
-
-@pytest.mark.parametrize("layer", [1, 2])
-def test_a_picture_and_numbers_together_with_the_action(layer: int) -> None:
-    """Both networks read both leaves, the critic beside the action, wherever that enters."""
-    of = Case("ddpg", PICTURE_AND_NUMBERS, {"action_layer": layer}, network=NETWORK)
-    assert of.model.encoder == "nature_cnn"
-    learner = of.learner()
-    torch.manual_seed(0)
-    obs = {
-        "numbers": torch.randn(4, 3),
-        "picture": torch.randint(256, (4, 36, 36, 3), dtype=torch.uint8),
-    }
-    action = torch.rand(4, 2)
-    network = learner.network
-    before = network.actor(obs), network.critic(obs, action)
-    others = {"numbers": -obs["numbers"], "picture": 255 - obs["picture"]}
-    for name, x in others.items():
-        assert (network.actor(obs | {name: x}) != before[0]).any(1).all(), name
-        assert (network.critic(obs | {name: x}, action) != before[1]).all(), name
-    assert (network.critic(obs, -action) != before[1]).all()
-
-
-def test_pictures_are_drawn_as_bytes_and_every_layer_learns_from_them() -> None:
-    of = Case("ddpg", PICTURE_AND_NUMBERS, network=NETWORK)
-    learner, batches = of.learner(), replayed(of)
-    assert batches[0].obs["picture"].dtype == torch.uint8
-    for batch in batches[:3]:
-        before = {name: x.clone() for name, x in learner.trained.parameters.items()}
-        learner.update(batch, 0)
-    for name, x in learner.trained.parameters.items():
-        assert not torch.equal(x, before[name]), name

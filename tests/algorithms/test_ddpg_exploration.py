@@ -135,7 +135,7 @@ SPACES = {
 @pytest.mark.parametrize("space", SPACES)
 def test_every_stream_acts_by_its_own_weights(space: str, layer_norm: bool, precision: Any) -> None:
     """As the network does with these weights alone."""
-    network: dict[str, Any] = {"policy_hidden": (16,), "layer_norm": layer_norm}
+    network: dict[str, Any] = {"policy_hidden": (16, 16), "layer_norm": layer_norm}
     if space == "picture":
         network |= {"encoder": "nature_cnn"}
     task = Task(SPACES[space], gym.Box(-1.0, 1.0, (2,), np.float32))

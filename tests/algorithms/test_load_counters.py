@@ -7,7 +7,7 @@ from conformance import Case, copied, go_on
 
 from quintet.algorithms import registry
 
-COUNTS = {"updates", "version"}
+COUNTS = {"updates", "version", "collected_env_steps"}
 OWN = ("shuffle", "generator", "reference/")
 OPTIONS = {
     "ppo": {"reward_normalizer": "step_std"},

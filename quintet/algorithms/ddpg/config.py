@@ -86,7 +86,7 @@ class DDPGConfig(BaseModel):
 
     # Networks and losses
     action_layer: int = Field(
-        2, ge=1, description="layer of the critic that the action enters; 1: the first"
+        2, ge=1, description="hidden layer of the critic that the action enters; 1: the first"
     )
     output_init: float = Field(
         3e-3, gt=0, description="weights of both last layers are uniform in [-it, it]"
@@ -182,6 +182,10 @@ class DDPGConfig(BaseModel):
             "normalize_observations or normalize_pictures",
         )
         returns = (self.normalize_returns, "normalize_returns")
+        moving = (
+            self.normalize_returns and self.update_normalizers,
+            "normalize_returns and update_normalizers",
+        )
         return {
             "updates_per_env_step": (self.updates_per_cycle is None, "updates_per_cycle none"),
             "warmup_policy": (self.replay_start_steps > 0, "replay_start_steps > 0"),
@@ -192,8 +196,8 @@ class DDPGConfig(BaseModel):
             "observation_clip": normalizes,
             "normalizer_variance_epsilon": normalizes,
             "update_normalizers": (normalizes[0] or returns[0], f"{normalizes[1]} or {returns[1]}"),
-            "popart": returns,
-            "popart_step_size": returns,
+            "popart": moving,
+            "popart_step_size": moving,
         }
 
     @model_validator(mode="after")
@@ -215,7 +219,11 @@ class DDPGConfig(BaseModel):
 def idle_in(config: DDPGConfig, model: ModelConfig, spaces: Spaces) -> dict[str, Idle]:
     """Options that have no effect on a resolved network in these spaces."""
     wanted = config.normalize_observations, config.normalize_pictures
-    return idle_normalizers(type(config), wanted, model, spaces, others=config.normalize_returns)
+    idle = idle_normalizers(type(config), wanted, model, spaces, others=config.normalize_returns)
+    if model.custom:
+        default = type(config).model_fields["action_layer"].default
+        idle["action_layer"] = Idle(default, "an encoder with hidden layers of quintet's")
+    return idle
 
 
 def check(
@@ -225,10 +233,11 @@ def check(
     faults = []
     # The critic has the policy's layers unless it is given others.
     hidden = model.policy_hidden if model.value_hidden is None else model.value_hidden
-    if hidden is not None and config.action_layer > len(hidden) + 1:
+    if not model.custom and hidden is not None and config.action_layer > len(hidden):
         faults.append(
-            f"action_layer must be at most {len(hidden) + 1}, the last layer of the critic, got "
-            f"{config.action_layer}; lower it or give model.value_hidden more layers"
+            f"action_layer must be at most {len(hidden)}, the critic's last hidden layer, got "
+            f"{config.action_layer}: after it values would be linear in the action; lower it or "
+            "give model.value_hidden more layers"
         )
     if total_env_steps <= config.start_steps:
         faults.append(
@@ -247,9 +256,10 @@ def warnings(config: DDPGConfig, model: ModelConfig) -> list[str]:
     """What is allowed and seldom wise."""
     if not config.noise.param or model.layer_norm:
         return []
+    which = f"LayerNorm in {model.encoder}" if model.custom else "--model.layer-norm true"
     return [
-        "parameter noise without --model.layer-norm true moves some layers far more than others, "
-        "since one size fits all of their weights only where their inputs are normalised"
+        f"parameter noise without {which} moves some layers far more than others, since one size "
+        "fits all of their weights only where their inputs are normalised"
     ]
 
 

@@ -105,7 +105,7 @@ class DDPGLearner:
         )
         self.penalised = self.network.penalised()
         self.param_scale = torch.tensor(config.noise.param, device=setup.device)
-        self.warming_up = self._warms_up(0)
+        self.collected_env_steps = 0  # of this policy, which in a population is one of several
         moved = perturbable(self.network.actor)
         self.moved = {name: moved[name.removeprefix(_ACTOR)] for name in self._names(_ACTOR)}
         self._target = Graph(self._targets_of) if setup.compute.compile else self._targets_of
@@ -153,18 +153,21 @@ class DDPGLearner:
         if batch.replayed:
             self._learn(batch, env_steps)
         else:
-            self._watch(self.ranks.whole(batch), env_steps)
+            self._watch(self.ranks.whole(batch))
         self.version += 1
 
     # What is fresh
 
-    def _warms_up(self, env_steps: int) -> bool:
+    @property
+    def warming_up(self) -> bool:
+        """Whether actions are uniform."""
         config = self.config
-        return config.warmup_policy == "uniform" and env_steps < config.replay_start_steps
+        few = self.collected_env_steps < config.replay_start_steps
+        return few and config.warmup_policy == "uniform"
 
-    def _watch(self, batch: Rollout, env_steps: int) -> None:
+    def _watch(self, batch: Rollout) -> None:
         """Statistics of the actions that were executed, and of the observations."""
-        self.warming_up = self._warms_up(env_steps + int(batch.valid.sum()))
+        self.collected_env_steps += int(batch.valid.sum())
         action = batch.action[batch.valid]
         if len(action):
             obs = {name: x[:-1][batch.valid] for name, x in batch.obs.items()}
@@ -235,13 +238,15 @@ class DDPGLearner:
         if config.update_normalizers:
             self.targets.merge(self.ranks.gather(target).flatten())
         if config.popart:
-            after = self.targets.numbers()
-            averages = self.trained.averaged()
-            for parameters in (self.trained.parameters, averages):
-                names = ("weight", "bias")
-                head = {name: parameters[f"{_CRITIC}head.{name}"] for name in names}
-                rescale_({name: x.detach() for name, x in head.items()}, own.spread, after)
+            self._keep_values(own.spread)
         return target
+
+    def _keep_values(self, before: Tensor) -> None:
+        """Both critics' values become what they were when the targets had the spread `before`."""
+        after = self.targets.numbers()
+        for parameters in (self.trained.parameters, self.trained.averaged()):
+            head = {name: parameters[f"{_CRITIC}head.{name}"] for name in ("weight", "bias")}
+            rescale_({name: x.detach() for name, x in head.items()}, before, after)
 
     @torch.no_grad()
     def _adapt(self, obs: Obs) -> None:
@@ -417,6 +422,10 @@ class DDPGLearner:
 
     def warm_start(self, weights: Mapping[str, Tensor]) -> None:
         self.trained.load_weights(weights)
+        if not self.config.normalize_returns:  # the donor's critic may be in units of a spread
+            before = self.targets.numbers()
+            self.targets.reset()
+            self._keep_values(before)
         # A donor without parameter noise has a scale of 0, which no factor would change.
         if self.config.noise.param and weights[PARAM_SCALE] > 0:
             self.param_scale.copy_(weights[PARAM_SCALE])
@@ -433,7 +442,7 @@ class DDPGLearner:
             "has_reference": self.has_reference,
             "updates": self.updates,
             "version": self.version,
-            "warming_up": self.warming_up,
+            "collected_env_steps": self.collected_env_steps,
         }
         return LearnerState(tensors, scalars)
 
@@ -443,7 +452,8 @@ class DDPGLearner:
         self.trained.load(tensors, scalars["updates"] if counters else self.updates)
         self.param_scale.copy_(tensors[PARAM_SCALE])
         if counters:
-            self.version, self.warming_up = scalars["version"], scalars["warming_up"]
+            self.version = scalars["version"]
+            self.collected_env_steps = scalars["collected_env_steps"]
             self.generator.set_state(tensors["generator"])
             self.has_reference = scalars["has_reference"]
             obs, action = self.reference

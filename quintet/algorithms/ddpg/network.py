@@ -10,7 +10,7 @@ from quintet.models.build import Branch, Trunk, check_observation, draw_weights,
 from quintet.models.config import ModelConfig
 from quintet.models.encoders import layers
 from quintet.models.heads import action_family
-from quintet.models.precision import Precision
+from quintet.models.precision import Precision, autocast
 from quintet.models.weights import kernels
 from quintet.ops.gaussian import DiagGaussian
 from quintet.types import Obs, Spaces
@@ -25,8 +25,8 @@ def action_box(spaces: Spaces) -> DiagGaussian:
     family = action_family(spaces.action, "clip")
     if not isinstance(family, DiagGaussian):
         raise ConfigError(f"ddpg requires one Box of floats as actions, got {spaces.action}")
-    bounds = torch.tensor((family.low, family.high))
-    if not bounds.isfinite().all():
+    low, high = torch.tensor((family.low, family.high))
+    if not (high - low).isfinite().all():  # the widest bounds of float32 are too wide as well
         raise ConfigError(
             f"ddpg requires finite bounds of actions, the action space is {spaces.action}; give it "
             "bounds, as by gymnasium.wrappers.TransformAction(env, lambda a: a, Box(-10, 10, ...))"
@@ -66,31 +66,30 @@ class ActionValue(nn.Module):
         self, spaces: Spaces, model: ModelConfig, action_layer: int, generator: torch.Generator,
         precision: Precision,
     ):  # fmt: skip
-        """action_layer: number of the layer that the action enters, from 1; the output's is one
-        more than there are hidden ones.
+        """action_layer: number of the hidden layer that the action enters, from 1; one of the
+        user's own encoders has a single one after it, as wide as the features.
         """
         super().__init__()
         hidden = model.value_hidden
-        early, late = (None, ()) if hidden is None else _split(hidden, action_layer)
+        early = None if hidden is None else hidden[: action_layer - 1]
         with torch.random.fork_rng(devices=[]):
             encoder = make_encoder(spaces, model, early, generator)
             self.trunk = Trunk("value", encoder, None, precision)
             self.encoder = encoder
-            size = self.trunk.feature_size + action_box(spaces).size
+            features = self.trunk.feature_size
+            late = (features,) if hidden is None else hidden[action_layer - 1 :]
+            size = features + action_box(spaces).size
             activation = model.activation or "relu"
             self.layers = layers((size, *late), activation, model.layer_norm)
-            self.head = nn.Linear(late[-1] if late else size, 1)
+            self.head = nn.Linear(late[-1], 1)
 
     def forward(self, obs: Obs, action: Tensor) -> Tensor:
         """Values ``[N]`` of actions ``[N, A]`` in [-1, 1]."""
         features = torch.cat((self.trunk(obs)[0], action), -1)
-        value: Tensor = self.head(self.layers(features)).squeeze(-1)
+        with autocast(self.trunk.precision, features.device):
+            features = self.layers(features)
+        value: Tensor = self.head(features.float()).squeeze(-1)
         return value
-
-
-def _split(hidden: tuple[int, ...], action_layer: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Widths of the layers before the action enters and of those after."""
-    return hidden[: action_layer - 1], hidden[action_layer - 1 :]
 
 
 @final

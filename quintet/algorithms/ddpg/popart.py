@@ -29,6 +29,12 @@ class TargetStatistics(nn.Module):
         self.register_buffer("mean", torch.zeros((), dtype=torch.float64))
         self.register_buffer("variance", torch.ones((), dtype=torch.float64))
 
+    def reset(self) -> None:
+        """Forgets all targets."""
+        self.count.fill_(PRIOR_COUNT)
+        self.mean.zero_()
+        self.variance.fill_(1.0)
+
     @torch.no_grad()
     def merge(self, target: Tensor) -> None:
         """Takes targets ``[N]``.
