@@ -376,7 +376,8 @@ def find_policy(path: Path) -> tuple[dict[str, Any], Publication, dict[str, Tens
     """
     found = _find(path, "latest")
     try:
-        return *_parts(found), found.tensors.get(LEARNER, {})
+        own = LEARNER if POLICIES not in found.meta else f"{LEARNER}_{found.meta[LEADER]}"
+        return *_parts(found), found.tensors.get(own, {})
     except (KeyError, TypeError, ValueError) as error:
         raise _no_policy(found, error) from error
 

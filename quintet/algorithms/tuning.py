@@ -38,8 +38,8 @@ def bounds_of(options: BaseModel, names: Sequence[str]) -> dict[str, tuple[float
         found[name] = max(lows), min(highs)
     given: Mapping[str, float | None] = options.model_dump()
     lower, upper = CAPS
-    if lower in names and upper not in names and (most := given[upper]) is not None:
+    if lower in names and upper not in names and (most := given.get(upper)) is not None:
         found[lower] = found[lower][0], min(found[lower][1], most)
-    if upper in names and lower not in names and (least := given[lower]) is not None:
+    if upper in names and lower not in names and (least := given.get(lower)) is not None:
         found[upper] = max(found[upper][0], least), found[upper][1]
     return found

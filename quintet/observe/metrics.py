@@ -109,7 +109,7 @@ _SPEED = {
 }
 
 _LOSSES = {
-    "loss/total": Metric("1", "weighted sum of all terms, as differentiated"),
+    "loss/total": Metric("1", "weighted sum of all terms"),
     "loss/total_abs": Metric("1", "sum of the absolute values of the weighted terms"),
     "loss/policy": Metric("1", "policy term, to be minimised"),
     "loss/value": Metric("reward units^2", "half the squared error of the value"),

@@ -114,6 +114,26 @@ def test_a_run_begins_with_the_weights_and_statistics_of_another(donor, tmp_path
     assert config["init_from"] == str(places[kind])
 
 
+def test_of_a_population_the_leading_learner_is_taken_whole(tmp_path, begun):
+    """With what only learning needs."""
+    two = {"population.size": 2, "population.pbt": False}
+    quintet.train("ppo", ENV, TOTAL, 5, tmp_path / "donor", SMALL | two)
+    found = newest(tmp_path / "donor")
+    theirs = found.tensors[f"learner_{found.meta['leader']}"]
+    run(tmp_path / "new", init_from=str(tmp_path / "donor"))
+    tensors, *_ = begun[-1]
+    taken = {name: x for name, x in theirs.items() if name.startswith(("reward_", "network/"))}
+    assert taken["reward_moments/count"] > 0
+    assert same({name: tensors[name] for name in taken}, taken)
+    assert "begins anew" not in (tmp_path / "new/log.txt").read_text()
+
+
+def test_statistics_of_rewards_that_are_not_used_go_no_further(donor, tmp_path, begun):
+    """Another run would take them for those of its values."""
+    run(tmp_path / "a", init_from=str(donor.run_dir), reward_normalizer="none")
+    assert begun[0][0]["reward_moments/count"] == 0
+
+
 def test_it_differs_from_a_run_that_begins_anew(donor, tmp_path, begun):
     run(tmp_path / "a")
     run(tmp_path / "b", init_from=str(donor.run_dir))

@@ -161,13 +161,13 @@ class ACERConfig(BaseModel):
         observations = self.normalize_observations or self.normalize_pictures
         rewards = self.reward_normalizer != "none"
         normalizes = observations or rewards, "a normaliser"
-        several = self.unroll_steps > 1
+        traces = self.unroll_steps > 1 and self.gamma > 0
         return {
             "replay_capacity_steps_per_stream": replays,
             "replay_start_steps_per_stream": replays,
             "replay_sampling": replays,
-            "lambda_": (several and self.c_bar > 0, "c_bar > 0 and unroll_steps > 1"),
-            "c_bar": (several and self.lambda_ > 0, "lambda_ > 0 and unroll_steps > 1"),
+            "lambda_": (traces and self.c_bar > 0, "c_bar > 0, gamma > 0 and unroll_steps > 1"),
+            "c_bar": (traces and self.lambda_ > 0, "lambda_ > 0, gamma > 0 and unroll_steps > 1"),
             "trust_region_delta": region,
             "average_decay": region,
             "observation_clip": (observations, "normalize_observations or normalize_pictures"),
@@ -232,8 +232,8 @@ def check(
     if config.replay_ratio > 0 and start >= total_env_steps:
         faults.append(
             f"replay_start_steps_per_stream x streams must be below total_env_steps "
-            f"{total_env_steps}, or nothing is learned from replay, got {start}; lower it, raise "
-            "the budget, or give replay_ratio 0"
+            f"{total_env_steps}, or nothing is learned from replay, got {start}; lower it or raise "
+            "the budget"
         )
     return faults
 

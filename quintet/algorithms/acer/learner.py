@@ -10,7 +10,7 @@ The policy's gradient g is made at the statistics f of its distribution (probabi
 a Gaussian).  There the trust region bends it to z, and from there it goes on to the weights: the
 loss has the term ``-z . f``, whose gradient at f is -z.
 
-Departures from the paper, each with the switch that turns it off:
+Departures from the paper, each with the switch that turns it off, where there is one:
 
  1. Truncated episodes bootstrap from the value of their true final observation
     (``truncation_as_termination``).
@@ -50,7 +50,13 @@ from quintet.algorithms.parts.off_policy_statistics import Terms, off_policy_sta
 from quintet.algorithms.parts.options import refuse_aux_losses, require_tunable
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
 from quintet.algorithms.parts.statistics import Statistics
-from quintet.algorithms.parts.trained import Optimizer, Parameters, Trained, knobs_of
+from quintet.algorithms.parts.trained import (
+    AVERAGE,
+    Optimizer,
+    Parameters,
+    Trained,
+    knobs_of,
+)
 from quintet.models.config import ModelConfig
 from quintet.models.encoders import Cnn
 from quintet.ops import policy_statistics, reduce, schedules
@@ -65,6 +71,7 @@ FOLD_EVERY = 16
 """Updates whose statistics are put together at once, and looked at for NaN."""
 
 _CRITIC_HEAD = "critic_head."
+_SPREAD = ("network/policy_head.std_param", f"{AVERAGE}policy_head.std_param")
 
 
 def make_actor(
@@ -161,8 +168,9 @@ class ACERLearner:
     def warm_start(self, weights: Mapping[str, Tensor]) -> None:
         """Takes weights; a spread that is not learned stays that of the options."""
         if not self.config.learn_std:
-            own = self.weights().items()
-            weights = {**weights, **{n: x.clone() for n, x in own if n.endswith("std_param")}}
+            own = self.weights()
+            spread = [name for name in _SPREAD if name in own]
+            weights = {**weights, **{name: own[name].clone() for name in spread}}
         self.normalizers.loads(self.trained)(weights)
 
     def update(self, batch: Rollout, env_steps: int) -> None:
@@ -194,9 +202,11 @@ class ACERLearner:
             batch = replace(batch, record=record)
         count, rows = batch.valid.sum().clamp_min(1), batch.valid.numel()
         normalizers = self.normalizers
-        if normalizers.rewards.kind != "none" and not batch.replayed:
+        if not batch.replayed:
             whole = self.ranks.whole(batch)
             means = normalizers.of_rewards(whole, normalizers.rewards(whole.reward))
+            if normalizers.rewards.kind == "none":
+                means = {"reward/mean": means["reward/mean"]}
             self.trained.interval.add(Statistics(means))
         batch = self.ranks.shard(batch)
         obs = normalizers.flat(batch)
@@ -266,8 +276,7 @@ class ACERLearner:
             sums = torch.where(batch.valid, region, 0.0).sum((1, 2)) / unrolls.count
             own |= dict(zip(REGION, sums, strict=True))
         means = {**told.means, **own}
-        if self.normalizers.rewards.kind != "none":
-            del means["reward/mean"]  # the normalised reward's
+        del means["reward/mean"]  # of replayed rewards too, and of normalised ones
         told = told._replace(means=means)
         policy = -reduced((z * estimates.f).sum(-1))
         return policy + torch.stack([*critic.values()]).sum(), told

@@ -16,7 +16,7 @@ from quintet.models.build import (
 from quintet.models.config import ModelConfig
 from quintet.models.encoders import layers
 from quintet.models.heads import PolicyHead, action_family
-from quintet.models.precision import Precision
+from quintet.models.precision import Precision, autocast
 from quintet.ops.discrete import Bernoulli, Categorical
 from quintet.ops.distributions import Family, TupleFamily
 from quintet.ops.gaussian import DiagGaussian
@@ -45,11 +45,13 @@ class StochasticDueling(nn.Module):
     Source: Wang et al., arXiv 1611.01224, section 5.1.
     """
 
-    def __init__(self, feature_size: int, family: Family, activation: str):
+    def __init__(self, feature_size: int, family: Family, model: ModelConfig, precision: Precision):
+        """The advantages have a hidden layer of features and action, as wide as the features."""
         super().__init__()
-        self.family = family
+        self.family, self.precision = family, precision
         self.value = nn.Linear(feature_size, 1)
-        self.hidden = layers((feature_size + encoded_size(family), feature_size), activation, False)
+        sizes = feature_size + encoded_size(family), feature_size
+        self.hidden = layers(sizes, model.activation or "relu", model.layer_norm)
         # A bias would go out with the mean.
         self.advantage = nn.Linear(feature_size, 1, bias=False)
 
@@ -59,9 +61,11 @@ class StochasticDueling(nn.Module):
         """
         rows, number = actions.shape[:2]
         beside = features[:rows].unsqueeze(1).expand(-1, number, -1)
-        hidden = self.hidden(torch.cat((beside, encoded(self.family, actions)), -1))
+        both = torch.cat((beside, encoded(self.family, actions)), -1)
+        with autocast(self.precision, features.device):
+            hidden = self.hidden(both)
         value: Tensor = self.value(features).squeeze(-1)
-        return value, self.advantage(hidden).squeeze(-1)
+        return value, self.advantage(hidden.float()).squeeze(-1)
 
 
 def encoded_size(family: Family) -> int:
@@ -123,7 +127,12 @@ class PolicyAndCritic(nn.Module):
                 self.critic_encoder = self.critic_trunk.encoder
                 self.critic_core = self.critic_trunk.core
             if not only_acts:
-                self.critic_head = _critic_head(self.critic_trunk.feature_size, family, model)
+                size = self.critic_trunk.feature_size
+                self.critic_head: nn.Module = (
+                    ActionValues(size, family.num_actions)
+                    if isinstance(family, Categorical)
+                    else StochasticDueling(size, family, model, precision)
+                )
         if generator is not None:
             policy = Branch(self.trunk, self.policy_head, "policy")
             critic = Branch(self.critic_trunk, self.critic_head, "value")
@@ -177,9 +186,3 @@ class PolicyAndCritic(nn.Module):
 
     def _trunks(self) -> list[Trunk]:
         return [self.trunk, self.critic_trunk] if self.has_critic_trunk else [self.trunk]
-
-
-def _critic_head(feature_size: int, family: Family, model: ModelConfig) -> nn.Module:
-    if isinstance(family, Categorical):
-        return ActionValues(feature_size, family.num_actions)
-    return StochasticDueling(feature_size, family, model.activation or "relu")

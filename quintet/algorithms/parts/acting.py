@@ -1,4 +1,4 @@
-"""The actor of learners that sample from their policy: PPO and IMPALA."""
+"""The actor of learners that sample from their policy: all but DDPG."""
 
 from typing import Literal, Protocol, final
 

@@ -69,6 +69,11 @@ class Normalizers:
 
         def load(weights: Mapping[str, Tensor]) -> None:
             trained.load_weights(weights)
+            if (
+                self.rewards.kind == "none"
+            ):  # a run that begins with these would take them for its own
+                for x in self.rewards.moments.buffers():
+                    x.zero_()
             if self.rewards.kind != "none" and not self.learn and self.rewards.moments.count == 0:
                 raise ConfigError(
                     "update_normalizers=false requires statistics of rewards, init_from brings "
