@@ -8,6 +8,7 @@ Its Python needs stable-baselines3, gymnasium[box2d,mujoco], ale-py and opencv-p
 import json
 import sys
 import time
+from collections import deque
 
 import numpy as np
 from stable_baselines3 import DDPG, PPO
@@ -84,13 +85,15 @@ class Until(BaseCallback):
 
     def __init__(self, threshold: float, episodes: int, give_up_at: float):
         super().__init__()
-        self.threshold, self.episodes, self.give_up_at = threshold, episodes, give_up_at
+        self.threshold, self.give_up_at = threshold, give_up_at
+        self.returns: deque[float] = deque(maxlen=episodes)
         self.reached = False
 
     def _on_step(self) -> bool:
-        buffer = self.model.ep_info_buffer
-        if len(buffer) == self.episodes and np.mean([e["r"] for e in buffer]) >= self.threshold:
-            self.reached = True
+        found = [info["episode"]["r"] for info in self.locals["infos"] if "episode" in info]
+        self.returns.extend(found)
+        if found and len(self.returns) == self.returns.maxlen:
+            self.reached = self.reached or np.mean(self.returns) >= self.threshold
         return not self.reached and time.time() < self.give_up_at
 
 
@@ -99,13 +102,13 @@ def main() -> None:
     seed, give_up_at = int(sys.argv[4]), float(sys.argv[5])
     make, policy, budget, options = TASKS[name]
     learner = DDPG if name.endswith("DDPG") else PPO
-    model = learner(
-        policy, make(seed), seed=seed, device="cpu", stats_window_size=episodes, **options
-    )
+    model = learner(policy, make(seed), seed=seed, device="cpu", **options)
     until = Until(threshold, episodes, give_up_at)
     model.learn(budget, callback=until)
     print(
-        json.dumps({"reached": until.reached, "at": time.time(), "env_steps": model.num_timesteps})
+        json.dumps(
+            {"reached": bool(until.reached), "at": time.time(), "env_steps": model.num_timesteps}
+        )
     )
 
 
