@@ -287,7 +287,7 @@ def test_a_resumed_run_has_the_bytes_of_one_that_was_not_interrupted(
         "checkpoint.keep": 100,
         "checkpoint.max_cut_frac": 1.0,
         "model.core": core,
-        "model.policy_hidden": (8,),
+        "model.policy_hidden": (8, 8),
     }
     env = "CartPole-v1"
     if not isinstance(gymnasium.spaces.Discrete(2), LEARNERS[algo].actions):

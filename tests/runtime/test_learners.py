@@ -377,5 +377,6 @@ def test_wide_layers_take_threads_for_updates_alone(
     monkeypatch.setattr(resolution, "usable_cores", lambda: 8)
     widths = [int(width) for width in hidden.split()]
     given = {"env.id": "Pendulum-v1", "runtime.kind": kind, "model.policy_hidden": widths}
+    given |= {"action_layer": 1}
     values = resolution.resolved(compose("ddpg", [Layer("call", given)]))[0]
     assert (values["runtime.threads"], values["runtime.actor_threads"]) == (threads, 1)
