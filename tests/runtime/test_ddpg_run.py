@@ -215,7 +215,7 @@ def test_async_keeps_the_ratio_of_updates_to_env_steps(
     total, start, rate = 3_000, 60, 0.1
     options = {
         "runtime.kind": "async", "runtime.num_workers": 2, "unroll_steps": 5,
-        "updates_per_env_step": rate, "model.policy_hidden": [8, 8], "checkpoint.interval_updates": 99,
+        "updates_per_env_step": rate, "model.policy_hidden": [8], "checkpoint.interval_updates": 99,
         "action_layer": 1,
     }  # fmt: skip
     env = Pushed if what == "learner" else SlowSteps
