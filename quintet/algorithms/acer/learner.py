@@ -204,9 +204,10 @@ class ACERLearner:
         normalizers = self.normalizers
         if not batch.replayed:
             whole = self.ranks.whole(batch)
-            means = normalizers.of_rewards(whole, normalizers.rewards(whole.reward))
             if normalizers.rewards.kind == "none":
-                means = {"reward/mean": means["reward/mean"]}
+                means = {"reward/mean": reduce.mean_valid(whole.reward, whole.valid)}
+            else:
+                means = normalizers.of_rewards(whole, normalizers.rewards(whole.reward))
             self.trained.interval.add(Statistics(means))
         batch = self.ranks.shard(batch)
         obs = normalizers.flat(batch)

@@ -69,9 +69,8 @@ class Normalizers:
 
         def load(weights: Mapping[str, Tensor]) -> None:
             trained.load_weights(weights)
-            if (
-                self.rewards.kind == "none"
-            ):  # a run that begins with these would take them for its own
+            if self.rewards.kind == "none":
+                # They would go on, unused, to a run that takes them for those of its values.
                 for x in self.rewards.moments.buffers():
                     x.zero_()
             if self.rewards.kind != "none" and not self.learn and self.rewards.moments.count == 0:
