@@ -343,7 +343,7 @@ def load(
         raise CheckpointError(f"the path of a run or a policy is required, got {path!r}")
     found = _find(Path(path), which)
     try:
-        description, publication = _parts(found)
+        description, publication, _ = _parts(found)
         origin = _origin(found, trust, description["model"]["encoder"], encoder)
         return Policy(description, publication, origin)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -376,18 +376,20 @@ def find_policy(path: Path) -> tuple[dict[str, Any], Publication, dict[str, Tens
     """
     found = _find(path, "latest")
     try:
-        own = LEARNER if POLICIES not in found.meta else f"{LEARNER}_{found.meta[LEADER]}"
-        return *_parts(found), found.tensors.get(own, {})
+        description, publication, number = _parts(found)
+        return description, publication, found.tensors.get(f"{LEARNER}{number}", {})
     except (KeyError, TypeError, ValueError) as error:
         raise _no_policy(found, error) from error
 
 
-def _parts(found: checkpoint.Checkpoint) -> tuple[dict[str, Any], Publication]:
-    part, key = found.meta, POLICY
-    if POLICIES in found.meta:  # of several policies the one that was ahead
+def _parts(found: checkpoint.Checkpoint) -> tuple[dict[str, Any], Publication, str]:
+    """The third ends the names of its tensors: of several policies the one that was ahead."""
+    part, number = found.meta, ""
+    if POLICIES in found.meta:
         index = int(found.meta[LEADER])
-        part, key = found.meta[POLICIES][index], f"{POLICY}_{index}"
-    return dict(part["policy"]), Publication(int(part["version"]), found.tensors[key])
+        part, number = found.meta[POLICIES][index], f"_{index}"
+    publication = Publication(int(part["version"]), found.tensors[f"{POLICY}{number}"])
+    return dict(part["policy"]), publication, number
 
 
 def _no_policy(found: checkpoint.Checkpoint, error: Exception) -> CheckpointError:

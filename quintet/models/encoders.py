@@ -74,6 +74,9 @@ def layers(sizes: tuple[int, ...], activation: str, layer_norm: bool) -> nn.Sequ
     return nn.Sequential(*parts)
 
 
+LEAST_UNITS = 64
+"""Of a hidden layer whose width is that of an encoder's features, which may be as few as one."""
+
 MOST_VALUES = 2**16
 """Most values of a discrete leaf that is flattened, which makes as many numbers per observation."""
 

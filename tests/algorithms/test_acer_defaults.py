@@ -114,6 +114,16 @@ def test_the_dueling_network_has_the_networks_activation_and_norm(activation: An
         assert names == ["linear", *["layernorm"] * norm, activation]
 
 
+@pytest.mark.parametrize(("size", "units"), [(1, 64), (64, 64), (65, 65)])
+def test_few_features_leave_the_dueling_network_its_width(size: int, units: int) -> None:
+    family = make_learner(config(), CONTINUOUS).family
+    head = StochasticDueling(size, family, DEEP, "fp32")
+    assert head.advantage.in_features == units
+    value, advantages = head(torch.randn(5, size), torch.randn(5, 3, *family.action_shape))
+    assert value.shape == (5,)
+    assert advantages.shape == (5, 3)
+
+
 def test_no_two_actions_look_alike_to_the_dueling_network() -> None:
     family = make_learner(config(), MULTI).family
     actions = torch.cartesian_prod(torch.arange(2), torch.arange(3))

@@ -87,6 +87,12 @@ def test_which_action_is_best_depends_on_the_observation(
     assert (slope.std(0) > 0.1).all()
 
 
+def test_few_features_leave_the_hidden_layer_its_width() -> None:
+    critic = Case("ddpg", network=OWN).learner().network.critic
+    assert critic.trunk.feature_size == 7
+    assert critic.head.in_features == 64
+
+
 def test_own_encoders_take_no_layer_for_the_action() -> None:
     spaces = Spaces(*CONTINUOUS[:2])
     entry, model = find("ddpg"), resolve_model(ModelConfig(**OWN), spaces)

@@ -38,6 +38,13 @@ def test_what_is_wrong_is_named(metric: str, value: float, text: str) -> None:
     assert wrong[0].startswith(text)
 
 
+def test_far_from_the_weights_of_replayed_rows_is_no_fault() -> None:
+    assert findings({"policy/approx_kl": 0.5, "replay/age_mean": 40.0}) == []
+    (found,) = findings({"policy/approx_kl": 0.5, "policy/kl": 0.2, "replay/age_mean": 40.0})
+    assert (found.part, found.healthy) == ("policy", False)
+
+
 def test_declared_metrics_only() -> None:
     for bounds in (health._POLICY, health._VALUE, health._NORMALIZERS):
         assert all(bound.metric in METRICS for bound in bounds)
+        assert all(bound.unless in METRICS for bound in bounds if bound.unless)

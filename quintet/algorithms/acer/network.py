@@ -14,7 +14,7 @@ from quintet.models.build import (
     zeros_of,
 )
 from quintet.models.config import ModelConfig
-from quintet.models.encoders import layers
+from quintet.models.encoders import LEAST_UNITS, layers
 from quintet.models.heads import PolicyHead, action_family
 from quintet.models.precision import Precision, autocast
 from quintet.ops.discrete import Bernoulli, Categorical
@@ -46,14 +46,17 @@ class StochasticDueling(nn.Module):
     """
 
     def __init__(self, feature_size: int, family: Family, model: ModelConfig, precision: Precision):
-        """The advantages have a hidden layer of features and action, as wide as the features."""
+        """The advantages have a hidden layer of features and action, as wide as the features but
+        at least LEAST_UNITS.
+        """
         super().__init__()
         self.family, self.precision = family, precision
         self.value = nn.Linear(feature_size, 1)
-        sizes = feature_size + encoded_size(family), feature_size
+        width = max(feature_size, LEAST_UNITS)
+        sizes = feature_size + encoded_size(family), width
         self.hidden = layers(sizes, model.activation or "relu", model.layer_norm)
         # A bias would go out with the mean.
-        self.advantage = nn.Linear(feature_size, 1, bias=False)
+        self.advantage = nn.Linear(width, 1, bias=False)
 
     def forward(self, features: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Values ``[N]`` of features ``[N, feature_size]``, and of the first M rows the advantages

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from quintet.errors import ConfigError
 from quintet.models.build import Branch, Trunk, check_observation, draw_weights, make_encoder
 from quintet.models.config import ModelConfig
-from quintet.models.encoders import layers
+from quintet.models.encoders import LEAST_UNITS, layers
 from quintet.models.heads import action_family
 from quintet.models.precision import Precision, autocast
 from quintet.models.weights import kernels
@@ -67,7 +67,8 @@ class ActionValue(nn.Module):
         precision: Precision,
     ):  # fmt: skip
         """action_layer: number of the hidden layer that the action enters, from 1; one of the
-        user's own encoders has a single one after it, as wide as the features.
+        user's own encoders has a single one after it, as wide as the features but at least
+        LEAST_UNITS.
         """
         super().__init__()
         hidden = model.value_hidden
@@ -77,7 +78,7 @@ class ActionValue(nn.Module):
             self.trunk = Trunk("value", encoder, None, precision)
             self.encoder = encoder
             features = self.trunk.feature_size
-            late = (features,) if hidden is None else hidden[action_layer - 1 :]
+            late = (max(features, LEAST_UNITS),) if hidden is None else hidden[action_layer - 1 :]
             size = features + action_box(spaces).size
             activation = model.activation or "relu"
             self.layers = layers((size, *late), activation, model.layer_norm)
