@@ -50,6 +50,7 @@ TOY = "quintet.envs.toy:cartpole_without_velocities"
 RED_BALL, LOCAL = "BabyAI-GoToRedBall-v0", "BabyAI-GoToLocal-v0"
 CAR, FIVE, OTHERS = "MountainCarContinuous-v0", (11, 12, 13, 14, 15), (16, 17, 18, 19, 20)
 NEXT = (14, 15, 16)
+DOOM = "vizdoom.gymnasium_wrapper:Vizdoom{}-v1"
 CHEETAH = "Tianshou 5784 ± 1244 (best within the run), CleanRL 1443"
 
 ROWS = (
@@ -115,6 +116,14 @@ ROWS = (
         options=("total_env_steps=10000000",), label="10M",
     ),
     Row("appo", "Pong-v5", 18, 20, "asked: 18 at 5M, 20 at 10M", seeds=(11,)),
+    Row(
+        "appo", DOOM.format("Basic"), 75, None, "asked: solved", seeds=(11,),
+        title="ViZDoom Basic",
+    ),
+    Row(
+        "appo", DOOM.format("HealthGathering"), None, None, "asked: clearly above random",
+        seeds=(11,), title="ViZDoom HealthGathering",
+    ),
     Row("ddpg", "Pendulum-v1", -175, -160, "SB3 zoo -152 (1 run)", seeds=FIVE),
     Row(
         "ddpg", "Pendulum-v1", -179, title="the same, rewards times 1,000, PopArt",

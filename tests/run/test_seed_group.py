@@ -325,7 +325,7 @@ def test_what_became_of_a_run_follows_from_its_process(tmp_path, status, answer,
 
 
 def test_ctrl_c_stops_the_group_and_the_same_command_goes_on(tmp_path):
-    command = [sys.executable, "-m", "quintet", "train", "ppo", "--env", "test_launch:Trouble"]
+    command = [sys.executable, "-m", "quintet", "train", "ppo", "--env", "run_helpers:Trouble"]
     command += ["--env.kwargs", '{"kind": "slow", "after": 0}', "--total-steps", "100000"]
     command += ["--run-dir", str(tmp_path / "g"), "--env.num-streams", "4", "--unroll-steps", "16"]
     command += ["--eval.episodes", "0", "--seeds", "1,2,3", "--jobs", "2"]

@@ -1,0 +1,352 @@
+"""Every option of a run, its environments, checkpoints, evaluations and reports does something."""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gymnasium import spaces
+from pydantic import BaseModel
+from run_helpers import SMALL, TOY, Where, iterations, make_contextual, names, run, weights
+
+import quintet
+from quintet import checkpoint
+from quintet.config.load import Layer
+from quintet.config.run import PARTS, TOP
+from quintet.config.saved import load_config
+from quintet.envs.toy import Contextual, FinitePay
+from quintet.errors import ConfigError
+from quintet.observe.report_files import read_metrics
+from quintet.run import sampling, saving
+
+
+def _algo(where: Where) -> None:
+    with pytest.raises(ConfigError, match="one of ppo"):
+        quintet.train("dqn", TOY, run_dir=where.folder)
+
+
+def _total_env_steps(where: Where) -> None:
+    assert run(where.folder, 77).metrics["env_steps"] == 77
+
+
+def _seed(where: Where) -> None:
+    seeds = {"a": 1, "b": 1, "c": 2}
+    one, two, three = (
+        weights(run(where.folder / name, 64, seed=seed)) for name, seed in seeds.items()
+    )
+    assert one == two
+    assert one != three
+
+
+def _preset(where: Where) -> None:
+    assert run(where.folder / "a", 64).metrics["policy/kl_beta"] == 0
+    assert run(where.folder / "b", 64, preset="kl_penalty").metrics["policy/kl_beta"] > 0
+
+
+def _run_dir(where: Where) -> None:
+    where.monkeypatch.chdir(where.folder)
+    result = quintet.train("ppo", TOY, 64, seed=5, config=SMALL)
+    assert result.run_dir == Path("runs/ppo-quintet.envs.toy_Contextual-s5")
+    assert (where.folder / result.run_dir / "policy").is_dir()
+
+
+def _resume(where: Where) -> None:
+    run(where.folder)
+    with pytest.raises(ConfigError, match="--resume never requires"):
+        run(where.folder, resume="never")
+
+
+def _init_from(where: Where) -> None:
+    """More in test_warm_start."""
+    run(where.folder / "donor")
+    given = {"init_from": str(where.folder / "donor")}
+    assert weights(run(where.folder / "a", **given)) != weights(run(where.folder / "b"))
+
+
+def _init_from_keys(where: Where) -> None:
+    run(where.folder / "donor")
+    given = {"init_from": str(where.folder / "donor")}
+    whole = run(where.folder / "a", **given)
+    part = run(where.folder / "b", **given, init_from_keys=["network/encoder.*"])
+    assert weights(whole) != weights(part)
+
+
+def _interval_updates(where: Where) -> None:
+    run(where.folder / "a", 1000, checkpoint__interval_updates=5, checkpoint__keep=100)
+    *due, last = iterations(where.folder / "a")
+    assert due == list(range(5, last, 5))
+    # auto: 1/20 of the run; what only safety asks for is left out where it costs too much
+    with where.monkeypatch.context() as patched:
+        patched.setattr(saving, "_TIME_FRAC", 1.0)
+        run(where.folder / "b", 64 * 40, checkpoint__keep=100)
+    assert iterations(where.folder / "b")[:19] == list(range(2, 40, 2))
+    with where.monkeypatch.context() as patched:
+        patched.setattr(saving, "_TIME_FRAC", 0.0)
+        endless = {"env": "quintet.envs.toy:FinitePay", "env__kwargs": {"n": 10**6}}
+        run(where.folder / "c", 64 * 40, checkpoint__keep=100, **endless)
+    assert len(names(where.folder / "c")) == 2  # the first one, and the end
+
+
+def _max_cut_frac(where: Where) -> None:
+    exact = {}
+    for most in (0.0, 0.05, 1.0):
+        folder = where.folder / str(most)
+        run(folder, 2000, "quintet.envs.toy:FinitePay", env__kwargs={"n": 9},
+            checkpoint__interval_updates=2, checkpoint__max_cut_frac=most,
+            checkpoint__keep=100)  # fmt: skip
+        found = [checkpoint.read(folder / "checkpoints" / name).meta for name in names(folder)]
+        exact[most] = sum(meta["exact"] for meta in found)
+        for meta in found:
+            assert meta["counters"]["cut_env_steps"] <= most * meta["counters"]["env_steps"]
+        if most == 1.0:
+            assert all(meta["exact"] for meta in found)
+    assert exact[0.0] <= exact[0.05] < exact[1.0]
+
+
+def _keep(where: Where) -> None:
+    for keep in (1, 4):
+        folder = where.folder / str(keep)
+        run(folder, 640, checkpoint__interval_updates=1, checkpoint__keep=keep)
+        assert len(names(folder)) == keep
+        last = iterations(folder)[-1]
+        assert iterations(folder) == list(range(last - keep + 1, last + 1))
+
+
+def _milestones(where: Where) -> None:
+    given = {"checkpoint__interval_updates": 1, "checkpoint__keep": 1, "checkpoint__milestones": 4}
+    run(where.folder, 64 * 8, "quintet.envs.toy:FinitePay", env__kwargs={"n": 10**6}, **given)
+    assert iterations(where.folder) == [2, 4, 6, 8]  # no resets, so 8 iterations
+
+
+def _save_best(where: Where) -> None:
+    run(where.folder / "a", eval__episodes=1)
+    assert quintet.load(where.folder / "a", "best").spaces.action == spaces.Discrete(3)
+    run(where.folder / "b", eval__episodes=1, checkpoint__save_best=False)
+    assert not (where.folder / "b/best").exists()
+    assert "eval/return_mean" in read_metrics(where.folder / "b")[-1]
+
+
+def _episodes(where: Where) -> None:
+    assert run(where.folder / "a", eval__episodes=3).metrics["eval/episodes"] == 3
+    result = run(where.folder / "b", eval__episodes=0)
+    assert "eval/return_mean" not in result.metrics
+    assert not (where.folder / "b/best").exists()
+
+
+def _interval(where: Where) -> None:
+    """Episodes without end: every iteration has 64 env_steps."""
+    for interval, wanted in ((256, [256, 512, 640]), (10_000, [640])):
+        folder = where.folder / str(interval)
+        env = {"env": FinitePay, "env__kwargs": {"n": 30}}
+        run(folder, 640, **env, eval__episodes=1, eval__interval=interval)
+        found = [r["env_steps"] for r in read_metrics(folder) if "eval/return_mean" in r]
+        assert len(found) == len(wanted)
+        assert all(0 <= step - at < 64 for step, at in zip(found, wanted, strict=True))
+
+
+def _greedy(where: Where) -> None:
+    """Target: sampled actions pay much less than their mean."""
+    target = {"env": "quintet.envs.toy:Target", "eval__episodes": 5}
+    greedy = run(where.folder / "a", **target).metrics["eval/return_mean"]
+    sampled = run(where.folder / "b", **target, eval__greedy=False).metrics["eval/return_mean"]
+    assert greedy > sampled + 1
+
+
+def _interval_s(where: Where) -> None:
+    every, rare = [], []
+    run(where.folder / "a", 640, on_report=every.append)
+    run(where.folder / "b", 640, on_report=rare.append, report__interval_s=1000.0)
+    assert len(every) == every[-1]["iterations"] >= 10
+    assert [report["env_steps"] for report in rare] == [640]
+
+
+def _progress(where: Where) -> None:
+    import contextlib
+    import io
+
+    for progress in (True, False):
+        shown = io.StringIO()
+        with contextlib.redirect_stdout(shown):
+            run(where.folder / str(progress), report__progress=progress)
+        assert ("100%" in shown.getvalue()) is progress
+        assert (shown.getvalue() == "") is not progress
+
+
+def _sinks(where: Where) -> None:
+    files = {"jsonl": "metrics.jsonl", "csv": "progress.csv", "tensorboard": "tensorboard"}
+    for sink, name in files.items():
+        folder = where.folder / sink
+        run(folder, 64, report__sinks=(sink,))
+        assert {path.name for path in folder.iterdir()} & set(files.values()) == {name}
+    run(where.folder / "none", 64, report__sinks=())
+    assert {p.name for p in (where.folder / "none").iterdir()} & set(files.values()) == set()
+
+
+def _id(where: Where) -> None:
+    assert run(where.folder, env="quintet.envs.toy:Target").policy.spaces.action.shape == (1,)
+
+
+def _backend(where: Where) -> None:
+    result = run(where.folder, env="CartPole-v1", env__backend="gymnasium")
+    assert result.policy.env.backend == "gymnasium"
+    env = groups_of(env="CartPole-v1", env__backend="gymnasium")[0]
+    assert env.description.backend == "gymnasium"
+
+
+def groups_of(env: str = TOY, **values: Any) -> Any:
+    """The environments of a serial run."""
+    given = {name.replace("__", "."): value for name, value in values.items()}
+    config = {**SMALL, "env.id": env, "total_env_steps": 128, **given}
+    loaded = load_config("ppo", [], Layer("call", config))
+    return sampling.open_source(loaded.config, loaded.env).envs
+
+
+def _kwargs(where: Where) -> None:
+    env = {"env": "quintet.envs.toy:FinitePay", "env__kwargs": {"n": 5}, "report__interval_s": 1e9}
+    assert run(where.folder, **env).metrics["episode/length_mean"] == 5
+    made = run(where.folder / "b", env=make_contextual, env__kwargs={"num_contexts": 7})
+    assert made.policy.spaces.observation.shape == (7,)
+
+
+def _num_streams(where: Where) -> None:
+    made = []
+    run(where.folder, env=lambda: made.append(Contextual()) or made[-1], env__num_streams=6)
+    assert len(made) == 7  # and one that was looked at
+
+
+def _streams_per_group(where: Where) -> None:
+    pool = {"env": "Hopper-v4", "env__backend": "envpool"}  # steps in threads of its own
+    for size, groups, env in (
+        (None, [4], {}), (None, [2, 2], pool), (4, [4], pool), (1, [1, 1, 1, 1], {}),
+    ):  # fmt: skip
+        envs = groups_of(env__streams_per_group=size, **env)
+        assert [env.num_streams for env in envs] == groups
+    one = weights(run(where.folder / "a", 64))
+    assert one != weights(run(where.folder / "b", 64, env__streams_per_group=1))
+
+
+def _frame_stack(where: Where) -> None:
+    assert run(where.folder, env__frame_stack=4).policy.spaces.observation.shape == (4, 3)
+
+
+def _reward_clip(where: Where) -> None:
+    env = {"env": "run_helpers:Trouble", "env__kwargs": {"kind": "seven", "after": 0}}
+    env["report__interval_s"] = 1e9  # one report, of all episodes
+    clipped = run(where.folder / "a", **env, env__reward_clip="abs_one").metrics
+    plain = run(where.folder / "b", **env).metrics
+    assert clipped["reward/mean"] == pytest.approx(1)
+    assert plain["reward/mean"] == pytest.approx(7)
+    assert clipped["episode/return_mean"] == plain["episode/return_mean"] == 63
+
+
+def _reward_shaping(where: Where) -> None:
+    found = run(where.folder, env="shaped_tasks:make", env__reward_shaping={"each": 3.0}).metrics
+    assert found["reward/mean"] == pytest.approx(3)
+
+
+def _success(where: Where) -> None:
+    """Ten steps of 7 that end with 7."""
+    env = {"env": "run_helpers:Trouble", "env__kwargs": {"kind": "seven", "after": 0}}
+    env |= {"report__interval_s": 1e9, "eval__episodes": 2, "report__sinks": ["jsonl", "csv"]}
+    for rule, rate in (("reward>6", 1.0), ("reward>7", 0.0)):
+        folder = where.folder / rule[-1]
+        result = run(folder, **env, env__success=rule)
+        assert result.metrics["eval/success_rate"] == rate
+        # The last report is of what came after an evaluation, in which no episode need have ended.
+        rates = [report.get("episode/success_rate") for report in read_metrics(folder)]
+        assert set(rates) - {None} == {rate}
+        assert "episode/success_rate" in (folder / "progress.csv").read_text()
+        assert quintet.load(folder).env.success == rule
+    assert not any("success" in name for name in run(where.folder / "n", **env).metrics)
+
+
+def _observe_last(where: Where) -> None:
+    space = run(where.folder, env__observe_last=True).policy.spaces.observation
+    assert list(space.spaces) == ["obs", "last_action", "last_reward"]
+
+
+class OfProcess(Contextual):
+    """Leaves the number of its process in a folder."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        (Path(folder) / str(os.getpid())).touch()
+
+
+def _num_threads(where: Where) -> None:
+    pytest.importorskip("envpool")
+    envs = groups_of(env="CartPole-v1", env__backend="envpool", env__num_threads=3)
+    assert [env.num_threads for env in envs] == [3]
+
+
+def _num_processes(where: Where) -> None:
+    """Who makes environments: one process, or two that step them; the policy is the same."""
+    bytes_ = []
+    for count in (1, 2):
+        folder = where.folder / str(count)
+        (pids := where.folder / f"pids-{count}").mkdir()
+        run(folder, env=partial(OfProcess, str(pids)), env__num_processes=count)
+        others = {path.name for path in pids.iterdir()} - {str(os.getpid())}
+        assert len(others) == (count if count > 1 else 0)
+        bytes_.append((folder / "policy" / "policy.safetensors").read_bytes())
+    assert bytes_[0] == bytes_[1]
+
+
+def _mask_from_info(where: Where) -> None:
+    taxi = {"env": "Taxi-v4", "env__backend": "gymnasium"}
+    masked = run(where.folder / "a", **taxi, env__mask_from_info=True).policy.spaces.observation
+    assert "action_mask" in masked.spaces
+    assert run(where.folder / "b", **taxi).policy.spaces.observation == spaces.Discrete(500)
+
+
+EFFECTS: dict[str, Callable[[Where], None]] = {
+    "algo": _algo,
+    "total_env_steps": _total_env_steps,
+    "seed": _seed,
+    "preset": _preset,
+    "run_dir": _run_dir,
+    "resume": _resume,
+    "init_from": _init_from,
+    "init_from_keys": _init_from_keys,
+    "checkpoint.interval_updates": _interval_updates,
+    "checkpoint.max_cut_frac": _max_cut_frac,
+    "checkpoint.keep": _keep,
+    "checkpoint.milestones": _milestones,
+    "checkpoint.save_best": _save_best,
+    "eval.episodes": _episodes,
+    "eval.interval": _interval,
+    "eval.greedy": _greedy,
+    "report.interval_s": _interval_s,
+    "report.progress": _progress,
+    "report.sinks": _sinks,
+    "env.id": _id,
+    "env.backend": _backend,
+    "env.kwargs": _kwargs,
+    "env.num_streams": _num_streams,
+    "env.streams_per_group": _streams_per_group,
+    "env.frame_stack": _frame_stack,
+    "env.reward_clip": _reward_clip,
+    "env.reward_shaping": _reward_shaping,
+    "env.success": _success,
+    "env.observe_last": _observe_last,
+    "env.num_threads": _num_threads,
+    "env.num_processes": _num_processes,
+    "env.mask_from_info": _mask_from_info,
+}
+"""A check of each option's effect; the runtime's are in test_runtime_options, those of the learner,
+the network and a population beside them.
+"""
+
+
+def test_no_option_is_without_a_check():
+    elsewhere = ("model", "population", "self_play", "runtime")
+    parts: dict[str, type[BaseModel]] = {k: v for k, v in PARTS.items() if k not in elsewhere}
+    fields = {f"{part}.{name}" for part, model in parts.items() for name in model.model_fields}
+    assert set(EFFECTS) == fields | set(TOP)
+
+
+@pytest.mark.parametrize("name", EFFECTS)
+def test_every_option_has_an_effect(name, tmp_path, monkeypatch):
+    EFFECTS[name](Where(tmp_path, monkeypatch))

@@ -1,0 +1,303 @@
+"""Every option of the runtime does something."""
+
+import shutil
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from run_helpers import SMALL, TOY, Where, resolved, run, weights
+from torch import nn
+
+from quintet.algorithms.parts.setup import PLAIN
+from quintet.config.load import Layer
+from quintet.config.runtime import RuntimeConfig
+from quintet.config.saved import load_config
+from quintet.envs.toy import Contextual
+from quintet.errors import ConfigError
+from quintet.observe.timing import PhaseTimer
+from quintet.run import learners, resolution, sampling
+from quintet.run.launch import Result
+from quintet.runtime.asynchronous import AsyncSampling
+from quintet.runtime.lockstep import LockstepSampling
+from quintet.runtime.parallel.learners import Learners
+from quintet.runtime.serial import SerialSampling
+
+
+def sampling_of(**options: Any) -> Any:
+    """What would sample; no process has begun."""
+    given = {"env.num_streams": 4} | {k.replace("__", "."): v for k, v in options.items()}
+    loaded = load_config("ppo", [], Layer("call", {**SMALL, "env.id": TOY, **given}))
+    source = sampling.open_source(loaded.config, loaded.env)
+    config = resolution.resolve(loaded, source.spaces)
+    learner = learners.make_learner(config, source.spaces)
+    made = sampling.make_sampling(config, source, [learner], PhaseTimer(), print, print)
+    source.close()
+    OPEN.append(made)
+    return made
+
+
+OPEN: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    while OPEN:
+        OPEN.pop().close()
+
+
+def _kind(where: Where) -> None:
+    kinds = [type(sampling_of(runtime__kind=kind)) for kind in ("serial", "lockstep", "async")]
+    assert kinds == [SerialSampling, LockstepSampling, AsyncSampling]
+    with pytest.raises(ConfigError, match="input should be 'serial', 'lockstep' or 'async'"):
+        run(where.folder, runtime__kind="parallel")
+
+
+def _lag(where: Where) -> None:
+    for lag in (0, 1):
+        made = sampling_of(runtime__kind="lockstep", runtime__lag=lag)
+        assert (made.lag, made.workers.crew.num_slots) == (lag, 1 + lag)
+    with pytest.raises(ConfigError, match=r"runtime.lag=0 has no effect without runtime.kind=lock"):
+        run(where.folder, runtime__lag=0)
+
+
+def _num_workers(where: Where) -> None:
+    for count in (1, 2, 4):
+        made = sampling_of(
+            runtime__kind="async", runtime__num_workers=count, env__streams_per_group=1
+        )
+        groups = [[place.group for place in p.places] for p in made.workers.samplers]
+        assert len(groups) == count
+        assert [group for mine in groups for group in mine] == [0, 1, 2, 3]
+    with pytest.raises(ConfigError, match="num_workers must be at most the number of groups, 2"):
+        sampling_of(runtime__kind="async", runtime__num_workers=3, env__streams_per_group=2)
+
+
+def _max_policy_lag(where: Where) -> None:
+    made = sampling_of(runtime__kind="async", runtime__max_policy_lag=7)
+    assert made.delivery.plan.max_policy_lag == 7
+    assert sampling_of(runtime__kind="async").delivery.plan.max_policy_lag is None
+
+
+def _slots(where: Where) -> None:
+    assert sampling_of(runtime__kind="async").workers.crew.num_slots == 2
+    assert sampling_of(runtime__kind="async", runtime__slots=5).workers.crew.num_slots == 5
+    with pytest.raises(ConfigError, match="slots must be at least 2 for batches of 4 columns"):
+        sampling_of(runtime__kind="async", runtime__slots=1)
+
+
+def _prefetch_batches(where: Where) -> None:
+    made = sampling_of(runtime__kind="async", runtime__prefetch_batches=3)
+    assert made.ready.maxsize == 3
+
+
+def _publish_interval(where: Where) -> None:
+    lags: list[float | None] = []
+
+    def trained(interval: int) -> Result:
+        return run(
+            where.folder / str(interval),
+            512,
+            on_report=lambda report: lags.append(report.get("policy_lag/max")),
+            checkpoint__interval_updates=100,  # at exact ones weights are published too
+            runtime__publish_interval_updates=interval,
+        )
+
+    every = trained(1)
+    assert set(lags) == {None}
+    lags.clear()
+    third = trained(3)
+    assert weights(every) != weights(third)
+    assert lags == [0.0, 1.0, 2.0, 0.0, 1.0, 2.0, 0.0, 1.0, 2.0]
+    # the policy that is saved is the newest, whatever the actors had
+    assert third.policy.publication.version == every.policy.publication.version
+
+
+def _inference(where: Where) -> None:
+    assert sampling_of(runtime__kind="async").workers.server is None
+    made = sampling_of(runtime__kind="async", runtime__inference="server")
+    assert made.workers.server.kind.module == "quintet.runtime.processes.server"
+    # Two groups of a worker take turns only where one steps by itself meanwhile.
+    given = {"runtime.kind": "async", "runtime.inference": "server", "runtime.num_workers": 2}
+    for backend, size in (("envpool", 2), ("gymnasium", 4)):
+        asked = {**SMALL, "env.id": "CartPole-v1", "env.num_streams": 8, "env.backend": backend}
+        loaded = load_config("ppo", [], Layer("call", asked | given))
+        assert resolution.streams_per_group(loaded.config, loaded.env) == size
+
+
+def _inference_batches(where: Where) -> None:
+    given = {"batch_min": 3, "batch_max": 9, "timeout_ms": 7.0}
+    options = {f"runtime__inference_{name}": value for name, value in given.items()}
+    made = sampling_of(runtime__kind="async", runtime__inference="server", **options)
+    server = made.workers.crew.server
+    assert (server.batch_min, server.batch_max, server.batch_timeout_s) == (3, 9, 0.007)
+    with pytest.raises(ConfigError, match="inference_batch_max must be at least 3"):
+        sampling_of(
+            runtime__kind="async",
+            runtime__inference="server",
+            runtime__inference_batch_min=3,
+            runtime__inference_batch_max=2,
+        )
+
+
+def _worker_timeout_s(where: Where) -> None:
+    made = sampling_of(runtime__kind="async", runtime__worker_timeout_s=1.5)
+    assert made.workers.crew.timeout_s == 1.5
+
+
+def _max_restarts(where: Where) -> None:
+    assert sampling_of(runtime__kind="async", runtime__max_restarts=0).options.max_restarts == 0
+
+
+def learners_of(**options: Any) -> Learners:
+    """What would learn; no process has begun."""
+    given = {k.replace("__", "."): v for k, v in options.items()}
+    given |= {"env.id": TOY, "preset": "none", "total_env_steps": 10_000}
+    loaded = load_config("impala", [], Layer("call", given))
+    source = sampling.open_source(loaded.config, loaded.env)
+    made = learners.make_learners(resolution.resolve(loaded, source.spaces), source.spaces)
+    source.close()
+    OPEN.append(made)
+    return made
+
+
+def _num_learners(where: Where) -> None:
+    """More in test_learners."""
+    made = learners_of(runtime__num_learners=3)
+    assert [process.kind.name for process in made.processes] == ["learner 1", "learner 2"]
+    with pytest.raises(ConfigError, match="minibatch_steps that they can share evenly, got 32"):
+        run(where.folder, runtime__num_learners=3)
+
+
+def _learner_timeout_s(where: Where) -> None:
+    made = learners_of(runtime__num_learners=2, runtime__learner_timeout_s=1.5)
+    assert made.crew.timeout_s == 1.5
+
+
+class Threads(Contextual):
+    """Notes how many threads PyTorch has beside it."""
+
+    seen: ClassVar[set[int]] = set()
+
+    def step(self, action):
+        self.seen.add(torch.get_num_threads())
+        return super().step(action)
+
+
+def _actor_threads(where: Where) -> None:
+    learning = []
+    for threads in (2, None):
+        Threads.seen.clear()
+        run(
+            where.folder / str(threads),
+            env=Threads,
+            runtime__actor_threads=threads,
+            on_report=lambda _: learning.append(torch.get_num_threads()),
+        )
+        assert Threads.seen == {threads or 1}
+    assert set(learning) == {1}
+    assert sampling_of(runtime__kind="async", runtime__threads=2).workers.crew.threads == 1
+
+
+def _device(where: Where) -> None:
+    where.monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolved(runtime__device="auto")["runtime.device"] == "cpu"
+    with pytest.raises(ConfigError, match="requires a CUDA GPU"):
+        resolved(runtime__device="cuda")
+
+
+def _threads(where: Where) -> None:
+    before, seen = torch.get_num_threads(), []
+    run(
+        where.folder / "a",
+        64,
+        runtime__threads=2,
+        on_report=lambda _: seen.append(torch.get_num_threads()),
+    )
+    run(where.folder / "b", 64, on_report=lambda _: seen.append(torch.get_num_threads()))
+    assert set(seen) == {1, 2}
+    assert seen[0] == 2
+    assert torch.get_num_threads() == before
+
+
+def _compile(where: Where) -> None:
+    said: list[str] = []
+    where.monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/g++")
+    where.monkeypatch.setattr(
+        RuntimeConfig, "compute", property(lambda self: said.append(self.compile) or PLAIN)
+    )
+    run(where.folder / "a", 64, runtime__compile="on")
+    assert set(said) == {"on"}
+    said.clear()
+    run(where.folder / "b", 64, runtime__compile="auto")  # far too short to be worth it
+    assert set(said) == {"off"}
+    many = {"total_env_steps": 1_500_000, "runtime__compile": "auto"}
+    assert resolved(**many)["runtime.compile"] == "on"
+    assert resolved(**many, minibatch_steps=64)["runtime.compile"] == "off"
+    assert resolved(**many, check_numerics=True)["runtime.compile"] == "off"
+
+
+class OwnPicture(nn.Module):
+    """Puts linear features in a float32 tensor of its own, which autocast would break."""
+
+    feature_size = 2
+
+    def __init__(self, leaves: Any):
+        super().__init__()
+        self.linear = nn.Linear(4 * 84 * 84, 2)
+
+    def forward(self, obs: dict[str, torch.Tensor]) -> torch.Tensor:
+        x = obs["obs"].flatten(1).float() / 255.0
+        out = torch.zeros(len(x), 2)
+        out[torch.arange(len(x))] = self.linear(x)
+        return out
+
+
+def _precision(where: Where) -> None:
+    full = run(where.folder / "a", 64, runtime__precision="fp32")
+    half = run(where.folder / "b", 64, runtime__precision="bf16")
+    assert weights(full) != weights(half)
+    assert all(x.dtype != torch.bfloat16 for x in half.policy.publication.tensors.values())
+    pixels = {"env__id": "Pong-v5", "runtime__precision": "auto"}
+    for able, expected in ((True, "bf16"), (False, "fp32")):
+        where.monkeypatch.setattr(
+            "quintet.models.precision.fast_bf16", lambda device, able=able: able
+        )
+        assert resolved(**pixels)["runtime.precision"] == expected
+        assert resolved(runtime__precision="auto")["runtime.precision"] == "fp32"
+        own = {"model__encoder": "test_runtime_options:OwnPicture", "model__policy_hidden": None}
+        assert resolved(**pixels, **own)["runtime.precision"] == "fp32"
+
+
+EFFECTS: dict[str, Callable[[Where], None]] = {
+    "runtime.kind": _kind,
+    "runtime.lag": _lag,
+    "runtime.inference": _inference,
+    "runtime.inference_batch_min": _inference_batches,
+    "runtime.inference_batch_max": _inference_batches,
+    "runtime.inference_timeout_ms": _inference_batches,
+    "runtime.num_workers": _num_workers,
+    "runtime.max_policy_lag": _max_policy_lag,
+    "runtime.slots": _slots,
+    "runtime.prefetch_batches": _prefetch_batches,
+    "runtime.publish_interval_updates": _publish_interval,
+    "runtime.worker_timeout_s": _worker_timeout_s,
+    "runtime.max_restarts": _max_restarts,
+    "runtime.num_learners": _num_learners,
+    "runtime.learner_timeout_s": _learner_timeout_s,
+    "runtime.actor_threads": _actor_threads,
+    "runtime.device": _device,
+    "runtime.threads": _threads,
+    "runtime.precision": _precision,
+    "runtime.compile": _compile,
+}
+
+
+def test_no_option_is_without_a_check():
+    assert set(EFFECTS) == {f"runtime.{name}" for name in RuntimeConfig.model_fields}
+
+
+@pytest.mark.parametrize("name", EFFECTS)
+def test_every_option_has_an_effect(name, tmp_path, monkeypatch):
+    EFFECTS[name](Where(tmp_path, monkeypatch))
