@@ -404,6 +404,10 @@ def test_pictures(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
         ({"population.objective": "value/target_mean"}, "runtime.kind=async"),
         ({"population.initial": {"gamma": [0.9, 0.8, 0.7]}}, "requires options that are tuned"),
         ({"population.initial": {"learning_rate": [-1.0, 1.0, 1.0]}}, "learning_rate"),
+        ({"population.tuned": ["num_epochs"]}, "rho_bar, value_coef.*got num_epochs=2"),
+        ({"population.tuned": ["gamma"], "gamma": 1.0}, "requires values below 1 of gamma"),
+        ({"population.start_env_steps": 1_000}, "start_env_steps must be below .* 1,000 of the"),
+        ({"population.period_env_steps": 2_000}, "period_env_steps must be below .* got 2,000"),
         ({"population.size": 1}, "has no effect without size > 1"),
         ({"population.objective": "policy_lag/mean"}, "requires a metric of the policies"),
         ({"population.objective": "eval/return_mean"}, "requires eval.episodes > 0"),
@@ -414,6 +418,13 @@ def test_refusals(options: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said):
         train(tmp_path / "run", **{name.replace(".", "__"): x for name, x in options.items()})
     assert not (tmp_path / "run").exists()
+
+
+def test_first_values_below_1_may_be_given_where_the_learner_has_1(tmp_path: Path) -> None:
+    own = {"population__tuned": ["gamma"], "population__initial": {"gamma": [0.9, 0.99, 0.95]}}
+    train(tmp_path / "run", gamma=1.0, **own)
+    begins = [e["values"]["gamma"] for e in events(tmp_path / "run") if e["event"] == "begins"]
+    assert begins == [0.9, 0.99, 0.95]
 
 
 def test_any_metric_is_an_objective_where_the_clock_may_decide(tmp_path: Path) -> None:
