@@ -275,6 +275,8 @@ def test_gae_takes_the_value_behind_the_unroll_from_the_state_there() -> None:
 def test_statistics_are_of_valid_rows() -> None:
     learner = make_learner(kl_coef=0.1, clip_ratio=0.5)
     batch, network = make_batch(learner), Linear((3, 3))
+    batch.record["value"][~batch.valid] = 1e3
+    batch.obs["obs"][:-1][~batch.valid] *= 10.0
     learner.network = network  # type: ignore[assignment]
     knobs = knobs_of(Knobs, learner.config)
     (minibatch,) = learner._minibatches(learner._chunks(batch), knobs)
@@ -439,6 +441,43 @@ def test_a_minibatch_of_one_or_two_valid_rows_is_finite(rows: int) -> None:
     assert learner.trained.theta.isfinite().all()
     moments = learner.trained.memory["exp_avg_sq"]
     assert told["optim/second_moment_max"] == moments.max().item() > 0
+
+
+def test_advantages_that_hardly_differ_stay_small() -> None:
+    learner = make_learner(use_vtrace=False, gamma=0.0)
+    batch = make_batch(learner)
+    batch.record["value"].zero_()
+    batch.reward.mul_(1e-5)
+    told = learn(learner, batch)
+    assert 1e-3 < told["advantage/normalized_max"] < 0.1
+
+
+def test_what_invalid_rows_hold_does_not_matter() -> None:
+    learners = [make_learner(), make_learner()]
+    for learner, ratio, rest in zip(learners, (0.0, math.nan), (0.0, 1e9), strict=True):
+        batch = make_batch(learner)
+        batch.record["logp_mu"][~batch.valid] = ratio
+        batch.record["value"][~batch.valid] = batch.reward[~batch.valid] = rest
+        learner.update(batch, 0)
+    assert torch.equal(learners[0].trained.theta, learners[1].trained.theta)
+
+
+def test_rows_are_normalised_by_the_statistics_of_earlier_iterations() -> None:
+    learner = make_learner(reward_normalizer="step_std", normalize_observations=True)
+    merge, updates = learner.normalizers.merge, list[int]()
+
+    def watched(batch: Rollout) -> None:
+        updates.append(learner.updates)
+        merge(batch)
+
+    learner.normalizers.merge = watched  # type: ignore[method-assign]
+    batch = make_batch(learner)
+    learner.update(batch, 0)
+    assert updates == [1]
+    std = learner.normalizers.rewards.moments.variance.add(1e-3).sqrt().float()
+    found = learner._chunks(batch).reward[batch.valid]
+    torch.testing.assert_close(found, batch.reward[batch.valid] / std, rtol=1e-4, atol=1e-6)
+    assert abs(std - 1.0) > 1e-3
 
 
 def test_the_rate_follows_the_schedule() -> None:
