@@ -97,17 +97,23 @@ class Algorithm:
         Raises:
             ConfigError: an option that is named is no number that can change during a run.
         """
-        given = {name: getattr(options, name, None) for name in named or self.tuned}
-        numbers = [name for name, x in given.items() if isinstance(x, float) and x != 0.0]
-        found = tuple(name for name in numbers if _has_effect(options, name))
-        wrong = [name for name in named if name not in found or name not in self.tunable]
+        found = tuple(name for name in named or self.tuned if self._tunes(options, name))
+        wrong = [name for name in named if name not in found]
         if wrong:
+            able = [name for name in sorted(self.tunable) if self._tunes(options, name)]
+            given = options.model_dump()
+            got = [f"{name}={given[name]}" if name in given else name for name in wrong]
             raise ConfigError(
                 "population.tuned requires options with an effect whose numbers can change during "
-                f"a run and are not 0 (some of {', '.join(sorted(self.tunable))}), got "
-                f"{', '.join(f'{name}={given[name]}' for name in wrong)}; leave them out"
+                f"a run, whole numbers and 0 apart (here {', '.join(able)}), got {', '.join(got)}; "
+                "leave them out"
             )
         return found
+
+    def _tunes(self, options: BaseModel, name: str) -> bool:
+        x = getattr(options, name, None)
+        number = name in self.tunable and isinstance(x, float) and x != 0.0
+        return number and _has_effect(options, name)
 
 
 def _has_effect(options: BaseModel, name: str) -> bool:

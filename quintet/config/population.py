@@ -60,6 +60,13 @@ def first_values(config: RunConfig) -> None:
             f"population.initial requires options that are tuned ({', '.join(first)}), got "
             f"{', '.join(others)}; name them in population.tuned too"
         )
+    stuck = [n for n, x in first.items() if n in NEAR_1 and x == 1.0 and n not in initial]
+    if stuck and config.population.pbt:
+        raise ConfigError(
+            f"population.tuned requires values below 1 of {', '.join(stuck)}: a mutation changes "
+            "the distance to 1, which is 0, by a factor; lower them, or give first values by "
+            "population.initial"
+        )
     for name, values in initial.items():
         if 0.0 in values:
             raise ConfigError(

@@ -118,6 +118,15 @@ def _population_faults(config: RunConfig) -> list[str]:
             f"population.size={population.size} requires runtime.num_learners=1, got {learners}; "
             "leave one of them out"
         )
+    share = config.total_env_steps // population.size
+    for name in ("start_env_steps", "period_env_steps"):
+        steps = getattr(population, name)
+        if steps is not None and steps >= share:
+            faults.append(
+                f"population.{name} must be below the env_steps of each policy, {share:,} of the "
+                f"budget of {config.total_env_steps:,}, got {steps:,}: no policy would be "
+                "considered; lower it, raise total_env_steps, or use population.pbt=false"
+            )
     try:
         first_values(config)
         shaping = tuned_shaping(config)

@@ -1,5 +1,6 @@
 """Options of a population, and of self-play."""
 
+import math
 from typing import Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -8,6 +9,9 @@ from quintet.errors import IdleOptions
 
 _OF_ALL = {"size", "pbt", "assignment", "objective", "window_episodes", "initial"}
 """Options with an effect where ``pbt`` is false; ``tuned`` has one beside ``initial``."""
+
+_OF_MUTATIONS = {"reset_rate", "perturb_min", "perturb_max"}
+"""Options without an effect where ``mutation_rate`` is 0."""
 
 
 @final
@@ -100,6 +104,11 @@ class PopulationConfig(BaseModel):
                 "assignment=agent requires pbt=false, as policies of different agents can't be "
                 "ranked; add population.pbt=false"
             )
+        if self.several and self.pbt and math.ceil(self.replace_frac * self.size) == self.size:
+            raise ValueError(
+                f"replace_frac={self.replace_frac:g} must leave a policy that is not one of the "
+                f"best, rounded up it is all {self.size}: none would change; lower it"
+            )
         if len(set(self.tuned)) < len(self.tuned):
             raise ValueError(f"tuned must name no option twice, got {', '.join(self.tuned)}")
         for name, values in self.initial.items():
@@ -109,16 +118,18 @@ class PopulationConfig(BaseModel):
                     f"policy, got {len(values)}; correct them"
                 )
         needed, free = "size > 1", {"size"}
-        if self.several:
-            needed = "pbt=true"
-            free = _OF_ALL | ({"tuned"} if self.initial else set())
+        if self.several and self.pbt:
+            needed, free = "mutation_rate > 0", set(type(self).model_fields)
+            free -= _OF_MUTATIONS if self.mutation_rate == 0 else set()
+        elif self.several:
+            needed, free = "pbt=true", _OF_ALL | ({"tuned"} if self.initial else set())
         idle = {
             name: f"population.{name}={getattr(self, name)} has no effect without {needed}"
             for name, field in type(self).model_fields.items()
             if name not in free
             and getattr(self, name) != field.get_default(call_default_factory=True)
         }
-        if idle and not (self.several and self.pbt):
+        if idle:
             raise IdleOptions(idle)
         return self
 

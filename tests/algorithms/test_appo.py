@@ -2,24 +2,41 @@
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from conformance import NUMBERS, Case, Run, Task
 from gymnasium import spaces as gym
-from ppo_helpers import CONTINUOUS, DISCRETE, OBSERVATION, SMALL, TOTAL, learn, make_rollout
+from ppo_helpers import (
+    CONTINUOUS,
+    DISCRETE,
+    MASKED,
+    OBSERVATION,
+    SMALL,
+    TOTAL,
+    learn,
+    make_rollout,
+)
 from torch import Tensor, nn
 
 from quintet.algorithms import registry
 from quintet.algorithms.appo.chunks import Chunks, minibatch_indices, share
-from quintet.algorithms.appo.config import APPOConfig, Knobs, check, idle_in
+from quintet.algorithms.appo.config import (
+    APPOConfig,
+    Knobs,
+    check,
+    idle_in,
+    planned_updates,
+    suited,
+)
 from quintet.algorithms.appo.learner import APPOLearner, make_actor
 from quintet.algorithms.parts.setup import Setup
 from quintet.algorithms.parts.trained import knobs_of
 from quintet.models.config import ModelConfig, resolve_model
 from quintet.runtime.batch import with_cuts
-from quintet.types import Rollout, Spaces
+from quintet.types import ACTION_MASK, Rollout, Spaces
 
 STEPS, STREAMS = 8, 4
 SIZES: dict[str, Any] = {"unroll_steps": STEPS, "minibatch_steps": STEPS * STREAMS}
@@ -166,6 +183,7 @@ def of_gae(config: APPOConfig, rows: list[dict[str, Any]], old: Tensor, v: Tenso
         {},
         {"bptt_steps": 4, "lambda_": 0.9, "rho_bar": 2.0, "c_bar": 0.5},
         {"bptt_steps": 1, "value_clip": None, "clip_ratio": 0.5},
+        {"bptt_steps": 4, "truncation_as_termination": True, "rho_bar": 3.0, "c_bar": 0.5},
         {"advantage_includes_rho": False, "ratio_clamp": None, "rho_bar": None, "c_bar": None},
         {"advantage_includes_rho": False, "ratio_clamp": (0.5, 1.5), "gamma": 0.7},
         {"use_vtrace": False, "gae_lambda": 0.8, "value_clip": 5.0},
@@ -204,6 +222,89 @@ def test_loss_and_gradient_by_plain_loops(options: dict[str, Any]) -> None:
     (wanted,) = torch.autograd.grad(total, [network.weight])
     assert wanted.abs().max() > 1e-2
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_the_kl_to_the_uniform_policy_has_a_cap_by_row() -> None:
+    learner = make_learner(exploration_loss="symmetric_kl")
+    config, batch, network = learner.config, make_batch(learner), Linear((3, 3))
+    with torch.no_grad():
+        network.weight.mul_(40.0)
+    learner.network = network  # type: ignore[assignment]
+    knobs = knobs_of(Knobs, config)
+    (minibatch,) = learner._minibatches(learner._chunks(batch), knobs)
+    _, told = learner._loss(
+        dict(network.named_parameters()), minibatch, Knobs(*map(torch.tensor, knobs))
+    )
+    wanted = config.entropy_coef * by_hand(config, batch, network)["explore"]
+    assert 0.1 < told.means["policy/uniform_kl_capped_frac"] < 0.9
+    torch.testing.assert_close(told.means["loss/uniform_kl"], wanted, rtol=1e-4, atol=0)
+
+
+def test_the_uniform_policy_is_one_over_the_allowed_actions() -> None:
+    """To which a policy of equal logits is as near as can be."""
+    learner = make_learner(MASKED, exploration_loss="symmetric_kl")
+    learner.trained.theta.zero_()
+    chunks = learner._chunks(make_batch(learner, MASKED))
+    assert not chunks.obs[ACTION_MASK].all()
+    knobs = knobs_of(Knobs, learner.config)
+    (minibatch,) = learner._minibatches(chunks, knobs)
+    outputs = learner._outputs(learner.trained.parameters, chunks)
+    terms = learner._terms(outputs, minibatch, Knobs(*map(torch.tensor, knobs)))
+    assert terms.uniform_kl is not None
+    assert terms.uniform_kl.abs().max() < 1e-6
+
+
+def test_gae_takes_the_value_behind_the_unroll_from_the_state_there() -> None:
+    model = ModelConfig(policy_hidden=(8,), core="gru", core_size=4)
+    learner = make_learner(model=model, use_vtrace=False, bptt_steps=4)
+    batch = make_rollout(DISCRETE, STEPS, STREAMS)
+    state = learner.network.initial_state(STREAMS)
+    batch = replace(batch, state={name: torch.randn(3, *x.shape) for name, x in state.items()})
+    batch.is_first[-1], batch.valid[-1] = False, True
+    batch.terminated[-1] = batch.truncated[-1] = False
+    batch = with_cuts(batch)
+    chunks = learner._chunks(batch)
+    last = {name: x[-1] for name, x in batch.obs.items()}
+    end = {name: x[2] for name, x in batch.state.items()}
+    v_end = learner.network.value(last, end, batch.is_first[-1])
+    wanted = batch.reward[-1] + learner.config.gamma * v_end
+    found = chunks.estimates["target"][-1, -STREAMS:]
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_statistics_are_of_valid_rows() -> None:
+    learner = make_learner(kl_coef=0.1, clip_ratio=0.5)
+    batch, network = make_batch(learner), Linear((3, 3))
+    batch.record["value"][~batch.valid] = 1e3
+    batch.obs["obs"][:-1][~batch.valid] *= 10.0
+    learner.network = network  # type: ignore[assignment]
+    knobs = knobs_of(Knobs, learner.config)
+    (minibatch,) = learner._minibatches(learner._chunks(batch), knobs)
+    tensors = Knobs(*map(torch.tensor, knobs))
+    _, told = learner._loss(dict(network.named_parameters()), minibatch, tensors)
+    outputs = learner._outputs(dict(network.named_parameters()), minibatch.chunks)
+    a = learner._terms(outputs, minibatch, tensors).normalized[batch.valid]
+    logits, v, _ = network(batch.obs)
+    log_pi, log_mu = (x.log_softmax(-1) for x in (logits[:-1], batch.record["params_mu"]))
+    logp = log_pi.gather(-1, batch.action.long().unsqueeze(-1)).squeeze(-1)
+    rho = (logp - batch.record["logp_mu"]).exp().clamp(0.05, 20.0)[batch.valid]
+    change = (v[:-1] - batch.record["value"]).abs()[batch.valid]
+    means = {
+        "policy/clip_frac": ((rho < 1 / 1.5) | (rho > 1.5)).float().mean(),
+        "policy/ratio_mean_abs_error": (rho - 1).abs().mean(),
+        "policy/kl": (log_mu.exp() * (log_mu - log_pi)).sum(-1)[batch.valid].mean(),
+        "value/change_mean": change.mean(),
+    }
+    greatest = {
+        "value/change_max": change.max(),
+        "advantage/normalized_max": a.max(),
+        "policy/ratio_max": rho.max(),
+        "policy/logit_abs_max": logits[:-1][batch.valid].abs().max(),
+    }
+    least = {"advantage/normalized_min": a.min(), "policy/ratio_min": rho.min()}
+    for wanted, found in ((means, told.means), (greatest, told.greatest), (least, told.least)):
+        for name, x in wanted.items():
+            torch.testing.assert_close(found[name].float(), x, rtol=1e-4, atol=1e-6, msg=name)
 
 
 # Chunks
@@ -283,14 +384,50 @@ def test_no_more_passes_once_the_policy_loss_stands_still() -> None:
     assert still.version == 2
 
 
+def test_a_pass_is_compared_with_the_one_before() -> None:
+    """Not with all before, whose mean changes by less."""
+    options = {"num_epochs": 4, "learning_rate": 1e-2}
+    batch, losses = make_batch(make_learner()), list[float]()
+    learner = make_learner(early_stop_tolerance=0.0, **options)
+    fold = learner.trained.fold
+
+    def watched() -> None:
+        found = [learner.trained.recent(k, k + 1)["loss/policy"].item() for k in range(4)]
+        losses.extend(found)
+        fold()
+
+    learner.trained.fold = watched  # type: ignore[method-assign]
+    learner.update(batch, 0)
+    changes = [abs(after - before) for before, after in pairwise(losses)]
+    for tolerance, passes in ((0.9 * min(changes), 4.0), (1.1 * changes[0], 2.0)):
+        stops = make_learner(early_stop_tolerance=tolerance, **options)
+        assert learn(stops, batch)["optim/epochs"] == passes
+
+
+def test_several_minibatches_are_in_another_order_in_each_pass() -> None:
+    learner = make_learner(bptt_steps=2, minibatch_steps=4, minibatches_per_iteration=8)
+    chunks, knobs = learner._chunks(make_batch(learner)), knobs_of(Knobs, learner.config)
+    given = chunks.action[:, chunks.valid.any(0)]
+    passes = [
+        torch.cat(
+            [each.chunks.record["logp_mu"] for each in learner._minibatches(chunks, knobs)], 1
+        )
+        for _ in range(2)
+    ]
+    assert given.numel()
+    assert not torch.equal(passes[0], passes[1])
+    assert not torch.equal(passes[0], chunks.record["logp_mu"])
+
+
 def test_a_minibatch_without_valid_rows_is_left_out_and_counted() -> None:
-    options = {"minibatch_steps": STEPS, "minibatches_per_iteration": STREAMS}
+    """In every pass."""
+    options = {"minibatch_steps": STEPS, "minibatches_per_iteration": STREAMS, "num_epochs": 2}
     learner = make_learner(**options)
     batch = make_batch(learner)
     batch.valid[:, 1:] = False
     told = learn(learner, batch)
-    assert told["optim/skipped_minibatches"] == 3.0
-    assert learner.updates == 1
+    assert told["optim/skipped_minibatches"] == 6.0
+    assert learner.updates == 2
 
 
 @pytest.mark.parametrize("rows", [1, 2])
@@ -302,6 +439,45 @@ def test_a_minibatch_of_one_or_two_valid_rows_is_finite(rows: int) -> None:
     told = learn(learner, batch)
     assert all(math.isfinite(x) for x in told.values())
     assert learner.trained.theta.isfinite().all()
+    moments = learner.trained.memory["exp_avg_sq"]
+    assert told["optim/second_moment_max"] == moments.max().item() > 0
+
+
+def test_advantages_that_hardly_differ_stay_small() -> None:
+    learner = make_learner(use_vtrace=False, gamma=0.0)
+    batch = make_batch(learner)
+    batch.record["value"].zero_()
+    batch.reward.mul_(1e-5)
+    told = learn(learner, batch)
+    assert 1e-3 < told["advantage/normalized_max"] < 0.1
+
+
+def test_what_invalid_rows_hold_does_not_matter() -> None:
+    learners = [make_learner(), make_learner()]
+    for learner, ratio, rest in zip(learners, (0.0, math.nan), (0.0, 1e9), strict=True):
+        batch = make_batch(learner)
+        batch.record["logp_mu"][~batch.valid] = ratio
+        batch.record["value"][~batch.valid] = batch.reward[~batch.valid] = rest
+        learner.update(batch, 0)
+    assert torch.equal(learners[0].trained.theta, learners[1].trained.theta)
+
+
+def test_rows_are_normalised_by_the_statistics_of_earlier_iterations() -> None:
+    learner = make_learner(reward_normalizer="step_std", normalize_observations=True)
+    merge, updates = learner.normalizers.merge, list[int]()
+
+    def watched(batch: Rollout) -> None:
+        updates.append(learner.updates)
+        merge(batch)
+
+    learner.normalizers.merge = watched  # type: ignore[method-assign]
+    batch = make_batch(learner)
+    learner.update(batch, 0)
+    assert updates == [1]
+    std = learner.normalizers.rewards.moments.variance.add(1e-3).sqrt().float()
+    found = learner._chunks(batch).reward[batch.valid]
+    torch.testing.assert_close(found, batch.reward[batch.valid] / std, rtol=1e-4, atol=1e-6)
+    assert abs(std - 1.0) > 1e-3
 
 
 def test_the_rate_follows_the_schedule() -> None:
@@ -333,6 +509,45 @@ def test_the_rate_follows_the_kl_after_the_steps() -> None:
     told = learn(learner, batch)
     assert told["policy/kl"] == pytest.approx(0.0, abs=1e-6)
     assert learner.learning_rate == pytest.approx(0.01 / 1.5)
+
+
+def test_the_kl_of_the_rate_is_that_of_the_policy_that_acted_to_the_new_one() -> None:
+    learner, network = make_learner(lr_schedule="kl_adaptive"), Linear((3, 3))
+    batch = make_batch(learner)
+    learner.network = network  # type: ignore[assignment]
+    learner.trained.parameters = dict(network.named_parameters())  # type: ignore[assignment]
+    log_mu = batch.record["params_mu"].log_softmax(-1)
+    log_pi = network(batch.obs)[0][:-1].log_softmax(-1)
+    wanted = (log_mu.exp() * (log_mu - log_pi)).sum(-1)[batch.valid].mean()
+    assert learner._mean_kl(learner._chunks(batch)) == pytest.approx(wanted.item(), rel=1e-4)
+
+
+def test_a_copy_goes_on_as_its_donor_would() -> None:
+    """Its rate and Adam's correction follow the donor's steps, not its own."""
+    options: dict[str, Any] = {"lr_schedule": "kl_adaptive", "kl_target": 1e-6}
+    donor, copy = make_learner(**options), make_learner(**options)
+    batch = make_batch(donor)
+    for _ in range(3):
+        donor.update(batch, 0)
+    copy.update(batch, 0)
+    copy.load(donor.save(), counters=False)
+    assert copy.learning_rate == donor.learning_rate == pytest.approx(1e-4 / 1.5**3)
+    for each in (donor, copy):
+        each.update(batch, 0)
+    assert torch.equal(copy.trained.theta, donor.trained.theta)
+    assert (copy.updates, donor.updates) == (2, 4)
+
+
+def test_the_first_ratio_is_that_before_the_first_step() -> None:
+    """Of rows of the learner's own weights it is 1, and no longer in the second pass."""
+    options = {"learning_rate": 0.01, "num_epochs": 2, "minibatches_per_iteration": 1}
+    case = Case("appo", Task(NUMBERS, gym.Discrete(3)), options)
+    learner = case.learner()
+    run = Run(case, learner)
+    told = learn(learner, run.collect()[0])
+    run.close()
+    assert told["policy/ratio_first_max_error"] < 1e-5
+    assert told["policy/ratio_max"] > 1.001
 
 
 def test_betas_are_adams() -> None:
@@ -388,6 +603,7 @@ def test_old_rows_are_bounded_and_batches_are_whole_unrolls() -> None:
     plan = APPOLearner(config, model, DISCRETE, Setup(4, TOTAL, (1, 2), torch.device("cpu"))).plan
     assert (plan.unroll_steps, plan.columns_per_batch, plan.state_every) == (16, 6, 8)
     assert plan.max_policy_lag == 40
+    assert plan.versions_per_batch == 4
     many = Setup(300, TOTAL, (1, 2), torch.device("cpu"))
     # 50 batches of 6 columns, of 4 updates each, end together; and a batch may wait already.
     assert APPOLearner(config, model, DISCRETE, many).plan.max_policy_lag == 51 * 4
@@ -413,6 +629,26 @@ def test_sizes_that_do_not_fit(options: dict[str, Any], said: str) -> None:
     assert any(said in fault for fault in faults), faults
 
 
+def test_a_minibatch_that_nobody_gave_is_made_to_fit() -> None:
+    def found(learners: int = 1, free: str = "minibatch_steps", **options: Any) -> int | None:
+        config, model = APPOConfig(**options), resolve_model(SMALL, DISCRETE)
+        return suited(config, model, 8, learners, frozenset({free})).get("minibatch_steps")
+
+    assert found() is None
+    assert found(unroll_steps=48) == 21 * 48
+    assert found(unroll_steps=48, free="unroll_steps") is None
+    # Two of them are whole unrolls; of two learners each has whole chunks.
+    assert found(unroll_steps=80, bptt_steps=8, minibatches_per_iteration=2) == 25 * 40
+    assert found(2, unroll_steps=80, bptt_steps=8, minibatches_per_iteration=2) == 12 * 80
+    assert found(unroll_steps=2000) is None  # none fits
+
+
+def test_planned_updates_are_of_all_passes() -> None:
+    config = APPOConfig(minibatch_steps=128, num_epochs=3)
+    assert planned_updates(config, 8, 12_800) == 300
+    assert planned_updates(config.model_copy(update={"check_numerics": True}), 8, 12_800) == 0
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -420,6 +656,12 @@ def test_sizes_that_do_not_fit(options: dict[str, Any], said: str) -> None:
         ({"ratio_clamp": (0.5, 0.9)}, "ratio_clamp must be two numbers"),
         ({"gae_lambda": 0.9}, "gae_lambda=0.9 has no effect without use_vtrace=false"),
         ({"use_vtrace": False, "lambda_": 0.9}, "lambda_=0.9 has no effect"),
+        ({"gamma": 0.0, "lambda_": 0.9}, "lambda_=0.9 has no effect without .* gamma > 0"),
+        ({"gamma": 0.0, "c_bar": 0.5}, "c_bar=0.5 has no effect without .* gamma > 0"),
+        (
+            {"gamma": 0.0, "use_vtrace": False, "gae_lambda": 0.5},
+            "gae_lambda=0.5 has no effect without .* gamma > 0",
+        ),
     ],
 )
 def test_options_that_do_not_go_together(options: dict[str, Any], said: str) -> None:

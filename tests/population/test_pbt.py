@@ -137,6 +137,16 @@ def test_leads(candidate: float, own: float, expected: bool, original: bool) -> 
     assert leads(candidate, own, PopulationConfig(size=2, gap_mode="original")) == original
 
 
+@pytest.mark.parametrize("mode", ["relative_to_larger", "original"])
+@pytest.mark.parametrize(("absolute", "relative"), [(2.0, 0.0), (0.0, 0.5)])
+def test_a_lead_as_large_as_the_gap_is_not_enough(
+    mode: str, absolute: float, relative: float
+) -> None:
+    gaps = {"gap_absolute": absolute, "gap_relative": relative, "gap_mode": mode}
+    assert not leads(4.0, 2.0, PopulationConfig(size=2, **gaps))
+    assert leads(4.01, 2.0, PopulationConfig(size=2, **gaps))
+
+
 # Mutations
 
 
@@ -258,6 +268,7 @@ def test_decisions_are_kept_and_saved() -> None:
     one, other = controller(), controller(seed=9)
     one.consider(0, [1.0, 5.0, 9.0], 120, 360)
     other.load(json.loads(json.dumps(one.save())))
+    assert not other.due(0, 170)  # it was considered at 120
     for each in (one, other):
         each.consider(1, [1.0, 5.0, 9.0], 130, 390)
         each.consider(0, [1.0, 5.0, 9.0], 180, 540)
@@ -275,7 +286,7 @@ def test_decisions_are_kept_and_saved() -> None:
 
 OTHERS: dict[str, Any] = {
     "initial": {"learning_rate": (0.1, 0.01, 0.02)},
-    "replace_frac": 1.0,
+    "replace_frac": 0.6,
     "mutation_rate": 1.0,
     "reset_rate": 1.0,
     "perturb_min": 1.4,
@@ -309,6 +320,9 @@ def test_every_option_of_decisions_has_an_effect(name: str) -> None:
         ({"mutation_rate": 0.5}, "mutation_rate=0.5 has no effect without size > 1"),
         ({"size": 2, "pbt": False, "mutation_rate": 0.5}, "without pbt=true"),
         ({"size": 2, "tuned": ("a", "a")}, "no option twice"),
+        ({"size": 2, "mutation_rate": 0, "reset_rate": 0.5}, "without mutation_rate > 0"),
+        ({"size": 2, "mutation_rate": 0, "perturb_max": 2.0}, "without mutation_rate > 0"),
+        ({"size": 3, "replace_frac": 0.7}, "rounded up it is all 3: none would change"),
         ({"size": 2, "initial": {"a": (1.0,)}}, "requires 2 values of a"),
     ],
 )

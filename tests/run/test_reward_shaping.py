@@ -1,6 +1,7 @@
 """Values by which environments weigh their rewards: given, and tuned by a population."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,10 @@ from quintet.envs.vector import allocate_obs, allocate_row
 from quintet.errors import ConfigError
 from quintet.observe.lineage import EVENTS
 from quintet.observe.report_files import read_metrics
+from quintet.run.policy_run import PolicyRun
+from quintet.run.population import Population
+from quintet.runtime.delivery import Batch
+from quintet.types import REWARD_SHAPING
 
 SHARED = {"each": 1.0}
 SMALL: dict[str, Any] = {
@@ -142,6 +147,31 @@ def test_each_policy_is_paid_by_its_own_values(tmp_path: Path, runtime: dict[str
         returns = [report[name] for report in reports if name in report]
         assert returns
         assert set(returns) == {each * LENGTH}
+
+
+def test_what_is_published_is_what_the_population_decided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After every decision, and from the first batch after a resume on."""
+    consider, seen = Population.consider, set[float]()
+
+    def watched(self: Population, batch: Batch, policies: Sequence[PolicyRun], *given: Any) -> bool:
+        def check() -> None:
+            for policy, values in zip(policies, self.controller.values, strict=True):
+                published = policy.publication().tensors[REWARD_SHAPING].tolist()
+                assert published == [values["reward_shaping.each"], 0.0]
+                seen.add(published[0])
+
+        check()
+        copied = consider(self, batch, policies, *given)
+        check()
+        return copied
+
+    monkeypatch.setattr(Population, "consider", watched)
+    often = TUNED | {"population.mutation_rate": 1.0}
+    train(tmp_path / "run", often, on_report=lambda report: report["env_steps"] > 1_000)
+    assert len(seen) > 3  # more than the first values
+    train(tmp_path / "run", often)
 
 
 def test_a_population_tunes_them_and_a_resume_goes_on(tmp_path: Path) -> None:

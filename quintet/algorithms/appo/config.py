@@ -21,7 +21,8 @@ DEFAULTS = {"runtime.kind": "async"}
 
 MAX_POLICY_LAG_UPDATES = 40
 """Rows of weights that are more updates old are not learned from (``runtime.max_policy_lag``);
-where two iterations have more updates than this, their number.
+where the iterations that one unroll of every stream takes, and one more, have more updates than
+this, their number.
 """
 
 
@@ -170,19 +171,22 @@ class APPOConfig(BaseModel):
         observations = self.normalize_observations or self.normalize_pictures
         rewards = self.reward_normalizer != "none"
         normalizes = observations or rewards
-        vtrace, several = self.use_vtrace, self.chunk_steps > 1
-        traces = vtrace and several
+        vtrace, discounts = self.use_vtrace, self.gamma > 0
+        traces = vtrace and discounts and self.chunk_steps > 1
         return {
             "rho_bar": (vtrace, "use_vtrace"),
             "advantage_includes_rho": (vtrace, "use_vtrace"),
             "c_bar": (
-                traces and self.lambda_ > 0, "use_vtrace, lambda_ > 0 and chunks of several steps"
+                traces and self.lambda_ > 0,
+                "use_vtrace, lambda_ > 0, gamma > 0 and chunks of several steps",
             ),
             "lambda_": (
-                traces and self.c_bar != 0, "use_vtrace, c_bar > 0 and chunks of several steps"
+                traces and self.c_bar != 0,
+                "use_vtrace, c_bar > 0, gamma > 0 and chunks of several steps",
             ),
             "gae_lambda": (
-                not vtrace and self.unroll_steps > 1, "use_vtrace=false and unroll_steps > 1"
+                not vtrace and discounts and self.unroll_steps > 1,
+                "use_vtrace=false, gamma > 0 and unroll_steps > 1",
             ),
             "value_clip": (self.value_coef > 0, "value_coef > 0"),
             "exploration_loss": (self.entropy_coef > 0, "entropy_coef > 0"),

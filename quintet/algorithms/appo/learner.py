@@ -136,7 +136,7 @@ class APPOLearner:
             columns_per_batch=columns,
             return_discount=self.normalizers.return_discount,
             state_every=config.chunk_steps,
-            max_policy_lag=max(MAX_POLICY_LAG_UPDATES, 2 * steps, steps + of_streams),
+            max_policy_lag=max(MAX_POLICY_LAG_UPDATES, steps + of_streams),
             versions_per_batch=steps,
         )
 
