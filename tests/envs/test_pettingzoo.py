@@ -18,10 +18,10 @@ from quintet.config.load import Layer, compose
 from quintet.envs.config import EnvConfig
 from quintet.envs.games import SIZE, CoinRace
 from quintet.envs.make import make_group_env, make_vector_env
-from quintet.envs.pettingzoo import ParallelVectorEnv
+from quintet.envs.pettingzoo import ParallelVectorEnv, num_agents
 from quintet.envs.resolved import resolve_env
-from quintet.envs.vector import allocate_row
-from quintet.errors import ConfigError, EnvironmentFault
+from quintet.envs.vector import allocate_row, check_finite
+from quintet.errors import ConfigError, EnvironmentFault, QuintetError
 from quintet.observe.timing import PhaseTimer
 from quintet.play import How
 from quintet.play import play as play_games
@@ -61,6 +61,9 @@ class Game:
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
         self.t, self.seed = 0, -1 if seed is None else seed
         self.agents = [] if self.wrong == "nobody" else self.here()
+        if self.wrong == "unlisted":
+            del self.agents
+            return {}, {}
         if self.wrong == "reset":
             return self.show(self.agents)
         return self.show(self.agents), {}
@@ -178,12 +181,81 @@ def test_success_is_of_the_agents_own_info():
         ("stranger", "has agents {'zoe'} that are no possible_agents"),
         ("unseen", "gave no observation for 'ann'"),
         ("reward", "must give each acting agent a reward and two flags: KeyError"),
+        ("unlisted", "raised in agents AttributeError"),
     ],
 )
 def test_what_a_game_does_wrong(wrong: str, says: str):
     env = ParallelVectorEnv(lambda: Game(wrong=wrong), 3, env_id="game")
     with pytest.raises(EnvironmentFault, match=says):
         record(env, [1, 2, 3], np.zeros((2, 3), np.int64))
+
+
+class Seedless(Game):
+    def reset(self):  # type: ignore[override]
+        return super().reset()
+
+
+def test_a_reset_must_take_a_seed():
+    env = ParallelVectorEnv(Seedless, 3, env_id="game")
+    with pytest.raises(EnvironmentFault, match=r"it must be reset\(seed=None, options=None\)"):
+        record(env, [1, 2, 3], np.zeros((2, 3), np.int64))
+
+
+def test_what_is_not_finite_is_told_with_the_seed_of_its_game():
+    env = ParallelVectorEnv(Game, 6, env_id="game")
+    reward = np.zeros((2, 6), np.float32)
+    reward[1, 4] = np.nan
+    says = r"stream 16 \(agent 'bob'\), step 8 after its reset with seed 4: reward is nan"
+    with pytest.raises(EnvironmentFault, match=says):
+        check_finite({}, reward, 12, [1, 2, 3, 4, 5, 6], env.description, 7)
+
+
+def test_who_is_not_there_yet_is_shown_within_the_bounds():
+    class Bounded(Game):
+        def observation_space(self, agent: str) -> spaces.Space:
+            return spaces.Box(np.float32([1, -5, -9]), np.float32([2e9, 5, -2]))
+
+    env = ParallelVectorEnv(lambda: Bounded(STAYS | {"eve": (2, 9)}), 3, env_id="game")
+    for seeds in ([1, 2, 3], [4, 5, 6]):
+        found = record(env, seeds, np.zeros((3, 3), np.int64)).obs["obs"]
+        assert found[:2, 2].tolist() == [[1, 0, -2]] * 2
+        assert found[2, 2].tolist() == [2, 2, seeds[0]]
+
+
+class Strange(Game):
+    """Has other names or spaces than a game must have."""
+
+    def __init__(self, agents: Any, space: Any) -> None:
+        super().__init__()
+        self.possible_agents, self.space = agents, space
+
+    def observation_space(self, agent: str) -> Any:
+        return self.space[agent] if isinstance(self.space, dict) else self.space
+
+    def close(self) -> None:
+        raise OSError("no connection")
+
+
+@pytest.mark.filterwarnings("ignore:game. closing failed")
+@pytest.mark.parametrize(
+    ("agents", "space", "says"),
+    [
+        (["ann", "ann"], spaces.Discrete(2), r"each once; got \['ann', 'ann'\]"),
+        ([["ann"], ["bob"]], spaces.Discrete(2), "keys of a dict, each once"),
+        (lambda: ["ann"], spaces.Discrete(2), "several agents, with possible_agents"),
+        (["ann", "bob"], None, r"spaces of gymnasium.spaces by.*; 'ann' has \(None, Discrete"),
+        (["ann", "bob"], {"ann": spaces.Discrete(2)}, "for 'bob' it raised KeyError: 'bob'"),
+    ],
+)
+def test_names_and_spaces_that_no_game_may_have(agents: Any, space: Any, says: str):
+    with pytest.raises(ConfigError, match=says):
+        ParallelVectorEnv(lambda: Strange(agents, space), 2, env_id="game")
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_game_that_fails_to_close_is_only_warned_of():
+    with pytest.raises(RuntimeWarning, match="closing failed: OSError"):
+        num_agents(lambda: Strange(["ann", "bob"], spaces.Discrete(2)), "game")
 
 
 def test_games_that_cannot_be_streams():
@@ -484,6 +556,33 @@ def test_evaluations_count_games_whoever_is_there():
         (2.0, 0.0),
         (2.0, 0.0),
     ]
+
+
+def test_a_policy_whose_agent_never_comes_has_no_scores(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    result = quintet.train(
+        "ppo",
+        Numbered,
+        240,
+        run_dir=tmp_path / "run",
+        config={
+            "env.backend": "pettingzoo",
+            "env.num_streams": 3,
+            "unroll_steps": 32,
+            "eval.episodes": 2,
+            "population.size": 2,
+            "population.pbt": False,
+            "population.assignment": "agent",
+        },
+    )
+    assert result.metrics["policy_0/eval/episodes"] == 3  # ann's two, and one of eve's
+    assert "policy_1/eval/episodes" not in result.metrics
+    assert "policy 1 has no scores: none of its agents" in capsys.readouterr().out
+    stays = {"ann": (9, 9), "bob": (0, 2), "eve": (9, 9)}
+    how: Any = {"against": "random", "env_options": {"backend": "pettingzoo"}}
+    with pytest.raises(QuintetError, match=r"had none in 1 games; raise episodes"):
+        quintet.evaluate(result.policy, lambda: Game(stays), episodes=1, **how)
 
 
 def test_one_policy_of_a_game_costs_one_forward():
