@@ -27,7 +27,7 @@ from quintet.play import How
 from quintet.play import play as play_games
 from quintet.protocols import DataPlan
 from quintet.runtime.policies import Assignment
-from quintet.runtime.serial import SerialSampling
+from quintet.runtime.serial import SerialOptions, SerialSampling
 from quintet.types import ActOutput, Publication, TensorSpec
 from quintet.uniform import UniformActor
 
@@ -381,6 +381,14 @@ def test_policies_meet_in_games_and_play_against_each_other(tmp_path: Path):
             assert games.own.mean() > 3.5
     # Bob stays for two steps only, so who plays bob has at most 2, and the seats alternate.
     assert sorted({*scores.lengths.tolist()}) == [2, 6]
+    other_space = quintet.train(
+        "ppo", "quintet.envs.games:parallel_env", 256, run_dir=tmp_path / "coins",
+        config={"eval.episodes": 0, "env.num_streams": 2, "unroll_steps": 32},
+    ).policy  # fmt: skip
+    with pytest.raises(ConfigError, match=r"the opponent's observation space Box.* is required"):
+        quintet.evaluate(able, Matching, episodes=2, against=other_space)
+    two = quintet.evaluate(able, Matching, episodes=2, against="random")
+    assert sorted(two.lengths.tolist()) == [2, 6]
     with pytest.raises(ConfigError, match="against requires an environment of several agents"):
         quintet.evaluate(able, Alone, episodes=2, against="random")
 
@@ -544,6 +552,10 @@ def test_evaluations_count_games_whoever_is_there():
         found = play_games(vector, how, 3)
     assert [each.return_ for each in found.played] == [2, 4, 6, 8, 2, 6]  # ann's, then eve's
     assert found.complete
+    with closing(make_group_env(env, 6)) as vector:
+        found = play_games(vector, replace(how, episodes=3), 3)
+    # The second game plays one of the three, and goes on while the first one plays its second.
+    assert [each.return_ for each in found.played] == [2, 4, 2, 2, 2]
     others = replace(how, others=(random,))
     with closing(make_group_env(env, 6)) as vector:
         games = play_games(vector, others, 3).games
@@ -588,3 +600,132 @@ def test_a_policy_whose_agent_never_comes_has_no_scores(
 def test_one_policy_of_a_game_costs_one_forward():
     assert not Assignment.of_groups(1, 4, num_agents=2).mixed
     assert Assignment.of_groups(2, 4, num_agents=2).mixed
+
+
+class Counting:
+    """Counts the steps of an episode by its version plus one; acts by the count."""
+
+    record_specs: dict[str, TensorSpec] = {}
+    action_spec = TensorSpec((), torch.int64)
+    state_specs = {"count": TensorSpec((), torch.int64)}
+
+    def __init__(self, version: int = 0) -> None:
+        self.version = version
+
+    def load(self, publication: Publication) -> None:
+        self.version = publication.version
+
+    def initial_state(self, num_streams: int) -> dict[str, torch.Tensor]:
+        return {"count": torch.zeros(num_streams, dtype=torch.int64)}
+
+    def draw_noise(self, steps: int, num_streams: int, generator: Any) -> torch.Tensor:
+        return torch.zeros(steps, num_streams, 0)
+
+    def act(self, obs: Any, state: Any, is_first: torch.Tensor, noise: Any) -> ActOutput:
+        count = state["count"].where(~is_first, 0) + 1 + self.version
+        return ActOutput(count % 3, count % 3, {}, {"count": count})
+
+
+class Kept(Game):
+    """Keeps every agent's actions, from 0, by game."""
+
+    def __init__(self, stays: dict[str, tuple[int, int]] | None = None) -> None:
+        super().__init__(stays or dict.fromkeys(STAYS, (0, 7)))
+        self.played: list[dict[str, list[int]]] = []
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.played.append({agent: [] for agent in STAYS})
+        return super().reset(seed, options)
+
+    def step(self, actions: dict[str, int]) -> Any:
+        for agent, action in actions.items():
+            self.played[-1][agent].append(int(action) - 5)
+        return super().step(actions)
+
+
+BY_COUNT = {version: [(1 + version) * t % 3 for t in range(1, 8)] for version in (0, 1)}
+"""The actions of a game, of `Counting` of these versions."""
+
+
+def test_opponents_keep_their_state_through_a_game():
+    made = [Kept(), Kept()]
+    games = iter(made)
+    who = Assignment(2, True, num_agents=3, past_frac=1.0)
+    env = ParallelVectorEnv(lambda: next(games), 6, env_id="game")
+    options = SerialOptions(assignment=who)
+    sampling = SerialSampling([env], Counting, DataPlan(5, 6), 1, PhaseTimer(), options)
+    for policy in (0, 1):
+        sampling.publish(Publication(policy, {}), policy)
+    sampling.restart(0)
+    for _ in range(3):
+        sampling.collect(10**9)
+    whole = [p for game in made for p in game.played if len(p["ann"]) == 7]
+    assert len(whole) >= 4
+    for played in whole:  # one agent is the learner's
+        assert sorted(played.values()) == sorted([BY_COUNT[0], BY_COUNT[1], BY_COUNT[1]])
+
+
+def test_a_row_has_the_version_and_the_state_of_who_plays_it():
+    made = [Kept(), Kept()]
+    games = iter(made)
+    env = ParallelVectorEnv(lambda: next(games), 6, env_id="game")
+    options = SerialOptions(assignment=Assignment(2, True, num_agents=3))
+    sampling = SerialSampling([env], Counting, DataPlan(20, 8), 1, PhaseTimer(), options)
+    for policy in (0, 1):
+        sampling.publish(Publication(10 * policy, {}), policy)
+    sampling.restart(0)
+    states, ended = {0: 0, 1: 0}, 0
+    for number in range(9):  # what waits after the last one is given up
+        batch = sampling.collect(10**9, lambda _, last=number == 8: last)
+        ended += len(batch.episodes) + sum(map(len, batch.others.values()))
+        played = batch.rollout
+        assert (played.version[played.valid] == 10 * batch.policy).all()
+        goes_on = played.valid[0] & ~played.is_first[0]
+        step = played.obs["obs"][0, goes_on, 1].long()  # of the game
+        assert torch.equal(played.state["count"][0, goes_on], step * (1 + 10 * batch.policy))
+        states[batch.policy] += len(step)
+    assert min(states.values()) > 0
+    whole = [p for game in made for p in game.played if len(p["ann"]) == 7]
+    assert ended == 3 * len(whole)  # each agent's episode is counted once, by who played it
+
+
+def test_players_of_an_evaluation_keep_their_states_apart():
+    made = [Kept({"ann": (0, 7), "bob": (0, 3), "eve": (2, 7)}) for _ in range(2)]
+    games = iter(made)
+    how = How(Counting(0), 4, 0, True, None, others=(Counting(1),))
+    with closing(ParallelVectorEnv(lambda: next(games), 6, env_id="game")) as vector:
+        play_games(vector, how, 3)
+    for index, game in enumerate(made):
+        for played in game.played[:2]:
+            seats = [(index + agent) % 2 for agent in range(3)]
+            expected = [
+                BY_COUNT[seat][:steps] for seat, steps in zip(seats, (7, 3, 5), strict=True)
+            ]
+            assert list(played.values()) == expected
+
+
+def test_who_leaves_late_may_come_back():
+    """It is still listed in the step in which it ends, in the next one no more, and then again."""
+
+    class Late(Game):
+        def step(self, actions: dict[str, int]) -> Any:
+            shown, rewards, over, cut, infos = super().step(actions)
+            if self.t == 2:
+                over["ann"] = True
+            if self.t == 3:
+                self.agents.remove("ann")
+            return shown, rewards, over, cut, infos
+
+        def __init__(self) -> None:
+            super().__init__(dict.fromkeys(STAYS, (0, 6)), "stays")
+
+    env = ParallelVectorEnv(Late, 3, env_id="game")
+    found = record(env, [1, 2, 3], np.zeros((6, 3), np.int64))
+    assert found.valid[:, 0].astype(int).tolist() == [1, 1, 0, 0, 1, 1]
+
+
+def test_games_are_made_anew_at_a_restart():
+    env = ParallelVectorEnv(Numbered, 3, env_id="game")
+    first, again = (record(env, [1, 2, 3], np.zeros((7, 3), np.int64)).reward for _ in range(2))
+    assert first[:, 0].tolist() == [1, 1, 0, 2, 2, 0, 3]
+    assert np.array_equal(first, again)
