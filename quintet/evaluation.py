@@ -390,9 +390,15 @@ def _film(policy: Policy, env: ResolvedEnv, how: How, path: Path) -> Film | None
                 return shown is not None or (how.stop is not None and how.stop())
 
             of_film = replace(how, episodes=filmed.env.num_streams // env.num_agents, stop=ends)
-            play(filmed.env, of_film, env.num_agents, watch)
+            played = play(filmed.env, of_film, env.num_agents, watch)
             if shown is None:
                 writer.discard()
+                if played.complete:  # of a game, whose first agent is filmed
+                    raise ConfigError(
+                        f"a video requires an episode of the first agent, {env.config.id} had none "
+                        f"in its game of seed {how.seed}; choose another seed, or leave the video "
+                        "out"
+                    )
         return shown
     finally:
         filmed.env.close()
