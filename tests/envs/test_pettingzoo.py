@@ -26,7 +26,7 @@ from quintet.observe.timing import PhaseTimer
 from quintet.play import How
 from quintet.play import play as play_games
 from quintet.protocols import DataPlan
-from quintet.runtime.policies import Assignment
+from quintet.runtime.policies import Assignment, PolicyMix
 from quintet.runtime.serial import SerialOptions, SerialSampling
 from quintet.types import ActOutput, Publication, TensorSpec
 from quintet.uniform import UniformActor
@@ -88,6 +88,8 @@ class Game:
             self.agents = ["zoe"]
         if self.wrong == "unseen":
             shown.pop(acted[0])
+        if self.wrong == "blind":
+            shown = self.show(acted)
         if self.wrong == "reward":
             return shown, {}, ended, cut, infos
         over = {a: ended[a] and not cut[a] for a in acted}
@@ -188,6 +190,34 @@ def test_what_a_game_does_wrong(wrong: str, says: str):
     env = ParallelVectorEnv(lambda: Game(wrong=wrong), 3, env_id="game")
     with pytest.raises(EnvironmentFault, match=says):
         record(env, [1, 2, 3], np.zeros((2, 3), np.int64))
+
+
+def test_who_comes_in_must_be_shown_something():
+    env = ParallelVectorEnv(lambda: Game(STAYS | {"eve": (1, 9)}, "blind"), 3, env_id="game")
+    with pytest.raises(EnvironmentFault, match=r"stream 2 .*gave no observation for 'eve'"):
+        record(env, [1, 2, 3], np.zeros((2, 3), np.int64))
+
+
+class Masked(Game):
+    """Whoever is there may take one action only."""
+
+    def observation_space(self, agent: str) -> spaces.Space:
+        mask = spaces.Box(0, 1, (3,), np.int8)
+        return spaces.Dict({"seen": super().observation_space(agent), "action_mask": mask})
+
+    def show(self, agents: Any) -> dict[str, Any]:
+        mask = np.array([1, 0, 0], np.int8)
+        return {a: {"seen": x, "action_mask": mask} for a, x in super().show(agents).items()}
+
+
+def test_who_is_not_there_needs_no_action_that_is_allowed():
+    env = ParallelVectorEnv(lambda: Masked(STAYS | {"eve": (3, 9)}), 3, env_id="game")
+    sampling = SerialSampling([env], Still, DataPlan(5, 3), 1, PhaseTimer())
+    sampling.publish(Publication(0, {}))
+    sampling.restart(0)
+    batch = sampling.collect(10**9)
+    assert batch.env_steps == 5 + 5 + 2
+    assert not batch.rollout.obs["action_mask"][:3, 2].any()
 
 
 class Seedless(Game):
@@ -628,7 +658,8 @@ class Counting:
 
     def act(self, obs: Any, state: Any, is_first: torch.Tensor, noise: Any) -> ActOutput:
         count = state["count"].where(~is_first, 0) + 1 + self.version
-        return ActOutput(count % 3, count % 3, {}, {"count": count})
+        action, record = count % 3, {"entropy": count.float()}
+        return ActOutput(action, action, record, {"count": count})
 
 
 class Kept(Game):
@@ -670,6 +701,12 @@ def test_opponents_keep_their_state_through_a_game():
         assert sorted(played.values()) == sorted([BY_COUNT[0], BY_COUNT[1], BY_COUNT[1]])
 
 
+def test_a_mix_draws_anew_in_every_row():
+    mix = PolicyMix([Counting(), Counting()], Assignment(2, True))
+    noise = mix.draw_noise(4, 3, torch.Generator().manual_seed(1))
+    assert noise[..., -1].unique().numel() == 12
+
+
 def test_a_row_has_the_version_and_the_state_of_who_plays_it():
     made = [Kept(), Kept()]
     games = iter(made)
@@ -699,7 +736,10 @@ def test_players_of_an_evaluation_keep_their_states_apart():
     games = iter(made)
     how = How(Counting(0), 4, 0, True, None, others=(Counting(1),))
     with closing(ParallelVectorEnv(lambda: next(games), 6, env_id="game")) as vector:
-        play_games(vector, how, 3)
+        found = play_games(vector, how, 3)
+    # Only steps that were made count: of both games the first actor's agents, twice each.
+    assert [each.length for each in found.played] == [7, 7, 5, 5, 3, 3]
+    assert [each.entropy for each in found.played] == [28, 28, 15, 15, 6, 6]
     for index, game in enumerate(made):
         for played in game.played[:2]:
             seats = [(index + agent) % 2 for agent in range(3)]

@@ -19,6 +19,7 @@ from quintet.protocols import DataPlan, ReplayPlan
 from quintet.run import evaluations
 from quintet.run.sampling import assignment_of
 from quintet.runtime.policies import Assignment
+from quintet.runtime.serial import SerialSampling
 from quintet.types import Publication
 
 GAME = "quintet.envs.games:parallel_env"
@@ -113,6 +114,25 @@ def test_only_the_learners_own_steps_count(tmp_path: Path):
     assert held == sorted(held)
     assert len(held) == 10
     assert newest.tensors["past_0"].keys() == newest.tensors["policy"].keys()
+
+
+def test_weights_of_the_past_are_what_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    given: dict[int, list[dict[str, torch.Tensor]]] = {0: [], 1: []}
+    publish = SerialSampling.publish
+
+    def watched(self: SerialSampling, publication: Publication, policy: int = 0) -> None:
+        given[policy].append({name: x.clone() for name, x in publication.tensors.items()})
+        publish(self, publication, policy)
+
+    def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+        return all(torch.equal(x, b[name]) for name, x in a.items())
+
+    monkeypatch.setattr(SerialSampling, "publish", watched)
+    train(tmp_path / "run", 2_000, self_play__past_frac=0.5, runtime__kind="serial")
+    newest, opponents = given[0], given[1]
+    assert len(newest) == len(opponents) > 4
+    assert all(any(equal(x, y) for y in newest[: k + 1]) for k, x in enumerate(opponents))
+    assert not all(equal(x, y) for x, y in zip(opponents, newest, strict=True))
 
 
 def test_a_resumed_run_has_the_same_opponents(tmp_path: Path):
