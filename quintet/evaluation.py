@@ -24,7 +24,7 @@ from quintet.envs.vector import (
     ObsArrays,
     VectorEnv,
 )
-from quintet.errors import ConfigError
+from quintet.errors import ConfigError, QuintetError
 from quintet.models.config import ModelConfig, uses_pictures
 from quintet.observe.video import VideoWriter, check_video
 from quintet.play import Found, Games, How, play
@@ -166,7 +166,7 @@ def evaluate(
         ConfigError: the environment's spaces are not the policy's, a number is wrong, or nothing of
             the environment can be filmed.
         UntrustedError: another user made the policy, and it names code for its environment.
-        QuintetError: the video can't be written.
+        QuintetError: the video can't be written, or no agent of the policy's came into a game.
     """
     for given in (policy, *([] if against in (None, "random") else [against])):
         if not isinstance(given, Policy):
@@ -189,10 +189,16 @@ def evaluate(
     with closing(_make(chosen, num_streams, how, trained=env is None)) as vector:
         _check_spaces(policy, vector)
         if isinstance(against, Policy):
-            _check_spaces(against, vector)
+            _check_spaces(against, vector, "the opponent")
         with _suited_threads(policy):
             film = None if path is None else _film(policy, chosen, how, path)
-            return _scores(play(vector, how, chosen.num_agents), vector.description, film)
+            found = play(vector, how, chosen.num_agents)
+    if found.complete and not found.played:  # the policy's agents were in none of the games
+        raise QuintetError(
+            f"an episode of one of the policy's agents is required, {chosen.config.id} had none in "
+            f"{episodes} games; raise episodes"
+        )
+    return _scores(found, vector.description, film)
 
 
 def evaluate_in(policy: Policy, env: ResolvedEnv, how: How) -> Scores:
@@ -345,7 +351,7 @@ def _make(env: ResolvedEnv, num_streams: int, how: How, trained: bool) -> Vector
         raise
 
 
-def _check_spaces(policy: Policy, vector: VectorEnv) -> None:
+def _check_spaces(policy: Policy, vector: VectorEnv, who: str = "the policy") -> None:
     for what, mine, theirs in zip(
         ("observation", "action"), policy.spaces, vector.spaces, strict=True
     ):
@@ -354,8 +360,8 @@ def _check_spaces(policy: Policy, vector: VectorEnv) -> None:
             a, b = spaces.without_bounds(a), spaces.without_bounds(b)
         if a != b:
             raise ConfigError(
-                f"the policy's {what} space {mine} is required, {vector.description.id} has "
-                f"{theirs}"
+                f"{who}'s {what} space {mine} is required, {vector.description.id} has {theirs}; "
+                "give one that was trained on such spaces, or another environment"
             )
 
 
@@ -384,9 +390,15 @@ def _film(policy: Policy, env: ResolvedEnv, how: How, path: Path) -> Film | None
                 return shown is not None or (how.stop is not None and how.stop())
 
             of_film = replace(how, episodes=filmed.env.num_streams // env.num_agents, stop=ends)
-            play(filmed.env, of_film, env.num_agents, watch)
+            played = play(filmed.env, of_film, env.num_agents, watch)
             if shown is None:
                 writer.discard()
+                if played.complete:  # of a game, whose first agent is filmed
+                    raise ConfigError(
+                        f"a video requires an episode of the first agent, {env.config.id} had none "
+                        f"in its game of seed {how.seed}; choose another seed, or leave the video "
+                        "out"
+                    )
         return shown
     finally:
         filmed.env.close()

@@ -175,6 +175,7 @@ class _Statistics:
 
     def __init__(self, found: EnvCheck, env: VectorEnv, seed: int):
         self.found, self.count = found, env.num_streams
+        self.agents = len(found.env.agents) or 1  # of each environment
         self.seeds = [seed + i for i in range(self.count)]
         self.leaves = observation_leaves(env.spaces.observation)
         self.outside: dict[str, tuple[float, float]] = {}
@@ -198,7 +199,7 @@ class _Statistics:
             if not found.faults:
                 found.faults.append(str(fault))
         if not given.number:
-            found.reset_s = given.seconds / self.count
+            found.reset_s = given.seconds * self.agents / self.count
             half = self.count // _COPIES
             if all(x[:half].tobytes() == x[half:].tobytes() for x in row.obs.values()):
                 found.remarks.append("the first observation is the same with two different seeds")
@@ -207,8 +208,8 @@ class _Statistics:
         for name, x in row.obs.items():
             self.changed[name] = self.changed[name] or x.tobytes() != self.first[name]
         valid = row.valid
-        if valid.all():
-            self.seconds.append(given.seconds / self.count)
+        if valid.reshape(-1, self.agents).any(1).all():  # no environment was reset
+            self.seconds.append(given.seconds * self.agents / self.count)
         found.steps += int(valid.sum())
         reward = row.raw_reward[valid]
         if reward.size:

@@ -3,15 +3,19 @@
 A game has one stream for each of its possible agents, in their order; games are stepped one after
 another.  An agent that acts has ordinary rows.  Where it is absent - from its own ending until the
 next game begins, or before it joins a game - its rows are not valid and repeat its last
-observation, or zeros; the last of them has the observation with which it comes in, as a reset row
-has.  So each agent's presence in a game is an episode, with a return and a length of its own.
+observation, or, before the first one, zeros within the space's bounds; the last of them has the
+observation with which it comes in, as a reset row has.  So each agent's presence in a game is an
+episode, with a return and a length of its own.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, final
 
+import gymnasium
 import numpy as np
+from gymnasium import spaces
 
+from quintet.envs import foreign
 from quintet.envs.gymnasium import (
     BadLeaf,
     action_rows,
@@ -36,6 +40,7 @@ from quintet.spaces import (
     action_shape,
     action_space_of,
     leaf_keys,
+    observation_leaves,
     stored_space,
     unpack_action,
 )
@@ -55,9 +60,7 @@ def num_agents(make_env: Callable[[], Any], env_id: str) -> int:
     try:
         return len(_agents_of(game, env_id))
     finally:
-        close = getattr(game, "close", None)
-        if callable(close):
-            close()
+        _close([game], env_id)
 
 
 @final
@@ -86,7 +89,6 @@ class ParallelVectorEnv:
                 streams are no multiple of the agents.
         """
         self._id, self.num_streams, self._first_stream = env_id, num_streams, first_stream
-        self.description = EnvDescription(env_id, BACKEND, success=rule_of(success_key))
         self._success_key = success_key
         self._make_env = make_env
         self._games: list[Any] = [make_env()]
@@ -106,6 +108,9 @@ class ParallelVectorEnv:
         except BaseException:
             self.close()
             raise
+        self.description = EnvDescription(
+            env_id, BACKEND, success=rule_of(success_key), agents=tuple(map(str, self.agents))
+        )
         self._action_shape = (num_streams, *action_shape(self._action_space))
         self._seeds = [0] * num_streams
         self._game_step = [0] * len(self._games)
@@ -129,8 +134,7 @@ class ParallelVectorEnv:
             self.close()
             self._games = [self._make_env() for _ in range(count)]
         self._used = True
-        for x in self._last.values():
-            x[:] = 0
+        self._forget()
         for index in range(len(self._games)):
             self._reset(index, self._seeds[index * len(self.agents)])
         self._show(out)
@@ -165,8 +169,7 @@ class ParallelVectorEnv:
 
     def close(self) -> None:
         games, self._games = self._games, []
-        # An object that is refused may have no such method.
-        close_all((game for game in games if callable(getattr(game, "close", None))), self._id)
+        _close(games, self._id)
 
     def place_of(self, stream: int) -> str:
         """A stream's number, agent, step and seed, for a message."""
@@ -178,6 +181,12 @@ class ParallelVectorEnv:
             f"stream {self._first_stream + stream} (agent {self.agents[agent]!r}), {when}, "
             f"seed {seed}"
         )
+
+    def _forget(self) -> None:
+        """Sets the observations of agents that were not seen yet."""
+        for path, leaf in observation_leaves(self.spaces.observation).items():
+            inside = np.clip(0, leaf.low, leaf.high) if isinstance(leaf, spaces.Box) else 0
+            self._last[path][:] = inside
 
     def _show(self, out: ObsArrays) -> None:
         for path, x in self._last.items():
@@ -250,14 +259,18 @@ class ParallelVectorEnv:
 
     def _there(self, stream: int, game: Any) -> set[Any]:
         """The agents of the game that go on."""
-        there = set(game.agents)
+        there: set[Any] = self._call(stream, "agents", lambda: set(game.agents))
         if strangers := there - set(self.agents):
             self._raise_fault(stream, f"has agents {strangers} that are no possible_agents")
         return there
 
     def _write(self, stream: int, observations: Any, agent: Any) -> None:
         if agent not in observations:
-            self._raise_fault(stream, f"gave no observation for {agent!r}")
+            self._raise_fault(
+                stream,
+                f"gave no observation for {agent!r}; step must give one to each agent that acted, "
+                "its last one included, and to each in agents, and reset to each in agents",
+            )
         obs = observations[agent]
         for leaf in self._leaves:
             try:
@@ -271,7 +284,11 @@ class ParallelVectorEnv:
         try:
             return function()
         except Exception as error:
-            self._raise_fault(stream, raised(error, what), error)
+            game, told = self._games[stream // len(self.agents)], raised(error, what)
+            seedless = isinstance(error, TypeError) and "'seed'" in str(error)
+            if seedless and not foreign.takes_seed(game):
+                told = "has a reset without a seed; it must be reset(seed=None, options=None)"
+            self._raise_fault(stream, told, error)
 
     def _raise_fault(self, stream: int, what: str, cause: Exception | None = None) -> NoReturn:
         fault = EnvironmentFault(
@@ -287,19 +304,36 @@ class ParallelVectorEnv:
                 f"{self._id} must make a new environment at each call; it gave the same object "
                 "twice; create the environment inside the callable"
             )
-        found = [
-            (game.observation_space(agent), game.action_space(agent))
-            for game in self._games
-            for agent in self.agents
-        ]
-        for agent, spaces in zip(self.agents * len(self._games), found, strict=True):
-            if spaces != found[0]:
+        found = [_spaces_of(game, agent, self._id) for game in self._games for agent in self.agents]
+        for agent, its in zip(self.agents * len(self._games), found, strict=True):
+            if its != found[0]:
                 raise ConfigError(
                     f"{self._id} must give all agents the same spaces, as one network acts for "
-                    f"each; {self.agents[0]!r} has {found[0]}, {agent!r} {spaces}; pad them in a "
+                    f"each; {self.agents[0]!r} has {found[0]}, {agent!r} {its}; pad them in a "
                     "wrapper"
                 )
         return found[0]
+
+
+def _close(games: Sequence[Any], env_id: str) -> None:
+    # An object that is refused may have no such method.
+    close_all((game for game in games if callable(getattr(game, "close", None))), env_id)
+
+
+def _spaces_of(game: Any, agent: Any, env_id: str) -> tuple[Space, Space]:
+    """An agent's spaces; raises ConfigError if the game does not give them."""
+    required = (
+        f"{env_id} must give each agent spaces of gymnasium.spaces by observation_space(agent) and "
+        "action_space(agent)"
+    )
+    try:
+        found = game.observation_space(agent), game.action_space(agent)
+    except Exception as error:
+        fault = f"{required}; for {agent!r} it {raised(error)}; mend the environment"
+        raise traced(ConfigError(fault), error) from error
+    if not all(isinstance(space, gymnasium.Space) for space in found):
+        raise ConfigError(f"{required}; {agent!r} has {found}; mend the environment")
+    return found
 
 
 def _agents_of(game: Any, env_id: str) -> list[Any]:
@@ -311,10 +345,16 @@ def _agents_of(game: Any, env_id: str) -> list[Any]:
             f"{env_id} must act for all agents at once; got {name}, whose agents act in turns; "
             f"{_PARALLEL}, or convert it by pettingzoo.utils.conversions"
         )
-    agents = list(getattr(game, "possible_agents", ()))
+    given = getattr(game, "possible_agents", ())
+    agents = list(given) if isinstance(given, Iterable) else []
     if not agents or not callable(getattr(game, "step", None)):
         raise ConfigError(
             f"{env_id} must make an environment of several agents, with possible_agents; got "
             f"{name}; {_PARALLEL}, or leave env.backend out"
+        )
+    if not all(isinstance(agent, Hashable) for agent in agents) or len({*agents}) < len(agents):
+        raise ConfigError(
+            f"{env_id} must have possible_agents that are keys of a dict, each once; got {agents}; "
+            "correct them"
         )
     return agents

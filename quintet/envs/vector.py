@@ -53,12 +53,15 @@ class EnvDescription:
     """The identity of a task, published beside every score.
 
     success: the rule by which an episode is won, as in ``env.success``; None: there is none.
+    agents: of a game, each of which is a stream, in their order; none: each stream has an
+        environment of its own.
     """
 
     id: str
     backend: str
     action_repeat: int = 1
     success: str | None = None
+    agents: tuple[str, ...] = ()
 
 
 class Rendered(NamedTuple):
@@ -161,7 +164,7 @@ def check_finite(
         obs_leaves: leaves ``[T, B, ...]`` or one row more; row t is seen before step t.
         reward: ``[T, B]``, raw, since clipping would hide infinity.
         first_stream: number in the run of column 0.
-        seeds: of the streams' last restart.
+        seeds: of the streams' last restart; a game has that of its first agent's stream.
         first_step: step of row 0, counted over episodes from the stream's last restart.
 
     Raises:
@@ -177,9 +180,12 @@ def check_finite(
             worst = (row, column, f"{where} is {values[(row, column, *index)]}")
     if worst is not None:
         row, column, what = worst
+        size = len(description.agents) or 1
+        agent = column % size
+        who = f" (agent {description.agents[agent]!r})" if description.agents else ""
         raise EnvironmentFault(
             f"observations and rewards must be finite; {description.id} ({description.backend}), "
-            f"stream {first_stream + column}, step {first_step + row} after its reset with seed "
-            f"{seeds[column]}: {what}; mend the environment, or replace the value in a wrapper of "
-            f"your own"
+            f"stream {first_stream + column}{who}, step {first_step + row} after its reset with "
+            f"seed {seeds[column - agent]}: {what}; mend the environment, or replace the value in "
+            "a wrapper of your own"
         )

@@ -51,8 +51,9 @@ class Evaluations:
     def play(
         self, policies: Sequence[Policy], index: int, env_steps: int, stop: Callable[[], bool]
     ) -> Scores | None:
-        """The scores of a policy after `env_steps`; None where `stop` ended the evaluation.  Where
-        each agent has a policy of its own, the others play theirs.
+        """The scores of a policy after `env_steps`; None where `stop` ended the evaluation, or no
+        agent of the policy's came into a game.  Where each agent has a policy of its own, the
+        others play theirs.
         """
         begin = time.perf_counter()
         config = self.config.eval
@@ -74,6 +75,12 @@ class Evaluations:
         scores = evaluate_in(policy, self.env, how)
         self.evaluated_steps = env_steps
         self._seconds += time.perf_counter() - begin
+        if scores.complete and not len(scores.returns):
+            self.say(
+                f"the evaluation of policy {index} has no scores: none of its agents ended an "
+                f"episode in {config.episodes} games; raise eval.episodes"
+            )
+            return None
         return scores if scores.complete else None
 
 

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -177,6 +178,41 @@ def test_what_json_can_not_hold_is_null(capsys: pytest.CaptureFixture[str]) -> N
 def test_errors_name_the_step_and_the_line() -> None:
     with pytest.raises(EnvironmentFault, match=r"step 6 .*boom \(.*test_env_check.py:\d+ in step"):
         checked(Raises)
+
+
+class Late:
+    """A game of four steps with two agents, of whom one comes in at its third step."""
+
+    possible_agents = ("ann", "bob")
+
+    def observation_space(self, agent: str) -> spaces.Space:
+        return spaces.Box(1.0, 2.0, (2,), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space:
+        return spaces.Discrete(2)
+
+    def seen(self) -> dict[str, np.ndarray]:
+        return {a: self.rng.uniform(1, 2, 2).astype(np.float32) for a in self.possible_agents}
+
+    def reset(self, seed: int | None = None, options: object = None) -> Any:
+        if seed is not None:
+            self.rng = np.random.default_rng(seed)
+        self.t, self.agents = 0, ["ann"]
+        return self.seen(), {}
+
+    def step(self, actions: dict[str, int]) -> Any:
+        self.t += 1
+        over = dict.fromkeys(actions, self.t == 4)
+        self.agents = [] if self.t == 4 else ["ann", "bob"][: 1 + (self.t > 1)]
+        rewards = {a: float(x) for a, x in actions.items()}
+        return self.seen(), rewards, over, dict.fromkeys(actions, False), {}
+
+
+def test_a_game_is_judged_by_who_is_there() -> None:
+    found = check_env(resolve_env(EnvConfig(id="late", backend="pettingzoo"), Late), 100)
+    assert found.steps == 2 * 20 * (4 + 2)
+    assert found.faults == found.remarks == []
+    assert found.slowest_step_s >= found.step_s > 0
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,16 +18,16 @@ from quintet.config.load import Layer, compose
 from quintet.envs.config import EnvConfig
 from quintet.envs.games import SIZE, CoinRace
 from quintet.envs.make import make_group_env, make_vector_env
-from quintet.envs.pettingzoo import ParallelVectorEnv
+from quintet.envs.pettingzoo import ParallelVectorEnv, num_agents
 from quintet.envs.resolved import resolve_env
-from quintet.envs.vector import allocate_row
-from quintet.errors import ConfigError, EnvironmentFault
+from quintet.envs.vector import allocate_row, check_finite
+from quintet.errors import ConfigError, EnvironmentFault, QuintetError
 from quintet.observe.timing import PhaseTimer
 from quintet.play import How
 from quintet.play import play as play_games
 from quintet.protocols import DataPlan
-from quintet.runtime.policies import Assignment
-from quintet.runtime.serial import SerialSampling
+from quintet.runtime.policies import Assignment, PolicyMix
+from quintet.runtime.serial import SerialOptions, SerialSampling
 from quintet.types import ActOutput, Publication, TensorSpec
 from quintet.uniform import UniformActor
 
@@ -61,6 +61,9 @@ class Game:
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
         self.t, self.seed = 0, -1 if seed is None else seed
         self.agents = [] if self.wrong == "nobody" else self.here()
+        if self.wrong == "unlisted":
+            del self.agents
+            return {}, {}
         if self.wrong == "reset":
             return self.show(self.agents)
         return self.show(self.agents), {}
@@ -85,6 +88,8 @@ class Game:
             self.agents = ["zoe"]
         if self.wrong == "unseen":
             shown.pop(acted[0])
+        if self.wrong == "blind":
+            shown = self.show(acted)
         if self.wrong == "reward":
             return shown, {}, ended, cut, infos
         over = {a: ended[a] and not cut[a] for a in acted}
@@ -178,12 +183,109 @@ def test_success_is_of_the_agents_own_info():
         ("stranger", "has agents {'zoe'} that are no possible_agents"),
         ("unseen", "gave no observation for 'ann'"),
         ("reward", "must give each acting agent a reward and two flags: KeyError"),
+        ("unlisted", "raised in agents AttributeError"),
     ],
 )
 def test_what_a_game_does_wrong(wrong: str, says: str):
     env = ParallelVectorEnv(lambda: Game(wrong=wrong), 3, env_id="game")
     with pytest.raises(EnvironmentFault, match=says):
         record(env, [1, 2, 3], np.zeros((2, 3), np.int64))
+
+
+def test_who_comes_in_must_be_shown_something():
+    env = ParallelVectorEnv(lambda: Game(STAYS | {"eve": (1, 9)}, "blind"), 3, env_id="game")
+    with pytest.raises(EnvironmentFault, match=r"stream 2 .*gave no observation for 'eve'"):
+        record(env, [1, 2, 3], np.zeros((2, 3), np.int64))
+
+
+class Masked(Game):
+    """Whoever is there may take one action only."""
+
+    def observation_space(self, agent: str) -> spaces.Space:
+        mask = spaces.Box(0, 1, (3,), np.int8)
+        return spaces.Dict({"seen": super().observation_space(agent), "action_mask": mask})
+
+    def show(self, agents: Any) -> dict[str, Any]:
+        mask = np.array([1, 0, 0], np.int8)
+        return {a: {"seen": x, "action_mask": mask} for a, x in super().show(agents).items()}
+
+
+def test_who_is_not_there_needs_no_action_that_is_allowed():
+    env = ParallelVectorEnv(lambda: Masked(STAYS | {"eve": (3, 9)}), 3, env_id="game")
+    sampling = SerialSampling([env], Still, DataPlan(5, 3), 1, PhaseTimer())
+    sampling.publish(Publication(0, {}))
+    sampling.restart(0)
+    batch = sampling.collect(10**9)
+    assert batch.env_steps == 5 + 5 + 2
+    assert not batch.rollout.obs["action_mask"][:3, 2].any()
+
+
+class Seedless(Game):
+    def reset(self):  # type: ignore[override]
+        return super().reset()
+
+
+def test_a_reset_must_take_a_seed():
+    env = ParallelVectorEnv(Seedless, 3, env_id="game")
+    with pytest.raises(EnvironmentFault, match=r"it must be reset\(seed=None, options=None\)"):
+        record(env, [1, 2, 3], np.zeros((2, 3), np.int64))
+
+
+def test_what_is_not_finite_is_told_with_the_seed_of_its_game():
+    env = ParallelVectorEnv(Game, 6, env_id="game")
+    reward = np.zeros((2, 6), np.float32)
+    reward[1, 4] = np.nan
+    says = r"stream 16 \(agent 'bob'\), step 8 after its reset with seed 4: reward is nan"
+    with pytest.raises(EnvironmentFault, match=says):
+        check_finite({}, reward, 12, [1, 2, 3, 4, 5, 6], env.description, 7)
+
+
+def test_who_is_not_there_yet_is_shown_within_the_bounds():
+    class Bounded(Game):
+        def observation_space(self, agent: str) -> spaces.Space:
+            return spaces.Box(np.float32([1, -5, -9]), np.float32([2e9, 5, -2]))
+
+    env = ParallelVectorEnv(lambda: Bounded(STAYS | {"eve": (2, 9)}), 3, env_id="game")
+    for seeds in ([1, 2, 3], [4, 5, 6]):
+        found = record(env, seeds, np.zeros((3, 3), np.int64)).obs["obs"]
+        assert found[:2, 2].tolist() == [[1, 0, -2]] * 2
+        assert found[2, 2].tolist() == [2, 2, seeds[0]]
+
+
+class Strange(Game):
+    """Has other names or spaces than a game must have."""
+
+    def __init__(self, agents: Any, space: Any) -> None:
+        super().__init__()
+        self.possible_agents, self.space = agents, space
+
+    def observation_space(self, agent: str) -> Any:
+        return self.space[agent] if isinstance(self.space, dict) else self.space
+
+    def close(self) -> None:
+        raise OSError("no connection")
+
+
+@pytest.mark.filterwarnings("ignore:game. closing failed")
+@pytest.mark.parametrize(
+    ("agents", "space", "says"),
+    [
+        (["ann", "ann"], spaces.Discrete(2), r"each once; got \['ann', 'ann'\]"),
+        ([["ann"], ["bob"]], spaces.Discrete(2), "keys of a dict, each once"),
+        (lambda: ["ann"], spaces.Discrete(2), "several agents, with possible_agents"),
+        (["ann", "bob"], None, r"spaces of gymnasium.spaces by.*; 'ann' has \(None, Discrete"),
+        (["ann", "bob"], {"ann": spaces.Discrete(2)}, "for 'bob' it raised KeyError: 'bob'"),
+    ],
+)
+def test_names_and_spaces_that_no_game_may_have(agents: Any, space: Any, says: str):
+    with pytest.raises(ConfigError, match=says):
+        ParallelVectorEnv(lambda: Strange(agents, space), 2, env_id="game")
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_game_that_fails_to_close_is_only_warned_of():
+    with pytest.raises(RuntimeWarning, match="closing failed: OSError"):
+        num_agents(lambda: Strange(["ann", "bob"], spaces.Discrete(2)), "game")
 
 
 def test_games_that_cannot_be_streams():
@@ -309,6 +411,14 @@ def test_policies_meet_in_games_and_play_against_each_other(tmp_path: Path):
             assert games.own.mean() > 3.5
     # Bob stays for two steps only, so who plays bob has at most 2, and the seats alternate.
     assert sorted({*scores.lengths.tolist()}) == [2, 6]
+    other_space = quintet.train(
+        "ppo", "quintet.envs.games:parallel_env", 256, run_dir=tmp_path / "coins",
+        config={"eval.episodes": 0, "env.num_streams": 2, "unroll_steps": 32},
+    ).policy  # fmt: skip
+    with pytest.raises(ConfigError, match=r"the opponent's observation space Box.* is required"):
+        quintet.evaluate(able, Matching, episodes=2, against=other_space)
+    two = quintet.evaluate(able, Matching, episodes=2, against="random")
+    assert sorted(two.lengths.tolist()) == [2, 6]
     with pytest.raises(ConfigError, match="against requires an environment of several agents"):
         quintet.evaluate(able, Alone, episodes=2, against="random")
 
@@ -472,6 +582,10 @@ def test_evaluations_count_games_whoever_is_there():
         found = play_games(vector, how, 3)
     assert [each.return_ for each in found.played] == [2, 4, 6, 8, 2, 6]  # ann's, then eve's
     assert found.complete
+    with closing(make_group_env(env, 6)) as vector:
+        found = play_games(vector, replace(how, episodes=3), 3)
+    # The second game plays one of the three, and goes on while the first one plays its second.
+    assert [each.return_ for each in found.played] == [2, 4, 2, 2, 2]
     others = replace(how, others=(random,))
     with closing(make_group_env(env, 6)) as vector:
         games = play_games(vector, others, 3).games
@@ -486,6 +600,177 @@ def test_evaluations_count_games_whoever_is_there():
     ]
 
 
+def test_a_policy_whose_agent_never_comes_has_no_scores(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    result = quintet.train(
+        "ppo",
+        Numbered,
+        240,
+        run_dir=tmp_path / "run",
+        config={
+            "env.backend": "pettingzoo",
+            "env.num_streams": 3,
+            "unroll_steps": 32,
+            "eval.episodes": 2,
+            "population.size": 2,
+            "population.pbt": False,
+            "population.assignment": "agent",
+        },
+    )
+    assert result.metrics["policy_0/eval/episodes"] == 3  # ann's two, and one of eve's
+    assert "policy_1/eval/episodes" not in result.metrics
+    assert "policy 1 has no scores: none of its agents" in capsys.readouterr().out
+    stays = {"ann": (9, 9), "bob": (0, 2), "eve": (9, 9)}
+    how: Any = {"against": "random", "env_options": {"backend": "pettingzoo"}}
+    with pytest.raises(QuintetError, match=r"had none in 1 games; raise episodes"):
+        quintet.evaluate(result.policy, lambda: Game(stays), episodes=1, **how)
+    film = tmp_path / "film.mp4"
+    pytest.importorskip("imageio_ffmpeg")
+    with pytest.raises(ConfigError, match=r"an episode of the first agent,.* seed 10000; choose"):
+        quintet.evaluate(result.policy, lambda: Game(stays), episodes=2, video=film, **how)
+    assert not film.exists()
+
+
 def test_one_policy_of_a_game_costs_one_forward():
     assert not Assignment.of_groups(1, 4, num_agents=2).mixed
     assert Assignment.of_groups(2, 4, num_agents=2).mixed
+
+
+class Counting:
+    """Counts the steps of an episode by its version plus one; acts by the count."""
+
+    record_specs: dict[str, TensorSpec] = {}
+    action_spec = TensorSpec((), torch.int64)
+    state_specs = {"count": TensorSpec((), torch.int64)}
+
+    def __init__(self, version: int = 0) -> None:
+        self.version = version
+
+    def load(self, publication: Publication) -> None:
+        self.version = publication.version
+
+    def initial_state(self, num_streams: int) -> dict[str, torch.Tensor]:
+        return {"count": torch.zeros(num_streams, dtype=torch.int64)}
+
+    def draw_noise(self, steps: int, num_streams: int, generator: Any) -> torch.Tensor:
+        return torch.zeros(steps, num_streams, 0)
+
+    def act(self, obs: Any, state: Any, is_first: torch.Tensor, noise: Any) -> ActOutput:
+        count = state["count"].where(~is_first, 0) + 1 + self.version
+        action, record = count % 3, {"entropy": count.float()}
+        return ActOutput(action, action, record, {"count": count})
+
+
+class Kept(Game):
+    """Keeps every agent's actions, from 0, by game."""
+
+    def __init__(self, stays: dict[str, tuple[int, int]] | None = None) -> None:
+        super().__init__(stays or dict.fromkeys(STAYS, (0, 7)))
+        self.played: list[dict[str, list[int]]] = []
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.played.append({agent: [] for agent in STAYS})
+        return super().reset(seed, options)
+
+    def step(self, actions: dict[str, int]) -> Any:
+        for agent, action in actions.items():
+            self.played[-1][agent].append(int(action) - 5)
+        return super().step(actions)
+
+
+BY_COUNT = {version: [(1 + version) * t % 3 for t in range(1, 8)] for version in (0, 1)}
+"""The actions of a game, of `Counting` of these versions."""
+
+
+def test_opponents_keep_their_state_through_a_game():
+    made = [Kept(), Kept()]
+    games = iter(made)
+    who = Assignment(2, True, num_agents=3, past_frac=1.0)
+    env = ParallelVectorEnv(lambda: next(games), 6, env_id="game")
+    options = SerialOptions(assignment=who)
+    sampling = SerialSampling([env], Counting, DataPlan(5, 6), 1, PhaseTimer(), options)
+    for policy in (0, 1):
+        sampling.publish(Publication(policy, {}), policy)
+    sampling.restart(0)
+    for _ in range(3):
+        sampling.collect(10**9)
+    whole = [p for game in made for p in game.played if len(p["ann"]) == 7]
+    assert len(whole) >= 4
+    for played in whole:  # one agent is the learner's
+        assert sorted(played.values()) == sorted([BY_COUNT[0], BY_COUNT[1], BY_COUNT[1]])
+
+
+def test_a_mix_draws_anew_in_every_row():
+    mix = PolicyMix([Counting(), Counting()], Assignment(2, True))
+    noise = mix.draw_noise(4, 3, torch.Generator().manual_seed(1))
+    assert noise[..., -1].unique().numel() == 12
+
+
+def test_a_row_has_the_version_and_the_state_of_who_plays_it():
+    made = [Kept(), Kept()]
+    games = iter(made)
+    env = ParallelVectorEnv(lambda: next(games), 6, env_id="game")
+    options = SerialOptions(assignment=Assignment(2, True, num_agents=3))
+    sampling = SerialSampling([env], Counting, DataPlan(20, 8), 1, PhaseTimer(), options)
+    for policy in (0, 1):
+        sampling.publish(Publication(10 * policy, {}), policy)
+    sampling.restart(0)
+    states, ended = {0: 0, 1: 0}, 0
+    for number in range(9):  # what waits after the last one is given up
+        batch = sampling.collect(10**9, lambda _, last=number == 8: last)
+        ended += len(batch.episodes) + sum(map(len, batch.others.values()))
+        played = batch.rollout
+        assert (played.version[played.valid] == 10 * batch.policy).all()
+        goes_on = played.valid[0] & ~played.is_first[0]
+        step = played.obs["obs"][0, goes_on, 1].long()  # of the game
+        assert torch.equal(played.state["count"][0, goes_on], step * (1 + 10 * batch.policy))
+        states[batch.policy] += len(step)
+    assert min(states.values()) > 0
+    whole = [p for game in made for p in game.played if len(p["ann"]) == 7]
+    assert ended == 3 * len(whole)  # each agent's episode is counted once, by who played it
+
+
+def test_players_of_an_evaluation_keep_their_states_apart():
+    made = [Kept({"ann": (0, 7), "bob": (0, 3), "eve": (2, 7)}) for _ in range(2)]
+    games = iter(made)
+    how = How(Counting(0), 4, 0, True, None, others=(Counting(1),))
+    with closing(ParallelVectorEnv(lambda: next(games), 6, env_id="game")) as vector:
+        found = play_games(vector, how, 3)
+    # Only steps that were made count: of both games the first actor's agents, twice each.
+    assert [each.length for each in found.played] == [7, 7, 5, 5, 3, 3]
+    assert [each.entropy for each in found.played] == [28, 28, 15, 15, 6, 6]
+    for index, game in enumerate(made):
+        for played in game.played[:2]:
+            seats = [(index + agent) % 2 for agent in range(3)]
+            expected = [
+                BY_COUNT[seat][:steps] for seat, steps in zip(seats, (7, 3, 5), strict=True)
+            ]
+            assert list(played.values()) == expected
+
+
+def test_who_leaves_late_may_come_back():
+    """It is still listed in the step in which it ends, in the next one no more, and then again."""
+
+    class Late(Game):
+        def step(self, actions: dict[str, int]) -> Any:
+            shown, rewards, over, cut, infos = super().step(actions)
+            if self.t == 2:
+                over["ann"] = True
+            if self.t == 3:
+                self.agents.remove("ann")
+            return shown, rewards, over, cut, infos
+
+        def __init__(self) -> None:
+            super().__init__(dict.fromkeys(STAYS, (0, 6)), "stays")
+
+    env = ParallelVectorEnv(Late, 3, env_id="game")
+    found = record(env, [1, 2, 3], np.zeros((6, 3), np.int64))
+    assert found.valid[:, 0].astype(int).tolist() == [1, 1, 0, 0, 1, 1]
+
+
+def test_games_are_made_anew_at_a_restart():
+    env = ParallelVectorEnv(Numbered, 3, env_id="game")
+    first, again = (record(env, [1, 2, 3], np.zeros((7, 3), np.int64)).reward for _ in range(2))
+    assert first[:, 0].tolist() == [1, 1, 0, 2, 2, 0, 3]
+    assert np.array_equal(first, again)

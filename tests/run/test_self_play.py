@@ -12,11 +12,14 @@ import quintet
 from quintet import checkpoint
 from quintet.cli import main
 from quintet.errors import ConfigError
+from quintet.play import How, _seated
 from quintet.population.config import SelfPlayConfig
 from quintet.population.self_play import PastWeights
 from quintet.protocols import DataPlan, ReplayPlan
+from quintet.run import evaluations
 from quintet.run.sampling import assignment_of
 from quintet.runtime.policies import Assignment
+from quintet.runtime.serial import SerialSampling
 from quintet.types import Publication
 
 GAME = "quintet.envs.games:parallel_env"
@@ -83,6 +86,9 @@ def test_which_weights_are_kept_and_which_play():
         torch.equal(again.opponent(v).tensors["x"], past.opponent(v).tensors["x"])
         for v in range(50)
     )
+    other = PastWeights(past.config, 6, 1_000)
+    other.load(tensors, entry)
+    assert any(other.opponent(v).tensors["x"] != past.opponent(v).tensors["x"] for v in range(50))
     assert PastWeights(SelfPlayConfig(past_frac=1), 5, 1_000).interval == 50
 
 
@@ -108,6 +114,25 @@ def test_only_the_learners_own_steps_count(tmp_path: Path):
     assert held == sorted(held)
     assert len(held) == 10
     assert newest.tensors["past_0"].keys() == newest.tensors["policy"].keys()
+
+
+def test_weights_of_the_past_are_what_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    given: dict[int, list[dict[str, torch.Tensor]]] = {0: [], 1: []}
+    publish = SerialSampling.publish
+
+    def watched(self: SerialSampling, publication: Publication, policy: int = 0) -> None:
+        given[policy].append({name: x.clone() for name, x in publication.tensors.items()})
+        publish(self, publication, policy)
+
+    def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+        return all(torch.equal(x, b[name]) for name, x in a.items())
+
+    monkeypatch.setattr(SerialSampling, "publish", watched)
+    train(tmp_path / "run", 2_000, self_play__past_frac=0.5, runtime__kind="serial")
+    newest, opponents = given[0], given[1]
+    assert len(newest) == len(opponents) > 4
+    assert all(any(equal(x, y) for y in newest[: k + 1]) for k, x in enumerate(opponents))
+    assert not all(equal(x, y) for x, y in zip(opponents, newest, strict=True))
 
 
 def test_a_resumed_run_has_the_same_opponents(tmp_path: Path):
@@ -208,6 +233,29 @@ def test_a_replay_of_every_stream_requires_equal_shares():
             continue
         with pytest.raises(ConfigError, match="a batch of 12, and policy 0 plays 8 streams"):
             assignment_of(config, env, plan, 2)
+
+
+def test_each_agent_is_played_by_its_own_policy_in_evaluations(monkeypatch: pytest.MonkeyPatch):
+    policies: Any = [SimpleNamespace(actor=f"actor {k}") for k in range(3)]
+    config: Any = SimpleNamespace(
+        eval=SimpleNamespace(episodes=3, greedy=True),
+        population=SimpleNamespace(assignment="agent"),
+        runtime=SimpleNamespace(worker_timeout_s=1.0),
+    )
+    found: list[How] = []
+
+    def evaluate_in(_policy: Any, _env: Any, how: How) -> Any:
+        found.append(how)
+        return SimpleNamespace(complete=False)
+
+    monkeypatch.setattr(evaluations, "evaluate_in", evaluate_in)
+    plays = evaluations.Evaluations(config, SimpleNamespace())  # type: ignore[arg-type]
+    for index in range(3):
+        plays.play(policies, index, 0, lambda: False)
+        actor, own = _seated(found[-1], num_games=2, num_agents=3)
+        assert own.tolist() == [agent == index for agent in range(3)] * 2
+        for each, streams in zip(actor.actors, actor.streams, strict=True):
+            assert {f"actor {stream % 3}" for stream in streams.tolist()} == {each}
 
 
 def test_policies_of_agents_are_evaluated_in_their_own_games(tmp_path: Path):
