@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 import acer_helpers
+import appo_helpers
 import impala_helpers
 import ppo_helpers
 import pytest
-import test_appo
 
 from quintet.algorithms import registry
 from quintet.algorithms.impala.config import ImpalaConfig
@@ -52,9 +52,9 @@ def of_appo() -> set[str]:
         (ppo_helpers.CONTINUOUS, {"kl_coef": 0.1, **normalized}),
         (ppo_helpers.DISCRETE, {"exploration_loss": "symmetric_kl", **normalized}),
     ):
-        learner = test_appo.make_learner(spaces, **options)
+        learner = appo_helpers.make_learner(spaces, **options)
         for seed in range(2):
-            learner.update(test_appo.make_batch(learner, spaces, seed=seed), 0)
+            learner.update(appo_helpers.make_batch(learner, spaces, seed=seed), 0)
         found |= set(learner.metrics())
     return found
 
