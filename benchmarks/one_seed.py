@@ -157,6 +157,7 @@ def part_of(task: Task, policy: "Policy", commits: Sequence[str], train_s: float
     """What the record holds of the seed."""
     import quintet
     from quintet.config.load import flatten, options, read_file
+    from quintet.system.cpus import usable_cores
 
     scores = quintet.evaluate(policy, episodes=100, seed=10_000)
     resolved = flatten(read_file(task.run_dir / "config.yaml"), options(task.row.algo))
@@ -173,7 +174,7 @@ def part_of(task: Task, policy: "Policy", commits: Sequence[str], train_s: float
         "train_s": round(train_s, 1),
         "commit": " to ".join(dict.fromkeys(commits)),
         "jobs": task.jobs,
-        "cores": os.cpu_count(),
+        "cores": usable_cores(),
         **times,
         "config": {k: v for k, v in resolved.items() if not k.startswith(OF_THE_SESSION)},
         "curve": curve_of(reports),
