@@ -8,6 +8,7 @@ estimate is closed with ``v_t``, the value of the true next observation.  All re
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from quintet.ops.scan import Steps, continues, next_row, require_same_shape, scan_back
 
@@ -21,7 +22,13 @@ class GaeResult(NamedTuple):
 
 @torch.no_grad()
 def gae(
-    r_t: Steps, discount_t: Steps, not_cut_t: Steps, v_tm1: Steps, v_t: Steps, *, lambda_: float
+    r_t: Steps,
+    discount_t: Steps,
+    not_cut_t: Steps,
+    v_tm1: Steps,
+    v_t: Steps,
+    *,
+    lambda_: float | Tensor,
 ) -> GaeResult:
     """Generalised advantage estimate.
 

@@ -92,9 +92,9 @@ def test_the_ratio_has_bounds_behind_which_no_gradient_flows() -> None:
     chunks = learner._chunks(batch)
     outputs = learner._outputs(learner.trained.parameters, chunks)
     assert outputs.log_rho[chunks.valid].exp().unique().tolist() == pytest.approx([0.9])
-    (minibatch,) = learner._minibatches(chunks, knobs_of(Knobs, learner.config))
+    (minibatch,) = learner._minibatches(chunks, knobs_of(Knobs, learner.config, first=1.0))
     terms = learner._terms(
-        outputs, minibatch, Knobs(*map(torch.tensor, knobs_of(Knobs, learner.config)))
+        outputs, minibatch, Knobs(*map(torch.tensor, knobs_of(Knobs, learner.config, first=1.0)))
     )
     gradients = torch.autograd.grad(
         terms.policy.sum(), [*learner.trained.parameters.values()], materialize_grads=True
@@ -134,7 +134,7 @@ def test_a_pass_is_compared_with_the_one_before() -> None:
 
 def test_several_minibatches_are_in_another_order_in_each_pass() -> None:
     learner = make_learner(bptt_steps=2, minibatch_steps=4, minibatches_per_iteration=8)
-    chunks, knobs = learner._chunks(make_batch(learner)), knobs_of(Knobs, learner.config)
+    chunks, knobs = learner._chunks(make_batch(learner)), knobs_of(Knobs, learner.config, first=1.0)
     given = chunks.action[:, chunks.valid.any(0)]
     passes = [
         torch.cat(
@@ -286,7 +286,7 @@ def test_betas_are_adams() -> None:
         reference = make_learner()
         optimizer = torch.optim.Adam([reference.trained.theta], lr=1e-4, betas=betas, eps=1e-6)
         for _ in range(2):
-            knobs = knobs_of(Knobs, reference.config)
+            knobs = knobs_of(Knobs, reference.config, first=1.0)
             (minibatch,) = reference._minibatches(reference._chunks(batch), knobs)
             loss, _ = reference._loss(
                 reference.trained.parameters, minibatch, Knobs(*map(torch.tensor, knobs))

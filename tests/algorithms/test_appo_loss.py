@@ -146,8 +146,9 @@ def test_loss_and_gradient_by_plain_loops(options: dict[str, Any]) -> None:
     assert batch.trace_cut.any()
     network = Linear((3, 3))
     learner.network = network  # type: ignore[assignment]
+    learner.trained.views = lambda: dict(network.named_parameters())  # type: ignore[method-assign]
     expected = by_hand(config, batch, network)
-    knobs = knobs_of(Knobs, config)
+    knobs = knobs_of(Knobs, config, first=1.0)
     (minibatch,) = learner._minibatches(learner._chunks(batch), knobs)
     loss, told = learner._loss(
         dict(network.named_parameters()), minibatch, Knobs(*map(torch.tensor, knobs))
@@ -176,7 +177,7 @@ def test_the_kl_to_the_uniform_policy_has_a_cap_by_row() -> None:
     with torch.no_grad():
         network.weight.mul_(40.0)
     learner.network = network  # type: ignore[assignment]
-    knobs = knobs_of(Knobs, config)
+    knobs = knobs_of(Knobs, config, first=1.0)
     (minibatch,) = learner._minibatches(learner._chunks(batch), knobs)
     _, told = learner._loss(
         dict(network.named_parameters()), minibatch, Knobs(*map(torch.tensor, knobs))
@@ -192,7 +193,7 @@ def test_the_uniform_policy_is_one_over_the_allowed_actions() -> None:
     learner.trained.theta.zero_()
     chunks = learner._chunks(make_batch(learner, MASKED))
     assert not chunks.obs[ACTION_MASK].all()
-    knobs = knobs_of(Knobs, learner.config)
+    knobs = knobs_of(Knobs, learner.config, first=1.0)
     (minibatch,) = learner._minibatches(chunks, knobs)
     outputs = learner._outputs(learner.trained.parameters, chunks)
     terms = learner._terms(outputs, minibatch, Knobs(*map(torch.tensor, knobs)))
@@ -224,7 +225,7 @@ def test_statistics_are_of_valid_rows() -> None:
     batch.record["value"][~batch.valid] = 1e3
     batch.obs["obs"][:-1][~batch.valid] *= 10.0
     learner.network = network  # type: ignore[assignment]
-    knobs = knobs_of(Knobs, learner.config)
+    knobs = knobs_of(Knobs, learner.config, first=1.0)
     (minibatch,) = learner._minibatches(learner._chunks(batch), knobs)
     tensors = Knobs(*map(torch.tensor, knobs))
     _, told = learner._loss(dict(network.named_parameters()), minibatch, tensors)

@@ -27,7 +27,10 @@ this, their number.
 
 
 class Knobs(NamedTuple):
-    """Options of the loss as knobs; a cap or clip of none is infinity."""
+    """Options of the loss as knobs; a cap or clip of none is infinity.
+
+    first: 1 at the first step of an iteration, before which the policy is the batch's; else 0.
+    """
 
     gamma: Knob
     lambda_: Knob
@@ -38,6 +41,7 @@ class Knobs(NamedTuple):
     value_coef: Knob
     entropy_coef: Knob
     kl_coef: Knob
+    first: Knob
 
 
 TUNABLE = frozenset(

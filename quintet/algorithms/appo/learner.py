@@ -38,13 +38,14 @@ from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
 from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import Descent, Parameters, Trained, knobs_of
 from quintet.models.build import ActorCritic
+from quintet.models.compiled import Graph
 from quintet.models.config import ModelConfig
 from quintet.ops import adam, policy_losses, reduce, returns, schedules, value_losses
 from quintet.ops.distributions import DiagGaussian, leaf_families
 from quintet.ops.vtrace import advantage as vtrace_advantage
 from quintet.ops.vtrace import vtrace
 from quintet.protocols import Actor, DataPlan
-from quintet.types import LearnerState, Publication, Rollout, Spaces
+from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces, State
 
 LEAST_STD = 1e-3
 """Least standard deviation by which advantages are divided, in reward units."""
@@ -76,6 +77,27 @@ class Outputs(NamedTuple):
     v_t: Tensor
     logp_pi: Tensor
     log_rho: Tensor
+
+
+class Rows(NamedTuple):
+    """Of a whole batch ``[T, B]`` what estimates and means are made of; every tensor is contiguous,
+    as a graph is compiled for one layout.
+
+    raw_reward, reward: before and after they were normalised.
+    v_mu: recorded values; None: V-trace makes the estimates, of each minibatch.
+    behind, state, is_first: of the rows behind the unrolls ``[B, ...]``; observations are
+        normalised.
+    """
+
+    raw_reward: Tensor
+    reward: Tensor
+    terminal: Tensor
+    not_cut_t: Tensor
+    valid: Tensor
+    v_mu: Tensor | None
+    behind: Obs
+    state: State
+    is_first: Tensor
 
 
 class LossTerms(NamedTuple):
@@ -117,6 +139,8 @@ class APPOLearner:
             check_numerics=config.check_numerics,
         )
         self.weights, self.warm_start = self.trained.weights, self.normalizers.loads(self.trained)
+        of_rows = self._estimates_and_means
+        self._of_rows = Graph(of_rows) if setup.compute.compile else of_rows
         self.shuffle = torch.Generator().manual_seed(setup.seeds[1])
         leaves = leaf_families(self.family)
         self.discrete = not any(isinstance(leaf, DiagGaussian) for leaf in leaves)
@@ -164,11 +188,12 @@ class APPOLearner:
             self.learning_rate = config.learning_rate * (left if linear else 1.0)
         batch = self.ranks.whole(batch)
         chunks = self._chunks(batch)
-        knobs, before, self.skipped = knobs_of(Knobs, config), 1e9, 0
+        knobs, before, self.skipped = knobs_of(Knobs, config, first=1.0), 1e9, 0
         for epoch in range(config.num_epochs):
             begin = trained.untold
             for minibatch in self._minibatches(chunks, knobs):
                 trained.step(minibatch, knobs, self._descent())
+                knobs = knobs._replace(first=0.0)
             if config.early_stop_tolerance > 0 and epoch + 1 < config.num_epochs:
                 loss = trained.recent(begin)["loss/policy"].item()
                 if abs(loss - before) < config.early_stop_tolerance:
@@ -180,7 +205,6 @@ class APPOLearner:
             )
         told = {"optim/epochs": epoch + 1.0, "optim/skipped_minibatches": float(self.skipped)}
         trained.interval.add_numbers(told)
-        trained.interval.add(metrics.first_ratio(trained.recent(0, 1)))
         trained.fold()
         self.normalizers.merge(batch)
 
@@ -207,19 +231,46 @@ class APPOLearner:
         terminal = batch.terminated
         if config.truncation_as_termination:
             terminal = terminal | batch.truncated
-        estimates = {}
-        if not config.use_vtrace:
-            last = {name: x[-1] for name, x in obs.items()}
-            end = {name: x[-1] for name, x in batch.state.items()}
-            v_end = self.network.value(last, end, batch.is_first[-1]).unsqueeze(0)
-            v = torch.cat((batch.record["value"], v_end))
-            discount_t = config.gamma * (~terminal).to(v.dtype)
-            gae = returns.gae(
-                reward, discount_t, batch.not_cut_t, v[:-1], v[1:], lambda_=config.gae_lambda
-            )
-            estimates = {"advantage": gae.advantage_tm1, "target": gae.target_tm1}
-        self._tell_of_rows(batch, flat, reward)
+        rows = Rows(
+            raw_reward=batch.reward.contiguous(),
+            reward=reward.contiguous(),
+            terminal=terminal.contiguous(),
+            not_cut_t=batch.not_cut_t.contiguous(),
+            valid=batch.valid.contiguous(),
+            v_mu=None if config.use_vtrace else batch.record["value"].contiguous(),
+            behind={name: x[-1].clone() for name, x in obs.items()},
+            state={name: x[-1].clone() for name, x in batch.state.items()},
+            is_first=batch.is_first[-1].clone(),
+        )
+        discounts = torch.tensor([config.gamma, config.gae_lambda], device=reward.device)
+        estimates, means = self._of_rows(rows, discounts)
+        share = self.normalizers.clip_share(flat, batch.valid, batch.valid.sum().clamp_min(1))
+        means["normalizer/observation_clip_frac"] = share
+        means |= self.normalizers.reward_clip_share(reward, batch.valid)
+        self.trained.interval.add(Statistics(means))
         return Chunks.of(batch, obs, reward, terminal, estimates, config.chunk_steps)
+
+    def _estimates_and_means(
+        self, rows: Rows, discounts: Tensor
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Of a whole batch what its chunks hold of GAE, and its means of rewards, the same on all
+        ranks.
+
+        discounts: gamma and lambda.
+        """
+        with torch.no_grad():
+            means = diagnostics.reward_means(rows.raw_reward, rows.reward, rows.valid)
+            if rows.v_mu is None:
+                return {}, means
+            inputs = (rows.behind, rows.state, rows.is_first)
+            _, v_end, _ = functional_call(self.network, self.trained.views(), inputs)
+            v = torch.cat((rows.v_mu, v_end.unsqueeze(0)))
+            gamma, lambda_ = discounts.unbind()
+            discount_t = gamma * (~rows.terminal).to(v.dtype)
+            gae = returns.gae(
+                rows.reward, discount_t, rows.not_cut_t, v[:-1], v[1:], lambda_=lambda_
+            )
+            return {"advantage": gae.advantage_tm1, "target": gae.target_tm1}, means
 
     def _minibatches(self, chunks: Chunks, knobs: Knobs) -> Iterator[Minibatch]:
         """One pass, in a new random order if there are several minibatches; of several ranks each
@@ -228,14 +279,17 @@ class APPOLearner:
         config, ranks = self.config, self.ranks
         size = config.minibatch_steps // config.chunk_steps
         alone = chunks.valid.shape[1] == size
+        if alone and ranks.size == 1:
+            count = chunks.valid.sum()
+            if count > 0:
+                yield Minibatch(chunks, count, chunks.valid.numel())
+            self.skipped += int(count == 0)
+            return
         parts, skipped = minibatch_indices(chunks.valid, size, None if alone else self.shuffle)
         self.skipped += skipped
         for index in parts:
             valid = chunks.valid[:, index]
             count, rows = valid.sum().clamp_min(1).to(self.setup.device), valid.numel()
-            if alone and ranks.size == 1:
-                yield Minibatch(chunks, count, rows)
-                continue
             own = chunks.take(share(index, ranks.index, ranks.size))
             yield Minibatch(own, count, rows, None if ranks.size == 1 else self._sums(own, knobs))
 
@@ -406,6 +460,7 @@ class APPOLearner:
         bound = torch.log1p(torch.as_tensor(knobs.clip_ratio))
         capped = None if terms.uniform_kl is None else terms.uniform_kl > MOST_UNIFORM_KL
         rows = metrics.Rows(
+            first=torch.as_tensor(knobs.first) > 0,
             rho=log_rho.exp(),
             normalized=terms.normalized,
             clipped=log_rho.abs() > bound,
@@ -418,14 +473,6 @@ class APPOLearner:
         )
         of_vtrace = self.config.use_vtrace
         return metrics.statistics(told, rows, valid, minibatch.count, vtrace=of_vtrace)
-
-    def _tell_of_rows(self, batch: Rollout, obs: dict[str, Tensor], reward: Tensor) -> None:
-        """Statistics of a whole batch, the same on all ranks."""
-        valid = batch.valid
-        share = self.normalizers.clip_share(obs, valid, valid.sum().clamp_min(1))
-        means = self.normalizers.of_rewards(batch, reward)
-        means["normalizer/observation_clip_frac"] = share
-        self.trained.interval.add(Statistics(means))
 
     def metrics(self) -> dict[str, float]:
         found = metrics.finished(self.trained)

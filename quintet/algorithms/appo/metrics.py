@@ -1,7 +1,6 @@
 """The metrics of APPO, by the names of quintet.observe.metrics."""
 
 import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -42,6 +41,7 @@ METRICS = (
 class Rows(NamedTuple):
     """What is told of beside `off_policy_statistics`, by row ``[C, K]``; none carries a gradient.
 
+    first: whether the step is the first of its iteration.
     rho: ratio to the policy that acted, as the loss has it.
     normalized: advantage as in the policy's term.
     clipped: whether the ratio is outside the interval of the clip.
@@ -51,6 +51,7 @@ class Rows(NamedTuple):
     capped: whether the KL to the uniform policy is above its cap; None: it is not in the loss.
     """
 
+    first: Tensor
     rho: Tensor
     normalized: Tensor
     clipped: Tensor
@@ -80,7 +81,10 @@ def statistics(
         del means["policy/rho_clip_frac"], means["policy/c_clip_frac"]
     del means["reward/mean"]  # the normalised reward's
     means["policy/clip_frac"] = mean(rows.clipped)
-    means["policy/ratio_mean_abs_error"] = mean((rows.rho - 1.0).abs())
+    ratio_error = (rows.rho - 1.0).abs()
+    means["policy/ratio_mean_abs_error"] = mean(ratio_error)
+    first = torch.where(rows.first, greatest_of(ratio_error), math.nan)
+    greatest["policy/ratio_first_max_error"] = first
     least["advantage/normalized_min"] = -greatest_of(-rows.normalized)
     greatest["advantage/normalized_max"] = greatest_of(rows.normalized)
     if rows.logit is not None:
@@ -93,12 +97,6 @@ def statistics(
     if rows.capped is not None:
         means["policy/uniform_kl_capped_frac"] = mean(rows.capped)
     return Statistics(means, least, greatest)
-
-
-def first_ratio(told: Mapping[str, Tensor]) -> Statistics:
-    """How far ratios are from 1 before the first step of an iteration, of what that step tells."""
-    error = torch.maximum(told["policy/ratio_max"] - 1.0, 1.0 - told["policy/ratio_min"])
-    return Statistics({}, greatest={"policy/ratio_first_max_error": error})
 
 
 def finished(trained: Trained[Any, Any]) -> dict[str, float]:

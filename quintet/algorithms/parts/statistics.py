@@ -8,6 +8,11 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
+FOLD_EVERY = 64
+"""Calls whose vectors an interval sums at once: the operations of a sum take longer than its
+numbers.
+"""
+
 NOTHING: Mapping[str, Tensor] = {}
 
 
@@ -71,6 +76,7 @@ class Interval:
     """
 
     def __init__(self) -> None:
+        self._waiting: dict[Names, list[Tensor]] = {}
         self._sums: dict[Names, _Sums] = {}
         self._numbers: dict[str, list[float]] = {}
 
@@ -80,6 +86,14 @@ class Interval:
 
     def add_vectors(self, names: Names, vectors: Tensor) -> None:
         """Takes the packed ones of some updates ``[K, N]``."""
+        waiting = self._waiting.setdefault(names, [])
+        waiting.append(vectors)
+        if len(waiting) >= FOLD_EVERY:
+            self._fold(names)
+
+    def _fold(self, names: Names) -> None:
+        """Adds what waits to the sums."""
+        vectors = torch.cat(self._waiting.pop(names))
         split = len(names.means)
         means, extremes = vectors[:, :split], vectors[:, split:]
         given = ~means.isnan()
@@ -98,6 +112,8 @@ class Interval:
 
     def read(self) -> dict[str, float]:
         """All by name but for what is not finite; then begins anew."""
+        for names in [*self._waiting]:
+            self._fold(names)
         found: dict[str, float] = {}
         for names, sums in self._sums.items():
             vector = torch.cat((sums.total / sums.count, sums.extremes)).cpu()

@@ -51,6 +51,17 @@ CHECK_EVERY = 16
 """Updates after which steps on a GPU are looked at for NaN: looking makes the host wait for it."""
 
 
+class Segment(NamedTuple):
+    """Views of one segment's part of the vectors.  In a graph they stand for the vectors: a part
+    that is cut out within it is written back by a select over the whole vector.
+    """
+
+    theta: Tensor
+    memory: dict[str, Tensor]
+    average: Tensor | None
+    shapes: dict[str, torch.Size]
+
+
 class Descent(NamedTuple):
     """How far a segment goes in one step.
 
@@ -133,10 +144,10 @@ class Trained(Generic[B, K]):
         assert len(self.parameters) == len(named), "every parameter belongs to a segment"
         self.theta = flatten_in_place([named[name] for name in self.parameters])
         self.shapes = {name: p.shape for name, p in self.parameters.items()}
-        self.sizes = [sum(p.numel() for p in group.values()) for group in groups]
         self.optimizer = optimizer
         self.memory = _memory(optimizer, self.theta)
         self.average = self.theta.clone() if averages else None
+        self.segments = self._segments_of(groups)
         self.modules = {"network": network, **modules}
         self._only_learning = (*only_learning, AVERAGE)
         self.loss, self.ranks = loss, setup.ranks
@@ -156,6 +167,22 @@ class Trained(Generic[B, K]):
         self._parts = None
         if compiles and not alone:  # they exchange gradients in between
             self._parts = Graph(self._compiled_gradient), Graph(self._compiled_descend)
+
+    def _segments_of(self, groups: Sequence[Mapping[str, Tensor]]) -> list[Segment]:
+        found: list[Segment] = []
+        begin = 0
+        for group in groups:
+            end = begin + sum(p.numel() for p in group.values())
+            found.append(
+                Segment(
+                    self.theta[begin:end],
+                    {name: x[begin:end] for name, x in self.memory.items()},
+                    None if self.average is None else self.average[begin:end],
+                    {name: p.shape for name, p in group.items()},
+                )
+            )
+            begin = end
+        return found
 
     def keep_gradient(self) -> None:
         """Keeps the gradient of the last step, before clipping, in `gradient`."""
@@ -204,6 +231,12 @@ class Trained(Generic[B, K]):
             )
         return Descent(rates, options.max_grad_norm)
 
+    def views(self) -> Parameters:
+        """The parameters as views that are made anew: a graph looks at each of its inputs at every
+        call, and so has the segments alone.
+        """
+        return _joined((each.theta, each.shapes) for each in self.segments)
+
     # The graphs
 
     def _compiled_step(self, batch: B, numbers: Tensor) -> Tensor:
@@ -220,10 +253,9 @@ class Trained(Generic[B, K]):
         return _flat(gradients), statistics.pack()
 
     def _compiled_gradient(self, batch: B, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """`_gradient` in the form that compiles, whose only weights are theta."""
-        parameters = views_of(self.theta, self.shapes)
+        """`_gradient` in the form that compiles, whose only weights are the segments."""
         gradients, statistics = torch.func.grad(self.loss, has_aux=True)(
-            parameters, batch, self._knobs_in(numbers)
+            self.views(), batch, self._knobs_in(numbers)
         )
         self._names = statistics.names
         return _flat(gradients.values()), statistics.pack()
@@ -241,23 +273,23 @@ class Trained(Generic[B, K]):
         record = AdamRates if self.optimizer.kind == "adam" else RMSPropRates
         per_segment = 1 + len(record._fields)
         place = 0
-        for index, size in enumerate(self.sizes):
+        for index, segment in enumerate(self.segments):
             begin = self._num_knobs + index * per_segment
             max_norm, *rates = numbers[begin : begin + per_segment].unbind()
-            where = slice(place, place + size)
-            clipped, norm = adam.clip_norm(grad[where], max_norm)
-            self._follow(clipped, where, rates)
+            end = place + segment.theta.numel()
+            clipped, norm = adam.clip_norm(grad[place:end], max_norm)
+            self._follow(clipped, segment, rates)
+            if segment.average is not None:
+                segment.average.lerp_(segment.theta, numbers[-1])
             told.append(norm)
-            place += size
-        if self.average is not None:
-            self.average.lerp_(self.theta, numbers[-1])
+            place = end
         if len(told) == 1:
             told.append(torch.where(max_norm.isinf(), math.nan, norm > max_norm))
         return torch.stack(told).double()
 
-    def _follow(self, grad: Tensor, where: slice, rates: list[Tensor]) -> None:
+    def _follow(self, grad: Tensor, segment: Segment, rates: list[Tensor]) -> None:
         """The optimizer's rule on a segment, in place."""
-        theta, memory = self.theta[where], {name: x[where] for name, x in self.memory.items()}
+        theta, memory = segment.theta, segment.memory
         if self.optimizer.kind == "adam":
             adam.adam_(theta, grad, memory["exp_avg"], memory["exp_avg_sq"], AdamRates(*rates))
         else:
@@ -330,7 +362,8 @@ class Trained(Generic[B, K]):
 
     def averaged(self) -> Parameters:
         """The average as views by the parameters' names; {} where there is none."""
-        return {} if self.average is None else views_of(self.average, self.shapes)
+        parts = [(each.average, each.shapes) for each in self.segments]
+        return _joined((x, shapes) for x, shapes in parts if x is not None)
 
     def published(self) -> dict[str, Tensor]:
         """Those of `weights` that actors need."""
@@ -361,6 +394,11 @@ class Trained(Generic[B, K]):
         self.steps = steps
         self.memory_steps = int(tensors[_MEMORY_STEPS])
         self._told, self._unchecked = [], []  # of an update that was given up half-way
+
+
+def _joined(parts: Iterable[tuple[Tensor, dict[str, torch.Size]]]) -> Parameters:
+    """The tensors of these shapes in flat vectors, by name."""
+    return {name: x for part, shapes in parts for name, x in views_of(part, shapes).items()}
 
 
 def _memory(optimizer: Optimizer, theta: Tensor) -> dict[str, Tensor]:
