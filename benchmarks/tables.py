@@ -46,7 +46,10 @@ SPEED_APPO = {
     "pong-appo": Ratio(2.3, 3.0, 0.75),
     "pong-appo-fp32": Ratio(1.6, None, 0.75),
 }
-SPEED_DDPG = {"halfcheetah-ddpg": Ratio(1.45, 1.8, 0.75)}
+SPEED_DDPG = {
+    "halfcheetah-ddpg": Ratio(1.45, 1.8, 0.75),
+    "halfcheetah-ddpg-bf16": Ratio(2.0, 2.4, 0.75),
+}
 """By the name of the record of `compare`."""
 
 SPEED_ACER = ("cartpole-acer", "pong-acer")
