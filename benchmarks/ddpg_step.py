@@ -1,7 +1,7 @@
 """What DDPG's updates cost, in microseconds, on one thread: a step eager, compiled and four in one
 call, and a draw by itself and read together with others.
 
-    python benchmarks/ddpg_step.py [--rows 1000000]
+    python benchmarks/ddpg_step.py [--rows 1000000] [--precision fp32|bf16]
 
 Observations of 17 floats, 6 actions.  Steps are those of `Trained`, of both networks and the
 targets.  A draw is of as many windows of one step as the batch has, from a full replay of --rows;
@@ -13,7 +13,7 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from quintet.algorithms.parts.setup import Compute, Setup
 from quintet.algorithms.parts.trained import Descent, Trained, knobs_of
 from quintet.models.compiled import Graph
 from quintet.models.config import ModelConfig, resolve_model
+from quintet.models.precision import Precision
 from quintet.protocols import DataPlan, ReplayPlan
 from quintet.runtime.replay import replay as replays
 from quintet.runtime.slots import RowSpecs
@@ -42,9 +43,13 @@ SIZES = {"64-64 with LayerNorm": ((64, 64), True, 64), "256-256": ((256, 256), F
 Call = Callable[[], object]
 
 
-def make_learner(hidden: tuple[int, ...], layer_norm: bool, compiled: bool) -> DDPGLearner:
+def make_learner(
+    hidden: tuple[int, ...], layer_norm: bool, compiled: bool, precision: Precision
+) -> DDPGLearner:
     model = ModelConfig(policy_hidden=hidden, activation="relu", layer_norm=layer_norm)
-    setup = Setup(1, 10**6, (1, 2), torch.device("cpu"), Compute(compile=compiled))
+    setup = Setup(
+        1, 10**6, (1, 2), torch.device("cpu"), Compute(compile=compiled, precision=precision)
+    )
     config = DDPGConfig(action_layer=1, critic_l2_coef=0.0, exploration="normal_0.1")
     return DDPGLearner(config, resolve_model(model, SPACES), SPACES, setup)
 
@@ -80,11 +85,13 @@ class Several:
         return torch.stack([self.trained._compiled_step(*each) for each in steps])
 
 
-def step_variants(hidden: tuple[int, ...], layer_norm: bool, rows: int) -> dict[str, Call]:
+def step_variants(
+    hidden: tuple[int, ...], layer_norm: bool, rows: int, precision: Precision
+) -> dict[str, Call]:
     """Each makes TOGETHER steps."""
     found: dict[str, Call] = {}
     for name in ("eager", "compiled"):
-        learner = make_learner(hidden, layer_norm, name == "compiled")
+        learner = make_learner(hidden, layer_norm, name == "compiled", precision)
         batches = tuple(transitions(learner, rows) for _ in range(TOGETHER))
 
         def steps(learner: DDPGLearner = learner, batches: Sequence[Any] = batches) -> None:
@@ -164,10 +171,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--precision", choices=get_args(Precision), default="fp32")
     args = parser.parse_args()
     torch.set_num_threads(1)
     for name, (hidden, layer_norm, rows) in SIZES.items():
-        steps = step_variants(hidden, layer_norm, rows)
+        steps = step_variants(hidden, layer_norm, rows, args.precision)
         for label, call in steps.items():
             begin = time.perf_counter()
             call()
