@@ -115,7 +115,10 @@ ROWS = (
         "appo", "Walker2d-v4", 4000, 5500, "Sample Factory 5488", seeds=(11,),
         options=("total_env_steps=10000000",), label="10M",
     ),
-    Row("appo", "Pong-v5", 18, 20, "asked: 18 at 5M, 20 at 10M", seeds=(11,)),
+    Row(
+        "appo", "Pong-v5", 18, 20, "asked: 18 at 5M, 20 at 10M", seeds=(11,),
+        options=("total_env_steps=10000000",), label="10M",
+    ),
     Row(
         "appo", DOOM.format("Basic"), 75, None, "asked: solved", seeds=(11,),
         title="ViZDoom Basic",
