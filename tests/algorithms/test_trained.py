@@ -9,7 +9,7 @@ from torch.func import functional_call
 from quintet.algorithms.parts.options import Knob
 from quintet.algorithms.parts.setup import Setup
 from quintet.algorithms.parts.statistics import Statistics
-from quintet.algorithms.parts.trained import Descent, Parameters, Trained
+from quintet.algorithms.parts.trained import CLEAR_EVERY, Descent, Parameters, Trained
 from quintet.ops import adam
 
 
@@ -69,3 +69,24 @@ def test_segments_have_rates_and_clips_of_their_own() -> None:
         "optim/actor_grad_norm",
         "optim/critic_grad_norm",
     }
+
+
+def test_moments_of_weights_without_gradient_do_not_stay_subnormal() -> None:
+    network = nn.Linear(2, 1, bias=False)
+
+    def loss(parameters: Parameters, x: Tensor, knobs: Knobs) -> tuple[Tensor, Statistics]:
+        total = functional_call(network, parameters, (x,)).sum()
+        return total, Statistics({"loss/total": total})
+
+    trained = Trained(network, loss, Knobs, Setup(1, 1, (1, 2), torch.device("cpu")))
+    tiny = torch.finfo(torch.float32).tiny
+    subnormal = []
+    for step in range(1, CLEAR_EVERY + 2):
+        x = torch.tensor([[1.0, 1.0 if step == 1 else 0.0]])
+        trained.step(x, Knobs(1.0), Descent(adam.rates(step, 1e-3, 1e-8), None))
+        subnormal.append(0.0 < trained.memory["exp_avg"][1] < tiny)
+    assert subnormal[CLEAR_EVERY - 2]
+    assert not any(subnormal[CLEAR_EVERY - 1 :])
+    assert trained.memory["exp_avg"][1] == 0.0
+    assert (trained.memory["exp_avg_sq"] > tiny).all()
+    torch.testing.assert_close(trained.memory["exp_avg"][0], torch.tensor(1.0))

@@ -47,6 +47,9 @@ AVERAGE = "average/"
 
 _MEMORY_STEPS = "optimizer/steps"
 
+CLEAR_EVERY = 1024
+"""Steps after which subnormal numbers in the optimizer's memory become 0."""
+
 CHECK_EVERY = 16
 """Updates after which steps on a GPU are looked at for NaN: looking makes the host wait for it."""
 
@@ -195,6 +198,8 @@ class Trained(Generic[B, K]):
         """
         self.steps += 1
         self.memory_steps += 1
+        if self.steps % CLEAR_EVERY == 0:
+            self._clear_subnormals()
         packed = self._packed(knobs, descents, follow)
         if self._whole is not None:
             self._told.append(self._whole(batch, packed))
@@ -204,6 +209,14 @@ class Trained(Generic[B, K]):
         if self.ranks.size > 1:
             grad, told = self.ranks.sum(grad), self._names.over_ranks(self.ranks.gather(told))
         self._told.append(torch.cat((descend(grad, packed), told)))
+
+    def _clear_subnormals(self) -> None:
+        """The moments of a weight whose gradient stays 0, as of a ReLU that is never active again,
+        sink below the least normal number and stay there, and a processor takes many times as long
+        for such numbers.
+        """
+        for x in self.memory.values():
+            x.masked_fill_(x.abs() < torch.finfo(x.dtype).tiny, 0.0)
 
     def _packed(self, knobs: K, descents: Iterable[Descent], follow: float) -> Tensor:
         """The numbers of a step, of which each may be another at the next one."""
