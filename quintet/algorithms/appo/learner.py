@@ -281,9 +281,10 @@ class APPOLearner:
         alone = chunks.valid.shape[1] == size
         if alone and ranks.size == 1:
             count = chunks.valid.sum()
-            if count > 0:
+            if count == 0:
+                self.skipped += 1
+            else:
                 yield Minibatch(chunks, count, chunks.valid.numel())
-            self.skipped += int(count == 0)
             return
         parts, skipped = minibatch_indices(chunks.valid, size, None if alone else self.shuffle)
         self.skipped += skipped
