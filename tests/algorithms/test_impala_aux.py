@@ -93,8 +93,11 @@ def test_their_gradient_reaches_the_weights():
     batch = make_batch(learner)
     _, gradient = loss_and_gradient(learner, batch)
     index = next(
-        sum(learner.trained.shapes[other].numel() for other in list(learner.trained.shapes)[:i])
-        for i, name in enumerate(learner.trained.shapes)
+        sum(
+            learner.trained.parameters[other].numel()
+            for other in list(learner.trained.parameters)[:i]
+        )
+        for i, name in enumerate(learner.trained.parameters)
         if "decoder.weight" in name
     )
     found = []

@@ -146,7 +146,6 @@ class Trained(Generic[B, K]):
         self.parameters: Parameters = {name: p for group in groups for name, p in group.items()}
         assert len(self.parameters) == len(named), "every parameter belongs to a segment"
         self.theta = flatten_in_place([named[name] for name in self.parameters])
-        self.shapes = {name: p.shape for name, p in self.parameters.items()}
         self.optimizer = optimizer
         self.memory = _memory(optimizer, self.theta)
         self.average = self.theta.clone() if averages else None
