@@ -155,6 +155,11 @@ ROWS = (
     Row("ddpg", "InvertedPendulum-v4", 950, 1000, "Tianshou 1000 at 1M"),
     Row("ddpg", "HalfCheetah-v4", 9500, 10500, "CleanRL 10374 ± 157", seeds=(11, 12)),
     Row(
+        "ddpg", "HalfCheetah-v4", title="the same in bf16, ended early", label="bf16",
+        until=400_000, options=("runtime.precision=bf16",), beside="ddpg-HalfCheetah-v4",
+        seeds=(11,),
+    ),
+    Row(
         "ddpg", "HalfCheetah-v4", 3300, 5000, "baselines in the TD3 paper 3306",
         "HalfCheetah-v4, the original's settings", "original", ("preset=original",), seeds=(11,),
     ),
