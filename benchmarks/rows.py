@@ -116,7 +116,7 @@ ROWS = (
         options=("total_env_steps=10000000",), label="10M",
     ),
     Row(
-        "appo", "Pong-v5", 18, 20, "asked: 18 at 5M, 20 at 10M", seeds=(11,),
+        "appo", "Pong-v5", 18, 20, "asked: 18 after 5M, 20 after 10M", seeds=(11,),
         options=("total_env_steps=10000000",), label="10M",
     ),
     Row(

@@ -45,6 +45,8 @@ WITH_LOSSES = Case(
     network={"encoder": "test_impala_aux:Own"},
 )
 
+GAE_WITH_A_CORE = Case("appo", MASKED, {"use_vtrace": False, "gae_lambda": 0.9}, core="gru")
+
 
 class Twins:
     """The first of two learners, where the other finds what it finds."""
@@ -163,7 +165,7 @@ def bf16_case(algo: str) -> Case:
         "optimizer": "adam", "max_grad_norm": None, "entropy_coef": 0.01,
         "normalize_observations": False, "normalize_pictures": True,
         # A row that is clipped in one and not in the other would be no error of rounding.
-        "clip_ratio": 10.0, "ratio_clamp": None, "value_clip": None,
+        "clip_ratio": 10.0, "ratio_clamp": None, "value_clip": None, "use_vtrace": False,
     }  # fmt: skip
     known = LEARNERS[algo].config.model_fields
     options = {name: value for name, value in one_step.items() if name in known}
@@ -196,4 +198,6 @@ if __name__ == "__main__":
         compare(name)
     if "impala" in sys.argv:
         compare_updates(WITH_LOSSES)
+    if "appo" in sys.argv:
+        compare_updates(GAE_WITH_A_CORE)
     print("same")

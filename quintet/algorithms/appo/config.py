@@ -29,7 +29,7 @@ this, their number.
 class Knobs(NamedTuple):
     """Options of the loss as knobs; a cap or clip of none is infinity.
 
-    first: 1 at the first step of an iteration, before which the policy is the batch's; else 0.
+    first: no option: 1 at the first step of an iteration, else 0.
     """
 
     gamma: Knob

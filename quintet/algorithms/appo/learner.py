@@ -80,21 +80,19 @@ class Outputs(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Of a whole batch ``[T, B]`` what estimates and means are made of; every tensor is contiguous,
-    as a graph is compiled for one layout.
+    """Of a whole batch ``[T, B]`` what GAE is made of; every tensor is contiguous, as a graph is
+    compiled for one layout.
 
-    raw_reward, reward: before and after they were normalised.
-    v_mu: recorded values; None: V-trace makes the estimates, of each minibatch.
+    reward: normalised.
+    v_mu: recorded values.
     behind, state, is_first: of the rows behind the unrolls ``[B, ...]``; observations are
         normalised.
     """
 
-    raw_reward: Tensor
     reward: Tensor
     terminal: Tensor
     not_cut_t: Tensor
-    valid: Tensor
-    v_mu: Tensor | None
+    v_mu: Tensor
     behind: Obs
     state: State
     is_first: Tensor
@@ -139,8 +137,7 @@ class APPOLearner:
             check_numerics=config.check_numerics,
         )
         self.weights, self.warm_start = self.trained.weights, self.normalizers.loads(self.trained)
-        of_rows = self._estimates_and_means
-        self._of_rows = Graph(of_rows) if setup.compute.compile else of_rows
+        self._gae = Graph(self._gae_of) if setup.compute.compile else self._gae_of
         self.shuffle = torch.Generator().manual_seed(setup.seeds[1])
         leaves = leaf_families(self.family)
         self.discrete = not any(isinstance(leaf, DiagGaussian) for leaf in leaves)
@@ -231,37 +228,28 @@ class APPOLearner:
         terminal = batch.terminated
         if config.truncation_as_termination:
             terminal = terminal | batch.truncated
-        rows = Rows(
-            raw_reward=batch.reward.contiguous(),
-            reward=reward.contiguous(),
-            terminal=terminal.contiguous(),
-            not_cut_t=batch.not_cut_t.contiguous(),
-            valid=batch.valid.contiguous(),
-            v_mu=None if config.use_vtrace else batch.record["value"].contiguous(),
-            behind={name: x[-1].clone() for name, x in obs.items()},
-            state={name: x[-1].clone() for name, x in batch.state.items()},
-            is_first=batch.is_first[-1].clone(),
-        )
-        discounts = torch.tensor([config.gamma, config.gae_lambda], device=reward.device)
-        estimates, means = self._of_rows(rows, discounts)
-        share = self.normalizers.clip_share(flat, batch.valid, batch.valid.sum().clamp_min(1))
-        means["normalizer/observation_clip_frac"] = share
-        means |= self.normalizers.reward_clip_share(reward, batch.valid)
-        self.trained.interval.add(Statistics(means))
+        estimates = {}
+        if not config.use_vtrace:
+            rows = Rows(
+                reward=reward.contiguous(),
+                terminal=terminal.contiguous(),
+                not_cut_t=batch.not_cut_t.contiguous(),
+                v_mu=batch.record["value"].contiguous(),
+                behind={name: x[-1].contiguous() for name, x in obs.items()},
+                state={name: x[-1].contiguous() for name, x in batch.state.items()},
+                is_first=batch.is_first[-1].contiguous(),
+            )
+            discounts = torch.tensor([config.gamma, config.gae_lambda], device=reward.device)
+            estimates = self._gae(rows, discounts)
+        self._tell_of_rows(batch, flat, reward)
         return Chunks.of(batch, obs, reward, terminal, estimates, config.chunk_steps)
 
-    def _estimates_and_means(
-        self, rows: Rows, discounts: Tensor
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Of a whole batch what its chunks hold of GAE, and its means of rewards, the same on all
-        ranks.
+    def _gae_of(self, rows: Rows, discounts: Tensor) -> dict[str, Tensor]:
+        """Advantages and targets of a whole batch.
 
         discounts: gamma and lambda.
         """
         with torch.no_grad():
-            means = diagnostics.reward_means(rows.raw_reward, rows.reward, rows.valid)
-            if rows.v_mu is None:
-                return {}, means
             inputs = (rows.behind, rows.state, rows.is_first)
             _, v_end, _ = functional_call(self.network, self.trained.views(), inputs)
             v = torch.cat((rows.v_mu, v_end.unsqueeze(0)))
@@ -270,7 +258,7 @@ class APPOLearner:
             gae = returns.gae(
                 rows.reward, discount_t, rows.not_cut_t, v[:-1], v[1:], lambda_=lambda_
             )
-            return {"advantage": gae.advantage_tm1, "target": gae.target_tm1}, means
+            return {"advantage": gae.advantage_tm1, "target": gae.target_tm1}
 
     def _minibatches(self, chunks: Chunks, knobs: Knobs) -> Iterator[Minibatch]:
         """One pass, in a new random order if there are several minibatches; of several ranks each
@@ -474,6 +462,14 @@ class APPOLearner:
         )
         of_vtrace = self.config.use_vtrace
         return metrics.statistics(told, rows, valid, minibatch.count, vtrace=of_vtrace)
+
+    def _tell_of_rows(self, batch: Rollout, obs: dict[str, Tensor], reward: Tensor) -> None:
+        """Statistics of a whole batch, the same on all ranks."""
+        valid = batch.valid
+        share = self.normalizers.clip_share(obs, valid, valid.sum().clamp_min(1))
+        means = self.normalizers.of_rewards(batch, reward)
+        means["normalizer/observation_clip_frac"] = share
+        self.trained.interval.add(Statistics(means))
 
     def metrics(self) -> dict[str, float]:
         found = metrics.finished(self.trained)

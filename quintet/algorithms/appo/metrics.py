@@ -41,7 +41,7 @@ METRICS = (
 class Rows(NamedTuple):
     """What is told of beside `off_policy_statistics`, by row ``[C, K]``; none carries a gradient.
 
-    first: whether the step is the first of its iteration.
+    first: a scalar, whether the step is the first of its iteration.
     rho: ratio to the policy that acted, as the loss has it.
     normalized: advantage as in the policy's term.
     clipped: whether the ratio is outside the interval of the clip.

@@ -33,26 +33,18 @@ REWARD_METRICS = (
 """What learners that normalise rewards report beside their mean."""
 
 
-def reward_means(reward: Tensor, normalized: Tensor, valid: Tensor) -> dict[str, Tensor]:
-    """Of rewards before and after they were normalised, over the valid rows of a batch
-    ``[T, B]``.
-    """
-    return {
+def reward_statistics(
+    normalizer: RewardNormalizer, reward: Tensor, normalized: Tensor, valid: Tensor
+) -> dict[str, Tensor]:
+    """Means over the valid rows of a batch ``[T, B]``."""
+    means = {
         "reward/mean": reduce.mean_valid(reward, valid),
         "reward/normalized_mean": reduce.mean_valid(normalized, valid),
     }
-
-
-def reward_clip_share(
-    normalizer: RewardNormalizer, normalized: Tensor, valid: Tensor
-) -> dict[str, Tensor]:
-    """Of the valid rows those whose reward lies at the clip, none before there are statistics; {}
-    where there is no clip.
-    """
-    if normalizer.clip is None:
-        return {}
-    outside = reduce.mean_valid((normalized.abs() >= normalizer.clip).float(), valid)
-    return {"normalizer/reward_clip_frac": outside * (normalizer.moments.count > 0)}
+    if normalizer.clip is not None:
+        outside = reduce.mean_valid((normalized.abs() >= normalizer.clip).float(), valid)
+        means["normalizer/reward_clip_frac"] = outside * (normalizer.moments.count > 0)
+    return means
 
 
 def require_finite(tensors: Mapping[str, Tensor], update: int) -> None:

@@ -101,12 +101,7 @@ class Normalizers:
 
     def of_rewards(self, batch: Rollout, normalized: Tensor) -> dict[str, Tensor]:
         """Statistics of a whole batch's rewards, before and after they were normalised."""
-        means = diagnostics.reward_means(batch.reward, normalized, batch.valid)
-        return means | self.reward_clip_share(normalized, batch.valid)
-
-    def reward_clip_share(self, normalized: Tensor, valid: Tensor) -> dict[str, Tensor]:
-        """`diagnostics.reward_clip_share` of normalised rewards."""
-        return diagnostics.reward_clip_share(self.rewards, normalized, valid)
+        return diagnostics.reward_statistics(self.rewards, batch.reward, normalized, batch.valid)
 
     def metrics(self) -> dict[str, float]:
         """What rewards are divided by, and the ranges of the observations' statistics."""

@@ -8,7 +8,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-FOLD_EVERY = 64
+SUM_EVERY = 64
 """Calls whose vectors an interval sums at once: the operations of a sum take longer than its
 numbers.
 """
@@ -88,7 +88,7 @@ class Interval:
         """Takes the packed ones of some updates ``[K, N]``."""
         waiting = self._waiting.setdefault(names, [])
         waiting.append(vectors)
-        if len(waiting) >= FOLD_EVERY:
+        if len(waiting) >= SUM_EVERY:
             self._fold(names)
 
     def _fold(self, names: Names) -> None:

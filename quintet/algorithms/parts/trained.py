@@ -197,7 +197,7 @@ class Trained(Generic[B, K]):
         """
         self.steps += 1
         self.memory_steps += 1
-        if self.steps % CLEAR_EVERY == 0:
+        if self.memory_steps % CLEAR_EVERY == 0:
             self._clear_subnormals()
         packed = self._packed(knobs, descents, follow)
         if self._whole is not None:
