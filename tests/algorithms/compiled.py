@@ -165,7 +165,7 @@ def bf16_case(algo: str) -> Case:
         "optimizer": "adam", "max_grad_norm": None, "entropy_coef": 0.01,
         "normalize_observations": False, "normalize_pictures": True,
         # A row that is clipped in one and not in the other would be no error of rounding.
-        "clip_ratio": 10.0, "ratio_clamp": None, "value_clip": None, "use_vtrace": False,
+        "clip_ratio": 10.0, "ratio_clamp": None, "value_clip": None,
     }  # fmt: skip
     known = LEARNERS[algo].config.model_fields
     options = {name: value for name, value in one_step.items() if name in known}
@@ -173,6 +173,17 @@ def bf16_case(algo: str) -> Case:
     if not isinstance(PICTURES.action, LEARNERS[algo].actions):
         return Case(algo, SEEN_CONTROL, options, network={"policy_hidden": (16, 16)})
     return Case(algo, PICTURES, options, network=CNN)
+
+
+def compare_gae_in_bf16() -> None:
+    """Whose last value APPO's network gives in bfloat16."""
+    case = Case("appo", PICTURES, {"use_vtrace": False, "normalize_pictures": True}, network=CNN)
+    computes = Compute("fp32"), Compute("bf16"), Compute("bf16", True)
+    learners = [case.learner(compute) for compute in computes]
+    ((batch, *_),) = case.batches(1)
+    exact, eager, compiled = (learner._chunks(batch).estimates for learner in learners)
+    for name, x in exact.items():
+        assert_nearer(compiled[name], eager[name], x, 0.2, name)
 
 
 def compare(algo: str) -> None:
@@ -200,4 +211,5 @@ if __name__ == "__main__":
         compare_updates(WITH_LOSSES)
     if "appo" in sys.argv:
         compare_updates(GAE_WITH_A_CORE)
+        compare_gae_in_bf16()
     print("same")
