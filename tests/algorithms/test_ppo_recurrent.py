@@ -123,8 +123,9 @@ def test_the_kl_that_moves_the_penalty_is_that_of_the_valid_rows() -> None:
     params, _ = by_hand(learner, batch)
     kl = learner.family.kl(batch.record["params_mu"], params[:-1])
     assert (~batch.valid).any()
-    assert kl[batch.valid].mean() != kl.mean()
-    assert metrics[-1]["policy/kl"] == pytest.approx(float(kl[batch.valid].mean()), rel=1e-6)
+    assert abs(kl[batch.valid].mean() - kl.mean()) > 1e-5
+    # Differences of logarithms near 1, in float32.
+    assert metrics[-1]["policy/kl"] == pytest.approx(float(kl[batch.valid].mean()), abs=1e-7)
 
 
 def test_the_network_remembers_within_an_episode_and_forgets_at_its_end() -> None:
