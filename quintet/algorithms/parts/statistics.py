@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 SUM_EVERY = 64
-"""Calls whose vectors an interval sums at once: the operations of a sum take longer than its
-numbers.
-"""
+"""Calls whose vectors an interval sums at once, by as many operations as it needs for one."""
 
 NOTHING: Mapping[str, Tensor] = {}
 

@@ -210,9 +210,9 @@ class Trained(Generic[B, K]):
         self._told.append(torch.cat((descend(grad, packed), told)))
 
     def _clear_subnormals(self) -> None:
-        """The moments of a weight whose gradient stays 0, as of a ReLU that is never active again,
-        sink below the least normal number and stay there, and a processor takes many times as long
-        for such numbers.
+        """Makes subnormal numbers in the optimizer's memory 0.  The moments of a weight whose
+        gradient stays 0, as of a ReLU that is never active again, shrink to such numbers and stay
+        there, and processors are slow on them.
         """
         for x in self.memory.values():
             x.masked_fill_(x.abs() < torch.finfo(x.dtype).tiny, 0.0)
