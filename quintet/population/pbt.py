@@ -119,8 +119,8 @@ def leads(candidate: float, own: float, config: PopulationConfig) -> bool:
     """Whether a candidate's objective is far enough above a policy's own."""
     delta = candidate - own
     if config.gap_mode == "original":
-        share = abs(delta / (candidate + 1e-8))
-        return abs(delta) > config.gap_absolute and share > config.gap_relative
+        far = abs(delta) > config.gap_relative * abs(candidate + 1e-8)
+        return abs(delta) > config.gap_absolute and far
     share = delta / max(abs(candidate), abs(own), 1e-8)
     return delta > config.gap_absolute and share > config.gap_relative
 
@@ -144,7 +144,8 @@ def _mutated(name: str, x: float, rules: Rules, rng: np.random.Generator) -> flo
     config, first = rules.config, rules.first[name]
     if rng.random() >= config.mutation_rate:
         return x
-    if x != first and rng.random() < config.reset_rate:
+    stuck = name in rules.near_1 and first == 1.0  # no factor would lead away from it
+    if x != first and not stuck and rng.random() < config.reset_rate:
         return first
     up = rng.random() < 0.5
     if name in rules.near_1:

@@ -80,6 +80,7 @@ class PolicyRun:
         self.reward_shaping: tuple[float, ...] = ()
         self._reported_updates = learner.updates
         self._reported: dict[str, float] = {}  # by the last report
+        self._reported_objective = 0  # env_steps of the last report that had the objective
         self._own_since = 0  # version from which on its weights are not another policy's
 
     @property
@@ -146,16 +147,25 @@ class PolicyRun:
         name, recent = self.config.population.objective, self.episodes.recent
         return recent[name] if name in recent else self._reported.get(name)
 
+    @property
+    def measured_env_steps(self) -> int:
+        """Its own env_steps when its objective was last measured."""
+        of_episodes = self.config.population.objective in self.episodes.recent
+        return self.counters.env_steps if of_episodes else self._reported_objective
+
     def become(self, donor: "PolicyRun", options: BaseModel) -> None:
         """Takes the weights and the optimizer's memory of another policy of the run, and these
-        options of the learner; keeps its own counters.
+        options of the learner; keeps its own counters.  An objective of reports is the donor's
+        until a report has its own.
         """
         self.configure(donor.config.learner)  # whose rate may follow a schedule from there
         self.learner.load(copied(donor.learner.save()), counters=False)
         self.learner.metrics()  # of updates of the former weights, which nobody is to be ranked by
         self.configure(options)
         self.episodes.forget_recent()
-        self._own_since, self._reported = self.learner.version, {}
+        self._own_since, self.scores, self._reported = self.learner.version, {}, {}
+        if donor.objective is not None:
+            self._reported[self.config.population.objective] = donor.objective
 
     def score(self, policy: Policy, scores: Scores) -> None:
         """Takes the scores of an evaluation; writes `policy` to ``best/`` if it is the best."""
@@ -192,6 +202,7 @@ class PolicyRun:
         if self.config.population.several:
             part["recent_episodes"] = self.episodes.save_recent()
             part["objective"] = self.objective
+            part["reported_objective"] = self._reported_objective
         return self.folder.named(publication.tensors, rest), part
 
     def load(self, found: Checkpoint) -> list[str]:
@@ -219,6 +230,7 @@ class PolicyRun:
         self.episodes.load_recent(part.get("recent_episodes", ()))
         if part.get("objective") is not None:
             self._reported[self.config.population.objective] = part["objective"]
+            self._reported_objective = part.get("reported_objective", 0)
         self.best, self.best_version = part["best"], part.get("best_version")
         ended = run.env_steps >= self.config.total_env_steps
         fault, lost = self.folder.mend_best(part, ended)
@@ -262,6 +274,8 @@ class PolicyRun:
         self.scores = {}
         self._reported_updates = updates
         self._reported |= report
+        if self.config.population.objective in report:
+            self._reported_objective = self.counters.env_steps
         return report
 
 

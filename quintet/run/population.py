@@ -47,8 +47,8 @@ class Population:
     def consider(
         self, batch: Batch, policies: Sequence[PolicyRun], of_run: int, say: Callable[[str], None]
     ) -> bool:
-        """Considers the policy that has just learned, if it is time; whether it has the weights of
-        another one now.
+        """Considers the policy that has just learned, if it is time and its objective was measured
+        since the last time; whether it has the weights of another one now.
 
         of_run: env_steps of all policies.
         """
@@ -62,6 +62,8 @@ class Population:
         objectives = [x for x in found if x is not None and math.isfinite(x)]
         if len(objectives) < len(policies):
             self._tell_of_missing(found, policies, say)
+            return False
+        if policy.measured_env_steps <= controller.considered[index]:
             return False
         decision = controller.consider(index, objectives, env_steps, of_run)
         copied = decision.donor != index

@@ -243,9 +243,12 @@ def has_compiler() -> bool:
 
 
 def worth_compiling(config: RunConfig, model: ModelConfig, spaces: Spaces, device: str) -> bool:
-    """Whether a compiled update saves more time than it takes to compile, with a resolved model."""
+    """Whether a compiled update saves more time than it takes to compile, with a resolved model.
+    Every policy of a run compiles its own.
+    """
+    share = config.total_env_steps // config.population.size
     planned = registry.find(config.algo).planned_updates(
-        config.learner, config.env.num_streams, config.total_env_steps
+        config.learner, config.env.num_streams, share
     )
     pictures = uses_pictures(model, spaces)
     enough = COMPILE_FROM_UPDATES_OF_PICTURES if pictures else COMPILE_FROM_UPDATES

@@ -130,6 +130,7 @@ def test_policy_0_is_replaced_and_never_mutated() -> None:
         (1e-7, 0.0, False, False),  # below the absolute gap
         (0.5, 0.0, True, True),
         (0.1, -5.0, True, True),
+        (-1e-8, -1.0, True, True),
     ],
 )
 def test_leads(candidate: float, own: float, expected: bool, original: bool) -> None:
@@ -175,6 +176,12 @@ def test_values_near_1_change_by_what_they_lack(name: str) -> None:
     assert found[name] == pytest.approx(0.88)
     at_one = mutated({name: 1.0}, rules(first={name: 1.0}), Scripted([0.0, 0.7], uniform=1.2))
     assert at_one[name] == 1.0 - 1e-8
+
+
+def test_no_value_is_reset_to_1_which_no_factor_leads_away_from() -> None:
+    first, up = {"gamma": 1.0}, Scripted([0.0, 0.7], uniform=1.2)
+    kept = Rules(PopulationConfig(size=2, reset_rate=0.5), first, {}, NEAR_1)
+    assert mutated({"gamma": 0.9}, kept, up)["gamma"] == pytest.approx(1 - 0.1 / 1.2)
 
 
 def test_caps_change_by_a_fixed_factor_and_stay_in_order() -> None:

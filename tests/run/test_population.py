@@ -1,34 +1,21 @@
 """Populations through the front door: copies, decisions in reports and files, resumes."""
 
 import json
-import math
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from gymnasium import spaces as gym
 
 import quintet
 from quintet import checkpoint, cli
 from quintet.algorithms.appo.learner import APPOLearner
-from quintet.config.load import Layer
-from quintet.config.run import RunConfig
-from quintet.config.saved import load_config
 from quintet.errors import ConfigError, QuintetError
 from quintet.observe.lineage import EVENTS, plot_lineage
 from quintet.observe.plots import plot_runs
 from quintet.observe.report_files import read_metrics
-from quintet.run.folder import RunFolder
-from quintet.run.learners import make_policies
 from quintet.run.policy_run import PolicyRun
-from quintet.run.population import Population
-from quintet.run.resolution import resolve_loaded
-from quintet.runtime.batch import Episode
-from quintet.types import Spaces
 
 SMALL: dict[str, Any] = {
     "env.num_streams": 8,
@@ -195,90 +182,12 @@ def test_a_copy_has_the_donors_weights_and_optimizer_and_its_own_counters(
     assert seen == [(event["policy"], event["donor"]) for event in copies]
 
 
-def of_two(folder: Path, **config: Any) -> tuple[RunConfig, Spaces]:
-    """The configuration of two policies, and the spaces of their environment."""
-    given = {**SMALL, **OF["appo"], "runtime.kind": "async", "population.size": 2, **config}
-    given |= {"env.id": "CartPole-v1", "run_dir": str(folder)}
-    loaded = load_config("appo", [], Layer("call", given))
-    box = gym.Box(-np.inf, np.inf, (4,), np.float32)
-    spaces = Spaces(box, gym.Discrete(2))
-    return resolve_loaded(loaded, spaces).config, spaces
-
-
-def two_policies(folder: Path, **config: Any) -> list[PolicyRun]:
-    """Policies that have learned nothing."""
-    resolved, spaces = of_two(folder, **config)
-    return make_policies(resolved, [resolved.learner], spaces, RunFolder(folder, signed=True))
-
-
-@pytest.mark.parametrize(
-    ("other", "spent", "told"),
-    [(None, False, 1), (math.nan, False, 1), (math.inf, False, 1), (2.0, True, 0)],
-)
-def test_nothing_is_decided_without_finite_objectives_or_when_the_budget_is_spent(
-    other: float | None, spent: bool, told: int, tmp_path: Path
-) -> None:
-    config, _ = of_two(tmp_path)
-    population = Population(config, RunFolder(tmp_path, signed=True))
-    made = SimpleNamespace(env_steps=config.total_env_steps // 4)
-    policies: Any = [SimpleNamespace(counters=made, objective=x) for x in (1.0, other)]
-    batch: Any = SimpleNamespace(policy=0, env_steps=1)
-    said: list[str] = []
-    of_run = config.total_env_steps if spent else 2 * made.env_steps
-    assert not population.consider(batch, policies, of_run, said.append)
-    assert len(said) == told
-    assert population.controller.due(0, made.env_steps)
-
-
-def test_the_first_consideration_and_the_period_are_shares_of_a_policys_budget(
-    tmp_path: Path,
-) -> None:
-    given = {"population.start_env_steps": None, "population.period_env_steps": None}
-    config, _ = of_two(tmp_path, total_env_steps=80_000, **given)
-    found = Population(config, RunFolder(tmp_path, signed=True)).controller
-    assert (found.start, found.period) == (4_000, 2_000)
-
-
 def test_a_copy_is_published_at_once(tmp_path: Path) -> None:
     """Whatever the interval, as rows of the former weights would be dropped."""
     result = train(tmp_path / "run", runtime__publish_interval_updates=3)
     copies = [e["env_steps"] for e in events(tmp_path / "run") if e["event"] == "copied"]
     assert copies
     assert result.metrics["data/discarded_env_steps"] == 0
-
-
-@pytest.mark.parametrize(("given", "wanted"), [(5e-4, 2e-4), (6e-4, 6e-4)])
-def test_a_copy_goes_on_with_the_rate_that_the_donors_schedule_has_reached(
-    given: float, wanted: float, tmp_path: Path
-) -> None:
-    """Unless the rate itself is mutated."""
-    one, donor = two_policies(tmp_path, lr_schedule="kl_adaptive")
-    rates = [one.config.learner.model_copy(update={"learning_rate": x}) for x in (5e-4, given)]
-    donor.configure(rates[0])
-    donor.learner.learning_rate = 2e-4  # type: ignore[attr-defined]
-    one.become(donor, rates[1])
-    assert one.learner.learning_rate == wanted  # type: ignore[attr-defined]
-
-
-def test_a_copy_has_no_objective_of_reports_about_its_former_weights(tmp_path: Path) -> None:
-    own = {"population.objective": "eval/return_mean", "eval.episodes": 1}
-    one, donor = two_policies(tmp_path, **own)
-    one.scores = {"eval/return_mean": 3.0}
-    one.report(1.0)
-    assert one.objective == 3.0
-    one.become(donor, one.config.learner)
-    assert one.objective is None
-
-
-def test_episodes_that_former_weights_began_do_not_rank_a_copy(tmp_path: Path) -> None:
-    one, donor = two_policies(tmp_path)
-    one.learner.trained.steps = 5  # type: ignore[attr-defined]
-    one.become(donor, one.config.learner)
-    one.add_episodes([Episode(0, 0, 9.0, 10, version=4)])
-    assert one.counters.ended_episodes == 1
-    assert one.objective is None
-    one.add_episodes([Episode(0, 0, 7.0, 10, version=5)])
-    assert one.objective == 7.0
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -341,28 +250,6 @@ def test_a_policy_needs_its_share_of_the_budget(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"of 3,000 env_steps each of the 3 policies has its"):
         train(tmp_path / "run", "ddpg", replay_start_steps=1_200, replay_capacity_steps=1_500)
     assert not (tmp_path / "run").exists()
-
-
-def test_it_is_told_which_policies_have_no_objective() -> None:
-    """Once for each set of them, and where some have one only after a further period."""
-    population: Any = SimpleNamespace(
-        _told_of_missing=set(), _late_env_steps=450,
-        config=SimpleNamespace(population=SimpleNamespace(objective="episode/return_mean")),
-    )  # fmt: skip
-    said: list[str] = []
-
-    def consider(env_steps: int, *found: float | None) -> None:
-        policies: Any = [SimpleNamespace(counters=SimpleNamespace(env_steps=env_steps))] * 3
-        Population._tell_of_missing(population, found, policies, said.append)
-
-    for _ in range(2):
-        consider(300, None, None, None)
-        consider(300, None, 1.0, 2.0)
-        consider(460, 1.0, math.nan, 2.0)
-        consider(460, None, 1.0, math.inf)
-    rest = "finite episode/return_mean yet: until all have it, none is copied or changed"
-    who = "no policy has a", "policy 1 has no", "policies 0, 2 have no"
-    assert said == [f"{each} {rest}" for each in who]
 
 
 def test_without_pbt_policies_are_trained_side_by_side(tmp_path: Path) -> None:

@@ -172,8 +172,8 @@ class APPOLearner:
 
     def configure(self, options: APPOConfig) -> None:
         require_tunable(self.config, options, TUNABLE)
-        if options.learning_rate != self.config.learning_rate:
-            self.learning_rate = options.learning_rate
+        # A rate that was adapted changes by as much as its option.
+        self.learning_rate *= options.learning_rate / self.config.learning_rate
         self.config = options
 
     def update(self, batch: Rollout, env_steps: int) -> None:

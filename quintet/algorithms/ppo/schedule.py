@@ -23,9 +23,8 @@ class Schedule:
         self.told: dict[str, float] = {}
 
     def configure(self, config: PPOConfig) -> None:
-        """Takes new options; a KL-adaptive rate begins anew if its option changed."""
-        if config.learning_rate != self.config.learning_rate:
-            self.learning_rate = config.learning_rate
+        """Takes new options; a KL-adaptive rate changes by as much as its option."""
+        self.learning_rate *= config.learning_rate / self.config.learning_rate
         self.config, self.clip_epsilon = config, config.clip_epsilon
 
     def begin(self, env_steps: int) -> None:
