@@ -154,6 +154,11 @@ class ObservationNormalizer(nn.Module):
             out[name] = centred.mul_(scale).clamp_(bound[0], bound[1])
         return out
 
+    def bounds(self, name: str) -> tuple[Tensor, Tensor]:
+        """Between which the values of a leaf are clipped; infinite before any data."""
+        low, high = self._affine[name][2].unbind()
+        return low, high
+
     def merge(self, obs: Obs, valid: Tensor) -> None:
         """Adds the valid rows of `obs`, leaves ``[T, B, ...]`` with `valid` ``[T, B]``."""
         rows = valid.flatten().nonzero().squeeze(1)

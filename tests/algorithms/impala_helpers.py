@@ -59,7 +59,9 @@ def loss_and_gradient(learner: ImpalaLearner, batch: Rollout) -> tuple[Tensor, T
 def terms_of(learner: ImpalaLearner, batch: Rollout) -> Terms:
     """What the loss of the weights that the learner has is made of."""
     knobs = Knobs(*map(torch.tensor, learner.knobs(learner.config.entropy_coef)))
-    return learner._terms(learner.trained.parameters, learner._unrolls(batch), knobs)[1]
+    given = learner._unrolls(batch)
+    obs = learner.normalizers.observations(given.batch.obs)
+    return learner._terms(learner.trained.parameters, given, obs, knobs)[1]
 
 
 def unrolls(learner: ImpalaLearner, batch: Rollout, **other: Any) -> Unrolls:

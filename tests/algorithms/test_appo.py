@@ -44,7 +44,7 @@ def test_a_chunk_is_rows_of_a_stream_with_the_one_behind_and_the_state_before(st
     count = STEPS // steps + 1
     state = torch.arange(count * STREAMS).view(count, STREAMS, 1).float()
     batch = replace(batch, state={"h": state})
-    chunks = Chunks.of(batch, batch.obs, batch.reward, batch.terminated, {}, steps)
+    chunks = Chunks.of(batch, batch.reward, batch.terminated, {}, steps)
     number = 0
     for start in range(0, STEPS, steps):
         for b in range(STREAMS):

@@ -2,6 +2,8 @@
 that what is said to have no effect has none.
 """
 
+import copy
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 import ppo_helpers
 import pytest
 import torch
+from conformance import MASKED, Case, go_on
 from gymnasium import spaces as gym
 from ppo_helpers import DISCRETE, GRID, PICTURE, learn
 from torch import Tensor, nn
@@ -123,6 +126,43 @@ def test_statistics_are_saved_loaded_and_donated(algo: str):
         one.update(batch_of(2), 0)
     states = [one.save().tensors for one in (learner, resumed)]
     assert all(torch.equal(states[1][name], x) for name, x in states[0].items())
+
+
+LEARN_FROM_BATCHES: dict[str, Case] = {
+    "ppo": Case("ppo", MASKED),
+    "impala": Case("impala", MASKED, core="gru"),
+    "appo": Case("appo", MASKED, core="gru"),
+    "appo with GAE": Case("appo", MASKED, {"use_vtrace": False}, core="gru"),
+    "acer": Case("acer", MASKED, {"trust_region_delta": 1e-3}, core="gru"),
+    "acer, sampled": Case("acer", options={"trust_region_delta": 1e-3}),
+}
+
+
+@pytest.mark.parametrize("name", LEARN_FROM_BATCHES)
+def test_an_update_reads_nothing_but_what_is_normalised(name: str):
+    """It is the update of a learner whose own normaliser leaves normalised observations as they
+    are.
+    """
+    plain = LEARN_FROM_BATCHES[name]
+    case = replace(plain, options={**plain.options, "normalize_observations": True})
+    first, second, _ = case.batches(3)
+    learner, other = case.learner(), case.learner()
+    go_on(learner, [first])
+    other.load(copy.deepcopy(learner.save()))
+    own, theirs = learner.normalizers.observations, other.normalizers.observations
+    (leaf,) = theirs.names
+    moments = theirs.leaf_moments(leaf)
+    moments.mean.zero_()
+    moments.m2.copy_(moments.count * (1.0 - theirs.epsilon))
+    theirs._refresh()
+    given = replace(second[0], obs=own(second[0].obs))
+    assert (given.obs[leaf] - second[0].obs[leaf]).abs().max() > 0.1
+    before = learner.trained.theta.clone()
+    learner.update(second[0], 0)
+    other.update(given, 0)
+    moved = (learner.trained.theta - before).abs().max()
+    assert moved > 1e-4
+    assert (other.trained.theta - learner.trained.theta).abs().max() < 1e-3 * moved
 
 
 # What does nothing is told

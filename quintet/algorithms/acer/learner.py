@@ -45,7 +45,7 @@ from quintet.algorithms.acer.network import PolicyAndCritic
 from quintet.algorithms.acer.schedule import find_schedule
 from quintet.algorithms.parts import diagnostics
 from quintet.algorithms.parts.acting import SamplingActor, make_normalizer, masked
-from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
+from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers, flat_obs
 from quintet.algorithms.parts.off_policy_statistics import Terms, off_policy_statistics
 from quintet.algorithms.parts.options import refuse_aux_losses, require_tunable
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
@@ -89,18 +89,16 @@ def make_actor(
 class Unrolls:
     """The inputs of the loss, with the same shapes and strides in every update.
 
-    batch: this learner's columns; obs and is_first flat in time-major order ``[(T + 1) * B, ...]``,
-        obs normalised; state before row 0, ``[B, ...]``; ``record`` has the ``noise`` of actions to
-        be sampled ``[T, B, n + 1, ...]`` where values are those of samples.
+    batch: this learner's columns; obs and is_first flat in time-major order ``[(T + 1) * B, ...]``;
+        state before row 0, ``[B, ...]``; ``record`` has the ``noise`` of actions to be sampled
+        ``[T, B, n + 1, ...]`` where values are those of samples.
     count, rows: valid rows and all rows of the whole batch.
-    clip_share: share of normalised observations at the clip.
     age: of its rows, in updates ``[T, B]``; NaN of a fresh batch.
     """
 
     batch: Rollout
     count: Tensor
     rows: int
-    clip_share: Tensor
     age: Tensor
 
 
@@ -210,19 +208,17 @@ class ACERLearner:
                 means = normalizers.of_rewards(whole, normalizers.rewards(whole.reward))
             self.trained.interval.add(Statistics(means))
         batch = self.ranks.shard(batch)
-        obs = normalizers.flat(batch)
         count = count.to(self.setup.device)
-        share = normalizers.clip_share(obs, batch.valid, count)
         state = {name: x[0] for name, x in batch.state.items()}
         cut = torch.zeros_like(batch.valid) if batch.trace_cut is None else batch.trace_cut
-        flat: dict[str, Any] = {"obs": obs, "is_first": batch.is_first.flatten(), "trace_cut": cut}
+        flat: dict[str, Any] = {"obs": flat_obs(batch), "is_first": batch.is_first.flatten()}
         flat |= {"reward": normalizers.rewards(batch.reward), "return_carry": None}
-        own = replace(batch, state=state, replayed=False, **flat).contiguous()
+        own = replace(batch, state=state, trace_cut=cut, replayed=False, **flat).contiguous()
         if batch.replayed:
             age = (self.version - own.version).float()
         else:
             age = torch.full_like(own.reward, torch.nan)
-        return Unrolls(own, count, rows, share, age)
+        return Unrolls(own, count, rows, age)
 
     # The loss
 
@@ -231,7 +227,9 @@ class ACERLearner:
     ) -> tuple[Tensor, Statistics]:
         """``q_coef * (errors of the critic) - z . f``, reduced over the valid rows."""
         family, batch, encoder = self.family, unrolls.batch, self.network.encoder
-        obs = encoder.scaled(batch.obs) if isinstance(encoder, Cnn) else batch.obs
+        obs = self.normalizers.observations(batch.obs)
+        clip_share = self.normalizers.clip_share(obs, batch.valid, unrolls.count)
+        obs = encoder.scaled(obs) if isinstance(encoder, Cnn) else obs
         inputs = (obs, batch.state, batch.is_first)
         params, features, _ = functional_call(self.network, parameters, inputs)
         rows = self._rows(masked(family, params, batch.obs), unrolls, knobs)
@@ -270,7 +268,7 @@ class ACERLearner:
         own = {
             "loss/policy_truncated": reduced(estimates.truncated),
             "loss/policy_correction": reduced(estimates.correction),
-            "normalizer/observation_clip_frac": unrolls.clip_share,
+            "normalizer/observation_clip_frac": clip_share,
             "replay/age_mean": reduced(unrolls.age),
         }
         if region is not None:

@@ -16,7 +16,7 @@ class Chunks:
     """K chunks of C rows, ordered by (time, stream), as the loss reads them.
 
     obs, is_first: ``[C+1, K, ...]`` with the row behind the chunk, or ``[C, K, ...]`` where
-        estimates are known; obs are normalised.
+        estimates are known.
     state: before the first row ``[K, ...]``; empty for feed-forward networks.
     record: what the actor recorded ``[C, K, ...]``.
     reward: normalised, ``[C, K]``.
@@ -39,13 +39,12 @@ class Chunks:
     def of(
         cls,
         batch: Rollout,
-        obs: Obs,
         reward: Tensor,
         terminal: Tensor,
         estimates: Mapping[str, Tensor],
         steps: int,
     ) -> "Chunks":
-        """All chunks of `steps` rows of a batch ``[T, B]`` with a state every `steps` rows; `obs`,
+        """All chunks of `steps` rows of a batch ``[T, B]`` with a state every `steps` rows;
         `reward` and `terminal` in place of its own.
         """
 
@@ -56,7 +55,7 @@ class Chunks:
             return {name: _split(x, steps) for name, x in leaves.items()}
 
         return cls(
-            obs={name: rows(x) for name, x in obs.items()},
+            obs={name: rows(x) for name, x in batch.obs.items()},
             is_first=rows(batch.is_first),
             state={
                 name: x[: len(reward) // steps].flatten(0, 1) for name, x in batch.state.items()

@@ -70,6 +70,8 @@ class Outputs(NamedTuple):
     """Of the network on a minibatch: the (masked) distribution ``[C, K, P]``, values of the chunks'
     rows and, for V-trace, of those behind, ``[C, K]``; the action's log-probability and its
     log-ratio to the one that acted ``[C, K]``.
+
+    obs_clipped: of normalised observations the share at the clip, summed over the valid rows.
     """
 
     params: Tensor
@@ -77,6 +79,7 @@ class Outputs(NamedTuple):
     v_t: Tensor
     logp_pi: Tensor
     log_rho: Tensor
+    obs_clipped: Tensor
 
 
 class Rows(NamedTuple):
@@ -85,8 +88,7 @@ class Rows(NamedTuple):
 
     reward: normalised.
     v_mu: recorded values.
-    behind, state, is_first: of the rows behind the unrolls ``[B, ...]``; observations are
-        normalised.
+    behind, state, is_first: of the rows behind the unrolls ``[B, ...]``.
     """
 
     reward: Tensor
@@ -220,10 +222,8 @@ class APPOLearner:
 
     @torch.no_grad()
     def _chunks(self, batch: Rollout) -> Chunks:
-        """All chunks of the batch, normalised; with GAE also their advantages and targets."""
-        config, shape = self.config, batch.is_first.shape
-        flat = self.normalizers.flat(batch)
-        obs = {name: x.view(*shape, *x.shape[1:]) for name, x in flat.items()}
+        """All chunks of the batch; with GAE also their advantages and targets."""
+        config = self.config
         reward = self.normalizers.rewards(batch.reward)
         terminal = batch.terminated
         if config.truncation_as_termination:
@@ -235,14 +235,15 @@ class APPOLearner:
                 terminal=terminal.contiguous(),
                 not_cut_t=batch.not_cut_t.contiguous(),
                 v_mu=batch.record["value"].contiguous(),
-                behind={name: x[-1].contiguous() for name, x in obs.items()},
+                behind={name: x[-1].contiguous() for name, x in batch.obs.items()},
                 state={name: x[-1].contiguous() for name, x in batch.state.items()},
                 is_first=batch.is_first[-1].contiguous(),
             )
             discounts = torch.tensor([config.gamma, config.gae_lambda], device=reward.device)
             estimates = self._gae(rows, discounts)
-        self._tell_of_rows(batch, flat, reward)
-        return Chunks.of(batch, obs, reward, terminal, estimates, config.chunk_steps)
+        # Statistics of the whole batch, the same on all ranks.
+        self.trained.interval.add(Statistics(self.normalizers.of_rewards(batch, reward)))
+        return Chunks.of(batch, reward, terminal, estimates, config.chunk_steps)
 
     def _gae_of(self, rows: Rows, discounts: Tensor) -> dict[str, Tensor]:
         """Advantages and targets of a whole batch.
@@ -250,7 +251,7 @@ class APPOLearner:
         discounts: gamma and lambda.
         """
         with torch.no_grad():
-            inputs = (rows.behind, rows.state, rows.is_first)
+            inputs = (self.normalizers.observations(rows.behind), rows.state, rows.is_first)
             _, v_end, _ = functional_call(self.network, self.trained.views(), inputs)
             v = torch.cat((rows.v_mu, v_end.unsqueeze(0)))
             gamma, lambda_ = discounts.unbind()
@@ -268,11 +269,8 @@ class APPOLearner:
         size = config.minibatch_steps // config.chunk_steps
         alone = chunks.valid.shape[1] == size
         if alone and ranks.size == 1:
-            count = chunks.valid.sum()
-            if count == 0:
-                self.skipped += 1
-            else:
-                yield Minibatch(chunks, count, chunks.valid.numel())
+            # A batch has a valid row, see `runtime/loop.py`; to look would wait for a GPU.
+            yield Minibatch(chunks, chunks.valid.sum(), chunks.valid.numel())
             return
         parts, skipped = minibatch_indices(chunks.valid, size, None if alone else self.shuffle)
         self.skipped += skipped
@@ -345,6 +343,7 @@ class APPOLearner:
         family, valid = self.family, chunks.valid
         steps, columns = valid.shape
         obs = {name: x.flatten(0, 1) for name, x in chunks.obs.items()}
+        obs = self.normalizers.observations(obs)
         params, value, _ = functional_call(
             self.network, parameters, (obs, chunks.state, chunks.is_first.flatten())
         )
@@ -357,7 +356,8 @@ class APPOLearner:
             low, high = self.config.ratio_clamp
             log_rho = log_rho.clamp(math.log(low), math.log(high))
         v = value.view(-1, columns)
-        return Outputs(params, v[:steps], v[1:], logp_pi, log_rho)
+        obs_clipped = self.normalizers.clip_share(obs, valid, torch.ones_like(valid.sum()))
+        return Outputs(params, v[:steps], v[1:], logp_pi, log_rho, obs_clipped)
 
     def _terms(self, outputs: Outputs, minibatch: Minibatch, knobs: Knobs) -> LossTerms:
         """The terms of the loss by row."""
@@ -460,16 +460,10 @@ class APPOLearner:
             kl=family.kl(record["params_mu"], params) if "params_mu" in record else None,
             capped=capped,
         )
+        share = outputs.obs_clipped / minibatch.count
+        told = told._replace(means={**told.means, "normalizer/observation_clip_frac": share})
         of_vtrace = self.config.use_vtrace
         return metrics.statistics(told, rows, valid, minibatch.count, vtrace=of_vtrace)
-
-    def _tell_of_rows(self, batch: Rollout, obs: dict[str, Tensor], reward: Tensor) -> None:
-        """Statistics of a whole batch, the same on all ranks."""
-        valid = batch.valid
-        share = self.normalizers.clip_share(obs, valid, valid.sum().clamp_min(1))
-        means = self.normalizers.of_rewards(batch, reward)
-        means["normalizer/observation_clip_frac"] = share
-        self.trained.interval.add(Statistics(means))
 
     def metrics(self) -> dict[str, float]:
         found = metrics.finished(self.trained)

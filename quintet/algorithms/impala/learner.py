@@ -28,7 +28,7 @@ from quintet.algorithms.impala.config import TUNABLE, ImpalaConfig, Knobs, aux_w
 from quintet.algorithms.impala.metrics import AUX, LOSSES, finished
 from quintet.algorithms.parts import diagnostics
 from quintet.algorithms.parts.acting import make_family, make_sampler, masked
-from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
+from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers, flat_obs
 from quintet.algorithms.parts.off_policy_statistics import Terms, off_policy_statistics
 from quintet.algorithms.parts.options import require_tunable
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
@@ -39,7 +39,7 @@ from quintet.models.config import ModelConfig
 from quintet.ops import policy_losses, reduce, schedules, value_losses
 from quintet.ops.vtrace import vtrace
 from quintet.protocols import Actor, DataPlan
-from quintet.types import LearnerState, Publication, Rollout, Spaces
+from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces
 
 
 def make_actor(
@@ -55,10 +55,9 @@ def make_actor(
 class Unrolls:
     """The inputs of the loss, with the same shapes and strides in every update.
 
-    batch: this learner's columns; obs and is_first flat in time-major order ``[(T + 1) * B, ...]``,
-        obs normalised; state before row 0, ``[B, ...]``.
+    batch: this learner's columns; obs and is_first flat in time-major order ``[(T + 1) * B, ...]``;
+        state before row 0, ``[B, ...]``.
     count, columns: valid rows and columns of the whole batch.
-    clip_share: share of normalised observations at the clip.
     aux_weight: weight of each auxiliary loss.
     """
 
@@ -66,7 +65,6 @@ class Unrolls:
     not_cut_t: Tensor
     count: Tensor
     columns: int
-    clip_share: Tensor
     aux_weight: Tensor
 
 
@@ -150,12 +148,11 @@ class ImpalaLearner:
             means = normalizers.of_rewards(whole, normalizers.rewards(whole.reward))
             self.trained.interval.add(Statistics(means))
         batch = self.ranks.shard(batch)
-        obs = normalizers.flat(batch)
-        share = normalizers.clip_share(obs, batch.valid, count)
-        flat: dict[str, Any] = {"obs": obs, "is_first": batch.is_first.flatten(), "trace_cut": None}
+        flat: dict[str, Any] = {"obs": flat_obs(batch), "is_first": batch.is_first.flatten()}
         flat |= {"reward": normalizers.rewards(batch.reward), "return_carry": None}
-        own = replace(batch, state={k: x[0] for k, x in batch.state.items()}, **flat).contiguous()
-        return Unrolls(own, batch.not_cut_t.contiguous(), count, columns, share, self.aux_weight)
+        flat |= {"state": {k: x[0] for k, x in batch.state.items()}, "trace_cut": None}
+        own = replace(batch, **flat).contiguous()
+        return Unrolls(own, batch.not_cut_t.contiguous(), count, columns, self.aux_weight)
 
     def _loss(
         self, parameters: Parameters, unrolls: Unrolls, knobs: Knobs
@@ -167,7 +164,8 @@ class ImpalaLearner:
         leaves its term out.
         """
         config, valid = self.config, unrolls.batch.valid
-        parts, terms = self._terms(parameters, unrolls, knobs)
+        obs = self.normalizers.observations(unrolls.batch.obs)
+        parts, terms = self._terms(parameters, unrolls, obs, knobs)
         # Each of several learners has its own columns, and divides by the whole batch's divisor.
         divisor = {"sum_time_mean_batch": unrolls.columns, "sum": 1}.get(config.reduction)
 
@@ -190,15 +188,16 @@ class ImpalaLearner:
         whole = unrolls.count, valid.shape[0] * unrolls.columns
         bars = knobs.rho_bar, knobs.c_bar
         statistics = off_policy_statistics(losses, terms, valid, whole, bars)
-        means = {**statistics.means, "normalizer/observation_clip_frac": unrolls.clip_share}
+        share = self.normalizers.clip_share(obs, valid, unrolls.count)
+        means = {**statistics.means, "normalizer/observation_clip_frac": share}
         if self.normalizers.rewards.kind != "none":
             del means["reward/mean"]  # the normalised reward's
         return torch.stack([*losses.values()]).sum(), statistics._replace(means=means)
 
     def _terms(
-        self, parameters: Parameters, unrolls: Unrolls, knobs: Knobs
+        self, parameters: Parameters, unrolls: Unrolls, obs: Obs, knobs: Knobs
     ) -> tuple[Losses, Terms]:
-        """One forward over rows 0 to T, V-trace, and the terms of the loss.
+        """One forward over rows 0 to T of `obs`, normalised; V-trace; and the terms of the loss.
 
         Invalid rows get a harmless action, reward and ratio, since a NaN behind a mask would still
         make its gradient NaN.
@@ -209,7 +208,7 @@ class ImpalaLearner:
         rows = steps * streams
         aux: dict[str, Tensor] = {}
         params, value, _ = functional_call(
-            self.network, parameters, (batch.obs, batch.state, batch.is_first, aux)
+            self.network, parameters, (obs, batch.state, batch.is_first, aux)
         )
         params = masked(family, params, batch.obs)[:rows].view(steps, streams, -1)
         v = value.view(steps + 1, streams)

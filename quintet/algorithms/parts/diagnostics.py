@@ -7,7 +7,7 @@ from torch import Tensor
 
 from quintet.errors import NonFiniteError
 from quintet.models.heads import PolicyHead
-from quintet.models.normalize import ObservationNormalizer, RewardNormalizer, block_rows
+from quintet.models.normalize import ObservationNormalizer, RewardNormalizer
 from quintet.ops import reduce
 from quintet.types import Obs
 
@@ -84,16 +84,13 @@ def observation_clip_share(
     """
     if not normalizer.names:
         return torch.full((), torch.nan, device=use.device)
-    rows = use.flatten().nonzero().squeeze(1)
-    outside = torch.zeros((), dtype=torch.float64, device=use.device)
-    elements = 0
+    rows, outside, elements = use.flatten(), torch.zeros((), device=use.device), 0
     for name in normalizer.names:
-        x, begun = obs[name], normalizer.leaf_moments(name).count > 0
-        for part in torch.split(rows, block_rows(x)):
-            values = x.index_select(0, part).abs_()
-            outside += begun * torch.ge(values, normalizer.clip, out=values).sum()
-        elements += x[:1].numel()
-    return (outside / (count * elements)).float()
+        x, (low, high) = obs[name][: len(rows)], normalizer.bounds(name)
+        beyond = ((x <= low) | (x >= high)).reshape(len(rows), -1)
+        outside = outside + (beyond.sum(1) * rows).sum()
+        elements += beyond.shape[1]
+    return outside / (count * elements)
 
 
 def policy_metrics(head: PolicyHead) -> dict[str, float]:

@@ -31,6 +31,11 @@ class NormalizesRewards(Normalizes, Protocol):
     def gamma(self) -> float: ...
 
 
+def flat_obs(batch: Rollout) -> Obs:
+    """The batch's observations in time-major order ``[(T + 1) * B, ...]``."""
+    return {name: x.flatten(0, 1) for name, x in batch.obs.items()}
+
+
 ONLY_LEARNING = ("reward_moments/",)
 """How the names of tensors begin that acting does not need."""
 
@@ -84,8 +89,8 @@ class Normalizers:
         return load
 
     def flat(self, batch: Rollout) -> Obs:
-        """The batch's observations, normalised, in time-major order ``[(T + 1) * B, ...]``."""
-        flat: Obs = self.observations({name: x.flatten(0, 1) for name, x in batch.obs.items()})
+        """`flat_obs`, normalised."""
+        flat: Obs = self.observations(flat_obs(batch))
         return flat
 
     def merge(self, batch: Rollout) -> None:
