@@ -388,3 +388,4 @@ class ACERLearner:
         if counters:
             self.version = scalars["version"]
             self.generator.set_state(state.tensors["generator"])
+            self.fresh_updates, self.replayed_updates = 0, 0
