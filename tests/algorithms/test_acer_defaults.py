@@ -208,3 +208,18 @@ def test_traces_need_a_future(option: str) -> None:
 def test_a_population_may_tune_the_cap_of_traces() -> None:
     """Which is one of two in other learners."""
     assert bounds_of(ACERConfig(), ["c_bar"]) == {"c_bar": (0.0, float("inf"))}
+
+
+@pytest.mark.parametrize("bounds", ["clip", "squash", "mean_tanh"])
+def test_the_critic_reads_actions_as_the_environment_gets_them(bounds: Any) -> None:
+    """In the units of the policy, in which the bounds are -1 and 1."""
+    model = resolve_model(DEEP.model_copy(update={"action_bounds": bounds}), CONTINUOUS)
+    family = ACERLearner(
+        config(), model, CONTINUOUS, Setup(STREAMS, 10**4, (1, 2), torch.device("cpu"), Compute())
+    ).family
+    action = torch.tensor([[0.3, -2.0], [5.0, 0.9]])[:, : family.size]
+    box: Any = CONTINUOUS.action
+    got = family.to_env(action)
+    wanted = (got - torch.tensor(box.low)) / torch.tensor(box.high - box.low) * 2 - 1
+    assert_close(encoded(family, action), wanted, atol=1e-5, rtol=1e-5)
+    assert (encoded(family, action) - action).abs().max() > 1

@@ -232,8 +232,11 @@ SHARING = [name for name, entry in LEARNERS.items() if entry.shared is not None]
 
 @pytest.mark.parametrize(
     "case",
-    [CASES[name] for name in CASES if CASES[name].algo in SHARING],
-    ids=lambda case: str(case.options),
+    [
+        *(CASES[name] for name in CASES if CASES[name].algo in SHARING),
+        *(case for case in WITH_STATISTICS if case.algo in SHARING and case.core != "none"),
+    ],
+    ids=lambda case: f"{case.algo} {case.core} {case.options}",
 )
 def test_ranks_are_equal_to_the_bit_and_one_learner_to_the_last_digits(case: Case) -> None:
     batches, one = case.batches(2), case.learner()

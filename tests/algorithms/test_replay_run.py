@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -159,3 +160,43 @@ def test_no_option_of_a_learner_without_replay_makes_a_folder(
     assert A2CConfig().unroll_steps == 8
     quintet.train("a2c", "CartPole-v1", 256, 1, tmp_path / "run", OPTIONS)
     assert not (tmp_path / "run" / "replay").exists()
+
+
+ACER = {
+    "preset": "none", "env.num_streams": 4, "env.streams_per_group": 2, "env.backend": "gymnasium",
+    "unroll_steps": 8, "replay_ratio": 1.5, "replay_capacity_steps_per_stream": 160,
+    "replay_start_steps_per_stream": 16, "model.policy_hidden": [8], "eval.episodes": 0,
+    "report.interval_s": 0.0, "report.sinks": ["jsonl"], "report.progress": False,
+    "checkpoint.interval_updates": 10,
+}  # fmt: skip
+ENV_OF = {"discrete": "CartPole-v1", "continuous": "Pendulum-v1"}
+
+
+def acer(folder: Path, kind: str, actions: str, **options: object) -> Any:
+    workers = {} if kind == "serial" else {"runtime.num_workers": 2}
+    config = ACER | {"runtime.kind": kind} | workers | options
+    return quintet.train("acer", ENV_OF[actions], 800, 2, folder, config)
+
+
+@pytest.mark.parametrize("actions", ENV_OF)
+def test_acer_in_lockstep_without_lag_has_the_bytes_of_serial(actions: str, tmp_path: Path) -> None:
+    serial = acer(tmp_path / "serial", "serial", actions)
+    lockstep = acer(tmp_path / "lockstep", "lockstep", actions, **{"runtime.lag": 0})
+    assert serial.metrics["updates"] == lockstep.metrics["updates"] > 40
+    a, b = (r.policy.publication.tensors for r in (serial, lockstep))
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("actions", ENV_OF)
+def test_acer_learns_from_replay_in_async_and_says_what_it_takes(
+    actions: str, tmp_path: Path
+) -> None:
+    found = acer(tmp_path, "async", actions).metrics
+    assert found["env_steps"] == 800
+    reports = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    ages = [report["replay/age_mean"] for report in reports if "replay/age_mean" in report]
+    assert max(ages) > 5
+    assert found["replay/size"] > 500
+    assert found["updates"] > 40
+    assert "replay of 640 rows takes " in (tmp_path / "log.txt").read_text()
