@@ -120,9 +120,9 @@ class RuntimeConfig(BaseModel):
         "auto",
         description="an act, and the whole update (gradient, clipping, optimizer), as one compiled "
         "graph each (of several learners: the gradient, and the step); auto: for feed-forward "
-        "networks on the CPU, at 30,000 planned optimizer steps or more (3,000 on pictures), where "
-        "there is a C++ compiler; on: also for recurrent ones, which takes minutes; never "
-        "film_grid. Part of the result's bytes",
+        "networks on the CPU, at 30,000 planned optimizer steps or more of a policy (3,000 on "
+        "pictures), where there is a C++ compiler; on: also for recurrent ones, which takes "
+        "minutes; never film_grid. Part of the result's bytes",
     )
 
     @property

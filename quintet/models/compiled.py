@@ -36,7 +36,8 @@ class Graph(Generic[P, R]):
     On small networks `torch.compile` takes as long at a call as the arithmetic.  So the method is
     compiled ahead, for the layout of the first call's tensors, and that layout is all that is
     looked at later: each has a graph of its own.  What else the method reads of its object must
-    stay as it is, but for the values in its tensors.
+    stay as it is, but for its tensors, which may have other values and be replaced by others of the
+    same layout.
     """
 
     def __init__(self, method: Callable[P, R]):

@@ -155,7 +155,7 @@ class ObservationNormalizer(nn.Module):
         return out
 
     def bounds(self, name: str) -> tuple[Tensor, Tensor]:
-        """Between which the values of a leaf are clipped; infinite before any data."""
+        """The least and the greatest value of a normalised leaf; infinite before any data."""
         low, high = self._affine[name][2].unbind()
         return low, high
 

@@ -64,4 +64,9 @@ def kl_adaptive_rate(rate: float, mean_kl: float, target: float) -> float:
         rate = rate / 1.5
     elif mean_kl < 0.5 * target:
         rate = rate * 1.5
+    return within_bounds(rate)
+
+
+def within_bounds(rate: float) -> float:
+    """The nearest rate that `kl_adaptive_rate` gives."""
     return min(max(rate, RATE_MIN), RATE_MAX)

@@ -149,7 +149,9 @@ class PolicyRun:
 
     @property
     def measured_env_steps(self) -> int:
-        """Its own env_steps when its objective was last measured."""
+        """Its own env_steps at the last report that had its objective; those of now where the
+        objective is of episodes.
+        """
         of_episodes = self.config.population.objective in self.episodes.recent
         return self.counters.env_steps if of_episodes else self._reported_objective
 

@@ -63,7 +63,7 @@ class Population:
         if len(objectives) < len(policies):
             self._tell_of_missing(found, policies, say)
             return False
-        if policy.measured_env_steps <= controller.considered[index]:
+        if policy.measured_env_steps < controller.considered[index]:
             return False
         decision = controller.consider(index, objectives, env_steps, of_run)
         copied = decision.donor != index

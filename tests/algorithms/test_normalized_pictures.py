@@ -18,12 +18,14 @@ from torch import Tensor, nn
 
 from quintet.algorithms.impala import learner as impala
 from quintet.algorithms.impala.config import ImpalaConfig
+from quintet.algorithms.parts.diagnostics import observation_clip_share
 from quintet.algorithms.parts.setup import Compute, Setup
 from quintet.algorithms.ppo import learner as ppo
 from quintet.algorithms.ppo.config import PPOConfig
 from quintet.algorithms.registry import ALGORITHMS
 from quintet.models.config import ModelConfig, resolve_model
-from quintet.types import Rollout, Spaces
+from quintet.models.normalize import ObservationNormalizer
+from quintet.types import Obs, Rollout, Spaces
 
 MODEL = ModelConfig(policy_hidden=(8,), shared_torso=True)
 BOTH = Spaces(
@@ -126,6 +128,31 @@ def test_statistics_are_saved_loaded_and_donated(algo: str):
         one.update(batch_of(2), 0)
     states = [one.save().tensors for one in (learner, resumed)]
     assert all(torch.equal(states[1][name], x) for name, x in states[0].items())
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_the_share_at_the_clip_is_that_of_the_rows_in_use(begun: bool):
+    """Of all leaves, those without dimensions and pictures too, and without the rows behind."""
+    normalizer = ObservationNormalizer({"a": (3,), "b": ()}, 1.0, 1e-3, {"p": (2, 5)})
+    g = torch.Generator().manual_seed(0)
+
+    def drawn(rows: int) -> Obs:
+        picture = torch.randint(0, 256, (rows, 2, 5), generator=g).to(torch.uint8)
+        a, b = (torch.randn(rows, *shape, generator=g) for shape in ((3,), ()))
+        return {"a": a, "b": b, "p": picture}
+
+    if begun:
+        seen = {name: x.unsqueeze(1) for name, x in drawn(50).items()}
+        normalizer.merge(seen, torch.ones(50, 1, dtype=torch.bool))
+    use = torch.tensor([[True, False], [True, True], [False, True]])
+    obs = normalizer(drawn(use.numel() + 2))
+    rows = use.flatten().numpy()
+    at = [np.abs(x.numpy()[: len(rows)][rows]).reshape(4, -1) >= 1.0 for x in obs.values()]
+    wanted = np.concatenate(at, 1).mean() if begun else 0.0
+    assert begun == (0.1 < wanted < 0.9)
+    assert observation_clip_share(normalizer, obs, use, use.sum()) == pytest.approx(wanted)
+    of_rank = observation_clip_share(normalizer, obs, use, 2 * use.sum())
+    assert of_rank == pytest.approx(wanted / 2)
 
 
 LEARN_FROM_BATCHES: dict[str, Case] = {

@@ -67,6 +67,8 @@ CORES = 4
         (GRIDS, 10**6, {"model.encoder": "mlp"}, True),
         (GRIDS, 10**6, {}, False),
         (NUMBERS, 10**6, {"check_numerics": True}, False),
+        (NUMBERS, 59_999, {"population.size": 2}, False),
+        (NUMBERS, 60_000, {"population.size": 2}, True),
     ],
 )
 def test_compiling_is_worth_it_in_long_runs_of_plain_networks(
@@ -83,7 +85,10 @@ def test_compiling_is_worth_it_in_long_runs_of_plain_networks(
 def test_the_option_says_from_when_on_it_compiles() -> None:
     said = RuntimeConfig.model_fields["compile"].description
     assert said is not None
-    assert f"at {resolution.COMPILE_FROM_UPDATES:,} planned optimizer steps or more" in said
+    assert (
+        f"at {resolution.COMPILE_FROM_UPDATES:,} planned optimizer steps or more of a policy"
+        in said
+    )
     assert f"({resolution.COMPILE_FROM_UPDATES_OF_PICTURES:,} on pictures)" in said
 
 

@@ -1,6 +1,7 @@
 """By what policies of a population are ranked and when they are considered, without training."""
 
 import math
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces as gym
 
+from quintet.checkpoint import Checkpoint
 from quintet.config.load import Layer
 from quintet.config.run import RunConfig
 from quintet.config.saved import load_config
@@ -18,6 +20,7 @@ from quintet.run.policy_run import PolicyRun
 from quintet.run.population import Population
 from quintet.run.resolution import resolve_loaded
 from quintet.runtime.batch import Episode
+from quintet.runtime.loop import Counters
 from quintet.types import Spaces
 
 TWO: dict[str, Any] = {
@@ -117,7 +120,7 @@ def test_a_copy_has_its_donors_objective_of_reports_until_it_is_measured(tmp_pat
 def test_a_score_of_reports_is_considered_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many periods pass until the next one; also after a resume."""
+    """However many periods pass until the next one."""
     monkeypatch.setattr(Population, "write", lambda _: None)
     policies = two_policies(tmp_path, **OF_REPORTS)
     config = policies[0].config
@@ -135,11 +138,26 @@ def test_a_score_of_reports_is_considered_once(
 
     first = one.counters.env_steps + period
     assert considered() == first
-    _, part = one.save()
-    assert part["reported_objective"] == one.measured_env_steps
     assert [considered() for _ in range(3)] == [first] * 3
     evaluated(one, 2.0)
     assert considered() == first + 4 * period
+    evaluated(one, 3.0)  # in the same iteration, after the consideration
+    assert considered() == first + 5 * period
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_when_a_score_was_reported_is_saved(known: bool, tmp_path: Path) -> None:
+    """Checkpoints of before lack it: their policies wait for another score."""
+    one, other = two_policies(tmp_path, **OF_REPORTS)
+    one.counters.env_steps = 50
+    evaluated(one, 3.0)
+    tensors, part = one.save()
+    if not known:
+        del part["reported_objective"]
+    both = {name.replace("_0", "_1"): x for name, x in tensors.items()} | tensors
+    meta = {"counters": asdict(Counters()), "policies": [part, part]}
+    other.load(Checkpoint(tmp_path, both, meta, None))
+    assert (other.objective, other.measured_env_steps) == (3.0, 50 if known else 0)
 
 
 def test_episodes_that_former_weights_began_do_not_rank_a_copy(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ class Outputs(NamedTuple):
     rows and, for V-trace, of those behind, ``[C, K]``; the action's log-probability and its
     log-ratio to the one that acted ``[C, K]``.
 
-    obs_clipped: of normalised observations the share at the clip, summed over the valid rows.
+    obs: what it was given, normalised ``[C * K, ...]``, with V-trace also the rows behind.
     """
 
     params: Tensor
@@ -79,7 +79,7 @@ class Outputs(NamedTuple):
     v_t: Tensor
     logp_pi: Tensor
     log_rho: Tensor
-    obs_clipped: Tensor
+    obs: Obs
 
 
 class Rows(NamedTuple):
@@ -174,8 +174,9 @@ class APPOLearner:
 
     def configure(self, options: APPOConfig) -> None:
         require_tunable(self.config, options, TUNABLE)
-        # A rate that was adapted changes by as much as its option.
-        self.learning_rate *= options.learning_rate / self.config.learning_rate
+        if options.lr_schedule == "kl_adaptive":  # a rate that was adapted changes by as much
+            factor = options.learning_rate / self.config.learning_rate
+            self.learning_rate = schedules.within_bounds(self.learning_rate * factor)
         self.config = options
 
     def update(self, batch: Rollout, env_steps: int) -> None:
@@ -356,8 +357,7 @@ class APPOLearner:
             low, high = self.config.ratio_clamp
             log_rho = log_rho.clamp(math.log(low), math.log(high))
         v = value.view(-1, columns)
-        obs_clipped = self.normalizers.clip_share(obs, valid, torch.ones_like(valid.sum()))
-        return Outputs(params, v[:steps], v[1:], logp_pi, log_rho, obs_clipped)
+        return Outputs(params, v[:steps], v[1:], logp_pi, log_rho, obs)
 
     def _terms(self, outputs: Outputs, minibatch: Minibatch, knobs: Knobs) -> LossTerms:
         """The terms of the loss by row."""
@@ -460,7 +460,7 @@ class APPOLearner:
             kl=family.kl(record["params_mu"], params) if "params_mu" in record else None,
             capped=capped,
         )
-        share = outputs.obs_clipped / minibatch.count
+        share = self.normalizers.clip_share(outputs.obs, valid, minibatch.count)
         told = told._replace(means={**told.means, "normalizer/observation_clip_frac": share})
         of_vtrace = self.config.use_vtrace
         return metrics.statistics(told, rows, valid, minibatch.count, vtrace=of_vtrace)

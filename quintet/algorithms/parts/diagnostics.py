@@ -76,20 +76,21 @@ def observation_metrics(normalizer: ObservationNormalizer) -> dict[str, float]:
 def observation_clip_share(
     normalizer: ObservationNormalizer, obs: Obs, use: Tensor, count: Tensor
 ) -> Tensor:
-    """Of the elements of normalised leaves those that lie at the clip, none before there are
-    statistics, in the rows to `use` ``[T, B]``; NaN where there is no element.
+    """Share of the elements of normalised leaves that are at the clip, over the rows to `use`
+    ``[T, B]``; 0 before there are statistics, NaN where there is no element.
 
     obs: leaves ``[T * B, ...]``, normalised; rows behind these are not read.
     count: of rows to use; of several ranks, in all of them, so that each gives its share.
     """
     if not normalizer.names:
         return torch.full((), torch.nan, device=use.device)
-    rows, outside, elements = use.flatten(), torch.zeros((), device=use.device), 0
+    rows, outside, elements = use.reshape(-1, 1), torch.zeros((), device=use.device), 0
     for name in normalizer.names:
-        x, (low, high) = obs[name][: len(rows)], normalizer.bounds(name)
-        beyond = ((x <= low) | (x >= high)).reshape(len(rows), -1)
-        outside = outside + (beyond.sum(1) * rows).sum()
-        elements += beyond.shape[1]
+        x, (low, high) = obs[name][: len(rows)].reshape(len(rows), -1), normalizer.bounds(name)
+        # In place: for pictures new memory would take longer than the arithmetic.
+        clipped = (x <= low).logical_or_(x >= high).logical_and_(rows)
+        outside = outside + torch.count_nonzero(clipped)
+        elements += x.shape[1]
     return outside / (count * elements)
 
 

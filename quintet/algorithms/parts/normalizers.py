@@ -89,7 +89,7 @@ class Normalizers:
         return load
 
     def flat(self, batch: Rollout) -> Obs:
-        """`flat_obs`, normalised."""
+        """The batch's normalised observations ``[(T + 1) * B, ...]``."""
         flat: Obs = self.observations(flat_obs(batch))
         return flat
 

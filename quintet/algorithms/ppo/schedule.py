@@ -24,7 +24,11 @@ class Schedule:
 
     def configure(self, config: PPOConfig) -> None:
         """Takes new options; a KL-adaptive rate changes by as much as its option."""
-        self.learning_rate *= config.learning_rate / self.config.learning_rate
+        if config.lr_schedule == "kl_adaptive":
+            factor = config.learning_rate / self.config.learning_rate
+            self.learning_rate = schedules.within_bounds(self.learning_rate * factor)
+        else:
+            self.learning_rate = config.learning_rate
         self.config, self.clip_epsilon = config, config.clip_epsilon
 
     def begin(self, env_steps: int) -> None:
