@@ -113,7 +113,8 @@ class RuntimeConfig(BaseModel):
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto",
         description="what encoders compute in; auto: bf16 for picture and grid networks where the "
-        "device is faster with it (processors with AMX, GPUs that multiply bfloat16), else fp32. "
+        "device is faster with it (processors with AMX, AMD's with AVX512-BF16, GPUs that multiply "
+        "bfloat16), else fp32. "
         "Weights, heads and losses are fp32 always. Part of the result's bytes",
     )
     compile: Literal["auto", "on", "off"] = Field(

@@ -72,9 +72,15 @@ def test_gradients_arrive_in_float32():
 
 @pytest.mark.parametrize(
     ("able", "fast"),
-    [({}, False), ({"amx_bf16": True}, True), ({"avx512_bf16": True, "amx_bf16": False}, False)],
+    [
+        ({}, False),
+        ({"sse4a": True}, False),
+        ({"amx_bf16": True}, True),
+        ({"avx512_bf16": True, "amx_bf16": False, "sse4a": False}, False),
+        ({"avx512_bf16": True, "amx_bf16": False, "sse4a": True}, True),
+    ],
 )
-def test_bf16_is_fast_where_the_processor_has_matrix_units_for_it(
+def test_bf16_is_fast_with_amx_and_with_the_dot_products_of_amd(
     able: dict[str, bool], fast: bool, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)
