@@ -119,6 +119,21 @@ def test_the_same_run_twice_has_the_same_decisions_and_bytes(whole: Path, tmp_pa
     assert all(torch.equal(x, theirs[name]) for name, x in ours.items())
 
 
+def test_lockstep_that_lags_has_the_same_bytes_twice(tmp_path: Path) -> None:
+    """Copies drop rows of their former weights that fly while they are made."""
+    ours, theirs = tmp_path / "two", tmp_path / "three"
+    for folder, workers in ((ours, 2), (theirs, 3)):
+        result = train(
+            folder, runtime__kind="lockstep", runtime__lag=1, runtime__num_workers=workers
+        )
+        assert result.metrics["data/discarded_env_steps"] > 0
+    assert any(event["event"] == "copied" for event in events(ours))
+    assert events(ours) == events(theirs)
+    left, right = weights(ours), weights(theirs)
+    assert left.keys() == right.keys()
+    assert all(torch.equal(x, right[name]) for name, x in left.items())
+
+
 def test_a_resumed_run_goes_on_with_the_same_lineage(whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     train(folder, on_report=lambda report: report["env_steps"] > TOTAL / 2)

@@ -1,0 +1,121 @@
+"""Slots are conserved: whatever became of its rows, each is free once again, and once only."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import processes_of
+
+import quintet
+from quintet.runtime.asynchronous import AsyncSampling
+from quintet.runtime.lockstep import LockstepSampling
+from quintet.runtime.processes.workers import Workers
+
+SLOTS = 8
+"""Of each group, more than a run needs: one that lost some would go on, and be found."""
+
+SMALL: dict[str, Any] = {
+    "env.num_streams": 8,
+    "env.streams_per_group": 2,
+    "unroll_steps": 8,
+    "minibatch_steps": 24,
+    "eval.episodes": 0,
+    "report.interval_s": 0.0,
+    "report.progress": False,
+    "runtime.kind": "async",
+    "runtime.num_workers": 2,
+    "runtime.slots": SLOTS,
+}
+POPULATION = {
+    "population.size": 3,
+    "population.start_env_steps": 300,
+    "population.period_env_steps": 150,
+    "population.window_episodes": 5,
+}
+LOCKSTEP = {"runtime.kind": "lockstep", "runtime.lag": 1, "runtime.slots": None}
+
+
+def free_slots(workers: Workers) -> dict[int, list[int]]:
+    """By group, once nothing is granted any more."""
+    deadline = time.monotonic() + 20
+    while any(sampler.granted for sampler in workers.samplers) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return {group: sorted(free) for group, free in workers._free.items()}
+
+
+@pytest.mark.parametrize(
+    ("options", "slots", "kills", "drops"),
+    [
+        ({"runtime.max_policy_lag": 10**6}, SLOTS, False, False),
+        ({"runtime.max_policy_lag": 3, "runtime.prefetch_batches": 4}, SLOTS, False, True),
+        (POPULATION, SLOTS, False, True),
+        (POPULATION, SLOTS, True, True),
+        (POPULATION | LOCKSTEP, 2, False, True),
+    ],
+    ids=["one policy", "rows too old", "population", "population, killed worker", "lockstep"],
+)
+def test_every_slot_is_free_once_when_a_run_has_ended(
+    options: dict[str, Any],
+    slots: int,
+    kills: bool,
+    drops: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: dict[int, list[int]] = {}
+    killed: list[int] = []
+
+    def report(metrics: dict[str, float]) -> None:
+        if kills and not killed and metrics["env_steps"] > 2_000:
+            worker = processes_of()[0]
+            killed.append(worker.pid)
+            worker.kill()
+
+    end_async, end_lockstep = AsyncSampling.close, LockstepSampling.close
+
+    def ends_async(self: AsyncSampling) -> None:
+        with self.handling:
+            self.env_steps_wanted = -(10**9)  # nothing is granted from now on
+        if self.lease is not None:
+            self.lease.release()
+            self.lease = None
+        full = list(range(slots))
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            while not self.ready.empty():
+                taken = self.ready.get()
+                assert isinstance(taken, tuple)
+                taken[0].release()
+            with self.handling:
+                self.delivery.clear()
+            found.update(free_slots(self.workers))
+            if all(free == full for free in found.values()) and self.ready.empty():
+                break
+            time.sleep(0.05)
+        end_async(self)
+
+    def ends_lockstep(self: LockstepSampling) -> None:
+        self.delivery.clear()
+        for _ in range(200):
+            if not any(sampler.granted for sampler in self.workers.samplers):
+                break
+            self.workers.events(0.1)
+        found.update(free_slots(self.workers))
+        end_lockstep(self)
+
+    monkeypatch.setattr(AsyncSampling, "close", ends_async)
+    monkeypatch.setattr(LockstepSampling, "close", ends_lockstep)
+    result = quintet.train(
+        "appo",
+        "CartPole-v1",
+        total_steps=6_000,
+        seed=3,
+        run_dir=tmp_path / "run",
+        config=SMALL | options,
+        on_report=report,
+    )
+    assert result.status == "finished"
+    assert bool(killed) is kills
+    assert not drops or result.metrics["data/discarded_env_steps"] > 0
+    assert found == dict.fromkeys(range(4), list(range(slots)))
