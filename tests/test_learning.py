@@ -28,6 +28,8 @@ FLOORS: dict[str, tuple[str, str, int, float, dict[str, Any]]] = {
     "impala-cartpole": ("impala", "CartPole-v1", 300_000, 450.0, {}),
     "impala-cartpole-serial": ("impala", "CartPole-v1", 300_000, 450.0, {"runtime.kind": "serial"}),
     "impala-cartpole-memory": ("impala", MEMORY, 500_000, 450.0, {}),
+    "appo-cartpole": ("appo", "CartPole-v1", 500_000, 475.0, {}),
+    "appo-cartpole-memory": ("appo", MEMORY, 500_000, 450.0, {}),
     "ddpg-pendulum": ("ddpg", "Pendulum-v1", 20_000, -200.0, {}),
     "ddpg-target": ("ddpg", "quintet.envs.toy:Target", 30_000, -0.2, {}),
     "ddpg-inverted-pendulum": ("ddpg", "InvertedPendulum-v4", 300_000, 950.0, {}),

@@ -74,7 +74,7 @@ def test_every_slot_is_free_once_when_a_run_has_ended(
 
     end_async, end_lockstep = AsyncSampling.close, LockstepSampling.close
 
-    def ends_async(self: AsyncSampling) -> None:
+    def ends_async(self: Any) -> None:
         with self.handling:
             self.env_steps_wanted = -(10**9)  # nothing is granted from now on
         if self.lease is not None:
@@ -84,9 +84,8 @@ def test_every_slot_is_free_once_when_a_run_has_ended(
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
             while not self.ready.empty():
-                taken = self.ready.get()
-                assert isinstance(taken, tuple)
-                taken[0].release()
+                part, _ = self.ready.get()
+                part.release()
             with self.handling:
                 self.delivery.clear()
             found.update(free_slots(self.workers))
@@ -118,4 +117,4 @@ def test_every_slot_is_free_once_when_a_run_has_ended(
     assert result.status == "finished"
     assert bool(killed) is kills
     assert not drops or result.metrics["data/discarded_env_steps"] > 0
-    assert found == dict.fromkeys(range(4), list(range(slots)))
+    assert found == {group: list(range(slots)) for group in range(4)}
