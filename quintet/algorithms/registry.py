@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, final
 
 from gymnasium import spaces as gym_spaces
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from quintet.algorithms.acer import config as acer_config
 from quintet.algorithms.appo import config as appo_config
@@ -15,7 +15,7 @@ from quintet.algorithms.ddpg import config as ddpg_config
 from quintet.algorithms.impala import config as impala_config
 from quintet.algorithms.parts.options import Idle, Shared
 from quintet.algorithms.ppo import config as ppo_config
-from quintet.errors import ConfigError, IdleOptions
+from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
 from quintet.protocols import Actor, Learner, UpdateAdvice
 from quintet.types import Spaces
@@ -117,13 +117,9 @@ class Algorithm:
 
 
 def _has_effect(options: BaseModel, name: str) -> bool:
-    """Whether a number may differ from its default beside the others."""
-    try:
-        type(options).model_validate(options.model_dump() | {name: 0.99 * getattr(options, name)})
-    except ValidationError as error:
-        causes = [item.get("ctx", {}).get("error") for item in error.errors()]
-        return not any(isinstance(x, IdleOptions) and name in x.said for x in causes)
-    return True
+    """Whether a number has an effect beside the others, whatever it is."""
+    requirements: Mapping[str, tuple[bool, str]] = getattr(options, "requirements", {})
+    return requirements.get(name, (True, ""))[0]
 
 
 ALGORITHMS: dict[str, Algorithm] = {

@@ -9,7 +9,7 @@ from quintet.algorithms.tuning import CAPS, NEAR_1, bounds_of
 from quintet.config.run import RunConfig
 from quintet.envs.config import EnvConfig
 from quintet.errors import ConfigError
-from quintet.population.pbt import Bounds, Rules
+from quintet.population.pbt import Bounds, Rules, with_initial
 
 SHAPING = "reward_shaping."
 """How the names of tuned values begin that are the environment's (`EnvConfig.reward_shaping`)."""
@@ -53,12 +53,13 @@ def shaping_of(env: EnvConfig, values: Mapping[str, float]) -> tuple[float, ...]
 
 def first_values(config: RunConfig) -> None:
     """Raises ConfigError where the policies can't begin with the values that are given."""
-    first, initial = rules(config).first, config.population.initial
+    by, initial = rules(config), config.population.initial
+    first = by.first
     others = sorted(set(initial) - set(first))
     if others:
         raise ConfigError(
             f"population.initial requires options that are tuned ({', '.join(first)}), got "
-            f"{', '.join(others)}; name them in population.tuned too"
+            f"{', '.join(others)}; name those with an effect here in population.tuned too"
         )
     stuck = [n for n, x in first.items() if n in NEAR_1 and x == 1.0 and n not in initial]
     if stuck and config.population.pbt:
@@ -75,7 +76,7 @@ def first_values(config: RunConfig) -> None:
             )
     for policy in range(config.population.size):
         try:
-            with_values(config.learner, {name: values[policy] for name, values in initial.items()})
+            with_values(config.learner, with_initial(first, policy, by))
         except ConfigError as error:
             raise ConfigError(f"population.initial: {error}") from error
 

@@ -66,16 +66,22 @@ def begin(rules: Rules, rng: np.random.Generator) -> list[dict[str, float]]:
     values = [dict(rules.first) for _ in range(rules.config.size)]
     if rules.config.pbt:
         values[1:] = [mutated(rules.first, rules, rng) for _ in values[1:]]
+    return [with_initial(own, policy, rules) for policy, own in enumerate(values)]
+
+
+def with_initial(values: Values, policy: int, rules: Rules) -> dict[str, float]:
+    """A policy's values with those that the configuration gives to each; of two caps the one that
+    it does not give follows the other.
+    """
     initial = rules.config.initial
-    for policy, own in enumerate(values):
-        own.update({name: given[policy] for name, given in initial.items()})
-        if rules.caps and own.keys() >= set(rules.caps):
-            lower, upper = rules.caps
-            if upper not in initial:
-                own[upper] = max(own[upper], own[lower])
-            elif lower not in initial:
-                own[lower] = min(own[lower], own[upper])
-    return values
+    own = dict(values) | {name: given[policy] for name, given in initial.items()}
+    if rules.caps and own.keys() >= set(rules.caps):
+        lower, upper = rules.caps
+        if upper not in initial:
+            own[upper] = max(own[upper], own[lower])
+        elif lower not in initial:
+            own[lower] = min(own[lower], own[upper])
+    return own
 
 
 def decide(

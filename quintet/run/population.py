@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
-from quintet.config.population import rules, shaping_of, with_values
+from quintet.config.population import first_values, rules, shaping_of, with_values
 from quintet.config.run import RunConfig
 from quintet.observe.lineage import EVENTS
 from quintet.population.controller import Controller
@@ -29,6 +29,7 @@ class Population:
         share = config.total_env_steps // own.size
         start, period = own.start_env_steps, own.period_env_steps
         self.config, self.folder = config, folder
+        first_values(config)  # options may have no effect in these spaces
         self.controller = Controller(
             rules(config),
             share // 10 if start is None else start,

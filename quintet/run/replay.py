@@ -70,8 +70,8 @@ class RunReplay:
             ) from error
 
     def describe_once(self) -> str | None:
-        """A sentence about its size, once; called after the first rows."""
-        if self.described:
+        """A sentence about its size, once there are rows, and only then."""
+        if self.described or not self.replay.size:
             return None
         self.described = True
         return self.replay.describe()

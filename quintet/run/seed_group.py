@@ -22,7 +22,7 @@ ORPHAN_GRACE_S = 60.0
 """Seconds that a member has for stopping in good order once its parent is gone."""
 
 _POLL_S = 0.05
-_MAX_ANSWER_BYTES = 32_768  # less than a pipe holds, so that writing it never waits for a reader
+_READ_BYTES = 65_536
 
 
 @final
@@ -100,8 +100,9 @@ class _Process:
     """A running member, as the parent sees it."""
 
     def __init__(self, module: str, member: Member, say: Callable[[str], None]) -> None:
-        self._asked = False
+        self._asked, self._said = False, b""
         self._answer, theirs = os.pipe()
+        os.set_blocking(self._answer, False)
         try:
             self._child = Child(
                 member.name, module, lambda line: say(f"[{member.name}] {line}"), [theirs]
@@ -112,6 +113,7 @@ class _Process:
 
     @property
     def ended(self) -> bool:
+        self._read()  # a pipe that is full would keep the process from ending
         return self._child.ended
 
     def ask_to_stop(self) -> None:
@@ -126,12 +128,18 @@ class _Process:
     def outcome(self) -> Outcome:
         """Waits for the end of the process; its status and answer."""
         status = self._child.wait()
-        os.set_blocking(self._answer, False)
-        said = b""
-        with suppress(BlockingIOError):
-            said = os.read(self._answer, 2 * _MAX_ANSWER_BYTES)
+        self._read()
         os.close(self._answer)
-        return Outcome(status, json.loads(said) if said else None)
+        answer = None
+        with suppress(ValueError):  # what a process that was killed had begun to say
+            answer = json.loads(self._said)
+        return Outcome(status, answer)
+
+    def _read(self) -> None:
+        """Takes what there is of the answer."""
+        with suppress(BlockingIOError):
+            while part := os.read(self._answer, _READ_BYTES):
+                self._said += part
 
 
 # The member's side
@@ -148,9 +156,8 @@ def attach() -> bytes:
 
 def answer(content: dict[str, Any]) -> None:
     """Sends the member's answer to the parent, at most once."""
-    said = json.dumps(content).encode()
-    assert len(said) <= _MAX_ANSWER_BYTES
-    os.write(int(sys.argv[1]), said)
+    with open(int(sys.argv[1]), "w") as pipe:
+        json.dump(content, pipe)
 
 
 def _end_in_good_order() -> None:

@@ -30,7 +30,7 @@ from rank_threads import RankThreads
 
 import quintet
 from quintet.algorithms import registry
-from quintet.errors import ConfigError
+from quintet.errors import ConfigError, NonFiniteError
 from quintet.observe.metrics import METRICS
 from quintet.types import LearnerState
 
@@ -55,6 +55,17 @@ def saved(learner: Any) -> LearnerState:
     """A copy, for the learner's own goes on changing; scalars as JSON gives them back."""
     state = learner.save()
     return LearnerState(copy.deepcopy(state.tensors), json.loads(json.dumps(state.scalars)))
+
+
+@pytest.mark.parametrize("case", DEFAULTS, ids=of)
+def test_an_update_that_spoils_the_weights_is_told_at_once(case: Case) -> None:
+    """So that they never act, and the batch that is kept is the one."""
+    learner = case.learner()
+    good, (fresh, *drawn) = case.batches(2)
+    go_on(learner, [good])
+    bad = drawn[0] if drawn else fresh
+    with pytest.raises(NonFiniteError):
+        learner.update(replace(bad, reward=torch.full_like(bad.reward, torch.nan)), 500)
 
 
 # Saving

@@ -254,6 +254,9 @@ def test_every_learner_trains_as_a_population(algo: str, tmp_path: Path) -> None
     assert any(event["event"] != "begins" for event in found)
     assert any(event["before"] != event["after"] for event in found if event["event"] != "begins")
     if algo in ("ddpg", "acer"):  # each learns from a replay of its own streams
+        said = (folder / "log.txt").read_text()
+        assert said.count("replay of ") == 3
+        assert "takes at least" not in said
         told = [x for x in read_metrics(folder) if "policy_0/replay/size" in x]
         for policy in range(3):
             assert told[-1][f"policy_{policy}/replay/draws_per_env_step"] > 0
@@ -398,6 +401,7 @@ def test_pictures(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
         ({"population.tuned": ["seed"]}, "population.tuned requires options"),
         ({"population.tuned": ["entropy_coef"], "entropy_coef": 0.0}, "entropy_coef=0.0"),
         ({"population.tuned": ["gae_lambda"]}, "with an effect"),
+        ({"population.tuned": ["rho_bar"], "use_vtrace": False}, r"got rho_bar=1\.0"),
         ({"population.objective": "no/such"}, "population.objective requires"),
         ({"population.objective": "value/target_mean"}, "runtime.kind=async"),
         ({"population.initial": {"gamma": [0.9, 0.8, 0.7]}}, "requires options that are tuned"),
@@ -416,6 +420,26 @@ def test_refusals(options: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said):
         train(tmp_path / "run", **{name.replace(".", "__"): x for name, x in options.items()})
     assert not (tmp_path / "run").exists()
+
+
+def test_a_first_value_that_the_action_space_leaves_without_effect_is_refused(
+    tmp_path: Path,
+) -> None:
+    initial = {"population.initial": {"entropy_coef": [0.01, 0.02, 0.03]}}
+    config = SMALL | OF["acer"] | {"preset": "none"} | initial
+    with pytest.raises(ConfigError, match="requires options that are tuned .*got entropy_coef"):
+        quintet.train("acer", "Pendulum-v1", TOTAL, 4, tmp_path / "run", config)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_cap_that_is_not_given_follows_the_one_that_is(tmp_path: Path) -> None:
+    """The first stays at most the second (rho_bar at least c_bar)."""
+    own = {"population__tuned": ["rho_bar", "c_bar"]}
+    train(tmp_path / "run", **own, population__initial={"rho_bar": [0.9, 1.0, 1.1]})
+    begins = [e["values"] for e in events(tmp_path / "run") if e["event"] == "begins"]
+    assert [each["rho_bar"] for each in begins] == [0.9, 1.0, 1.1]
+    assert all(each["c_bar"] <= each["rho_bar"] for each in begins)
+    assert begins[0]["c_bar"] == 0.9
 
 
 def test_first_values_below_1_may_be_given_where_the_learner_has_1(tmp_path: Path) -> None:

@@ -95,6 +95,13 @@ def test_members_answer_in_their_order_and_speak_under_their_names(tmp_path):
         assert len(lines) == 3
 
 
+def test_an_answer_may_be_longer_than_a_pipe_holds(tmp_path):
+    long = "x" * 300_000
+    (ended,) = run_members("group_member", [member(tmp_path, long=long)], 1, lambda _: None)
+    assert ended.status == 0
+    assert ended.answer["said"]["long"] == long
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_no_more_than_so_many_at_once(tmp_path, jobs):
     most, done = 0, threading.Event()

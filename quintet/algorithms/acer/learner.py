@@ -186,8 +186,7 @@ class ACERLearner:
             if self.normalizers.learn:
                 self.normalizers.merge(self.ranks.whole(batch))
         self.version += 1
-        if self.trained.untold >= FOLD_EVERY:
-            self.trained.fold()
+        self.trained.fold_every(FOLD_EVERY)
 
     def _unrolls(self, batch: Rollout) -> Unrolls:
         """This learner's part of the batch as the loss reads it.  Tensors that are not contiguous

@@ -208,8 +208,7 @@ class DDPGLearner:
             Descent(adam.rates(step, rate, epsilon), config.max_grad_norm) for rate in self.rates
         )
         self.trained.step(own, knobs_of(Knobs, config), actor, critic, follow=config.tau)
-        if self.trained.untold >= FOLD_EVERY:
-            self.trained.fold()
+        self.trained.fold_every(FOLD_EVERY)
 
     def _transitions(self, batch: Rollout) -> Transitions:
         """This learner's columns as the loss reads them."""

@@ -345,6 +345,17 @@ class Trained(Generic[B, K]):
             self.check()
         self.interval.add_vectors(self._all_names, vectors)
 
+    def fold_every(self, steps: int) -> None:
+        """Folds once there are so many steps; on a CPU at once where the last one has spoilt the
+        weights, so that they never act.
+
+        Raises:
+            NonFiniteError: as `fold`.
+        """
+        norms = [] if self.theta.is_cuda else self._told[-1][: len(self.segments)].tolist()
+        if self.untold >= steps or not all(map(math.isfinite, norms)):
+            self.fold()
+
     def check(self) -> None:
         """Looks at all steps that were not looked at.
 
