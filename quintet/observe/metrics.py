@@ -31,7 +31,7 @@ _COUNTERS = {
     "wall_s": Metric("s", "wall time of training so far, over all resumptions"),
     "updates": Metric("updates", "optimizer steps made so far"),
     "iterations": Metric("iterations", "fresh batches so far"),
-    "version": Metric("updates", "updates that its weights come from, replayed batches included; of APPO optimizer steps"),
+    "version": Metric("updates", "batches that its weights come from; of APPO optimizer steps"),
     "process/resident_bytes": Metric("bytes", "resident memory of the learner's process"),
 }
 

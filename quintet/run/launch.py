@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, final
 
-from pydantic import BaseModel
-
 from quintet import checkpoint
 from quintet.algorithms import registry
 from quintet.algorithms.parts.setup import PLAIN
@@ -77,28 +75,23 @@ class SeedOutcome:
 def run(
     loaded: Loaded,
     on_report: OnReport | None = None,
-    further: Sequence[BaseModel] = (),
     callbacks: Callbacks | None = None,
 ) -> Result:
     """Trains by a loaded configuration, from its folder's newest checkpoint if there is one.
 
     Every refusal comes before the folder is touched.
-
-    further: the learner's options of each further policy, beside the configuration's own. Groups
-        of streams are shared out evenly among the policies. Where that is impossible, each episode
-        draws its policy when it begins, and every act is a forward of all networks.
     """
     user = UserCode(on_report, callbacks or Callbacks())
     try:
         try:
-            return _run(loaded, user, further, may_go_back=True)
+            return _run(loaded, user, may_go_back=True)
         except _GoesBack as back:
             resume = back.resume
         gc.collect()  # frees the shared memory that the traceback held
         # Once only: a fault that always occurs would occur again.
         again = loaded.config.model_copy(update={"resume": resume})
         loaded = replace(loaded, config=again, notes=(), overwrite=False)
-        return _run(loaded, user, further, may_go_back=False)
+        return _run(loaded, user, may_go_back=False)
     except (MemoryError, RuntimeError, OSError) as error:
         fault = memory_fault(error)
         if fault is None:
@@ -114,13 +107,7 @@ class _GoesBack(Exception):
         self.resume = resume
 
 
-def _run(
-    loaded: Loaded,
-    user: UserCode,
-    further: Sequence[BaseModel],
-    *,
-    may_go_back: bool,
-) -> Result:
+def _run(loaded: Loaded, user: UserCode, *, may_go_back: bool) -> Result:
     with ExitStack() as ends:
         source = open_source(loaded.config, loaded.env)
         ends.callback(source.close)
@@ -137,11 +124,9 @@ def _run(
         # The caller gave, or vouched for, all code that the configuration names.
         folder = RunFolder(config.run_dir, signed=not trust.all_harmless(config.flat()))
         population = Population(config, folder) if config.population.several else None
+        options = [] if population is None else population.options
+        policies = make_policies(config, options, source.spaces, folder)
         if population is not None:
-            further = population.options[1:]
-        policies = make_policies(config, further, source.spaces, folder)
-        if population is not None:
-            policies[0].configure(population.options[0])
             population.shape(policies)
         for each in several(policies):
             ends.callback(each.close)

@@ -11,7 +11,6 @@ from quintet.algorithms import registry
 from quintet.algorithms.parts.setup import ALONE, Setup
 from quintet.config.run import RunConfig
 from quintet.config.runtime import RuntimeConfig
-from quintet.errors import ConfigError
 from quintet.protocols import Learner, Ranks
 from quintet.run.folder import RunFolder
 from quintet.run.policy_folder import PolicyFolder
@@ -79,21 +78,13 @@ def make_learners(config: RunConfig, spaces: Spaces) -> Learners:
 
 
 def make_policies(
-    config: RunConfig, further: Sequence[BaseModel], spaces: Spaces, folder: RunFolder
+    config: RunConfig, options: Sequence[BaseModel], spaces: Spaces, folder: RunFolder
 ) -> list[PolicyRun]:
     """The policies of a run, with their learners.
 
-    further: the learner's options of each policy beside the configuration's own.
-
-    Raises:
-        ConfigError: they can't share the streams.
+    options: the learner's, of each policy of a population; none: the configuration's, of one.
     """
-    runtime, count = config.runtime, 1 + len(further)
-    if further and runtime.num_learners > 1:
-        raise ConfigError(
-            f"{count} policies require runtime.num_learners=1, got {runtime.num_learners}; leave "
-            "it out, or train one policy"
-        )
+    runtime, count = config.runtime, config.population.size
     policies = []
     for index in range(count):
         learner: Learner
@@ -103,18 +94,9 @@ def make_policies(
             learner = make_learners(config, spaces)
         own = PolicyFolder(folder, index, count)
         policies.append(PolicyRun(learner, config, spaces, own, batch_device(runtime, index)))
-    for policy, options in zip(policies[1:], further, strict=True):
-        _share_streams(policy, options)
+    for policy, tuned in zip(policies, options, strict=bool(options)):
+        policy.configure(tuned)
     return policies
-
-
-def _share_streams(other: PolicyRun, options: BaseModel) -> None:
-    """Gives the other policy its options; refuses those that must be equal."""
-    try:
-        other.configure(options)
-    except ConfigError as error:
-        who = f"policy {other.folder.index}"
-        raise ConfigError(f"{who} can't share the streams of policy 0: {error}") from error
 
 
 def several(policies: Sequence[PolicyRun]) -> list[Learners]:

@@ -216,7 +216,9 @@ class PolicyRun:
         """
         part = self.folder.part(found.meta)
         tensors = self.folder.tensors(found, LEARNER) | self.folder.tensors(found, POLICY)
-        told = self._configure_as(part["policy"]["learner"])
+        if not self.alone:  # its options may have changed during the run
+            saved = part["policy"]["learner"]
+            self.configure(type(self.config.learner).model_validate(saved))
         try:
             self.learner.load(LearnerState(tensors, part["learner"]))
         except RuntimeError as error:
@@ -238,23 +240,7 @@ class PolicyRun:
         fault, lost = self.folder.mend_best(part, ended)
         if lost and not ended:
             self.best = self.best_version = None
-        return told if fault is None else [*told, fault]
-
-    def _configure_as(self, saved: dict[str, Any]) -> list[str]:
-        """Takes the learner's options from the checkpoint, as they may have changed during the run;
-        returns a warning if so.  A policy that is alone keeps the run's options.
-        """
-        given = self.config.learner
-        options = given if self.alone else type(given).model_validate(saved)
-        before, after = given.model_dump(), options.model_dump()
-        changed = [name for name in before if before[name] != after[name]]
-        if not changed:
-            return []
-        self.configure(options)
-        if self.config.population.several:
-            return []
-        listed = ", ".join(f"{name}={after[name]} (given: {before[name]})" for name in changed)
-        return [f"policy {self.folder.index} goes on with the options of its checkpoint: {listed}"]
+        return [] if fault is None else [fault]
 
     # Its part of a report
 

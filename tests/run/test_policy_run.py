@@ -15,7 +15,7 @@ from quintet.algorithms.parts.acting import SamplingActor
 from quintet.algorithms.ppo.learner import PPOLearner
 from quintet.config.load import Layer
 from quintet.config.saved import load_config
-from quintet.errors import CheckpointError, ConfigError, NonFiniteError
+from quintet.errors import ConfigError, NonFiniteError
 from quintet.observe.report_files import read_metrics
 from quintet.run import launch
 from quintet.run.launch import Result
@@ -67,18 +67,19 @@ KINDS = {
 def run(
     folder: Path,
     total: int = TOTAL,
-    further: dict[str, Any] | None = None,
+    second: float = 1e-3,
     on_report: Any = None,
     policies: int = 2,
     **config: Any,
 ) -> Result:
-    """`further`: options in which the second policy differs from the first."""
+    """`second`: learning rate of all policies but the first."""
     options = {name.replace("__", "."): value for name, value in config.items()}
     given = {"run_dir": str(folder), "total_env_steps": total, "seed": 5}
+    given |= {"population.size": policies, "population.pbt": policies == 1}
+    rates = [3e-3] + [second] * (policies - 1)
+    given |= {"population.initial": {} if policies == 1 else {"learning_rate": rates}}
     loaded = load_config("ppo", [], Layer("call", SMALL | given | options))
-    own = {"learning_rate": 1e-3} if further is None else further
-    other = loaded.config.learner.model_copy(update=own)
-    return launch.run(loaded, on_report, [other] * (policies - 1))
+    return launch.run(loaded, on_report)
 
 
 def newest(folder: Path) -> checkpoint.Checkpoint:
@@ -212,26 +213,13 @@ def test_other_policies_than_those_of_the_folder_are_refused(whole, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(whole("serial"), folder)
     for policies in (1, 3):
-        with pytest.raises(CheckpointError, match=f"of {policies} policies? is required, .* of 2;"):
+        says = f"population.size: the run has 2, asked is {policies}"
+        with pytest.raises(ConfigError, match=says):
             run(folder, 2 * TOTAL, policies=policies, **KINDS["serial"])
     alone = tmp_path / "alone"
     run(alone, 256, policies=1, **KINDS["serial"])
-    with pytest.raises(CheckpointError, match=r"of 2 policies is required, .* one of 1;"):
+    with pytest.raises(ConfigError, match=r"population\.size: the run has 1, asked is 2"):
         run(alone, 512, **KINDS["serial"])
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"unroll_steps": 8}, "policy 1 can't share .* got another unroll_steps"),
-        ({"normalize_observations": False}, "policy 1 can't share .* got another normalize_obs"),
-    ],
-    ids=["data", "network"],
-)
-def test_policies_that_cant_share_streams_are_refused(tmp_path, options, says):
-    with pytest.raises(ConfigError, match=says):
-        run(tmp_path / "run", further=options, **KINDS["serial"])
-    assert not (tmp_path / "run").exists()
 
 
 def test_options_that_were_replaced_are_the_policys_from_then_on(tmp_path, monkeypatch):
@@ -258,17 +246,16 @@ def test_options_that_were_replaced_are_the_policys_from_then_on(tmp_path, monke
     assert set(rates) == {1e-3, 5e-4}
     final = quintet.load(tmp_path / "policy_1/policy")
     assert final.description["learner"]["learning_rate"] == 5e-4
-    said = (
-        "policy 1 goes on with the options of its checkpoint: learning_rate=0.0005 (given: 0.001)"
-    )
-    assert said in (tmp_path / "log.txt").read_text()
 
 
 def test_several_learners_share_batches_of_one_policy_alone(tmp_path):
     given = {"algo": "impala", "env.id": ENV, "runtime.num_learners": 2, "run_dir": str(tmp_path)}
-    loaded = load_config("impala", [], Layer("call", {**given, "runtime.kind": "serial"}))
-    with pytest.raises(ConfigError, match=r"2 policies require runtime.num_learners=1, got 2"):
-        launch.run(loaded, further=[loaded.config.learner])
+    given |= {"runtime.kind": "serial", "population.size": 2}
+    loaded = load_config("impala", [], Layer("call", given))
+    with pytest.raises(
+        ConfigError, match=r"population\.size=2 requires runtime\.num_learners=1, got 2"
+    ):
+        launch.run(loaded)
 
 
 def test_the_best_of_one_policy_is_made_good_from_a_checkpoint(tmp_path, capsys):
@@ -370,7 +357,7 @@ def test_policies_of_the_same_options_begin_with_weights_of_their_own(tmp_path, 
         return train(self, *given)
 
     monkeypatch.setattr(Trainer, "train", watched)
-    run(tmp_path, 128, further={}, **KINDS["serial"])
+    run(tmp_path, 256, second=3e-3, **KINDS["serial"])
     first, second = begun
     weights = [name for name in first if name.endswith("weight")]
     assert not any(torch.equal(first[name], second[name]) for name in weights)
@@ -379,6 +366,6 @@ def test_policies_of_the_same_options_begin_with_weights_of_their_own(tmp_path, 
 
 def test_a_policy_of_a_donor_begins_both(whole, tmp_path):
     donor = whole("serial") / "policy_1/policy"
-    run(tmp_path / "run", 128, init_from=str(donor), **KINDS["serial"])
+    run(tmp_path / "run", 256, init_from=str(donor), **KINDS["serial"])
     said = (tmp_path / "run/log.txt").read_text()
     assert said.count(f"tensors of {donor}") == 1

@@ -427,7 +427,7 @@ def test_a_first_value_that_the_action_space_leaves_without_effect_is_refused(
 ) -> None:
     initial = {"population.initial": {"entropy_coef": [0.01, 0.02, 0.03]}}
     config = SMALL | OF["acer"] | {"preset": "none"} | initial
-    with pytest.raises(ConfigError, match="requires options that are tuned .*got entropy_coef"):
+    with pytest.raises(ConfigError, match=r"requires options that are tuned .*got entropy_coef"):
         quintet.train("acer", "Pendulum-v1", TOTAL, 4, tmp_path / "run", config)
     assert not (tmp_path / "run").exists()
 

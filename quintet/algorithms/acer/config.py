@@ -69,8 +69,10 @@ class ACERConfig(BaseModel):
         "0: nothing is kept",
     )
     replay_capacity_steps_per_stream: int = Field(
-        50_000, ge=1, description="rows kept of each stream, in whole unrolls; rows in which an "
-        "environment resets itself are among them"
+        50_000,
+        ge=1,
+        description="rows kept of each stream, in whole unrolls; rows in which an "
+        "environment resets itself are among them",
     )
     replay_start_steps_per_stream: int = Field(
         10_000, ge=0, description="env_steps of each stream before the first update from replay"
