@@ -192,9 +192,10 @@ def test_ages_of_weights_that_draws_alone_exceed_are_refused(tmp_path: Path) -> 
 def two_policies(folder: Path, kind: dict[str, Any], on_report: Any = None) -> launch.Result:
     enter(Sequences)
     given = {"run_dir": str(folder), "total_env_steps": BUDGET, "seed": 5, "env.id": "CartPole-v1"}
+    rates = {"learning_rate": [3e-3, 1e-3]}
+    given |= {"population.size": 2, "population.pbt": False, "population.initial": rates}
     loaded = load_config("rep", [], Layer("call", OPTIONS | kind | given))
-    other = loaded.config.learner.model_copy(update={"learning_rate": 1e-3})
-    return launch.run(loaded, on_report, [other])
+    return launch.run(loaded, on_report)
 
 
 @pytest.mark.parametrize(
