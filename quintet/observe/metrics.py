@@ -31,7 +31,9 @@ _COUNTERS = {
     "wall_s": Metric("s", "wall time of training so far, over all resumptions"),
     "updates": Metric("updates", "optimizer steps made so far"),
     "iterations": Metric("iterations", "fresh batches so far"),
-    "version": Metric("updates", "batches that its weights come from; of APPO optimizer steps"),
+    "version": Metric(
+        "updates", "batches, or the optimizer steps on them, that its weights come from"
+    ),
     "process/resident_bytes": Metric("bytes", "resident memory of the learner's process"),
 }
 

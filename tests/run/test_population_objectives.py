@@ -49,7 +49,7 @@ def of_two(folder: Path, **config: Any) -> tuple[RunConfig, Spaces]:
 def two_policies(folder: Path, **config: Any) -> list[PolicyRun]:
     """Policies that have learned nothing."""
     resolved, spaces = of_two(folder, **config)
-    return make_policies(resolved, [resolved.learner], spaces, RunFolder(folder, signed=True))
+    return make_policies(resolved, [resolved.learner] * 2, spaces, RunFolder(folder, signed=True))
 
 
 @pytest.mark.parametrize(
