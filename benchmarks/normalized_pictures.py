@@ -34,7 +34,7 @@ STEPS, STREAMS, ACTIONS = 20, 16, 6
 ROWS = STEPS * STREAMS
 SPACES = Spaces(gym_spaces.Box(0, 255, (4, 84, 84), np.uint8), gym_spaces.Discrete(ACTIONS))
 OPTIONS: dict[str, dict[str, Any]] = {
-    "ppo": {"minibatch_steps": ROWS, "num_epochs": 1},
+    "ppo": {"minibatch_steps": ROWS, "num_epochs": 1, "reward_normalizer": "none"},
     "impala": {"batch_unrolls": STREAMS},
     "appo": {"minibatch_steps": ROWS, "minibatches_per_iteration": 1, "num_epochs": 1},
     "acer": {},
