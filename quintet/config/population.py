@@ -53,13 +53,14 @@ def shaping_of(env: EnvConfig, values: Mapping[str, float]) -> tuple[float, ...]
 
 def first_values(config: RunConfig) -> None:
     """Raises ConfigError where the policies can't begin with the values that are given."""
-    by, initial = rules(config), config.population.initial
-    first = by.first
+    going_by, initial = rules(config), config.population.initial
+    first = going_by.first
     others = sorted(set(initial) - set(first))
     if others:
         raise ConfigError(
             f"population.initial requires options that are tuned ({', '.join(first)}), got "
-            f"{', '.join(others)}; name those with an effect here in population.tuned too"
+            f"{', '.join(others)}; leave them out, or name them in population.tuned if they have "
+            "an effect here"
         )
     stuck = [n for n, x in first.items() if n in NEAR_1 and x == 1.0 and n not in initial]
     if stuck and config.population.pbt:
@@ -76,7 +77,7 @@ def first_values(config: RunConfig) -> None:
             )
     for policy in range(config.population.size):
         try:
-            with_values(config.learner, with_initial(first, policy, by))
+            with_values(config.learner, with_initial(first, policy, going_by))
         except ConfigError as error:
             raise ConfigError(f"population.initial: {error}") from error
 

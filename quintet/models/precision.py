@@ -29,9 +29,8 @@ def cast_weights(module: nn.Module, precision: Precision) -> None:
 def fast_bf16(device: torch.device) -> bool:
     """Whether bfloat16 matrices are multiplied faster than float32 ones.
 
-    Among CPUs these are the ones with AMX, and AMD's with AVX512-BF16, which multiply twice as many
-    bfloat16 as float32 numbers per cycle.  On Intel's with AVX512-BF16 alone the casts take more
-    time than they save.  docs/performance.md has the measurements.
+    Among CPUs these are the ones with AMX, and AMD's with AVX512-BF16.  On Intel's with AVX512-BF16
+    alone the casts take more time than they save.  docs/performance.md has the measurements.
     """
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))

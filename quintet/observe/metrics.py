@@ -32,7 +32,7 @@ _COUNTERS = {
     "updates": Metric("updates", "optimizer steps made so far"),
     "iterations": Metric("iterations", "fresh batches so far"),
     "version": Metric(
-        "updates", "batches, or the optimizer steps on them, that its weights come from"
+        "updates", "of the weights: grows with each batch, or each optimizer step, learned from"
     ),
     "process/resident_bytes": Metric("bytes", "resident memory of the learner's process"),
 }

@@ -201,7 +201,6 @@ class PolicyRun:
         }
         if not self.alone:
             part["counters"] = asdict(self.counters)
-        if self.config.population.several:
             part["recent_episodes"] = self.episodes.save_recent()
             part["objective"] = self.objective
             part["reported_objective"] = self._reported_objective

@@ -25,9 +25,10 @@ from ppo_helpers import CONTINUOUS, DISCRETE
 from torch.testing import assert_close
 
 from quintet.algorithms.acer.config import ACERConfig
-from quintet.algorithms.acer.learner import FOLD_EVERY, ACERLearner, make_actor
+from quintet.algorithms.acer.learner import ACERLearner, make_actor
 from quintet.algorithms.acer.network import StochasticDueling, encoded
 from quintet.algorithms.parts.setup import Compute, Setup
+from quintet.algorithms.parts.trained import FOLD_EVERY
 from quintet.algorithms.registry import find
 from quintet.algorithms.tuning import bounds_of
 from quintet.errors import ConfigError, NonFiniteError

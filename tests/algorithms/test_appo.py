@@ -349,10 +349,6 @@ def test_old_rows_are_bounded_and_batches_are_whole_unrolls() -> None:
             {"unroll_steps": 8, "bptt_steps": 4, "minibatch_steps": 12},
             "minibatch_steps * minibatches_per_iteration must be a multiple of unroll_steps=8",
         ),
-        (
-            {"unroll_steps": 8, "bptt_steps": 4, "use_vtrace": False},
-            "bptt_steps=4 has no effect without use_vtrace, several minibatches",
-        ),
         ({"minibatch_steps": 32_000}, "at least one iteration of 32000 steps, got 10000"),
     ],
 )

@@ -75,9 +75,10 @@ def run(
     """`second`: learning rate of all policies but the first."""
     options = {name.replace("__", "."): value for name, value in config.items()}
     given = {"run_dir": str(folder), "total_env_steps": total, "seed": 5}
-    given |= {"population.size": policies, "population.pbt": policies == 1}
-    rates = [3e-3] + [second] * (policies - 1)
-    given |= {"population.initial": {} if policies == 1 else {"learning_rate": rates}}
+    given |= {"population.size": policies}
+    if policies > 1:
+        rates = {"learning_rate": [3e-3] + [second] * (policies - 1)}
+        given |= {"population.pbt": False, "population.initial": rates}
     loaded = load_config("ppo", [], Layer("call", SMALL | given | options))
     return launch.run(loaded, on_report)
 

@@ -72,6 +72,12 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return {f"{part}/{name}": x for part, held in tensors for name, x in held.items()}
 
 
+def same(ours: Path, theirs: Path) -> bool:
+    """Whether the newest checkpoints of two runs hold the same bytes."""
+    left, right = weights(ours), weights(theirs)
+    return left.keys() == right.keys() and all(torch.equal(x, right[k]) for k, x in left.items())
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "run"
@@ -114,9 +120,7 @@ def test_the_same_run_twice_has_the_same_decisions_and_bytes(whole: Path, tmp_pa
     again = tmp_path / "again"
     train(again, runtime__kind="lockstep", runtime__lag=0, runtime__num_workers=2)
     assert events(again) == events(whole)
-    ours, theirs = weights(again), weights(whole)
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(x, theirs[name]) for name, x in ours.items())
+    assert same(again, whole)
 
 
 def test_lockstep_that_lags_has_the_same_bytes_twice(tmp_path: Path) -> None:
@@ -129,9 +133,7 @@ def test_lockstep_that_lags_has_the_same_bytes_twice(tmp_path: Path) -> None:
         assert result.metrics["data/discarded_env_steps"] > 0
     assert any(event["event"] == "copied" for event in events(ours))
     assert events(ours) == events(theirs)
-    left, right = weights(ours), weights(theirs)
-    assert left.keys() == right.keys()
-    assert all(torch.equal(x, right[name]) for name, x in left.items())
+    assert same(ours, theirs)
 
 
 def test_a_resumed_run_goes_on_with_the_same_lineage(whole: Path, tmp_path: Path) -> None:
@@ -144,8 +146,7 @@ def test_a_resumed_run_goes_on_with_the_same_lineage(whole: Path, tmp_path: Path
         file.write('{"event": "considered"}\n')
     train(folder, resume="exact")
     assert events(folder) == events(whole)
-    ours, theirs = weights(folder), weights(whole)
-    assert all(torch.equal(x, theirs[name]) for name, x in ours.items())
+    assert same(folder, whole)
 
 
 def test_a_resume_changes_nothing_at_once(tmp_path: Path) -> None:

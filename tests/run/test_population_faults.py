@@ -10,9 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from processes import processes_of
-from test_population import TOTAL, events, train, weights
+from test_population import TOTAL, events, same, train
 
 pytestmark = pytest.mark.slow
 
@@ -37,11 +36,6 @@ class KillsAWorker:
             worker = processes_of()[0]
             worker.kill()
             self.killed = worker.pid
-
-
-def same(ours: Path, theirs: Path) -> bool:
-    left, right = weights(ours), weights(theirs)
-    return left.keys() == right.keys() and all(torch.equal(x, right[k]) for k, x in left.items())
 
 
 def test_lockstep_goes_back_to_the_same_lineage(whole: Path, tmp_path: Path) -> None:

@@ -67,9 +67,6 @@ from quintet.ops.trust_region import project
 from quintet.protocols import Actor, DataPlan, ReplayPlan
 from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces, State
 
-FOLD_EVERY = 16
-"""Updates whose statistics are put together at once, and looked at for NaN."""
-
 _CRITIC_HEAD = "critic_head."
 _SPREAD = ("network/policy_head.std_param", f"{AVERAGE}policy_head.std_param")
 
@@ -186,7 +183,7 @@ class ACERLearner:
             if self.normalizers.learn:
                 self.normalizers.merge(self.ranks.whole(batch))
         self.version += 1
-        self.trained.fold_every(FOLD_EVERY)
+        self.trained.fold_when_due()
 
     def _unrolls(self, batch: Rollout) -> Unrolls:
         """This learner's part of the batch as the loss reads it.  Tensors that are not contiguous

@@ -258,12 +258,6 @@ def check(
             "minibatch_steps * minibatches_per_iteration must be a multiple of "
             f"unroll_steps={unroll}, got {batch}; change one of them"
         )
-    alike = not config.use_vtrace and config.minibatches_per_iteration == 1 and model.core == "none"
-    if alike and chunk != unroll:
-        faults.append(
-            f"bptt_steps={chunk} has no effect without use_vtrace, several minibatches of an "
-            "iteration or a model.core; leave it out"
-        )
     if total_env_steps < batch:
         faults.append(
             f"total_env_steps must be at least one iteration of {batch} steps, got "

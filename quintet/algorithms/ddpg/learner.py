@@ -50,9 +50,6 @@ from quintet.protocols import DataPlan, ReplayPlan
 from quintet.spaces import leaf_spec, observation_leaves
 from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces
 
-FOLD_EVERY = 16
-"""Updates whose statistics are put together at once, and looked at for NaN."""
-
 _ACTOR, _CRITIC = "actor.", "critic."
 
 
@@ -208,7 +205,7 @@ class DDPGLearner:
             Descent(adam.rates(step, rate, epsilon), config.max_grad_norm) for rate in self.rates
         )
         self.trained.step(own, knobs_of(Knobs, config), actor, critic, follow=config.tau)
-        self.trained.fold_every(FOLD_EVERY)
+        self.trained.fold_when_due()
 
     def _transitions(self, batch: Rollout) -> Transitions:
         """This learner's columns as the loss reads them."""

@@ -50,6 +50,9 @@ _MEMORY_STEPS = "optimizer/steps"
 CLEAR_EVERY = 1024
 """Steps after which subnormal numbers in the optimizer's memory become 0."""
 
+FOLD_EVERY = 16
+"""Steps whose statistics are put together at once by learners that make one step per update."""
+
 CHECK_EVERY = 16
 """Updates after which steps on a GPU are looked at for NaN: looking makes the host wait for it."""
 
@@ -345,15 +348,15 @@ class Trained(Generic[B, K]):
             self.check()
         self.interval.add_vectors(self._all_names, vectors)
 
-    def fold_every(self, steps: int) -> None:
-        """Folds once there are so many steps; on a CPU at once where the last one has spoilt the
-        weights, so that they never act.
+    def fold_when_due(self) -> None:
+        """Folds every FOLD_EVERY steps; on a CPU also where the gradient of the last step was not
+        finite, so that weights which it has spoilt never act.
 
         Raises:
             NonFiniteError: as `fold`.
         """
         norms = [] if self.theta.is_cuda else self._told[-1][: len(self.segments)].tolist()
-        if self.untold >= steps or not all(map(math.isfinite, norms)):
+        if self.untold >= FOLD_EVERY or not all(map(math.isfinite, norms)):
             self.fold()
 
     def check(self) -> None:
