@@ -11,8 +11,8 @@ not valid (its action was not executed); the row after that is the first of the 
 from __future__ import annotations  # so that no tensor is needed where only spaces are
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 from gymnasium import spaces
 
@@ -128,16 +128,6 @@ class Rollout:
     return_carry: Float64[Tensor, "T B"] | None = None
     trace_cut: Bool[Tensor, "T B"] | None = None
     replayed: bool = False
-
-    def contiguous(self) -> Rollout:
-        """The batch with a copy of every tensor that is not contiguous."""
-
-        def each(x: Any) -> Any:
-            if isinstance(x, dict):
-                return {name: part.contiguous() for name, part in x.items()}
-            return x if x is None or isinstance(x, bool) else x.contiguous()
-
-        return Rollout(**{f.name: each(getattr(self, f.name)) for f in fields(self)})
 
     @property
     def not_cut_t(self) -> Float[Tensor, "T B"]:

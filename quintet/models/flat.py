@@ -1,6 +1,7 @@
 """Parameters as one vector, and flat trees of named tensors."""
 
 from collections.abc import Mapping, Sequence
+from typing import Self, final
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +40,40 @@ def tensors_of(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
         for prefix, module in modules.items()
         for name, x in module.state_dict().items()
     }
+
+
+@final
+class Held:
+    """The tensors that `tensors_of` names.  Where modules hold them is found once, since the walk
+    takes longer than acting with a small network; they may be replaced there.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module]):
+        self._places: dict[str, tuple[Mapping[str, Tensor | None], str]] = {}
+        for name in tensors_of(modules):
+            prefix, _, path = name.partition("/")
+            owner, _, key = path.rpartition(".")
+            part = modules[prefix].get_submodule(owner)
+            self._places[name] = (
+                part._parameters if key in part._parameters else part._buffers,
+                key,
+            )
+
+    def without(self, starts: tuple[str, ...]) -> Self:
+        """Those whose names do not begin so."""
+        found = type(self)({})
+        found._places = {k: x for k, x in self._places.items() if not k.startswith(starts)}
+        return found
+
+    def read(self) -> dict[str, Tensor]:
+        """All by name; they share memory with those of the modules."""
+        found = {name: held[key] for name, (held, key) in self._places.items()}
+        return {name: x.detach() for name, x in found.items() if x is not None}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copies the tensors of these names."""
+        for name, x in self.read().items():
+            x.copy_(tensors[name])
 
 
 def load_into(modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> None:

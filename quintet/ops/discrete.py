@@ -56,7 +56,7 @@ class Categorical:
     def draw_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Standard Gumbel noise."""
         u = _uniform((*shape, self.num_actions), generator)
-        return (-(-u.log()).log()).to(torch.float32)
+        return u.log_().neg_().log_().neg_().to(torch.float32)
 
     def sample(self, params: Logits, noise: Logits) -> Choice:
         return (params + noise).argmax(dim=-1)

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from quintet.algorithms.acer.config import ACERConfig, Knobs
 from quintet.algorithms.acer.estimates import Rows
-from quintet.algorithms.acer.learner import ACERLearner, Unrolls
+from quintet.algorithms.acer.learner import ACERLearner
 from quintet.algorithms.parts.setup import Setup
 from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import knobs_of
+from quintet.algorithms.parts.unrolls import Unrolls
 from quintet.models.config import ModelConfig, resolve_model
 from quintet.types import Rollout, Spaces
 

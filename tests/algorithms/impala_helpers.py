@@ -8,9 +8,10 @@ from ppo_helpers import DISCRETE, SMALL, TOTAL, learn, make_rollout
 from torch import Tensor
 
 from quintet.algorithms.impala.config import ImpalaConfig, Knobs
-from quintet.algorithms.impala.learner import ImpalaLearner, Unrolls, make_actor
+from quintet.algorithms.impala.learner import ImpalaLearner, make_actor
 from quintet.algorithms.parts.off_policy_statistics import Terms
 from quintet.algorithms.parts.setup import ALONE, Compute, Setup
+from quintet.algorithms.parts.unrolls import Unrolls
 from quintet.envs.make import MakeEnv, make_vector_env
 from quintet.models.config import ModelConfig, resolve_model
 from quintet.observe.timing import PhaseTimer
@@ -60,15 +61,14 @@ def terms_of(learner: ImpalaLearner, batch: Rollout) -> Terms:
     """What the loss of the weights that the learner has is made of."""
     knobs = Knobs(*map(torch.tensor, learner.knobs(learner.config.entropy_coef)))
     given = learner._unrolls(batch)
-    obs = learner.normalizers.observations(given.batch.obs)
+    obs = learner.normalizers.observations(given.obs)
     return learner._terms(learner.trained.parameters, given, obs, knobs)[1]
 
 
 def unrolls(learner: ImpalaLearner, batch: Rollout, **other: Any) -> Unrolls:
     given = learner._unrolls(batch)
-    other["record"] = {"logp_mu": other.pop("logp_mu", given.batch.record["logp_mu"])}
-    not_cut_t = other.pop("not_cut_t", given.not_cut_t)
-    return replace(given, batch=replace(given.batch, **other), not_cut_t=not_cut_t)
+    record = {"logp_mu": other.pop("logp_mu", given.record["logp_mu"])}
+    return replace(given, record=record, **other)
 
 
 def train(

@@ -356,7 +356,7 @@ def test_stored_states_replay_what_was_acted_by(task: Task, core: str, shared: b
     assert (~batch.is_first[0]).any()
     assert batch.is_first[1:].any()
     assert all(x[0].any() for x in batch.state.values())
-    flat = learner._unrolls(batch).batch
+    flat = learner._unrolls(batch)
     with torch.no_grad():
         params, _, _ = learner.network(flat.obs, flat.state, flat.is_first)
         params = masked(learner.family, params, flat.obs).view(UNROLL + 1, COLUMNS, -1)[:-1]
@@ -481,7 +481,7 @@ def test_shares_of_ratios_at_their_caps(c_bar: float) -> None:
     batch = make_batch(learner, CONTINUOUS)
     assert learner.dimensions == 2
     unrolls = learner._unrolls(batch)
-    params, _, _ = learner.network(unrolls.batch.obs)
+    params, _, _ = learner.network(unrolls.obs)
     rho = learner._rows(params.detach(), unrolls, numbers(learner.config)).log_rho.exp()
     rho = rho[batch.valid].double()
     _, _, told = loss_of(learner, unrolls)

@@ -27,7 +27,7 @@ def test_the_average_policy_sees_the_recorded_states_and_the_beginnings(
     other.trained.theta.copy_(learner.trained.average)
     batch = next(each for some in case.batches(3) for each in some if each.replayed)
     assert batch.is_first[1:].any()
-    flat = learner._unrolls(batch).batch
+    flat = learner._unrolls(batch)
     assert all(x.any() for x in flat.state.values())
     inputs = (flat.obs, flat.state, flat.is_first)
     found = learner._average(inputs, flat)

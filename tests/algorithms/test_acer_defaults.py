@@ -66,7 +66,7 @@ def test_what_is_told_of_a_batch() -> None:
     learner = apart(make_learner(config(), DISCRETE), size=0.4)
     batch = make_batch(learner)
     unrolls = learner._unrolls(batch)
-    params, features, _ = learner.network(unrolls.batch.obs)
+    params, features, _ = learner.network(unrolls.obs)
     rows = learner._rows(params.detach(), unrolls, numbers(learner.config))
     found = learner._estimates(
         learner.trained.parameters, features, rows, unrolls, numbers(learner.config)

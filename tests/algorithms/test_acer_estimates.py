@@ -418,10 +418,10 @@ def test_the_mean_of_an_actions_value_is_the_states(spaces: Spaces) -> None:
     )  # fmt: skip
     with torch.no_grad():
         unrolls = learner._unrolls(batch)
-        inputs = unrolls.batch.obs, unrolls.batch.state, unrolls.batch.is_first
+        inputs = unrolls.obs, unrolls.state, unrolls.is_first
         found, features, _ = learner.network(*inputs)
         if ACTION_MASK in obs:
-            found = family.apply_mask(found, unrolls.batch.obs[ACTION_MASK])
+            found = family.apply_mask(found, unrolls.obs[ACTION_MASK])
         given = numbers(learner.config)
         rows = learner._rows(found, unrolls, given)
         weights = learner.trained.parameters

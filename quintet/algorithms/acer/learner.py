@@ -31,7 +31,7 @@ Departures from the paper, each with the switch that turns it off, where there i
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -45,7 +45,7 @@ from quintet.algorithms.acer.network import PolicyAndCritic
 from quintet.algorithms.acer.schedule import find_schedule
 from quintet.algorithms.parts import diagnostics
 from quintet.algorithms.parts.acting import SamplingActor, make_normalizer, masked
-from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers, flat_obs
+from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
 from quintet.algorithms.parts.off_policy_statistics import Terms, off_policy_statistics
 from quintet.algorithms.parts.options import refuse_aux_losses, require_tunable
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
@@ -57,6 +57,7 @@ from quintet.algorithms.parts.trained import (
     Trained,
     knobs_of,
 )
+from quintet.algorithms.parts.unrolls import Unrolls, unrolls_of
 from quintet.models.config import ModelConfig
 from quintet.models.encoders import Cnn
 from quintet.ops import policy_statistics, reduce, schedules
@@ -80,23 +81,6 @@ def make_actor(
     network = PolicyAndCritic(spaces, model, None, compute.precision, only_acts=True)
     network.freeze_precision()
     return SamplingActor(network, make_normalizer(config, model, spaces), ("params_mu",), compute)
-
-
-@dataclass(frozen=True)
-class Unrolls:
-    """The inputs of the loss, with the same shapes and strides in every update.
-
-    batch: this learner's columns; obs and is_first flat in time-major order ``[(T + 1) * B, ...]``;
-        state before row 0, ``[B, ...]``; ``record`` has the ``noise`` of actions to be sampled
-        ``[T, B, n + 1, ...]`` where values are those of samples.
-    count, rows: valid rows and all rows of the whole batch.
-    age: of its rows, in updates ``[T, B]``; NaN of a fresh batch.
-    """
-
-    batch: Rollout
-    count: Tensor
-    rows: int
-    age: Tensor
 
 
 @final
@@ -186,35 +170,29 @@ class ACERLearner:
         self.trained.fold_when_due()
 
     def _unrolls(self, batch: Rollout) -> Unrolls:
-        """This learner's part of the batch as the loss reads it.  Tensors that are not contiguous
-        are copied, since a graph is compiled for one layout.
+        """This learner's part of the batch as the loss reads it.  Its record has the ``age`` of
+        rows, in updates ``[T, B]``, NaN of a fresh batch; and the ``noise`` of actions to sample
+        ``[T, B, n + 1, ...]`` where values are those of samples.
         """
+        if batch.replayed:
+            age = (self.version - batch.version).float()
+        else:
+            age = torch.full_like(batch.reward, torch.nan)
+            if self.normalizers.rewards.kind != "none":
+                self._tell_rewards(self.ranks.whole(batch))
+        record = {**batch.record, "age": age}
         if not self.sums:  # all learners draw the same noise and take their columns of it
             shape = (*batch.valid.shape, self.config.dueling_samples + 1)
             noise = self.family.draw_noise(shape, self.generator)
-            record = {**batch.record, "noise": noise.to(batch.valid.device)}
-            batch = replace(batch, record=record)
-        count, rows = batch.valid.sum().clamp_min(1), batch.valid.numel()
-        normalizers = self.normalizers
-        if not batch.replayed:
-            whole = self.ranks.whole(batch)
-            if normalizers.rewards.kind == "none":
-                means = {"reward/mean": reduce.mean_valid(whole.reward, whole.valid)}
-            else:
-                means = normalizers.of_rewards(whole, normalizers.rewards(whole.reward))
-            self.trained.interval.add(Statistics(means))
-        batch = self.ranks.shard(batch)
-        count = count.to(self.setup.device)
-        state = {name: x[0] for name, x in batch.state.items()}
-        cut = torch.zeros_like(batch.valid) if batch.trace_cut is None else batch.trace_cut
-        flat: dict[str, Any] = {"obs": flat_obs(batch), "is_first": batch.is_first.flatten()}
-        flat |= {"reward": normalizers.rewards(batch.reward), "return_carry": None}
-        own = replace(batch, state=state, trace_cut=cut, replayed=False, **flat).contiguous()
-        if batch.replayed:
-            age = (self.version - own.version).float()
-        else:
-            age = torch.full_like(own.reward, torch.nan)
-        return Unrolls(own, count, rows, age)
+            record["noise"] = noise.to(batch.valid.device)
+        batch = replace(batch, record=record)
+        ends = self.config.truncation_as_termination
+        return unrolls_of(batch, self.ranks, self.normalizers, truncation_as_termination=ends)
+
+    def _tell_rewards(self, whole: Rollout) -> None:
+        """Adds statistics of a fresh batch's rewards, which are normalised, to the interval."""
+        means = self.normalizers.of_rewards(whole, self.normalizers.rewards(whole.reward))
+        self.trained.interval.add(Statistics(means))
 
     # The loss
 
@@ -222,21 +200,22 @@ class ACERLearner:
         self, parameters: Parameters, unrolls: Unrolls, knobs: Knobs
     ) -> tuple[Tensor, Statistics]:
         """``q_coef * (errors of the critic) - z . f``, reduced over the valid rows."""
-        family, batch, encoder = self.family, unrolls.batch, self.network.encoder
-        obs = self.normalizers.observations(batch.obs)
-        clip_share = self.normalizers.clip_share(obs, batch.valid, unrolls.count)
+        family, encoder = self.family, self.network.encoder
+        valid, count = unrolls.valid, unrolls.count
+        obs = self.normalizers.observations(unrolls.obs)
+        clip_share = self.normalizers.clip_share(obs, valid, count)
         obs = encoder.scaled(obs) if isinstance(encoder, Cnn) else obs
-        inputs = (obs, batch.state, batch.is_first)
-        params, features, _ = functional_call(self.network, parameters, inputs)
-        rows = self._rows(masked(family, params, batch.obs), unrolls, knobs)
+        seen = (obs, unrolls.state, unrolls.is_first)
+        params, features, _ = functional_call(self.network, parameters, seen)
+        rows = self._rows(masked(family, params, unrolls.obs), unrolls, knobs)
         estimates = self._estimates(parameters, features, rows, unrolls, knobs)
         pi = rows.pi[:-1].detach()
-        z, region = self._direction(estimates.g, pi, self._average(inputs, batch), knobs)
+        z, region = self._direction(estimates.g, pi, self._average(seen, unrolls), knobs)
         # A harmless action may be one that is masked, whose score is beyond all bounds.
-        z = torch.where(batch.valid.unsqueeze(-1), z, 0.0)
+        z = torch.where(valid.unsqueeze(-1), z, 0.0)
 
         def reduced(x: Tensor) -> Tensor:
-            return reduce.sum_valid(x, batch.valid) / unrolls.count
+            return reduce.sum_valid(x, valid) / count
 
         entropy = family.entropy(pi)
         critic = {f"loss/{name}": knobs.q_coef * reduced(x) for name, x in estimates.errors.items()}
@@ -257,21 +236,25 @@ class ACERLearner:
             pg_advantage_tm1=estimates.advantage,
             reward=rows.reward,
         )
-        whole = unrolls.count, unrolls.rows
+        whole = count, len(valid) * unrolls.columns
         # Traces have the root of the ratio.
         bars = knobs.importance_clip, knobs.c_bar**self.dimensions
-        told = off_policy_statistics(losses, terms, batch.valid, whole, bars)
+        told = off_policy_statistics(losses, terms, valid, whole, bars)
         own = {
             "loss/policy_truncated": reduced(estimates.truncated),
             "loss/policy_correction": reduced(estimates.correction),
             "normalizer/observation_clip_frac": clip_share,
-            "replay/age_mean": reduced(unrolls.age),
+            "replay/age_mean": reduced(unrolls.record["age"]),
         }
         if region is not None:
-            sums = torch.where(batch.valid, region, 0.0).sum((1, 2)) / unrolls.count
+            sums = torch.where(valid, region, 0.0).sum((1, 2)) / count
             own |= dict(zip(REGION, sums, strict=True))
         means = {**told.means, **own}
-        del means["reward/mean"]  # of replayed rewards too, and of normalised ones
+        if self.normalizers.rewards.kind != "none":
+            del means["reward/mean"]  # the normalised reward's
+        else:  # of fresh batches alone, as it is the environment's
+            fresh = unrolls.record["age"][0, 0].isnan()
+            means["reward/mean"] = torch.where(fresh, means["reward/mean"], torch.nan)
         told = told._replace(means=means)
         policy = -reduced((z * estimates.f).sum(-1))
         return policy + torch.stack([*critic.values()]).sum(), told
@@ -280,26 +263,22 @@ class ACERLearner:
         """What estimates read.  Invalid rows get a harmless action, reward, ratio and distribution,
         since a NaN behind a mask would still make its gradient NaN.
         """
-        config, family, batch = self.config, self.family, unrolls.batch
-        valid = batch.valid
+        family, valid = self.family, unrolls.valid
         pi = params.view(len(valid) + 1, valid.shape[1], -1)
-        mu = torch.where(valid.unsqueeze(-1), batch.record["params_mu"], 0.0)
-        done = valid.view(*valid.shape, *[1] * (batch.action.ndim - 2))
-        action = torch.where(done, batch.action, 0)
+        mu = torch.where(valid.unsqueeze(-1), unrolls.record["params_mu"], 0.0)
+        done = valid.view(*valid.shape, *[1] * (unrolls.action.ndim - 2))
+        action = torch.where(done, unrolls.action, 0)
         log_rho = family.log_prob(pi[:-1].detach(), action) - family.log_prob(mu, action)
-        terminal = batch.terminated
-        if config.truncation_as_termination:
-            terminal = terminal | batch.truncated
         return Rows(
             family=family,
             pi=pi,
             mu=mu,
             action=action,
             log_rho=torch.where(valid, log_rho, 0.0),
-            reward=torch.where(valid, batch.reward, 0.0),
-            discount_t=knobs.gamma * (~terminal).to(pi.dtype),
-            not_cut_t=batch.not_cut_t,
-            learn_std=config.learn_std,
+            reward=torch.where(valid, unrolls.reward, 0.0),
+            discount_t=knobs.gamma * (~unrolls.terminal).to(pi.dtype),
+            not_cut_t=unrolls.not_cut_t,
+            learn_std=self.config.learn_std,
         )
 
     def _estimates(
@@ -315,7 +294,7 @@ class ACERLearner:
         if self.sums:
             values = functional_call(critic, head, (features,))
             return summed(rows, values.view(rows.pi.shape), knobs)
-        noise = unrolls.batch.record["noise"]
+        noise = unrolls.record["noise"]
         pi = rows.pi[:-1].detach().unsqueeze(2).expand(*noise.shape[:3], -1)
         drawn = rows.family.sample(pi, noise)
         actions = torch.cat((rows.action.unsqueeze(2), drawn), 2)
@@ -324,17 +303,17 @@ class ACERLearner:
         return sampled(rows, drawn[:, :, 0], v, advantages, knobs, self.dimensions)
 
     @torch.no_grad()
-    def _average(self, inputs: tuple[Obs, State, Tensor], batch: Rollout) -> Tensor | None:
+    def _average(self, seen: tuple[Obs, State, Tensor], unrolls: Unrolls) -> Tensor | None:
         """Parameters of the average policy ``[T, B, P]``; None without a trust region."""
         if not self.config.trust_region:
             return None
-        obs, state, is_first = inputs
-        used = batch.valid.numel()  # the row behind them has no action
+        obs, state, is_first = seen
+        used = unrolls.valid.numel()  # the row behind them has no action
         obs = {name: x[:used] for name, x in obs.items()}
-        inputs = (obs, state, is_first[:used])
+        seen = (obs, state, is_first[:used])
         averaged, how = self.trained.averaged(), {"critic": False}
-        params, _, _ = functional_call(self.network, averaged, inputs, how)
-        return masked(self.family, params, obs).view(*batch.valid.shape, -1)
+        params, _, _ = functional_call(self.network, averaged, seen, how)
+        return masked(self.family, params, obs).view(*unrolls.valid.shape, -1)
 
     def _direction(
         self, g: Tensor, pi: Tensor, average: Tensor | None, knobs: Knobs

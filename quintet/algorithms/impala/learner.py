@@ -17,7 +17,6 @@ Departures from the paper, each with the switch that turns it off:
     the defaults, are the paper's).
 """
 
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, final
 
 import torch
@@ -28,12 +27,13 @@ from quintet.algorithms.impala.config import TUNABLE, ImpalaConfig, Knobs, aux_w
 from quintet.algorithms.impala.metrics import AUX, LOSSES, finished
 from quintet.algorithms.parts import diagnostics
 from quintet.algorithms.parts.acting import make_family, make_sampler, masked
-from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers, flat_obs
+from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
 from quintet.algorithms.parts.off_policy_statistics import Terms, off_policy_statistics
 from quintet.algorithms.parts.options import require_tunable
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
 from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import Optimizer, Parameters, Trained, knobs_of
+from quintet.algorithms.parts.unrolls import Unrolls, unrolls_of
 from quintet.models.build import ActorCritic
 from quintet.models.config import ModelConfig
 from quintet.ops import policy_losses, reduce, schedules, value_losses
@@ -49,23 +49,6 @@ def make_actor(
     learner computes values anew.
     """
     return make_sampler(config, model, spaces, ("logp_mu",), compute)
-
-
-@dataclass(frozen=True)
-class Unrolls:
-    """The inputs of the loss, with the same shapes and strides in every update.
-
-    batch: this learner's columns; obs and is_first flat in time-major order ``[(T + 1) * B, ...]``;
-        state before row 0, ``[B, ...]``.
-    count, columns: valid rows and columns of the whole batch.
-    aux_weight: weight of each auxiliary loss.
-    """
-
-    batch: Rollout
-    not_cut_t: Tensor
-    count: Tensor
-    columns: int
-    aux_weight: Tensor
 
 
 class Losses(NamedTuple):
@@ -138,21 +121,14 @@ class ImpalaLearner:
         return knobs_of(Knobs, self.config, entropy_coef=entropy_coef)
 
     def _unrolls(self, batch: Rollout) -> Unrolls:
-        """This learner's part of the batch as the loss reads it.  Tensors that are not contiguous
-        are copied, since a graph is compiled for one layout.
-        """
-        columns, normalizers = batch.valid.shape[1], self.normalizers
-        count = batch.valid.sum().clamp_min(1).to(self.setup.device)
+        """This learner's part of the batch as the loss reads it."""
+        normalizers = self.normalizers
         if normalizers.rewards.kind != "none":
             whole = self.ranks.whole(batch)
             means = normalizers.of_rewards(whole, normalizers.rewards(whole.reward))
             self.trained.interval.add(Statistics(means))
-        batch = self.ranks.shard(batch)
-        flat: dict[str, Any] = {"obs": flat_obs(batch), "is_first": batch.is_first.flatten()}
-        flat |= {"reward": normalizers.rewards(batch.reward), "return_carry": None}
-        flat |= {"state": {k: x[0] for k, x in batch.state.items()}, "trace_cut": None}
-        own = replace(batch, **flat).contiguous()
-        return Unrolls(own, batch.not_cut_t.contiguous(), count, columns, self.aux_weight)
+        ends = self.config.truncation_as_termination
+        return unrolls_of(batch, self.ranks, normalizers, truncation_as_termination=ends)
 
     def _loss(
         self, parameters: Parameters, unrolls: Unrolls, knobs: Knobs
@@ -163,8 +139,8 @@ class ImpalaLearner:
         reduced over the valid rows; a scalar auxiliary loss is added as it is.  A coefficient of 0
         leaves its term out.
         """
-        config, valid = self.config, unrolls.batch.valid
-        obs = self.normalizers.observations(unrolls.batch.obs)
+        config, valid = self.config, unrolls.valid
+        obs = self.normalizers.observations(unrolls.obs)
         parts, terms = self._terms(parameters, unrolls, obs, knobs)
         # Each of several learners has its own columns, and divides by the whole batch's divisor.
         divisor = {"sum_time_mean_batch": unrolls.columns, "sum": 1}.get(config.reduction)
@@ -180,7 +156,7 @@ class ImpalaLearner:
         entropy_loss = -knobs.entropy_coef * reduced(parts.entropy)
         entropy_loss = entropy_loss if config.entropy_coef > 0 else zero
         losses = dict(zip(LOSSES, (policy_loss, value_loss, entropy_loss), strict=True))
-        for (name, weight), knob in zip(self.aux_weights.items(), unrolls.aux_weight, strict=True):
+        for (name, weight), knob in zip(self.aux_weights.items(), self.aux_weight, strict=True):
             losses[f"{AUX}{name}"] = knob * reduced(parts.aux[name]) if weight > 0 else zero
         if config.check_numerics:
             found = {"logp_pi": parts.logp_pi, "value": terms.v_tm1, "target": terms.target_tm1}
@@ -202,25 +178,22 @@ class ImpalaLearner:
         Invalid rows get a harmless action, reward and ratio, since a NaN behind a mask would still
         make its gradient NaN.
         """
-        config, family, batch = self.config, self.family, unrolls.batch
-        valid = batch.valid
+        config, family, valid = self.config, self.family, unrolls.valid
         steps, streams = valid.shape
         rows = steps * streams
         aux: dict[str, Tensor] = {}
         params, value, _ = functional_call(
-            self.network, parameters, (obs, batch.state, batch.is_first, aux)
+            self.network, parameters, (obs, unrolls.state, unrolls.is_first, aux)
         )
-        params = masked(family, params, batch.obs)[:rows].view(steps, streams, -1)
+        params = masked(family, params, unrolls.obs)[:rows].view(steps, streams, -1)
         v = value.view(steps + 1, streams)
-        done = valid.view(steps, streams, *[1] * (batch.action.ndim - 2))
-        logp_pi = family.log_prob(params, torch.where(done, batch.action, 0))
-        log_rho = torch.where(valid, logp_pi.detach() - batch.record["logp_mu"], 0.0)
+        done = valid.view(steps, streams, *[1] * (unrolls.action.ndim - 2))
+        logp_pi = family.log_prob(params, torch.where(done, unrolls.action, 0))
+        log_rho = torch.where(valid, logp_pi.detach() - unrolls.record["logp_mu"], 0.0)
         rho = log_rho.exp()
 
-        reward = torch.where(valid, batch.reward, 0.0)
-        ended = batch.terminated | batch.truncated
-        terminal = ended if config.truncation_as_termination else batch.terminated
-        discount_t = knobs.gamma * (~terminal).to(reward.dtype)
+        reward = torch.where(valid, unrolls.reward, 0.0)
+        discount_t = knobs.gamma * (~unrolls.terminal).to(reward.dtype)
         target, advantage = vtrace(
             v[:-1].detach(), v[1:].detach(), reward, discount_t, unrolls.not_cut_t, rho,
             rho_bar=knobs.rho_bar, c_bar=knobs.c_bar, pg_rho_bar=knobs.pg_rho_bar,
