@@ -1,10 +1,11 @@
 """A game of two by self-play, and two policies in the same games, on the coin race.
 
-    python benchmarks/games.py [--seeds 11 12 13] [--steps 100000] [--jobs 1] [--folder DIR]
+    python benchmarks/games.py [--seeds 14 15 16] [--steps 100000] [--jobs 1] [--folder DIR]
 
 Trained by PPO are one policy that plays both agents, and two that share the games.  Each plays 300
 games greedily against uniformly random actions, the one policy also against its checkpoint at half
-of the budget.  Finished runs are kept in --folder; results go to benchmarks/results/games.json, by
+of the budget, greedily and with sampled actions: moves are simultaneous, so two players without
+chance block each other.  Finished runs are kept in --folder; results go to benchmarks/results/games.json, by
 the number of steps.
 """
 
@@ -42,9 +43,10 @@ def train(seed: int, policies: int, steps: int, folder: Path) -> Path:
     return run
 
 
-def games(policy: Path, against: Path | str) -> dict[str, Any]:
+def games(policy: Path, against: Path | str, *options: str) -> dict[str, Any]:
     """Numbers of games, and the mean return in them, as `quintet eval` gives them."""
     words = ["eval", str(policy), "--against", str(against), "--episodes", str(GAMES), "--json"]
+    words += options
     done = subprocess.run(
         [sys.executable, "-m", "quintet", *words], check=True, stdout=subprocess.PIPE, text=True
     )
@@ -60,6 +62,7 @@ def measure(seed: int, steps: int, folder: Path) -> dict[str, Any]:
         "seed": seed,
         "self_play_random": games(one, "random"),
         "self_play_half": games(one, half),
+        "self_play_half_sampled": games(one, half, "--stochastic"),
     }
     for k in (0, 1):
         record[f"policy_{k}_random"] = games(two / f"policy_{k}" / "policy", "random")
@@ -69,7 +72,7 @@ def measure(seed: int, steps: int, folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[11, 12, 13])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[14, 15, 16])
     parser.add_argument("--steps", type=int, default=100_000, help="of each policy")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--folder", type=Path, default=Path("runs/games"))
