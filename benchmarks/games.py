@@ -5,8 +5,8 @@
 Trained by PPO are one policy that plays both agents, and two that share the games.  Each plays 300
 games greedily against uniformly random actions, the one policy also against its checkpoint at half
 of the budget, greedily and with sampled actions: moves are simultaneous, so two players without
-chance block each other.  Finished runs are kept in --folder; results go to benchmarks/results/games.json, by
-the number of steps.
+chance block each other.  Finished runs are kept in --folder; results go to
+benchmarks/results/games.json, by the number of steps.
 """
 
 import argparse

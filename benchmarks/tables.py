@@ -71,7 +71,7 @@ SAMPLING = {
 """Ratios of sampling.py: what they are, and what is asked of them."""
 
 GAMES = {
-    "self_play_half_sampled": "one policy, against its checkpoint at half of the budget, by samples",
+    "self_play_half_sampled": "one policy, sampling, against its checkpoint at half of the budget",
     "self_play_half": "the same, greedily",
     "self_play_random": "one policy, against random actions",
     "policy_0_random": "the first of two policies, against random actions",

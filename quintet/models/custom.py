@@ -11,7 +11,7 @@ The contract of such a class:
   row from its own observation alone.
 - All parameters are float32, trainable, and take part in `forward`.  Frozen tensors are buffers,
   which `forward` must not change: actors and learner hold copies, so running statistics (BatchNorm)
-  would drift apart; LayerNorm and GroupNorm keep none.
+  would drift apart; LayerNorm and GroupNorm keep none.  It has no other state.
 - Kernels, which L2 terms penalise, are the parameters of two or more dimensions except those of
   normalising layers, whatever their names.
 - `forward` draws no random numbers (dropout): the learner would compute other outputs than the
@@ -211,6 +211,13 @@ def _check(module: nn.Module, name: str, leaves: Leaves) -> tuple[int, tuple[str
                 "buffers that forward leaves as they are",
                 f"it changed {path!r} (BatchNorm does; LayerNorm and GroupNorm do not)",
             )
+    kept = {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+    others = [path for path in module.state_dict() if path not in kept]
+    if others:
+        refuse("a state of parameters and buffers alone", f"it has {others} too")
     parameters = dict(module.named_parameters())
     for path, parameter in parameters.items():
         if parameter.dtype != torch.float32 or not parameter.requires_grad:

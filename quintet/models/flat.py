@@ -1,7 +1,7 @@
 """Parameters as one vector, and flat trees of named tensors."""
 
 from collections.abc import Mapping, Sequence
-from typing import Self, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -42,13 +42,21 @@ def tensors_of(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
     }
 
 
+def load_into(modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> None:
+    """Copies the result of `tensors_of` into modules of the same names."""
+    for prefix, module in modules.items():
+        module.load_state_dict(strip_prefix(tensors, prefix))
+
+
 @final
-class Held:
-    """The tensors that `tensors_of` names.  Where modules hold them is found once, since the walk
-    takes longer than acting with a small network; they may be replaced there.
+class ModuleTensors:
+    """What `tensors_of` reads and `load_into` writes, without a walk through the modules, which
+    takes longer than acting with a small network: where modules keep their tensors is looked up
+    once.  A module may put another tensor in a tensor's place.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module]):
+        self._modules = modules
         self._places: dict[str, tuple[Mapping[str, Tensor | None], str]] = {}
         for name in tensors_of(modules):
             prefix, _, path = name.partition("/")
@@ -58,25 +66,46 @@ class Held:
                 part._parameters if key in part._parameters else part._buffers,
                 key,
             )
+        self._hooked = {
+            prefix: module
+            for prefix, module in modules.items()
+            if any(name.startswith(f"{prefix}/") for name in self._places)
+            and _has_load_hooks(module)
+        }
+        self._checked = False
 
-    def without(self, starts: tuple[str, ...]) -> Self:
-        """Those whose names do not begin so."""
-        found = type(self)({})
-        found._places = {k: x for k, x in self._places.items() if not k.startswith(starts)}
-        return found
+    def read(self, but: tuple[str, ...] = ()) -> dict[str, Tensor]:
+        """By name, in the modules' memory.
 
-    def read(self) -> dict[str, Tensor]:
-        """All by name; they share memory with those of the modules."""
-        found = {name: held[key] for name, (held, key) in self._places.items()}
+        but: how names begin that are left out.
+        """
+        found = {
+            name: held[key]
+            for name, (held, key) in self._places.items()
+            if not name.startswith(but)
+        }
         return {name: x.detach() for name, x in found.items() if x is not None}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copies the tensors of these names."""
-        for name, x in self.read().items():
+        """Copies the tensors into the modules.  The first time names and shapes are checked.
+
+        Raises:
+            RuntimeError: names or shapes are others; see `torch.nn.Module.load_state_dict`.
+        """
+        if not self._checked:
+            load_into(self._modules, tensors)
+            self._checked = True
+            return
+        load_into(self._hooked, tensors)
+        for name, x in self.read(tuple(f"{prefix}/" for prefix in self._hooked)).items():
             x.copy_(tensors[name])
 
 
-def load_into(modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> None:
-    """Copies the result of `tensors_of` into modules of the same names."""
-    for prefix, module in modules.items():
-        module.load_state_dict(strip_prefix(tensors, prefix))
+def _has_load_hooks(module: nn.Module) -> bool:
+    """Whether parts of the module do something of their own when tensors are loaded."""
+    return any(
+        part._load_state_dict_pre_hooks
+        or part._load_state_dict_post_hooks
+        or type(part)._load_from_state_dict is not nn.Module._load_from_state_dict
+        for part in module.modules()
+    )

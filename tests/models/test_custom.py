@@ -47,6 +47,15 @@ class Good(nn.Module):
         """Found by a dotted name."""
 
 
+class Noting(nn.Linear):
+    """Has a state beside its tensors."""
+
+    def get_extra_state(self) -> object:
+        return torch.zeros(1)
+
+    def set_extra_state(self, state: object) -> None: ...
+
+
 class Odd(nn.Module):
     """Breaks the contract in one way."""
 
@@ -65,6 +74,8 @@ class Odd(nn.Module):
             self.spare = nn.Linear(2, 2)
         if fault == "batch norm":
             self.norm = nn.BatchNorm1d(3)
+        if fault == "other state":
+            self.linear = Noting(3, 3)
 
     def forward(self, obs: dict[str, Tensor]) -> object:
         if self.fault == "forward raises":
@@ -257,6 +268,7 @@ def test_no_parameters_are_needed():
         ("unused", r"unused are \['spare.weight', 'spare.bias'\]"),
         ("detached", r"unused are \['linear.weight', 'linear.bias'\]"),
         ("dropout", "a forward without random numbers, it draws some"),
+        ("other state", r"parameters and buffers alone, it has \['linear._extra_state'\] too"),
         ("batch norm", "buffers that forward leaves as they are, it changed 'norm.running_mean'"),
     ],
 )

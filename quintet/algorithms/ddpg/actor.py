@@ -14,7 +14,7 @@ from quintet.algorithms.parts.setup import PLAIN, Compute
 from quintet.models.compiled import Graph
 from quintet.models.config import ModelConfig
 from quintet.models.encoders import Mlp
-from quintet.models.flat import Held, flatten_in_place, load_into, views_of
+from quintet.models.flat import ModuleTensors, flatten_in_place, views_of
 from quintet.models.own_weights import linear, sequential
 from quintet.models.precision import autocast
 from quintet.types import ActOutput, Obs, Publication, Spaces, State, TensorSpec
@@ -45,7 +45,7 @@ class DDPGActor:
             [torch.full((p.numel(),), float(moved[n]), device=p.device) for n, p in named.items()]
         )
         self.theta = flatten_in_place([*named.values()])
-        self.weights = Held({"network": self.network})
+        self.tensors = ModuleTensors({"network": self.network, "normalizer": self.normalizer})
         self.scale = torch.zeros((), device=self.theta.device)
         self.warming_up = False
         # A graph's inputs are converted one by one, so its weights are one vector.
@@ -66,12 +66,12 @@ class DDPGActor:
 
     def load(self, publication: Publication) -> None:
         tensors = publication.tensors
-        of_network = {
-            name.replace("network/actor.", "network/", 1): x for name, x in tensors.items()
+        own = {
+            name.replace("network/actor.", "network/", 1): x
+            for name, x in tensors.items()
+            if name.startswith(("network/actor.", "normalizer/"))
         }
-        self.weights.load(of_network)
-        if self.normalizer.names:
-            load_into({"normalizer": self.normalizer}, tensors)
+        self.tensors.load(own)
         self.scale.copy_(tensors[PARAM_SCALE])
         self.warming_up = bool(tensors[WARMING_UP])
 

@@ -10,7 +10,7 @@ from quintet.algorithms.parts.setup import PLAIN, Compute
 from quintet.models.build import ActorCritic
 from quintet.models.compiled import Graph
 from quintet.models.config import ModelConfig, picture_leaves
-from quintet.models.flat import Held, flatten_in_place, load_into, views_of
+from quintet.models.flat import ModuleTensors, flatten_in_place, views_of
 from quintet.models.heads import action_family
 from quintet.models.normalize import ObservationNormalizer, observation_normalizer
 from quintet.ops.distributions import Family
@@ -106,7 +106,7 @@ class SamplingActor:
         self.theta: Tensor | None = None
         if compute.compile and compute.precision == "fp32":  # in bf16 weights are of two types
             self.theta = flatten_in_place([*parameters.values()])
-        self.weights = Held({"network": self.network})
+        self.tensors = ModuleTensors({"network": self.network, "normalizer": self.normalizer})
         self.sample = Graph(self._sample) if compute.compile else self._sample
 
     @property
@@ -119,9 +119,7 @@ class SamplingActor:
         return TensorSpec(self.family.action_shape, self.family.action_dtype)
 
     def load(self, publication: Publication) -> None:
-        self.weights.load(publication.tensors)
-        if self.normalizer.names:
-            load_into({"normalizer": self.normalizer}, publication.tensors)
+        self.tensors.load(publication.tensors)
 
     @property
     def state_specs(self) -> dict[str, TensorSpec]:

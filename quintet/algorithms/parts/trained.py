@@ -13,7 +13,7 @@ from quintet.algorithms.parts.setup import Setup
 from quintet.algorithms.parts.statistics import Interval, Names, Statistics
 from quintet.errors import ConfigError, NonFiniteError
 from quintet.models.compiled import Graph
-from quintet.models.flat import Held, flatten_in_place, load_into, views_of
+from quintet.models.flat import ModuleTensors, flatten_in_place, load_into, views_of
 from quintet.ops import adam, rmsprop
 from quintet.ops.adam import AdamRates
 from quintet.ops.rmsprop import RMSPropRates
@@ -154,8 +154,7 @@ class Trained(Generic[B, K]):
         self.average = self.theta.clone() if averages else None
         self.segments = self._segments_of(groups)
         self.modules = {"network": network, **modules}
-        self._held = Held(self.modules)
-        self._acting = self._held.without(only_learning)
+        self._tensors, self._only_learning = ModuleTensors(self.modules), only_learning
         self.loss, self.ranks = loss, setup.ranks
         self.gradient: Tensor | None = None
         self.interval = Interval()
@@ -384,7 +383,8 @@ class Trained(Generic[B, K]):
 
     def weights(self) -> dict[str, Tensor]:
         """The tensors of the network, of its average and of the modules beside it, by name."""
-        return self._held.read() | {f"{AVERAGE}{name}": x for name, x in self.averaged().items()}
+        average = {f"{AVERAGE}{name}": x for name, x in self.averaged().items()}
+        return self._tensors.read() | average
 
     def averaged(self) -> Parameters:
         """The average as views by the parameters' names; {} where there is none."""
@@ -393,7 +393,7 @@ class Trained(Generic[B, K]):
 
     def published(self) -> dict[str, Tensor]:
         """Those of `weights` that actors need."""
-        return self._acting.read()
+        return self._tensors.read(but=self._only_learning)
 
     def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
         """Copies what `weights` gave, and leaves the optimizer as it is."""
