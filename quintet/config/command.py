@@ -10,7 +10,7 @@ import tyro
 from pydantic.fields import FieldInfo
 
 from quintet.algorithms import registry
-from quintet.config.load import Layer, flatten, kinds, learner_defaults, options, read_file
+from quintet.config.load import NONE, Layer, flatten, kinds, learner_defaults, options, read_file
 from quintet.config.run import ALIASES
 from quintet.errors import ConfigError
 from quintet.system import files
@@ -126,6 +126,8 @@ def _value(text: Any, info: FieldInfo) -> Any:
     if isinstance(text, (list, tuple)):
         if len(text) == 1 and text[0].startswith("["):
             return _json(text[0])
+        if len(text) == 1 and text[0].lower() in NONE:
+            return None if type(None) in kinds(info) else []
         return list(text)
     plain = all(
         kind in (str, Path, type(None)) or get_origin(kind) is Literal for kind in kinds(info)[1:]

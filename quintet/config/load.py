@@ -219,12 +219,16 @@ def compose(algo: str, layers: Iterable[Layer], source: EnvSource | None = None)
     return Loaded(config, {name: sources.get(name, "default") for name in config.flat()}, env)
 
 
+NONE = ("none", "null")
+"""Words for the absence of a value."""
+
+
 def absent(value: Any, info: FieldInfo) -> Any:
     """``none`` as the option means it: a word if that is one of its choices, else None."""
     words = [w for kind in kinds(info) for w in get_args(kind) if get_origin(kind) is Literal]
     if "none" in words or info.annotation is str:
         return "none" if value is None else value
-    if isinstance(value, str) and value.lower() in ("none", "null"):
+    if isinstance(value, str) and value.lower() in NONE:
         return None
     return value
 

@@ -54,6 +54,14 @@ def test_values_become_numbers_lists_mappings_and_nothing():
     assert learner("--eval.interval", "auto").eval.interval == "auto"
 
 
+@pytest.mark.parametrize("word", ["none", "null", "None"])
+def test_options_of_several_words_may_be_none(word: str):
+    """Where such an option is never without a value, none are no words."""
+    assert values("--model.policy-hidden", word) == {"model.policy_hidden": None}
+    assert values("--report.sinks", word) == {"report.sinks": []}
+    assert learner("--report.sinks", word).report.sinks == ()
+
+
 def test_kwargs_of_the_environment_are_json():
     text = '{"n": 5, "f": 0.5, "on": true, "text": "a b", "list": [1, 2], "none": null}'
     wanted = {"n": 5, "f": 0.5, "on": True, "text": "a b", "list": [1, 2], "none": None}
