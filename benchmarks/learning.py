@@ -25,8 +25,9 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def run_seed(task: Task) -> bool:
         return True
     say(f"{who}: {'goes on' if task.begun.exists() else 'begins'}, log {task.log}")
     task.folder.mkdir(parents=True, exist_ok=True)
-    with task.log.open("a") as log:
+    with task.log.open("a") as log, busy_processes(task.row.busy):
         # Standard input is never written to: it closes with this process, which the child sees.
         child = subprocess.Popen(
             [sys.executable, HERE / "one_seed.py", task.text()],
@@ -74,6 +75,18 @@ def run_seed(task: Task) -> bool:
     else:
         say(f"{who}: ended with status {status}; the reason is at the end of {task.log}")
     return status == 0
+
+
+@contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    """Processes that each keep a core busy meanwhile."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for each in busy:
+            each.kill()
+            each.wait()
 
 
 def kept(task: Task) -> dict[str, Any] | None:

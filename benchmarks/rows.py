@@ -19,6 +19,7 @@ class Row(NamedTuple):
     seeds: on which it is reported: SEEDS, or the next three where the preset was changed after
         those had been seen.
     seen: seeds whose scores had been seen when the preset was changed for the last time.
+    busy: processes that keep cores busy beside the training.
     """
 
     algo: str
@@ -34,6 +35,7 @@ class Row(NamedTuple):
     score: Literal["return_mean", "success_rate"] = "return_mean"
     seeds: tuple[int, ...] = SEEDS
     seen: tuple[int, ...] = ()
+    busy: int = 0
 
     @property
     def name(self) -> str:
@@ -103,6 +105,10 @@ ROWS = (
     ),
     Row("appo", "CartPole-v1", 495, 500),
     Row("appo", TOY, 475, 495, title="CartPole-v1 without velocities, GRU"),
+    Row(
+        "appo", TOY, 450, title="the same beside four busy processes", label="busy", busy=4,
+        beside=f"appo-{TOY.replace(':', '.')}",
+    ),
     Row(
         "appo", "HalfCheetah-v4", 5500, 7000, "Sample Factory's best model 6263", seeds=(11, 12),
         options=("total_env_steps=10000000",), label="10M",
