@@ -12,7 +12,8 @@ def processes_of(pid: int | None = None) -> list[psutil.Process]:
     found = []
     for child in psutil.Process(pid).children(recursive=True):
         with suppress(psutil.Error):  # some other test's, which has ended
-            if child.name().split()[0] in ("worker", "inference", "learner"):
+            # The fork server takes note of an end a moment after whoever waited for it.
+            if child.name().split()[0] in ("worker", "inference", "learner") and runs(child):
                 found.append(child)
     return found
 
