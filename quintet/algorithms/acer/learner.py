@@ -170,9 +170,11 @@ class ACERLearner:
         self.trained.fold_when_due()
 
     def _unrolls(self, batch: Rollout) -> Unrolls:
-        """This learner's part of the batch as the loss reads it.  Its record has the ``age`` of
-        rows, in updates ``[T, B]``, NaN of a fresh batch; and the ``noise`` of actions to sample
-        ``[T, B, n + 1, ...]`` where values are those of samples.
+        """This learner's part of the batch as the loss reads it.
+
+        Its record has the ``age`` of rows as well, in updates ``[T, B]``, which is NaN in a fresh
+        batch; and the ``noise`` of actions to sample ``[T, B, n + 1, ...]`` where values are those
+        of samples.
         """
         if batch.replayed:
             age = (self.version - batch.version).float()

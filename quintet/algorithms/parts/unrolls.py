@@ -17,7 +17,8 @@ class Unrolls:
     obs, is_first: of rows 0 to T, flat in time-major order ``[(T + 1) * B, ...]``.
     state: before row 0, ``[B, ...]``.
     action, reward, valid, record: ``[T, B, ...]``; rewards are normalised.
-    terminal: nothing of value follows the row ``[T, B]``.
+    terminal: rows behind which there is no value ``[T, B]``: terminations, with
+        ``truncation_as_termination`` truncations too.
     not_cut_t: see `Rollout.not_cut_t`.
     count, columns: valid rows, at least 1, and columns of the whole batch.
     """
