@@ -20,6 +20,7 @@ from quintet.observe.report_files import read_metrics
 from quintet.run import launch
 from quintet.run.launch import Result
 from quintet.run.trainer import Trainer
+from quintet.runtime.batch import select
 from quintet.runtime.delivery import Batch
 from quintet.runtime.sampler import GroupSampler
 from quintet.types import Rollout
@@ -295,7 +296,8 @@ class Seen:
         update, forward, act = PPOLearner.update, SamplingActor.act, GroupSampler.act
 
         def learned(me: PPOLearner, batch: Rollout, env_steps: int) -> None:
-            self.batches.append((int(me.config.learning_rate == 1e-3), batch.contiguous()))
+            copied = select(batch, torch.arange(batch.stream_id.numel()))
+            self.batches.append((int(me.config.learning_rate == 1e-3), copied))
             update(me, batch, env_steps)
 
         def forwarded(me: SamplingActor, *given: Any) -> Any:
