@@ -48,7 +48,8 @@ def greedy_return(seed: int, publish_interval_updates: int, folder: Path) -> flo
         "entropy_coef": 0.0, "runtime.kind": "serial", "runtime.compile": "off",
         "runtime.threads": 1, "runtime.publish_interval_updates": publish_interval_updates,
         "eval.episodes": 0, "report.progress": False, "report.sinks": [],
-        "preset": "none",  # the actions of the environment's begin too narrow for such weights
+        # The preset's actions begin too narrow for such weights.
+        "model.action_std_init": 1.0, "reward_normalizer": "none",
         "checkpoint.interval_updates": 1000,  # at exact ones weights are published too
     }  # fmt: skip
     policy = quintet.train("impala", AimAtSine, 60_000, seed, folder, config).policy
