@@ -22,6 +22,7 @@ uniformly random actions score where a record lacks it.
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -79,8 +80,9 @@ def run_seed(task: Task) -> bool:
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """Processes that each keep a core busy meanwhile."""
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    """Processes that each keep a core busy meanwhile; they end with this one."""
+    loop = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
+    busy = [subprocess.Popen([sys.executable, "-c", loop]) for _ in range(count)]
     try:
         yield
     finally:
