@@ -51,9 +51,25 @@ def describe(
         "learner": learner.model_dump(mode="json"),
         "model": model.model_dump(mode="json"),
         "env": env.model_dump(mode="json"),
+        **_spaces_as_json(of),
+        "own": _spaces_as_json(of.own or of),
+    }
+
+
+def _spaces_as_json(of: Spaces) -> dict[str, Any]:
+    return {
         "observation_space": spaces.to_json(of.observation),
         "action_space": spaces.to_json(of.action),
     }
+
+
+def _spaces_from_json(data: Mapping[str, Any]) -> Spaces:
+    """The spaces of a description, whose own are missing where an older version wrote it."""
+    return Spaces(
+        spaces.from_json(data["observation_space"]),
+        spaces.from_json(data["action_space"]),
+        _spaces_from_json(data["own"]) if "own" in data else None,
+    )
 
 
 @final
@@ -61,7 +77,8 @@ class Policy:
     """A trained policy, ready to act.
 
     env: the configuration of the environment in which it was trained.
-    spaces: of one stream, as the environment interface gives them (after frame stacking).
+    spaces: of one stream, as the environment interface gives them (after frame stacking), with the
+        environment's own beside them.
     origin: where the description comes from, which decides whether its code may be imported.
     """
 
@@ -75,10 +92,8 @@ class Policy:
         algorithm = registry.find(description["algo"])
         self.origin = origin
         self.description = dict(description)
-        self.spaces = Spaces(
-            spaces.from_json(description["observation_space"]),
-            spaces.from_json(description["action_space"]),
-        )
+        self.spaces = _spaces_from_json(description)
+        self._own = self.spaces.own or self.spaces
         self.env = EnvConfig(**description["env"])
         self.publication = publication
         model = ModelConfig(**description["model"])
@@ -94,8 +109,7 @@ class Policy:
         self.actor: Actor = self._loaded(Compute(records_entropy=True))
         self._valuer: Actor | None = None
         self._leaves = [
-            leaf_of(path, *found)
-            for path, found in spaces.leaf_keys(self.spaces.observation).items()
+            leaf_of(path, *found) for path, found in spaces.leaf_keys(self._own.observation).items()
         ]
         self._choices = spaces.mask_sizes(self.spaces.action)
         self.generator = torch.Generator()
@@ -122,8 +136,6 @@ class Policy:
         Returns:
             The action in the environment's units and form: an array, or tuples and dicts of
             arrays like the action space, each batched as the observation was; and the next state.
-            Discrete values in observations and actions count from 0: where a space has a ``start``,
-            subtract it before and add it after.
 
         Raises:
             QuintetError: an observation is not in the observation space (another shape, numbers
@@ -137,7 +149,7 @@ class Policy:
             noise = self.actor.draw_noise(1, len(first), self.generator)[0]
         out = self.actor.act(tensors, self._state(state, len(first)), first, noise)
         packed = out.env_action.numpy()
-        action = spaces.unpack_action(self.spaces.action, packed[0] if single else packed)
+        action = spaces.unpack_action(self._own.action, packed[0] if single else packed)
         return action, out.state
 
     def value(
@@ -224,7 +236,7 @@ class Policy:
                 raise QuintetError(
                     f"observation leaf {leaf.path!r} of shape {leaf.shape}, or [B, ...] of it, is "
                     f"required, got shape {x.shape}; the policy's space is "
-                    f"{self.spaces.observation}"
+                    f"{self._own.observation}"
                 )
             if leaf.path == ACTION_MASK:
                 self._check_mask(x)

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from quintet.errors import ConfigError, QuintetError
-from quintet.types import TensorSpec
+from quintet.types import Spaces, TensorSpec
 
 Space = spaces.Space[Any]
 
@@ -109,6 +109,22 @@ def map_leaves(space: Space, function: Callable[[str, Space], Space]) -> Space:
     return walk(space, "")
 
 
+def stored_spaces(observation: Space, action: Space, env_id: str) -> Spaces:
+    """The spaces of an environment that declares these; raises ConfigError if one of them is not
+    supported.
+    """
+    own = Spaces(observation, action)
+    return Spaces(stored_space(observation), action_space_of(action, env_id), own)
+
+
+def with_observation(of: Spaces, change: Callable[[Spaces], Space]) -> Spaces:
+    """The same with another observation, which `change` makes of the stored spaces, and likewise
+    of the environment's own.
+    """
+    own = None if of.own is None else with_observation(of.own, change)
+    return Spaces(change(of), of.action, own)
+
+
 def stored_space(space: Space) -> Space:
     """The space as a learner sees it: float64 boxes as float32, discrete values counted from 0.
 
@@ -182,7 +198,8 @@ def unpack_action(space: Space, packed: np.ndarray[Any, Any]) -> Any:
 
     Returns:
         The tuples and dicts of the space, with an array ``[*n, *leaf.shape]`` of its own memory for
-        each leaf, in the leaf's dtype, with ``start`` added and within the bounds.
+        each leaf, in the leaf's dtype, with ``start`` added and within the bounds.  One value of a
+        Discrete is a number of NumPy, as the space's own samples are.
     """
     if isinstance(space, _LEAVES):
         scalar = isinstance(space, spaces.Discrete)
@@ -205,7 +222,7 @@ def unpack_action(space: Space, packed: np.ndarray[Any, Any]) -> Any:
 def _unpack_leaf(leaf: Space, flat: np.ndarray[Any, Any]) -> Any:
     own = flat.reshape((*flat.shape[:-1], *(leaf.shape or ()))).astype(leaf.dtype)
     if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete):
-        return own + leaf.start
+        return own + leaf.start  # of shape () this is a number
     return np.clip(own, leaf.low, leaf.high) if isinstance(leaf, spaces.Box) else own
 
 

@@ -49,10 +49,15 @@ class TensorSpec:
 
 
 class Spaces(NamedTuple):
-    """Observation and action space of one stream, as an actor and a learner see them."""
+    """Observation and action space of one stream, as an actor and a learner see them.
+
+    own: both as the environment declares them, with the ``start`` of discrete values and the dtypes
+        of its numbers; None: they are the same.
+    """
 
     observation: spaces.Space  # type: ignore[type-arg]
     action: spaces.Space  # type: ignore[type-arg]
+    own: "Spaces | None" = None
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class Mixed(gymnasium.Env):
         self.observation_space = spaces.Dict(
             {"x": spaces.Box(-1, 1, (2,), np.float64), "inner": inner}
         )
-        self.action_space = spaces.MultiDiscrete([2, 3])
+        self.action_space = spaces.MultiDiscrete([2, 3], start=[5, -1])
         self.steps = 0
 
     def reset(self, *, seed=None, options=None):
@@ -147,16 +147,15 @@ def test_stochastic_differs_from_call_to_call(run, continuous):
 
 def test_nested_observations(mixed):
     policy = mixed.policy
-    obs = {"x": np.zeros(2), "inner": {"flags": np.zeros(3, np.int8), "kind": 1}}
+    obs = {"x": np.zeros(2), "inner": {"flags": np.zeros(3, np.int8), "kind": 3}}
     action, _ = policy.act(obs)
-    assert action.shape == (2,)
-    assert (action < [2, 3]).all()
+    assert Mixed().action_space.contains(action)
     batch = {
         "x": np.zeros((4, 2)),
-        "inner": {"flags": np.zeros((4, 3), np.int8), "kind": np.ones(4, np.int64)},
+        "inner": {"flags": np.zeros((4, 3), np.int8), "kind": np.full(4, 3)},
     }
     assert policy.act(batch)[0].tolist() == [action.tolist()] * 4
-    flat = {"x": np.zeros(2), "inner/flags": np.zeros(3, np.int8), "inner/kind": 1}
+    flat = {"x": np.zeros(2), "inner/flags": np.zeros(3, np.int8), "inner/kind": 3}
     assert policy.act(flat)[0].tolist() == action.tolist()
     with pytest.raises(QuintetError, match=r"leaves \['inner/flags', 'inner/kind', 'x'\]"):
         policy.act({"x": np.zeros(2)})
@@ -165,6 +164,19 @@ def test_nested_observations(mixed):
     mixed_batch = {"x": np.zeros((4, 2)), "inner": obs["inner"]}  # one leaf batched, two not
     with pytest.raises(QuintetError, match="is required"):
         policy.act(mixed_batch)
+    obs["inner"]["kind"] = 1
+    with pytest.raises(
+        QuintetError, match=r"in Discrete\(4, start=2\) is required, got values from 1"
+    ):
+        policy.act(obs)
+
+
+def test_spaces_of_an_older_description_are_the_stored_ones(mixed):
+    about = {name: x for name, x in mixed.policy.description.items() if name != "own"}
+    older = quintet.Policy(about, mixed.policy.publication)
+    obs = {"x": np.zeros(2), "inner": {"flags": np.zeros(3, np.int8), "kind": 1}}
+    assert (older.act(obs)[0] < [2, 3]).all()
+    assert len(quintet.evaluate(older, Mixed, episodes=1).returns) == 1
 
 
 def test_where_episodes_begin_is_said_or_follows_from_the_state(run, monkeypatch):

@@ -49,9 +49,9 @@ from quintet.envs.vector import (
     check_seeds,
 )
 from quintet.errors import ConfigError, EnvironmentFault
-from quintet.spaces import action_shape, action_space_of, leaf_keys, stored_space, unpack_action
+from quintet.spaces import action_shape, leaf_keys, stored_spaces, unpack_action
 from quintet.system.blame import raised, traced
-from quintet.types import ACTION_MASK, Spaces
+from quintet.types import ACTION_MASK
 
 Mask = NDArray[np.bool_]
 
@@ -105,9 +105,7 @@ class AdaptedVectorEnv:
             )
         self._action_space = env.single_action_space
         self._action_shape = (self.num_streams, *action_shape(self._action_space))
-        self.spaces = Spaces(
-            stored_space(env.single_observation_space), action_space_of(self._action_space, env_id)
-        )
+        self.spaces = stored_spaces(env.single_observation_space, self._action_space, env_id)
         # First observations of episodes that begin when all streams have ended together.
         self._first_obs = allocate_obs(self.spaces.observation, (self.num_streams,))
         self._ended: Mask = np.zeros(self.num_streams, np.bool_)

@@ -13,14 +13,13 @@ from quintet.errors import QuintetError
 
 
 def leaf_array(value: Any, leaf: Leaf) -> NDArray[Any]:
-    """`value`, of any shape, in the leaf's dtype and in memory of its own; raises QuintetError if
-    the leaf can't hold its numbers.
+    """`value`, of any shape, in the leaf's dtype and in memory of its own, with discrete values
+    counted from 0; raises QuintetError if the leaf can't hold its numbers.
     """
 
     def refuse(got: str, cause: Exception | None = None) -> NoReturn:
         raise QuintetError(
-            f"observation leaf {leaf.path!r} of {leaf.dtype} in {leaf.space}, without its start, "
-            f"is required, got {got}"
+            f"observation leaf {leaf.path!r} of {leaf.dtype} in {leaf.space} is required, got {got}"
         ) from cause
 
     try:
@@ -39,20 +38,21 @@ def leaf_array(value: Any, leaf: Leaf) -> NDArray[Any]:
         return array
     if given.dtype.kind not in "biu":  # fractions would be cut off
         refuse(f"dtype {given.dtype}; convert it, and scale pictures as the environment does")
+    start = 0 if leaf.start is None else leaf.start
     if leaf.size is not None:
-        low, high = 0, leaf.size
+        low, high = start, start + leaf.size
     elif given.dtype == leaf.dtype:
         return given.astype(leaf.dtype, order="C")
     elif leaf.dtype.kind == "b":
         low, high = 0, 2
     else:
         low, high = np.iinfo(leaf.dtype).min, np.iinfo(leaf.dtype).max + 1
-    if (
-        given.shape[given.ndim - len(leaf.shape) :] == leaf.shape
-        and not ((given >= low) & (given < high)).all()
-    ):
+    if given.shape[given.ndim - len(leaf.shape) :] != leaf.shape:
+        return given.astype(leaf.dtype, order="C")  # refused by its shape
+    if not ((given >= low) & (given < high)).all():
         refuse(f"values from {given.min()} to {given.max()}")
-    return given.astype(leaf.dtype, order="C")
+    array = given.astype(leaf.dtype, order="C")
+    return array if leaf.start is None else (array - start).astype(leaf.dtype, copy=False)
 
 
 def flat_observation(obs: Any, prefix: str = "") -> dict[str, Any]:

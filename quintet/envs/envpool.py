@@ -44,10 +44,9 @@ from quintet.envs.vector import (
 )
 from quintet.envs.versions import taken_by_gymnasium
 from quintet.errors import ConfigError, EnvironmentFault
-from quintet.spaces import Space, action_shape, action_space_of, leaf_keys, map_leaves, stored_space
+from quintet.spaces import Space, action_shape, leaf_keys, map_leaves, stored_spaces
 from quintet.system.blame import raised, traced
 from quintet.system.cpus import usable_cores
-from quintet.types import Spaces
 
 _OURS = frozenset(
     (
@@ -209,7 +208,7 @@ class EnvPoolVectorEnv:
         self._action_start = _start(action)
         self._action_shape = (num_streams, *action_shape(action))
         self._own_action_shape = (num_streams, *(action.shape or ()))
-        self.spaces = Spaces(stored_space(given), action_space_of(action, env_id))
+        self.spaces = stored_spaces(given, action, env_id)
         repeat = int(settings.get("frame_skip", 1)) if family in _FRAME_SKIP_FAMILIES else 1
         self.description = EnvDescription(env_id, "envpool", repeat, rule_of(success_key))
         self._success_key = success_key

@@ -17,14 +17,12 @@ from quintet.errors import ConfigError, EnvironmentFault
 from quintet.spaces import (
     Space,
     action_shape,
-    action_space_of,
     leaf_dtype,
     leaf_keys,
-    stored_space,
+    stored_spaces,
     unpack_action,
 )
 from quintet.system.blame import raised, traced
-from quintet.types import Spaces
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,7 @@ class GymnasiumVectorEnv:
             self._leaves = [leaf_of(path, *found) for path, found in leaf_keys(given).items()]
             self._plain = self._leaves[0] if self._leaves[0].is_plain else None
             self._action_space = self._envs[0].action_space
-            self.spaces = Spaces(stored_space(given), action_space_of(self._action_space, env_id))
+            self.spaces = stored_spaces(given, self._action_space, env_id)
         except BaseException:
             self.close()
             raise

@@ -38,14 +38,12 @@ from quintet.errors import ConfigError, EnvironmentFault
 from quintet.spaces import (
     Space,
     action_shape,
-    action_space_of,
     leaf_keys,
     observation_leaves,
-    stored_space,
+    stored_spaces,
     unpack_action,
 )
 from quintet.system.blame import raised, traced
-from quintet.types import Spaces
 
 BACKEND = "pettingzoo"
 
@@ -104,7 +102,7 @@ class ParallelVectorEnv:
             self._games += [make_env() for _ in range(num_streams // size - 1)]
             given, self._action_space = self._equal_spaces()
             self._leaves = [leaf_of(path, *found) for path, found in leaf_keys(given).items()]
-            self.spaces = Spaces(stored_space(given), action_space_of(self._action_space, env_id))
+            self.spaces = stored_spaces(given, self._action_space, env_id)
         except BaseException:
             self.close()
             raise

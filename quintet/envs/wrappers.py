@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 from quintet.envs.config import RewardClip
 from quintet.envs.vector import Array, ObsArrays, StepRow, VectorEnv, allocate_obs
 from quintet.errors import ConfigError
-from quintet.spaces import Space, action_leaves, map_leaves, observation_leaves, space_parts
+from quintet.spaces import (
+    Space,
+    action_leaves,
+    map_leaves,
+    observation_leaves,
+    space_parts,
+    with_observation,
+)
 from quintet.types import ACTION_MASK, LAST_ACTION, LAST_REWARD, Spaces
 
 
@@ -44,7 +51,7 @@ class FrameStack:
             low, high = np.stack([leaf.low] * k), np.stack([leaf.high] * k)
             return spaces.Box(low, high, dtype=leaf.dtype)
 
-        self.spaces = Spaces(map_leaves(inner, stacked), env.spaces.action)
+        self.spaces = with_observation(env.spaces, lambda of: map_leaves(of.observation, stacked))
         self._newest = allocate_obs(inner, (env.num_streams,))
         # A copy, since the caller may write over the rows of `out`.
         history = allocate_obs(self.spaces.observation, (env.num_streams,))
@@ -124,20 +131,16 @@ class ObserveLast:
 
     def __init__(self, env: VectorEnv) -> None:
         """Raises ConfigError where the observation has leaves of these names already."""
-        inner, action = env.spaces
-        parts = space_parts(inner)
+        parts = space_parts(env.spaces.observation)
         taken = {LAST_ACTION, LAST_REWARD} & parts.keys()
         if taken:
             raise ConfigError(
                 f"env.observe_last requires an observation without {sorted(taken)}, "
                 f"{env.description.id} has {sorted(parts)}; leave the option out, or rename them"
             )
-        seen = OrderedDict(parts)  # in order: gymnasium sorts plain dicts
-        seen[LAST_ACTION] = map_leaves(action, lambda _, leaf: _seen_action(leaf))
-        seen[LAST_REWARD] = spaces.Box(-1.0, 1.0, (), np.float32)
         self._env, self.num_streams, self.description = env, env.num_streams, env.description
         self.render, self.close = env.render, env.close
-        self.spaces = Spaces(spaces.Dict(seen), action)
+        self.spaces = with_observation(env.spaces, _with_last)
         self._leaves = _last_leaves(self.spaces)
         self._action: Array | None = None
 
@@ -167,12 +170,20 @@ class ObserveLast:
             out.obs[LAST_REWARD][first] = 0.0
 
 
+def _with_last(of: Spaces) -> Space:
+    """The observation space with the leaves of the last action and reward."""
+    seen = OrderedDict(space_parts(of.observation))  # in order: gymnasium sorts plain dicts
+    seen[LAST_ACTION] = map_leaves(of.action, lambda _, leaf: _seen_action(leaf))
+    seen[LAST_REWARD] = spaces.Box(-1.0, 1.0, (), np.float32)
+    return spaces.Dict(seen)
+
+
 def _seen_action(leaf: Space) -> Space:
     """The observation space of a leaf of the action space."""
     if isinstance(leaf, spaces.Discrete):
-        return spaces.Discrete(int(leaf.n) + 1)
+        return spaces.Discrete(int(leaf.n) + 1, start=leaf.start)
     if isinstance(leaf, spaces.MultiDiscrete):
-        return spaces.MultiDiscrete(leaf.nvec + 1, dtype=leaf.dtype.type)
+        return spaces.MultiDiscrete(leaf.nvec + 1, dtype=leaf.dtype.type, start=leaf.start)
     if isinstance(leaf, spaces.Box):
         low, high = np.minimum(leaf.low, 0), np.maximum(leaf.high, 0)  # 0 stands for none
         return spaces.Box(low.astype(np.float32), high.astype(np.float32), dtype=np.float32)

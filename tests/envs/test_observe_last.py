@@ -201,10 +201,10 @@ class Alternate(gymnasium.Env):
 
     def __init__(self) -> None:
         self.observation_space = spaces.Box(-1, 1, (1,), np.float32)
-        self.action_space = spaces.Discrete(2)
+        self.action_space = spaces.Discrete(2, start=3)
 
     def reset(self, *, seed=None, options=None):
-        self.last, self.steps = 0, 0
+        self.last, self.steps = 3, 0
         return np.zeros(1, np.float32), {}
 
     def step(self, action):
@@ -229,17 +229,17 @@ def test_policy_acts_on_these_leaves(policy: quintet.Policy, tmp_path: Any) -> N
     loaded = quintet.load(policy.save(tmp_path / "p"))
     assert loaded.env.observe_last
     for each in (policy, loaded):
-        last, obs = 2, np.zeros(1, np.float32)  # 2: none yet
+        last, obs = 5, np.zeros(1, np.float32)  # 5: none yet
         for step in range(6):
             seen = {"obs": obs, "last_action": last, "last_reward": float(step > 0)}
             action, _ = each.act(seen)
-            assert action == (step + 1) % 2
+            assert action == 3 + (step + 1) % 2
             last = action
     batch = {
-        "obs": np.zeros((2, 1), np.float32), "last_action": np.array([0, 1]),
+        "obs": np.zeros((2, 1), np.float32), "last_action": np.array([3, 4]),
         "last_reward": np.ones(2, np.float32),
     }  # fmt: skip
-    assert policy.act(batch)[0].tolist() == [1, 0]
+    assert policy.act(batch)[0].tolist() == [4, 3]
     with pytest.raises(QuintetError, match=r"the leaves \['last_action', 'last_reward', 'obs'\]"):
         policy.act(obs)
 
