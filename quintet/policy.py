@@ -347,7 +347,7 @@ def load(
             whoever made the folder.
 
     Raises:
-        CheckpointError: there is no readable policy at the path.
+        CheckpointError: there is no readable policy at the path, or its weights are not finite.
         UntrustedError: its encoder is code that may not run.
         ConfigError: `encoder` is another one than the policy's.
     """
@@ -401,7 +401,28 @@ def _parts(found: checkpoint.Checkpoint) -> tuple[dict[str, Any], Publication, s
         index = int(found.meta[LEADER])
         part, number = found.meta[POLICIES][index], f"_{index}"
     publication = Publication(int(part["version"]), found.tensors[f"{POLICY}{number}"])
+    require_finite(found.path, publication.tensors, part["policy"]["model"]["encoder"])
     return dict(part["policy"]), publication, number
+
+
+def require_finite(path: Path, tensors: Mapping[str, Tensor], encoder: str) -> None:
+    """Raises CheckpointError, by the tensor's name, where weights or statistics out of a file hold
+    a NaN or an infinity.
+
+    encoder: ``model.encoder``; one of the user's own may hold infinities, as a mask does.
+    """
+    for name, x in tensors.items():
+        if not x.is_floating_point() or bool(torch.isfinite(x).all()):
+            continue
+        nans = int(torch.isnan(x).sum())
+        if not nans and ":" in encoder and "encoder" in name:
+            continue
+        what = f"{nans:,} NaN" if nans else f"{int(torch.isinf(x).sum()):,} infinite values"
+        raise CheckpointError(
+            f"weights and statistics must be finite, {name} of {path} holds {what} in "
+            f"{x.numel():,}: the training diverged, or the file was changed; give an earlier "
+            "checkpoint, or train again"
+        )
 
 
 def _no_policy(found: checkpoint.Checkpoint, error: Exception) -> CheckpointError:

@@ -16,7 +16,7 @@ from quintet.checkpoint import Checkpoint
 from quintet.config.run import RunConfig
 from quintet.evaluation import Scores
 from quintet.observe.metrics import EpisodeStats
-from quintet.policy import LEARNER, POLICY, Policy, describe, misfit
+from quintet.policy import LEARNER, POLICY, Policy, describe, misfit, require_finite
 from quintet.protocols import Actor, DataPlan, Learner
 from quintet.run.policy_folder import BEST, PolicyFolder
 from quintet.run.replay import RunReplay
@@ -210,11 +210,14 @@ class PolicyRun:
         """Goes on from a checkpoint; returns warnings for the person.
 
         Raises:
-            CheckpointError: it does not fit.
+            CheckpointError: it does not fit, or its weights are not finite.
             ConfigError: the learner had other values of options that can't change during a run.
         """
         part = self.folder.part(found.meta)
         tensors = self.folder.tensors(found, LEARNER) | self.folder.tensors(found, POLICY)
+        mine = self.learner.weights()
+        weights = {name: x for name, x in tensors.items() if name in mine}
+        require_finite(found.path, weights, self.config.model.encoder)
         if not self.alone:  # its options may have changed during the run
             saved = part["policy"]["learner"]
             self.configure(type(self.config.learner).model_validate(saved))

@@ -10,7 +10,7 @@ from torch import Tensor
 from quintet.algorithms.parts.trained import AVERAGE
 from quintet.errors import CheckpointError, ConfigError
 from quintet.models.config import ModelConfig
-from quintet.policy import find_policy
+from quintet.policy import find_policy, require_finite
 from quintet.protocols import Learner
 from quintet.spaces import without_bounds
 from quintet.types import Publication
@@ -49,7 +49,12 @@ def donated(
     """
     donor, found, rest = find_donor(path)
     own, acting = learner.weights(), learner.publication().tensors
-    theirs = {**found.tensors, **{n: x for n, x in rest.items() if n in own}}
+    rest_of_weights = {n: x for n, x in rest.items() if n in own}
+    try:
+        require_finite(path, rest_of_weights, donor["model"]["encoder"])
+    except CheckpointError as error:
+        raise ConfigError(f"init_from: {error}") from error
+    theirs = {**found.tensors, **rest_of_weights}
     known, faults = sorted(theirs), []
     if keys:
         idle = [key for key in keys if not any(fnmatchcase(name, key) for name in theirs)]

@@ -1,0 +1,81 @@
+"""Weights and statistics that are not finite are refused wherever they are read."""
+
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+import quintet
+from quintet import checkpoint
+from quintet.errors import CheckpointError, ConfigError
+from quintet.policy import require_finite
+
+SMALL = {
+    "env.num_streams": 4,
+    "unroll_steps": 16,
+    "minibatch_steps": 32,
+    "num_epochs": 1,
+    "model.policy_hidden": (8,),
+    "report.progress": False,
+    "eval.episodes": 0,
+}
+TASK = "quintet.envs.toy:Contextual"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finite") / "run"
+    return quintet.train("ppo", TASK, 128, run_dir=folder, config=SMALL)
+
+
+def spoil(place, key, name, value):
+    """Writes a number into a tensor of a checkpoint or policy, whose hashes are right again."""
+    found = checkpoint.read(place)
+    found.tensors[key][name].view(-1)[0] = value
+    checkpoint.write(place.parent, place.name, found.tensors, found.meta, signed=True)
+
+
+def spoilt(run, tmp_path, key, name, value):
+    """A copy of the run whose newest checkpoint and final policy hold the number."""
+    folder = tmp_path / "spoilt"
+    shutil.copytree(run.run_dir, folder)
+    newest = max((folder / "checkpoints").iterdir())
+    for place in (newest, *([folder / "policy"] if key == "policy" else [])):
+        spoil(place, key, name, value)
+    return folder
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("policy", "network/policy_head.linear.weight"),
+        ("policy", "normalizer/moments.0.mean"),
+        ("learner", "reward_moments/m2"),
+    ],
+)
+def test_weights_that_are_not_finite_are_refused(run, tmp_path, key, name, value):
+    folder = spoilt(run, tmp_path, key, name, value)
+    says = f"must be finite, {re.escape(name)} of .* holds 1 {'NaN' if value != value else 'inf'}"
+    if key == "policy":  # else it is nothing that acts
+        for place in (folder, folder / "policy", max((folder / "checkpoints").iterdir())):
+            with pytest.raises(CheckpointError, match=says):
+                quintet.load(place)
+    with pytest.raises(CheckpointError, match=says):
+        quintet.train("ppo", TASK, 512, run_dir=folder, config=SMALL)
+    donor = {**SMALL, "init_from": str(folder)}
+    with pytest.raises(ConfigError, match=f"init_from.*{says}"):
+        quintet.train("ppo", TASK, 256, run_dir=tmp_path / "new", config=donor)
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_encoder_of_the_users_may_hold_infinities_and_no_nan(tmp_path):
+    weights = {"network/encoder.module.mask": torch.tensor([0.0, -np.inf])}
+    require_finite(tmp_path, weights, "mine:Encoder")
+    with pytest.raises(CheckpointError, match=r"mask of .* holds 1 infinite values in 2"):
+        require_finite(tmp_path, weights, "mlp")
+    weights["network/encoder.module.mask"][0] = np.nan
+    with pytest.raises(CheckpointError, match="holds 1 NaN"):
+        require_finite(tmp_path, weights, "mine:Encoder")
