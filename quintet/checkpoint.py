@@ -28,6 +28,7 @@ from safetensors import SafetensorError
 
 from quintet.errors import CheckpointError
 from quintet.system import files, signature
+from quintet.system.inside import is_ours
 from quintet.system.manifest import (
     FORMAT_VERSION,
     MANIFEST,
@@ -147,11 +148,11 @@ def write(
         _write_files(temporary, contents)
         _put_in_place(temporary, root / name)
     except OSError as fault:
-        shutil.rmtree(temporary, ignore_errors=True)
+        remove(temporary)
         needed = sum(len(data) for data in contents.values())
         raise CheckpointError(_cannot_write(root, name, needed, fault)) from fault
     except BaseException:  # Ctrl-C in the middle of it
-        shutil.rmtree(temporary, ignore_errors=True)
+        remove(temporary)
         raise
     return root / name
 
@@ -257,11 +258,14 @@ def prune(
         exact_kept |= newest_exact
         if age < keep or newest_exact or protect(meta):
             continue
+        if not _removable(standing(root / name)):
+            warn(f"{root / name} holds more than a checkpoint, so it stays; move the rest away")
+            continue
         # renamed first: a crash while deleting must not leave a torn checkpoint under its name
         doomed = root / f"{files.TEMPORARY}{name}-deleted-{os.urandom(4).hex()}"
         with suppress(FileNotFoundError):
             os.rename(standing(root / name), doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
+        remove(doomed)
         deleted.append(name)
     return deleted
 
@@ -272,20 +276,58 @@ def clean_temporary(root: Path) -> None:
         return
     for entry in sorted(root.iterdir()):
         if entry.name.startswith(files.TEMPORARY):
-            _remove(entry)
+            if entry.is_file() and is_ours(entry.name.removeprefix(files.TEMPORARY)):
+                with suppress(OSError):
+                    entry.unlink()
+            else:
+                remove(entry)
         elif entry.name.startswith(REPLACED):
             place = root / entry.name.removeprefix(REPLACED)
             if place.exists():
-                _remove(entry)
+                remove(entry)
             else:
                 os.rename(entry, place)
 
 
-def _remove(entry: Path) -> None:
-    """Removes a file or folder; a failure does no harm."""
-    shutil.rmtree(entry, ignore_errors=True)
-    with suppress(OSError):
-        entry.unlink()
+def remove(folder: Path) -> bool:
+    """Removes a checkpoint, a policy, or an unfinished one; whether it did.
+
+    One that holds more than their files stays.
+    """
+    if not _removable(folder):
+        return False
+    try:
+        # The manifest last, so that what a crash leaves is still known for ours.
+        for name in sorted(os.listdir(folder), key=lambda name: name == MANIFEST):
+            os.unlink(folder / name)
+        os.rmdir(folder)
+    except OSError:
+        return False
+    return True
+
+
+def _removable(folder: Path) -> bool:
+    """Whether a folder holds nothing but files that a checkpoint has."""
+    try:
+        with os.scandir(folder) as listed:
+            return all(
+                entry.is_file(follow_symlinks=False)
+                and (entry.name in (MANIFEST, META) or entry.name.endswith(_SUFFIX))
+                for entry in listed
+            )
+    except OSError:
+        return False
+
+
+def take_away(folder: Path) -> str | None:
+    """Removes a checkpoint or policy by its manifest; what has none, or holds more, is set aside.
+
+    Returns:
+        The place where it is kept; None where it was removed.
+    """
+    if os.path.lexists(folder / MANIFEST) and remove(folder):
+        return None
+    return str(files.set_aside(folder))
 
 
 def tensor_hashes(checkpoint: Checkpoint) -> dict[str, str]:
@@ -368,8 +410,11 @@ def _write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 def _put_in_place(temporary: Path, place: Path) -> None:
     replaced = place.with_name(f"{REPLACED}{place.name}")
-    if place.exists():
-        shutil.rmtree(replaced, ignore_errors=True)
+    if place.exists() and not (os.path.lexists(place / MANIFEST) and _removable(place)):
+        files.set_aside(place)
+    elif place.exists():
+        if os.path.lexists(replaced) and not remove(replaced):
+            files.set_aside(replaced)
         os.rename(place, replaced)
     try:
         os.rename(temporary, place)
@@ -378,8 +423,7 @@ def _put_in_place(temporary: Path, place: Path) -> None:
             os.rename(replaced, place)
         raise
     files.sync_folder(place.parent)
-    if replaced.exists():
-        shutil.rmtree(replaced, ignore_errors=True)
+    remove(replaced)
 
 
 def _cannot_write(root: Path, name: str, needed: int, fault: OSError) -> str:

@@ -25,6 +25,7 @@ from quintet.models.config import ModelConfig
 from quintet.models.custom import encoder_import_string
 from quintet.protocols import Actor
 from quintet.system import files, trust
+from quintet.system.inside import require_own
 from quintet.types import ACTION_MASK, Obs, Publication, Spaces, State
 
 POLICY = "policy"
@@ -445,6 +446,7 @@ def _of_best(path: Path) -> Path:
 
 
 def _find(path: Path, which: str) -> checkpoint.Checkpoint:
+    require_own(path)
     if (path / "manifest.json").exists():
         if which != "latest":
             raise CheckpointError(
@@ -464,7 +466,10 @@ def _find(path: Path, which: str) -> checkpoint.Checkpoint:
         found = checkpoint.latest(path / "checkpoints", warn=files.warn_on_stderr)
     else:
         inside = path / "checkpoints" / which
-        found = checkpoint.read(inside if inside.exists() else Path(which))
+        if not inside.exists():
+            inside = Path(which)
+            require_own(inside)
+        found = checkpoint.read(inside)
     if found is None:
         raise checkpoint.none_at(path)
     return found

@@ -8,6 +8,7 @@ from typing import Any
 from quintet.errors import QuintetError
 from quintet.observe.plots import LINES, figure_classes, line_colour, save, style_axes
 from quintet.system import files
+from quintet.system.inside import require_own
 
 EVENTS = "population.jsonl"
 """The file of decisions in a run's folder, one JSON object a line."""
@@ -19,6 +20,7 @@ def read_events(run_dir: Path) -> list[Event]:
     """The decisions of a run, the first values of its policies first; raises QuintetError where
     there are none to be read.
     """
+    require_own(run_dir)
     path = run_dir / EVENTS
     if not path.exists():
         raise QuintetError(

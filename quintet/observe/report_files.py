@@ -17,6 +17,7 @@ from zlib import crc32
 from quintet.errors import FileFault, QuintetError
 from quintet.observe.metrics import check
 from quintet.system import files, manifest
+from quintet.system.inside import require_own
 
 JSONL_FILE = "metrics.jsonl"
 CSV_FILE = "progress.csv"
@@ -141,9 +142,11 @@ def read_metrics(run_dir: Path, notice: Notice = files.warn_on_stderr) -> list[R
     notice: receives a message for everything that is damaged or missing.
 
     Raises:
-        QuintetError: there is neither ``metrics.jsonl`` nor ``progress.csv``.
+        QuintetError: there is neither ``metrics.jsonl`` nor ``progress.csv``, or something in the
+            folder is a link.
     """
     run_dir = Path(run_dir)
+    require_own(run_dir)
     if not any(os.path.lexists(run_dir / name) for name in (JSONL_FILE, CSV_FILE)):
         raise QuintetError(
             f"{run_dir} has no {JSONL_FILE}: give the folder of a run that reported to jsonl"

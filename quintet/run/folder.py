@@ -7,7 +7,6 @@ how the run ended and which code began it; `quintet.run.policy_folder` has those
 import dataclasses
 import json
 import os
-import shutil
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -172,20 +171,20 @@ class RunFolder:
             return f"nowhere ({error})"
 
     def remove_newer(self, than: Path) -> list[str]:
-        """Removes the checkpoints after `than`, which are off the path or damaged, so that no later
-        resume takes them; returns a note for each.
+        """Takes the checkpoints after `than` away, which are off the path or damaged, so that no
+        later resume takes them; returns a note for each.
         """
         newer = [
             self.checkpoints / name
             for name in manifest.numbered(self.checkpoints)
             if int(name) > int(than.name)
         ]
+        notes = []
         for path in newer:
-            shutil.rmtree(path)
-        return [
-            f"removed {path}, which is newer than the one that the run goes on from"
-            for path in newer
-        ]
+            kept = checkpoint.take_away(path)
+            done = f"removed {path}" if kept is None else f"kept {path} as {kept}"
+            notes.append(f"{done}, as it is newer than the one that the run goes on from")
+        return notes
 
     def prune(
         self, keep: int, protect: Callable[[dict[str, Any]], bool], warn: Callable[[str], None]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from quintet.errors import CheckpointError
 from quintet.system import files
+from quintet.system.inside import require_own
 
 
 @contextmanager
@@ -19,10 +20,11 @@ def run_lock(folder: Path) -> Iterator[None]:
 
     Raises:
         CheckpointError: another process holds it, or this one does already; the message names its
-            pid.
+            pid.  Or something in the folder is a link.
     """
     try:
         files.make_folder(folder)
+        require_own(folder, writes=True)
         file = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as fault:
         raise _refused(folder, fault) from fault

@@ -5,6 +5,7 @@ holds the options too, with which it was trained; a run whose ``config.yaml`` is
 """
 
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ import yaml
 
 from quintet.errors import FileFault
 from quintet.system import files, manifest, trust
+from quintet.system.inside import require_own
 
 FILE = "config.yaml"
 CONFIG = "config"
@@ -47,15 +49,16 @@ def write(run_dir: Path, values: Mapping[str, Any]) -> None:
 
 def read(run_dir: Path) -> SavedOptions | None:
     """The options in a run folder; None where it holds none at all.  Raises CheckpointError if the
-    folder of checkpoints can't be read.
+    folder of checkpoints can't be read, or something in the run folder is a link.
     """
+    require_own(run_dir)
     newest = manifest.newest(run_dir / "checkpoints")
     held = newest.meta.get(CONFIG) if newest else None
     stored = held if isinstance(held, dict) else {}
     place = newest.path if newest and stored else None
     not_own = newest.not_own if newest and stored else "is not there"
     path = run_dir / FILE
-    if not path.is_symlink() and not path.exists():
+    if not os.path.lexists(path):
         fault = f"{path} is not there"
         return SavedOptions({}, fault, True, stored, place, not_own) if stored else None
     try:

@@ -25,7 +25,14 @@ from quintet.runtime.replay.batch import (
 from quintet.runtime.replay.frames import frame_slices
 from quintet.runtime.replay.layout import Layout
 from quintet.runtime.replay.resume import load_rows, save_rows
-from quintet.runtime.replay.rings import Array, Numbers, as_array, as_tensor, available_memory
+from quintet.runtime.replay.rings import (
+    Array,
+    Numbers,
+    as_array,
+    as_tensor,
+    available_memory,
+    files_in,
+)
 from quintet.runtime.replay.store import RowStore
 from quintet.runtime.slots import RowSpecs
 from quintet.system import files
@@ -98,7 +105,7 @@ class Replay:
         self.drawn_rows = 0
         self._saved: Numbers | None = None  # the streams' newest rows in the last checkpoint
         # Existing rings keep their length, which may be less than is asked for now.
-        if folder is None or not any(folder.glob("*.bin")):
+        if folder is None or not files_in(folder):
             self._layout.require_room(self._layout.smallest_stacks())
 
     @property

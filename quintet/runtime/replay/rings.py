@@ -6,6 +6,7 @@ at ``n % length`` of its stream's ring.  The owner knows which rows are live.
 
 import mmap
 import os
+import re
 import shutil
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,7 @@ Numbers = NDArray[np.int64]
 More = Callable[[slice], Sequence[Array]]
 """Returns the data of the rows at these places that is kept elsewhere."""
 
+_FILE = re.compile(r"(rows|states|frames-\d+)\.bin")
 _ALIGNMENT = 64
 _WORD = 8
 
@@ -80,7 +82,7 @@ def require_room(folder: Path | None, nbytes: int, what: str = "replay") -> None
     if folder is None:
         available, where = available_memory(), "in memory"
     else:
-        held = sum(file.stat().st_blocks * 512 for file in folder.glob("*.bin"))
+        held = sum(file.stat().st_blocks * 512 for file in files_in(folder))
         there = next(path for path in (folder, *folder.parents) if os.path.exists(path))
         available, where = shutil.disk_usage(there).free + held, f"on the disk of {folder}"
     if nbytes > available:
@@ -99,13 +101,18 @@ def available_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def files_in(folder: Path) -> list[Path]:
+    """The files of a replay in its folder."""
+    return [file for file in folder.glob("*.bin") if _FILE.fullmatch(file.name)]
+
+
 def empty_folder(folder: Path) -> None:
     """Makes the folder, or removes an old replay's files from it; raises ConfigError if it can't be
     made or emptied.
     """
     try:
         folder.mkdir(exist_ok=True)  # without parents: a removed run folder isn't made again
-        for file in folder.glob("*.bin"):
+        for file in files_in(folder):
             file.unlink()
     except OSError as fault:
         raise ConfigError(

@@ -1,0 +1,91 @@
+"""The files and folders of a run folder that quintet opens, writes or removes: which they are, and
+that each is one of its own.
+
+A run folder may come from somebody else.  A link in it leads anywhere, a pipe never ends, a device
+is no file.  The folder itself may be a link.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from quintet.errors import CheckpointError
+from quintet.system.files import TEMPORARY
+from quintet.system.manifest import REPLACED
+
+_OURS = re.compile(
+    r"config\.yaml|run\.json|log\.txt|\.lock|metrics\.jsonl|progress\.csv|population\.jsonl"
+    r"|wandb\.json|wandb|tensorboard|checkpoints|best|policy|policy_\d+|replay|failed_batch"
+    r"|manifest\.json|meta\.json|\w+\.safetensors"
+)
+_PREFIXED = re.compile(rf"({re.escape(TEMPORARY)}|{re.escape(REPLACED)}).*", re.DOTALL)
+_OF_OTHERS = "wandb"
+"""A folder that another library keeps, with links of its own."""
+
+_REPLAY = "replay"
+_IN_PLACE = (".lock", "log.txt")  # written where they are, as are all files of the replay
+
+
+def is_ours(name: str) -> bool:
+    """Whether quintet makes files or folders of this name in a run folder or a checkpoint."""
+    return bool(_OURS.fullmatch(name) or _PREFIXED.fullmatch(name))
+
+
+def require_own(folder: Path, *, writes: bool = False) -> None:
+    """Checks all that quintet may open, write or remove in a run folder, or in a checkpoint.
+
+    writes: whether files are written in place, which then may have no second name elsewhere.
+
+    Raises:
+        CheckpointError: something in it is a link, or neither a file nor a folder.
+    """
+    for entry in _entries(folder):
+        path, other = Path(entry.path), ""
+        try:
+            held = entry.stat(follow_symlinks=False)
+        except OSError:  # removed meanwhile by the process that trains in it
+            continue
+        if stat.S_ISLNK(held.st_mode):
+            other = f"a link to {_target(path)}"
+        elif not (stat.S_ISREG(held.st_mode) or stat.S_ISDIR(held.st_mode)):
+            other = "a pipe, a socket or a device"
+        elif writes and held.st_nlink > 1 and _in_place(path) and stat.S_ISREG(held.st_mode):
+            other = "a file with another name as well (a hard link), which would change with it"
+        if other:
+            raise CheckpointError(
+                f"a file or folder of its own is required at {path}, it is {other}: quintet opens, "
+                "writes and removes nothing through links inside a run folder; put what belongs "
+                "there in its place, or remove it"
+            )
+
+
+def _entries(folder: Path) -> Iterator["os.DirEntry[str]"]:
+    """The entries of ours in a folder, and all that is in them; what can't be listed is left out,
+    since nothing in it can be opened.
+    """
+    left, top = [str(folder)], True
+    while left:
+        found: list[os.DirEntry[str]] = []
+        with suppress(OSError, ValueError), os.scandir(left.pop()) as listed:
+            found = sorted(listed, key=lambda entry: entry.name)
+        for entry in found:
+            if top and not is_ours(entry.name):
+                continue
+            yield entry
+            if entry.name != _OF_OTHERS and entry.is_dir(follow_symlinks=False):
+                left.append(entry.path)
+        top = False
+
+
+def _in_place(path: Path) -> bool:
+    return path.name in _IN_PLACE or path.parent.name == _REPLAY
+
+
+def _target(link: Path) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:
+        return "somewhere"
