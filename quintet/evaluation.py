@@ -30,6 +30,7 @@ from quintet.observe.video import VideoWriter, check_video
 from quintet.play import Found, Games, How, play
 from quintet.policy import Policy
 from quintet.runtime.spread import SpreadEnv, Spreading, make_streams
+from quintet.system.blame import no_exit
 from quintet.system.trust import Call, calls_given
 from quintet.uniform import UniformActor
 
@@ -122,6 +123,7 @@ class Scores:
         return found
 
 
+@no_exit()
 def evaluate(
     policy: Policy,
     env: GivenEnv | None = None,
@@ -211,6 +213,7 @@ def evaluate_in(policy: Policy, env: ResolvedEnv, how: How) -> Scores:
             return _scores(play(vector, how, env.num_agents), vector.description, None)
 
 
+@no_exit()
 def evaluate_random(config: EnvConfig, episodes: int = 100, seed: int = 10_000) -> Scores:
     """The scores of uniformly random actions in a run's environment, without a policy."""
     episodes, seed = _checked(episodes, seed)

@@ -25,6 +25,7 @@ from quintet.models.config import ModelConfig
 from quintet.models.custom import encoder_import_string
 from quintet.protocols import Actor
 from quintet.system import files, trust
+from quintet.system.blame import no_exit
 from quintet.system.inside import require_own
 from quintet.types import ACTION_MASK, Obs, Publication, Spaces, State
 
@@ -331,6 +332,7 @@ def misfit(encoder: str, error: RuntimeError) -> CheckpointError:
     )
 
 
+@no_exit()
 def load(
     path: str | Path,
     which: str = "latest",

@@ -37,7 +37,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector import VectorEnv as ForeignVectorEnv
 from numpy.typing import NDArray
 
-from quintet.envs.gymnasium import BadLeaf, Leaf, leaf_of, read_leaf, steps_per_s
+from quintet.envs.gymnasium import BadLeaf, Leaf, close_all, leaf_of, read_leaf, steps_per_s
 from quintet.envs.success import rule_of, write_success
 from quintet.envs.vector import (
     Array,
@@ -50,7 +50,9 @@ from quintet.envs.vector import (
 )
 from quintet.errors import ConfigError, EnvironmentFault
 from quintet.spaces import action_shape, leaf_keys, stored_spaces, unpack_action
-from quintet.system.blame import raised, traced
+from quintet.system import forks
+from quintet.system.blame import described, raised, traced
+from quintet.system.signals import STOPS
 from quintet.types import ACTION_MASK
 
 Mask = NDArray[np.bool_]
@@ -184,10 +186,10 @@ class AdaptedVectorEnv:
         """Closes environments that `make` made; an instance that a user gave stays open."""
         try:
             self._finish_flight()
-            if self._make is not None:
-                self._env.close()
-        except Exception as error:  # must not hide an earlier error at the end of a run
-            warnings.warn(f"{self._id}: closing failed: {error!r}", RuntimeWarning, stacklevel=2)
+        except EnvironmentFault as error:  # must not hide an earlier error at the end of a run
+            warnings.warn(f"closing failed: {error}", RuntimeWarning, stacklevel=2)
+        if self._make is not None:
+            close_all([self._env], self._id)
 
     def _reset_with(self, seeds: list[int]) -> Any:
         if type(self._env.unwrapped).__module__.startswith("ale_py"):
@@ -293,8 +295,10 @@ class AdaptedVectorEnv:
     def _per_stream(self, what: str, value: Any) -> Array:
         try:
             array = np.asarray(value)
-        except Exception as error:
-            self._fault(f"gave a {what} that is no array: {error!r}", error)
+        except STOPS:
+            raise
+        except BaseException as error:
+            self._fault(f"gave a {what} that is no array: {described(error)}", error)
         if array.shape != (self.num_streams,) or array.dtype.kind not in "biuf":
             self._fault(
                 f"must give one {what}, a number, for each of {self.num_streams} streams; gave "
@@ -310,17 +314,20 @@ class AdaptedVectorEnv:
 
     def _call(self, what: str, function: Callable[[], Any]) -> Any:
         try:
-            return function()
+            with forks.kept_out(self._id):
+                return function()
         except (EOFError, ConnectionError) as error:  # of the pipe to a process
             self._fault(
                 f"lost a worker process in {what} ({type(error).__name__}): it ended by itself, was"
                 " killed, or ran out of memory",
                 error,
             )
-        except Exception as error:
+        except STOPS:
+            raise
+        except BaseException as error:
             self._fault(raised(error, what), error)
 
-    def _fault(self, what: str, cause: Exception | None = None) -> NoReturn:
+    def _fault(self, what: str, cause: BaseException | None = None) -> NoReturn:
         last = self._first_stream + self.num_streams - 1
         fault = EnvironmentFault(
             f"{self._id} (vector environment), streams {self._first_stream} to {last}: the "

@@ -7,18 +7,23 @@ import gymnasium
 
 from quintet.envs import ale, foreign
 from quintet.errors import ConfigError
+from quintet.system import forks
 from quintet.system.blame import raised, traced
+from quintet.system.signals import STOPS
 
 
 def call_maker(maker: Callable[..., Any], env_id: str, kwargs: Mapping[str, Any]) -> Any:
     """What `maker` makes; its errors become a ConfigError that says what to do."""
     try:
-        return maker(**kwargs)
+        with forks.kept_out(env_id):
+            return maker(**kwargs)
     except gymnasium.error.DependencyNotInstalled as error:
         raise ConfigError(
             f"{env_id} needs a package that is not installed: {error}; run: {_install_line(env_id)}"
         ) from error
-    except Exception as error:
+    except STOPS:
+        raise
+    except BaseException as error:
         # What gymnasium.make says of a registered environment of another interface.
         strange = isinstance(error, TypeError) and "gymnasium.Env" in str(error)
         what_to_do = foreign.DERIVE if strange else "correct env.kwargs or the environment"

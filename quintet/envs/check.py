@@ -24,6 +24,7 @@ from quintet.envs.vector import (
 )
 from quintet.errors import EnvironmentFault
 from quintet.spaces import observation_leaves
+from quintet.system.blame import no_exit
 from quintet.types import Spaces
 from quintet.uniform import UniformActor
 
@@ -68,6 +69,7 @@ class EnvCheck:
         return not (self.same_seeds or self.same_again)
 
 
+@no_exit()
 def check_env(
     env: ResolvedEnv, steps: int = 1_000, seed: int = 0, most_s: float = math.inf
 ) -> EnvCheck:

@@ -35,6 +35,9 @@ from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.envs.vector import CannotRender, ObsArrays, VectorEnv, allocate_obs
 from quintet.errors import ConfigError, EnvironmentFault, QuintetError
 from quintet.spaces import Space, observation_leaves
+from quintet.system import forks
+from quintet.system.blame import described, raised
+from quintet.system.signals import STOPS
 
 STEPS_PER_S = 30.0
 """Steps per second of environments that don't say."""
@@ -76,9 +79,11 @@ class FilmedEnv:
         if self.seen is not None:
             return _observed_picture(obs[self.seen][0], self.stacked)
         try:
-            with _quiet():
+            with _quiet(), forks.kept_out(self.env.description.id):
                 return _rgb(self.env.render(0).picture)
-        except Exception as error:
+        except STOPS:
+            raise
+        except BaseException as error:
             about = self.env.description
             raise EnvironmentFault(
                 f"a video requires a picture after every step; {about.id} ({about.backend}): "
@@ -106,7 +111,9 @@ def make_filmed_env(env: ResolvedEnv, seed: int, check: Callable[[VectorEnv], No
         try:
             with _quiet():
                 made, rate = _drawn(candidate, seed, check)
-        except Exception as error:
+        except STOPS:
+            raise
+        except BaseException as error:
             faults.append(f"{name} can't be drawn: {_why(error)}")
         else:
             return FilmedEnv(made, rate, f"in its place, since {faults[0]}" if faults else "")
@@ -127,7 +134,7 @@ def _drawn(
     """An environment that has drawn its first picture, and its steps per second; raises any error
     of the environment.
     """
-    fault: Exception | None = None
+    fault: BaseException | None = None
     num_streams = env.streams_of(1)
     for kwargs in _arguments(env):
         try:
@@ -142,7 +149,9 @@ def _drawn(
             except BaseException:
                 made.close()
                 raise
-        except Exception as error:
+        except STOPS:
+            raise
+        except BaseException as error:
             fault = error
     assert fault is not None
     raise fault
@@ -252,10 +261,10 @@ def _rgb(picture: Any) -> NDArray[np.uint8]:
     return np.array(np.broadcast_to(grey[..., :3], (*grey.shape[:2], 3)))  # of its own memory
 
 
-def _why(error: Exception) -> str:
+def _why(error: BaseException) -> str:
     if isinstance(error, QuintetError | CannotRender):
         return str(error)
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return raised(error) if isinstance(error, SystemExit) else described(error)
 
 
 @contextmanager

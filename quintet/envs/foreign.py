@@ -83,7 +83,7 @@ def reset_fault(result: object) -> str | None:
     )
 
 
-def call_fault(env: Any, error: Exception) -> str | None:
+def call_fault(env: Any, error: BaseException) -> str | None:
     """What is wrong with an environment of the old API whose call raised `error`; None: it was not
     for its API.
     """

@@ -1,5 +1,6 @@
 """Single Gymnasium environments in Python, stepped one after another in next-step layout."""
 
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,9 @@ from quintet.spaces import (
     stored_spaces,
     unpack_action,
 )
-from quintet.system.blame import raised, traced
+from quintet.system import forks
+from quintet.system.blame import described, raised, traced
+from quintet.system.signals import STOPS
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,10 @@ class Leaf:
         try:
             for key in self.keys:
                 value = value[key]
-        except Exception as error:  # whatever the observation is
-            raise BadLeaf(f"gave no observation {self.path!r}: {error!r}") from error
+        except STOPS:
+            raise
+        except BaseException as error:  # whatever the observation is
+            raise BadLeaf(f"gave no observation {self.path!r}: {described(error)}") from error
         return value
 
     def is_met(self, value: Any) -> bool:
@@ -99,6 +104,8 @@ class GymnasiumVectorEnv:
         self.make_env = make_env
         self._used = False
         self._first_stream = first_stream
+        forks.watch()
+        self._forks = forks.generation
         self._envs: list[gymnasium.Env] = []
         try:
             for _ in range(num_streams):
@@ -186,8 +193,13 @@ class GymnasiumVectorEnv:
             if (fault := foreign.step_fault(given)) is None:
                 obs, reward, terminated, truncated, info = given
                 result = float(reward), bool(terminated), bool(truncated)
-        except Exception as error:
+        except STOPS:
+            raise
+        except BaseException as error:
             self._raise_fault(stream, self._told(stream, error), error)
+        finally:
+            if forks.generation != self._forks:
+                forks.leave(self._id)
         if fault is not None:
             self._raise_fault(stream, fault)
         leaf = self._plain
@@ -211,8 +223,13 @@ class GymnasiumVectorEnv:
         self._ended[stream] = False
         try:
             given: Any = self._envs[stream].reset(seed=seed)
-        except Exception as error:
+        except STOPS:
+            raise
+        except BaseException as error:
             self._raise_fault(stream, self._told(stream, error), error)
+        finally:
+            if forks.generation != self._forks:
+                forks.leave(self._id)
         if (fault := foreign.reset_fault(given)) is not None:
             self._raise_fault(stream, fault)
         self._write_obs(stream, given[0], out)
@@ -226,10 +243,10 @@ class GymnasiumVectorEnv:
             except BadLeaf as error:
                 self._raise_fault(stream, str(error), error)
 
-    def _told(self, stream: int, error: Exception) -> str:
+    def _told(self, stream: int, error: BaseException) -> str:
         return foreign.call_fault(self._envs[stream], error) or raised(error)
 
-    def _raise_fault(self, stream: int, what: str, cause: Exception | None = None) -> NoReturn:
+    def _raise_fault(self, stream: int, what: str, cause: BaseException | None = None) -> NoReturn:
         fault = EnvironmentFault(
             f"{self._id} (gymnasium), {self.place_of(stream)}: the environment {what}; mend the "
             "environment, or wrap it"
@@ -270,12 +287,30 @@ def _single(env: Any, env_id: str) -> gymnasium.Env:
 
 
 def close_all(envs: Iterable[Any], env_id: str) -> None:
-    """Closes every environment, even if one of them fails to close."""
+    """Closes every environment, even if one of them fails to close.
+
+    Raises:
+        EnvironmentFault: one of them called sys.exit(), or raised what is no Exception; not where
+            an error is under way, which must not be hidden.
+    """
+    fault: EnvironmentFault | None = None
     for env in envs:
         try:
-            env.close()
-        except Exception as error:  # must not hide an earlier error at the end of a run
-            warnings.warn(f"{env_id}: closing failed: {error!r}", RuntimeWarning, stacklevel=3)
+            with forks.kept_out(env_id):
+                env.close()
+        except STOPS:
+            raise
+        except BaseException as error:
+            told = f"{env_id}: the environment {raised(error, 'close')}; mend the environment"
+            if isinstance(error, Exception) or fault is not None:
+                warnings.warn(told, RuntimeWarning, stacklevel=3)
+            else:
+                fault = traced(EnvironmentFault(told), error)
+    if fault is None:
+        return
+    if sys.exception() is None:
+        raise fault
+    warnings.warn(str(fault), RuntimeWarning, stacklevel=3)
 
 
 def action_rows(action: Any, num_streams: int) -> Iterable[Any]:
@@ -311,8 +346,10 @@ def read_leaf(obs: Any, leaf: Leaf, leading: tuple[int, ...] = ()) -> Array:
     value = leaf.of(obs)
     try:
         array = np.asarray(value)
-    except Exception as error:
-        raise BadLeaf(f"gave no observation {leaf.path!r}: {error!r}") from error
+    except STOPS:
+        raise
+    except BaseException as error:
+        raise BadLeaf(f"gave no observation {leaf.path!r}: {described(error)}") from error
     if array.shape != (*leading, *leaf.shape) or not (
         array.dtype == leaf.dtype or np.can_cast(array.dtype, leaf.dtype, "same_kind")
     ):

@@ -43,7 +43,9 @@ from quintet.spaces import (
     stored_spaces,
     unpack_action,
 )
-from quintet.system.blame import raised, traced
+from quintet.system import forks
+from quintet.system.blame import described, raised, traced
+from quintet.system.signals import STOPS
 
 BACKEND = "pettingzoo"
 
@@ -222,7 +224,9 @@ class ParallelVectorEnv:
                 terminated, truncated = bool(terminations[agent]), bool(truncations[agent])
             except (KeyError, TypeError, ValueError) as error:
                 self._raise_fault(
-                    stream, f"must give each acting agent a reward and two flags: {error!r}", error
+                    stream,
+                    f"must give each acting agent a reward and two flags: {described(error)}",
+                    error,
                 )
             out.terminated[stream], out.truncated[stream] = terminated, truncated
             if not (terminated or truncated):
@@ -280,15 +284,18 @@ class ParallelVectorEnv:
 
     def _call(self, stream: int, what: str, function: Callable[[], Any]) -> Any:
         try:
-            return function()
-        except Exception as error:
+            with forks.kept_out(self._id):
+                return function()
+        except STOPS:
+            raise
+        except BaseException as error:
             game, told = self._games[stream // len(self.agents)], raised(error, what)
             seedless = isinstance(error, TypeError) and "'seed'" in str(error)
             if seedless and not foreign.takes_seed(game):
                 told = "has a reset without a seed; it must be reset(seed=None, options=None)"
             self._raise_fault(stream, told, error)
 
-    def _raise_fault(self, stream: int, what: str, cause: Exception | None = None) -> NoReturn:
+    def _raise_fault(self, stream: int, what: str, cause: BaseException | None = None) -> NoReturn:
         fault = EnvironmentFault(
             f"{self._id} ({BACKEND}), {self.place_of(stream)}: the environment {what}; mend the "
             "environment, or wrap it"
@@ -326,7 +333,9 @@ def _spaces_of(game: Any, agent: Any, env_id: str) -> tuple[Space, Space]:
     )
     try:
         found = game.observation_space(agent), game.action_space(agent)
-    except Exception as error:
+    except STOPS:
+        raise
+    except BaseException as error:
         fault = f"{required}; for {agent!r} it {raised(error)}; mend the environment"
         raise traced(ConfigError(fault), error) from error
     if not all(isinstance(space, gymnasium.Space) for space in found):

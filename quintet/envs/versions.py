@@ -7,6 +7,8 @@ from collections.abc import Iterable
 import gymnasium
 from gymnasium.envs.registration import load_env_creator
 
+from quintet.system.signals import STOPS
+
 _ATARI = re.compile(r"(?:ALE/)?([A-Za-z]+?)(?:NoFrameskip|Deterministic)?-v[0-5]")
 
 
@@ -46,6 +48,8 @@ def taken_by_gymnasium(env_id: str, names: Iterable[str]) -> tuple[str, list[str
     try:
         maker = load_env_creator(entry) if isinstance(entry, str) else entry
         parameters = inspect.signature(maker).parameters if maker is not None else {}
-    except Exception:  # the package of the environment may be missing
+    except STOPS:
+        raise
+    except BaseException:  # the package of the environment may be missing
         return known[0], []
     return known[0], [name for name in names if name in parameters]

@@ -44,6 +44,7 @@ from quintet.models.precision import Precision
 from quintet.spaces import Space, leaf_dtype
 from quintet.system.blame import raised, traced
 from quintet.system.importing import import_module
+from quintet.system.signals import STOPS
 from quintet.types import Obs
 
 TRIAL_ROWS = 2
@@ -123,7 +124,9 @@ class CustomEncoder(nn.Module):
         self.names = tuple(leaves)
         try:
             self.module = cls(leaves, **kwargs)
-        except Exception as error:
+        except STOPS:
+            raise
+        except BaseException as error:
             fault = ConfigError(
                 f"model.encoder={name} must be made of (leaves, **model.encoder_kwargs) with the "
                 f"leaves {list(leaves)} and encoder_kwargs {dict(kwargs)}; it {raised(error)}; "
@@ -170,7 +173,9 @@ def _trial(module: nn.Module, name: str, leaves: Leaves) -> Any:
         try:
             with torch.enable_grad():
                 return encoded_parts(module(obs))
-        except Exception as error:
+        except STOPS:
+            raise
+        except BaseException as error:
             first = first or error
     assert first is not None
     given = {path: f"{x.dtype} {tuple(x.shape)}" for path, x in drawn.items()}

@@ -70,8 +70,9 @@ class Callbacks:
 
     What any of them but `end` returns may be True, which stops the run at the end of its iteration,
     as Ctrl-C does: with a checkpoint, and the same call goes on.  What any of them raises ends the
-    run in the same way and then reaches the caller (of `begin` at once).  They run in the learner's
-    process, which waits for them, and not at all where the run was finished before.
+    run in the same way and then reaches the caller (of `begin` at once); sys.exit() is an error.
+    They run in the learner's process, which waits for them, and not at all where the run was
+    finished before.
 
     begin: ``(run)``, before a run begins or goes on.
     evaluation: ``(run, scores)``, after every evaluation while training.

@@ -35,7 +35,8 @@ from quintet.runtime.parallel.learners import Learners
 from quintet.runtime.processes.process import pickled, prepare
 from quintet.runtime.torch_settings import inexact_told, torch_settings
 from quintet.system import trust
-from quintet.system.blame import traced
+from quintet.system.blame import no_exit, traced
+from quintet.system.child import how_ended
 from quintet.system.cpus import usable_cores
 from quintet.system.lock import run_lock
 from quintet.system.memory import memory_fault
@@ -72,6 +73,7 @@ class SeedOutcome:
     error: str | None = None
 
 
+@no_exit()
 def run(
     loaded: Loaded,
     on_report: OnReport | None = None,
@@ -258,9 +260,8 @@ def _seed_outcome(config: RunConfig, how: seed_group.Outcome) -> SeedOutcome:
     if error is None and how.status in (None, 130, -signal.SIGTERM):
         return SeedOutcome(config.seed, config.run_dir, "waiting", {})
     if error is None:
-        error = f"its process ended with status {how.status}" + (
-            " (killed; was there enough memory?)" if how.status == -signal.SIGKILL else ""
-        )
+        assert how.status is not None  # of a process that was not started, above
+        error = f"its process {how_ended(how.status)}"
     return SeedOutcome(config.seed, config.run_dir, "failed", {}, error)
 
 
@@ -284,7 +285,8 @@ def _ends_told(trainer: Trainer, sampling: Sampling, source: Source) -> Iterator
     others: list[Sampling | Learners] = [sampling, *several(trainer.policies)]
     try:
         trainer.open()
-        yield
+        with no_exit():
+            yield
     except _GoesBack:
         raise
     except BaseException as error:

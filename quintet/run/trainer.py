@@ -35,7 +35,8 @@ from quintet.run.saving import Saving
 from quintet.runtime import loop
 from quintet.runtime.delivery import Batch
 from quintet.runtime.processes.watch import Watch
-from quintet.system import provenance, saved_options, signature, trust
+from quintet.system import forks, provenance, saved_options, signature, trust
+from quintet.system.blame import no_exit
 from quintet.types import Publication, Rollout
 
 
@@ -312,8 +313,9 @@ class Trainer:
         if function is None or self._raised is not None:
             return
         try:
-            answer = function(*given)
-        except BaseException as error:  # sys.exit() and Ctrl-C as well
+            with no_exit(), forks.kept_out("a callback"):
+                answer = function(*given)
+        except BaseException as error:  # Ctrl-C as well
             if isinstance(error, KeyboardInterrupt) and self.stop_requested:
                 raise  # the second Ctrl-C, which ends the run at once
             self._raised = error

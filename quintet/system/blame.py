@@ -2,13 +2,15 @@
 
 import sysconfig
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import gymnasium
 
 from quintet.errors import QuintetError
+from quintet.system.signals import STOPS
 
 _Fault = TypeVar("_Fault", bound=QuintetError)
 
@@ -19,9 +21,40 @@ _MOST_CHARACTERS = 20_000
 def raised(error: BaseException, where: str = "") -> str:
     """A message's ``raised in step ValueError: no such thing (/home/me/env.py:33 in step)``."""
     place = place_in(traceback.extract_tb(error.__traceback__))
-    return f"raised {f'in {where} ' if where else ''}{type(error).__name__}: {error}" + (
-        f" ({place})" if place else ""
-    )
+    at = f" ({place})" if place else ""
+    if isinstance(error, SystemExit):
+        code = "" if error.code is None else _words(lambda: repr(error.code))
+        return f"called sys.exit({code}){f' in {where}' if where else ''}{at}"
+    return f"raised {f'in {where} ' if where else ''}{described(error)}{at}"
+
+
+def described(error: BaseException) -> str:
+    """``ValueError: no such thing``, whatever the error's own code does."""
+    return f"{type(error).__name__}: {_words(lambda: str(error))}"
+
+
+def _words(say: Callable[[], str]) -> str:
+    try:
+        return say()
+    except STOPS:
+        raise
+    except BaseException as again:
+        return f"(its text can't be had, that raised {type(again).__name__})"
+
+
+@contextmanager
+def no_exit() -> Iterator[None]:
+    """Makes an error of sys.exit() in a user's code that the block calls, wherever that is."""
+    try:
+        yield
+    except STOPS:
+        raise
+    except SystemExit as error:
+        fault = QuintetError(
+            f"code that quintet calls must return or raise an error; it {raised(error)}; take the "
+            "call out"
+        )
+        raise traced(fault, error) from error
 
 
 def traced(fault: _Fault, cause: BaseException) -> _Fault:

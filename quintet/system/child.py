@@ -15,6 +15,7 @@ from typing import final
 
 from quintet.system import entry, fork_server
 from quintet.system.fork_server import Forked
+from quintet.system.memory import limit_told
 
 
 def prepare(preload: Sequence[str], environ: Mapping[str, str]) -> None:
@@ -25,6 +26,16 @@ def prepare(preload: Sequence[str], environ: Mapping[str, str]) -> None:
 
 def _whole(environ: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, "PYTHONUNBUFFERED": "1", **environ}
+
+
+def how_ended(status: int) -> str:
+    """A process's end in words, by its exit status, negative for a signal."""
+    if status >= 0:
+        return f"ended with status {status}"
+    how = f"was ended by {signal.Signals(-status).name}"
+    if -status in (signal.SIGKILL, signal.SIGABRT):  # PyTorch's way where there is no memory
+        how += f" (was there enough memory?{limit_told()})"
+    return how
 
 
 @final

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import ModuleType
 
 from quintet.errors import ConfigError
+from quintet.system import forks
+from quintet.system.signals import STOPS
 
 
 def import_module(module_name: str, name: str) -> ModuleType:
@@ -16,20 +18,26 @@ def import_module(module_name: str, name: str) -> ModuleType:
     there is no such module, or its import raises an error.
     """
     try:
-        return importlib.import_module(module_name)
+        with forks.kept_out(module_name):
+            return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         here = str(Path.cwd())
         if error.name != module_name.partition(".")[0] or here in sys.path:
             raise _no_module(module_name, name, error) from error
-    except Exception as error:
+    except STOPS:
+        raise
+    except BaseException as error:
         raise _raised(module_name, name, error) from error
     sys.path.append(here)  # a console script does not search the working folder
     try:
-        return importlib.import_module(module_name)
+        with forks.kept_out(module_name):
+            return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         sys.path.remove(here)
         raise _no_module(module_name, name, error) from error
-    except Exception as error:
+    except STOPS:
+        raise
+    except BaseException as error:
         sys.path.remove(here)
         raise _raised(module_name, name, error) from error
 
@@ -49,8 +57,10 @@ def _no_module(module_name: str, name: str, error: ModuleNotFoundError) -> Confi
     )
 
 
-def _raised(module_name: str, name: str, error: Exception) -> ConfigError:
+def _raised(module_name: str, name: str, error: BaseException) -> ConfigError:
+    from quintet.system.blame import raised  # with Gymnasium
+
     return ConfigError(
-        f"{name!r} needs module {module_name!r}; importing it raised {type(error).__name__}: "
-        f"{error}; mend the module, or correct the name"
+        f"{name!r} needs module {module_name!r}; importing it {raised(error)}; mend the module, or "
+        "correct the name"
     )

@@ -34,6 +34,16 @@ _INTERRUPTED = 130
 """Exit status of a process that Ctrl-C has ended."""
 
 
+class Ended(SystemExit):
+    """Raised by `exit_on_signals`: the system has asked this process to end."""
+
+
+STOPS = (KeyboardInterrupt, Ended)
+"""What is raised where this process is to end, in whatever code it is at the time; all else that an
+environment raises, sys.exit() included, is its own.
+"""
+
+
 class Stoppable(Protocol):
     """Something that ends in good order soon after a request."""
 
@@ -84,13 +94,13 @@ def stop_on_signals(target: Stoppable) -> Iterator[None]:
 
 @contextmanager
 def exit_on_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise SystemExit, so that unfinished work is undone, as by Ctrl-C.
+    """SIGTERM and SIGHUP raise Ended, so that unfinished work is undone, as by Ctrl-C.
 
     For a command: its process may be ended while it closes files and processes.
     """
 
     def handle(number: int, _: FrameType | None) -> None:
-        raise SystemExit(128 + number)
+        raise Ended(128 + number)
 
     before = _UNDONE_S.set(_UNDONE_BY_COMMAND_S)
     try:

@@ -310,7 +310,7 @@ def test_environments_are_closed_also_when_one_refuses():
         raise RuntimeError("no")
 
     made[1].close = refuse
-    with pytest.warns(RuntimeWarning, match="closing failed"):
+    with pytest.warns(RuntimeWarning, match="raised in close"):
         env.close()
     assert made[0].closed
     assert made[2].closed

@@ -149,7 +149,10 @@ def test_import_strings():
         ("envs_helpers:make_bx_env", r"found neither; did you mean \['make_box_env'"),
         ("envs_helpers:not_callable", "must name a function or class"),
         ("no_such_module:make", "can't be imported: No module named 'no_such_module'"),
-        (":", r"importing it raised ValueError: Empty module name; .*correct the name"),
+        (
+            ":",
+            r"importing it raised ValueError: Empty module name.*; mend the module",
+        ),
         ("quintet.nothing:make", "can't be imported: No module named 'quintet.nothing'"),
     ):
         with pytest.raises(ConfigError, match=says):

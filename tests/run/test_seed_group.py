@@ -28,6 +28,7 @@ from quintet.run import launch, resolution, seed_group
 from quintet.run.seed_group import Member, run_members
 from quintet.system import entry
 from quintet.system.lock import run_lock
+from quintet.system.memory import limit_told
 
 TESTS = Path(__file__).parent
 WAIT_S = 60.0
@@ -319,7 +320,7 @@ def test_a_group_is_single_runs_side_by_side(tmp_path, capsys, monkeypatch):
         (-signal.SIGTERM, None, "waiting", None),
         (2, {"error": "why"}, "failed", "why"),
         (3, None, "failed", "its process ended with status 3"),
-        (-signal.SIGKILL, None, "failed", "status -9 (killed; was there enough memory?)"),
+        (-signal.SIGKILL, None, "failed", f"SIGKILL (was there enough memory?{limit_told()})"),
     ],
 )
 def test_what_became_of_a_run_follows_from_its_process(tmp_path, status, answer, wanted, says):

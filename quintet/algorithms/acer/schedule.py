@@ -5,7 +5,9 @@ from collections.abc import Callable
 
 from quintet.errors import ConfigError
 from quintet.ops.schedules import OF_FRACTION
+from quintet.system.blame import raised
 from quintet.system.importing import import_module
+from quintet.system.signals import STOPS
 
 Schedule = Callable[[float], float]
 """The factor of a rate, of the fraction of the run that is done."""
@@ -30,10 +32,12 @@ def find_schedule(name: str) -> Schedule:
     def checked(done: float) -> float:
         try:
             factor = float(own(done))
-        except Exception as error:
+        except STOPS:
+            raise
+        except BaseException as error:
             raise ConfigError(
                 f"lr_schedule={name} must give a number for each number from 0 to 1, for {done:g} "
-                f"it raised {type(error).__name__}: {error}; mend the function"
+                f"it {raised(error)}; mend the function"
             ) from error
         if not (math.isfinite(factor) and factor >= 0):
             raise ConfigError(

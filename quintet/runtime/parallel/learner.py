@@ -95,7 +95,7 @@ def main() -> int:
             LearnerProcess(work, arena, channel).run()
     except EOFError:  # the parent has ended without a word
         return 130
-    except Exception as error:  # a model's own code may raise anything
+    except BaseException as error:  # a model's own code may raise anything
         report_failure(channel, error)
         return 1
     return 0

@@ -1,7 +1,6 @@
 """One process of the runtime as its parent sees it: begun, heard, watched, ended."""
 
 import pickle
-import signal
 import subprocess
 import sys
 import threading
@@ -23,7 +22,6 @@ from quintet.runtime.processes.messages import Failed, Ready
 from quintet.runtime.processes.patience import Patience
 from quintet.system import child
 from quintet.system.child import Child
-from quintet.system.memory import limit_told
 
 STOP_GRACE_S = 5.0
 """Seconds that a process has for closing its environments."""
@@ -219,15 +217,14 @@ class Process:
     def obituary(self) -> str:
         """How it ended, leaving no message."""
         assert self.child is not None
-        with suppress(subprocess.TimeoutExpired):
-            self.child.wait(STOP_GRACE_S)
-        status = self.child.status
-        if status is not None and status < 0:
-            how = f"was ended by {signal.Signals(-status).name}"
-            if -status in (signal.SIGKILL, signal.SIGABRT):  # PyTorch's way where there is none
-                how += f" (was there enough memory?{limit_told()})"
-        else:
-            how = f"ended with status {status}"
+        try:
+            status = self.child.wait(STOP_GRACE_S)
+            closed = ""
+        except subprocess.TimeoutExpired:  # its code has closed files that are not its own
+            self.child.kill()
+            status = self.child.wait()
+            closed = f"closed its channel, did not end within {STOP_GRACE_S:g} s, and "
+        how = f"{closed}was killed" if closed else child.how_ended(status)
         row = int(self.row[1])
         place = "as it began anew" if row == BEGINNING else self.kind.place.format(row)
         place = place if self.ready else "before it was ready"

@@ -207,7 +207,7 @@ def main() -> int:
         configure_torch(work.options.threads, work.options.device, work.options.exact)
         with inexact_told(print):
             Server(work, arena, channel, socket(fileno=int(sys.argv[3]))).run()
-    except Exception as error:  # a model's own code may raise anything
+    except BaseException as error:  # a model's own code may raise anything
         report_failure(channel, error)
         return 1
     return 0

@@ -80,7 +80,7 @@ def main() -> int:
         configure_torch(1, "cpu")
         stepper = Stepper(pickle.loads(pickled), arena, channel)
         stepper.run()
-    except Exception as error:  # an environment's own code may raise anything
+    except BaseException as error:  # an environment's own code may raise anything
         report_failure(channel, error)
         return 1
     finally:

@@ -210,7 +210,7 @@ def main() -> int:
         worker.run()
     except Stopped:
         return 0
-    except Exception as error:  # an environment's own code may raise anything
+    except BaseException as error:  # an environment's own code may raise anything
         report_failure(channel, error)
         return 1
     finally:

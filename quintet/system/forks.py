@@ -1,0 +1,56 @@
+"""Ends children of os.fork() that come back out of a user's code.
+
+Such a child would go on with all that its parent does: train the same run, in the same folder and
+the same shared memory.  A child that a user's code ends itself, as multiprocessing's do, is none.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+
+generation = 0
+"""How many forks lie between this process and the one that called `watch` first.  It is another
+number than before a call of a user's code only in a child that has come back out of it.
+"""
+
+
+@cache
+def watch() -> None:
+    """Counts forks from here on."""
+
+    def count() -> None:
+        global generation
+        generation += 1
+
+    os.register_at_fork(after_in_child=count)
+
+
+def leave(what: str) -> None:
+    """Ends this child at once, with the status of a sys.exit() that is under way.
+
+    what: of whose code it is the child.
+    """
+    error = sys.exception()
+    if error is not None and error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, SystemExit):  # it did mean to end
+        code = error.code
+        os._exit(code if isinstance(code, int) else int(code is not None))
+    told = f"{what} called os.fork(), and the child did not end in its code: it was ended\n"
+    with suppress(OSError):
+        os.write(2, told.encode(errors="replace"))
+    os._exit(1)
+
+
+@contextmanager
+def kept_out(what: str) -> Iterator[None]:
+    """Ends children that come back out of the block's code."""
+    watch()
+    before = generation
+    try:
+        yield
+    finally:
+        if generation != before:
+            leave(what)
