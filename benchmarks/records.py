@@ -115,13 +115,17 @@ def today(row: Row, num_workers: int | None) -> dict[str, Any]:
 def differences(row: Row, config: dict[str, Any]) -> tuple[Difference, ...]:
     """Between a resolved configuration and today's, of options that count.
 
-    An option that there was not yet has its default in the older one.
+    An option that there was not yet has its default in the older one.  With one policy no option of
+    populations counts.
     """
     from quintet.config.load import options
 
     now, known = today(row, config.get("runtime.num_workers")), options(row.algo)
+    alone = config.get("population.size", 1) == now["population.size"] == 1
     found = []
     for name in dict.fromkeys([*config, *now]):
+        if name.startswith("population.") and alone:
+            continue
         before = config.get(name)
         if name not in config:
             before = _default(known[name])

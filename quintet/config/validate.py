@@ -11,7 +11,8 @@ from quintet.algorithms import registry
 from quintet.config.population import first_values, tuned_shaping
 from quintet.config.run import PARTS, TOP, RunConfig
 from quintet.errors import ConfigError
-from quintet.observe.metrics import OF_RUNS, EpisodeStats
+from quintet.observe.metrics import OF_RUNS
+from quintet.population.scores import MEANS
 
 
 def _own(model: type[BaseModel], prefix: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -119,13 +120,13 @@ def _population_faults(config: RunConfig) -> list[str]:
             "leave one of them out"
         )
     share = config.total_env_steps // population.size
-    for name in ("start_env_steps", "period_env_steps"):
+    for name in ("start_env_steps", "period_env_steps", "window_env_steps"):
         steps = getattr(population, name)
         if steps is not None and steps >= share:
             faults.append(
                 f"population.{name} must be below the env_steps of each policy, {share:,} of the "
                 f"budget of {config.total_env_steps:,}, got {steps:,}: no policy would be "
-                "considered; lower it, raise total_env_steps, or use population.pbt=false"
+                "considered; lower it or raise total_env_steps, or use population.pbt=false"
             )
     try:
         first_values(config)
@@ -145,10 +146,9 @@ def _population_faults(config: RunConfig) -> list[str]:
 def _objective_faults(config: RunConfig) -> list[str]:
     """Faults of the metric by which policies are ranked."""
     name, kind = config.population.objective, config.runtime.kind
-    recent = list(EpisodeStats().recent)
     own = registry.find(config.algo).metrics()
     evaluated = [x for x in OF_RUNS if x.startswith("eval/")]
-    known = [*recent, *evaluated, *own]
+    known = [*MEANS, *evaluated, *own]
     if not any(name == x or (x.endswith("/") and name.startswith(x)) for x in known):
         near = get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]}?" if near else "see the names in metrics.jsonl"
@@ -158,10 +158,10 @@ def _objective_faults(config: RunConfig) -> list[str]:
         ]
     if name in evaluated and config.eval.episodes == 0:
         return [f"population.objective={name} requires eval.episodes > 0, got 0; raise it"]
-    if name not in recent and kind != "async":
+    if name not in MEANS and kind != "async":
         return [
             f"population.objective={name} requires runtime.kind=async, got {kind}: reports follow "
-            f"the clock, which decides nothing in {kind}; use {' or '.join(recent)}, or "
+            f"the clock, which decides nothing in {kind}; use {' or '.join(MEANS)}, or "
             "--runtime.kind async"
         ]
     return []

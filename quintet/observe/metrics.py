@@ -359,27 +359,9 @@ class EpisodeStats:
         """Share of the last episodes that succeeded; None where success isn't defined."""
         return _mean([each.success for each in self._recent if each.success is not None])
 
-    @property
-    def recent(self) -> dict[str, float | None]:
-        """Means over the last episodes by the metric's name; None where there is none."""
-        return {
-            "episode/return_mean": self.recent_return,
-            "episode/length_mean": _mean([each.length for each in self._recent]),
-            "episode/success_rate": self.recent_success,
-        }
-
     def forget_recent(self) -> None:
         """Begins anew with the last episodes, which another policy played."""
         self._recent.clear()
-
-    def save_recent(self) -> list[tuple[float, int, bool | None]]:
-        """The last episodes, for a checkpoint."""
-        return [(each.return_, each.length, each.success) for each in self._recent]
-
-    def load_recent(self, saved: Iterable[Sequence[Any]]) -> None:
-        """Goes on with what `save_recent` gave."""
-        self._recent.clear()
-        self._recent.extend(_Episode(*each) for each in saved)
 
     def report(self) -> dict[str, float]:
         """The ``episode/*`` values of the episodes since the last call, if there were any."""

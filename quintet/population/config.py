@@ -6,8 +6,12 @@ from typing import Literal, final
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from quintet.errors import IdleOptions
+from quintet.population.scores import OF_EPISODES
 
-_OF_ALL = {"size", "pbt", "assignment", "objective", "window_episodes", "initial"}
+_OF_EPISODES = {"window_env_steps", "min_episodes"}
+"""Options with an effect where the objective is one of episodes."""
+
+_OF_ALL = {"size", "pbt", "assignment", "objective", "initial"} | _OF_EPISODES
 """Options with an effect where ``pbt`` is false; ``tuned`` has one beside ``initial``."""
 
 _OF_MUTATIONS = {"reset_rate", "perturb_min", "perturb_max"}
@@ -39,8 +43,17 @@ class PopulationConfig(BaseModel):
         "episode/return_mean",
         description="metric of a policy by which policies are ranked, the higher the better",
     )
-    window_episodes: int = Field(
-        100, ge=1, description="newest episodes over which an objective of episodes is the mean"
+    window_env_steps: int | None = Field(
+        None,
+        ge=1,
+        description="newest env_steps of each policy over whose episodes an objective of episodes "
+        "is the mean, more where min_episodes need more; none: a period",
+    )
+    min_episodes: int = Field(
+        20,
+        ge=1,
+        description="fewest episodes of a policy in that span; one with fewer is not ranked: it is "
+        "neither copied nor replaced",
     )
     start_env_steps: int | None = Field(
         None,
@@ -92,6 +105,20 @@ class PopulationConfig(BaseModel):
     def several(self) -> bool:
         return self.size > 1
 
+    def start(self, budget: int) -> int:
+        """env_steps of a policy before it is considered; budget: of all policies."""
+        given = self.start_env_steps
+        return budget // self.size // 10 if given is None else given
+
+    def period(self, budget: int) -> int:
+        """env_steps of a policy from one consideration to the next."""
+        given = self.period_env_steps
+        return max(1, budget // self.size // 20) if given is None else given
+
+    def window(self, budget: int) -> int:
+        """env_steps of a policy over whose episodes it is ranked."""
+        return self.period(budget) if self.window_env_steps is None else self.window_env_steps
+
     @model_validator(mode="after")
     def _options_go_together(self) -> "PopulationConfig":
         if self.perturb_min > self.perturb_max:
@@ -117,17 +144,20 @@ class PopulationConfig(BaseModel):
                     f"population.initial requires {self.size} values of {name}, one for each "
                     f"policy, got {len(values)}; correct them"
                 )
-        needed, free = "size > 1", {"size"}
-        if self.several and self.pbt:
-            needed, free = "mutation_rate > 0", set(type(self).model_fields)
-            free -= _OF_MUTATIONS if self.mutation_rate == 0 else set()
-        elif self.several:
-            needed, free = "pbt=true", _OF_ALL | ({"tuned"} if self.initial else set())
+        needs = dict.fromkeys(type(self).model_fields, "size > 1")
+        if self.several:
+            free = _OF_ALL | ({"tuned"} if self.initial else set())
+            needs = {name: "pbt=true" for name in needs if name not in free and not self.pbt}
+            if self.mutation_rate == 0 and self.pbt:
+                needs |= dict.fromkeys(_OF_MUTATIONS, "mutation_rate > 0")
+            if not self.objective.startswith(OF_EPISODES):
+                needs |= dict.fromkeys(_OF_EPISODES, "an objective of episodes")
         idle = {
-            name: f"population.{name}={getattr(self, name)} has no effect without {needed}"
-            for name, field in type(self).model_fields.items()
-            if name not in free
-            and getattr(self, name) != field.get_default(call_default_factory=True)
+            name: f"population.{name}={getattr(self, name)} has no effect without {need}"
+            for name, need in needs.items()
+            if name != "size"
+            and getattr(self, name)
+            != type(self).model_fields[name].get_default(call_default_factory=True)
         }
         if idle:
             raise IdleOptions(idle)

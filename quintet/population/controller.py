@@ -1,5 +1,6 @@
 """Considers the policies of a population from time to time, and keeps what was decided."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
@@ -7,6 +8,11 @@ import numpy as np
 
 from quintet.population import pbt
 from quintet.population.pbt import Decision, Rules, Values
+
+
+def finite(objective: float | None) -> float | None:
+    """As JSON can hold it."""
+    return objective if objective is not None and math.isfinite(objective) else None
 
 
 @final
@@ -33,7 +39,7 @@ class Controller:
         return begun and env_steps - self.considered[policy] > self.period
 
     def consider(
-        self, policy: int, objectives: Sequence[float], env_steps: int, of_run: int
+        self, policy: int, objectives: Sequence[float | None], env_steps: int, of_run: int
     ) -> Decision:
         """Decides on a policy, and takes the decision down.
 
@@ -48,7 +54,7 @@ class Controller:
                 "env_steps": of_run,
                 "policy_env_steps": env_steps,
                 **decision._asdict(),
-                "objectives": list(decision.objectives),
+                "objectives": [finite(x) for x in decision.objectives],
             }
         )
         return decision

@@ -49,14 +49,14 @@ class Decision(NamedTuple):
 
     donor: whose weights it goes on with; itself: its own.
     before, after: its hyperparameters.
-    objectives: of all policies.
+    objectives: of all policies; None: it is not ranked.
     """
 
     policy: int
     donor: int
     before: dict[str, float]
     after: dict[str, float]
-    objectives: tuple[float, ...]
+    objectives: tuple[float | None, ...]
 
 
 def begin(rules: Rules, rng: np.random.Generator) -> list[dict[str, float]]:
@@ -86,43 +86,54 @@ def with_initial(values: Values, policy: int, rules: Rules) -> dict[str, float]:
 
 def decide(
     policy: int,
-    objectives: Sequence[float],
+    objectives: Sequence[float | None],
     values: Sequence[Values],
     rules: Rules,
     rng: np.random.Generator,
 ) -> Decision:
-    """Considers one policy.
+    """Considers one policy, which has an objective.
 
-    With K policies there are m = ceil(replace_frac * K) best and as many worst; of equal objectives
-    that of the higher index ranks first.  One of the best stays as it is.  One of the worst becomes
-    a copy of one of the best, drawn uniformly, if that one's lead is large enough.  All but the
-    best are mutated, copies too; policy 0 is replaced and never mutated.  With K = 1 nothing
-    happens.
+    Of n policies that have one, m = ceil(replace_frac * n) are the best and as many the worst, m at
+    most n - 1; of equal objectives that of the higher index ranks first.  One of the best stays as
+    it is.  One of the worst becomes a copy of one of the best, drawn uniformly, if that one's lead
+    is large enough.  All but the best are mutated, copies too; policy 0 is replaced and never
+    mutated.  With n = 1 nothing happens.
 
     Args:
-        objectives: finite, of every policy.
+        objectives: of every policy; -inf ranks last and is led by any other; None: it is not
+            ranked.
         values: hyperparameters of every policy.
     """
-    count, config = len(objectives), rules.config
-    before = dict(values[policy])
-    ranked = sorted(range(count), key=lambda k: (objectives[k], k), reverse=True)
-    most = math.ceil(config.replace_frac * count)
-    best, worst = ranked[:most], ranked[count - most :]
-    if count == 1 or policy in best:
-        return Decision(policy, policy, before, before, tuple(objectives))
+    config = rules.config
+    before, given = dict(values[policy]), tuple(objectives)
+    of = {k: x for k, x in enumerate(objectives) if x is not None}
+    best, worst = best_and_worst(of, config)
+    if len(of) == 1 or policy in best:
+        return Decision(policy, policy, before, before, given)
     donor = policy
     if policy in worst:
         candidate = best[int(rng.integers(len(best)))]
-        if leads(objectives[candidate], objectives[policy], config):
+        if leads(of[candidate], of[policy], config):
             donor = candidate
     after = dict(values[donor])
     if policy != 0:
         after = mutated(after, rules, rng)
-    return Decision(policy, donor, before, after, tuple(objectives))
+    return Decision(policy, donor, before, after, given)
+
+
+def best_and_worst(
+    objectives: Mapping[int, float], config: PopulationConfig
+) -> tuple[list[int], list[int]]:
+    """The policies that rank first, and those that rank last, see `decide`."""
+    ranked = sorted(objectives, key=lambda k: (objectives[k], k), reverse=True)
+    most = min(math.ceil(config.replace_frac * len(ranked)), max(1, len(ranked) - 1))
+    return ranked[:most], ranked[len(ranked) - most :]
 
 
 def leads(candidate: float, own: float, config: PopulationConfig) -> bool:
     """Whether a candidate's objective is far enough above a policy's own."""
+    if own == -math.inf:
+        return candidate > own
     delta = candidate - own
     if config.gap_mode == "original":
         far = abs(delta) > config.gap_relative * abs(candidate + 1e-8)

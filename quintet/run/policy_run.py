@@ -17,6 +17,7 @@ from quintet.config.run import RunConfig
 from quintet.evaluation import Scores
 from quintet.observe.metrics import EpisodeStats
 from quintet.policy import LEARNER, POLICY, Policy, describe, misfit, require_finite
+from quintet.population.scores import MEANS, MOST_WINDOWS, Record, compared
 from quintet.protocols import Actor, DataPlan, Learner
 from quintet.run.policy_folder import BEST, PolicyFolder
 from quintet.run.replay import RunReplay
@@ -72,7 +73,8 @@ class PolicyRun:
         self.learner, self.config, self.spaces, self.folder = learner, config, spaces, folder
         self.device = device
         self.counters = PolicyCounters()
-        self.episodes = EpisodeStats(config.population.window_episodes)
+        self.episodes = EpisodeStats()
+        self.record = Record(MOST_WINDOWS * config.population.window(config.total_env_steps))
         self.replay: RunReplay | None = None
         self.best: float | None = None
         self.best_version: int | None = None
@@ -137,37 +139,38 @@ class PolicyRun:
     def add_episodes(self, episodes: Sequence[Episode]) -> None:
         """Counts whole episodes that it played."""
         self.counters.ended_episodes += len(episodes)
+        own = [episode for episode in episodes if episode.version >= self._own_since]
         for episode in episodes:
-            own = episode.version >= self._own_since
-            self.episodes.add(episode.return_, episode.length, episode.success, own)
+            recent = episode.version >= self._own_since
+            self.episodes.add(episode.return_, episode.length, episode.success, recent)
+        if not self.alone:
+            self.record.add(self.counters.env_steps, own)
 
     @property
-    def objective(self) -> float | None:
-        """What the population ranks it by; None before there is one."""
-        name, recent = self.config.population.objective, self.episodes.recent
-        return recent[name] if name in recent else self._reported.get(name)
+    def reported(self) -> float | None:
+        """Its objective in the last report that had it, where that is none of episodes."""
+        return self._reported.get(self.config.population.objective)
 
     @property
     def measured_env_steps(self) -> int:
         """Its own env_steps at the last report that had its objective; those of now where the
         objective is of episodes.
         """
-        of_episodes = self.config.population.objective in self.episodes.recent
+        of_episodes = self.config.population.objective in MEANS
         return self.counters.env_steps if of_episodes else self._reported_objective
 
     def become(self, donor: "PolicyRun", options: BaseModel) -> None:
         """Takes the weights and the optimizer's memory of another policy of the run, and these
-        options of the learner; keeps its own counters.  An objective of reports is the donor's
-        until a report has its own.
+        options of the learner; keeps its own counters.  It has no objective until one is measured
+        of its new weights.
         """
         self.configure(donor.config.learner)  # whose rate may follow a schedule from there
         self.learner.load(copied(donor.learner.save()), counters=False)
         self.learner.metrics()  # of updates of the former weights, which nobody is to be ranked by
         self.configure(options)
         self.episodes.forget_recent()
+        self.record.begin_anew()
         self._own_since, self.scores, self._reported = self.learner.version, {}, {}
-        if donor.objective is not None:
-            self._reported[self.config.population.objective] = donor.objective
 
     def score(self, policy: Policy, scores: Scores) -> None:
         """Takes the scores of an evaluation; writes `policy` to ``best/`` if it is the best."""
@@ -201,8 +204,8 @@ class PolicyRun:
         }
         if not self.alone:
             part["counters"] = asdict(self.counters)
-            part["recent_episodes"] = self.episodes.save_recent()
-            part["objective"] = self.objective
+            part["record"] = self.record.save()
+            part["objective"] = self.reported
             part["reported_objective"] = self._reported_objective
         return self.folder.named(publication.tensors, rest), part
 
@@ -233,10 +236,11 @@ class PolicyRun:
         )
         self._reported_updates = self.learner.updates
         self.episodes.load(part.get("episodes"))
-        self.episodes.load_recent(part.get("recent_episodes", ()))
-        if part.get("objective") is not None:
-            self._reported[self.config.population.objective] = part["objective"]
-            self._reported_objective = part.get("reported_objective", 0)
+        if not self.alone:
+            self.record.load(part["record"])
+            if part["objective"] is not None:
+                self._reported[self.config.population.objective] = part["objective"]
+            self._reported_objective = part["reported_objective"]
         self.best, self.best_version = part["best"], part.get("best_version")
         ended = run.env_steps >= self.config.total_env_steps
         fault, lost = self.folder.mend_best(part, ended)
@@ -269,7 +273,23 @@ class PolicyRun:
         return report
 
 
+def objectives(policies: Sequence[PolicyRun]) -> list[float | None]:
+    """What policies are ranked by; of episodes see `compared`.  None: there is none yet; -inf: it
+    is not finite.
+    """
+    first = policies[0].config
+    own, total = first.population, first.total_env_steps
+    if own.objective in MEANS:
+        records = [each.record for each in policies]
+        found = compared(records, own.objective, own.window(total), own.min_episodes)
+    else:
+        found = [each.reported for each in policies]
+    return [x if x is None or math.isfinite(x) else -math.inf for x in found]
+
+
 def leader(policies: Sequence[PolicyRun]) -> PolicyRun:
     """The policy of the highest objective; of equal ones the first, so that it changes seldom."""
-    found = [-math.inf if each.objective is None else each.objective for each in policies]
+    if len(policies) == 1:
+        return policies[0]
+    found = [-math.inf if x is None else x for x in objectives(policies)]
     return policies[found.index(max(found))]

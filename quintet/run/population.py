@@ -1,7 +1,6 @@
 """The population of a run: considers its policies as they learn, and does what is decided."""
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
@@ -10,8 +9,9 @@ from quintet.config.run import RunConfig
 from quintet.observe.lineage import EVENTS
 from quintet.population.controller import Controller
 from quintet.population.pbt import Decision
+from quintet.population.scores import MEANS
 from quintet.run.folder import RunFolder
-from quintet.run.policy_run import PolicyRun
+from quintet.run.policy_run import PolicyRun, objectives
 from quintet.runtime.delivery import Batch
 from quintet.runtime.seeds import Role, generator_seed
 from quintet.system import files
@@ -26,14 +26,13 @@ class Population:
 
     def __init__(self, config: RunConfig, folder: RunFolder):
         own = config.population
-        share = config.total_env_steps // own.size
-        start, period = own.start_env_steps, own.period_env_steps
+        total = config.total_env_steps
         self.config, self.folder = config, folder
         first_values(config)  # options may have no effect in these spaces
         self.controller = Controller(
             rules(config),
-            share // 10 if start is None else start,
-            max(1, share // 20) if period is None else period,
+            own.start(total),
+            own.period(total),
             generator_seed(config.seed, Role.POPULATION, 0),
         )
         self.options = [with_values(config.learner, each) for each in self.controller.values]
@@ -59,14 +58,14 @@ class Population:
         last = of_run >= self.config.total_env_steps
         if not batch.env_steps or last or not controller.due(index, env_steps):
             return False
-        found = [each.objective for each in policies]
-        objectives = [x for x in found if x is not None and math.isfinite(x)]
-        if len(objectives) < len(policies):
-            self._tell_of_missing(found, policies, say)
+        found = objectives(policies)
+        self._tell_of_missing(found, policies, say)
+        ranked = sum(x is not None for x in found)
+        if found[index] is None or ranked < 2:
             return False
         if policy.measured_env_steps < controller.considered[index]:
             return False
-        decision = controller.consider(index, objectives, env_steps, of_run)
+        decision = controller.consider(index, found, env_steps, of_run)
         copied = decision.donor != index
         options = with_values(policy.config.learner, decision.after)
         if copied:
@@ -85,30 +84,37 @@ class Population:
         policies: Sequence[PolicyRun],
         say: Callable[[str], None],
     ) -> None:
-        """Says once that no policy has an objective; and once which have none, or one that is not
-        finite, when all have made the steps of a further period.
+        """Says once which policies have no objective, though they have made the steps of a further
+        period with their weights.
         """
-        lacks = tuple(k for k, x in enumerate(found) if x is None or not math.isfinite(x))
-        late = all(each.counters.env_steps >= self._late_env_steps for each in policies)
-        if lacks in self._told_of_missing or not (late or len(lacks) == len(found)):
+        lacks = tuple(
+            k
+            for k, policy in enumerate(policies)
+            if found[k] is None
+            and policy.counters.env_steps - policy.record.since >= self._late_env_steps
+        )
+        if not lacks or lacks in self._told_of_missing:
             return
         self._told_of_missing.add(lacks)
-        numbers = ", ".join(map(str, lacks))
-        if len(lacks) == len(found):
-            who = "no policy has a"
-        else:
-            who = f"policies {numbers} have no" if len(lacks) > 1 else f"policy {numbers} has no"
-        name = self.config.population.objective
-        say(f"{who} finite {name} yet: until all have it, none is copied or changed")
+        own = self.config.population
+        who = (
+            f"policies {', '.join(map(str, lacks))} have" if lacks[1:] else f"policy {lacks[0]} has"
+        )
+        which = f" of {own.min_episodes} episodes" if own.objective in MEANS else ""
+        until = "they are" if lacks[1:] else "it is"
+        say(f"{who} no {own.objective}{which} yet: until then {until} neither copied nor replaced")
 
-    def metrics(self, index: int, policy: PolicyRun) -> dict[str, float]:
-        """Of one policy, by declared name without its prefix."""
-        found = {f"hyperparameter/{k}": x for k, x in self.controller.values[index].items()}
-        mine = [e for e in self.controller.events if e["policy"] == index]
-        found["population/copies"] = float(sum(e["event"] == "copied" for e in mine))
-        if policy.objective is not None:
-            found["population/objective"] = policy.objective
-        return found
+    def metrics(self, policies: Sequence[PolicyRun]) -> list[dict[str, float]]:
+        """Of each policy, by declared name without its prefix."""
+        told = []
+        for index, objective in enumerate(objectives(policies)):
+            found = {f"hyperparameter/{k}": x for k, x in self.controller.values[index].items()}
+            mine = [e for e in self.controller.events if e["policy"] == index]
+            found["population/copies"] = float(sum(e["event"] == "copied" for e in mine))
+            if objective is not None:
+                found["population/objective"] = objective
+            told.append(found)
+        return told
 
     def write(self) -> None:
         """Writes all decisions to the run's folder."""
@@ -133,6 +139,8 @@ def told(decision: Decision) -> str:
         if x != decision.before[name]
     ]
     own, theirs = decision.objectives[decision.policy], decision.objectives[decision.donor]
+    assert own is not None
+    assert theirs is not None
     who = f"policy {decision.policy} (objective {own:.4g})"
     if decision.donor != decision.policy:
         who += f" becomes a copy of policy {decision.donor} ({theirs:.4g})"

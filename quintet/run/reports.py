@@ -101,11 +101,12 @@ class Reports:
             "throughput/env_steps_per_s": (steps - self._reported_steps) / passed_s,
         }
         histograms: dict[str, Tensor] = {}
-        for index, policy in enumerate(self.policies):
+        reports = [policy.report(passed_s) for policy in self.policies]
+        if self.population is not None:
+            for own, found in zip(reports, self.population.metrics(self.policies), strict=True):
+                own |= found
+        for index, (policy, own) in enumerate(zip(self.policies, reports, strict=True)):
             prefix = policy_prefix(index, len(self.policies))
-            own = policy.report(passed_s)
-            if self.population is not None:
-                own |= self.population.metrics(index, policy)
             report |= {prefix + name: x for name, x in own.items()}
             histograms |= {prefix + name: x for name, x in policy.learner.histograms().items()}
         report |= self.timer.report() | self.machine.report() | self.sampling()

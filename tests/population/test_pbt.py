@@ -1,6 +1,7 @@
 """Decisions of population-based training by hand, and what its random draws keep to."""
 
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -109,6 +110,25 @@ def test_few_policies(size: int) -> None:
     found = decide(1, [5.0, 1.0], of(2), rules(2), never())
     assert found.donor == 0
     assert decide(0, [5.0, 1.0], of(2), rules(2), Scripted([])).donor == 0
+
+
+def test_a_policy_without_an_objective_is_neither_donor_nor_replaced() -> None:
+    """Ranks and their numbers are of the others: of two one is best and one worst."""
+    four = [None, 9.0, None, 2.0]
+    assert decide(3, four, of(4), rules(), never()).donor == 1
+    assert decide(1, four, of(4), rules(), Scripted([])).donor == 1
+    assert decide(3, four, of(4), rules(), never()).objectives == tuple(four)
+    alone = decide(1, [None, 9.0, None, None], of(4), rules(), Scripted([]))
+    assert (alone.donor, alone.after) == (1, of(4)[1])
+    most = rules(4, replace_frac=0.7)  # of two it would be all
+    assert decide(3, four, of(4), most, never()).donor == 1
+
+
+@pytest.mark.parametrize("mode", ["relative_to_larger", "original"])
+def test_minus_infinity_is_led_by_any_other(mode: str) -> None:
+    config = rules(2, gap_mode=mode, gap_absolute=1e9, gap_relative=1e9)
+    assert decide(0, [-math.inf, -5.0], of(2), config, never()).donor == 1
+    assert decide(0, [-math.inf, -math.inf], of(2), config, never()).donor == 0
 
 
 def test_policy_0_is_replaced_and_never_mutated() -> None:
@@ -329,6 +349,10 @@ def test_every_option_of_decisions_has_an_effect(name: str) -> None:
         ({"size": 2, "tuned": ("a", "a")}, "no option twice"),
         ({"size": 2, "mutation_rate": 0, "reset_rate": 0.5}, "without mutation_rate > 0"),
         ({"size": 2, "mutation_rate": 0, "perturb_max": 2.0}, "without mutation_rate > 0"),
+        (
+            {"size": 2, "objective": "eval/return_mean", "min_episodes": 5},
+            "min_episodes=5 has no effect without an objective of episodes",
+        ),
         ({"size": 3, "replace_frac": 0.7}, "rounded up it is all 3: none would change"),
         ({"size": 2, "initial": {"a": (1.0,)}}, "requires 2 values of a"),
     ],

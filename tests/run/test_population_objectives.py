@@ -14,9 +14,10 @@ from quintet.checkpoint import Checkpoint
 from quintet.config.load import Layer
 from quintet.config.run import RunConfig
 from quintet.config.saved import load_config
+from quintet.run import population as population_of_run
 from quintet.run.folder import RunFolder
 from quintet.run.learners import make_policies
-from quintet.run.policy_run import PolicyRun
+from quintet.run.policy_run import PolicyRun, leader, objectives
 from quintet.run.population import Population
 from quintet.run.resolution import resolve_loaded
 from quintet.runtime.batch import Episode
@@ -53,23 +54,33 @@ def two_policies(folder: Path, **config: Any) -> list[PolicyRun]:
 
 
 @pytest.mark.parametrize(
-    ("other", "spent", "told"),
-    [(None, False, 1), (math.nan, False, 1), (math.inf, False, 1), (2.0, True, 0)],
+    ("found", "spent", "decided"),
+    [
+        ((None, None), False, False),
+        ((1.0, None), False, False),
+        ((None, 1.0), False, False),
+        ((1.0, 2.0), True, False),
+        ((1.0, 1.0), False, True),
+    ],
 )
-def test_nothing_is_decided_without_finite_objectives_or_when_the_budget_is_spent(
-    other: float | None, spent: bool, told: int, tmp_path: Path
+def test_nothing_is_decided_of_a_policy_that_is_ranked_alone_or_not_or_at_the_end(
+    found: tuple[float | None, ...],
+    spent: bool,
+    decided: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config, _ = of_two(tmp_path)
-    population = Population(config, RunFolder(tmp_path, signed=True))
-    made = SimpleNamespace(env_steps=config.total_env_steps // 4)
-    measured = {"counters": made, "measured_env_steps": made.env_steps}
-    policies: Any = [SimpleNamespace(**measured, objective=x) for x in (1.0, other)]
+    """It is considered as soon as it can be: the time of its last consideration stays."""
+    monkeypatch.setattr(population_of_run, "objectives", lambda _: found)
+    monkeypatch.setattr(Population, "write", lambda _: None)
+    policies = two_policies(tmp_path)
+    population = Population(policies[0].config, RunFolder(tmp_path, signed=True))
+    made = policies[0].config.total_env_steps // 4
+    policies[0].counters.env_steps = made
     batch: Any = SimpleNamespace(policy=0, env_steps=1)
-    said: list[str] = []
-    of_run = config.total_env_steps if spent else 2 * made.env_steps
-    assert not population.consider(batch, policies, of_run, said.append)
-    assert len(said) == told
-    assert population.controller.due(0, made.env_steps)
+    of_run = policies[0].config.total_env_steps if spent else 2 * made
+    assert not population.consider(batch, policies, of_run, lambda _: None)
+    assert population.controller.due(0, made) != decided
 
 
 def test_the_first_consideration_and_the_period_are_shares_of_a_policys_budget(
@@ -102,19 +113,20 @@ def evaluated(policy: PolicyRun, score: float) -> None:
     policy.report(1.0)
 
 
-def test_a_copy_has_its_donors_objective_of_reports_until_it_is_measured(tmp_path: Path) -> None:
+def test_a_copy_has_no_objective_of_reports_until_it_is_measured(tmp_path: Path) -> None:
     one, donor = two_policies(tmp_path, **OF_REPORTS)
     one.counters.env_steps = 50
     evaluated(one, 3.0)
-    assert (one.objective, one.measured_env_steps) == (3.0, 50)
+    assert (one.reported, one.measured_env_steps) == (3.0, 50)
     evaluated(donor, 8.0)
     one.scores = {"eval/return_mean": 2.0}  # of the former weights, not yet reported
     one.counters.env_steps = 60
     one.become(donor, one.config.learner)
     one.report(1.0)
-    assert (one.objective, one.measured_env_steps) == (8.0, 50)
+    assert objectives([one, donor]) == [None, 8.0]
     evaluated(one, 9.0)
-    assert (one.objective, one.measured_env_steps) == (9.0, 60)
+    assert (one.reported, one.measured_env_steps) == (9.0, 60)
+    assert objectives([one, donor]) == [9.0, 8.0]
 
 
 def test_a_score_of_reports_is_considered_once(
@@ -145,49 +157,61 @@ def test_a_score_of_reports_is_considered_once(
     assert considered() == first + 5 * period
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_when_a_score_was_reported_is_saved(known: bool, tmp_path: Path) -> None:
-    """Checkpoints of before lack it: their policies wait for another score."""
+def test_when_a_score_was_reported_is_saved(tmp_path: Path) -> None:
     one, other = two_policies(tmp_path, **OF_REPORTS)
     one.counters.env_steps = 50
     evaluated(one, 3.0)
     tensors, part = one.save()
-    if not known:
-        del part["reported_objective"]
     both = {name.replace("_0", "_1"): x for name, x in tensors.items()} | tensors
     meta = {"counters": asdict(Counters()), "policies": [part, part]}
     other.load(Checkpoint(tmp_path, both, meta, None))
-    assert (other.objective, other.measured_env_steps) == (3.0, 50 if known else 0)
+    assert (other.reported, other.measured_env_steps) == (3.0, 50)
+
+
+def test_scores_that_are_not_finite_rank_last(tmp_path: Path) -> None:
+    policies = two_policies(tmp_path, **OF_REPORTS)
+    for score in (math.nan, math.inf, -math.inf):
+        for policy, own in zip(policies, (score, -1e9), strict=True):
+            evaluated(policy, own)
+        assert objectives(policies) == [-math.inf, -1e9]
+        assert leader(policies) is policies[1]
 
 
 def test_episodes_that_former_weights_began_do_not_rank_a_copy(tmp_path: Path) -> None:
-    one, donor = two_policies(tmp_path)
+    policies = one, donor = two_policies(tmp_path, **{"population.min_episodes": 1})
+    one.counters.env_steps = 100
+    one.add_episodes([])
     one.learner.trained.steps = 5  # type: ignore[attr-defined]
     one.become(donor, one.config.learner)
+    one.counters.env_steps = 300
     one.add_episodes([Episode(0, 0, 9.0, 10, version=4)])
     assert one.counters.ended_episodes == 1
-    assert one.objective is None
+    assert objectives(policies) == [None, None]
     one.add_episodes([Episode(0, 0, 7.0, 10, version=5)])
-    assert one.objective == 7.0
+    assert objectives(policies) == [7.0, None]
 
 
-def test_it_is_told_which_policies_have_no_objective() -> None:
-    """Once for each set of them, and where some have one only after a further period."""
-    population: Any = SimpleNamespace(
-        _told_of_missing=set(), _late_env_steps=450,
-        config=SimpleNamespace(population=SimpleNamespace(objective="episode/return_mean")),
-    )  # fmt: skip
+def test_it_is_told_which_policies_have_no_objective(tmp_path: Path) -> None:
+    """Once for each set of them, after a further period with the same weights."""
+    policies = two_policies(tmp_path)
+    population = Population(policies[0].config, RunFolder(tmp_path, signed=True))
     said: list[str] = []
 
     def consider(env_steps: int, *found: float | None) -> None:
-        policies: Any = [SimpleNamespace(counters=SimpleNamespace(env_steps=env_steps))] * 3
-        Population._tell_of_missing(population, found, policies, said.append)
+        for policy in policies:
+            policy.counters.env_steps = env_steps
+        population._tell_of_missing(found, policies, said.append)
 
     for _ in range(2):
-        consider(300, None, None, None)
-        consider(300, None, 1.0, 2.0)
-        consider(460, 1.0, math.nan, 2.0)
-        consider(460, None, 1.0, math.inf)
-    rest = "finite episode/return_mean yet: until all have it, none is copied or changed"
-    who = "no policy has a", "policy 1 has no", "policies 0, 2 have no"
-    assert said == [f"{each} {rest}" for each in who]
+        consider(300, None, None)
+        consider(460, 1.0, None)
+        consider(460, None, None)
+        policies[1].record.since = 100  # it became a copy
+        consider(460, None, None)
+        policies[1].record.since = 0
+    rest = "episode/return_mean of 20 episodes yet: until then"
+    assert said == [
+        f"policy 1 has no {rest} it is neither copied nor replaced",
+        f"policies 0, 1 have no {rest} they are neither copied nor replaced",
+        f"policy 0 has no {rest} it is neither copied nor replaced",
+    ]

@@ -46,7 +46,7 @@ TUNED = SMALL | {
     "population.mutation_rate": 0.7,
     "population.start_env_steps": 200,
     "population.period_env_steps": 100,
-    "population.window_episodes": 10,
+    "population.min_episodes": 3,
     "env.success": "info:won",
     "checkpoint.interval_updates": 6,
     "checkpoint.max_cut_frac": 1.0,

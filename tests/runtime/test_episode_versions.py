@@ -12,6 +12,7 @@ from quintet.envs.make import make_vector_env
 from quintet.envs.toy import Scripted
 from quintet.observe.metrics import EpisodeStats
 from quintet.observe.timing import PhaseTimer
+from quintet.population.scores import Record
 from quintet.protocols import DataPlan
 from quintet.run.policy_run import PolicyCounters, PolicyRun
 from quintet.runtime.batch import Episode
@@ -74,10 +75,12 @@ def test_an_episode_has_the_version_that_acted_in_its_first_row(policies: int, s
 
 def test_only_episodes_of_the_new_weights_count_among_the_last_ones() -> None:
     policy: Any = SimpleNamespace(
-        counters=PolicyCounters(), episodes=EpisodeStats(window=10), _own_since=40
-    )
+        counters=PolicyCounters(env_steps=9), episodes=EpisodeStats(), _own_since=40,
+        record=Record(100), alone=False,
+    )  # fmt: skip
     episodes = [Episode(0, 0, float(v), 5, None, v) for v in (39, 40, 12, 41)]
     PolicyRun.add_episodes(policy, episodes)
-    assert [return_ for return_, *_ in policy.episodes.save_recent()] == [40.0, 41.0]
+    assert policy.episodes.recent_return == 40.5
+    assert policy.record.mean("episode/return_mean", 100) == 40.5
     assert policy.counters.ended_episodes == 4
     assert policy.episodes.report()["episode/count"] == 4

@@ -31,7 +31,7 @@ POPULATION = {
     "population.size": 3,
     "population.start_env_steps": 300,
     "population.period_env_steps": 150,
-    "population.window_episodes": 5,
+    "population.min_episodes": 2,
 }
 LOCKSTEP = {"runtime.kind": "lockstep", "runtime.lag": 1, "runtime.slots": None}
 

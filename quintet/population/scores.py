@@ -1,0 +1,123 @@
+"""Scores by which the policies of a population are ranked: means over equal spans of env_steps."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any, Protocol, final
+
+MOST_WINDOWS = 10
+"""Windows after which a policy's episodes are forgotten: no span is longer."""
+
+
+class Ended(Protocol):
+    """A whole episode; see `quintet.runtime.batch.Episode`."""
+
+    @property
+    def return_(self) -> float: ...
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def success(self) -> bool | None: ...
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Over the episodes that a batch told of.
+
+    env_steps: of the policy, after the batch.
+    judged: episodes in which success is defined.
+    """
+
+    env_steps: int
+    episodes: int
+    returns: float
+    lengths: int
+    judged: int
+    won: int
+
+
+OF_EPISODES = "episode/"
+"""How the names of objectives of episodes begin."""
+
+_Parts = Callable[[_Sums], tuple[float, int]]
+
+MEANS: Mapping[str, _Parts] = {
+    "episode/return_mean": lambda sums: (sums.returns, sums.episodes),
+    "episode/length_mean": lambda sums: (float(sums.lengths), sums.episodes),
+    "episode/success_rate": lambda sums: (float(sums.won), sums.judged),
+}
+"""Objectives of episodes by name: what is summed, and over how many."""
+
+
+@final
+class Record:
+    """The newest episodes of one policy, by its own env_steps.
+
+    env_steps: of the policy so far.
+    since: its env_steps when it began with the weights that it has been training from.
+    """
+
+    def __init__(self, longest: int):
+        """longest: env_steps of the policy after which episodes are forgotten."""
+        self.longest, self.env_steps, self.since = longest, 0, 0
+        self._sums: deque[_Sums] = deque()
+
+    def add(self, env_steps: int, episodes: Iterable[Ended]) -> None:
+        """Adds episodes that its own weights began; env_steps: of the policy, theirs included."""
+        self.env_steps = env_steps
+        ended = list(episodes)
+        if ended:
+            judged = [each.success for each in ended if each.success is not None]
+            returns = sum(each.return_ for each in ended)
+            lengths = sum(each.length for each in ended)
+            sums = (env_steps, len(ended), returns, lengths, len(judged), sum(judged))
+            self._sums.append(_Sums(*sums))
+        while self._sums and self._sums[0].env_steps <= env_steps - self.longest:
+            self._sums.popleft()
+
+    def begin_anew(self) -> None:
+        """Forgets all episodes, as the policy has other weights now."""
+        self.since = self.env_steps
+        self._sums.clear()
+
+    def span(self, name: str, episodes: int) -> int | None:
+        """The newest env_steps that hold so many episodes; None where there are too few."""
+        counted = 0
+        for sums in reversed(self._sums):
+            counted += MEANS[name](sums)[1]
+            if counted >= episodes:
+                return self.env_steps - sums.env_steps + 1
+        return None
+
+    def mean(self, name: str, span: int) -> float:
+        """Of the episodes that ended in the newest `span` env_steps, of which there is one."""
+        begin = self.env_steps - span
+        parts = [MEANS[name](sums) for sums in self._sums if sums.env_steps > begin]
+        return sum(total for total, _ in parts) / sum(count for _, count in parts)
+
+    def save(self) -> dict[str, Any]:
+        """JSON-able."""
+        sums = [astuple(each) for each in self._sums]
+        return {"env_steps": self.env_steps, "since": self.since, "sums": sums}
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Goes on from what `save` returned."""
+        self.env_steps, self.since = saved["env_steps"], saved["since"]
+        self._sums = deque(_Sums(*each) for each in saved["sums"])
+
+
+def compared(records: Sequence[Record], name: str, window: int, least: int) -> list[float | None]:
+    """The mean of each policy over the same span of its own newest env_steps.
+
+    The span is the window, or where that holds fewer than `least` episodes of a policy, as many
+    env_steps as hold them.  None: fewer episodes ended in MOST_WINDOWS windows, or since the policy
+    has the weights of another one; or it has had them for less than the span.
+    """
+    spans = [record.span(name, least) for record in records]
+    span = max([window, *(each for each in spans if each is not None)])
+    return [
+        None if own is None or record.env_steps - record.since < span else record.mean(name, span)
+        for record, own in zip(records, spans, strict=True)
+    ]
