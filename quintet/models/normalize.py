@@ -99,7 +99,8 @@ class ObservationNormalizer(nn.Module):
     statistics are in units of the picture.
 
     The statistics change when data are merged or loaded, not in `forward`: a learner merges at the
-    end of an iteration, so that its transform equals the actors'.
+    end of an iteration, so that its transform equals the actors'; the first batch alone at its
+    start.
     """
 
     def __init__(
@@ -130,6 +131,11 @@ class ObservationNormalizer(nn.Module):
         moments = self.moments[self.names.index(name)]
         assert isinstance(moments, RunningMoments)
         return moments
+
+    @property
+    def empty(self) -> bool:
+        """Whether statistics of a leaf are without data."""
+        return any(bool(self.leaf_moments(name).count == 0) for name in self.names)
 
     def _refresh(self) -> None:
         """Recomputes the transform from the statistics; before any data floats stay as they are."""
@@ -196,6 +202,11 @@ class RewardNormalizer(nn.Module):
         self.kind, self.epsilon = kind, epsilon
         self.clip = clip if kind != "none" and clip is not None and clip > 0 else None
         self.moments = RunningMoments(())
+
+    @property
+    def empty(self) -> bool:
+        """Whether it has statistics, without data."""
+        return self.kind != "none" and bool(self.moments.count == 0)
 
     def forward(self, reward: Tensor) -> Tensor:
         """Rewards of any shape; before any data they stay as they are."""

@@ -209,7 +209,7 @@ _CONTROL = {
     "q/collected_mean": Metric(_REWARD, "mean value of the actions that were executed"),
     "exploration/action_mean": Metric(_ACTIONS, "mean of executed actions, over dimensions too"),
     "exploration/action_std": Metric(_ACTIONS, "their standard deviation"),
-    "exploration/action_saturation_frac": Metric("1", "share of them that lie at a bound"),
+    "exploration/action_saturation_frac": Metric("1", "share of them within 0.01 of a bound"),
     "exploration/param_noise_std": Metric("1", "standard deviation of parameter noise"),
     "exploration/param_noise_distance": Metric(
         _ACTIONS, "how far parameter noise moves actions, root mean square"

@@ -190,7 +190,7 @@ def test_what_invalid_rows_hold_does_not_matter() -> None:
     assert torch.equal(learners[0].trained.theta, learners[1].trained.theta)
 
 
-def test_rows_are_normalised_by_the_statistics_of_earlier_iterations() -> None:
+def test_statistics_take_a_batch_after_it_was_learned_from() -> None:
     learner = make_learner(reward_normalizer="step_std", normalize_observations=True)
     merge, updates = learner.normalizers.merge, list[int]()
 
@@ -201,7 +201,8 @@ def test_rows_are_normalised_by_the_statistics_of_earlier_iterations() -> None:
     learner.normalizers.merge = watched  # type: ignore[method-assign]
     batch = make_batch(learner)
     learner.update(batch, 0)
-    assert updates == [1]
+    learner.update(batch, 0)
+    assert updates == [1, 2]
     std = learner.normalizers.rewards.moments.variance.add(1e-3).sqrt().float()
     found = learner._chunks(batch).reward[batch.valid]
     torch.testing.assert_close(found, batch.reward[batch.valid] / std, rtol=1e-4, atol=1e-6)

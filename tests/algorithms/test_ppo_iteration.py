@@ -28,7 +28,10 @@ GOLDEN = {
 
 
 def on_policy(learner: PPOLearner, batch: Rollout) -> Rollout:
-    """The batch as if the learner's own network had acted in it."""
+    """The batch as if the learner's own network had acted in it, by the statistics with which it is
+    learned from.
+    """
+    learner.normalizers.merge_first(batch)
     obs = learner.normalizers.observations(
         {name: x[:-1].flatten(0, 1) for name, x in batch.obs.items()}
     )
@@ -348,7 +351,7 @@ def test_one_full_batch_is_the_vanilla_policy_gradient(spaces, clip: float | Non
 
 
 @pytest.mark.parametrize("mode", ["return_std", "step_std"])
-def test_rewards_are_divided_by_what_earlier_iterations_saw(mode: str):
+def test_rewards_are_divided_by_what_was_seen(mode: str):
     learner = make_learner(PPOConfig(reward_normalizer=mode, reward_norm_clip=1.5))
     first, second = make_rollout(seed=1), make_rollout(seed=2)
     # before any data the identity, without a clip

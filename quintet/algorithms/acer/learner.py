@@ -20,7 +20,7 @@ Departures from the paper, each with the switch that turns it off, where there i
     (``entropy_coef=0.001``).
  4. Observations and rewards may be normalised by running statistics
     (``normalize_observations=false``, ``normalize_pictures=false`` and ``reward_normalizer=none``,
-    the defaults, are the paper's).
+    the defaults, are the paper's).  The first batch goes into them before it is learned from.
  5. The spread of continuous actions may be learned (``learn_std=false``, the default, is the
     paper's).
  6. Where not all actions are choices of one Discrete space, values of actions come from a
@@ -159,13 +159,17 @@ class ACERLearner:
         self.learning_rate = config.learning_rate * self.schedule(done)
         descent = self.trained.descent(self.learning_rate, config)
         knobs, follow = knobs_of(Knobs, config), 1.0 - config.average_decay
+        learns = self.normalizers.learn and not batch.replayed
+        whole = self.ranks.whole(batch) if learns else batch
+        if learns:
+            self.normalizers.merge_first(whole)
         self.trained.step(self._unrolls(batch), knobs, descent, follow=follow)
+        if learns:
+            self.normalizers.merge(whole)
         if batch.replayed:
             self.replayed_updates += 1
         else:
             self.fresh_updates += 1
-            if self.normalizers.learn:
-                self.normalizers.merge(self.ranks.whole(batch))
         self.version += 1
         self.trained.fold_when_due()
 

@@ -16,7 +16,8 @@ one:
     advantage plus value (``use_vtrace=true``, the default, has no GAE).
  4. Traces of V-trace may decay (``lambda_=1``, the default, is the original's).
  5. Rows that are too old are masked one by one; a column without others is dropped.
- 6. Observations and rewards may be normalised by running statistics (the defaults are off).
+ 6. Observations and rewards may be normalised by running statistics (the defaults are off).  The
+    first batch goes into them before it is learned from.
 """
 
 import math
@@ -187,6 +188,7 @@ class APPOLearner:
             linear = config.lr_schedule == "linear"
             self.learning_rate = config.learning_rate * (left if linear else 1.0)
         batch = self.ranks.whole(batch)
+        self.normalizers.merge_first(batch)
         chunks = self._chunks(batch)
         knobs, before, self.skipped = knobs_of(Knobs, config, first=1.0), 1e9, 0
         for epoch in range(config.num_epochs):

@@ -52,6 +52,11 @@ from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces
 
 _ACTOR, _CRITIC = "actor.", "critic."
 
+SATURATED = 0.99
+"""Of half the action range; beyond it the tanh of the policy's output has hardly a gradient.  The
+tanh itself never reaches 1.
+"""
+
 
 @dataclass(frozen=True)
 class Transitions:
@@ -173,7 +178,7 @@ class DDPGLearner:
                 value = q * self.targets.numbers()[1] + self.targets.numbers()[0]
             a = action.double()
             count = a.new_tensor(float(len(a)))
-            bound = (a.abs() >= 1.0).double()
+            bound = (a.abs() > SATURATED).double()
             sums = (value.double(), a, a.square(), bound)
             self.collected += torch.stack((count, *(x.sum() for x in sums)))
         if self.normalizer.names and self.config.update_normalizers:

@@ -119,6 +119,14 @@ class Networks(nn.Module):
         return kernels(self, inner)
 
 
+NORMALIZING = (
+    *(nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.SyncBatchNorm),
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+)
+"""PyTorch's layers that normalise and have weights."""
+
+
 def perturbable(policy: nn.Module) -> dict[str, bool]:
     """By name of a parameter, whether parameter noise moves it: normalising layers are left as they
     are.
@@ -126,7 +134,7 @@ def perturbable(policy: nn.Module) -> dict[str, bool]:
     norms = {
         parameter
         for module in policy.modules()
-        if isinstance(module, nn.LayerNorm | nn.RMSNorm | nn.GroupNorm)
+        if isinstance(module, NORMALIZING)
         for parameter in module.parameters()
     }
     return {name: parameter not in norms for name, parameter in policy.named_parameters()}

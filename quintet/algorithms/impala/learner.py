@@ -14,7 +14,7 @@ Departures from the paper, each with the switch that turns it off:
  4. RMSProp is PyTorch's, with epsilon outside of the root (``rmsprop_epsilon_inside_sqrt``).
  5. Observations and rewards may be normalised by running statistics
     (``normalize_observations=false``, ``normalize_pictures=false`` and ``reward_normalizer=none``,
-    the defaults, are the paper's).
+    the defaults, are the paper's).  The first batch goes into them before it is learned from.
 """
 
 from typing import Any, NamedTuple, final
@@ -104,16 +104,17 @@ class ImpalaLearner:
         self.config = options
 
     def update(self, batch: Rollout, env_steps: int) -> None:
-        """One optimizer step on the batch, then an update of the normaliser."""
+        """One optimizer step on the batch, then an update of the normalisers."""
         config = self.config
         left = schedules.linear(env_steps, self.setup.total_env_steps)
         self.learning_rate = config.learning_rate * (left if config.lr_schedule == "linear" else 1)
         entropy_coef = config.entropy_coef * (left if config.entropy_schedule == "linear" else 1)
         descent = self.trained.descent(self.learning_rate, config)
+        whole = self.ranks.whole(batch) if self.normalizers.learn else batch
+        self.normalizers.merge_first(whole)
         self.trained.step(self._unrolls(batch), self.knobs(entropy_coef), descent)
         self.trained.fold()
-        if self.normalizers.learn:
-            self.normalizers.merge(self.ranks.whole(batch))
+        self.normalizers.merge(whole)
         self.version += 1
 
     def knobs(self, entropy_coef: float) -> Knobs:

@@ -44,6 +44,11 @@ ONLY_LEARNING = ("reward_moments/",)
 class Normalizers:
     """Both normalisers of a learner, by the statistics of all batches that were merged.
 
+    The first batch is merged before it is learned from (`merge_first`): without statistics rewards
+    would be learned from as they are, whatever their scale, and the network would be fitted to
+    observations as they never come again.  Every later one is merged afterwards (`merge`), so the
+    learner sees observations as the actors saw them.
+
     learn: whether batches are merged; statistics stay as they are where `update_normalizers` is
         false.
     return_discount: of the running return by which rewards are divided; None where none is needed.
@@ -58,6 +63,8 @@ class Normalizers:
         ).to(device)
         used = bool(self.observations.names) or self.rewards.kind != "none"
         self.learn = used and config.update_normalizers
+        self._known = False  # whether there are statistics; asked of the device until there are
+        self._merged: tuple[bool, bool] = (False, False)  # observations, rewards of this batch
         by_return = self.learn and self.rewards.kind == "return_std"
         # It stays where gamma changes later, as it is a matter of scale.
         self.return_discount = config.gamma if by_return else None
@@ -93,11 +100,33 @@ class Normalizers:
         flat: Obs = self.observations(flat_obs(batch))
         return flat
 
+    @property
+    def moved(self) -> bool:
+        """Whether the batch that is learned from was acted before there were statistics of
+        observations, and is learned from with them.
+        """
+        return self._merged[0]
+
+    def merge_first(self, batch: Rollout) -> None:
+        """Adds the valid rows of a batch that is about to be learned from to those statistics that
+        are empty, unless they stay so.
+        """
+        if self.learn and not self._known:
+            self._merged = (self.observations.empty, self.rewards.empty)
+            self._merge(batch, *self._merged)
+            self._known = not any(self._merged)
+
     def merge(self, batch: Rollout) -> None:
-        """Adds the valid rows of a batch, unless statistics stay as they are."""
+        """Adds the valid rows of a batch that was learned from, where `merge_first` has not."""
         if self.learn:
+            self._merge(batch, *(not each for each in self._merged))
+            self._merged = (False, False)
+
+    def _merge(self, batch: Rollout, observations: bool, rewards: bool) -> None:
+        if observations:
             obs = {name: x[:-1] for name, x in batch.obs.items()}
             self.observations.merge(obs, batch.valid)
+        if rewards:
             self.rewards.merge(batch)
 
     def clip_share(self, obs: Obs, use: Tensor, count: Tensor) -> Tensor:

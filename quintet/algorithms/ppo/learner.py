@@ -17,6 +17,9 @@ Departures from the papers, each with the switch that turns it off:
  7. The dead band of the adaptive KL penalty is 0.3 wide, the paper's 0.5 (``kl_tolerance``).
  8. Minibatches are even: the valid rows (recurrent: the chunks that have any) are split in parts
     that differ by at most one, so none is tiny (``drop_last``: whole ones without the rest).
+ 9. The first batch goes into empty statistics before it is learned from, later ones afterwards.
+    The policy acted in it on observations as they are, so its first ratios are not 1
+    (``normalize_observations=false``, ``reward_normalizer=none``).
 """
 
 from collections.abc import Iterator
@@ -107,6 +110,7 @@ class PPOLearner:
         config, trained = self.config, self.trained
         self.schedule.begin(env_steps)
         batch = self.ranks.whole(batch)
+        self.normalizers.merge_first(batch)
         use = minibatches.ended_rows(batch) if config.unfinished_episode == "drop" else batch.valid
         self.reports.distributions = {}
         self.version += 1
@@ -144,6 +148,7 @@ class PPOLearner:
         config = self.config
         obs = self.normalizers.flat(batch)
         recorded = config.refresh_advantages == "once" and config.value_source == "recorded"
+        recorded = recorded and not self.normalizers.moved
         chunks = Chunks(use.shape, self.chunk_steps, use.device)
         v = chunks.values(self.network, batch, obs, recorded)
         v_tm1, v_t = v[:-1], v[1:]
