@@ -5,7 +5,7 @@ What can be refused without a network is refused before PyTorch is imported.
 
 import inspect
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -16,11 +16,11 @@ from quintet.config.load import Layer, Loaded, flatten, hint, options
 from quintet.config.saved import Unusable, load_config, load_seeds
 from quintet.envs.given import EnvSource, GivenEnv, can_be_made_again, settle
 from quintet.errors import ConfigError, GroupFault
+from quintet.system.importing import Given, named
 from quintet.system.trust import vouched
 
 if TYPE_CHECKING:
-    from torch import nn
-
+    from quintet.models.custom import Maker
     from quintet.policy import Policy
     from quintet.run.callbacks import Callbacks, OnReport
     from quintet.run.launch import Result
@@ -37,7 +37,8 @@ def train(
     on_report: "OnReport | None" = None,
     *,
     callbacks: "Callbacks | None" = None,
-    model: "type[nn.Module] | None" = None,
+    model: "Maker | None" = None,
+    lr_schedule: Callable[[float], float] | None = None,
     trust: bool = False,
     overwrite: bool = False,
 ) -> "Result": ...
@@ -54,7 +55,8 @@ def train(
     on_report: None = None,
     *,
     callbacks: None = None,
-    model: "type[nn.Module] | None" = None,
+    model: "Maker | None" = None,
+    lr_schedule: Callable[[float], float] | None = None,
     trust: bool = False,
     overwrite: bool = False,
     seeds: Sequence[int],
@@ -72,7 +74,8 @@ def train(
     on_report: "OnReport | None" = None,
     *,
     callbacks: "Callbacks | None" = None,
-    model: "type[nn.Module] | None" = None,
+    model: "Maker | None" = None,
+    lr_schedule: Callable[[float], float] | None = None,
     trust: bool = False,
     overwrite: bool = False,
     seeds: Sequence[int] | None = None,
@@ -94,8 +97,13 @@ def train(
         on_report: called with every report; once it returns True, the run stops as by Ctrl-C. An
             error that it raises also ends the run, after a checkpoint.
         callbacks: functions that are called at further moments of the run.
-        model: an encoder of your own, see `quintet.models.custom`; short for its import string in
-            ``model.encoder``.
+        model: an encoder of your own, see `quintet.models.custom`: a class, or a function that
+            makes it.  It stands for its import string in ``model.encoder``; what has none (a
+            lambda, a class made inside a function) has to be given again to go on with the run,
+            and to `quintet.load` as `encoder`.
+        lr_schedule: a function of the share of the budget that is done, from 0 to 1, which gives
+            the factor of the learning rate.  It stands for its import string in ``lr_schedule``;
+            what has none has to be given again to go on with the run.
         trust: whether code that the run in `run_dir` names may be imported and called, whoever made
             the run. False: only code that is given here too, or if this user made the run on this
             machine.
@@ -128,9 +136,12 @@ def train(
     values = {name: value for name, value in given.items() if value is not None}
     values |= flatten(config or {}, options(algo))
     if model is not None:
-        from quintet.models.custom import encoder_import_string
+        from quintet.models.custom import encoder_name
 
-        _settle("model", values, {"model.encoder": encoder_import_string(model)})
+        _settle("model", values, {"model.encoder": encoder_name(model)})
+    if lr_schedule is not None:
+        _check_call("lr_schedule", lr_schedule, "the share of the budget that is done")
+        _settle("lr_schedule", values, {"lr_schedule": named("lr_schedule", lr_schedule)})
     source = _settle_env(env, values)
     command = Layer("call", values)
     if seeds is None:
@@ -189,7 +200,9 @@ def _trained_policy(run_dir: Path, loaded: Loaded | Unusable) -> "Policy":
 
     assert isinstance(loaded, Loaded)
     description, *_ = find_policy(run_dir)
-    return load(run_dir, trust=vouched(description, loaded.config.flat()))
+    trusted = vouched(description, loaded.config.flat())
+    own = loaded.config.model.encoder
+    return load(run_dir, trust=trusted, encoder=own if isinstance(own, Given) else None)
 
 
 def _check_callbacks(callbacks: "Callbacks") -> None:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from quintet import checkpoint, spaces
 from quintet.algorithms import registry
@@ -22,7 +22,7 @@ from quintet.envs.config import EnvConfig
 from quintet.envs.gymnasium import leaf_of
 from quintet.errors import CheckpointError, ConfigError, QuintetError
 from quintet.models.config import ModelConfig
-from quintet.models.custom import encoder_import_string
+from quintet.models.custom import Maker, encoder_name
 from quintet.protocols import Actor
 from quintet.system import files, trust
 from quintet.system.blame import no_exit
@@ -51,7 +51,8 @@ def describe(
     return {
         "algo": algo,
         "learner": learner.model_dump(mode="json"),
-        "model": model.model_dump(mode="json"),
+        # With the function of an encoder that was given as one, of which JSON keeps the name.
+        "model": model.model_dump(mode="json") | {"encoder": model.encoder},
         "env": env.model_dump(mode="json"),
         **_spaces_as_json(of),
         "own": _spaces_as_json(of.own or of),
@@ -338,7 +339,7 @@ def load(
     which: str = "latest",
     *,
     trust: bool = False,
-    encoder: str | type[nn.Module] | None = None,
+    encoder: str | Maker | None = None,
 ) -> Policy:
     """The policy in a run folder, a checkpoint or a saved policy folder.
 
@@ -346,8 +347,9 @@ def load(
         which: of a run folder: ``latest``, ``best``, or the name of one of its checkpoints.
         trust: whether code that the folder names may be imported and called, by `evaluate` also
             the environment's.  False: only if this user made the folder on this machine.
-        encoder: the class of the policy's encoder, or its import string, which is then imported
-            whoever made the folder.
+        encoder: the class of the policy's encoder, or the function that makes it, or its import
+            string, which is then imported whoever made the folder.  A function without an import
+            string (a lambda) must be given.
 
     Raises:
         CheckpointError: there is no readable policy at the path, or its weights are not finite.
@@ -359,7 +361,10 @@ def load(
     found = _find(Path(path), which)
     try:
         description, publication, _ = _parts(found)
-        origin = _origin(found, trust, description["model"]["encoder"], encoder)
+        given = encoder if encoder is None or isinstance(encoder, str) else encoder_name(encoder)
+        origin = _origin(found, trust, description["model"]["encoder"], given)
+        if given is not None:
+            description = {**description, "model": {**description["model"], "encoder": given}}
         return Policy(description, publication, origin)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise _no_policy(found, error) from error
@@ -369,11 +374,9 @@ def _origin(
     found: checkpoint.Checkpoint,
     trusted: bool,
     named: Any,
-    given: str | type[nn.Module] | None,
+    given: str | None,
 ) -> trust.Origin:
     """named: the policy's encoder; given: the caller's."""
-    if given is not None and not isinstance(given, str):
-        given = encoder_import_string(given)
     if given is not None and given != named:
         raise ConfigError(
             f"model.encoder must be the one that the policy in {found.path} was trained with, "

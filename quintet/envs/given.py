@@ -14,6 +14,7 @@ from gymnasium.vector import VectorEnv as ForeignVectorEnv
 from quintet.envs import envpool, foreign
 from quintet.envs.versions import is_ales
 from quintet.errors import ConfigError
+from quintet.system.importing import name_of
 
 MakeEnv = Callable[..., gymnasium.Env[Any, Any] | ForeignVectorEnv[Any, Any, Any]]
 """Makes one environment, or, with a parameter ``num_envs``, a vector environment of that size."""
@@ -119,19 +120,3 @@ def makes_groups(maker: MakeEnv) -> bool:
         return "num_envs" in inspect.signature(maker).parameters
     except (TypeError, ValueError):  # some built-in callables don't tell
         return False
-
-
-def name_of(source: object) -> str:
-    """``module:name`` of a source, or ``module:<name>`` where that is no import string: for a
-    partial the name of its function, for an object that of its class.
-    """
-    maker: Any = source
-    while isinstance(maker, partial):
-        maker = maker.func
-    module = getattr(maker, "__module__", None) or "__main__"
-    name = getattr(maker, "__qualname__", None)
-    if name is None:
-        return f"{module}:<{type(maker).__qualname__}>"
-    if name.startswith("<"):  # a lambda
-        return f"{module}:{name}"
-    return f"{module}:<{name}>" if maker is not source or "<" in name else f"{module}:{name}"

@@ -14,11 +14,11 @@ from quintet.envs import ale, envpool, envpool_library
 from quintet.envs.atari import AtariConfig, read_config
 from quintet.envs.calling import call_maker
 from quintet.envs.config import EnvConfig
-from quintet.envs.given import EnvSource, MakeEnv, can_be_made_again, makes_groups, name_of
+from quintet.envs.given import EnvSource, MakeEnv, can_be_made_again, makes_groups
 from quintet.envs.ids import envpool_id, is_parallel, resolve_backend
 from quintet.envs.pettingzoo import num_agents
 from quintet.errors import ConfigError
-from quintet.system.importing import import_module
+from quintet.system.importing import import_module, name_of
 
 
 @final

@@ -19,7 +19,7 @@ from quintet.models.leaves import (
 )
 from quintet.models.words import is_word, word_hash
 from quintet.spaces import action_leaves, observation_leaves
-from quintet.system.importing import is_import_string
+from quintet.system.importing import CodeName, is_code_name
 from quintet.types import ACTION_MASK, LAST_ACTION, LAST_REWARD, Spaces
 
 Width = Annotated[int, Field(ge=1)]
@@ -89,10 +89,11 @@ class ModelConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    encoder: str = Field(
+    encoder: CodeName = Field(
         "auto",
         description="network body: mlp, nature_cnn, impala_cnn, film_grid (for MiniGrid and "
-        "BabyAI), or an import string of a module of your own ('pkg.module:Class'); auto: "
+        "BabyAI), or an import string of a module of your own ('pkg.module:Class', or a function "
+        "that makes one); auto: "
         "film_grid where the leaves are direction, image and mission of a grid, nature_cnn where "
         "there is a uint8 picture, else mlp",
     )
@@ -181,7 +182,7 @@ class ModelConfig(BaseModel):
     @field_validator("encoder")
     @classmethod
     def _encoder_is_known(cls, value: str) -> str:
-        if value in ("auto", *TRAITS) or is_import_string(value):
+        if value in ("auto", *TRAITS) or is_code_name(value):
             return value
         raise ValueError(
             f"must be auto, {', '.join(TRAITS)} or an import string 'pkg.module:Class'"

@@ -2,7 +2,8 @@
 
 The contract of such a class:
 
-- ``Class(leaves, **encoder_kwargs)`` makes a ``torch.nn.Module``.  `leaves` are the spaces of the
+- ``Class(leaves, **encoder_kwargs)`` makes a ``torch.nn.Module``, and so may a function, anew at
+  every call.  `leaves` are the spaces of the
   observation by path, in their order, without the action mask; a plain space is the one leaf
   ``"obs"``; discrete values count from 0.
 - Its attribute ``feature_size`` is a positive int, F.
@@ -30,6 +31,7 @@ while the module is made.
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, NoReturn, final
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -43,41 +45,47 @@ from quintet.models.leaves import Leaves
 from quintet.models.precision import Precision
 from quintet.spaces import Space, leaf_dtype
 from quintet.system.blame import raised, traced
-from quintet.system.importing import import_module
+from quintet.system.importing import Given, import_module, is_import_string, named, nameless
 from quintet.system.signals import STOPS
 from quintet.types import Obs
 
 TRIAL_ROWS = 2
 
 
-def encoder_import_string(cls: type[nn.Module]) -> str:
-    """``module:Class``, what ``model.encoder`` calls a class by; raises ConfigError if it is no
-    class of modules, or none that can be found by its name (one made inside a function).
-    """
-    if not isinstance(cls, type) or not issubclass(cls, nn.Module):
-        raise ConfigError(
-            f"model requires a class of torch.nn.Module, got {cls!r}; give the class itself, not "
-            "an object or a function that makes one, its arguments in model.encoder_kwargs"
-        )
-    name = f"{cls.__module__}:{cls.__qualname__}"
-    if "<" in name:
-        raise ConfigError(
-            f"model requires a class that can be imported by its name, {name} is made inside a "
-            "function; move it to the top level of its module"
-        )
-    if find_encoder(name) is not cls:
-        raise ConfigError(
-            f"model requires the class that its name stands for, {name} names another class; give "
-            "it a name of its own, or give the other class"
-        )
-    return name
+Maker = Callable[..., nn.Module]
+"""A class of modules, or a function that makes one, of the leaves and ``model.encoder_kwargs``."""
+
+_made: WeakSet[nn.Module] = WeakSet()
+"""Every module with parameters that a user's class or function has made."""
 
 
-def find_encoder(name: str) -> type[nn.Module]:
-    """The class that an import string names; raises ConfigError if there is no such module, or no
-    such class in it.
+def encoder_name(maker: Maker) -> str:
+    """What ``model.encoder`` holds of a class or function that was given in Python; raises
+    ConfigError if it makes no modules, or its name stands for another one.
     """
+    if _makes_none(maker):
+        raise ConfigError(
+            f"model requires a class of torch.nn.Module, or a function that makes one, got "
+            f"{maker!r}; give the class or the function itself, its arguments in "
+            "model.encoder_kwargs"
+        )
+    return named("model", maker)
+
+
+def _makes_none(maker: object) -> bool:
+    other_class = isinstance(maker, type) and not issubclass(maker, nn.Module)
+    return other_class or isinstance(maker, nn.Module) or not callable(maker)
+
+
+def find_encoder(name: str) -> Maker:
+    """The class or function that was given, or that an import string names; raises ConfigError if
+    there is no such module, or nothing in it that makes modules.
+    """
+    if isinstance(name, Given):
+        return name.function
     module_name, _, path = name.partition(":")
+    if not is_import_string(name):
+        raise nameless("model.encoder", name, "model= of quintet.train, encoder= of quintet.load")
     found: Any = import_module(module_name, f"model.encoder={name}")
     for part in path.split("."):
         if part not in vars(found):
@@ -88,16 +96,17 @@ def find_encoder(name: str) -> type[nn.Module]:
                     "train again with the class in a module that can be imported"
                 )
             raise ConfigError(
-                f"model.encoder={name} requires a class {path!r} in module {module_name!r}, there "
-                f"is no {part!r}; {advice}"
+                f"model.encoder={name} requires a class or function {path!r} in module "
+                f"{module_name!r}, there is no {part!r}; {advice}"
             )
         found = vars(found)[part]
-    if not isinstance(found, type) or not issubclass(found, nn.Module):
+    if _makes_none(found):
         raise ConfigError(
-            f"model.encoder={name} requires a class of torch.nn.Module, it names {found!r}; "
-            "correct the name, or inherit from torch.nn.Module"
+            f"model.encoder={name} requires a class of torch.nn.Module or a function that makes "
+            f"one, it names {found!r}; correct the name, or inherit from torch.nn.Module"
         )
-    return found
+    maker: Maker = found
+    return maker
 
 
 @final
@@ -117,13 +126,13 @@ class CustomEncoder(nn.Module):
             ConfigError: the class can't be found or made, or breaks the contract.
         """
         super().__init__()
-        cls = find_encoder(name)
+        maker = find_encoder(name)
         if generator is not None:
             seed = int(torch.randint(2**63 - 1, (), generator=generator))
             torch.default_generator.manual_seed(seed)
         self.names = tuple(leaves)
         try:
-            self.module = cls(leaves, **kwargs)
+            made = maker(leaves, **kwargs)
         except STOPS:
             raise
         except BaseException as error:
@@ -133,6 +142,7 @@ class CustomEncoder(nn.Module):
                 "correct the class or model.encoder_kwargs"
             )
             raise traced(fault, error) from error
+        self.module = _require_new(made, name)
         self.feature_size, self.loss_names = _check(self.module, name, leaves)
 
     def forward(self, obs: Obs) -> Encoded:
@@ -144,6 +154,24 @@ class CustomEncoder(nn.Module):
 
     def cast_weights(self, precision: Precision) -> None:
         """Does nothing: the module may need float32 weights."""
+
+
+def _require_new(made: Any, name: str) -> nn.Module:
+    """What a class or function has made, if it is a module of its own."""
+    if not isinstance(made, nn.Module):
+        raise ConfigError(
+            f"model.encoder={name} must make a torch.nn.Module, it gave {type(made).__name__}; "
+            "correct the function"
+        )
+    parts = [each for each in made.modules() if any(True for _ in each.parameters(recurse=False))]
+    if any(each in _made for each in parts):
+        raise ConfigError(
+            f"model.encoder={name} must make a new module at every call, since actors and learner "
+            "hold weights of their own, it gave one that it has given before; make the module "
+            "inside of the function"
+        )
+    _made.update(parts)
+    return made
 
 
 def _samples(space: Space) -> Tensor:

@@ -38,6 +38,7 @@ from quintet.system import trust
 from quintet.system.blame import no_exit, traced
 from quintet.system.child import how_ended
 from quintet.system.cpus import usable_cores
+from quintet.system.importing import Given
 from quintet.system.lock import run_lock
 from quintet.system.memory import memory_fault
 from quintet.system.signals import stop_on_signals
@@ -235,17 +236,19 @@ def _sharing(loaded: Loaded, values: Mapping[str, Any], runs: int) -> Loaded:
 
 
 def _payload(loaded: Loaded) -> bytes:
-    own = loaded.config.model.encoder.startswith("__main__:")
-    if own or (loaded.env.source is None and loaded.config.env.id.startswith("__main__:")):
+    config = loaded.config
+    code = [config.model.encoder, *(x for _, x in config.learner if isinstance(x, str))]
+    code += [config.env.id] if loaded.env.source is None else []
+    if any(name.startswith("__main__:") and not isinstance(name, Given) for name in code):
         raise ConfigError(
-            "seeds requires environments and models that other processes can import, got one of "
-            "__main__; move it to a module of its own"
+            "seeds requires environments, models and schedules that other processes can import, "
+            "got one of __main__; give it in Python, or move it to a module of its own"
         )
     work = pickled(
         replace(loaded, spaces=None),  # which may hold what can't be sent
-        "seeds requires an environment that can be sent to other processes, got "
-        + loaded.config.env.id,
-        "give a function that makes it",
+        "seeds requires an environment, a model and a schedule that can be sent to other "
+        f"processes, got {config.env.id} and {config.model.encoder}",
+        "give functions that make them and hold nothing of this process",
     )
     return pickle.dumps({"path": sys.path, "run": work})
 

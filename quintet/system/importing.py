@@ -1,16 +1,95 @@
-"""Imports users' modules by import strings.
+"""Imports users' modules by import strings, and names what users give in Python.
 
 Callers ask `quintet.system.trust` first whether a name from a file may be imported.
 """
 
 import importlib
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Annotated, Any, final
+
+from pydantic import WrapValidator
 
 from quintet.errors import ConfigError
 from quintet.system import forks
 from quintet.system.signals import STOPS
+
+_SCRIPTS = ("__main__", "__mp_main__")
+"""Modules that other processes can't import."""
+
+
+@final
+class Given(str):
+    """The name of a function that was given in Python, with the function itself, which other
+    processes are sent by value.  Files keep the name alone.
+    """
+
+    function: Callable[..., Any]
+
+    def __new__(cls, function: Callable[..., Any]) -> "Given":
+        self = super().__new__(cls, name_of(function))
+        self.function = function
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Given, (self.function,)
+
+
+CodeName = Annotated[str, WrapValidator(lambda x, check: x if isinstance(x, Given) else check(x))]
+"""An option that may name code: text that stays `Given` where it is."""
+
+
+def named(argument: str, function: Callable[..., Any]) -> str:
+    """What an option holds of a function or class that was given in Python: an import string where
+    other processes can import it, else `Given`.
+
+    argument: its name, for messages.
+
+    Raises:
+        ConfigError: its import string stands for something else.
+    """
+    name = name_of(function)
+    module_name, _, path = name.partition(":")
+    if not is_import_string(name):
+        return Given(function)
+    found: Any = import_module(module_name, name)
+    for part in path.split("."):
+        found = vars(found).get(part) if hasattr(found, "__dict__") else None
+    if found is not function:
+        raise ConfigError(
+            f"{argument} requires the function or class that its name stands for, {name} names "
+            f"{'nothing' if found is None else 'another one'}; give the other one, or a lambda "
+            "that calls this one"
+        )
+    return Given(function) if module_name in _SCRIPTS else name
+
+
+def nameless(option: str, name: str, argument: str) -> ConfigError:
+    """The error for a function that was `Given`, of which a file has only the name."""
+    return ConfigError(
+        f"{option}={name} requires a function that was given in Python, files keep only its name; "
+        f"give the same function again as {argument}, or train with one at the top level of a "
+        "module, whose name suffices"
+    )
+
+
+def name_of(source: object) -> str:
+    """``module:name`` of a source, or ``module:<name>`` where that is no import string: for a
+    partial the name of its function, for an object that of its class.
+    """
+    maker: Any = source
+    while isinstance(maker, partial):
+        maker = maker.func
+    module = getattr(maker, "__module__", None) or "__main__"
+    name = getattr(maker, "__qualname__", None)
+    if name is None:
+        return f"{module}:<{type(maker).__qualname__}>"
+    if name.startswith("<"):  # a lambda
+        return f"{module}:{name}"
+    return f"{module}:<{name}>" if maker is not source or "<" in name else f"{module}:{name}"
 
 
 def import_module(module_name: str, name: str) -> ModuleType:
@@ -48,6 +127,13 @@ def is_import_string(value: str) -> bool:
     return bool(colon) and all(
         part.isidentifier() for part in [*module.split("."), *name.split(".")]
     )
+
+
+def is_code_name(value: str) -> bool:
+    """Whether it is an import string, or the name of what has none."""
+    module, colon, name = value.partition(":")
+    nameless_ = bool(colon) and name.startswith("<") and name.endswith(">")
+    return is_import_string(value) or (nameless_ and all(map(str.isidentifier, module.split("."))))
 
 
 def _no_module(module_name: str, name: str, error: ModuleNotFoundError) -> ConfigError:

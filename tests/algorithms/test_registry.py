@@ -280,6 +280,9 @@ KEYS = {field.name for field in fields(DataPlan)} | {name.rpartition("/")[2] for
 OF_ENVPOOL = ("batch_size",)
 """Names of options that are also arguments of EnvPool's."""
 
+OF_TRAIN = ("lr_schedule",)
+"""Names of options of every learner that are also arguments of `quintet.train`."""
+
 MAY_NAME = ("algorithms", "bench", "models", "ops", "protocols.py")
 """Learners, work that is fixed for each of them, what they are made of, and the plan's own file."""
 
@@ -291,7 +294,7 @@ def named_in(source: str) -> set[str]:
     learners = {name for name in registry.ALGORITHMS if name != "a2c"}
     theirs = {name for each in learners for name in registry.find(each).config.model_fields}
     theirs = {name for name in theirs if "_" in name}  # others are words of their own, as gamma
-    theirs -= set(OF_ENVPOOL)
+    theirs -= {*OF_ENVPOOL, *OF_TRAIN}
     tree = ast.parse(source)
     prose = {
         id(node.value)
@@ -317,6 +320,8 @@ def test_no_learner_and_none_of_their_options_is_named_outside_algorithms() -> N
         if path.relative_to(ROOT).parts[0] not in MAY_NAME and (found := named_in(path.read_text()))
     }
     assert named == {}
+    for each in registry.ALGORITHMS.keys() - {"a2c"}:
+        assert set(OF_TRAIN) <= registry.find(each).config.model_fields.keys()
 
 
 @pytest.mark.parametrize(

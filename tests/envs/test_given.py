@@ -15,10 +15,10 @@ from gymnasium.wrappers import TransformReward
 
 import quintet
 from quintet import checkpoint
-from quintet.envs.given import name_of
 from quintet.envs.make import make_vector_env
 from quintet.envs.toy import Scripted, Target
 from quintet.errors import ConfigError, EnvironmentFault
+from quintet.system.importing import name_of
 
 ACTIONS = np.random.default_rng(0).integers(0, 2, (40, 3))
 SMALL = {

@@ -2,8 +2,9 @@
 
 import sys
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from quintet.errors import ConfigError
 from quintet.models.build import ActorCritic
 from quintet.models.config import ModelConfig, resolve_model
-from quintet.models.custom import CustomEncoder, encoder_import_string, find_encoder
+from quintet.models.custom import CustomEncoder, encoder_name, find_encoder
 from quintet.models.heads import action_family
 from quintet.models.precision import Precision
 from quintet.types import ACTION_MASK, Spaces
@@ -287,10 +288,10 @@ def test_keywords_that_it_does_not_take():
     ("name", "says"),
     [
         ("no_such_module:Net", "needs module 'no_such_module', which can't be imported"),
-        ("test_custom:Missing", "requires a class 'Missing' in module 'test_custom'"),
+        ("test_custom:Missing", "requires a class or function 'Missing' in module 'test_custom'"),
         ("test_custom:Good.Missing", "there is no 'Missing'; define it at the top level"),
         ("__main__:Missing", "load the policy in that script, or train again with the class in a"),
-        ("test_custom:observations", "requires a class of torch.nn.Module, it names <function"),
+        ("test_custom:SPACES", "requires a class of torch.nn.Module or a .*, it names Spaces"),
         ("collections:OrderedDict", "requires a class of torch.nn.Module"),
     ],
 )
@@ -307,10 +308,10 @@ def test_a_module_in_the_working_folder(tmp_path, monkeypatch):
 
 
 def test_import_strings():
-    assert encoder_import_string(Good) == "test_custom:Good"
-    assert encoder_import_string(Good.Inner) == "test_custom:Good.Inner"
+    assert encoder_name(Good) == "test_custom:Good"
+    assert encoder_name(Good.Inner) == "test_custom:Good.Inner"
     assert find_encoder("test_custom:Good.Inner") is Good.Inner
-    config = ModelConfig(encoder=encoder_import_string(Good))
+    config = ModelConfig(encoder=encoder_name(Good))
     assert config.custom
 
 
@@ -324,22 +325,51 @@ def local_class() -> type[nn.Module]:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (local_class(), "test_custom:local_class.<locals>.Local is made inside a function"),
-        (lambda leaves: nn.Flatten(), "a class of torch.nn.Module, got <function"),
-        (partial(Good, width=3), "a class of torch.nn.Module, got functools.partial"),
-        (nn.Flatten(), r"a class of torch.nn.Module, got Flatten.*encoder_kwargs"),
-        (dict, "a class of torch.nn.Module, got <class 'dict'>"),
+        (nn.Flatten(), r"a class of torch.nn.Module, .* got Flatten.*encoder_kwargs"),
+        (dict, "a class of torch.nn.Module, .* got <class 'dict'>"),
+        ("mlp", "a class of torch.nn.Module, .* got 'mlp'"),
     ],
 )
-def test_what_has_no_import_string(given: object, says: str):
+def test_what_makes_no_modules(given: object, says: str):
     with pytest.raises(ConfigError, match=says):
-        encoder_import_string(given)
+        encoder_name(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        (local_class(), "test_custom:<local_class.<locals>.Local>"),
+        (lambda leaves: Good(leaves), "test_custom:<lambda>"),
+        (partial(Good, width=3), "test_custom:<Good>"),
+    ],
+)
+def test_what_has_no_import_string_is_kept_beside_its_name(given: Any, name: str):
+    named = encoder_name(given)
+    assert named == name
+    config = ModelConfig(encoder=named)
+    assert config.custom
+    for same in (config, config.model_copy(), cloudpickle.loads(cloudpickle.dumps(config))):
+        assert same.encoder == name
+        assert callable(find_encoder(same.encoder))
+    assert type(config.model_dump(mode="json")["encoder"]) is str
+    with pytest.raises(ConfigError, match="requires a function that was given in Python"):
+        find_encoder(str(name))
+
+
+def test_a_function_makes_a_new_module_at_every_call():
+    build(encoder=encoder_name(lambda leaves: Good(leaves)))
+    one = Good({name: leaf for name, leaf in OBSERVATION.items() if name != ACTION_MASK})
+    always_the_same = encoder_name(lambda leaves: one)  # for the policy and for the value
+    with pytest.raises(ConfigError, match="must make a new module at every call"):
+        build(encoder=always_the_same)
+    with pytest.raises(ConfigError, match=r"must make a torch.nn.Module, it gave dict"):
+        build(encoder=encoder_name(lambda leaves: {}))
 
 
 def test_a_class_whose_name_stands_for_another_one(monkeypatch):
     renamed = type("Good", (nn.Module,), {"__module__": "test_custom"})
-    with pytest.raises(ConfigError, match="the class that its name stands for"):
-        encoder_import_string(renamed)
+    with pytest.raises(ConfigError, match="the function or class that its name stands for"):
+        encoder_name(renamed)
 
 
 def test_gradients_reach_its_parameters_under_torch_func():

@@ -407,7 +407,7 @@ def test_an_environment_that_can_not_travel_is_refused(tmp_path):
         with lock:
             return Contextual()
 
-    with pytest.raises(ConfigError, match=r"sent to other processes.*give a function that makes"):
+    with pytest.raises(ConfigError, match=r"sent to other processes.*give functions that make"):
         quintet.train("ppo", make, 300, None, tmp_path / "g", SMALL, seeds=[1])
     assert not (tmp_path / "g").exists()
 

@@ -4,17 +4,24 @@ The defaults are those of OpenAI baselines; quintet/config/presets/acer.yaml has
 of environments.
 """
 
-from typing import Any, Literal, NamedTuple, final
+from typing import Annotated, Any, Literal, NamedTuple, final
 
 from gymnasium import spaces as gym_spaces
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from quintet.algorithms.parts.options import Idle, Knob, Shared, idle_normalizers, refuse_idle
+from quintet.algorithms.parts.options import (
+    Idle,
+    Knob,
+    Shared,
+    idle_normalizers,
+    refuse_idle,
+    schedule_check,
+)
 from quintet.models.config import ModelConfig, torso_faults
 from quintet.ops.schedules import OF_FRACTION
 from quintet.protocols import UpdateAdvice
 from quintet.spaces import action_leaves
-from quintet.system.importing import is_import_string
+from quintet.system.importing import CodeName
 from quintet.types import Spaces
 
 DEFAULTS: dict[str, Any] = {
@@ -126,7 +133,7 @@ class ACERConfig(BaseModel):
 
     # Optimisation
     learning_rate: float = Field(7e-4, gt=0, description="RMSProp's rate")
-    lr_schedule: str = Field(
+    lr_schedule: Annotated[CodeName, schedule_check(*OF_FRACTION)] = Field(
         "linear",
         description="linear: to 0 at the end of the budget; constant; double_linear_con: twice as "
         "fast, to an eighth; middle_drop: linear for a quarter, then 0.075; double_middle_drop: "
@@ -146,15 +153,6 @@ class ACERConfig(BaseModel):
     check_numerics: bool = Field(
         False, description="in every update, raise at a NaN or infinite tensor by its name"
     )
-
-    @field_validator("lr_schedule")
-    @classmethod
-    def _schedule_is_known(cls, value: str) -> str:
-        if value not in OF_FRACTION and not is_import_string(value):
-            raise ValueError(
-                f"must be {', '.join(OF_FRACTION)} or an import string 'pkg.module:function'"
-            )
-        return value
 
     @property
     def requirements(self) -> dict[str, tuple[bool, str]]:

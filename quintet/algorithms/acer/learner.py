@@ -42,12 +42,12 @@ from quintet.algorithms.acer.config import TUNABLE, ACERConfig, Knobs
 from quintet.algorithms.acer.estimates import Estimates, Rows, sampled, summed
 from quintet.algorithms.acer.metrics import REGION, finished
 from quintet.algorithms.acer.network import PolicyAndCritic
-from quintet.algorithms.acer.schedule import find_schedule
 from quintet.algorithms.parts import diagnostics
 from quintet.algorithms.parts.acting import SamplingActor, make_normalizer, masked
 from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
 from quintet.algorithms.parts.off_policy_statistics import Terms, off_policy_statistics
 from quintet.algorithms.parts.options import refuse_aux_losses, require_tunable
+from quintet.algorithms.parts.schedule import find_schedule
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
 from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import (

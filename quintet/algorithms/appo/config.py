@@ -5,15 +5,23 @@ quintet/config/presets/appo.yaml has presets for kinds of environments.
 """
 
 import math
-from typing import Literal, NamedTuple, final
+from typing import Annotated, Literal, NamedTuple, final
 
 from gymnasium.spaces import Box
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from quintet.algorithms.parts.options import Idle, Knob, Shared, idle_normalizers, refuse_idle
+from quintet.algorithms.parts.options import (
+    Idle,
+    Knob,
+    Shared,
+    idle_normalizers,
+    refuse_idle,
+    schedule_check,
+)
 from quintet.models.config import ModelConfig, torso_faults
 from quintet.protocols import UpdateAdvice
 from quintet.spaces import action_leaves
+from quintet.system.importing import CodeName
 from quintet.types import Spaces
 
 DEFAULTS = {"runtime.kind": "async"}
@@ -141,10 +149,11 @@ class APPOConfig(BaseModel):
 
     # Optimisation
     learning_rate: float = Field(1e-4, gt=0, description="Adam's rate")
-    lr_schedule: Literal["constant", "linear", "kl_adaptive"] = Field(
+    lr_schedule: Annotated[CodeName, schedule_check("constant", "linear", "kl_adaptive")] = Field(
         "constant",
-        description="linear: to 0 at the end of the budget; kl_adaptive: by the mean KL of the "
-        "updated policy",
+        description="constant; linear: to 0 at the end of the budget; kl_adaptive: by the mean KL "
+        "of the updated policy; or an import string of a function of your own, of the share of the "
+        "budget that is done, which gives the factor of the rate",
     )
     kl_target: float = Field(0.008, gt=0, description="mean KL(mu, pi) that kl_adaptive aims at")
     adam_beta1: float = Field(0.9, ge=0, lt=1, description="decay of Adam's mean of gradients")

@@ -35,6 +35,7 @@ from quintet.algorithms.parts import acting, diagnostics
 from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
 from quintet.algorithms.parts.off_policy_statistics import Terms, off_policy_statistics
 from quintet.algorithms.parts.options import refuse_aux_losses, require_tunable
+from quintet.algorithms.parts.schedule import find_decay
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
 from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import Descent, Parameters, Trained, knobs_of
@@ -144,7 +145,7 @@ class APPOLearner:
         self.shuffle = torch.Generator().manual_seed(setup.seeds[1])
         leaves = leaf_families(self.family)
         self.discrete = not any(isinstance(leaf, DiagGaussian) for leaf in leaves)
-        self.learning_rate = config.learning_rate
+        self.learning_rate, self.decay = config.learning_rate, find_decay(config.lr_schedule)
         self.skipped = 0  # minibatches of the last iteration without a valid row
 
     @property
@@ -185,8 +186,7 @@ class APPOLearner:
         config, trained = self.config, self.trained
         if config.lr_schedule != "kl_adaptive":
             left = schedules.linear(env_steps, self.setup.total_env_steps)
-            linear = config.lr_schedule == "linear"
-            self.learning_rate = config.learning_rate * (left if linear else 1.0)
+            self.learning_rate = config.learning_rate * self.decay(left)
         batch = self.ranks.whole(batch)
         self.normalizers.merge_first(batch)
         chunks = self._chunks(batch)

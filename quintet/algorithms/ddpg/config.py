@@ -5,14 +5,22 @@ quintet/config/presets/ddpg.yaml has those of kinds of environments.
 """
 
 import math
-from typing import Any, Literal, NamedTuple, final
+from typing import Annotated, Any, Literal, NamedTuple, final
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from quintet.algorithms.ddpg import exploration as noises
-from quintet.algorithms.parts.options import Idle, Knob, Shared, idle_normalizers, refuse_idle
+from quintet.algorithms.parts.options import (
+    Idle,
+    Knob,
+    Shared,
+    idle_normalizers,
+    refuse_idle,
+    schedule_check,
+)
 from quintet.models.config import ModelConfig
 from quintet.protocols import UpdateAdvice
+from quintet.system.importing import CodeName
 from quintet.types import Spaces
 
 DEFAULTS: dict[str, Any] = {
@@ -138,8 +146,11 @@ class DDPGConfig(BaseModel):
     # Optimisation
     actor_lr: float = Field(1e-4, gt=0, description="Adam's rate for the policy")
     critic_lr: float = Field(1e-3, gt=0, description="Adam's rate for the critic")
-    lr_schedule: Literal["constant", "linear"] = Field(
-        "constant", description="of both rates; linear: to 0 at the end of the budget"
+    lr_schedule: Annotated[CodeName, schedule_check("constant", "linear")] = Field(
+        "constant",
+        description="of both rates; constant; linear: to 0 at the end of the budget; "
+        "or an import string of a function of your own, of the share of the budget that is done, "
+        "which gives the factor of the rate",
     )
     adam_epsilon: float = Field(1e-8, gt=0, description="in Adam's denominator")
     tau: float = Field(

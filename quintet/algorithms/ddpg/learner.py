@@ -39,6 +39,7 @@ from quintet.algorithms.ddpg.popart import TargetStatistics, rescale_
 from quintet.algorithms.parts import diagnostics
 from quintet.algorithms.parts.acting import make_normalizer
 from quintet.algorithms.parts.options import refuse_aux_losses, require_tunable
+from quintet.algorithms.parts.schedule import find_decay
 from quintet.algorithms.parts.setup import Setup
 from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import Descent, Parameters, Trained, knobs_of
@@ -124,7 +125,7 @@ class DDPGLearner:
         )
         self.has_reference = False
         self.collected = torch.zeros(5, dtype=torch.float64, device=device)
-        self.rates = config.actor_lr, config.critic_lr
+        self.rates, self.decay = (config.actor_lr, config.critic_lr), find_decay(config.lr_schedule)
         self.version = 0
 
     @property
@@ -201,11 +202,8 @@ class DDPGLearner:
             target = self._known_targets(own)
             own = replace(own, target=target, spread=self.targets.numbers())
         step, epsilon = self.trained.memory_steps + 1, config.adam_epsilon
-        if config.lr_schedule == "linear":
-            left = schedules.linear(env_steps, self.setup.total_env_steps)
-        else:
-            left = 1.0
-        self.rates = config.actor_lr * left, config.critic_lr * left
+        factor = self.decay(schedules.linear(env_steps, self.setup.total_env_steps))
+        self.rates = config.actor_lr * factor, config.critic_lr * factor
         actor, critic = (
             Descent(adam.rates(step, rate, epsilon), config.max_grad_norm) for rate in self.rates
         )

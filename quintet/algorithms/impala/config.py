@@ -10,10 +10,18 @@ from typing import Annotated, Literal, NamedTuple, final
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from quintet.algorithms.parts.options import Idle, Knob, Shared, idle_normalizers, refuse_idle
+from quintet.algorithms.parts.options import (
+    Idle,
+    Knob,
+    Shared,
+    idle_normalizers,
+    refuse_idle,
+    schedule_check,
+)
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig, torso_faults
 from quintet.protocols import UpdateAdvice
+from quintet.system.importing import CodeName
 from quintet.types import Spaces
 
 Weight = Annotated[float, Field(ge=0)]
@@ -116,8 +124,11 @@ class ImpalaConfig(BaseModel):
     # Optimisation
     optimizer: Literal["rmsprop", "adam"] = Field("rmsprop", description="without weight decay")
     learning_rate: float = Field(5e-4, gt=0, description="the optimizer's rate")
-    lr_schedule: Literal["linear", "constant"] = Field(
-        "linear", description="linear: to 0 at the end of the budget"
+    lr_schedule: Annotated[CodeName, schedule_check("linear", "constant")] = Field(
+        "linear",
+        description="linear: to 0 at the end of the budget; constant; "
+        "or an import string of a function of your own, of the share of the budget that is done, "
+        "which gives the factor of the rate",
     )
     rmsprop_decay: float = Field(0.99, ge=0, lt=1, description="of the running mean of squares")
     rmsprop_momentum: float = Field(0.0, ge=0, lt=1, description="of the steps; 0: none")

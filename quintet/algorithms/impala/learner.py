@@ -30,6 +30,7 @@ from quintet.algorithms.parts.acting import make_family, make_sampler, masked
 from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
 from quintet.algorithms.parts.off_policy_statistics import Terms, off_policy_statistics
 from quintet.algorithms.parts.options import require_tunable
+from quintet.algorithms.parts.schedule import find_decay
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
 from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import Optimizer, Parameters, Trained, knobs_of
@@ -87,7 +88,7 @@ class ImpalaLearner:
         )
         self.weights, self.warm_start = self.trained.weights, self.normalizers.loads(self.trained)
         self.version = 0
-        self.learning_rate = config.learning_rate
+        self.learning_rate, self.decay = config.learning_rate, find_decay(config.lr_schedule)
 
     @property
     def plan(self) -> DataPlan:
@@ -107,7 +108,7 @@ class ImpalaLearner:
         """One optimizer step on the batch, then an update of the normalisers."""
         config = self.config
         left = schedules.linear(env_steps, self.setup.total_env_steps)
-        self.learning_rate = config.learning_rate * (left if config.lr_schedule == "linear" else 1)
+        self.learning_rate = config.learning_rate * self.decay(left)
         entropy_coef = config.entropy_coef * (left if config.entropy_schedule == "linear" else 1)
         descent = self.trained.descent(self.learning_rate, config)
         whole = self.ranks.whole(batch) if self.normalizers.learn else batch

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel
 
 from quintet.errors import ConfigError, IdleOptions
 from quintet.models.config import ModelConfig, picture_leaves
 from quintet.models.leaves import normalized_leaves
+from quintet.system.importing import is_code_name
 from quintet.types import Spaces
 
 if TYPE_CHECKING:
@@ -17,6 +18,17 @@ Knob = Union[float, "Tensor"]
 """A number that may change from step to step: a float for `Trained.step`, a scalar tensor for the
 loss.
 """
+
+
+def schedule_check(*words: str) -> AfterValidator:
+    """Accepts these words and the names of functions of the user's own."""
+
+    def check(value: str) -> str:
+        if value in words or is_code_name(value):
+            return value
+        raise ValueError(f"must be {', '.join(words)} or an import string 'pkg.module:function'")
+
+    return AfterValidator(check)
 
 
 class Idle(NamedTuple):

@@ -3,7 +3,7 @@
 The defaults suit vector observations; quintet/config/presets/ppo.yaml has presets for others.
 """
 
-from typing import Literal, NamedTuple, final
+from typing import Annotated, Literal, NamedTuple, final
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -15,11 +15,13 @@ from quintet.algorithms.parts.options import (
     idle_normalizers,
     refuse_aux_losses,
     refuse_idle,
+    schedule_check,
     size_faults,
 )
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig, torso_faults
 from quintet.protocols import UpdateAdvice
+from quintet.system.importing import CodeName
 from quintet.types import Spaces
 
 
@@ -159,8 +161,11 @@ class PPOConfig(BaseModel):
 
     # Optimisation
     learning_rate: float = Field(3e-4, gt=0, description="Adam's rate")
-    lr_schedule: Literal["constant", "linear", "kl_adaptive"] = Field(
-        "linear", description="linear: to 0 at the end of the budget; kl_adaptive: by the mean KL"
+    lr_schedule: Annotated[CodeName, schedule_check("constant", "linear", "kl_adaptive")] = Field(
+        "linear",
+        description="constant; linear: to 0 at the end of the budget; kl_adaptive: by the mean KL; "
+        "or an import string of a function of your own, of the share of the budget that is done, "
+        "which gives the factor of the rate",
     )
     adam_epsilon: float = Field(1e-5, gt=0, description="in Adam's denominator")
     max_grad_norm: float | None = Field(0.5, gt=0, description="bound of the global gradient norm")

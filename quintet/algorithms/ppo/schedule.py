@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, final
 
+from quintet.algorithms.parts.schedule import find_decay
 from quintet.algorithms.ppo.config import PPOConfig
 from quintet.ops import policy_losses, schedules
 
@@ -19,7 +20,7 @@ class Schedule:
     def __init__(self, config: PPOConfig, total_env_steps: int):
         self.config, self.total_env_steps = config, total_env_steps
         self.learning_rate, self.clip_epsilon = config.learning_rate, config.clip_epsilon
-        self.beta = config.kl_beta_init
+        self.beta, self.decay = config.kl_beta_init, find_decay(config.lr_schedule)
         self.told: dict[str, float] = {}
 
     def configure(self, config: PPOConfig) -> None:
@@ -35,8 +36,8 @@ class Schedule:
         """Sets the numbers of an iteration that begins after `env_steps`."""
         config = self.config
         left = schedules.linear(env_steps, self.total_env_steps)
-        if config.lr_schedule == "linear":
-            self.learning_rate = config.learning_rate * left
+        if config.lr_schedule != "kl_adaptive":
+            self.learning_rate = config.learning_rate * self.decay(left)
         self.told = {"optim/learning_rate": self.learning_rate, "policy/kl_beta": self.beta}
         if config.clip_epsilon is not None:
             linear = config.clip_schedule == "linear"

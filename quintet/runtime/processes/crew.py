@@ -50,8 +50,10 @@ class Crew:
 def sendable(work: Work | ServerWork) -> bytes:
     return pickled(
         work,
-        "worker processes require an environment that can be sent to them, this one can't be",
-        "give its id or a function that makes it, or use --runtime.kind serial",
+        "worker processes require an environment, a model and a schedule that can be sent to them, "
+        "these can't be",
+        "give the environment's id or a function that makes it, and functions that hold nothing of "
+        "this process, or use --runtime.kind serial",
     )
 
 

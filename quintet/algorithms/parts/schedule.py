@@ -1,0 +1,77 @@
+"""The schedules of learning rates by the budget: quintet's own, or a function of the user's."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from quintet.errors import ConfigError
+from quintet.ops.schedules import OF_FRACTION
+from quintet.system.blame import raised
+from quintet.system.importing import Given, import_module, is_import_string, nameless
+from quintet.system.signals import STOPS
+
+Schedule = Callable[[float], float]
+"""The factor of a rate, of the fraction of the run that is done."""
+
+
+def find_schedule(name: str) -> Schedule:
+    """The schedule of that name, or the function that was given, or that an import string names.
+
+    Raises:
+        ConfigError: it can't be imported, or is no function.
+    """
+    if name in OF_FRACTION:
+        return OF_FRACTION[name]
+    own = _own(name)
+
+    def checked(done: float) -> float:
+        try:
+            factor = float(own(done))
+        except STOPS:
+            raise
+        except BaseException as error:
+            raise ConfigError(
+                f"lr_schedule={name} must give a number for each number from 0 to 1, for {done:g} "
+                f"it {raised(error)}; mend the function"
+            ) from error
+        if not (math.isfinite(factor) and factor >= 0):
+            raise ConfigError(
+                f"lr_schedule={name} must give a finite number of at least 0, for {done:g} it "
+                f"gave {factor}; mend the function"
+            )
+        return factor
+
+    for done in (0.0, 0.5, 1.0):  # a fault shows before anything is collected
+        checked(done)
+    return checked
+
+
+def find_decay(name: str) -> Schedule:
+    """As `find_schedule`, but of the fraction of the run that is left; a rate that is adapted to
+    something else has the factor 1.
+    """
+    if name == "linear":
+        return lambda left: left
+    if ":" not in name:
+        return lambda left: 1.0  # noqa: ARG005
+    own = find_schedule(name)
+    return lambda left: own(1.0 - left)
+
+
+def _own(name: str) -> Callable[[float], Any]:
+    """A function of the user's own."""
+    if isinstance(name, Given):
+        return name.function
+    if not is_import_string(name):
+        raise nameless("lr_schedule", name, "lr_schedule= of quintet.train")
+    module, _, path = name.partition(":")
+    own: Any = import_module(module, name)
+    for part in path.split("."):
+        own = getattr(own, part, None)
+    if not callable(own):
+        raise ConfigError(
+            f"lr_schedule={name} requires a function {path!r} of a number in {module!r}, got "
+            f"{own!r}; correct the name"
+        )
+    function: Callable[[float], Any] = own
+    return function

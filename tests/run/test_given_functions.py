@@ -1,0 +1,177 @@
+"""Functions that are given in Python: encoders and schedules, in workers and in resumed runs."""
+
+import json
+import subprocess
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from run_helpers import SMALL, TOY, weights
+from torch import nn
+
+import quintet
+from quintet.errors import ConfigError
+
+OWN = {k: v for k, v in SMALL.items() if k != "model.policy_hidden"}
+
+
+def quarter(done: float) -> float:
+    return 0.25 if done > 0.5 else 1.0
+
+
+class Net(nn.Module):
+    def __init__(self, leaves, width=4):
+        super().__init__()
+        self.linear = nn.Linear(3, width)
+        self.feature_size = width
+
+    def forward(self, obs):
+        return self.linear(obs["obs"]).tanh()
+
+
+def last_rate(folder: Path, name: str = "optim/learning_rate") -> float:
+    line = (folder / "metrics.jsonl").read_text().splitlines()[-1]
+    rate: float = json.loads(line)[name]
+    return rate
+
+
+LEARNERS = {
+    "ppo": {"minibatch_steps": 32, "num_epochs": 1},
+    "impala": {"batch_unrolls": 4},
+    "appo": {"minibatch_steps": 64},
+    "acer": {"replay_ratio": 0},
+}
+
+
+@pytest.mark.parametrize("algo", LEARNERS)
+def test_a_schedule_and_a_model_without_names(algo, tmp_path):
+    config = {k: v for k, v in OWN.items() if k not in ("minibatch_steps", "num_epochs")}
+    config |= LEARNERS[algo] | {"learning_rate": 8e-3, "runtime.kind": "serial"}
+    own = {"model": lambda leaves: Net(leaves, 5), "lr_schedule": lambda done: quarter(done)}
+    result = quintet.train(algo, TOY, 256, 0, tmp_path, config, **own)
+    assert last_rate(tmp_path) == 2e-3
+    saved = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert saved["model.encoder"] == saved["lr_schedule"]
+    assert saved["lr_schedule"].endswith(
+        "<test_a_schedule_and_a_model_without_names.<locals>.<lambda>>"
+    )
+    with pytest.raises(
+        ConfigError, match=r"give the same function again as model= of quintet.train"
+    ):
+        quintet.train(algo, TOY, 320, 0, tmp_path, lr_schedule=own["lr_schedule"])
+    with pytest.raises(ConfigError, match=r"function again as lr_schedule= of quintet.train"):
+        quintet.train(algo, TOY, 320, 0, tmp_path, model=own["model"])
+    with pytest.raises(
+        ConfigError, match=r"lr_schedule: the run has .*<lambda>>', asked is 'linear'"
+    ):
+        quintet.train(algo, TOY, 320, 0, tmp_path, {"lr_schedule": "linear"}, model=own["model"])
+    quintet.train(algo, TOY, 320, 0, tmp_path, **own)
+
+    obs = np.zeros(3, np.float32)
+    with pytest.raises(ConfigError, match=r"encoder= of quintet.load"):
+        quintet.load(tmp_path)
+    again = quintet.load(tmp_path, encoder=own["model"])
+    assert again.act(obs)[0] == quintet.load(tmp_path, encoder=own["model"]).act(obs)[0]
+    if algo == "ppo":  # its value's network is made when it is first asked for
+        assert np.isfinite(result.policy.value(obs))
+
+
+def test_a_run_that_goes_on_has_the_bytes_of_one_without_an_end(tmp_path):
+    own = {"model": partial(Net, width=5), "lr_schedule": lambda done: 1.0 - done**2}
+    config = OWN | {"checkpoint.interval_updates": 1}
+    once = quintet.train("ppo", TOY, 2048, 0, tmp_path / "a", config, **own)
+    stops = {"on_report": lambda report: report["env_steps"] > 1000}
+    quintet.train("ppo", TOY, 2048, 0, tmp_path / "b", config, **stops, **own)
+    exactly = {"resume": "exact"}
+    again = quintet.train("ppo", TOY, 2048, 0, tmp_path / "b", exactly, **own)
+    assert again.status == once.status == "finished"
+    assert weights(once) == weights(again)
+
+
+def test_names_that_can_be_imported_need_not_be_given_again(tmp_path):
+    given = {"model": Net, "lr_schedule": quarter}
+    quintet.train("ppo", TOY, 128, 0, tmp_path, OWN, **given)
+    saved = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert saved["lr_schedule"] == "test_given_functions:quarter"
+    assert quintet.train("ppo", TOY, 192, 0, tmp_path).status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"lr_schedule": "linear"}, "lr_schedule requires a function of the share of the budget"),
+        ({"lr_schedule": lambda: 1.0}, "lr_schedule requires a function of the share"),
+        ({"lr_schedule": lambda done: -1.0}, "finite number of at least 0, for 0 it gave -1"),
+        (
+            {"lr_schedule": quarter, "config": {"lr_schedule": "linear"}},
+            "lr_schedule must be left to the lr_schedule that is given",
+        ),
+    ],
+)
+def test_what_is_refused(given, says, tmp_path):
+    config = OWN | given.pop("config", {})
+    with pytest.raises(ConfigError, match=says):
+        quintet.train("ppo", TOY, 128, 0, tmp_path / "run", config, **given)
+    assert not (tmp_path / "run").exists()
+
+
+WORKERS = {
+    "runtime.kind": "async",
+    "runtime.num_workers": 1,
+    "env.num_streams": 4,
+    "unroll_steps": 16,
+    "minibatch_steps": 64,
+    "eval.episodes": 0,
+    "report.progress": False,
+}
+
+
+def test_workers_are_sent_them(tmp_path):
+    own = {"model": lambda leaves: Net(leaves, 5), "lr_schedule": lambda done: 0.5}
+    assert quintet.train("appo", TOY, 128, 0, tmp_path / "a", WORKERS, **own).status == "finished"
+    lock = threading.Lock()
+
+    def locked(leaves):
+        assert lock is not None
+        return Net(leaves)
+
+    with pytest.raises(
+        ConfigError, match=r"a model and a schedule that can be sent to them, these"
+    ):
+        quintet.train("appo", TOY, 128, 0, tmp_path / "b", WORKERS, model=locked)
+    assert not (tmp_path / "b").exists()
+
+
+SCRIPT = f"""
+import quintet
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, leaves):
+        super().__init__()
+        self.linear, self.feature_size = nn.Linear(3, 4), 4
+
+    def forward(self, obs):
+        return self.linear(obs["obs"]).tanh()
+
+if __name__ == "__main__":
+    for name, model in {{"class": Net, "lambda": lambda leaves: Net(leaves)}}.items():
+        own = {{"model": model, "lr_schedule": lambda done: 0.5}}
+        result = quintet.train("appo", "{TOY}", 128, 0, name, {WORKERS}, **own)
+        assert result.status == "finished"
+        result, = quintet.train("appo", "{TOY}", 128, None, name + "s", {WORKERS}, seeds=[1], **own)
+        assert result.status == "finished"
+        quintet.load(name, encoder=model)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_gives_its_own_to_workers_and_seed_groups(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
