@@ -30,6 +30,7 @@ OF_THE_MACHINE = (
     "runtime.actor_threads",
     "runtime.num_workers",
     "runtime.precision",
+    "runtime.actor_precision",
     "runtime.compile",
 )
 """Resolved from cores, the kind of processor, or whether there is a compiler; they change the

@@ -163,8 +163,7 @@ class Learner(Protocol):
 
         env_steps: collected before this batch; of a replayed one, collected so far.
 
-        Raises NonFiniteError when a loss or gradient became NaN or infinite, on a GPU within a
-        bounded number of updates.
+        Raises NonFiniteError when a loss or gradient became NaN or infinite by this batch.
         """
         ...
 
@@ -188,7 +187,10 @@ class Learner(Protocol):
         ...
 
     def publication(self) -> Publication:
-        """The current version; its tensors may alias the learner's own."""
+        """The current version; its tensors may alias the learner's own.
+
+        Raises NonFiniteError if a weight is NaN or infinite, so that it never acts.
+        """
         ...
 
     def save(self) -> LearnerState: ...

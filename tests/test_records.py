@@ -65,7 +65,8 @@ def test_a_record_of_today_is_fresh_and_one_option_makes_it_stale(bench: SimpleN
 def test_what_the_machine_decides_counts_only_where_the_row_sets_it(bench: SimpleNamespace):
     of_another = {
         "runtime.threads": 7, "runtime.actor_threads": 7, "runtime.precision": "bf16",
-        "runtime.compile": "on", "runtime.device": "cuda", "runtime.worker_timeout_s": 9.0,
+        "runtime.actor_precision": "bf16", "runtime.compile": "on",
+        "runtime.device": "cuda", "runtime.worker_timeout_s": 9.0,
     }  # fmt: skip
     row = bench.rows.Row("ppo", "CartPole-v1")
     recorded(bench, row, (11, 12, 13), **of_another)

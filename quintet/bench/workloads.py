@@ -18,6 +18,7 @@ ENVIRONMENT_VARIABLE = "QUINTET_BENCH_WORKLOADS"
 FREE = (
     "runtime.threads",
     "runtime.precision",
+    "runtime.actor_precision",
     "runtime.compile",
     "runtime.kind",
     "runtime.lag",

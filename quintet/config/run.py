@@ -129,6 +129,7 @@ AUTOMATIC: dict[str, Any] = {
     "runtime.num_workers": None,
     "runtime.slots": None,
     "runtime.precision": "auto",
+    "runtime.actor_precision": "auto",
     "runtime.compile": "auto",
     "model.encoder": "auto",
     "model.policy_hidden": None,

@@ -112,10 +112,16 @@ class RuntimeConfig(BaseModel):
     )
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto",
-        description="what encoders compute in; auto: bf16 for picture and grid networks where the "
-        "device is faster with it (processors with AMX, AMD's with AVX512-BF16, GPUs that multiply "
-        "bfloat16), else fp32. "
+        description="what the learner's encoders compute in; auto: bf16 for picture and grid "
+        "networks where the device is faster with it (processors with AMX, AMD's with "
+        "AVX512-BF16, GPUs that multiply bfloat16), else fp32. "
         "Weights, heads and losses are fp32 always. Part of the result's bytes",
+    )
+    actor_precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto",
+        description="what encoders compute in where actions are computed; auto: as `precision`, "
+        "but fp32 where the learner is on a GPU and actions are computed on a CPU that is not "
+        "faster with bf16. Part of the result's bytes",
     )
     compile: Literal["auto", "on", "off"] = Field(
         "auto",
@@ -128,11 +134,19 @@ class RuntimeConfig(BaseModel):
 
     @property
     def compute(self) -> "Compute":
-        """How learner and actors compute; for resolved configurations."""
+        """How the learner computes; for resolved configurations."""
         from quintet.algorithms.parts.setup import Compute
 
         assert self.precision != "auto"
         return Compute(self.precision, self.compile == "on")
+
+    @property
+    def actor_compute(self) -> "Compute":
+        """How actors compute, on the CPU; for resolved configurations."""
+        from quintet.algorithms.parts.setup import Compute
+
+        assert self.actor_precision != "auto"
+        return Compute(self.actor_precision, self.compile == "on")
 
     @property
     def exact(self) -> bool:

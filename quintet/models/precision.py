@@ -33,7 +33,8 @@ def fast_bf16(device: torch.device) -> bool:
     alone the casts take more time than they save.  docs/performance.md has the measurements.
     """
     if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+        with torch.cuda.device(device):
+            return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     able = torch.cpu.get_capabilities()
     # Only AMD's processors have SSE4a; the name that a virtual machine shows may be any.
     amd = able.get("sse4a", False)

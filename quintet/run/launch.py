@@ -136,6 +136,11 @@ def _run(loaded: Loaded, user: UserCode, *, may_go_back: bool) -> Result:
         trainer = Trainer(config, folder, policies, env, user, loaded.env, population)
         trainer.saving.warnings += [*loaded.notes, *loaded.env.warnings]
         trainer.saving.warnings += registry.find(config.algo).warnings(config.learner, config.model)
+        if runtime.actor_precision != runtime.precision:
+            trainer.saving.notes.append(
+                f"the learner computes in {runtime.precision} on {runtime.device}, actors in "
+                f"{runtime.actor_precision} (runtime.actor_precision)"
+            )
         trainer.warm_start(anew=loaded.overwrite)
         _make_replays(trainer, source)
         sampling = make_sampling(

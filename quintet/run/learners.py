@@ -64,7 +64,7 @@ def make_learners(config: RunConfig, spaces: Spaces) -> Learners:
     """The learners of a resolved configuration that share every batch."""
     runtime = config.runtime
     assert runtime.threads is not None
-    compute = replace(runtime.compute, compile=False)  # only to see what it records
+    compute = replace(runtime.actor_compute, compile=False)  # only to see what it records
     actor = registry.find(config.algo).make_actor(config.learner, config.model, spaces, compute)
     crew = LearnerCrew(
         make_learner=partial(make_learner, config, spaces),

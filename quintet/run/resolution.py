@@ -60,6 +60,12 @@ def resolve(loaded: Loaded, spaces: Spaces) -> RunConfig:
     if precision == "auto":
         # A user's own module may need the number format that it was written for.
         precision = "bf16" if pictures and not model.custom and _fast_bf16(device) else "fp32"
+    actor_precision = config.runtime.actor_precision
+    if actor_precision == "auto":
+        # As the learner, but a CPU beside a GPU may have to emulate bf16.
+        acts_beside = device != "cpu" and config.runtime.inference == "local"
+        slow = acts_beside and precision == "bf16" and not _fast_bf16("cpu")
+        actor_precision = "fp32" if slow else precision
     return config.model_copy(
         update={
             "model": model,
@@ -72,6 +78,7 @@ def resolve(loaded: Loaded, spaces: Spaces) -> RunConfig:
                     "actor_threads": actor_threads,
                     "compile": compile_,
                     "precision": precision,
+                    "actor_precision": actor_precision,
                 }
             ),
         }
@@ -115,15 +122,21 @@ def _resolve_device(runtime: RuntimeConfig, pictures: bool) -> str:
             f"runtime.device={device} requires a CUDA GPU that PyTorch sees, there is none; use "
             "--runtime.device cpu"
         )
+    count = torch.cuda.device_count()
+    if device != "cuda" and int(device.removeprefix("cuda:")) >= count:
+        raise ConfigError(
+            f"runtime.device must name a GPU that PyTorch sees, cuda:0 to cuda:{count - 1}, got "
+            f"{device}; choose one of them, or leave it out"
+        )
     if learners > 1 and device != "cuda":
         raise ConfigError(
             f"runtime.num_learners={learners} requires runtime.device=cuda, which is a GPU for "
             f"each from cuda:0 on, got {device}; choose GPUs by CUDA_VISIBLE_DEVICES"
         )
-    if learners > torch.cuda.device_count():
+    if learners > count:
         raise ConfigError(
             f"runtime.num_learners={learners} requires a GPU for each learner, PyTorch sees "
-            f"{torch.cuda.device_count()}; lower it or use --runtime.device cpu"
+            f"{count}; lower it or use --runtime.device cpu"
         )
     return device
 

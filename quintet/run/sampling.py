@@ -129,7 +129,7 @@ def make_sampling(
     """
     runtime, algorithm = config.runtime, registry.find(config.algo)
     make_actor: Callable[[], Actor] = partial(
-        algorithm.make_actor, config.learner, config.model, source.spaces, runtime.compute
+        algorithm.make_actor, config.learner, config.model, source.spaces, runtime.actor_compute
     )
     assert runtime.actor_threads is not None
     plan = learners[0].plan
@@ -242,7 +242,9 @@ def _server(config: RunConfig, spaces: Spaces) -> ServerOptions:
     exact = runtime.kind == "lockstep"
     # A graph is compiled for one size of batch, and the free server's differ.
     compute = replace(
-        runtime.compute, compile=runtime.compute.compile and exact, act_on=runtime.device
+        runtime.actor_compute,
+        compile=runtime.actor_compute.compile and exact,
+        act_on=runtime.device,
     )
     make_actor = registry.find(config.algo).make_actor
     assert config.env.streams_per_group is not None

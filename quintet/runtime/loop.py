@@ -1,6 +1,7 @@
 """The training loop: collect, update, publish, and a checkpoint when one is due."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self, final
 
@@ -211,12 +212,10 @@ def run(
             hooks.save(False)  # as after the last batch
         timer.switch("learning")
         exact = begins_anew(batch)
+        rollout = batch.rollout
         for rollout, before in _rollouts(batch, replay, counters, timer):
-            try:
+            with _kept_if_not_finite(rollout, batch.policy, hooks):
                 learner.update(to_device(rollout, devices[batch.policy]), before)
-            except NonFiniteError as error:
-                kept = hooks.keep_batch(rollout, batch.policy)
-                raise NonFiniteError(f"{error}. {kept}") from error
         counters.add(batch)
         finished = counters.env_steps >= budget.total_env_steps
         replaced = hooks.learned(batch)
@@ -225,7 +224,8 @@ def run(
         unpublished[batch.policy] += budget.publish_iterations if replaced else 1
         if unpublished[batch.policy] >= budget.publish_iterations:
             unpublished[batch.policy] = 0
-            publish(batch.policy)
+            with _kept_if_not_finite(rollout, batch.policy, hooks):
+                publish(batch.policy)
         else:
             sampling.delivery.learned[batch.policy] = learner.version
         if exact:
@@ -246,6 +246,15 @@ def run(
         if exact and not finished:
             restart()
     return "finished"
+
+
+@contextmanager
+def _kept_if_not_finite(rollout: Rollout, policy: int, hooks: Hooks) -> Iterator[None]:
+    """Keeps the rollout where the learner finds within the block that it is not finite by it."""
+    try:
+        yield
+    except NonFiniteError as error:
+        raise NonFiniteError(f"{error}. {hooks.keep_batch(rollout, policy)}") from error
 
 
 def _rollouts(

@@ -17,6 +17,9 @@ _CGROUP = Path("/sys/fs/cgroup")
 _SIGNS = ("can't allocate memory", "Cannot allocate memory", "bad_alloc", "can't start new thread")
 """Parts of RuntimeErrors of PyTorch and Python that mean too little memory."""
 
+_SIGNS_OF_GPU = ("CUDA out of memory", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
+"""Those of a GPU's: of PyTorch's allocator, of CUDA, and of its libraries (cuBLAS, cuDNN)."""
+
 
 def check_address_space() -> None:
     """Raises ConfigError if this process's address space is too small; for use before PyTorch is
@@ -32,12 +35,18 @@ def check_address_space() -> None:
 
 def memory_fault(error: BaseException) -> QuintetError | None:
     """The error to show if `error` means that memory ran out; None for others."""
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    if isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS_OF_GPU):
+        return QuintetError(
+            f"the GPU's memory ran out ({said}); end what else uses the GPU, lower "
+            "env.num_streams, the rows of a minibatch, the length of unrolls or the width of the "
+            "network, or use --runtime.device cpu"
+        )
     short = isinstance(error, MemoryError)
     short = short or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
     short = short or (isinstance(error, RuntimeError) and any(s in str(error) for s in _SIGNS))
     if not short:
         return None
-    said = " ".join(f"{type(error).__name__}: {error}".split())
     return QuintetError(
         f"memory ran out ({said}{limit_told()}); make room, lower env.num_streams or "
         "runtime.num_workers, or shorten unrolls"

@@ -38,7 +38,7 @@ def system(backend: str, device: str) -> dict[str, str]:
         "system": " ".join((platform.system(), *platform.libc_ver())).strip(),
     }
     if device.startswith("cuda"):
-        found["gpu"] = torch.cuda.get_device_name()
+        found["gpu"] = torch.cuda.get_device_name(device)
         found["cuda"] = str(torch.version.cuda)
     return found
 

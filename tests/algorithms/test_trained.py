@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -10,6 +11,7 @@ from quintet.algorithms.parts.options import Knob
 from quintet.algorithms.parts.setup import Setup
 from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import CLEAR_EVERY, Descent, Parameters, Trained
+from quintet.errors import NonFiniteError
 from quintet.ops import adam
 
 
@@ -90,3 +92,43 @@ def test_moments_of_weights_without_gradient_do_not_stay_subnormal() -> None:
     assert trained.memory["exp_avg"][1] == 0.0
     assert (trained.memory["exp_avg_sq"] > tiny).all()
     torch.testing.assert_close(trained.memory["exp_avg"][0], torch.tensor(1.0))
+
+
+def plain(told: float) -> tuple[Trained[Tensor, Knobs], nn.Linear]:
+    """What trains a layer, by a loss that is told as `told`."""
+    network = nn.Linear(2, 1)
+
+    def loss(parameters: Parameters, x: Tensor, knobs: Knobs) -> tuple[Tensor, Statistics]:
+        total = knobs.scale * functional_call(network, parameters, (x,)).sum()
+        return total, Statistics({"policy/kl": torch.tensor(torch.nan), "loss/total": total * told})
+
+    return Trained(network, loss, Knobs, Setup(1, 1, (1, 2), torch.device("cpu"))), network
+
+
+def test_a_loss_is_looked_at_in_every_update_also_where_its_gradient_is_finite() -> None:
+    """As of an error whose square is infinite.  Statistics that there are none of are NaN."""
+    x, descent = torch.ones(1, 2), Descent(adam.rates(1, 1e-3, 1e-8), None)
+    trained, _ = plain(1.0)
+    for _ in range(3):
+        trained.step(x, Knobs(1.0), descent)
+        trained.fold_when_due()
+    assert trained.untold == 3
+    trained, _ = plain(torch.inf)
+    trained.step(x, Knobs(1.0), descent)
+    with pytest.raises(NonFiniteError, match=r"loss/total became -?inf at update 1;"):
+        trained.fold_when_due()
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_weights_that_are_not_finite_are_not_published(value: float) -> None:
+    trained, network = plain(1.0)
+    trained.published()
+    with torch.no_grad():
+        network.bias.fill_(1e38)
+        network.weight.fill_(3e38)  # whose sum is infinite, though none of them is
+    trained.published()
+    with torch.no_grad():
+        network.bias.fill_(value)
+    said = f"finite weights are required, bias holds {value} after update 0; begin anew"
+    with pytest.raises(NonFiniteError, match=said):
+        trained.published()

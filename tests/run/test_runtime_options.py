@@ -270,6 +270,30 @@ def _precision(where: Where) -> None:
         assert resolved(**pixels, **own)["runtime.precision"] == "fp32"
 
 
+def _actor_precision(where: Where) -> None:
+    full = run(where.folder / "a", 64, runtime__actor_precision="fp32")
+    half = run(where.folder / "b", 64, runtime__actor_precision="bf16")
+    assert weights(full) != weights(half)
+    where.monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    where.monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    served = {"runtime__kind": "async", "runtime__inference": "server", "env__num_streams": 2}
+    for cpu, others, expected in (
+        (False, {}, ("bf16", "fp32")),
+        (True, {}, ("bf16", "bf16")),
+        (False, served, ("bf16", "bf16")),
+        (False, {"runtime__device": "cpu"}, ("fp32", "fp32")),
+        (False, {"runtime__precision": "fp32"}, ("fp32", "fp32")),
+        (False, {"runtime__actor_precision": "bf16"}, ("bf16", "bf16")),
+    ):
+        where.monkeypatch.setattr(
+            "quintet.models.precision.fast_bf16",
+            lambda device, cpu=cpu: device.type == "cuda" or cpu,
+        )
+        values = resolved(**{"env__id": "Pong-v5", "runtime__device": "cuda"} | others)
+        found = values["runtime.precision"], values["runtime.actor_precision"]
+        assert found == expected, others
+
+
 EFFECTS: dict[str, Callable[[Where], None]] = {
     "runtime.kind": _kind,
     "runtime.lag": _lag,
@@ -290,6 +314,7 @@ EFFECTS: dict[str, Callable[[Where], None]] = {
     "runtime.device": _device,
     "runtime.threads": _threads,
     "runtime.precision": _precision,
+    "runtime.actor_precision": _actor_precision,
     "runtime.compile": _compile,
 }
 

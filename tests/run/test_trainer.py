@@ -309,6 +309,24 @@ def test_a_failed_batch_is_kept_whole(tmp_path, monkeypatch):
     assert all(torch.equal(kept[name], wanted[name]) for name in wanted)
 
 
+def test_the_batch_is_kept_whose_update_leaves_weights_that_are_not_finite(tmp_path, monkeypatch):
+    """By a step along a gradient that is finite: they must not act."""
+    update, given = PPOLearner.update, []
+
+    def overflow(self: PPOLearner, batch: Rollout, env_steps: int) -> None:
+        given.append(batch.reward.clone())
+        update(self, batch, env_steps)
+        if len(given) == 2:
+            self.trained.theta[0] = torch.inf
+
+    monkeypatch.setattr(PPOLearner, "update", overflow)
+    with pytest.raises(NonFiniteError, match=r"finite weights .* The offending batch is kept in"):
+        run(tmp_path)
+    kept = checkpoint.read(tmp_path / "failed_batch").tensors["batch"]
+    assert torch.equal(kept["reward"], given[-1])
+    assert len(given) == 2
+
+
 def test_the_final_policy_is_made_good_and_renewed(tmp_path):
     run(tmp_path)
     first = checkpoint.read(tmp_path / "policy").meta["version"]

@@ -350,6 +350,22 @@ def test_a_gpu_for_each(
         resolution.resolved(loaded)
 
 
+@pytest.mark.parametrize("gpus", [1, 4])
+def test_a_gpu_that_is_not_there(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    for number in (0, gpus - 1, gpus, gpus + 1):
+        device = f"cuda:{number}"
+        loaded = compose(
+            "ppo", [Layer("call", {"env.id": "CartPole-v1", "runtime.device": device})]
+        )
+        if number < gpus:
+            assert resolution.resolved(loaded)[0]["runtime.device"] == device
+            continue
+        with pytest.raises(ConfigError, match=rf"cuda:0 to cuda:{gpus - 1}, got {device};"):
+            resolution.resolved(loaded)
+
+
 def test_threads_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolution, "usable_cores", lambda: 8)
     monkeypatch.setattr(resolution, "uses_pictures", lambda *_: True)

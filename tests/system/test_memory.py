@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from quintet.errors import ConfigError, QuintetError
 from quintet.run.launch import run
@@ -42,6 +43,21 @@ def test_what_stands_for_want_of_memory(error: Exception, monkeypatch: pytest.Mo
     assert text.startswith("memory ran out (")
     assert "\n" not in text
     assert "; ulimit -v leaves each process 2.0 GiB); make room, lower env.num_str" in text
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.18 GiB",
+        "CUDA error: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    ],
+)
+def test_what_stands_for_want_of_a_gpus_memory(said: str) -> None:
+    text = str(memory_fault(torch.OutOfMemoryError(f"{said}\nand more")))
+    assert text.startswith(f"the GPU's memory ran out (OutOfMemoryError: {said} and more); ")
+    assert "lower env.num_streams, the rows of a minibatch" in text
 
 
 def test_other_errors_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

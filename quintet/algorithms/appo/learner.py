@@ -289,7 +289,7 @@ class APPOLearner:
         weights of the moment, so each rank makes its own by a forward more.
         """
         if self.config.use_vtrace:
-            values = Knobs(*(torch.tensor(x) for x in knobs))
+            values = self.trained.on_device(knobs)
             outputs = self._outputs(self.trained.parameters, chunks)
             _, advantage = self._estimates(outputs, chunks, values)
         else:

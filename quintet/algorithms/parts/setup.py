@@ -14,7 +14,7 @@ from quintet.types import Rollout
 
 @dataclass(frozen=True)
 class Compute:
-    """How a learner and its actors compute.
+    """How a learner or its actors compute.
 
     precision: of encoders.
     compile: whether an act, and the whole update, is one compiled graph.

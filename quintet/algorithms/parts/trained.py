@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, final
 
@@ -52,9 +53,6 @@ CLEAR_EVERY = 1024
 
 FOLD_EVERY = 16
 """Steps whose statistics are put together at once by learners that make one step per update."""
-
-CHECK_EVERY = 16
-"""Updates after which steps on a GPU are looked at for NaN: looking makes the host wait for it."""
 
 
 class Segment(NamedTuple):
@@ -166,7 +164,6 @@ class Trained(Generic[B, K]):
         self._num_knobs = len(knobs._fields)  # type: ignore[attr-defined]
         self._names = Names(())
         self._told: list[Tensor] = []
-        self._unchecked: list[Tensor] = []
         compiles, alone = setup.compute.compile, self.ranks.size == 1
         self._whole = Graph(self._compiled_step) if compiles and alone else None
         self._parts = None
@@ -320,6 +317,12 @@ class Trained(Generic[B, K]):
     def _knobs_in(self, numbers: Tensor) -> K:
         return self._knobs(*numbers[: self._num_knobs].unbind())
 
+    def on_device(self, knobs: K) -> K:
+        """The knobs as tensors on the parameters' device, as the loss gets them in a step: not
+        every kernel of a GPU takes numbers that are on the CPU.
+        """
+        return self._knobs_in(self._packed(knobs, (), 0.0))
+
     # What steps have told
 
     @property
@@ -336,48 +339,51 @@ class Trained(Generic[B, K]):
         return Names((*self._own, *self._names.means), *self._names[1:])
 
     def fold(self) -> None:
-        """Adds what steps have told to the interval.
+        """Adds what steps have told to the interval.  A GPU is waited for, as it is by the
+        publication that follows.
 
         Raises:
-            NonFiniteError: a loss or the gradient's norm is not finite.  On a GPU up to CHECK_EVERY
-                calls are looked at together.
+            NonFiniteError: a loss or the gradient's norm is not finite; names the first step and
+                what of it is not finite.
         """
         vectors, self._told = torch.stack(self._told), []
-        self._unchecked.append(vectors)
-        if not self.theta.is_cuda or len(self._unchecked) >= CHECK_EVERY:
-            self.check()
+        columns = _required_finite(self._own, self._names.means)
+        looked_at = vectors[:, columns]
+        finite = looked_at.isfinite()
+        if not finite.all():
+            row, column = (~finite).nonzero()[0].tolist()
+            update = self.steps - len(vectors) + row + 1
+            name = self._all_names.means[columns[column]]
+            raise NonFiniteError(non_finite(name, looked_at[row, column].item(), update))
         self.interval.add_vectors(self._all_names, vectors)
 
     def fold_when_due(self) -> None:
-        """Folds every FOLD_EVERY steps; on a CPU also where the gradient of the last step was not
-        finite, so that weights which it has spoilt never act.
+        """Folds every FOLD_EVERY steps, and at once where a loss or the gradient of the last step
+        was not finite: the batch at hand is then the one at fault, and weights which it has spoilt
+        never act.  A GPU is waited for, as it is by the next batch's copy.
 
         Raises:
             NonFiniteError: as `fold`.
         """
-        norms = [] if self.theta.is_cuda else self._told[-1][: len(self.segments)].tolist()
-        if self.untold >= FOLD_EVERY or not all(map(math.isfinite, norms)):
+        told = self._told[-1].tolist()
+        columns = _required_finite(self._own, self._names.means)
+        if self.untold >= FOLD_EVERY or not all(math.isfinite(told[k]) for k in columns):
             self.fold()
 
-    def check(self) -> None:
-        """Looks at all steps that were not looked at.
-
-        Raises:
-            NonFiniteError: names the first step and what of it is not finite.
+    def _require_finite_weights(self) -> None:
+        """Raises NonFiniteError that names a parameter which is not finite: a step may reach one by
+        a gradient that is finite.
         """
-        if not self._unchecked:
+        # One sum of all, since it is infinite or NaN where an element is.
+        if math.isfinite(self.theta.sum().item()):
             return
-        names = self._all_names.means
-        # A loss is named before the norm that it has spoilt.
-        columns = [k for k, name in enumerate(names) if name.startswith("loss/")]
-        columns += [k for k, name in enumerate(self._own) if name.endswith("grad_norm")]
-        vectors, self._unchecked = torch.cat(self._unchecked)[:, columns], []
-        finite = vectors.isfinite()
-        if not finite.all():
-            row, column = (~finite).nonzero()[0].tolist()
-            update = self.steps - len(vectors) + row + 1
-            value = vectors[row, column].item()
-            raise NonFiniteError(non_finite(names[columns[column]], value, update))
+        for name, x in self.parameters.items():
+            wrong = x.detach()[~x.detach().isfinite()]
+            if wrong.numel():
+                raise NonFiniteError(
+                    f"finite weights are required, {name} holds {wrong[0].item()} after update "
+                    f"{self.steps}; begin anew (another --run-dir) with a lower --learning-rate"
+                )
 
     # Saving
 
@@ -392,7 +398,12 @@ class Trained(Generic[B, K]):
         return _joined((x, shapes) for x, shapes in parts if x is not None)
 
     def published(self) -> dict[str, Tensor]:
-        """Those of `weights` that actors need."""
+        """Those of `weights` that actors need.
+
+        Raises:
+            NonFiniteError: a parameter is not finite.
+        """
+        self._require_finite_weights()
         return self._tensors.read(but=self._only_learning)
 
     def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
@@ -402,12 +413,7 @@ class Trained(Generic[B, K]):
             x.copy_(tensors[f"{AVERAGE}{name}"])
 
     def save(self) -> dict[str, Tensor]:
-        """The weights and the optimizer's memory by name.
-
-        Raises:
-            NonFiniteError: see `check`.
-        """
-        self.check()
+        """The weights and the optimizer's memory by name."""
         held = {f"optimizer/{name}": x for name, x in self.memory.items()}
         return self.weights() | held | {_MEMORY_STEPS: torch.tensor(self.memory_steps)}
 
@@ -418,7 +424,16 @@ class Trained(Generic[B, K]):
             x.copy_(tensors[f"optimizer/{name}"])
         self.steps = steps
         self.memory_steps = int(tensors[_MEMORY_STEPS])
-        self._told, self._unchecked = [], []  # of an update that was given up half-way
+        self._told = []  # of an update that was given up half-way
+
+
+@lru_cache
+def _required_finite(own: tuple[str, ...], means: tuple[str, ...]) -> list[int]:
+    """The columns of what a step tells, named `own` and `means`, that must be finite: a loss comes
+    before the norm that it has spoilt.
+    """
+    losses = [len(own) + k for k, name in enumerate(means) if name.startswith("loss/")]
+    return losses + [k for k, name in enumerate(own) if name.endswith("grad_norm")]
 
 
 def _joined(parts: Iterable[tuple[Tensor, dict[str, torch.Size]]]) -> Parameters:

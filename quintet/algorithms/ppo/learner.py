@@ -279,7 +279,7 @@ class PPOLearner:
         if not self.config.log_histograms:
             return
         rows, use = chunks.whole(rows, use)
-        knobs = Knobs(*map(torch.tensor, self.knobs()))
+        knobs = self.trained.on_device(self.knobs())
         terms = self._terms(self.trained.parameters, rows, use.float(), knobs)
         clip = self.schedule.clip_epsilon
         values = metrics.loss_values(terms, rows.target, use, self.family, clip)
