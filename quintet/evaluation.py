@@ -1,7 +1,7 @@
 """Evaluates policies on whole episodes."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
@@ -25,7 +24,6 @@ from quintet.envs.vector import (
     VectorEnv,
 )
 from quintet.errors import ConfigError, QuintetError
-from quintet.models.config import ModelConfig, uses_pictures
 from quintet.observe.video import VideoWriter, check_video
 from quintet.play import Found, Games, How, play
 from quintet.policy import Policy
@@ -179,22 +177,28 @@ def evaluate(
         check_video(path)
     chosen, num_streams = _choose_env(policy, env, episodes, _options(env_options or {}))
     uniform = UniformActor(policy.spaces.action, seed)
-    how = How(uniform if random else policy.actor, episodes, seed, deterministic, stop)
+    how = How(
+        uniform if random else policy.player,
+        episodes,
+        seed,
+        deterministic,
+        stop,
+        threads=policy.threads,
+    )
     if against is not None:
         if chosen.num_agents == 1:
             raise ConfigError(
                 f"against requires an environment of several agents, {chosen.config.id} has one; "
                 "leave it out"
             )
-        how = replace(how, others=(against.actor if isinstance(against, Policy) else uniform,))
+        how = replace(how, others=(against.player if isinstance(against, Policy) else uniform,))
         num_streams = max(num_streams, min(how.episodes, 2) * chosen.num_agents)  # both seatings
     with closing(_make(chosen, num_streams, how, trained=env is None)) as vector:
         _check_spaces(policy, vector)
         if isinstance(against, Policy):
             _check_spaces(against, vector, "the opponent")
-        with _suited_threads(policy):
-            film = None if path is None else _film(policy, chosen, how, path)
-            found = play(vector, how, chosen.num_agents)
+        film = None if path is None else _film(policy, chosen, how, path)
+        found = play(vector, how, chosen.num_agents)
     if found.complete and not found.played:  # the policy's agents were in none of the games
         raise QuintetError(
             f"an episode of one of the policy's agents is required, {chosen.config.id} had none in "
@@ -209,8 +213,7 @@ def evaluate_in(policy: Policy, env: ResolvedEnv, how: How) -> Scores:
     num_streams = env.streams_of(min(how.episodes, MAX_STREAMS))
     with closing(_streams(raw, num_streams, how)) as vector:
         _check_spaces(policy, vector)
-        with _suited_threads(policy):
-            return _scores(play(vector, how, env.num_agents), vector.description, None)
+        return _scores(play(vector, how, env.num_agents), vector.description, None)
 
 
 @no_exit()
@@ -251,20 +254,6 @@ def _scores(found: "Found", env: EnvDescription, film: Film | None) -> Scores:
         games=found.games,
         complete=found.complete,
     )
-
-
-@contextmanager
-def _suited_threads(policy: Policy) -> Iterator[None]:
-    """Sets one thread of PyTorch for a small network: waiting for a second one takes longer than
-    its share of the work, and ten times as long where the cores are busy.
-    """
-    before = torch.get_num_threads()
-    if not uses_pictures(ModelConfig(**policy.description["model"]), policy.spaces):
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _options(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from quintet.envs.vector import ObsArrays, VectorEnv, allocate_obs, allocate_row, check_finite
 from quintet.protocols import Actor
 from quintet.runtime.policies import Seats
+from quintet.runtime.torch_settings import OwnTorch
 from quintet.uniform import UniformActor
 
 Player = Actor | UniformActor
@@ -33,6 +34,7 @@ class How:
     agent: with `others`, which agents are the actor's: those with this number modulo the number of
         players, whose order the others follow.  None: every second agent, in every second game the
         others.
+    threads: of PyTorch's CPU kernels while they act; None: as many as the process has set.
     """
 
     actor: Player
@@ -46,6 +48,7 @@ class How:
     who: Callable[[str], None] | None = None
     others: tuple[Player, ...] = ()
     agent: int | None = None
+    threads: int | None = None
 
 
 Watch = Callable[[ObsArrays, float, int, bool], None]
@@ -111,9 +114,10 @@ def play(vector: VectorEnv, how: How, num_agents: int = 1, watch: Watch | None =
     vector.restart(seeds, obs)
     for name, x in obs.items():
         row.obs[name][...] = x
-    generator = torch.Generator().manual_seed(how.seed)
-    state = actor.initial_state(count)
-    is_first = torch.ones(count, dtype=torch.bool)
+    generator = torch.Generator("cpu").manual_seed(how.seed)
+    with OwnTorch():
+        state = actor.initial_state(count)
+    is_first = torch.from_numpy(np.ones(count, np.bool_))
     returns, lengths, entropies = np.zeros(count), np.zeros(count, np.int64), np.zeros(count)
     played: list[list[Played]] = [[] for _ in range(count)]
     step = 0
@@ -122,8 +126,9 @@ def play(vector: VectorEnv, how: How, num_agents: int = 1, watch: Watch | None =
     while games.left:
         if how.stop is not None and how.stop():
             break
-        noise = None if how.deterministic else actor.draw_noise(1, count, generator)[0]
-        out = actor.act(leaves, state, is_first, noise)
+        with OwnTorch(how.threads):  # the environments' own code may want others
+            noise = None if how.deterministic else actor.draw_noise(1, count, generator)[0]
+            out = actor.act(leaves, state, is_first, noise)
         state = out.state
         vector.send(out.env_action.numpy())
         vector.recv(row)

@@ -5,7 +5,7 @@ them are imported and called only by the rules of `quintet.system.trust`.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NoReturn, final
 
@@ -21,11 +21,13 @@ from quintet.envs.asked import flat_observation, leaf_array
 from quintet.envs.config import EnvConfig
 from quintet.envs.gymnasium import leaf_of
 from quintet.errors import CheckpointError, ConfigError, QuintetError
-from quintet.models.config import ModelConfig
+from quintet.models.config import ModelConfig, uses_pictures
 from quintet.models.custom import Maker, encoder_name
 from quintet.protocols import Actor
+from quintet.runtime.torch_settings import OwnTorch
 from quintet.system import files, trust
 from quintet.system.blame import no_exit
+from quintet.system.cpus import usable_cores
 from quintet.system.inside import require_own
 from quintet.types import ACTION_MASK, Obs, Publication, Spaces, State
 
@@ -83,6 +85,7 @@ class Policy:
     spaces: of one stream, as the environment interface gives them (after frame stacking), with the
         environment's own beside them.
     origin: where the description comes from, which decides whether its code may be imported.
+    threads: of PyTorch's CPU kernels in its computations; None: as many as the process has set.
     """
 
     def __init__(
@@ -90,8 +93,12 @@ class Policy:
         description: Mapping[str, Any],
         publication: Publication,
         origin: trust.Origin = trust.UNKNOWN,
+        threads: int | None = None,
     ):
-        """Builds the network; raises UntrustedError if the encoder is code that may not run."""
+        """Builds the network; raises UntrustedError if the encoder is code that may not run.
+
+        threads: see `load`.
+        """
         algorithm = registry.find(description["algo"])
         self.origin = origin
         self.description = dict(description)
@@ -105,17 +112,20 @@ class Policy:
             trust.Call("model.encoder", model.encoder, model.encoder_kwargs),
         )
         origin.check(self._calls[1])
+        known = description.get("threads")
+        if known is None and not uses_pictures(model, self.spaces):
+            known = 1
+        self.threads = threads or (known and min(known, usable_cores()))
         # Not compiled, so that the first act does not wait for a compiler.
         self._make_actor = partial(
             algorithm.make_actor, algorithm.config(**description["learner"]), model, self.spaces
         )
-        self.actor: Actor = self._loaded(Compute(records_entropy=True))
-        self._valuer: Actor | None = None
+        self.actor: Actor = self._loaded(Compute(records=()))
         self._leaves = [
             leaf_of(path, *found) for path, found in spaces.leaf_keys(self._own.observation).items()
         ]
         self._choices = spaces.mask_sizes(self.spaces.action)
-        self.generator = torch.Generator()
+        self.generator = torch.Generator("cpu")
         self.generator.seed()
 
     def act(
@@ -146,11 +156,12 @@ class Policy:
                 `is_first` do not fit the policy and the number of observations.
         """
         tensors, single = self._observe(obs)
-        first = self._is_first(is_first, state, tensors)
-        noise = None
-        if not deterministic:
-            noise = self.actor.draw_noise(1, len(first), self.generator)[0]
-        out = self.actor.act(tensors, self._state(state, len(first)), first, noise)
+        with OwnTorch(self.threads):
+            first = self._is_first(is_first, state, tensors)
+            noise = None
+            if not deterministic:
+                noise = self.actor.draw_noise(1, first.shape[0], self.generator)[0]
+            out = self.actor.act(tensors, self._state(state, first.shape[0]), first, noise)
         packed = out.env_action.numpy()
         action = spaces.unpack_action(self._own.action, packed[0] if single else packed)
         return action, out.state
@@ -175,16 +186,15 @@ class Policy:
             QuintetError: as `act`, and where the learner's policy is saved without a value function
                 of observations alone.
         """
-        if self._valuer is None:
-            self._valuer = self._loaded(Compute(records_value=True))
         if "value" not in self._valuer.record_specs:
             raise QuintetError(
                 "a policy with a value function of observations is required, that of "
                 f"{self.description['algo']} is saved without one"
             )
         tensors, single = self._observe(obs)
-        first = self._is_first(is_first, state, tensors)
-        out = self._valuer.act(tensors, self._state(state, len(first)), first, None)
+        with OwnTorch(self.threads):
+            first = self._is_first(is_first, state, tensors)
+            out = self._valuer.act(tensors, self._state(state, first.shape[0]), first, None)
         value: NDArray[np.float32] = out.record["value"].numpy()
         return value[0] if single else value
 
@@ -200,11 +210,21 @@ class Policy:
         """
         return self.act(observation, state, deterministic, is_first=episode_start)
 
+    @cached_property
+    def player(self) -> Actor:
+        """The actor that evaluations play, which records the entropy of its distribution."""
+        return self._loaded(Compute(records=("entropy",)))
+
+    @cached_property
+    def _valuer(self) -> Actor:
+        return self._loaded(Compute(records=("value",)))
+
     def _loaded(self, compute: Compute) -> Actor:
         """An actor with the policy's weights."""
-        actor: Actor = self._make_actor(compute)
         try:
-            actor.load(self.publication)
+            with OwnTorch():
+                actor: Actor = self._make_actor(compute)
+                actor.load(self.publication)
         except RuntimeError as error:
             raise misfit(self.description["model"]["encoder"], error) from error
         return actor
@@ -212,7 +232,9 @@ class Policy:
     def _is_first(self, given: Any, state: State | None, obs: Obs) -> Tensor:
         """Where episodes begin ``[B]``, as given; without that everywhere if there is no state."""
         count = next(iter(obs.values())).shape[0]
-        first = np.asarray((state is None) if given is None else given)
+        if given is None:
+            return torch.full((count,), state is None)
+        first = np.asarray(given)
         if first.shape not in ((), (count,)) or first.dtype.kind not in "biu":
             raise QuintetError(
                 f"is_first of {count} observations is required, one truth value or one for each, "
@@ -222,6 +244,13 @@ class Policy:
 
     def _observe(self, obs: Any) -> tuple[Obs, bool]:
         """The leaves as tensors ``[B, ...]``, and whether a single observation was given."""
+        leaf = self._leaves[0]
+        if leaf.is_plain and type(obs) is np.ndarray and obs.dtype == leaf.dtype:  # the usual case
+            single = obs.shape == leaf.shape
+            fits = single or (obs.shape[1:] == leaf.shape and len(obs) > 0)
+            if fits and (leaf.dtype.kind != "f" or np.isfinite(obs).all()):
+                own = (obs[None] if single else obs).copy()
+                return {leaf.path: torch.from_numpy(own)}, single
         given = flat_observation(obs)
         required = sorted(leaf.path for leaf in self._leaves)
         if sorted(given) != required:
@@ -340,6 +369,7 @@ def load(
     *,
     trust: bool = False,
     encoder: str | Maker | None = None,
+    threads: int | None = None,
 ) -> Policy:
     """The policy in a run folder, a checkpoint or a saved policy folder.
 
@@ -350,12 +380,16 @@ def load(
         encoder: the class of the policy's encoder, or the function that makes it, or its import
             string, which is then imported whoever made the folder.  A function without an import
             string (a lambda) must be given.
+        threads: of PyTorch's CPU kernels while the policy computes; the process's own number is set
+            again after each call.  None: those of the run, at most as many as there are cores.
 
     Raises:
         CheckpointError: there is no readable policy at the path, or its weights are not finite.
         UntrustedError: its encoder is code that may not run.
         ConfigError: `encoder` is another one than the policy's.
     """
+    if threads is not None and (isinstance(threads, bool) or threads not in range(1, 1025)):
+        raise ConfigError(f"threads must be a whole number from 1 to 1024, got {threads!r}")
     if not isinstance(path, (str, Path)):
         raise CheckpointError(f"the path of a run or a policy is required, got {path!r}")
     found = _find(Path(path), which)
@@ -365,7 +399,7 @@ def load(
         origin = _origin(found, trust, description["model"]["encoder"], given)
         if given is not None:
             description = {**description, "model": {**description["model"], "encoder": given}}
-        return Policy(description, publication, origin)
+        return Policy(description, publication, origin, threads)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise _no_policy(found, error) from error
 

@@ -223,7 +223,10 @@ def _unpack_leaf(leaf: Space, flat: np.ndarray[Any, Any]) -> Any:
     own = flat.reshape((*flat.shape[:-1], *(leaf.shape or ()))).astype(leaf.dtype)
     if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete):
         return own + leaf.start  # of shape () this is a number
-    return np.clip(own, leaf.low, leaf.high) if isinstance(leaf, spaces.Box) else own
+    if isinstance(leaf, spaces.Box):  # np.clip takes several times as long for one action
+        np.maximum(own, leaf.low, out=own)
+        np.minimum(own, leaf.high, out=own)
+    return own
 
 
 def mask_sizes(space: Space) -> list[int]:

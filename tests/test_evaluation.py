@@ -4,7 +4,6 @@ import gymnasium
 import imageio_ffmpeg
 import numpy as np
 import pytest
-import torch
 from gymnasium import spaces
 
 import quintet
@@ -199,18 +198,6 @@ def test_stop_ends_with_the_episodes_there_are(policy):
     assert scores.lengths.tolist() == [1, 2, 3, 4, 5]
 
 
-def test_a_small_network_acts_on_one_thread(policy):
-    before = torch.get_num_threads()
-    seen = []
-    torch.set_num_threads(2)
-    try:
-        quintet.evaluate(policy, episodes=2, stop=lambda: seen.append(torch.get_num_threads()))
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-    assert set(seen) == {1}
-
-
 def test_acting_does_not_change_the_policy(bandit):
     before = {name: x.clone() for name, x in bandit.publication.tensors.items()}
     quintet.evaluate(bandit, episodes=3, deterministic=False)
@@ -303,19 +290,19 @@ def test_what_can_not_be_filmed_is_refused_before_anything_is_played(policy, tmp
 def test_entropy_is_the_mean_over_the_steps_of_counted_episodes(policy):
     """Steps weigh alike, not episodes; the masked row of a reset counts nowhere."""
     scores = quintet.evaluate(policy, Numbered, 30, seed=10_000)
-    family, seen = policy.actor.family, []
-    act = policy.actor.act
+    family, seen = policy.player.family, []
+    act = policy.player.act
 
     def spied(obs, state, is_first, noise):
-        params, _, _ = policy.actor._forward(obs, state, is_first)
+        params, _, _ = policy.player._forward(obs, state, is_first)
         seen.append((family.entropy(params).double(), is_first.clone()))
         return act(obs, state, is_first, noise)
 
-    policy.actor.act = spied
+    policy.player.act = spied
     try:
         again = quintet.evaluate(policy, Numbered, 30, seed=10_000)
     finally:
-        del policy.actor.act
+        del policy.player.act
     assert again.entropy == scores.entropy
     # Stream i plays episodes of 1 + i steps and then a row that resets; the first five play two.
     total = steps = 0.0

@@ -15,6 +15,7 @@ from gymnasium import spaces
 
 import quintet
 from quintet import checkpoint
+from quintet.algorithms.parts.setup import Compute
 from quintet.errors import CheckpointError, QuintetError
 
 SMALL = {
@@ -118,12 +119,12 @@ def test_act_on_one_observation_and_on_a_batch(run):
 
 
 def test_deterministic_is_the_mode(run, continuous):
-    actor = run.policy.actor
+    actor = run.policy._loaded(Compute(records=("params_mu",)))
     out = actor.act({"obs": torch.from_numpy(OBSERVATIONS)}, {}, torch.ones(3).bool(), None)
     logits = out.record["params_mu"].numpy()
     assert run.policy.act(OBSERVATIONS)[0].tolist() == logits.argmax(-1).tolist()
     obs = np.array([[0.5, -0.5]], np.float32)
-    out = continuous.policy.actor.act(
+    out = continuous.policy._loaded(Compute(records=("params_mu",))).act(
         {"obs": torch.from_numpy(obs)}, {}, torch.ones(1).bool(), None
     )
     mean = out.record["params_mu"].numpy()[:, :2]

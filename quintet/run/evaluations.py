@@ -60,7 +60,7 @@ class Evaluations:
         policy, team = policies[index], self.config.population.assignment == "agent"
         others = [*policies[index + 1 :], *policies[:index]] if team else []
         how = How(
-            policy.actor,
+            policy.player,
             config.episodes,
             EVALUATION_SEED,
             config.greedy,
@@ -69,8 +69,9 @@ class Evaluations:
             self.say,
             self.notice,
             who=_nobody,  # the training has said so
-            others=tuple(each.actor for each in others),
+            others=tuple(each.player for each in others),
             agent=index,
+            threads=policy.threads,
         )
         scores = evaluate_in(policy, self.env, how)
         self.evaluated_steps = env_steps

@@ -149,5 +149,11 @@ class PolicyFolder:
 def _same(found: checkpoint.Checkpoint, policy: Policy) -> bool:
     tensors, meta = policy.contents()
     mine = checkpoint.tensor_hashes(checkpoint.Checkpoint(found.path, tensors, {}, None))
-    same = json.dumps(found.meta, sort_keys=True) == json.dumps(meta, sort_keys=True)
+    same = _identity(found.meta) == _identity(meta)
     return same and mine == checkpoint.tensor_hashes(found)
+
+
+def _identity(meta: Mapping[str, Any]) -> str:
+    """A policy's meta without its number of threads, which a resume may change."""
+    about = {**meta, "policy": {**meta.get("policy", {}), "threads": None}}
+    return json.dumps(about, sort_keys=True)

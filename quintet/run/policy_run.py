@@ -15,6 +15,7 @@ from torch import Tensor
 from quintet.checkpoint import Checkpoint
 from quintet.config.run import RunConfig
 from quintet.evaluation import Scores
+from quintet.models.config import uses_pictures
 from quintet.observe.metrics import EpisodeStats
 from quintet.policy import LEARNER, POLICY, Policy, describe, misfit, require_finite
 from quintet.population.scores import MEANS, MOST_WINDOWS, Record, compared
@@ -95,8 +96,11 @@ class PolicyRun:
 
     @property
     def description(self) -> dict[str, Any]:
-        config = self.config
-        return describe(config.algo, config.learner, config.model, config.env, self.spaces)
+        config, runtime = self.config, self.config.runtime
+        about = describe(config.algo, config.learner, config.model, config.env, self.spaces)
+        # Beside workers an actor has one thread, which is too few for a policy of pictures alone.
+        pictures = uses_pictures(config.model, self.spaces)
+        return about | {"threads": runtime.threads if pictures else runtime.actor_threads}
 
     def publication(self) -> Publication:
         """What actors and environments are given."""

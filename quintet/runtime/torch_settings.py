@@ -4,8 +4,8 @@ import ctypes
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ContextDecorator, ExitStack, contextmanager
+from typing import Any, final
 
 import torch
 
@@ -83,6 +83,66 @@ def torch_settings(threads: int, device: str, exact: bool) -> Iterator[None]:
         _FILLING.fill_uninitialized_memory = algorithms[2]
         if workspace is None:
             os.environ.pop(_WORKSPACE, None)
+
+
+@final
+class OwnTorch(ContextDecorator):
+    """Within the block, PyTorch in this thread is as quintet's computations need it, whatever the
+    user's code has set: float32 and the CPU where nothing else is said, gradients, neither autocast
+    nor inference mode.  After it all is as before, for the user's code.  It takes a
+    microsecond where nothing was set.
+    """
+
+    def __init__(self, threads: int | None = None) -> None:
+        """threads: of PyTorch's CPU kernels within the block; None: as many as there are."""
+        self._threads = threads
+        self._before: int | None = None
+        self._ends: ExitStack | None = None
+
+    def _recreate_cm(self) -> "OwnTorch":
+        """One of its own for each call of a decorated function, which may call itself."""
+        return OwnTorch(self._threads)
+
+    def __enter__(self) -> None:
+        if self._threads is not None:
+            before = torch.get_num_threads()
+            if before != self._threads:
+                torch.set_num_threads(self._threads)
+                self._before = before
+        if not _is_plain():
+            self._ends = ExitStack()
+            _make_plain(self._ends)
+
+    def __exit__(self, *_: object) -> None:
+        if self._ends is not None:
+            self._ends.close()
+        if self._before is not None:
+            torch.set_num_threads(self._before)
+
+
+def _is_plain() -> bool:
+    return (
+        torch.get_default_dtype() is torch.float32
+        and torch.is_grad_enabled()
+        and not torch.is_inference_mode_enabled()
+        and not torch._C._is_any_autocast_enabled()
+        and not torch._C._len_torch_function_stack()  # of a default device, for one
+    )
+
+
+def _make_plain(ends: ExitStack) -> None:
+    """Sets what `OwnTorch` says, until `ends`."""
+    dtype = torch.get_default_dtype()
+    if dtype is not torch.float32:
+        torch.set_default_dtype(torch.float32)
+        ends.callback(torch.set_default_dtype, dtype)
+    ends.enter_context(torch.inference_mode(False))
+    ends.enter_context(torch.enable_grad())
+    for device in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(device):
+            ends.enter_context(torch.autocast(device, enabled=False))
+    if torch.get_default_device().type != "cpu":
+        ends.enter_context(torch.device("cpu"))
 
 
 @contextmanager

@@ -236,7 +236,7 @@ def test_a_replay_of_every_stream_requires_equal_shares():
 
 
 def test_each_agent_is_played_by_its_own_policy_in_evaluations(monkeypatch: pytest.MonkeyPatch):
-    policies: Any = [SimpleNamespace(actor=f"actor {k}") for k in range(3)]
+    policies: Any = [SimpleNamespace(player=f"actor {k}", threads=1) for k in range(3)]
     config: Any = SimpleNamespace(
         eval=SimpleNamespace(episodes=3, greedy=True),
         population=SimpleNamespace(assignment="agent"),

@@ -1,12 +1,12 @@
 """The actor of learners that sample from their policy: all but DDPG."""
 
-from typing import Literal, Protocol, final
+from typing import Protocol, final
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from quintet.algorithms.parts.setup import PLAIN, Compute
+from quintet.algorithms.parts.setup import PLAIN, Compute, Recorded
 from quintet.models.build import ActorCritic
 from quintet.models.compiled import Graph
 from quintet.models.config import ModelConfig, picture_leaves
@@ -15,11 +15,6 @@ from quintet.models.heads import action_family
 from quintet.models.normalize import ObservationNormalizer, observation_normalizer
 from quintet.ops.distributions import Family
 from quintet.types import ACTION_MASK, ActOutput, Obs, Publication, Spaces, State, TensorSpec
-
-Recorded = Literal["logp_mu", "params_mu", "value", "entropy"]
-"""Log-probability of the action; parameters of the (masked) distribution; the value; the entropy
-of the (masked) distribution, in nats.
-"""
 
 
 def make_family(model: ModelConfig, spaces: Spaces) -> Family:
@@ -99,8 +94,10 @@ class SamplingActor:
         self.network, self.family = network.to(compute.act_on), network.family
         self.normalizer = normalizer.to(compute.act_on)
         self.records: tuple[Recorded, ...] = records
-        if compute.records_entropy:
-            self.records = (*records, "entropy")
+        if compute.records is not None:
+            valued = isinstance(network, ActorCritic)
+            self.records = tuple(x for x in compute.records if valued or x != "value")
+        self._remembers = bool(network.state_specs)
         parameters = dict(sorted(self.network.named_parameters()))
         self.shapes = {name: p.shape for name, p in parameters.items()}
         self.theta: Tensor | None = None
@@ -126,7 +123,7 @@ class SamplingActor:
         return self.network.state_specs
 
     def initial_state(self, num_streams: int) -> State:
-        return self.network.initial_state(num_streams)
+        return self.network.initial_state(num_streams) if self._remembers else {}
 
     def draw_noise(self, steps: int, num_streams: int, generator: torch.Generator) -> Tensor:
         return self.family.draw_noise((steps, num_streams), generator)
@@ -191,6 +188,4 @@ def make_sampler(
 ) -> SamplingActor:
     """An actor with a network of one policy and one value."""
     normalizer = make_normalizer(config, model, spaces)
-    if compute.records_value and "value" not in records:
-        records = (*records, "value")
     return SamplingActor(make_network(model, spaces, compute), normalizer, records, compute)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import final
+from typing import Literal, final
 
 import torch
 from torch import Tensor
@@ -10,6 +10,11 @@ from torch import Tensor
 from quintet.models.precision import Precision
 from quintet.protocols import Ranks
 from quintet.types import Rollout
+
+Recorded = Literal["logp_mu", "params_mu", "value", "entropy"]
+"""Log-probability of the action; parameters of the (masked) distribution; the value; the entropy
+of the (masked) distribution, in nats.
+"""
 
 
 @dataclass(frozen=True)
@@ -19,17 +24,14 @@ class Compute:
     precision: of encoders.
     compile: whether an act, and the whole update, is one compiled graph.
     act_on: where actors are.
-    records_entropy: whether actors that have a distribution record its entropy with every act,
-        which evaluation reports and learning has no use for.
-    records_value: whether actors whose network has a value record it with every act, also where
-        their learner has no use for it.
+    records: what actors record with every act, of what they know; None: what their learner learns
+        from.
     """
 
     precision: Precision = "fp32"
     compile: bool = False
     act_on: str = "cpu"
-    records_entropy: bool = False
-    records_value: bool = False
+    records: tuple[Recorded, ...] | None = None
 
 
 PLAIN = Compute()
