@@ -1,9 +1,7 @@
 """Environments in Python: stepped by this process, or by several where that is faster."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from copy import deepcopy
-from pathlib import Path
 from time import perf_counter, process_time
 from typing import NamedTuple, Self, final
 
@@ -25,6 +23,7 @@ from quintet.envs.vector import (
 from quintet.errors import QuintetError
 from quintet.runtime.processes.process import prepare
 from quintet.runtime.processes.stepped import SteppedEnv
+from quintet.system.core_time import own_delay_s
 from quintet.system.cpus import usable_cores
 from quintet.system.memory import free_bytes
 from quintet.types import Spaces
@@ -63,10 +62,7 @@ class _Clocks(NamedTuple):
 
     @classmethod
     def now(cls) -> Self:
-        delayed_s = 0.0
-        with suppress(OSError, ValueError, IndexError):  # Linux has it, where it keeps the account
-            delayed_s = int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
-        return cls(perf_counter(), process_time(), delayed_s)
+        return cls(perf_counter(), process_time(), own_delay_s())
 
     def cost_since(self, begin: "_Clocks", num_streams: int) -> StepCost:
         """Of a step of each stream since then, as it would be where no other process wants cores.

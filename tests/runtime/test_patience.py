@@ -11,6 +11,7 @@ import quintet
 from quintet.observe.progress import LineProgress
 from quintet.runtime.processes import patience
 from quintet.runtime.processes.patience import Patience, whereabouts
+from quintet.runtime.processes.process import MAKING
 
 
 def test_a_wait_is_told_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,9 +31,11 @@ def test_a_wait_is_told_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_slowest_is_named() -> None:
     assert whereabouts({}, 80) == "no worker has anything to do"
-    assert whereabouts({"worker 3": 7}, 80) == "worker 3 is at row 7 of 80"
-    rows = {"worker 0": 12, "worker 1": 3, "worker 2": 9}
+    assert whereabouts({"worker 3": (7, "")}, 80) == "worker 3 is at row 7 of 80"
+    rows = {"worker 0": (12, ""), "worker 1": (3, ""), "worker 2": (9, "")}
     assert whereabouts(rows, 80) == "worker 1 is at row 3 of 80, the slowest of 3"
+    rows["worker 0"] = (MAKING, "making it")
+    assert whereabouts(rows, 80) == "worker 0 is making it, the slowest of 3"
 
 
 class Slow(Drifting):
@@ -67,6 +70,6 @@ def test_a_run_says_what_it_waits_for(
     runtime = {f"runtime.{name}": value for name, value in ({"kind": kind} | options).items()}
     quintet.train("ppo", Slow, 64, 7, tmp_path, SMALL | runtime)
     assert stages == [starting, "collecting the first 64", "first update"]
-    assert re.fullmatch(r"waiting for \d+ s: worker 0 is starting", waits[0])
+    assert re.fullmatch(r"waiting for \d+ s: worker 0 is (importing|making) .*", waits[0])
     row = r"waiting for \d+ s: worker [01] is at row 1?\d of 16(, the slowest of 2)?"
     assert re.fullmatch(row, waits[-1])

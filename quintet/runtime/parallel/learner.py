@@ -30,6 +30,7 @@ from quintet.runtime.processes.messages import (
     Stop,
     Sum,
 )
+from quintet.runtime.processes.process import MAKING
 from quintet.runtime.processes.worker import begin, report_failure
 from quintet.runtime.torch_settings import configure_torch, inexact_told
 from quintet.types import LearnerState
@@ -42,10 +43,12 @@ class LearnerProcess:
     def __init__(self, work: LearnerWork, arena: Arena, channel: Connection):
         crew, self.channel = work.crew, channel
         self.row = arena.tensor(progress_name(work.index)).numpy()
+        self.row[1] = MAKING
         self.memory = BatchMemory(arena, crew.rows, work.plan)
         device = torch.device(crew.devices[work.index])
         self.ranks = RankGroup(work.index, len(crew.devices), device, joined=self._joined)
         self.learner = crew.make_learner(self.ranks)
+        self.row[1] = 0
 
     def _joined(self, exchange: int) -> None:
         self.row[2] = exchange

@@ -33,6 +33,7 @@ from quintet.runtime.processes.messages import (
 )
 from quintet.runtime.processes.process import STOP_GRACE_S, Process, ProcessKind, await_all, pickled
 from quintet.runtime.slots import RowSpecs, Slot, slot_specs
+from quintet.system.core_time import CoreWaits
 from quintet.types import LearnerState, Rollout, TensorSpec
 
 _BLAME_S = 5.0
@@ -190,6 +191,7 @@ class Learners:
         self._notice: Callable[[str], None] = lambda _: None
         self._started = self._connected = self._alike = self._at_work = self._closed = False
         self._waited_s, self._waited_for = 0.0, (0, 0)
+        self._waits = [CoreWaits() for _ in self.processes]  # of one wait
         self._batches = self._compared = 0
         self._options: Any = None  # set by `configure`, which the others were not made with
         self._fault: QuintetError | None = None
@@ -201,6 +203,7 @@ class Learners:
             "quintet.runtime.parallel.learner",
             work,
             place="in update {}",
+            making="making its network",
             slow_start="raise runtime.learner_timeout_s if making the network takes longer",
             fault=LearnerFault,
         )
@@ -339,11 +342,20 @@ class Learners:
             raise error
         if self._waited_for != (self.ranks.exchanges, self._batches):
             self._waited_for, self._waited_s = (self.ranks.exchanges, self._batches), 0.0
+            self._waits = [CoreWaits() for _ in self.processes]
+        late = [each for each in self.processes if (awaited or self._absent)(each)]
+        without_core_s = max(
+            (
+                waits.look(each.child.pid)
+                for waits, each in zip(self._waits, self.processes, strict=True)
+                if each in late and each.child is not None
+            ),
+            default=0.0,
+        )
         # Not by the clock, which goes on while this process itself is stopped.
-        self._waited_s += LOOK_EVERY_S
+        self._waited_s += max(0.0, LOOK_EVERY_S - without_core_s)
         if self._waited_s < self.crew.timeout_s:
             return
-        late = [each for each in self.processes if (awaited or self._absent)(each)]
         names = " and ".join(each.name for each in late) or "the connection between learners"
         for process in late:
             process.end()

@@ -24,10 +24,13 @@ class Patience:
             self._notice(f"waiting for {now - self._begin_s:.0f} s: {self._what()}")
 
 
-def whereabouts(rows: Mapping[str, int], steps: int) -> str:
-    """The progress of workers, by name, in unrolls of `steps` rows: that of the slowest."""
+def whereabouts(rows: Mapping[str, tuple[int, str]], steps: int) -> str:
+    """The progress of workers, by name, in unrolls of `steps` rows, or what they do before: that of
+    the slowest.
+    """
     if not rows:
         return "no worker has anything to do"
     name = min(rows, key=lambda name: rows[name])
     others = f", the slowest of {len(rows)}" if len(rows) > 1 else ""
-    return f"{name} is at row {rows[name]} of {steps}{others}"
+    row, doing = rows[name]
+    return f"{name} is {doing or f'at row {row} of {steps}'}{others}"

@@ -22,6 +22,7 @@ from quintet.runtime.processes.messages import Failed, Ready
 from quintet.runtime.processes.patience import Patience
 from quintet.system import child
 from quintet.system.child import Child
+from quintet.system.core_time import Silence
 
 STOP_GRACE_S = 5.0
 """Seconds that a process has for closing its environments."""
@@ -30,7 +31,8 @@ _LOOK_EVERY_S = 1.0
 
 _START_S = 60.0
 """Seconds that a process has for what comes before its first row, beyond what it may take for a
-row: importing, making environments, compiling.
+row: importing, making environments, compiling.  As all that it is judged by, it is time in which
+the process had a core, or wanted none.
 """
 
 _PRELOAD = (
@@ -50,8 +52,8 @@ def prepare() -> None:
     child.prepare(_PRELOAD, _ENVIRON)
 
 
-BEGINNING = -1
-"""A process's row as long as it is not done with that."""
+IMPORTING, MAKING, COMPILING = -3, -2, -1
+"""A process's row in place of a number that is at least 0, before its first row."""
 
 
 def pickled(work: object, refusal: str, instead: str) -> bytes:
@@ -79,7 +81,8 @@ class ProcessKind:
 
     name: for messages: worker 0; what: of the run it has, for messages.
     files: descriptors that it finds behind the arena's and the channel's.
-    place: where it is, with its row in place of {}; slow_start: what to do if that takes long.
+    place: where it is, with its row in place of {}; making: what it makes before it is ready.
+    slow_start: what to do if that takes long, or its imports do.
     fault: what its end is.
     """
 
@@ -89,6 +92,7 @@ class ProcessKind:
     work: bytes
     files: Sequence[int] = ()
     place: str = "at row {} of an unroll"
+    making: str = "making or resetting environments"
     slow_start: str = "raise runtime.worker_timeout_s if environments take so long to make"
     fault: type[WorkerFault] = WorkerFault
 
@@ -102,7 +106,7 @@ class Process:
         timeout_s: float,
     ):  # fmt: skip
         """row: (time of its last sign of life in ns, row of the unroll or whatever the kind's place
-        says, or BEGINNING, a third that is no matter here).
+        says, or what it does before its first row, a third that is no matter here).
 
         say: gets what it prints.
         """
@@ -111,6 +115,7 @@ class Process:
         self.child: Child | None = None
         self.channel: Connection
         self.ready = False
+        self.silence = Silence()
         self._sending = threading.Lock()
 
     @property
@@ -122,6 +127,7 @@ class Process:
         """Begins the process; `await_ready` waits until it can be used."""
         ours, theirs = socketpair()
         self.channel, self.ready = Connection(ours.detach()), False
+        self.row[1] = IMPORTING
         say, name, kind = self.say, self.kind.name, self.kind
         try:
             self.child = Child(
@@ -145,17 +151,19 @@ class Process:
         Raises:
             QuintetError: it failed, or took too long; it is ended then.
         """
-        allowed_s = _START_S + self.timeout_s
-        deadline = time.monotonic() + allowed_s
-        while not self.channel.poll(min(_LOOK_EVERY_S, max(0.0, deadline - time.monotonic()))):
+        assert self.child is not None
+        allowed_s, begin_s = _START_S + self.timeout_s, time.monotonic()
+        while not self.channel.poll(min(_LOOK_EVERY_S, allowed_s)):
             patience.look()
-            if time.monotonic() < deadline:
+            silent_s = self.silence.seconds(self.child.pid, begin_s)
+            if silent_s < allowed_s:
                 continue
-            self.end()
-            raise self.kind.fault(
-                f"{self.name} must be ready within {allowed_s:.0f} s, it is not; "
-                f"{self.kind.slow_start}"
+            told = (
+                f"{self.name} must be ready within {allowed_s:.0f} s, it has been {self.doing} for "
+                f"{silent_s:.0f} s{self.silence.told}; {self.cure}"
             )
+            self.end()
+            raise self.kind.fault(told)
         message = self.hear()
         if isinstance(message, QuintetError):
             raise message
@@ -205,14 +213,31 @@ class Process:
     @property
     def allowed_s(self) -> float:
         """How long it may be silent now."""
-        return self.timeout_s + (_START_S if self.row[1] == BEGINNING else 0.0)
+        return self.timeout_s + (_START_S if self.row[1] < 0 else 0.0)
+
+    @property
+    def doing(self) -> str:
+        """What it does before its first row; "" later."""
+        if self.row[1] == COMPILING:
+            return "computing its first actions, which may be compiled"
+        return {IMPORTING: "importing modules", MAKING: self.kind.making}.get(int(self.row[1]), "")
+
+    @property
+    def cure(self) -> str:
+        """What to do where that takes too long."""
+        if self.row[1] == COMPILING:
+            return "raise runtime.worker_timeout_s, or use --runtime.compile off"
+        return self.kind.slow_start
 
     def silent_s(self, since_s: float) -> float:
-        """Seconds since its last sign of life, or since then; 0 while it has something to say."""
+        """Seconds since its last sign of life, or since then, in which it had a core or wanted
+        none; 0 while it has something to say.
+        """
         # What waits to be heard may be old, where this process was stopped itself.
         if not self.ready or self.channel.poll():
             return 0.0
-        return time.monotonic() - max(int(self.row[0]) / 1e9, since_s)
+        assert self.child is not None
+        return self.silence.seconds(self.child.pid, max(int(self.row[0]) / 1e9, since_s))
 
     def obituary(self) -> str:
         """How it ended, leaving no message."""
@@ -226,8 +251,8 @@ class Process:
             closed = f"closed its channel, did not end within {STOP_GRACE_S:g} s, and "
         how = f"{closed}was killed" if closed else child.how_ended(status)
         row = int(self.row[1])
-        place = "as it began anew" if row == BEGINNING else self.kind.place.format(row)
-        place = place if self.ready else "before it was ready"
+        place = f"while {self.doing}" if row < 0 else self.kind.place.format(row)
+        place = place if self.ready else f"before it was ready, {place}"
         printed = "what it printed is above" if self.child.printed else "it printed nothing"
         return f"{self.name} {how} {place}; {printed}"
 
@@ -259,7 +284,9 @@ def await_all(processes: Sequence[Process], notice: Callable[[str], None]) -> No
     """
 
     def what() -> str:
-        return f"{next(each.kind.name for each in processes if not each.ready)} is starting"
+        first, *others = [each for each in processes if not each.ready]
+        more = f", and {len(others)} more are waited for" if others else ""
+        return f"{first.kind.name} is {first.doing or 'starting'}{more}"
 
     patience = Patience(notice, what)
     for process in processes:

@@ -79,8 +79,9 @@ class ServerLine:
             WorkerFault: the answer takes too long.
         """
         assert self._line is not None
-        # The parent ends a silent server long before this, which closes the line.
-        allowed_s = 60.0 + 2 * self._timeout_s
+        # The parent ends a silent server long before this, which closes the line, unless the
+        # server has no core.
+        allowed_s = 10 * (60.0 + self._timeout_s)
         deadline = time.monotonic() + allowed_s
         try:
             while not self._line.poll(_LOOK_EVERY_S):

@@ -26,7 +26,7 @@ from quintet.runtime.processes.arena import Arena
 from quintet.runtime.processes.mailbox import Mailbox
 from quintet.runtime.processes.messages import Ready, ServerWork, Stop
 from quintet.runtime.processes.params import Board
-from quintet.runtime.processes.process import BEGINNING
+from quintet.runtime.processes.process import COMPILING
 from quintet.runtime.processes.remote import BEGINS, Request
 from quintet.runtime.processes.worker import begin, report_failure
 from quintet.runtime.torch_settings import configure_torch, inexact_told
@@ -60,7 +60,7 @@ class Server:
         self.strangers: set[Connection] = set()
         self.waiting: list[tuple[Request, Connection]] = []
         self.waiting_since_s = 0.0
-        self.row[1] = BEGINNING  # until the first forward, which may be compiled
+        self.row[1] = COMPILING  # until the first forward, which may be compiled
 
     def run(self) -> None:
         """Serves until told to stop."""

@@ -195,8 +195,9 @@ class SteppedEnv:
         if silent_s > process.allowed_s + _TELLS_S:
             fault = (
                 f"{process.name} must step within {process.allowed_s:g} s, it has been silent for "
-                f"{silent_s:.0f} s: an environment hangs, or the process was stopped; raise "
-                "runtime.worker_timeout_s if a step may take so long"
+                f"{silent_s:.0f} s{process.silence.told}"
+                f"{' while ' + process.doing if process.doing else ''}: an environment hangs, or "
+                "the process was stopped; raise runtime.worker_timeout_s if a step may take so long"
             )
             raise process.failed(WorkerFault(fault))
 

@@ -12,7 +12,7 @@ from quintet.envs.vector import StepRow, allocate_row
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.processes.arena import Arena
 from quintet.runtime.processes.messages import Ready, Reset, Stepped, StepperWork, Stop
-from quintet.runtime.processes.process import BEGINNING
+from quintet.runtime.processes.process import MAKING
 from quintet.runtime.processes.watch import Watch
 from quintet.runtime.processes.worker import begin, report_failure
 from quintet.runtime.torch_settings import configure_torch
@@ -49,7 +49,7 @@ class Stepper:
     def __init__(self, work: StepperWork, arena: Arena, channel: Connection):
         self.channel = channel
         self.progress = arena.tensor(f"stepper/{work.index}/row").numpy()
-        self.progress[1] = BEGINNING
+        self.progress[1] = MAKING
         self.env = work.make_env()
         self.action, self.row = shared_row(arena, slice(work.first, work.end))
         self.timer = PhaseTimer()
@@ -62,7 +62,7 @@ class Stepper:
         with self.watch.running():
             while not isinstance(message := self.channel.recv(), Stop):
                 resets = isinstance(message, Reset)
-                self.progress[:2] = time.monotonic_ns(), BEGINNING if resets else 0
+                self.progress[:2] = time.monotonic_ns(), MAKING if resets else 0
                 self.timer.switch("stepping")
                 if resets:
                     self.env.restart(message.seeds, self.row.obs)

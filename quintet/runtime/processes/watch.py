@@ -1,9 +1,10 @@
 """Notices while a step of an environment in this process does not return."""
 
+import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import perf_counter
@@ -15,6 +16,7 @@ from quintet.envs.vector import EnvDescription
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.sampler import GroupSampler
 from quintet.system.blame import place_in
+from quintet.system.core_time import CoreWaits
 
 _LOOK_EVERY_S = 1.0
 
@@ -33,8 +35,15 @@ class Watch:
     """
 
     def __init__(
-        self, timer: PhaseTimer, env: EnvDescription, allowed_s: float, tell: Callable[[str], None]
+        self,
+        timer: PhaseTimer,
+        env: EnvDescription,
+        allowed_s: float,
+        tell: Callable[[str], None],
+        make_waits: Callable[[], CoreWaits] = CoreWaits,
     ):
+        """allowed_s: of time in which this process had a core, or wanted none."""
+        self._make_waits = make_waits
         self.timer, self.env, self.allowed_s, self.tell = timer, env, allowed_s, tell
         self._watched = threading.get_ident()
         self._ending = threading.Event()
@@ -65,22 +74,32 @@ class Watch:
         every_s = min(_LOOK_EVERY_S, self.allowed_s / 4)
         seen = self.timer.now()
         looked_s, silent_s, tell_at_s = perf_counter(), 0.0, 0.0
+        waits = self._make_waits()
         while not self._ending.wait(every_s):
             now = perf_counter()
             # Not by the clock alone, which goes on while this process is stopped.
             passed_s, looked_s = min(now - looked_s, 2 * every_s), now
             if self.timer.now() != seen or seen[0] not in ("stepping", "acting", "evaluation"):
-                seen, silent_s = self.timer.now(), 0.0
+                seen, silent_s, waits = self.timer.now(), 0.0, self._make_waits()
                 tell_at_s = self.allowed_s + (_COMPILE_S if seen[0] == "acting" else 0.0)
                 continue
-            silent_s += passed_s
+            silent_s += max(0.0, passed_s - waits.look(os.getpid()))
             if silent_s >= tell_at_s:
                 tell_at_s = 2 * silent_s
-                self.tell(
-                    f"waiting for {silent_s:.0f} s: {self.where()} has not come back, it hangs or "
-                    "takes longer than runtime.worker_timeout_s; Ctrl-C waits for it, a second "
-                    "Ctrl-C ends at once, and the same command goes on from the last checkpoint"
-                )
+                self.tell(f"waiting for {silent_s:.0f} s: {self._late()}")
+
+    def _late(self) -> str:
+        """What is said of a step that takes too long."""
+        if _compiles(_frames(self._watched)):
+            return (
+                "PyTorch compiles the network for acting; --runtime.compile off does without, and "
+                "Ctrl-C waits for it"
+            )
+        return (
+            f"{self.where()} has not come back, it hangs or takes longer than "
+            "runtime.worker_timeout_s; Ctrl-C waits for it, a second Ctrl-C ends at once, and the "
+            "same command goes on from the last checkpoint"
+        )
 
     def _step(self) -> str:
         """The environments that are stepped or reset, and the line of their code."""
@@ -102,6 +121,16 @@ def _frames(thread: int) -> list[FrameType]:
     ours = (_HOME in Path(frame.f_code.co_filename).parents for frame in found)
     first = next((index for index, our in enumerate(ours) if our), len(found))
     return found[first:]
+
+
+def _compiles(frames: Iterable[FrameType]) -> bool:
+    """Whether PyTorch's compiler is at work in them."""
+    homes = ("/torch/_inductor/", "/torch/_dynamo/")
+    files = (frame.f_code.co_filename.replace("\\", "/") for frame in frames)
+    # Compiled code is called by a frame of _dynamo too, `eval_frame.py`.
+    return any(
+        home in file for file in files for home in homes if not file.endswith("eval_frame.py")
+    )
 
 
 def _streams_of(frame: FrameType) -> str:

@@ -36,7 +36,7 @@ from quintet.runtime.processes.messages import (
     open_slot,
 )
 from quintet.runtime.processes.params import Board
-from quintet.runtime.processes.process import BEGINNING
+from quintet.runtime.processes.process import COMPILING, MAKING
 from quintet.runtime.processes.remote import RemoteActor, ServerGone, ServerLine
 from quintet.runtime.sampler import GroupSampler, unroll
 from quintet.runtime.seeds import group_seeds
@@ -65,6 +65,7 @@ class Worker:
             for p in work.places
         ]
         self.row = arena.tensor(f"worker/{work.index}/row").numpy()
+        self.row[1] = MAKING
         self.seconds = arena.tensor(f"worker/{work.index}/seconds").numpy()
         num_policies = work.assignment.num_policies
         self.boards = [Board(arena, policy) for policy in range(num_policies)]
@@ -112,7 +113,7 @@ class Worker:
         """Collects one unroll of every group into the granted slots."""
         # Row 0 after a restart takes longer: environments are made, the first act is compiled.
         begins = self.restart_at is not None
-        self.beat(BEGINNING if begins else 0)
+        self.beat(MAKING if begins else 0)
         self.timer.switch("acting")
         self.load(grant.versions)
         slots = [mine[k] for mine, k in zip(self.slots, grant.slots, strict=True)]
@@ -121,9 +122,9 @@ class Worker:
             for place, group, slot in zip(self.work.places, self.groups, slots, strict=True):
                 keys = (self.work.seed, place.group, self.restart_at, place.num_streams)
                 group.restart(*group_seeds(*keys), slot)
-                self.beat(BEGINNING)
+                self.beat(MAKING)
             self.restart_at = None
-        first = BEGINNING if begins else 0
+        first = COMPILING if begins else 0
         more = None
         if grant.rows < self.work.plan.unroll_steps:
             more = partial(self.more, grant, slots)

@@ -362,25 +362,15 @@ class Workers:
             at_work = sampler.granted and not sampler.paused
             silent_s = process.silent_s(since_s) if at_work else 0.0
             if silent_s > process.allowed_s:
-                slots = ", ".join(
-                    f"{k} of group {place.group}"
-                    for place, k in zip(sampler.places, sampler.granted[0].slots, strict=True)
-                )
-                fault = (
-                    f"{process.name} must do a row within {process.allowed_s:g} s, it has been "
-                    f"silent for {silent_s:.0f} s at row {max(0, int(process.row[1]))} of slot "
-                    f"{slots}: an environment hangs, or the process was stopped; raise "
-                    "runtime.worker_timeout_s if a step may take so long"
-                )
-                error = process.failed(WorkerFault(fault))
+                error = process.failed(WorkerFault(_silence_told(sampler, silent_s)))
                 found.append(Died(sampler.index, error, self._take_back(sampler)))
         if self.server is not None:
             silent_s = self.server.silent_s(self._awake_since_s)
             if silent_s > self.server.allowed_s:
                 fault = (
                     f"{self.server.name} must serve within {self.server.allowed_s:g} s, it has "
-                    f"been silent for {silent_s:.0f} s; raise runtime.worker_timeout_s if a "
-                    "forward may take so long"
+                    f"been silent for {silent_s:.0f} s{self.server.silence.told}; raise "
+                    "runtime.worker_timeout_s if a forward may take so long"
                 )
                 found.append(Died(SERVER, self.server.failed(WorkerFault(fault)), 0))
         return found
@@ -390,7 +380,7 @@ class Workers:
 
         def what() -> str:
             busy = [sampler.process for sampler in self.samplers if sampler.granted]
-            rows = {process.kind.name: max(0, int(process.row[1])) for process in busy}
+            rows = {process.kind.name: (int(process.row[1]), process.doing) for process in busy}
             return whereabouts(rows, self.crew.plan.unroll_steps)
 
         return Patience(self.crew.notice, what)
@@ -462,6 +452,24 @@ class Workers:
         self.samplers.clear()
         self.server = None
         del self._arena
+
+
+def _silence_told(sampler: Sampler, silent_s: float) -> str:
+    """What is said of a worker that has been silent for too long."""
+    process = sampler.process
+    slots = ", ".join(
+        f"{k} of group {place.group}"
+        for place, k in zip(sampler.places, sampler.granted[0].slots, strict=True)
+    )
+    where = f"at row {int(process.row[1])} of slot {slots}"
+    cure = "raise runtime.worker_timeout_s if a step may take so long"
+    if process.doing:
+        where, cure = f"while {process.doing}", process.cure
+    return (
+        f"{process.name} must do a row within {process.allowed_s:g} s, it has been silent for "
+        f"{silent_s:.0f} s{process.silence.told} {where}: an environment hangs, or the process was "
+        f"stopped; {cure}"
+    )
 
 
 def _ignore(worker: int) -> None:

@@ -1,0 +1,118 @@
+"""Time in which processes that have something to do wait for a core, as the system counts it.
+
+On a busy machine a process may be slow without any fault of its own: what it is judged by is time
+in which it computed, slept, or waited for something else.  Linux only, and where the kernel keeps
+this account; elsewhere nobody is seen to wait for a core.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import final
+
+import psutil
+
+_QUIET_S = 1.0
+"""How long a process is silent before its waits for a core are looked at."""
+
+Delays = dict[int, float]
+"""Seconds in which a thread has waited for a core since it began, by its number."""
+
+
+def own_delay_s() -> float:
+    """Seconds in which this thread has waited for a core."""
+    return _delay_s(Path("/proc/thread-self")) or 0.0
+
+
+def _delay_s(thread: Path) -> float | None:
+    with suppress(OSError, ValueError, IndexError):
+        return int((thread / "schedstat").read_text().split()[1]) / 1e9
+    return None
+
+
+def delays_of(pid: int) -> Delays:
+    """Those of a process's threads."""
+    found: Delays = {}
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            if (delay_s := _delay_s(thread)) is not None:
+                found[int(thread.name)] = delay_s
+    return found
+
+
+def delays_below(pid: int) -> Delays:
+    """Those of the threads of all processes that a process has begun, as of a compiler."""
+    found: Delays = {}
+    with suppress(psutil.Error):
+        for child in psutil.Process(pid).children(recursive=True):
+            found |= delays_of(child.pid)
+    return found
+
+
+@final
+class CoreWaits:
+    """How long a process waits for a core between one look and the next."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        own: Callable[[int], Delays] = delays_of,
+        below: Callable[[int], Delays] = delays_below,
+    ):
+        """own, below: delays of a process's threads, and of those of its descendants."""
+        self._clock, self._own, self._below = clock, own, below
+        self._looked_s: float | None = None
+        self._seen: Delays = {}
+
+    def look(self, pid: int) -> float:
+        """Seconds since the last look, 0 at the first one, in which one of its threads waited, or
+        one of a process that it has begun and waits for.
+        """
+        now, before = self._clock(), self._looked_s
+        passed_s = 0.0 if before is None else now - before
+        found = self._own(pid)
+        waited_s = self._longest(found)
+        if before is None or waited_s < passed_s / 2:  # it may be waiting for others
+            others = self._below(pid)
+            waited_s = max(waited_s, self._longest(others))
+            found |= others
+        self._looked_s, self._seen = now, found
+        return min(waited_s, passed_s)
+
+    def _longest(self, found: Delays) -> float:
+        return max((s - self._seen.get(thread, 0.0) for thread, s in found.items()), default=0.0)
+
+
+@final
+class Silence:
+    """How long a process has been silent while it had a core, or wanted none."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        make_waits: Callable[[], CoreWaits] = CoreWaits,
+    ):
+        self._clock, self._make_waits = clock, make_waits
+        self._since_s = self.without_core_s = 0.0
+        self._waits = make_waits()
+
+    def seconds(self, pid: int, since_s: float) -> float:
+        """Seconds since `since_s`, its last sign of life, but for those in which it had no core,
+        which are `without_core_s`.  Called every second or more often.
+        """
+        if since_s != self._since_s:
+            self._since_s, self.without_core_s = since_s, 0.0
+            self._waits = self._make_waits()
+        silent_s = self._clock() - since_s
+        if silent_s < _QUIET_S:
+            return silent_s
+        self.without_core_s += self._waits.look(pid)
+        return silent_s - self.without_core_s
+
+    @property
+    def told(self) -> str:
+        """What a message adds to the seconds, or ""."""
+        if self.without_core_s < 1.0:
+            return ""
+        return f" (and {self.without_core_s:.0f} s more in which it had no core)"
