@@ -69,8 +69,8 @@ class RuntimeConfig(BaseModel):
         60.0,
         ge=1,
         description="seconds that one step of the environments may take; after that a worker "
-        "counts as hung (a minute later where it makes them or compiles its first act; time without "
-        "a core does not count), and serial "
+        "counts as hung (a minute later where it makes them or compiles its first act; time in "
+        "which it had no core does not count), and serial "
         "says where it hangs",
     )
     max_restarts: int = Field(
