@@ -29,6 +29,7 @@ from quintet.play import Found, Games, How, play
 from quintet.policy import Policy
 from quintet.runtime.spread import SpreadEnv, Spreading, make_streams
 from quintet.system.blame import no_exit
+from quintet.system.files import given_path
 from quintet.system.trust import Call, calls_given
 from quintet.uniform import UniformActor
 
@@ -172,7 +173,7 @@ def evaluate(
         if not isinstance(given, Policy):
             raise ConfigError(f"a policy is required, got {given!r}; quintet.load(path) gives one")
     episodes, seed = _checked(episodes, seed)
-    path = None if video is None else Path(video)
+    path = None if video is None else given_path(video)
     if path is not None:
         check_video(path)
     chosen, num_streams = _choose_env(policy, env, episodes, _options(env_options or {}))

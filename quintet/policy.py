@@ -128,6 +128,12 @@ class Policy:
         self.generator = torch.Generator("cpu")
         self.generator.seed()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles what the policy is made of (multiprocessing, joblib, copies); its networks are
+        made anew, and sampled actions are drawn anew.
+        """
+        return Policy, (self.description, self.publication, self.origin, self.threads)
+
     def act(
         self,
         obs: NDArray[Any] | Mapping[str, Any] | tuple[Any, ...] | int | str,
@@ -254,7 +260,7 @@ class Policy:
         given = flat_observation(obs)
         required = sorted(leaf.path for leaf in self._leaves)
         if sorted(given) != required:
-            sequences = any(path.endswith("/count") for path in required)
+            sequences = any(path.split("/")[-1] == "count" for path in required)
             how = "; sequences are given as quintet.envs.fixed_shape.FixedShape makes them"
             raise QuintetError(
                 f"an observation with the leaves {required} is required, got {sorted(given)}"
@@ -321,7 +327,7 @@ class Policy:
 
         A policy that names the user's own code is signed if it may run that code.
         """
-        folder = Path(folder)
+        folder = files.given_path(folder)
         if (folder / "learner.safetensors").exists():
             raise CheckpointError(
                 f"a new or empty folder, or one with a saved policy, is required; {folder} is a "
@@ -392,7 +398,7 @@ def load(
         raise ConfigError(f"threads must be a whole number from 1 to 1024, got {threads!r}")
     if not isinstance(path, (str, Path)):
         raise CheckpointError(f"the path of a run or a policy is required, got {path!r}")
-    found = _find(Path(path), which)
+    found = _find(files.given_path(path), which)
     try:
         description, publication, _ = _parts(found)
         given = encoder if encoder is None or isinstance(encoder, str) else encoder_name(encoder)
@@ -506,7 +512,7 @@ def _find(path: Path, which: str) -> checkpoint.Checkpoint:
     else:
         inside = path / "checkpoints" / which
         if not inside.exists():
-            inside = Path(which)
+            inside = files.given_path(which)
             require_own(inside)
         found = checkpoint.read(inside)
     if found is None:

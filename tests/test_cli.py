@@ -471,7 +471,7 @@ def test_a_group_of_seeds_and_its_picture(quintet, folder):
         (train("--runtime.device", "gpu"), r"runtime.device: .*\(auto\|cpu\|cuda.*got 'gpu'"),
         (train("--env.kwargs", "[1]"), "env.kwargs: .*dictionary"),
         (train(env="no_such_module:make"), "can't be imported: No module named 'no_such_module'"),
-        (train(env="test_cli:make_space"), r"found neither; did you mean \['make_spaces'"),
+        (train(env="test_cli:make_space"), r"has neither; did you mean \['make_spaces'"),
         (train(env="test_cli:not_an_env"), "must make one gymnasium.Env .*got builtins.int"),
         (train("--env.kwargs", '{"colour": 1}'), "raised TypeError: .*'colour'"),
         (train("--model.encoder", "nature_cnn"), "requires a uint8 picture"),

@@ -1,7 +1,9 @@
 """A policy as a thing of its own: found, asked, saved and loaded."""
 
+import copy
 import importlib
 import json
+import pickle
 import pickletools
 import sys
 from dataclasses import replace
@@ -16,7 +18,10 @@ from gymnasium import spaces
 import quintet
 from quintet import checkpoint
 from quintet.algorithms.parts.setup import Compute
+from quintet.envs.gymnasium import leaf_of
 from quintet.errors import CheckpointError, QuintetError
+from quintet.spaces import leaf_keys
+from quintet.types import Spaces
 
 SMALL = {
     "env.num_streams": 4,
@@ -487,3 +492,30 @@ def test_a_damaged_policy_is_refused(run, tmp_path):
     with pytest.raises(CheckpointError, match=r"policy\.safetensors is corrupted"):
         quintet.load(folder)
     assert checkpoint.read(run.run_dir / "policy")  # the other one is as it was
+
+
+def test_a_policy_can_be_pickled_and_copied(run, mixed):
+    for result, obs in ((run, OBSERVATIONS), (mixed, Mixed().reset(seed=1)[0])):
+        policy = quintet.load(result.run_dir, threads=2)
+        policy.value(obs)
+        policy.act(obs, deterministic=False)
+        for other in (pickle.loads(pickle.dumps(policy)), copy.deepcopy(policy)):
+            assert weights(other) == weights(policy)
+            assert (other.description, other.threads) == (policy.description, policy.threads)
+            assert np.array_equal(other.act(obs)[0], policy.act(obs)[0])
+            assert quintet.evaluate(other, episodes=1).mean == (
+                quintet.evaluate(policy, episodes=1).mean
+            )
+
+
+def test_a_sequence_is_said_to_be_given_in_a_fixed_shape():
+    items = spaces.Dict({"items": spaces.Box(0, 1, (4, 2)), "count": spaces.Discrete(5)})
+    for space, given in (
+        (items, (np.ones(2),)),
+        (spaces.Dict({"bag": items}), {"bag": (np.ones(2),)}),
+    ):
+        policy = object.__new__(quintet.Policy)
+        policy._own = policy.spaces = Spaces(space, spaces.Discrete(3))
+        policy._leaves = [leaf_of(path, *found) for path, found in leaf_keys(space).items()]
+        with pytest.raises(QuintetError, match=r"sequences are given as .*FixedShape makes them"):
+            policy.act(given)

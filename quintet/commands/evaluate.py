@@ -1,7 +1,6 @@
 """``quintet eval``: episodes with a trained policy."""
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
@@ -10,6 +9,7 @@ from tyro.conf import Positional, arg
 from quintet.config.command import mapping
 from quintet.envs.config import Backend
 from quintet.errors import ConfigError
+from quintet.system.files import given_path
 from quintet.system.trust import TRUST_HELP
 
 if TYPE_CHECKING:
@@ -103,8 +103,8 @@ def _loaded(
     """The policy, and who plays against it."""
     from quintet.checkpoint import none_at
 
-    if not Path(run).exists():
-        raise none_at(Path(run))
+    if not given_path(run).exists():
+        raise none_at(given_path(run))
     from quintet.policy import load
 
     policy = load(run, checkpoint, trust=trust, encoder=encoder)

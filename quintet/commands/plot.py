@@ -8,6 +8,7 @@ import tyro
 from tyro.conf import Positional, arg
 
 from quintet.errors import ConfigError
+from quintet.system.files import given_path
 
 
 def main(arguments: list[str]) -> int:
@@ -51,15 +52,15 @@ def main(arguments: list[str]) -> int:
                 raise ConfigError("--lineage takes one run, and no --x, --metric or --kind")
             from quintet.observe.lineage import plot_lineage
 
-            print(plot_lineage(Path(runs[0]), Path(out)))
+            print(plot_lineage(given_path(runs[0]), given_path(out)))
             return
         from quintet.observe.plots import plot_runs
 
-        named = {Path(place): runs_in(Path(place)) for place in runs}
+        named = {place: runs_in(place) for place in map(given_path, runs)}
         found = [run for within in named.values() for run in within]
         may_lack = set(found) - named.keys()
-        plot_runs(found, Path(out), kind, x or "env_steps", metric, may_lack)
-        print(Path(out))
+        plot_runs(found, given_path(out), kind, x or "env_steps", metric, may_lack)
+        print(given_path(out))
 
     description = "Curves or final scores of runs."
     tyro.cli(draw, prog="quintet plot", description=description, args=arguments)

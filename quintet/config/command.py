@@ -80,10 +80,10 @@ def parse(command: str, arguments: list[str]) -> Parsed:
                 "leave it out, or give one --seed"
             )
     values |= strangers
-    files = [Layer(f"file {p}", flatten(read_file(Path(p)), known)) for p in paths]
+    layers = [Layer(f"file {p}", flatten(read_file(files.given_path(p)), known)) for p in paths]
     return Parsed(
         algo,
-        files,
+        layers,
         Layer("command line", values),
         None if seeds is None else _whole("seeds", " ".join(seeds).replace(",", " ").split()),
         None if jobs is None else _whole("jobs", [jobs])[0],

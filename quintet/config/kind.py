@@ -7,7 +7,7 @@ from typing import Any, Literal, final
 from gymnasium.spaces import Box
 from gymnasium.vector import VectorEnv as ForeignVectorEnv
 
-from quintet.config.load import absent
+from quintet.config.load import meant
 from quintet.envs.config import EnvConfig
 from quintet.envs.given import EnvSource
 from quintet.envs.make import make_group_env
@@ -48,7 +48,7 @@ class KindProbe:
             pydantic.ValidationError: one of its options is out of range.
         """
         options = {
-            name: absent(self._asked[f"env.{name}"], info)
+            name: meant(self._asked[f"env.{name}"], info)
             for name, info in EnvConfig.model_fields.items()
             if f"env.{name}" in self._asked
         }

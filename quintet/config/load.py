@@ -4,6 +4,7 @@ Layers, later wins: defaults < the learner's own defaults < preset < file < save
 (or the caller).  After the merge everything is validated at once, and every fault is listed.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from quintet.envs.config import EnvConfig
 from quintet.envs.given import EnvSource
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.errors import ConfigError, FileFault, IdleOptions
-from quintet.system.files import read_yaml
+from quintet.system.files import given_path, read_yaml
 from quintet.types import Spaces
 
 
@@ -199,7 +200,7 @@ def compose(algo: str, layers: Iterable[Layer], source: EnvSource | None = None)
     for layer in (learner_defaults(algo), *layers):
         for name, value in layer.values.items():
             if name in known:
-                values[name] = absent(value, known[name])
+                values[name] = meant(value, known[name])
                 sources[name] = layer.source
             else:
                 unknown.append(f"unknown option {name!r} ({layer.source}){hint(algo, name)}")
@@ -223,8 +224,12 @@ NONE = ("none", "null")
 """Words for the absence of a value."""
 
 
-def absent(value: Any, info: FieldInfo) -> Any:
-    """``none`` as the option means it: a word if that is one of its choices, else None."""
+def meant(value: Any, info: FieldInfo) -> Any:
+    """A value as the option means it: ``none`` is a word if that is one of its choices, a path
+    where it takes one, else None; ``~`` in a path is the home folder.
+    """
+    if Path in kinds(info):
+        return str(given_path(value)) if isinstance(value, str | os.PathLike) else value
     words = [w for kind in kinds(info) for w in get_args(kind) if get_origin(kind) is Literal]
     if "none" in words or info.annotation is str:
         return "none" if value is None else value

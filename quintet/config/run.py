@@ -45,7 +45,8 @@ class RunConfig(BaseModel):
         "vector_continuous, pixels, atari, grid); a name; none",
     )
     run_dir: Path | None = Field(
-        None, description="folder of the run; none: runs/ALGO-ENV-sSEED. The same again = resume"
+        None,
+        description="folder of the run; not given: runs/ALGO-ENV-sSEED. The same again = resume",
     )
     resume: Literal["latest", "exact", "never"] = Field(
         "latest",

@@ -17,9 +17,9 @@ from quintet.config.kind import KindProbe
 from quintet.config.load import (
     Layer,
     Loaded,
-    absent,
     compose,
     learner_defaults,
+    meant,
     options,
     preset_layers,
 )
@@ -28,7 +28,7 @@ from quintet.config.run_dir import differing, ended_at_once, flat, read_saved, r
 from quintet.config.validate import is_at_fault, validate
 from quintet.envs.given import EnvSource
 from quintet.errors import ConfigError
-from quintet.system import saved_options
+from quintet.system import files, saved_options
 from quintet.system.trust import Origin, all_harmless, calls_given, calls_of, config_fault
 
 
@@ -158,7 +158,7 @@ def _load(
     except ConfigError as error:
         known, given = options(algo), asked_for(layers, Layer("", {}))
         if given.keys() <= known.keys():
-            given = {name: absent(x, known[name]) for name, x in given.items()}
+            given = {name: meant(x, known[name]) for name, x in given.items()}
             differ = _told(differing(was, given))
             alone: list[str] = []
             validate(algo, {"env.id": was["env.id"], **given, "algo": algo}, alone)
@@ -310,7 +310,7 @@ def _whole(seeds: Sequence[int]) -> list[int]:
 def _folder(given: Any) -> Path:
     if not isinstance(given, (str, os.PathLike)):
         raise ConfigError(f"run_dir requires the path of a folder, got {given!r}")
-    return Path(given)
+    return files.given_path(given)
 
 
 def _other_run(run_dir: Path, differ: list[str]) -> _OtherRun:

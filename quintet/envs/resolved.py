@@ -18,7 +18,7 @@ from quintet.envs.given import EnvSource, MakeEnv, can_be_made_again, makes_grou
 from quintet.envs.ids import envpool_id, is_parallel, resolve_backend
 from quintet.envs.pettingzoo import num_agents
 from quintet.errors import ConfigError
-from quintet.system.importing import import_module, name_of
+from quintet.system.importing import import_module, name_of, origin_of
 
 
 @final
@@ -189,7 +189,8 @@ def _find_maker(name: str) -> MakeEnv:
             near = difflib.get_close_matches(attribute, dir(module), n=3, cutoff=0.5)
             raise ConfigError(
                 f"{name!r} must name something in module {module_name!r} or an id that it "
-                f"registers; found neither; {f'did you mean {near}?' if near else 'correct it'}"
+                f"registers, {origin_of(module)} has neither; "
+                f"{f'did you mean {near}?' if near else 'correct it'}"
             )
         name = attribute
     # Gymnasium's checker repeats at every step what the adapter checks more cheaply.

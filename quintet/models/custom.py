@@ -45,7 +45,14 @@ from quintet.models.leaves import Leaves
 from quintet.models.precision import Precision
 from quintet.spaces import Space, leaf_dtype
 from quintet.system.blame import raised, traced
-from quintet.system.importing import Given, import_module, is_import_string, named, nameless
+from quintet.system.importing import (
+    Given,
+    import_module,
+    is_import_string,
+    named,
+    nameless,
+    origin_of,
+)
 from quintet.system.signals import STOPS
 from quintet.types import Obs
 
@@ -86,7 +93,8 @@ def find_encoder(name: str) -> Maker:
     module_name, _, path = name.partition(":")
     if not is_import_string(name):
         raise nameless("model.encoder", name, "model= of quintet.train, encoder= of quintet.load")
-    found: Any = import_module(module_name, f"model.encoder={name}")
+    module = import_module(module_name, f"model.encoder={name}")
+    found: Any = module
     for part in path.split("."):
         if part not in vars(found):
             advice = "define it at the top level of the module, or correct the name"
@@ -97,7 +105,7 @@ def find_encoder(name: str) -> Maker:
                 )
             raise ConfigError(
                 f"model.encoder={name} requires a class or function {path!r} in module "
-                f"{module_name!r}, there is no {part!r}; {advice}"
+                f"{module_name!r}, there is no {part!r} in {origin_of(module)}; {advice}"
             )
         found = vars(found)[part]
     if _makes_none(found):

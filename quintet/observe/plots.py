@@ -85,12 +85,12 @@ def plot_runs(
     Raises:
         QuintetError: no runs, a run without the metric, an unknown file format, or no matplotlib.
     """
-    out = Path(out)
+    out = files.given_path(out)
     if not run_dirs:
         raise QuintetError("plotting needs at least one run folder, none was given")
     _require_format(out)
     # One run under two names is no second seed.
-    folders = {Path(folder).resolve(): Path(folder) for folder in run_dirs}.values()
+    folders = {each.resolve(): each for each in map(files.given_path, run_dirs)}.values()
     reports: dict[Path, list[dict[str, float]]] = {}
     for folder in folders:
         with _leaving_out(folder in may_lack):

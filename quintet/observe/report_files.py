@@ -145,7 +145,7 @@ def read_metrics(run_dir: Path, notice: Notice = files.warn_on_stderr) -> list[R
         QuintetError: there is neither ``metrics.jsonl`` nor ``progress.csv``, or something in the
             folder is a link.
     """
-    run_dir = Path(run_dir)
+    run_dir = files.given_path(run_dir)
     require_own(run_dir)
     if not any(os.path.lexists(run_dir / name) for name in (JSONL_FILE, CSV_FILE)):
         raise QuintetError(

@@ -178,6 +178,13 @@ def is_number(value: Any) -> bool:
 # Writing
 
 
+def given_path(path: str | os.PathLike[str]) -> Path:
+    """A path as a person gives it, whose ``~`` is their home folder: in ``--run-dir=~/runs`` and in
+    Python no shell has replaced it.
+    """
+    return Path(os.path.expanduser(path))
+
+
 def make_folder(folder: Path) -> None:
     """Makes a folder and those above it; when it returns, they survive a power cut."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]

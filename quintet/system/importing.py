@@ -121,6 +121,19 @@ def import_module(module_name: str, name: str) -> ModuleType:
         raise _raised(module_name, name, error) from error
 
 
+def origin_of(module: ModuleType) -> str:
+    """The file of a module, for messages; with the one of its name in the working folder, if that
+    was not imported.
+    """
+    name = module.__name__
+    file = getattr(module, "__file__", None) or f"module {name}"
+    base = Path.cwd().joinpath(*name.split("."))
+    for own in (base.with_suffix(".py"), base / "__init__.py"):
+        if own.exists() and own.resolve() != Path(file).resolve():
+            return f"{file} ({own} was not imported, give it another name)"
+    return file
+
+
 def is_import_string(value: str) -> bool:
     """Whether it has the form ``pkg.module:name``."""
     module, colon, name = value.partition(":")

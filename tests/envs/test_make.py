@@ -146,7 +146,7 @@ def test_import_strings():
     assert env.description.id == "envs_helpers:make_box_env"
     record(make_vector_env("gymnasium:CartPole-v1", 2), [1, 2], np.zeros((2, 2), np.int64))
     for name, says in (
-        ("envs_helpers:make_bx_env", r"found neither; did you mean \['make_box_env'"),
+        ("envs_helpers:make_bx_env", r"has neither; did you mean \['make_box_env'"),
         ("envs_helpers:not_callable", "must name a function or class"),
         ("no_such_module:make", "can't be imported: No module named 'no_such_module'"),
         (

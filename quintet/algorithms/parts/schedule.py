@@ -7,7 +7,7 @@ from typing import Any
 from quintet.errors import ConfigError
 from quintet.ops.schedules import OF_FRACTION
 from quintet.system.blame import raised
-from quintet.system.importing import Given, import_module, is_import_string, nameless
+from quintet.system.importing import Given, import_module, is_import_string, nameless, origin_of
 from quintet.system.signals import STOPS
 
 Schedule = Callable[[float], float]
@@ -65,13 +65,14 @@ def _own(name: str) -> Callable[[float], Any]:
     if not is_import_string(name):
         raise nameless("lr_schedule", name, "lr_schedule= of quintet.train")
     module, _, path = name.partition(":")
-    own: Any = import_module(module, name)
+    imported = import_module(module, name)
+    own: Any = imported
     for part in path.split("."):
         own = getattr(own, part, None)
     if not callable(own):
         raise ConfigError(
             f"lr_schedule={name} requires a function {path!r} of a number in {module!r}, got "
-            f"{own!r}; correct the name"
+            f"{own!r} from {origin_of(imported)}; correct the name"
         )
     function: Callable[[float], Any] = own
     return function

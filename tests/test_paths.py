@@ -1,0 +1,72 @@
+"""Paths as people give them, in Python and in every command."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import quintet
+from quintet import cli
+
+TASK = "quintet.envs.toy:Contextual"
+SMALL = {
+    "env.num_streams": 4,
+    "unroll_steps": 16,
+    "minibatch_steps": 32,
+    "num_epochs": 1,
+    "model.policy_hidden": (8,),
+    "report.progress": False,
+    "eval.episodes": 1,
+}
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """The home folder; the working folder is another one."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "home"
+
+
+def test_the_home_folder_in_every_path(home):
+    result = quintet.train("ppo", TASK, 128, run_dir="~/run", config=SMALL)
+    assert result.run_dir == home / "run"
+    again = quintet.train("ppo", TASK, 128, run_dir=Path("~/run"), config=SMALL)
+    assert again.run_dir == home / "run"
+    config = {**SMALL, "init_from": "~/run"}
+    for _ in range(2):  # the second is the same command, which finds the same run
+        quintet.train("ppo", TASK, 128, run_dir="~/warm", config=config)
+    policy = quintet.load("~/run")
+    assert policy.save("~/policy") == home / "policy"
+    newest = max((home / "run" / "checkpoints").iterdir())
+    quintet.load("~/run", f"~/run/checkpoints/{newest.name}")
+    (home / "more.yaml").write_text("gamma: 0.5\n")
+    words = ["train", "ppo", f"--env={TASK}", "--total-steps=64", "--run-dir=~/third"]
+    words += ["--config=~/more.yaml", "--env.num-streams=4", "--unroll-steps=16"]
+    assert cli.main([*words, "--minibatch-steps=32", "--eval.episodes=0"]) == 0
+    assert "gamma: 0.5" in (home / "third" / "config.yaml").read_text()
+    assert cli.main(["eval", "~/run", "--episodes=1"]) == 0
+    assert cli.main(["plot", "~/run", "--out=~/curve.png"]) == 0
+    assert (home / "curve.png").exists()
+    assert not list(Path().iterdir())
+
+
+def test_a_folder_that_is_called_none(home):
+    assert quintet.train("ppo", TASK, 64, run_dir="none", config=SMALL).run_dir == Path("none")
+    assert Path("none/config.yaml").exists()
+    shutil.copytree("none", "null")
+    warm = {**SMALL, "init_from": "null"}
+    quintet.train("ppo", TASK, 64, run_dir=home / "run", config=warm)
+    assert "init_from: 'null'" in (home / "run" / "config.yaml").read_text()
+
+
+def test_a_name_that_another_module_has_is_told_with_its_file(home, capsys):
+    Path("test.py").write_text("def make(): ...\n")
+    assert cli.main(["check-env", "test:make"]) == 2
+    said = capsys.readouterr().err
+    assert "test/__init__.py (" in said
+    assert f"{Path('test.py').resolve()} was not imported, give it another name) has neither" in (
+        said
+    )
