@@ -92,6 +92,47 @@ class UpdateAdvice(NamedTuple):
     larger_batches: tuple[str, ...] = ()
 
 
+class Range(NamedTuple):
+    """Ends belong to it."""
+
+    low: float = float("-inf")
+    high: float = float("inf")
+
+    def holds(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+
+class Evidence(NamedTuple):
+    """A metric by which a part of a learner is judged.
+
+    name: what a person calls the metric.
+    sound: values that speak for the part.
+    possible: wider; a value outside of it makes the part doubtful, one that is only outside of
+        `sound` decides nothing.
+    below, above: what values below and above `sound` mean, as in "it moves too fast".
+    after_updates: optimizer steps before which the metric decides nothing.
+    given: another metric that must lie in a range for this one to count; absent it does not lie.
+    needed: whether the part is sound only by this too.
+    """
+
+    metric: str
+    name: str
+    sound: Range = Range()
+    possible: Range = Range()
+    below: str = ""
+    above: str = ""
+    after_updates: int = 0
+    given: tuple[str, Range] | None = None
+    needed: bool = False
+
+
+class Part(NamedTuple):
+    """A part of a learner, by a word, and what speaks for it or against it."""
+
+    name: str
+    evidence: tuple[Evidence, ...]
+
+
 class Actor(Protocol):
     """Lives beside its groups and turns observations into actions."""
 

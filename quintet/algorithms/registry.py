@@ -17,7 +17,7 @@ from quintet.algorithms.parts.options import Idle, Shared
 from quintet.algorithms.ppo import config as ppo_config
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
-from quintet.protocols import Actor, Learner, UpdateAdvice
+from quintet.protocols import Actor, Learner, Part, UpdateAdvice
 from quintet.types import Spaces
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ class Algorithm:
     tunable: options that `Learner.configure` may change during a run.
     tuned: of these what a population tunes where it names nothing.
     idle_in: returns the options, by name, without effect with (options, resolved model, spaces).
+    judged: returns the parts of a learner of (options, spaces) with the metrics by which reports
+        speak for or against them.
     actions: the classes of action spaces that it can act in.
     without: options under ``model.`` without effect on its networks.
     defaults: its own defaults of options under ``model.``, ``env.`` and ``runtime.``, by dotted
@@ -83,6 +85,7 @@ class Algorithm:
     tuned: tuple[str, ...] = ()
     suited: Callable[[Any, ModelConfig, int, int, frozenset[str]], dict[str, Any]] = lambda *_: {}
     idle_in: Callable[[Any, ModelConfig, Spaces], dict[str, Idle]] = lambda *_: {}
+    judged: Callable[[Any, Spaces], tuple[Part, ...]] = lambda *_: ()
     actions: tuple[ActionKind, ...] = (gym_spaces.Space,)
     without: frozenset[str] = frozenset()
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -131,6 +134,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         Late("ppo.learner", "make_actor"),
         shared=ppo_config.shared,
         metrics=Late("ppo.metrics", "METRICS").get,
+        judged=Late("ppo.metrics", "judged"),
         tunable=ppo_config.TUNABLE,
         tuned=ppo_config.TUNED,
         suited=ppo_config.suited,
@@ -146,6 +150,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         Late("impala.learner", "make_actor"),
         shared=impala_config.shared,
         metrics=Late("impala.metrics", "METRICS").get,
+        judged=Late("impala.metrics", "judged"),
         tunable=impala_config.TUNABLE,
         tuned=impala_config.TUNED,
         idle_in=impala_config.idle_in,
@@ -161,6 +166,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         Late("appo.learner", "make_actor"),
         shared=appo_config.shared,
         metrics=Late("appo.metrics", "METRICS").get,
+        judged=Late("appo.metrics", "judged"),
         tunable=appo_config.TUNABLE,
         tuned=appo_config.TUNED,
         suited=appo_config.suited,
@@ -176,6 +182,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         Late("ddpg.actor", "make_actor"),
         shared=ddpg_config.shared,
         metrics=Late("ddpg.metrics", "METRICS").get,
+        judged=Late("ddpg.metrics", "judged"),
         tunable=ddpg_config.TUNABLE,
         tuned=ddpg_config.TUNED,
         idle_in=ddpg_config.idle_in,
@@ -194,6 +201,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         Late("acer.learner", "make_actor"),
         shared=acer_config.shared,
         metrics=Late("acer.metrics", "METRICS").get,
+        judged=Late("acer.metrics", "judged"),
         tunable=acer_config.TUNABLE,
         tuned=acer_config.TUNED,
         idle_in=acer_config.idle_in,

@@ -26,6 +26,8 @@ class RunningMoments(nn.Module):
     count: Tensor
     mean: Tensor
     m2: Tensor
+    newest: tuple[int, Tensor, Tensor] | None = None
+    """Count, mean and variance of the newest batch, of which no checkpoint knows."""
 
     def __init__(self, shape: tuple[int, ...]):
         super().__init__()
@@ -50,6 +52,7 @@ class RunningMoments(nn.Module):
             x = x.to(torch.float64)
             mean_b = x.mean(0)
             m2_b = (x - mean_b).square().sum(0)
+        self.newest = n_b, mean_b, m2_b
         n = self.count + n_b
         delta = mean_b - self.mean
         self.m2 += m2_b + delta.square() * (self.count * n_b / n)
@@ -89,6 +92,25 @@ def scale_of(moments: RunningMoments, epsilon: float) -> Tensor:
 
 PICTURE_UNIT = 255.0
 """White in a picture of uint8, which networks see as 1."""
+
+
+_FACTOR = 5.0
+_LEAST_ROWS = 16  # a standard deviation of fewer says little
+_LEAST_VARIANCE = 1e-12  # of numbers that change at all
+
+
+def _unlike(moments: RunningMoments) -> float | None:
+    """`ObservationNormalizer.unlike` of one leaf."""
+    if moments.newest is None:
+        return None
+    rows, mean, m2 = moments.newest
+    if rows < _LEAST_ROWS or moments.count < 4 * rows:
+        return None
+    spread, known = m2 / rows + (mean - moments.mean).square(), moments.variance
+    moves = torch.maximum(spread, known) > _LEAST_VARIANCE
+    unlike = (spread > _FACTOR**2 * known) | (spread < known / _FACTOR**2)
+    count = int(moves.sum())
+    return int((unlike & moves).sum()) / count if count else None
 
 
 @final
@@ -159,6 +181,18 @@ class ObservationNormalizer(nn.Module):
             centred = x - mean if x.is_floating_point() else x.to(torch.float32).sub_(mean)
             out[name] = centred.mul_(scale).clamp_(bound[0], bound[1])
         return out
+
+    def unlike(self) -> float | None:
+        """The share of the numbers of a leaf of floats whose spread in the newest batch, about the
+        running mean, is over 5 times or under a fifth of the running standard deviation; of the
+        leaf with most such.  None where the statistics are hardly more than that batch's.
+        """
+        shares = [
+            share
+            for name in self.names
+            if self.units[name] == 1.0 and (share := _unlike(self.leaf_moments(name))) is not None
+        ]
+        return max(shares, default=None)
 
     def bounds(self, name: str) -> tuple[Tensor, Tensor]:
         """The least and the greatest value of a normalised leaf; infinite before any data."""

@@ -11,7 +11,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from quintet.observe.health import findings
+from quintet.observe import health
 from quintet.observe.limits import limit
 from quintet.observe.pace import NO_SCORE, Score, clock, percent
 from quintet.observe.shares import SERVER, Load, Shares, mean
@@ -40,6 +40,12 @@ _SIGNS: dict[Phase, tuple[str, str]] = {
     "evaluation": ("▞", "cyan"),
     "checkpoint": ("▤", "green"),
     "other": ("·", "white"),
+}
+
+_STYLES: dict[health.State, str] = {
+    "sound": "green",
+    "not known yet": "dim",
+    "doubtful": "yellow",
 }
 
 # Lines of metrics: the beginning of their names, and those that come first.  The others of a line
@@ -337,16 +343,10 @@ def _has_workers(view: View) -> bool:
 
 
 def _health(view: View, width: int) -> list[_Block]:
-    found = findings(view.report)
-    well = [each.part for each in found if each.healthy]
     lines: list[Text] = []
-    if well:
-        lines.append(_named("health", [Text(", ".join(well) + " healthy", style="green")], width))
-    for each in found:
-        if not each.healthy:
-            name = "" if lines else "health"
-            lines += _paragraph(name, f"{each.part} {each.text}", width, "yellow")
-    return [_Block(3, lines)]
+    for state, sentence in health.sentences(view.findings):
+        lines += _paragraph("" if lines else "health", sentence, width, _STYLES[state])
+    return [_Block(3, lines)] if lines else []
 
 
 def _numbers(view: View, width: int) -> list[_Block]:

@@ -1,103 +1,152 @@
-"""Whether a report looks healthy, in plain words."""
+"""Whether a report speaks for or against the parts of a learner, with the numbers that say so."""
 
-import math
-from collections.abc import Mapping
-from typing import NamedTuple, final
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple, final
 
-MAX_KL = 0.06
-"""nats; twice the highest KL of an iteration of PPO's presets in runs that learn well."""
+from quintet.observe.metrics import policy_of, policy_prefix
+from quintet.protocols import Evidence, Part
 
-MAX_CLIP_FRAC = 0.5
-"""Above it most of the batch takes no part in the gradient."""
+State = Literal["sound", "doubtful", "not known yet"]
 
-MAX_OUTSIDE_FRAC = 0.05
-"""Of a normal distribution one value in a million is 5 standard deviations out, of a policy that
-learns to reach new states a few in a hundred; above that the statistics don't describe the data.
-"""
-
-MIN_REWARD_STD = 1e-6
-"""Below it rewards are nearly equal, and divided by their spread they would be noise."""
+NUMBERS: Mapping[State, float] = {"sound": 1.0, "not known yet": 0.0, "doubtful": -1.0}
+"""The states as metrics ``health/PART``."""
 
 
 @final
 class Finding(NamedTuple):
-    """A sentence on one part of a learner, and whether that part is healthy."""
+    """The state of a part of a policy's learner, and its reason.
+
+    policy: its number in a run of several; -1: it is the only one.
+    """
 
     part: str
-    healthy: bool
-    text: str
+    state: State
+    reason: str
+    policy: int = -1
+
+    @property
+    def subject(self) -> str:
+        part = self.part.replace("_", " ")
+        return part if self.policy < 0 else f"{part} of policy {self.policy}"
 
 
-def findings(report: Mapping[str, float]) -> list[Finding]:
-    """A finding for each part (policy, value function, normalizers) with metrics in the report."""
-    checks = {"policy": _POLICY, "value function": _VALUE, "normalizers": _NORMALIZERS}
+def findings(parts: Sequence[Part], report: Mapping[str, float]) -> list[Finding]:
+    """A finding for every part of every policy that the report tells of."""
+    policies = sorted({policy_of(name) for name in report} - {-1})
+    if not policies:
+        return [_judged(part, report) for part in parts]
     found = []
-    for part, bounds in checks.items():
-        measured = [
-            bound for bound in bounds if bound.metric in report and bound.unless not in report
-        ]
-        wrong = [bound for bound in measured if not bound.holds(report[bound.metric])]
-        if wrong:
-            value = f"{report[wrong[0].metric]:.2g}"
-            found.append(Finding(part, False, wrong[0].text.format(value)))
-        elif measured:
-            found.append(Finding(part, True, "healthy"))
+    for policy in policies:
+        prefix = policy_prefix(policy, 2)
+        own = {k.removeprefix(prefix): x for k, x in report.items() if k.startswith(prefix)}
+        found += [_judged(part, own)._replace(policy=policy) for part in parts]
     return found
 
 
-class _Bound(NamedTuple):
-    """Of a metric; a report that has `unless` is not judged by it."""
-
-    metric: str
-    text: str
-    low: float = -math.inf
-    high: float = math.inf
-    unless: str = ""
-
-    def holds(self, value: float) -> bool:
-        return self.low <= value <= self.high
+def metrics(parts: Sequence[Part], report: Mapping[str, float]) -> dict[str, float]:
+    """The states of a policy's parts as numbers, by ``health/PART``; `report` has plain names."""
+    return {f"health/{part.name}": NUMBERS[_judged(part, report).state] for part in parts}
 
 
-_SLOWER = "a lower learning rate or fewer passes slows it down"
-# V-trace's share of clipped ratios is no sign: with a cap of 1, half of them are above it after the
-# smallest step.  approx_kl measures how far the policy is from the one that acted, so policy lag
-# needs no bound: many small steps are no worse than a single large one.  Replayed rows were acted
-# by weights of long ago, and a distance from those is no fault.
-_POLICY = (
-    _Bound("policy/kl", f"moves too fast: KL {{}} above {MAX_KL}; {_SLOWER}", high=MAX_KL),
-    _Bound(
-        "policy/approx_kl",
-        f"moves too fast: approx KL {{}} above {MAX_KL}; {_SLOWER}",
-        high=MAX_KL,
-        unless="replay/age_mean",
-    ),
-    _Bound(
-        "policy/clip_frac",
-        f"moves too fast: {{}} of the samples are clipped, above {MAX_CLIP_FRAC}; {_SLOWER}",
-        high=MAX_CLIP_FRAC,
-    ),
-)
-_VALUE = (
-    _Bound(
-        "value/explained_variance",
-        "predicts no better than a constant (explained variance {}), as at the start and where "
-        "all returns are alike",
-        low=0,
-    ),
-)
-_NORMALIZERS = (
-    _Bound(
-        "normalizer/observation_clip_frac",
-        "clip {} of the observations: they have outliers, or have moved on",
-        high=MAX_OUTSIDE_FRAC,
-    ),
-    _Bound(
-        "normalizer/reward_clip_frac",
-        "clip {} of the rewards: a few are far larger than the rest",
-        high=MAX_OUTSIDE_FRAC,
-    ),
-    _Bound(
-        "normalizer/reward_std", "see no spread in the rewards (std {}) yet", low=MIN_REWARD_STD
-    ),
-    _Bound("normalizer/observation_std_max", ""),
-)
+def _judged(part: Part, report: Mapping[str, float]) -> Finding:
+    """By all of its evidence: one doubt outweighs the rest; without evidence nothing is known."""
+    found = [each for each in part.evidence if _counts(each, report)]
+    ripe = [each for each in found if report.get("updates", 0.0) >= each.after_updates]
+    against = [each for each in ripe if not each.possible.holds(report[each.metric])]
+    if against:
+        return Finding(part.name, "doubtful", _told(against, report, doubtful=True))
+    open_ = [each for each in ripe if not each.sound.holds(report[each.metric])]
+    if open_:
+        return Finding(part.name, "not known yet", _told(open_, report))
+    if len(ripe) < len(found):
+        updates = int(report.get("updates", 0.0))
+        least = max(each.after_updates for each in found)
+        return Finding(part.name, "not known yet", f"{updates} of {least} updates that it takes")
+    missing = [each.name for each in part.evidence if each.needed and each.metric not in report]
+    if missing or not ripe:
+        of = missing[0] if missing else "it"
+        return Finding(part.name, "not known yet", f"no report has told of {of}")
+    return Finding(part.name, "sound", _told(ripe, report))
+
+
+def _counts(each: Evidence, report: Mapping[str, float]) -> bool:
+    if each.metric not in report:
+        return False
+    if each.given is None:
+        return True
+    name, range_ = each.given
+    return name in report and range_.holds(report[name])
+
+
+def _told(evidence: Sequence[Evidence], report: Mapping[str, float], doubtful: bool = False) -> str:
+    """The values, each with the bound that it breaks, and what this means."""
+    values, meanings = [], []
+    for each in evidence:
+        value, bounds = report[each.metric], each.possible if doubtful else each.sound
+        told = f"{each.name} {value:.2g}"
+        if value < bounds.low:
+            told += f" below {bounds.low:.2g}"
+            meanings.append(each.below)
+        elif value > bounds.high:
+            told += f" above {bounds.high:.2g}"
+            meanings.append(each.above)
+        values.append(told)
+    said = "; ".join(dict.fromkeys(each for each in meanings if each))
+    return ", ".join(dict.fromkeys(values)) + (f": {said}" if said else "")
+
+
+_ORDER: tuple[State, ...] = ("sound", "not known yet", "doubtful")
+
+
+def sentences(found: Sequence[Finding]) -> list[tuple[State, str]]:
+    """A sentence for each part; of several policies one for each part and state, with the reason of
+    the first such policy.
+    """
+    told = []
+    for part in dict.fromkeys(each.part for each in found):
+        count = sum(each.part == part for each in found)
+        for state in _ORDER:
+            those = [each for each in found if (each.part, each.state) == (part, state)]
+            if not those:
+                continue
+            subject, first = part.replace("_", " "), those[0]
+            if first.policy < 0:
+                told.append((state, f"{subject} {state}: {first.reason}"))
+            else:
+                reason = f"policy {first.policy}: {first.reason}"
+                told.append((state, f"{subject} {state} in {len(those)} of {count} ({reason})"))
+    return told
+
+
+_SHORTEST_S = 60.0
+_LONGEST_S = 3600.0
+
+
+@final
+class Herald:
+    """Tells in lines of text which parts have become doubtful, and which are so no longer.
+
+    A part is told of ever more rarely, since doubts may come and go.
+    """
+
+    def __init__(self) -> None:
+        self._told: dict[tuple[str, int], State] = {}
+        self._silent_until: dict[tuple[str, int], float] = {}
+        self._silence_s: dict[tuple[str, int], float] = {}
+
+    def news(self, found: Sequence[Finding], now: float) -> list[str]:
+        """Lines on what has changed by `now`, in seconds."""
+        told = []
+        for each in found:
+            key, before = (each.part, each.policy), self._told.get((each.part, each.policy))
+            ends = before == "doubtful" and each.state == "sound"
+            if (each.state != "doubtful" and not ends) or before == each.state:
+                continue
+            if now < self._silent_until.get(key, 0.0):
+                continue
+            silence = self._silence_s.get(key, _SHORTEST_S)
+            self._silent_until[key] = now + silence
+            self._silence_s[key] = min(2 * silence, _LONGEST_S)
+            self._told[key] = each.state
+            told.append(f"health: {each.subject} is {each.state}: {each.reason}")
+        return told

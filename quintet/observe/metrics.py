@@ -183,6 +183,7 @@ _VALUES = {
     "value/change_mean": Metric(_REWARD, "mean |value - value when the row was collected|"),
     "value/change_max": Metric(_REWARD, "largest |value - value when the row was collected|"),
     "value/explained_variance": Metric("1", "1 - var(target - prediction) / var(target)"),
+    "value/error_frac": Metric("1", "mean squared error of values over mean squared target"),
     "advantage/mean": Metric(_REWARD, "mean advantage before normalising"),
     "advantage/std": Metric(_REWARD, "standard deviation of advantages before normalising"),
     "advantage/normalized_min": Metric("1", "least advantage after normalising"),
@@ -194,6 +195,11 @@ _VALUES = {
     "normalizer/observation_std_min": Metric("observation units", "lowest running std"),
     "normalizer/observation_std_max": Metric("observation units", "highest running std"),
     "normalizer/observation_clip_frac": Metric("1", "share of normalised observations clipped"),
+    "normalizer/observation_unlike_frac": Metric(
+        "1",
+        "share of normalised floats whose spread in the newest batch is over 5 times or under a "
+        "fifth of the running std, of the leaf with most",
+    ),
     "normalizer/reward_clip_frac": Metric("1", "share of normalised rewards clipped"),
     "normalizer/reward_std": Metric(_REWARD, "running std by which rewards are divided"),
 }
@@ -254,6 +260,9 @@ PREFIXES: Mapping[str, Metric] = {
     "grad_norm/": Metric("1", "gradient norm of one parameter in the last step, before clipping"),
     "param_norm/": Metric("1", "norm of one parameter"),
     HISTOGRAM: Metric("1", "distribution of a value over rows or parameters, never a number"),
+    "health/": Metric(
+        "1", "1: a part of the learner is sound, -1: doubtful, 0: not known yet (docs)"
+    ),
     "hyperparameter/": Metric("1", "value of an option that a population tunes"),
     "loss/aux/": Metric("1", "an auxiliary loss term"),
     "user/": Metric("1", "what callbacks have logged, in units of their own"),

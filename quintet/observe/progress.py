@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Protocol, TextIO, final
 
 from quintet.observe.advice import RunFacts, count
+from quintet.observe.health import Herald, sentences
 from quintet.observe.limits import Cause, cause, crowded, limit
 from quintet.observe.pace import NO_SCORE, Score, clock, percent
 from quintet.observe.stream import QuietStream, is_terminal
@@ -81,7 +82,8 @@ def _collecting(facts: RunFacts) -> str:
 
 @final
 class LineProgress:
-    """A plain line for a report, at most every ten seconds, and one at the end.
+    """A plain line for a report, at most every ten seconds, and one at the end; lines on parts of
+    the learner that have become doubtful, and at the end on all.
 
     A line on what limits the speed comes once, with the second shown report, or with the first if
     other processes take the cores; and again at the end if that has changed.
@@ -90,6 +92,7 @@ class LineProgress:
     def __init__(self, view: View, stream: TextIO) -> None:
         self._view, self._out = view, QuietStream(stream)
         self._told: Cause | None = None
+        self._herald = Herald()
         self._shown_at = self._silent_until = float("-inf")
         self._silence_s = _LINE_INTERVAL_S
         self._pending: str | None = None
@@ -103,6 +106,8 @@ class LineProgress:
             begun = self._shown_at > float("-inf")
             self._shown_at = now
             self._flush()
+            for line in self._herald.news(self._view.findings, now):
+                self.say(line)
             if self._told is None and (begun or self._crowded):
                 self._tell()
 
@@ -123,7 +128,10 @@ class LineProgress:
         self._out.flush()
 
     def close(self) -> None:
-        self._flush()
+        if self._pending is not None:
+            self._flush()
+            for _, sentence in sentences(self._view.findings):
+                self.say(f"health: {sentence}")
         if self._told is not None:
             self._tell()
 

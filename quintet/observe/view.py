@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from quintet.observe.advice import RunFacts
+from quintet.observe.health import Finding, findings
 from quintet.observe.pace import NO_SCORE, Pace, Score
 from quintet.observe.shares import TimeShares
 from quintet.observe.text_curve import TextCurve
+from quintet.protocols import Part
 
 
 @dataclass
@@ -15,6 +17,7 @@ class View:
 
     facts: None leaves out what limits the speed.
     best: the highest score of an evaluation so far.
+    parts: of the learner, with what they are judged by.
     stage: what goes on until the next report, or "".
     """
 
@@ -23,12 +26,18 @@ class View:
     folder: str = ""
     facts: RunFacts | None = None
     best: float | None = None
+    parts: tuple[Part, ...] = ()
     stage: str = ""
     report: dict[str, float] = field(default_factory=dict)
     shares: TimeShares = field(default_factory=TimeShares)
     curve: TextCurve = field(default_factory=TextCurve)
     recent: Score = NO_SCORE
     evaluation: Score = NO_SCORE
+
+    @property
+    def findings(self) -> list[Finding]:
+        """The states of the learner's parts, by what was last told of them."""
+        return findings(self.parts, self.report)
 
     def add(self, report: Mapping[str, float], recent: Score) -> None:
         """Adds a report; metrics that it lacks keep their last value."""

@@ -7,9 +7,11 @@ from typing import final
 
 from torch import Tensor
 
+from quintet.algorithms import registry
 from quintet.checkpoint import Checkpoint
 from quintet.config.run import RunConfig
 from quintet.envs.vector import EnvDescription
+from quintet.observe import health
 from quintet.observe.log import Voice
 from quintet.observe.machine import MachineUse
 from quintet.observe.metrics import clean, policy_prefix
@@ -29,6 +31,7 @@ class Reports:
     The names of a run of one policy are plain; of several, those of policy K begin with
     ``policy_K/``.
 
+    parts: of the learner, which every report judges.
     last: the newest report, empty before the first.
     reporter: all sinks.
     sampling: returns the metrics of the runtime kind.
@@ -45,6 +48,8 @@ class Reports:
     ) -> None:
         self.config, self.policies, self.env, self.timer = config, policies, env, timer
         self.population = population
+        learner, spaces = policies[0].config.learner, policies[0].spaces
+        self.parts = registry.find(config.algo).judged(learner, spaces)
         self.machine = MachineUse()
         self.sampling: Callable[[], dict[str, float]] = dict
         self.own: Callable[[dict[str, float]], dict[str, float]] = lambda _: {}
@@ -107,6 +112,7 @@ class Reports:
                 own |= found
         for index, (policy, own) in enumerate(zip(self.policies, reports, strict=True)):
             prefix = policy_prefix(index, len(self.policies))
+            own |= health.metrics(self.parts, clean(own))
             report |= {prefix + name: x for name, x in own.items()}
             histograms |= {prefix + name: x for name, x in policy.learner.histograms().items()}
         report |= self.timer.report() | self.machine.report() | self.sampling()

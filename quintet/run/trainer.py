@@ -163,6 +163,7 @@ class Trainer:
                 str(self.folder.path),
                 self.facts,
                 max(scores, default=None),
+                self.reports.parts,
             )
             return make_progress(view, stream)
 

@@ -27,7 +27,7 @@ EVERY_PPO = PPOConfig(
 
 def of_ppo() -> set[str]:
     learner = ppo_helpers.make_learner(EVERY_PPO, ppo_helpers.CONTINUOUS)
-    for seed in range(2):
+    for seed in range(6):
         learner.update(ppo_helpers.make_rollout(ppo_helpers.CONTINUOUS, seed=seed), 0)
     return set(learner.metrics())
 
@@ -39,7 +39,7 @@ def of_impala() -> set[str]:
     found: set[str] = set()
     for spaces, model in ((ppo_helpers.CONTINUOUS, ppo_helpers.SMALL), (ppo_helpers.DISCRETE, OWN)):
         learner = impala_helpers.make_learner(config, spaces, model)
-        for seed in range(2):
+        for seed in range(6):
             learner.update(impala_helpers.make_batch(learner, spaces, seed=seed), 0)
         found |= set(learner.metrics())
     return found
@@ -53,7 +53,7 @@ def of_appo() -> set[str]:
         (ppo_helpers.DISCRETE, {"exploration_loss": "symmetric_kl", **normalized}),
     ):
         learner = appo_helpers.make_learner(spaces, **options)
-        for seed in range(2):
+        for seed in range(6):
             learner.update(appo_helpers.make_batch(learner, spaces, seed=seed), 0)
         found |= set(learner.metrics())
     return found
@@ -67,7 +67,8 @@ def of_acer() -> set[str]:
         replayed = acer_helpers.make_batch(learner, spaces)
         shape = acer_helpers.STEPS, acer_helpers.STREAMS
         carry = ppo_helpers.make_rollout(spaces, *shape).return_carry
-        learner.update(replace(replayed, replayed=False, return_carry=carry), 0)
+        for _ in range(5):
+            learner.update(replace(replayed, replayed=False, return_carry=carry), 0)
         learner.update(replayed, 0)
         found |= set(learner.metrics())
     return found

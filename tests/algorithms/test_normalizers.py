@@ -13,6 +13,7 @@ import torch
 from quintet.algorithms.acer.config import ACERConfig
 from quintet.algorithms.impala.config import ImpalaConfig
 from quintet.algorithms.ppo.config import PPOConfig
+from quintet.models.normalize import ObservationNormalizer
 from quintet.types import Rollout
 
 OPTIONS: dict[str, Any] = {"normalize_observations": True, "reward_normalizer": "step_std"}
@@ -100,3 +101,27 @@ def test_large_rewards_are_divided_from_the_first_batch_on() -> None:
     assert carry is not None
     learner.update(replace(batch, reward=1e4 * batch.reward, return_carry=1e4 * carry), 0)
     assert learner.metrics()["loss/value"] < 10.0
+
+
+def unlike(running: torch.Tensor, newest: torch.Tensor) -> float | None:
+    """By statistics of `running` rows, then of `newest` ones ``[N, 4]``."""
+    normalizer = ObservationNormalizer({"obs": (4,)}, clip=5.0, epsilon=1e-3)
+    for rows in (running, newest):
+        obs = rows.unsqueeze(1)
+        normalizer.merge({"obs": obs}, torch.ones(obs.shape[:2], dtype=torch.bool))
+    return normalizer.unlike()
+
+
+def test_a_batch_unlike_its_statistics_is_told() -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = 546.0 * torch.randn(2000, 4, generator=generator)
+    batch = torch.randn(100, 4, generator=generator) * torch.tensor([0.0, 30.0, 80.0, 546.0])
+    assert unlike(rows, rows[:100]) == 0.0
+    assert unlike(rows, batch) == 0.75
+    assert unlike(rows.repeat(10, 1), 546.0 * 20.0 + batch) == 1.0
+    assert unlike(rows[:200], batch) is None, "the statistics are hardly more than the batch"
+    assert unlike(rows, batch[:10]) is None, "too few rows"
+    still = rows.clone()
+    still[:, :3] = 7.0  # numbers that never change say nothing
+    assert unlike(still, still[:100]) == 0.0
+    assert unlike(torch.full((2000, 4), 7.0), torch.full((100, 4), 7.0)) is None

@@ -70,8 +70,6 @@ def test_everything_is_there() -> None:
         "431.5 evaluation  500.0 best",
         "█ stepping 71%",
         "Environments limit the speed: 71% of the time goes into stepping CartPole-v1 (gymnasium).",
-        "policy moves too fast: approx KL 0.09",
-        "value function, normalizers healthy",
         "policy -0.0123",
         "entropy 0.62",
         "explained_variance 0.93",

@@ -2,7 +2,14 @@
 
 from collections.abc import Mapping
 
-from quintet.algorithms.parts import diagnostics, off_policy_statistics
+from quintet.algorithms.acer.config import ACERConfig
+from quintet.algorithms.parts import diagnostics, judgements, off_policy_statistics
+from quintet.protocols import Evidence, Part, Range
+from quintet.types import Spaces
+
+MOST_KL = 1.0
+"""nats; the trust region's bound on the KL to the average policy, at which it bends all gradients.
+"""
 
 REGION = (
     "trust_region/gradient_norm",
@@ -31,6 +38,28 @@ METRICS = (
     *diagnostics.REWARD_METRICS,
 )
 """All that it may report."""
+
+
+def judged(config: ACERConfig, spaces: Spaces) -> tuple[Part, ...]:
+    """What a report says of the learner's parts.  Replayed rows were acted by weights of long ago,
+    so a distance from those says nothing; that from the average policy does.
+    """
+    policy = (
+        Evidence(
+            "trust_region/kl_to_average",
+            "KL to the average policy",
+            Range(high=MOST_KL),
+            Range(high=MOST_KL),
+            above="it moves too fast, a lower learning rate slows it down",
+        ),
+        *judgements.gradient(config.max_grad_norm),
+    )
+    rewards = config.reward_normalizer != "none"
+    return (
+        Part(judgements.POLICY, policy),
+        judgements.VALUES,
+        *judgements.normalizers(config, spaces, rewards),
+    )
 
 
 def finished(told: Mapping[str, float], fresh: int, replayed: int) -> dict[str, float]:

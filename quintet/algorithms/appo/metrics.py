@@ -6,10 +6,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from quintet.algorithms.parts import diagnostics, off_policy_statistics
+from quintet.algorithms.appo.config import APPOConfig
+from quintet.algorithms.parts import diagnostics, judgements, off_policy_statistics
 from quintet.algorithms.parts.off_policy_statistics import with_spreads
 from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import Trained
+from quintet.protocols import Part
+from quintet.types import Spaces
 
 LOSSES = ("loss/policy", "loss/value", "loss/entropy", "loss/uniform_kl", "loss/kl")
 """The weighted terms."""
@@ -36,6 +39,21 @@ METRICS = (
     "optim/second_moment_max",
 )
 """All metrics."""
+
+
+def judged(config: APPOConfig, spaces: Spaces) -> tuple[Part, ...]:
+    """What a report says of the learner's parts."""
+    policy = (
+        judgements.distance("policy/approx_kl", "KL to the policy that acted", judgements.FAR),
+        judgements.clipped(judgements.MANY_CLIPPED),
+        *judgements.gradient(config.max_grad_norm),
+    )
+    rewards = config.reward_normalizer != "none"
+    return (
+        Part(judgements.POLICY, policy),
+        judgements.VALUES,
+        *judgements.normalizers(config, spaces, rewards),
+    )
 
 
 class Rows(NamedTuple):

@@ -38,6 +38,7 @@ from quintet.algorithms.ddpg.network import Networks, action_box, perturbable
 from quintet.algorithms.ddpg.popart import TargetStatistics, rescale_
 from quintet.algorithms.parts import diagnostics
 from quintet.algorithms.parts.acting import make_normalizer
+from quintet.algorithms.parts.off_policy_statistics import fit, with_fit
 from quintet.algorithms.parts.options import refuse_aux_losses, require_tunable
 from quintet.algorithms.parts.schedule import find_decay
 from quintet.algorithms.parts.setup import Setup
@@ -318,6 +319,7 @@ class DDPGLearner:
             "q/target_mean": target.sum() / own.rows,
             "q/error_abs_mean": (value - target).abs().sum() / own.rows,
         }
+        told |= fit(value, target, own.rows)
         return torch.stack([*losses.values()]).sum(), Statistics({**losses, **told})
 
     @torch.no_grad()
@@ -358,7 +360,11 @@ class DDPGLearner:
         if self.trained.untold:
             self.trained.fold()
         config = self.config
-        found = self.trained.interval.read() | self._of_collected()
+        found = self.trained.interval.read()
+        if "q/target_mean" in found:
+            found = with_fit(found)
+            del found["value/target_mean"]  # the same as q/target_mean
+        found |= self._of_collected()
         found["optim/actor_learning_rate"], found["optim/critic_learning_rate"] = self.rates
         if config.noise.param:
             found["exploration/param_noise_std"] = self.param_scale.item()

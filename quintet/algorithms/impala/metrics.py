@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping
 
-from quintet.algorithms.parts import diagnostics, off_policy_statistics
+from quintet.algorithms.impala.config import ImpalaConfig
+from quintet.algorithms.parts import diagnostics, judgements, off_policy_statistics
+from quintet.protocols import Part
+from quintet.types import Spaces
 
 LOSSES = ("loss/policy", "loss/value", "loss/entropy")
 """The weighted terms without auxiliary ones, in the order of the sum."""
@@ -19,6 +22,20 @@ METRICS = (
     *diagnostics.REWARD_METRICS,
 )
 """All metrics; `/` at the end stands for every name that begins so."""
+
+
+def judged(config: ImpalaConfig, spaces: Spaces) -> tuple[Part, ...]:
+    """What a report says of the learner's parts."""
+    policy = (
+        judgements.distance("policy/approx_kl", "KL to the policy that acted", judgements.FAR),
+        *judgements.gradient(config.max_grad_norm),
+    )
+    rewards = config.reward_normalizer != "none"
+    return (
+        Part(judgements.POLICY, policy),
+        judgements.VALUES,
+        *judgements.normalizers(config, spaces, rewards),
+    )
 
 
 def finished(told: Mapping[str, float]) -> dict[str, float]:

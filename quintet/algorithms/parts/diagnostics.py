@@ -18,6 +18,7 @@ METRICS = (
     "normalizer/observation_std_min",
     "normalizer/observation_std_max",
     "normalizer/observation_clip_frac",
+    "normalizer/observation_unlike_frac",
     "optim/grad_norm",
     "optim/grad_clip_frac",
     "optim/learning_rate",
@@ -65,7 +66,8 @@ def observation_metrics(normalizer: ObservationNormalizer) -> dict[str, float]:
     moments = [normalizer.leaf_moments(name) for name in normalizer.names]
     mean = torch.cat([each.mean.flatten() for each in moments])
     std = torch.cat([each.variance.sqrt().flatten() for each in moments])
-    return {
+    unlike = normalizer.unlike()
+    return ({} if unlike is None else {"normalizer/observation_unlike_frac": unlike}) | {
         "normalizer/observation_mean_min": mean.min().item(),
         "normalizer/observation_mean_max": mean.max().item(),
         "normalizer/observation_std_min": std.min().item(),

@@ -21,6 +21,7 @@ METRICS = (
     "value/prediction_mean",
     "value/target_mean",
     "value/explained_variance",
+    "value/error_frac",
     "advantage/mean",
     "advantage/std",
     "reward/mean",
@@ -114,12 +115,31 @@ def with_spreads(metrics: Mapping[str, float]) -> dict[str, float]:
     if _TARGET not in found:
         return found
 
-    def variance(name: str) -> float:
-        return max(found.pop(f"{name}{_SQUARED}") - found[name] ** 2, 0.0)
+    square = found.pop(f"{_ADVANTAGE}{_SQUARED}")
+    found["advantage/std"] = math.sqrt(max(square - found[_ADVANTAGE] ** 2, 0.0))
+    return with_fit(found)
 
-    target, error = variance(_TARGET), variance(_ERROR)
-    found["advantage/std"] = math.sqrt(variance(_ADVANTAGE))
-    del found[_ERROR]
+
+@torch.no_grad()
+def fit(value: Tensor, target: Tensor, count: int) -> dict[str, Tensor]:
+    """What `with_fit` reads, of values and targets ``[N]`` of `count` rows of all ranks."""
+    both = torch.stack((target, target - value)).double()
+    names = _TARGET, _ERROR
+    means = dict(zip(names, (both.sum(1) / count).unbind(), strict=True))
+    squares = (both.square().sum(1) / count).unbind()
+    return means | {f"{name}{_SQUARED}": x for name, x in zip(names, squares, strict=True)}
+
+
+def with_fit(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics with how well values meet their targets, over all rows of the interval, in place of
+    means of squares and of the error.
+    """
+    found = dict(metrics)
+    target_squares, error_squares = (found.pop(f"{x}{_SQUARED}") for x in (_TARGET, _ERROR))
+    target = max(target_squares - found[_TARGET] ** 2, 0.0)
+    error = max(error_squares - found.pop(_ERROR) ** 2, 0.0)
     if target > 1e-12:
         found["value/explained_variance"] = 1.0 - error / target
+    if target_squares > 1e-12:
+        found["value/error_frac"] = error_squares / target_squares
     return found

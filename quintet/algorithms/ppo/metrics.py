@@ -6,14 +6,16 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from quintet.algorithms.parts import diagnostics
+from quintet.algorithms.parts import diagnostics, judgements
 from quintet.algorithms.parts.normalizers import Normalizers
 from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import Trained
+from quintet.algorithms.ppo.config import PPOConfig
 from quintet.models.heads import PolicyHead
 from quintet.ops import policy_losses
 from quintet.ops.distributions import DiagGaussian, Family, TupleFamily, leaf_families
-from quintet.types import Obs, Rollout
+from quintet.protocols import Evidence, Part, Range
+from quintet.types import Obs, Rollout, Spaces
 
 LOSSES = (
     "loss/policy",
@@ -24,6 +26,9 @@ LOSSES = (
     "loss/kl_cutoff",
 )
 """The weighted terms, in the order of the sum."""
+
+MIN_KL = 1e-5
+"""nats, of an iteration with at least a twentieth of the first learning rate."""
 
 LAST_EPOCH = tuple(f"{name}_last_epoch" for name in (*LOSSES, "loss/total"))
 
@@ -47,6 +52,7 @@ METRICS = (
     "value/prediction_mean",
     "value/target_mean",
     "value/explained_variance",
+    "value/error_frac",
     "advantage/mean",
     "advantage/std",
     "reward/mean",
@@ -59,6 +65,29 @@ METRICS = (
     "param_norm/",
 )
 """All metrics; `/` at the end stands for every name that begins so."""
+
+
+def judged(config: PPOConfig, spaces: Spaces) -> tuple[Part, ...]:
+    """What a report says of the learner's parts."""
+    slow = Evidence(
+        "policy/kl",
+        "KL of an iteration",
+        Range(low=MIN_KL),
+        below="it has hardly moved",
+        given=("optim/learning_rate", Range(low=0.05 * config.learning_rate)),
+    )
+    policy = (
+        judgements.distance("policy/kl", "KL of an iteration")._replace(needed=True),
+        slow,
+        judgements.clipped(),
+        *judgements.gradient(config.max_grad_norm),
+    )
+    rewards = config.reward_normalizer != "none"
+    return (
+        Part(judgements.POLICY, policy),
+        judgements.VALUES,
+        *judgements.normalizers(config, spaces, rewards),
+    )
 
 
 class Estimates(NamedTuple):
@@ -122,6 +151,8 @@ def _batch_statistics(batch: Rollout, use: Tensor, estimates: Estimates) -> Stat
     r_t, advantage, target, value = (x[use] for x in estimates)
     spread = target.var(correction=0)
     explained = 1.0 - (target - value).var(correction=0) / spread
+    squares = target.square().mean()
+    missed = (target - value).square().mean() / squares
     return Statistics(
         {
             "reward/mean": batch.reward[use].mean(),
@@ -131,6 +162,7 @@ def _batch_statistics(batch: Rollout, use: Tensor, estimates: Estimates) -> Stat
             "advantage/std": advantage.std(correction=0),
             "data/valid_frac": batch.valid.float().mean(),
             "value/explained_variance": torch.where(spread > 1e-12, explained, math.nan),
+            "value/error_frac": torch.where(squares > 1e-12, missed, math.nan),
         }
     )
 

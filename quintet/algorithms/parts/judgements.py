@@ -1,0 +1,135 @@
+"""What speaks for and against parts that several learners have; the bounds were measured on runs of
+the presets.
+"""
+
+from quintet.algorithms.parts.acting import Normalizes
+from quintet.models.leaves import normalized_leaves
+from quintet.protocols import Evidence, Part, Range
+from quintet.types import Spaces
+
+POLICY, VALUE, NORMALIZERS = "policy", "value_function", "normalizers"
+
+MAX_KL = 0.06
+"""nats; twice the highest KL of an iteration of PPO's presets in runs that learn well."""
+
+MAX_CLIP_FRAC = 0.5
+"""Above it most of the batch takes no part in the gradient."""
+
+MAX_OUTSIDE_FRAC = 0.05
+"""Of a normal distribution one value in a million is 5 standard deviations out, of a policy that
+learns to reach new states a few in a hundred; above that the statistics don't describe the data.
+"""
+
+MIN_REWARD_STD = 1e-6
+"""Below it rewards are nearly equal, and divided by their spread they would be noise."""
+
+LEAST_UPDATES = 200
+"""A value function that has learned less explains nothing yet."""
+
+SMALL_ERROR = 0.05
+"""Squared error over squared targets, below which they are met.  What is left unexplained then is
+small beside the targets, as where a task is solved and all returns are alike.
+"""
+
+FAR, MANY_CLIPPED = 0.3, 0.9
+"""Of rows that older weights acted: APPO's presets learn HalfCheetah well with KLs of 0.07 and 0.7
+of the samples clipped, on a busy machine.
+"""
+
+_SLOWER = "it moves too fast, a lower learning rate or fewer passes slows it down"
+
+
+def distance(metric: str, name: str, possible: float = MAX_KL) -> Evidence:
+    """A KL of policies, in nats, that may be too large."""
+    most = Range(high=MAX_KL), Range(high=possible)
+    return Evidence(metric, name, *most, above=_SLOWER)
+
+
+def clipped(possible: float = MAX_CLIP_FRAC) -> Evidence:
+    most = Range(high=MAX_CLIP_FRAC), Range(high=possible)
+    return Evidence("policy/clip_frac", "clipped share of samples", *most, above=_SLOWER)
+
+
+def gradient(bound: float | None, metric: str = "optim/grad_norm") -> tuple[Evidence, ...]:
+    """The gradient's norm beside its bound; where there is none, Adam and RMSProp divide by it."""
+    if bound is None:
+        return ()
+    return (
+        Evidence(
+            metric,
+            f"gradient norm (clipped to {bound:g})",
+            Range(high=100 * bound),
+            Range(high=1000 * bound),
+            above="next to nothing is left of it; rewards are too large, or the values diverge",
+        ),
+    )
+
+
+VALUES = Part(
+    VALUE,
+    (
+        Evidence(
+            "value/explained_variance",
+            "explained variance",
+            Range(low=0.1),
+            Range(low=-0.01),
+            below="it predicts no better than a constant",
+            after_updates=LEAST_UPDATES,
+            given=("value/error_frac", Range(low=SMALL_ERROR)),
+        ),
+        Evidence(
+            "value/error_frac",
+            "squared error over squared targets",
+            Range(high=0.9),
+            Range(high=0.98),
+            above="values are far from their targets' scale",
+            after_updates=LEAST_UPDATES,
+        ),
+    ),
+)
+
+
+_FEW = Range(high=MAX_OUTSIDE_FRAC)
+CLIPPED = Evidence(
+    "normalizer/observation_clip_frac",
+    "clipped share of observations",
+    _FEW,
+    _FEW,
+    above="they have outliers, or have moved on",
+)
+FLOATS = (
+    Evidence(
+        "normalizer/observation_unlike_frac",
+        "share of numbers whose spread is 5 times off their running std",
+        Range(high=0.3),
+        Range(high=0.9),
+        above="the batch is unlike what the statistics were taken of",
+        needed=True,
+    ),
+)
+REWARDS = (
+    Evidence(
+        "normalizer/reward_clip_frac",
+        "clipped share of rewards",
+        _FEW,
+        _FEW,
+        above="a few are far larger than the rest",
+    ),
+    Evidence(
+        "normalizer/reward_std",
+        "std of rewards",
+        Range(low=MIN_REWARD_STD),
+        below="there is no spread in them yet",
+    ),
+)
+
+
+def normalizers(config: Normalizes, spaces: Spaces, rewards: bool = False) -> tuple[Part, ...]:
+    """The part of the normalisers that a learner has; none where it has none.
+
+    rewards: whether it normalises rewards.
+    """
+    floats = config.normalize_observations and bool(normalized_leaves(spaces.observation))
+    evidence: tuple[Evidence, ...] = (CLIPPED,) if floats or config.normalize_pictures else ()
+    evidence += (*(FLOATS if floats else ()), *(REWARDS if rewards else ()))
+    return (Part(NORMALIZERS, evidence),) if evidence else ()
