@@ -10,6 +10,7 @@ from quintet.errors import ConfigError
 from quintet.system import forks
 from quintet.system.blame import raised, traced
 from quintet.system.signals import STOPS
+from quintet.system.user_state import lacking
 
 
 def call_maker(maker: Callable[..., Any], env_id: str, kwargs: Mapping[str, Any]) -> Any:
@@ -25,8 +26,15 @@ def call_maker(maker: Callable[..., Any], env_id: str, kwargs: Mapping[str, Any]
         raise
     except BaseException as error:
         # What gymnasium.make says of a registered environment of another interface.
-        strange = isinstance(error, TypeError) and "gymnasium.Env" in str(error)
-        what_to_do = foreign.DERIVE if strange else "correct env.kwargs or the environment"
+        what_to_do = "correct env.kwargs or the environment"
+        if isinstance(error, TypeError) and "gymnasium.Env" in str(error):
+            what_to_do = foreign.DERIVE
+        elif isinstance(error, gymnasium.error.UnregisteredEnv):
+            what_to_do = "register the id in the function that makes it, or import there what does"
+        if lacking:
+            what_to_do += (
+                f"; this process lacks what the one that began it has set up: {'; '.join(lacking)}"
+            )
         fault = ConfigError(
             f"{env_id} must be made with env.kwargs {dict(kwargs)}; it "
             f"{raised(error)}; {what_to_do}"

@@ -34,7 +34,7 @@ from quintet.runtime.loop import Sampling
 from quintet.runtime.parallel.learners import Learners
 from quintet.runtime.processes.process import pickled, prepare
 from quintet.runtime.torch_settings import inexact_told, torch_settings
-from quintet.system import trust
+from quintet.system import trust, user_state
 from quintet.system.blame import no_exit, traced
 from quintet.system.child import how_ended
 from quintet.system.cpus import usable_cores
@@ -255,7 +255,7 @@ def _payload(loaded: Loaded) -> bytes:
         f"processes, got {config.env.id} and {config.model.encoder}",
         "give functions that make them and hold nothing of this process",
     )
-    return pickle.dumps({"path": sys.path, "run": work})
+    return pickle.dumps({"state": user_state.capture(), "run": work})
 
 
 def _seed_outcome(config: RunConfig, how: seed_group.Outcome) -> SeedOutcome:

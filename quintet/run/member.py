@@ -13,8 +13,9 @@ _MAX_ERROR_CHARACTERS = 2_000
 def main() -> int:
     """Trains by the payload; returns the exit status of ``quintet train``."""
     payload: dict[str, Any] = pickle.loads(seed_group.attach())
-    # Before the user's modules are imported.
-    sys.path[:] = payload["path"]
+    from quintet.system import user_state
+
+    user_state.restore(payload["state"])
     from quintet.errors import ConfigError, QuintetError
     from quintet.run.launch import run
 

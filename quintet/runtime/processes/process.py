@@ -20,7 +20,7 @@ from quintet.errors import ConfigError, QuintetError, WorkerFault
 from quintet.runtime.processes.arena import Arena
 from quintet.runtime.processes.messages import Failed, Ready
 from quintet.runtime.processes.patience import Patience
-from quintet.system import child
+from quintet.system import child, user_state
 from quintet.system.child import Child
 from quintet.system.core_time import Silence
 
@@ -140,7 +140,7 @@ class Process:
             )
         finally:
             theirs.close()
-        given = {"path": sys.path, "specs": self.arena.specs, "work": kind.work}
+        given = {"state": user_state.capture(), "specs": self.arena.specs, "work": kind.work}
         # In a thread: the child reads it only once it has imported what it needs.
         payload = pickle.dumps(given)
         threading.Thread(target=self.child.give, args=(payload,), daemon=True).start()

@@ -42,7 +42,7 @@ from quintet.runtime.sampler import GroupSampler, unroll
 from quintet.runtime.seeds import group_seeds
 from quintet.runtime.slots import Slot
 from quintet.runtime.torch_settings import configure_torch
-from quintet.system import entry
+from quintet.system import entry, user_state
 from quintet.system.blame import raised, traced
 from quintet.system.memory import memory_fault
 
@@ -176,8 +176,7 @@ def begin() -> tuple[Any, Arena, Connection]:
         signal.signal(number, signal.SIG_IGN)
     files: Sequence[str] = sys.argv[1:]
     payload = pickle.loads(entry.receive(lambda: os._exit(130)))
-    # Before the user's modules are imported.
-    sys.path[:] = payload["path"]
+    user_state.restore(payload["state"])
     arena = Arena(payload["specs"], int(files[0]))
     return payload["work"], arena, Connection(int(files[1]))
 
