@@ -37,6 +37,9 @@ MAX_STREAMS = 25
 """Most environments that an evaluation steps side by side."""
 
 
+LEAST_BOUND = 1_000
+"""Least number of steps at which an episode without a known time limit is cut."""
+
 OWN_OPTIONS = ("kwargs", "backend", "success", "num_processes", "num_threads")
 """Options of the environment that an evaluation may have other values of than the training."""
 
@@ -78,6 +81,8 @@ class Scores:
     games: against other players, whose episodes are none of these; None where the policy alone
         played.
     complete: whether all episodes, or games, were played that were asked for.
+    cut_episodes: how many were cut after `max_steps`, with their return so far.
+    max_steps: the bound; None: there was none.
     """
 
     returns: NDArray[np.float64]
@@ -88,6 +93,18 @@ class Scores:
     entropy: float | None = None
     games: Games | None = None
     complete: bool = True
+    cut_episodes: int = 0
+    max_steps: int | None = None
+
+    @property
+    def cut_told(self) -> str:
+        """A sentence about the episodes that were cut; empty without one."""
+        if not self.cut_episodes:
+            return ""
+        return (
+            f"{self.cut_episodes} of {len(self.returns)} episodes had no end within "
+            f"{self.max_steps:,} steps and were cut, with their return so far"
+        )
 
     @property
     def success_rate(self) -> float | None:
@@ -115,6 +132,8 @@ class Scores:
             "eval/length_mean": float(self.lengths.mean()),
             "eval/episodes": float(len(self.returns)),
         }
+        if self.max_steps is not None:
+            found["eval/cut_episodes"] = float(self.cut_episodes)
         if self.success_rate is not None:
             found["eval/success_rate"] = self.success_rate
         if self.entropy is not None:
@@ -135,6 +154,7 @@ def evaluate(
     random: bool = False,
     against: Policy | Literal["random"] | None = None,
     env_options: Mapping[str, Any] | None = None,
+    max_steps: int | Literal["auto"] | None = "auto",
 ) -> Scores:
     """Plays `episodes` whole episodes; rewards are raw, neither clipped nor normalised.  In an
     environment of several agents these are games, in which every agent has episodes of its own.
@@ -162,6 +182,9 @@ def evaluate(
             game the others.
         env_options: other values of ``env.*`` than in training, by name: ``kwargs`` (of a held-out
             split, say), ``backend``, ``success``, ``num_processes``, ``num_threads``.
+        max_steps: of an episode, which is cut there and counts with its return so far; None: no
+            bound; auto: none where the environment is known to have a time limit, else ten times
+            the longest episode of the training, at least 1,000.
 
     Raises:
         ConfigError: the environment's spaces are not the policy's, a number is wrong, or nothing of
@@ -173,6 +196,12 @@ def evaluate(
         if not isinstance(given, Policy):
             raise ConfigError(f"a policy is required, got {given!r}; quintet.load(path) gives one")
     episodes, seed = _checked(episodes, seed)
+    if max_steps not in (None, "auto") and (
+        isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1
+    ):
+        raise ConfigError(
+            f"max_steps must be a whole number from 1 on, auto or none, got {max_steps!r}"
+        )
     path = None if video is None else given_path(video)
     if path is not None:
         check_video(path)
@@ -196,6 +225,7 @@ def evaluate(
         num_streams = max(num_streams, min(how.episodes, 2) * chosen.num_agents)  # both seatings
     with closing(_make(chosen, num_streams, how, trained=env is None)) as vector:
         _check_spaces(policy, vector)
+        how = replace(how, max_steps=_bound(max_steps, policy, vector.description))
         if isinstance(against, Policy):
             _check_spaces(against, vector, "the opponent")
         film = None if path is None else _film(policy, chosen, how, path)
@@ -205,16 +235,29 @@ def evaluate(
             f"an episode of one of the policy's agents is required, {chosen.config.id} had none in "
             f"{episodes} games; raise episodes"
         )
-    return _scores(found, vector.description, film)
+    return _scores(found, vector.description, film, how.max_steps)
 
 
-def evaluate_in(policy: Policy, env: ResolvedEnv, how: How) -> Scores:
-    """Evaluates a policy of a run in that run's environment."""
+def _bound(asked: int | Literal["auto"] | None, policy: Policy, env: EnvDescription) -> int | None:
+    """The greatest number of steps of an episode; None: there is no bound."""
+    if asked != "auto":
+        return asked
+    if env.max_steps is not None:
+        return None
+    return int(policy.description.get("eval_max_steps", LEAST_BOUND))
+
+
+def evaluate_in(
+    policy: Policy, env: ResolvedEnv, how: How, max_steps: int | Literal["auto"] | None = "auto"
+) -> Scores:
+    """Evaluates a policy of a run in that run's environment; `max_steps` as for `evaluate`."""
     raw = env.with_options({"reward_clip": "none"})
     num_streams = env.streams_of(min(how.episodes, MAX_STREAMS))
     with closing(_streams(raw, num_streams, how)) as vector:
         _check_spaces(policy, vector)
-        return _scores(play(vector, how, env.num_agents), vector.description, None)
+        how = replace(how, max_steps=_bound(max_steps, policy, vector.description))
+        found = play(vector, how, env.num_agents)
+        return _scores(found, vector.description, None, how.max_steps)
 
 
 @no_exit()
@@ -226,7 +269,7 @@ def evaluate_random(config: EnvConfig, episodes: int = 100, seed: int = 10_000) 
     num_streams = raw.streams_of(min(episodes, MAX_STREAMS))
     with closing(make_streams(raw, num_streams, alone)) as vector:
         how = How(UniformActor(vector.spaces.action, seed), episodes, seed, True, None)
-        return _scores(play(vector, how, raw.num_agents), vector.description, None)
+        return _scores(play(vector, how, raw.num_agents), vector.description, None, None)
 
 
 def _checked(episodes: int, seed: int) -> tuple[int, int]:
@@ -239,7 +282,9 @@ def _checked(episodes: int, seed: int) -> tuple[int, int]:
     return int(episodes), int(seed)
 
 
-def _scores(found: "Found", env: EnvDescription, film: Film | None) -> Scores:
+def _scores(
+    found: "Found", env: EnvDescription, film: Film | None, max_steps: int | None
+) -> Scores:
     played = found.played
     steps = sum(each.length for each in played)
     entropies = [each.entropy for each in played if each.entropy is not None]
@@ -254,6 +299,8 @@ def _scores(found: "Found", env: EnvDescription, film: Film | None) -> Scores:
         entropy=sum(entropies) / steps if entropies and steps else None,
         games=found.games,
         complete=found.complete,
+        cut_episodes=sum(each.cut for each in played),
+        max_steps=max_steps,
     )
 
 

@@ -35,6 +35,7 @@ class How:
         players, whose order the others follow.  None: every second agent, in every second game the
         others.
     threads: of PyTorch's CPU kernels while they act; None: as many as the process has set.
+    max_steps: of an episode, which is cut there and counts with its return so far; None: no bound.
     """
 
     actor: Player
@@ -49,6 +50,7 @@ class How:
     others: tuple[Player, ...] = ()
     agent: int | None = None
     threads: int | None = None
+    max_steps: int | None = None
 
 
 Watch = Callable[[ObsArrays, float, int, bool], None]
@@ -82,12 +84,14 @@ class Played(NamedTuple):
     """One episode; `success` has a meaning only if the environment's description has a rule.
 
     entropy: of the policy's distribution, summed over the steps; None where it has none.
+    cut: whether it was broken off at the greatest number of steps.
     """
 
     return_: float
     length: int
     success: bool
     entropy: float | None
+    cut: bool
 
 
 class Found(NamedTuple):
@@ -110,22 +114,27 @@ def play(vector: VectorEnv, how: How, num_agents: int = 1, watch: Watch | None =
     obs = allocate_obs(vector.spaces.observation, (count,))
     row = allocate_row(vector.spaces.observation, count)
     leaves: dict[str, Any] = {name: torch.from_numpy(x) for name, x in row.obs.items()}
-    seeds = [how.seed + i for i in range(count)]
-    vector.restart(seeds, obs)
-    for name, x in obs.items():
-        row.obs[name][...] = x
     generator = torch.Generator("cpu").manual_seed(how.seed)
-    with OwnTorch():
-        state = actor.initial_state(count)
-    is_first = torch.from_numpy(np.ones(count, np.bool_))
     returns, lengths, entropies = np.zeros(count), np.zeros(count, np.int64), np.zeros(count)
     played: list[list[Played]] = [[] for _ in range(count)]
-    step = 0
-    if watch is not None:
-        watch(row.obs, 0.0, 0, False)
+    step = begun = 0
     while games.left:
         if how.stop is not None and how.stop():
             break
+        if not begun or games.stuck:
+            # Only all of them can begin anew at once; seeds are those that follow.
+            seeds = [(how.seed + begun * count + i) % 2**31 for i in range(count)]
+            begun += 1
+            vector.restart(seeds, obs)
+            for name, x in obs.items():
+                row.obs[name][...] = x
+            with OwnTorch():
+                state = actor.initial_state(count)
+            is_first = torch.from_numpy(np.ones(count, np.bool_))
+            returns[:], lengths[:], entropies[:] = 0.0, 0, 0.0
+            games.restarted()
+            if watch is not None and begun == 1:
+                watch(row.obs, 0.0, 0, False)
         with OwnTorch(how.threads):  # the environments' own code may want others
             noise = None if how.deterministic else actor.draw_noise(1, count, generator)[0]
             out = actor.act(leaves, state, is_first, noise)
@@ -145,15 +154,17 @@ def play(vector: VectorEnv, how: How, num_agents: int = 1, watch: Watch | None =
         if entropy is not None:
             entropies += np.where(row.valid, entropy.numpy(), 0.0)
         over = row.terminated | row.truncated
+        cut = games.cut(lengths, over, how.max_steps)
         if watch is not None:
-            watch(row.obs, float(returns[0]), int(lengths[0]), bool(over[0]))
-        for i in np.nonzero(over)[0].tolist():
-            if own[i] and games.counts(i):
-                won = bool(row.success[i])
+            watch(row.obs, float(returns[0]), int(lengths[0]), bool(over[0] or cut[0]))
+        for i in np.nonzero(over | cut)[0].tolist():
+            if own[i] and lengths[i] and games.counts(i):
+                won = bool(row.success[i] and over[i])
                 total = None if entropy is None else float(entropies[i])
-                played[i].append(Played(float(returns[i]), int(lengths[i]), won, total))
+                told = Played(float(returns[i]), int(lengths[i]), won, total, bool(cut[i]))
+                played[i].append(told)
             returns[i], lengths[i], entropies[i] = 0.0, 0, 0.0
-        games.add(row.raw_reward, over, row.valid)
+        games.add(row.raw_reward, over, row.valid, cut)
     kept = [episode for mine in played for episode in mine]
     return Found(kept, games.found() if how.others else None, not games.left)
 
@@ -180,6 +191,7 @@ class _Games:
         self.share, self.num_agents = share, num_agents
         self.own = own.reshape(-1, num_agents)
         self.ended = np.zeros_like(share)
+        self.out = np.zeros(len(share), np.bool_)  # cut, and not begun anew yet
         self.returns = np.zeros(self.own.shape)
         self.pairs: list[tuple[float, float]] = []
 
@@ -187,25 +199,53 @@ class _Games:
     def left(self) -> int:
         return int(np.maximum(self.share - self.ended, 0).sum())
 
+    @property
+    def _played(self) -> NDArray[np.bool_]:
+        """Which games are in play and of their share."""
+        return (self.ended < self.share) & ~self.out
+
+    @property
+    def stuck(self) -> bool:
+        """Whether no game is in play any more and some are left."""
+        return bool(self.left) and not self._played.any()
+
+    def restarted(self) -> None:
+        """Takes that all games have begun anew."""
+        self.out[:], self.returns[:] = False, 0.0
+
     def counts(self, stream: int) -> bool:
         """Whether the game of this stream is one of its share."""
-        game = stream // self.num_agents
-        return bool(self.ended[game] < self.share[game])
+        return bool(self._played[stream // self.num_agents])
+
+    def cut(
+        self, lengths: NDArray[np.int64], over: NDArray[np.bool_], max_steps: int | None
+    ) -> NDArray[np.bool_]:
+        """The streams ``[B]`` whose games in play have just reached `max_steps`."""
+        if max_steps is None:
+            return np.zeros(len(lengths), np.bool_)
+        late = ((lengths >= max_steps) & ~over).reshape(self.own.shape).any(1) & self._played
+        return np.repeat(late, self.num_agents) & ~over
 
     def add(
-        self, reward: NDArray[np.float32], over: NDArray[np.bool_], valid: NDArray[np.bool_]
+        self,
+        reward: NDArray[np.float32],
+        over: NDArray[np.bool_],
+        valid: NDArray[np.bool_],
+        cut: NDArray[np.bool_],
     ) -> None:
         """Takes a row ``[B]``."""
         self.returns += reward.reshape(self.own.shape)
-        if self.num_agents == 1:
-            self.ended += over
-            return
-        for game in np.nonzero(~valid.reshape(self.own.shape).any(1))[0].tolist():
-            if self.ended[game] < self.share[game] and not self.own[game].all():
-                mine = self.own[game]
-                pair = self.returns[game][mine].mean(), self.returns[game][~mine].mean()
-                self.pairs.append((float(pair[0]), float(pair[1])))
-            self.ended[game] += 1
+        seen = valid.reshape(self.own.shape).any(1)
+        ended = over if self.num_agents == 1 else np.logical_not(seen)
+        late = np.asarray(cut.reshape(self.own.shape).any(1))
+        for game in np.nonzero(ended | late)[0].tolist():
+            if not self.out[game]:
+                if self.ended[game] < self.share[game] and not self.own[game].all():
+                    mine = self.own[game]
+                    pair = self.returns[game][mine].mean(), self.returns[game][~mine].mean()
+                    self.pairs.append((float(pair[0]), float(pair[1])))
+                self.ended[game] += 1
+            self.out[game] = late[game] and not ended[game]
             self.returns[game] = 0.0
 
     def found(self) -> Games:

@@ -29,6 +29,14 @@ def main(arguments: list[str]) -> int:
         checkpoint: Annotated[
             str, arg(help="best, latest, or a checkpoint's name or path")
         ] = "latest",
+        max_steps: Annotated[
+            str,
+            arg(
+                help="steps after which an episode is cut, with its return so far; none: no bound; "
+                "auto: from the lengths in training, where no time limit is known",
+                metavar="N|auto|none",
+            ),
+        ] = "auto",
         stochastic: Annotated[bool, arg(help="sample actions in place of the mode")] = False,
         random: Annotated[
             bool,
@@ -84,7 +92,7 @@ def main(arguments: list[str]) -> int:
         own["kwargs"] = None if kwargs is None else mapping("--env.kwargs", kwargs)
         given = {name: value for name, value in own.items() if value is not None}
         more: dict[str, Any] = {"video": video, "random": random, "env_options": given}
-        more["against"] = other
+        more |= {"against": other, "max_steps": _steps(max_steps)}
         scores = evaluate(policy, env, episodes, seed, deterministic=greedy, **more)
         if as_json:
             how = {"deterministic": greedy and not random, "random": random}
@@ -95,6 +103,13 @@ def main(arguments: list[str]) -> int:
     description = "Plays episodes with a trained policy."
     tyro.cli(play, prog="quintet eval", description=description, args=arguments)
     return 0
+
+
+def _steps(text: str) -> int | str | None:
+    """The bound of episodes as typed."""
+    if text.lower() == "none":
+        return None
+    return int(text) if text.isdecimal() else text
 
 
 def _loaded(
@@ -126,6 +141,8 @@ def _scores_as_json(scores: "Scores") -> dict[str, Any]:
         "return_max": float(scores.returns.max()),
         "length_mean": float(scores.lengths.mean()),
         "returns": scores.returns.tolist(),
+        "cut_episodes": scores.cut_episodes,
+        "max_steps": scores.max_steps,
     }
     if scores.success is not None:
         record |= {
@@ -156,6 +173,8 @@ def _scores_in_words(scores: "Scores") -> str:
         f"{scores.std:.2f} (min {scores.returns.min():.2f}, max {scores.returns.max():.2f}), "
         f"length {scores.lengths.mean():.1f}, {entropy}over {len(scores.returns)} episodes"
     )
+    if scores.cut_told:
+        text += f"\n{scores.cut_told} (--max-steps)"
     if scores.games is not None:
         games = scores.games
         text += (

@@ -26,6 +26,12 @@ class EvalConfig(BaseModel):
         "evaluation has taken more than 5% of the time",
     )
     greedy: bool = Field(True, description="take the mode of the policy; false: sample")
+    max_steps: Annotated[int, Field(ge=1)] | Literal["auto"] | None = Field(
+        "auto",
+        description="steps after which an episode is cut, with its return so far; auto: ten times "
+        "the longest episode of the training so far, at least 1,000, where the environment is not "
+        "known to have a time limit; none: no bound",
+    )
 
 
 @final

@@ -111,7 +111,13 @@ class AleVectorEnv:
             spaces.Box(0, 255, (84, 84), np.uint8),
             action_space_of(self._env.single_action_space, env_id),
         )
-        self.description = EnvDescription(env_id, "ale", config.frame_skip, rule_of(success_key))
+        self.description = EnvDescription(
+            env_id,
+            "ale",
+            config.frame_skip,
+            rule_of(success_key),
+            max_steps=config.max_episode_steps,
+        )
         self._success_key = success_key
         self._in_flight = False
         self._ended = np.zeros(num_streams, np.bool_)

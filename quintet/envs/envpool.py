@@ -210,7 +210,13 @@ class EnvPoolVectorEnv:
         self._own_action_shape = (num_streams, *(action.shape or ()))
         self.spaces = stored_spaces(given, action, env_id)
         repeat = int(settings.get("frame_skip", 1)) if family in _FRAME_SKIP_FAMILIES else 1
-        self.description = EnvDescription(env_id, "envpool", repeat, rule_of(success_key))
+        self.description = EnvDescription(
+            env_id,
+            "envpool",
+            repeat,
+            rule_of(success_key),
+            max_steps=int(settings.get("max_episode_steps", 0)) or None,
+        )
         self._success_key = success_key
         self.stacked_frames = int(settings.get("stack_num", 1))
         self._pool: Any = None

@@ -3,7 +3,7 @@
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, NoReturn, final
 
@@ -111,6 +111,7 @@ class GymnasiumVectorEnv:
             for _ in range(num_streams):
                 self._envs.append(_single(make_env(), env_id))
             self._refuse_unequal()
+            self.description = replace(self.description, max_steps=_time_limit(self._envs[0]))
             given = self._envs[0].observation_space
             self._leaves = [leaf_of(path, *found) for path, found in leaf_keys(given).items()]
             self._plain = self._leaves[0] if self._leaves[0].is_plain else None
@@ -284,6 +285,16 @@ def _single(env: Any, env_id: str) -> gymnasium.Env:
             f"{type(env).__module__}.{type(env).__qualname__}; {what_to_do}"
         )
     return env
+
+
+def _time_limit(env: gymnasium.Env) -> int | None:
+    """The steps of the innermost wrapper that limits them; None without one."""
+    found = None
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, gymnasium.wrappers.TimeLimit):
+            found = int(env._max_episode_steps)
+        env = env.env
+    return found
 
 
 def close_all(envs: Iterable[Any], env_id: str) -> None:

@@ -53,6 +53,7 @@ class EnvDescription:
     """The identity of a task, published beside every score.
 
     success: the rule by which an episode is won, as in ``env.success``; None: there is none.
+    max_steps: the time limit of its episodes, in steps; None: there is none, or it isn't known.
     agents: of a game, each of which is a stream, in their order; none: each stream has an
         environment of its own.
     """
@@ -62,6 +63,7 @@ class EnvDescription:
     action_repeat: int = 1
     success: str | None = None
     agents: tuple[str, ...] = ()
+    max_steps: int | None = None
 
 
 class Rendered(NamedTuple):

@@ -59,6 +59,9 @@ _EPISODES = {
         "nats", "mean entropy of the policy's distribution over the steps of the last evaluation"
     ),
     "eval/episodes": Metric("episodes", "episodes of the last evaluation"),
+    "eval/cut_episodes": Metric(
+        "episodes", "of them, those that were cut at eval.max_steps with their return so far"
+    ),
 }
 
 _SPEED = {

@@ -37,6 +37,7 @@ class Evaluations:
         self.config, self.env, self.say, self.notice = config, env, say, notice
         self.evaluated_steps = 0
         self._seconds = 0.0
+        self._told = False
 
     def due(self, env_steps: int, wall_s: float) -> bool:
         config = self.config.eval
@@ -73,7 +74,7 @@ class Evaluations:
             agent=index,
             threads=policy.threads,
         )
-        scores = evaluate_in(policy, self.env, how)
+        scores = evaluate_in(policy, self.env, how, config.max_steps)
         self.evaluated_steps = env_steps
         self._seconds += time.perf_counter() - begin
         if scores.complete and not len(scores.returns):
@@ -82,7 +83,12 @@ class Evaluations:
                 f"episode in {config.episodes} games; raise eval.episodes"
             )
             return None
-        return scores if scores.complete else None
+        if not scores.complete:
+            return None
+        if scores.cut_told and not self._told:
+            self._told = True  # the metric goes on telling it
+            self.say(f"evaluation: {scores.cut_told}; eval.max_steps is the bound")
+        return scores
 
 
 def _nobody(line: str) -> None:

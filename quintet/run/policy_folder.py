@@ -154,6 +154,7 @@ def _same(found: checkpoint.Checkpoint, policy: Policy) -> bool:
 
 
 def _identity(meta: Mapping[str, Any]) -> str:
-    """A policy's meta without its number of threads, which a resume may change."""
-    about = {**meta, "policy": {**meta.get("policy", {}), "threads": None}}
+    """A policy's meta without what changes no weight, and may be another after a resume."""
+    beside = {"threads": None, "eval_max_steps": None}
+    about = {**meta, "policy": {**meta.get("policy", {}), **beside}}
     return json.dumps(about, sort_keys=True)

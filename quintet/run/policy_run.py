@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quintet.checkpoint import Checkpoint
 from quintet.config.run import RunConfig
-from quintet.evaluation import Scores
+from quintet.evaluation import LEAST_BOUND, Scores
 from quintet.models.config import uses_pictures
 from quintet.observe.metrics import EpisodeStats
 from quintet.policy import LEARNER, POLICY, Policy, describe, misfit, require_finite
@@ -58,6 +58,7 @@ class PolicyRun:
     config: the run's configuration with this policy's learner options, which `configure` replaces.
     device: on which the learner takes its batches.
     best, best_version: the highest mean return of an evaluation, and the version that reached it.
+    longest_episode: env_steps of the longest episode that ended; 0 before the first.
     scores: ``eval/*`` of the last evaluation, until they are reported.
     reward_shaping: values by which environments weigh their rewards while it plays, by sorted name;
         empty: those of the configuration.
@@ -75,6 +76,7 @@ class PolicyRun:
         self.device = device
         self.counters = PolicyCounters()
         self.episodes = EpisodeStats()
+        self.longest_episode = 0
         self.record = Record(MOST_WINDOWS * config.population.window(config.total_env_steps))
         self.replay: RunReplay | None = None
         self.best: float | None = None
@@ -100,7 +102,10 @@ class PolicyRun:
         about = describe(config.algo, config.learner, config.model, config.env, self.spaces)
         # Beside workers an actor has one thread, which is too few for a policy of pictures alone.
         pictures = uses_pictures(config.model, self.spaces)
-        return about | {"threads": runtime.threads if pictures else runtime.actor_threads}
+        threads = runtime.threads if pictures else runtime.actor_threads
+        # Without an end so far, what each stream has played.
+        seen = 10 * self.longest_episode or self.counters.env_steps // config.env.num_streams
+        return about | {"threads": threads, "eval_max_steps": max(LEAST_BOUND, seen)}
 
     def publication(self) -> Publication:
         """What actors and environments are given."""
@@ -143,6 +148,7 @@ class PolicyRun:
     def add_episodes(self, episodes: Sequence[Episode]) -> None:
         """Counts whole episodes that it played."""
         self.counters.ended_episodes += len(episodes)
+        self.longest_episode = max([self.longest_episode, *(each.length for each in episodes)])
         own = [episode for episode in episodes if episode.version >= self._own_since]
         for episode in episodes:
             recent = episode.version >= self._own_since
@@ -204,6 +210,7 @@ class PolicyRun:
             "learner": state.scalars,
             "policy": self.description,
             "episodes": self.episodes.save(),
+            "longest_episode": self.longest_episode,
             "replay": None if self.replay is None else self.replay.replay.save(),
         }
         if not self.alone:
@@ -240,6 +247,7 @@ class PolicyRun:
         )
         self._reported_updates = self.learner.updates
         self.episodes.load(part.get("episodes"))
+        self.longest_episode = int(part.get("longest_episode", 0))
         if not self.alone:
             self.record.load(part["record"])
             if part["objective"] is not None:

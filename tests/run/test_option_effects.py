@@ -154,6 +154,14 @@ def _greedy(where: Where) -> None:
     assert greedy > sampled + 1
 
 
+def _eval_max_steps(where: Where) -> None:
+    """Episodes of the toy have more than two steps."""
+    toy = {"env": "quintet.envs.toy:Scripted", "eval__episodes": 2}
+    assert run(where.folder / "a", **toy).metrics["eval/length_mean"] > 2
+    cut = run(where.folder / "b", **toy, eval__max_steps=2).metrics
+    assert (cut["eval/length_mean"], cut["eval/cut_episodes"]) == (2, 2)
+
+
 def _interval_s(where: Where) -> None:
     every, rare = [], []
     run(where.folder / "a", 640, on_report=every.append)
@@ -318,6 +326,7 @@ EFFECTS: dict[str, Callable[[Where], None]] = {
     "eval.episodes": _episodes,
     "eval.interval": _interval,
     "eval.greedy": _greedy,
+    "eval.max_steps": _eval_max_steps,
     "report.interval_s": _interval_s,
     "report.progress": _progress,
     "report.sinks": _sinks,
