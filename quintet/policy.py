@@ -46,6 +46,17 @@ LEADER = "leader"
 """Key of the number of the policy that had the highest objective, in the same meta."""
 
 
+_NOT_AS_DESCRIBED = (
+    LookupError,
+    TypeError,
+    ValueError,
+    RuntimeError,
+    ArithmeticError,
+    AssertionError,
+)
+"""What a description raises that no run wrote, Gymnasium's own checks included."""
+
+
 def describe(
     algo: str, learner: Any, model: ModelConfig, env: EnvConfig, of: Spaces
 ) -> dict[str, Any]:
@@ -359,7 +370,7 @@ class Policy:
         return self.origin.fault is None and not all(call.harmless for call in self._calls)
 
 
-def misfit(encoder: str, error: RuntimeError) -> CheckpointError:
+def misfit(encoder: str, error: Exception) -> CheckpointError:
     """The error for stored weights that do not fit the network; `error` says which."""
     made = f"the class that model.encoder={encoder} names" if ":" in encoder else "quintet"
     return CheckpointError(
@@ -406,7 +417,7 @@ def load(
         if given is not None:
             description = {**description, "model": {**description["model"], "encoder": given}}
         return Policy(description, publication, origin, threads)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+    except _NOT_AS_DESCRIBED as error:
         raise _no_policy(found, error) from error
 
 

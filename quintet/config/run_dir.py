@@ -15,6 +15,8 @@ from quintet.system import files, manifest, saved_options
 BEFORE_CONFIG = (".lock", "log.txt", ".config.yaml.tmp", ".tmp-config.yaml")
 """Files that a run may leave if it is killed at its very start."""
 
+_MOST_SHOWN = 200  # characters of a value
+
 _RECORD = "run.json"
 """A file of every run that has begun, and of nothing else."""
 
@@ -82,7 +84,10 @@ def _compare(
         raise ConfigError(
             f"{path} says another run than {found.checkpoint}, which was trained with other "
             "options:\n"
-            + "\n".join(f"  - {name}: {was!r}, the file says {now!r}" for name, was, now in differ)
+            + "\n".join(
+                f"  - {name}: {shortened(was)}, the file says {shortened(now)}"
+                for name, was, now in differ
+            )
             + f"\nput them back, or remove {path}, which is then written anew from the checkpoint; "
             "to train with other options give another --run-dir"
         )
@@ -108,11 +113,20 @@ def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str,
     ]
 
 
+def shortened(value: object) -> str:
+    """A value that a file holds, for a message."""
+    text = ascii(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
 def require_same(place: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raises CheckpointError where the checkpoint at `place`, trained with the options `was`,
     belongs to another run than one with the options `now`.
     """
-    others = [f"{name} was {old!r} and is {new!r}" for name, old, new in differing(was, now)]
+    others = [
+        f"{name} was {shortened(old)} and is {shortened(new)}"
+        for name, old, new in differing(was, now)
+    ]
     if others:
         raise CheckpointError(
             f"a checkpoint of this run is required, {place} is of another ({'; '.join(others)}); "

@@ -60,9 +60,7 @@ def mark_of(reports: Iterable[Mapping[str, float]]) -> Mark:
 def mark_in(meta: Mapping[str, object]) -> Mark | None:
     """The mark in a checkpoint's meta; None where it has none."""
     held = meta.get(MARK)
-    if isinstance(held, list) and len(held) == 2:
-        return Mark(int(held[0]), int(held[1]))
-    return None
+    return Mark(*held) if isinstance(held, list) else None
 
 
 class Held(NamedTuple):
@@ -153,9 +151,9 @@ def read_metrics(run_dir: Path, notice: Notice = files.warn_on_stderr) -> list[R
         )
     newest = manifest.newest(run_dir / "checkpoints")
     meta = newest.meta if newest else {}
-    sinks = meta.get("config", {}).get("report.sinks", [])
+    sinks = meta.get("config", {}).get("report.sinks")
     for sink, name in (("jsonl", JSONL_FILE), ("csv", CSV_FILE)):
-        if sink in sinks and not os.path.lexists(run_dir / name):
+        if isinstance(sinks, list) and sink in sinks and not os.path.lexists(run_dir / name):
             notice(f"{run_dir / name} is not there")
     return gather(run_dir, mark_in(meta), notice).reports
 

@@ -69,8 +69,13 @@ class Controller:
         }
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Goes on from what `save` returned; raises KeyError where something is missing."""
+        """Goes on from what `save` returned; raises KeyError or ValueError where it is not."""
         values: list[Values] = saved["values"]
+        sound = len(values) == len(self.values) == len(saved["considered"])
+        if not sound or any(each.keys() != self.values[0].keys() for each in values):
+            raise ValueError("the values of its population are of other policies or options")
+        if any(event["policy"] >= len(values) for event in saved["events"]):
+            raise ValueError("the events of its population are of other policies")
         self.values = [dict(each) for each in values]
         self.considered, self.events = list(saved["considered"]), list(saved["events"])
         self.rng.bit_generator.state = saved["generator"]

@@ -4,8 +4,9 @@ A run has one policy, or several that share its streams; the trainer leads them 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from quintet.checkpoint import Checkpoint
 from quintet.config.run import RunConfig
+from quintet.errors import CheckpointError
 from quintet.evaluation import LEAST_BOUND, Scores
 from quintet.models.config import uses_pictures
 from quintet.observe.metrics import EpisodeStats
@@ -235,9 +237,10 @@ class PolicyRun:
         if not self.alone:  # its options may have changed during the run
             saved = part["policy"]["learner"]
             self.configure(type(self.config.learner).model_validate(saved))
+        _require_alike(found.path, part["learner"], self.learner.save().scalars)
         try:
             self.learner.load(LearnerState(tensors, part["learner"]))
-        except RuntimeError as error:
+        except (RuntimeError, TypeError) as error:
             raise misfit(self.config.model.encoder, error) from error
         run = Counters.of(found.meta)
         self.counters = (
@@ -297,6 +300,19 @@ def objectives(policies: Sequence[PolicyRun]) -> list[float | None]:
     else:
         found = [each.reported for each in policies]
     return [x if x is None or math.isfinite(x) else -math.inf for x in found]
+
+
+def _require_alike(path: Path, saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Raises CheckpointError where a learner's saved values are of other types than its own, and
+    KeyError where one is missing.
+    """
+    for name, now in own.items():
+        was = saved[name]
+        if type(was) is not type(now) and (now is not None or isinstance(was, str)):
+            raise CheckpointError(
+                f"{path} holds what no run writes (learner.{name}: a {type(now).__name__} is "
+                f"required, got {ascii(was)[:60]})"
+            )
 
 
 def leader(policies: Sequence[PolicyRun]) -> PolicyRun:

@@ -135,10 +135,12 @@ class Saving:
         self.warnings += passed_over
         try:
             counters = self._load(found)
-        except KeyError as error:
+        except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+            lacks = "it lacks " * isinstance(error, KeyError)
             raise CheckpointError(
-                f"a run's own checkpoint is required, {found.path} holds none (it lacks "
-                f"{error}); remove it to go on from the one before, or give another --run-dir"
+                f"a run's own checkpoint is required, {found.path} holds none ({lacks}"
+                f"{' '.join(str(error).split())}); remove it to go on from the one before, or give "
+                "another --run-dir"
             ) from error
         if passed_over:
             self.warnings.append(
@@ -161,6 +163,7 @@ class Saving:
         for policy in self.policies:
             self._load_replay(policy, found)
         counters, total = loop.Counters.of(meta), meta["total_env_steps"]
+        _ = meta["wall_s"]
         free = self.config.runtime.kind == "async"
         rounding = self._changed_rounding(found)
         self.on_path = free or (meta.get("exact", False) and total == asked and not rounding)

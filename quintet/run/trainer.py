@@ -348,7 +348,7 @@ class Trainer:
     def keep_batch(self, batch: Rollout, policy: int) -> str:
         """Writes the batch on which an update failed; returns a sentence that says where."""
         meta = {"iteration": self.counters.iteration, "env_steps": self.counters.env_steps}
-        which = {} if len(self.policies) == 1 else {"policy": policy}
+        which = {} if len(self.policies) == 1 else {"policy_index": policy}
         return self.folder.keep_batch(batch, meta | which, self.voice.warn)
 
     def request_stop(self) -> None:

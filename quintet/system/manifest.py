@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quintet.errors import CheckpointError, FileFault
-from quintet.system import files, signature
+from quintet.system import files, saved_meta, signature
 
 FORMAT_VERSION = 1
 
@@ -93,13 +93,16 @@ def check_name(path: Path, meta: Mapping[str, Any]) -> None:
 
 
 def as_meta(data: bytes, file: Path) -> dict[str, Any]:
-    """Parses ``meta.json``; raises CheckpointError if it is no JSON object."""
+    """Parses ``meta.json``; raises CheckpointError if it is no JSON object, or not as written."""
     try:
         meta = files.parse_json(data)
     except ValueError as fault:
         raise CheckpointError(f"{file} is no JSON: {fault}") from fault
     if not isinstance(meta, dict):
         raise CheckpointError(f"{file} must hold an object, it holds a {type(meta).__name__}")
+    wrong = saved_meta.fault(saved_meta.Meta, meta)
+    if wrong is not None:
+        raise CheckpointError(f"{file} holds what no run writes ({wrong})")
     return meta
 
 

@@ -282,7 +282,7 @@ def test_a_failed_batch_says_whose_it_was(tmp_path, monkeypatch):
     with pytest.raises(NonFiniteError, match="The offending batch is kept in"):
         run(tmp_path, **KINDS["serial"])
     found = checkpoint.read(tmp_path / "failed_batch")
-    assert found.meta["policy"] == 1
+    assert found.meta["policy_index"] == 1
     batch = found.tensors["batch"]
     assert (batch["policy_id"][batch["valid"]] == 1).all()
 

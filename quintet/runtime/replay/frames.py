@@ -33,17 +33,19 @@ _ZERO = -2
 
 def may_stack(spec: TensorSpec) -> bool:
     """Whether rows of this shape and dtype can be stacks of frames."""
-    return spec.dtype == torch.uint8 and len(spec.shape) >= 2 and bool(_divisors(spec.shape[0]))
+    return (
+        spec.dtype == torch.uint8 and len(spec.shape) >= 2 and bool(possible_slices(spec.shape[0]))
+    )
 
 
-def _divisors(slices: int) -> list[int]:
+def possible_slices(slices: int) -> list[int]:
     """The numbers of slices of the leading axis that one frame may have."""
     return [n for n in range(1, slices) if slices % n == 0 and slices // n <= MOST_FRAMES]
 
 
 def smallest_frame(spec: TensorSpec) -> int:
     """The least number of slices that one frame may have."""
-    return _divisors(spec.shape[0])[0]
+    return possible_slices(spec.shape[0])[0]
 
 
 def frame_slices(rows: Array) -> int | None:
@@ -54,7 +56,7 @@ def frame_slices(rows: Array) -> int | None:
 
     rows: ``[T + 1, B, slices, ...]``, successive in T; some may be first rows of episodes.
     """
-    for slices in _divisors(rows.shape[2]):
+    for slices in possible_slices(rows.shape[2]):
         stacks = _frames(rows, slices)
         # Older frames that do not change would fit any image too.
         moved = (stacks[1:, :, :-1] != stacks[:-1, :, :-1]).any((2, 3))

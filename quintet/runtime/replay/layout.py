@@ -9,7 +9,13 @@ import torch
 
 from quintet.errors import ConfigError
 from quintet.protocols import DataPlan
-from quintet.runtime.replay.frames import may_stack, pool_bytes, smallest_frame, stack_fields
+from quintet.runtime.replay.frames import (
+    may_stack,
+    pool_bytes,
+    possible_slices,
+    smallest_frame,
+    stack_fields,
+)
 from quintet.runtime.replay.rings import (
     Numbers,
     array_dtype,
@@ -113,6 +119,14 @@ class Layout:
     def smallest_stacks(self) -> dict[str, int]:
         """The smallest possible frame of each leaf that may be a stack."""
         return {name: smallest_frame(spec) for name, spec in self.leaves.items() if may_stack(spec)}
+
+    def slices_of_stacks(self) -> dict[str, list[int]]:
+        """How many slices one frame may have, of each leaf that may be a stack."""
+        return {
+            name: possible_slices(spec.shape[0])
+            for name, spec in self.leaves.items()
+            if may_stack(spec)
+        }
 
     def packed(self, stacks: Mapping[str, int]) -> dict[str, TensorSpec]:
         """Fields that lie together in a row's record."""

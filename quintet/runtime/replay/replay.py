@@ -36,6 +36,7 @@ from quintet.runtime.replay.rings import (
 from quintet.runtime.replay.store import RowStore
 from quintet.runtime.slots import RowSpecs
 from quintet.system import files
+from quintet.system.saved_meta import Checked, Count, fault
 from quintet.types import Rollout
 
 _FORMAT = 2
@@ -47,6 +48,16 @@ _AHEAD_BYTES = 2**20
 _FLAGS = np.arange(256)
 _SAID = np.array([(_FLAGS & bit) > 0 for bit in (TERMINATED, TRUNCATED, VALID, CUT, FIRST)])
 """By flags, the bits that a drawn rollout has."""
+
+
+class _Saved(Checked):
+    """The state that `Replay.save` returns."""
+
+    format: int
+    counted_steps: Count
+    owed_draws: Count
+    drawn_rows: Count
+    rows: dict[str, Any] | None
 
 
 @final
@@ -278,16 +289,33 @@ class Replay:
             ConfigError: memory is missing.
         """
         assert self._layout.folder is not None, "a replay in memory can't be saved"
+        wrong = fault(_Saved, state)
+        if wrong is not None:
+            raise CheckpointError(f"its replay's entry holds what no run writes ({wrong})")
         if state["format"] != _FORMAT:
             raise CheckpointError(
                 f"a replay of format {_FORMAT} is required, the checkpoint's has "
                 f"{state['format']}; go on with the version of quintet that wrote it"
             )
         for name in _COUNTS:
-            setattr(self, name, int(state[name]))
+            setattr(self, name, state[name])
+        self._check_counts()
         if state["rows"] is not None:
             self._store = load_rows(self._layout, state["rows"])
             self._saved = self._store.head.copy()
+
+    def _check_counts(self) -> None:
+        """Raises CheckpointError where the draws that were made are not those that were owed."""
+        if self.plan.draws != "owed":
+            return
+        owed = self._rate * self.counted_steps // self._rate_steps
+        most = owed * self.plan.columns * self.plan.steps
+        if self.owed_draws != owed or self.drawn_rows > most:
+            raise CheckpointError(
+                f"{owed:,} draws of {most:,} rows at most are required after "
+                f"{self.counted_steps:,} steps, its replay's entry says {self.owed_draws:,} of "
+                f"{self.drawn_rows:,}"
+            )
 
 
 _BLOCK = 64  # iterations whose random numbers are made at once, where each draws one batch

@@ -1,18 +1,63 @@
 """Saves a replay's rows: a checkpoint has heads, counts and checksums; files keep the rows."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 from zlib import crc32
 
 import numpy as np
+from pydantic import Field
 
 from quintet.errors import CheckpointError
-from quintet.runtime.replay.batch import START
+from quintet.runtime.replay.batch import START, VALID
 from quintet.runtime.replay.layout import Layout
 from quintet.runtime.replay.rings import Numbers, bytes_of, damaged, require_file, rings_bytes
 from quintet.runtime.replay.store import RowStore
+from quintet.system.saved_meta import Checked, Count, fault
 
 _COUNTERS = ("head", "group", "going_on", "first", "last")
+
+
+class _Layout(Checked):
+    stacks: dict[str, Count]
+    ring_rows: Count
+
+
+class SavedRows(Checked):
+    """The state that `save_rows` returns; lists have an entry for each stream, `pools` for each
+    stack.
+    """
+
+    layout: _Layout
+    pools: list[Count]
+    size: Count
+    stored: Count
+    head: list[Count]
+    group: list[Count]
+    going_on: list[bool]
+    first: list[Count]
+    last: list[Count]
+    checksums: list[list[Count]]
+    newest_flags: list[Annotated[int, Field(ge=0, le=255)]]
+    newest_checksums: list[Count]
+    state_checksums: list[list[Count]] = Field(default=[])
+
+    def fault(self, layout: Layout) -> str | None:
+        """What does not fit the layout, or the other entries."""
+        stacks, streams = self.layout.stacks, layout.num_streams
+        slices = layout.slices_of_stacks()
+        strange = [name for name, x in stacks.items() if x not in slices.get(name, ())]
+        if strange:
+            return f"{strange[0][:60]!r} is no stack of {stacks[strange[0]]} slices"
+        if len(self.pools) != len(stacks):
+            return f"{len(self.pools)} pools for {len(stacks)} stacks"
+        lists = [*_COUNTERS, "checksums", "newest_flags", "newest_checksums"]
+        lists += ["state_checksums"] * bool(layout.states)
+        short = [name for name in lists if len(getattr(self, name)) != streams]
+        if short:
+            return f"{short[0]} has {len(getattr(self, short[0]))} entries for {streams} streams"
+        if not self.size <= self.stored <= sum(self.head):
+            return f"{self.stored:,} rows were stored, of which {self.size:,} are left"
+        return None
 
 
 def save_rows(store: RowStore) -> dict[str, Any]:
@@ -51,6 +96,9 @@ def load_rows(layout: Layout, state: Mapping[str, Any]) -> RowStore:
         CheckpointError: the files don't hold every row of the checkpoint, or the layout differs.
         ConfigError: memory is missing.
     """
+    wrong = fault(SavedRows, state) or SavedRows.model_validate(state).fault(layout)
+    if wrong is not None:
+        raise CheckpointError(f"its replay's entry holds what no run writes ({wrong})")
     stacks: dict[str, int] = state["layout"]["stacks"]
     layout.keep_length(stacks, state["layout"]["ring_rows"])
     mine = layout.to_json(stacks)
@@ -74,6 +122,10 @@ def load_rows(layout: Layout, state: Mapping[str, Any]) -> RowStore:
     for name in _COUNTERS:
         getattr(store, name)[:] = state[name]
     for stack, entries in zip(store.stacks.values(), state["pools"], strict=True):
+        if entries > store.rows.num_streams * store.rows.length:
+            raise CheckpointError(
+                f"a pool of a frame for each row at most is required, got {entries}"
+            )
         stack.recover(entries, _held(store))
     # The newest row has been completed since; its observation is still there.
     store.flags[_newest(store)] = state["newest_flags"]
@@ -130,8 +182,20 @@ def _verify(store: RowStore, state: Mapping[str, Any]) -> None:
 
 
 def _rebuild_index(store: RowStore) -> None:
+    """Finds where draws may begin, and compares what the checkpoint counts with the rows."""
+    assert store.rows.place is not None
+    valid = 0
     for stream, head in enumerate(store.head.tolist()):
         live = np.arange(max(head - store.layout.rows_per_stream, 0), head)
         flags = store.flags[stream * store.rows.length + live % store.rows.length]
+        starts = live[(flags & START) > 0]
+        if int(store.last[stream] - store.first[stream]) != len(starts):
+            raise damaged(store.rows.place, stream)
         entry = np.arange(store.first[stream], store.last[stream]) % store.index.shape[1]
-        store.index[stream, entry] = live[(flags & START) > 0]
+        store.index[stream, entry] = starts
+        valid += int(np.count_nonzero(flags & VALID))
+    if valid != store.size:
+        raise CheckpointError(
+            f"the checkpoint requires a replay of {store.size:,} rows, {store.rows.place} holds "
+            f"{valid:,}; resume from another checkpoint, or begin anew in another run folder"
+        )

@@ -282,7 +282,10 @@ class Rings:
         CheckpointError if some rows are not those of the checkpoint.
         """
         for stream, (first, head) in enumerate(_pairs(oldest, heads)):
-            for segment, stored in zip(self._segments(first, head), checksums[stream], strict=True):
+            segments = self._segments(first, head)
+            if len(checksums[stream]) != len(segments):
+                raise damaged(self.place, stream)
+            for segment, stored in zip(segments, checksums[stream], strict=True):
                 if self._checksum(stream, segment, head, more) != stored:
                     raise damaged(self.place, stream)
                 self._checksums[stream, segment % self._checksums.shape[1]] = stored
