@@ -392,17 +392,15 @@ def _make(env: ResolvedEnv, num_streams: int, how: How, trained: bool) -> Vector
 
 
 def _check_spaces(policy: Policy, vector: VectorEnv, who: str = "the policy") -> None:
-    for what, mine, theirs in zip(
-        ("observation", "action"), policy.spaces[:2], vector.spaces[:2], strict=True
-    ):
-        a, b = spaces.to_json(mine), spaces.to_json(theirs)
-        if what == "observation":
-            a, b = spaces.without_bounds(a), spaces.without_bounds(b)
-        if a != b:
-            raise ConfigError(
-                f"{who}'s {what} space {mine} is required, {vector.description.id} has {theirs}; "
-                "give one that was trained on such spaces, or another environment"
-            )
+    theirs = {
+        "observation_space": spaces.to_json(vector.spaces.observation),
+        "action_space": spaces.to_json(vector.spaces.action),
+    }
+    for what, (own, given) in spaces.other_spaces(policy.description, theirs).items():
+        raise ConfigError(
+            f"{who}'s {what} {own} is required, {vector.description.id} has {given}; give one that "
+            "was trained on such spaces, or another environment"
+        )
 
 
 def _film(policy: Policy, env: ResolvedEnv, how: How, path: Path) -> Film | None:

@@ -2,7 +2,7 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -304,6 +304,20 @@ def without_bounds(data: Any) -> Any:
     if isinstance(data, dict):
         return {k: without_bounds(v) for k, v in data.items() if k not in ("low", "high")}
     return [without_bounds(each) for each in data] if isinstance(data, list) else data
+
+
+def other_spaces(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Those of ``observation_space`` and ``action_space``, described by `to_json`, that differ for
+    a network, as spaces, by "observation space" and "action space".  Names and the order of leaves
+    count, bounds of observations don't.
+    """
+    differ = {}
+    for name in ("observation_space", "action_space"):
+        a, b = mine[name], theirs[name]
+        compared = (a, b) if name == "action_space" else (without_bounds(a), without_bounds(b))
+        if compared[0] != compared[1]:
+            differ[name.replace("_", " ")] = (from_json(a), from_json(b))
+    return differ
 
 
 def _array(bound: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

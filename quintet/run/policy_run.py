@@ -30,6 +30,7 @@ from quintet.runtime.delivery import Batch
 from quintet.runtime.loop import Counters
 from quintet.runtime.policies import Assignment
 from quintet.runtime.slots import RowSpecs
+from quintet.spaces import other_spaces
 from quintet.system import trust
 from quintet.types import REWARD_SHAPING, LearnerState, Publication, Spaces
 
@@ -230,6 +231,7 @@ class PolicyRun:
             ConfigError: the learner had other values of options that can't change during a run.
         """
         part = self.folder.part(found.meta)
+        self._require_spaces(found.path, part["policy"])
         tensors = self.folder.tensors(found, LEARNER) | self.folder.tensors(found, POLICY)
         mine = self.learner.weights()
         weights = {name: x for name, x in tensors.items() if name in mine}
@@ -262,6 +264,16 @@ class PolicyRun:
         if lost and not ended:
             self.best = self.best_version = None
         return [] if fault is None else [fault]
+
+    def _require_spaces(self, path: Path, saved: Mapping[str, Any]) -> None:
+        """Raises CheckpointError where the environment has other spaces than when the checkpoint
+        was written: equal sizes would be fed to weights of other leaves.
+        """
+        for what, (was, now) in other_spaces(saved, self.description).items():
+            raise CheckpointError(
+                f"the run's {what} {was} is required, {self.config.env.id} has {now} now; bring "
+                f"the environment of {path} back, or give another --run-dir to begin anew"
+            )
 
     # Its part of a report
 

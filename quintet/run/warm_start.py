@@ -12,7 +12,7 @@ from quintet.errors import CheckpointError, ConfigError
 from quintet.models.config import ModelConfig
 from quintet.policy import find_policy, require_finite
 from quintet.protocols import Learner
-from quintet.spaces import without_bounds
+from quintet.spaces import other_spaces
 from quintet.types import Publication
 
 _NOT_COMPARED = ("init", "action_std_init", "deduplicate_text")
@@ -92,24 +92,16 @@ def _module(name: str) -> str:
 
 def _other_policy(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     """Differences of algorithm, spaces and network, one line each."""
-    faults = []
-    pairs = {
-        "algo": (mine["algo"], theirs["algo"]),
-        "observation_space": (
-            without_bounds(mine["observation_space"]),
-            without_bounds(theirs["observation_space"]),
-        ),
-        "action_space": (mine["action_space"], theirs["action_space"]),
-    }
+    pairs = {"algo": (mine["algo"], theirs["algo"])}
     # An option that a donor's version of quintet lacks counts as its default.
     default = ModelConfig().model_dump(mode="json")
     ours, other = (default | each["model"] for each in (mine, theirs))
     for name in sorted({*ours, *other} - set(_NOT_COMPARED)):
         pairs[f"model.{name}"] = (ours.get(name), other.get(name))
-    for name, (a, b) in pairs.items():
-        if a != b:
-            faults.append(f"{name}: the run has {a}, init_from {b}")
-    return faults
+    differ = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    # Gymnasium takes spaces whose leaves have another order for equal.
+    differ |= other_spaces(mine, theirs)
+    return [f"{name}: the run has {a}, init_from {b}" for name, (a, b) in differ.items()]
 
 
 def _other_tensors(

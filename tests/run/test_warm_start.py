@@ -212,8 +212,8 @@ def test_a_part_by_the_names_of_its_tensors(donor, tmp_path, begun):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"env": "quintet.envs.toy:Target"}, r"observation_space: .*action_space: .*'discrete'"),
-        ({"env__kwargs": {"num_contexts": 4}}, r"observation_space: .*\[4\].*\[3\]"),
+        ({"env": "quintet.envs.toy:Target"}, r"observation space: .*action space: .*Discrete"),
+        ({"env__kwargs": {"num_contexts": 4}}, r"observation space: .*\(4,\).*\(3,\)"),
         ({"model__policy_hidden": [9]}, r"policy_hidden: the run has \[9\], init_from \[8\]"),
         ({"model__policy_hidden": [9]}, r"weight: the run has shape \(9, 3\), init_from \(8, 3\)"),
         ({"model__shared_torso": True}, r"value_encoder.*: the run has none, init_from shape"),
