@@ -8,8 +8,15 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast, final
 import torch
 from torch import Tensor
 
+from quintet.errors import QuintetError
+from quintet.system.blame import described, traced
+from quintet.system.memory import memory_fault
+
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_MOST_CHARACTERS = 300
+"""Of the compiler's own words, in a message; all of them are in its detail."""
 
 _OPTIONS: Mapping[str, Any] = {
     "cpp_wrapper": True,  # kernels are called from C++, not from Python
@@ -65,8 +72,19 @@ class Graph(Generic[P, R]):
             options={"guard_filter_fn": torch.compiler.skip_all_guards_unsafe},
         )
         # As inputs, which is the default, Python's floats can't be compiled ahead.
-        with torch._dynamo.config.patch(specialize_float=True):
-            graph: Any = method.aot_compile(((self._object, *args), {}))
+        try:
+            with torch._dynamo.config.patch(specialize_float=True):
+                graph: Any = method.aot_compile(((self._object, *args), {}))
+        except Exception as error:  # of the compiler, what it calls, or a user's module
+            if memory_fault(error) is not None:
+                raise
+            first = described(error).strip().splitlines()[0][:_MOST_CHARACTERS]
+            fault = QuintetError(
+                "runtime.compile=on requires that PyTorch can compile acts and updates, "
+                f"{self._function.__qualname__} failed with {first}; mend the compiler, or begin "
+                "another run with --runtime.compile off"
+            )
+            raise traced(fault, error) from error
         graph.disable_guard_check()
         return cast(Callable[..., R], graph)
 

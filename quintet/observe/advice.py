@@ -30,7 +30,7 @@ class RunFacts:
     large_network: whether threads and a GPU are worth it (pictures).
     compiles: whether acts and updates are compiled.
     may_compile: whether compiling them would be worth it.
-    compiler: whether there is a C++ compiler.
+    compiler: whether a C++ compiler is no obstacle to it.
     gpu: whether PyTorch sees a GPU, or one for each learner.
     batch_steps: env_steps of a batch.
     update: the learner's own advice.

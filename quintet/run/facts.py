@@ -36,6 +36,7 @@ def facts_of(
     if envpool_library.is_installed():
         known = "has it" if ":" not in env.id and envpool_id(env.id) else "lacks it"
     size = config.env.num_streams // config.env.num_groups
+    worth = worth_compiling(config, config.model, spaces, runtime.device)
     return RunFacts(
         env=env.id,
         source=resolved.kind,
@@ -55,8 +56,8 @@ def facts_of(
         gpu=torch.cuda.is_available()
         and (runtime.num_learners == 1 or torch.cuda.device_count() >= runtime.num_learners),
         compiles=runtime.compile == "on",
-        may_compile=worth_compiling(config, config.model, spaces, runtime.device),
-        compiler=has_compiler(),
+        may_compile=worth,
+        compiler=not worth or has_compiler(),  # which takes a moment
         batch_steps=batch_steps,
         update=registry.find(config.algo).advice(config.learner, config.model, batch_steps),
         kind=runtime.kind,

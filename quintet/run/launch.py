@@ -27,7 +27,7 @@ from quintet.run.folder import RunFolder, move_aside
 from quintet.run.learners import make_policies, several
 from quintet.run.policy_run import leader
 from quintet.run.population import Population
-from quintet.run.resolution import resolve_loaded, resolved
+from quintet.run.resolution import resolve_loaded, resolved, uncompiled_note
 from quintet.run.sampling import Source, assignment_of, make_sampling, open_source
 from quintet.run.trainer import Trainer
 from quintet.runtime.loop import Sampling
@@ -141,6 +141,8 @@ def _run(loaded: Loaded, user: UserCode, *, may_go_back: bool) -> Result:
                 f"the learner computes in {runtime.precision} on {runtime.device}, actors in "
                 f"{runtime.actor_precision} (runtime.actor_precision)"
             )
+        if (note := uncompiled_note(loaded, config, source.spaces)) is not None:
+            trainer.saving.notes.append(note)
         trainer.warm_start(anew=loaded.overwrite)
         _make_replays(trainer, source)
         sampling = make_sampling(

@@ -4,8 +4,6 @@ PyTorch is imported only where GPUs or the processor's number formats matter, or
 so that most of what spaces rule out is refused before.
 """
 
-import os
-import shutil
 from typing import Any
 
 from quintet.algorithms import registry
@@ -18,6 +16,7 @@ from quintet.envs.config import IN_PYTHON
 from quintet.envs.resolved import ResolvedEnv
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig, is_wide, resolve_model, uses_pictures
+from quintet.system.compiler import compiler_fault
 from quintet.system.cpus import usable_cores
 from quintet.types import Spaces
 
@@ -40,16 +39,14 @@ def resolve(loaded: Loaded, spaces: Spaces) -> RunConfig:
     # Actors work in turn with the learners, or on the other half of the cores.
     of_one = _threads(config.runtime, pictures, 1)
     actor_threads = config.runtime.actor_threads or (1 if beside else of_one)
-    compiler = has_compiler()
     compile_ = config.runtime.compile
     if compile_ == "auto":
         worth = worth_compiling(config, model, spaces, device)
-        compile_ = "on" if worth and compiler else "off"
-    elif compile_ == "on" and not compiler:
+        compile_ = "on" if worth and has_compiler() else "off"
+    elif compile_ == "on" and not has_compiler():
         raise ConfigError(
-            "runtime.compile=on requires a C++ compiler, g++ is not on the PATH and CXX names "
-            "none; install one, or begin another run with --runtime.compile off (a run that began "
-            "compiled stays so)"
+            f"runtime.compile=on requires a C++ compiler: {compiler_fault()}, or begin another run "
+            "with --runtime.compile off (a run that began compiled stays so)"
         )
     if compile_ == "on" and not model.traits.one_graph:
         raise ConfigError(
@@ -251,8 +248,18 @@ def num_workers(config: RunConfig, group_size: int) -> int:
 
 
 def has_compiler() -> bool:
-    """Whether there is a C++ compiler, which compiled acts and updates need."""
-    return shutil.which(os.environ.get("CXX", "g++")) is not None
+    """Whether there is a C++ compiler that works, which compiled acts and updates need."""
+    return compiler_fault() is None
+
+
+def uncompiled_note(loaded: Loaded, config: RunConfig, spaces: Spaces) -> str | None:
+    """A sentence where `config`, resolved from `loaded`, would be compiled but for the compiler."""
+    runtime = config.runtime
+    if loaded.config.runtime.compile != "auto" or runtime.compile == "on":
+        return None
+    if not worth_compiling(config, config.model, spaces, runtime.device) or has_compiler():
+        return None
+    return f"acts and updates are not compiled, which makes them slower: {compiler_fault()}"
 
 
 def worth_compiling(config: RunConfig, model: ModelConfig, spaces: Spaces, device: str) -> bool:

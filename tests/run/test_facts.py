@@ -2,15 +2,19 @@
 
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from torch import Tensor
 
+import quintet
 from quintet.config.load import Layer, compose
 from quintet.config.runtime import RuntimeConfig
 from quintet.envs import envpool, envpool_library
@@ -18,11 +22,14 @@ from quintet.envs.envpool import EnvPoolVectorEnv
 from quintet.envs.given import GivenEnv, settle
 from quintet.envs.make import make_group_env
 from quintet.envs.toy import EndlessPay
+from quintet.errors import ConfigError, QuintetError
+from quintet.models import compiled
 from quintet.models.config import resolve_model
 from quintet.observe.advice import RunFacts
 from quintet.protocols import DataPlan
 from quintet.run import facts, resolution
 from quintet.run.resolution import resolve
+from quintet.system.compiler import compiler_fault
 from quintet.types import Spaces
 
 TOY = "quintet.envs.toy:EndlessPay"
@@ -92,16 +99,55 @@ def test_the_option_says_from_when_on_it_compiles() -> None:
     assert f"({resolution.COMPILE_FROM_UPDATES_OF_PICTURES:,} on pictures)" in said
 
 
-def test_the_compiler_is_what_cxx_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", sys.executable)
+def test_the_compiler_is_what_cxx_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And it must make a library with what PyTorch's code includes."""
+    monkeypatch.delenv("CXX", raising=False)
     assert resolution.has_compiler()
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert not resolution.has_compiler()
+    for said, cure in (("Python.h: No such file", "python3-dev"), ("omp.h: none", "install g++")):
+        broken = tmp_path / f"{cure.split()[0]}-cxx"
+        broken.write_text(f"#!/bin/sh\necho 'fatal error: {said}' >&2; exit 1\n")
+        broken.chmod(0o700)
+        monkeypatch.setenv("CXX", str(broken))
+        fault = compiler_fault()
+        assert fault is not None
+        assert said in fault
+        assert cure in fault
     monkeypatch.delenv("CXX")
-    monkeypatch.setattr(resolution.shutil, "which", lambda name: f"/usr/bin/{name}")
-    assert resolution.has_compiler()
-    monkeypatch.setattr(resolution.shutil, "which", lambda name: None)
+    monkeypatch.setenv("PATH", "/nowhere")
     assert not resolution.has_compiler()
+
+
+def test_auto_goes_on_uncompiled_and_says_why(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("CXX", "/bin/false")
+    monkeypatch.setattr(resolution, "COMPILE_FROM_UPDATES", 1)
+    given = {"env.num_streams": 2, "unroll_steps": 16, "eval.episodes": 0}
+    quintet.train("ppo", "CartPole-v1", 64, 3, tmp_path / "auto", given)
+    note = "are not compiled, which makes them slower: /bin/false can't compile"
+    assert note in capsys.readouterr().out
+    assert "\nruntime.compile: 'off'" in (tmp_path / "auto" / "config.yaml").read_text()
+    quintet.train("ppo", "CartPole-v1", 96, 3, tmp_path / "auto", given)
+    assert note not in capsys.readouterr().out  # it was resolved when the run began
+    given["runtime.compile"] = "on"
+    with pytest.raises(ConfigError, match=r"/bin/false can't compile .*; install g"):
+        quintet.train("ppo", "CartPole-v1", 64, 3, tmp_path / "on", given)
+    assert not (tmp_path / "on").exists()
+
+
+def test_what_the_compiler_fails_with_is_one_sentence(monkeypatch) -> None:
+    class Doubling:
+        def method(self, x: Tensor) -> Tensor:
+            return 2 * x
+
+    def fails(*_args: object, **_given: object) -> None:
+        raise RuntimeError("cc1plus: killed\nand many lines more")
+
+    monkeypatch.setattr(compiled, "_inductor", fails)
+    with pytest.raises(QuintetError, match=r"method failed with .*--runtime.compile off") as raised:
+        compiled.Graph(Doubling().method)(torch.ones(2))
+    assert "\n" not in str(raised.value)
+    assert "many lines more" in raised.value.detail
 
 
 def facts_for(env: GivenEnv, callback: bool = False, algo: str = "ppo", **options: Any) -> RunFacts:
@@ -222,14 +268,13 @@ def test_masks_from_info_are_of_single_environments() -> None:
     assert told(found, "source", "single_only") == ("id", True)
 
 
-def test_learner_and_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts, "has_compiler", lambda: False)
+def test_learner_and_reports() -> None:
     found = facts_for(TOY)
     assert told(found, "device", "threads", "gpu", "large_network") == ("cpu", 1, False, False)
     assert told(found, "batch_steps", "update") == (
         (128, ("1 pass in minibatches of 32", ("larger minibatches (--minibatch-steps 64)",), ()))
     )
-    assert told(found, "compiles", "may_compile", "compiler") == (False, False, False)
+    assert told(found, "compiles", "may_compile", "compiler") == (False, False, True)
     assert told(found, "sinks", "callback", "report_interval_s") == (True, False, 1.0)
 
     found = facts_for(

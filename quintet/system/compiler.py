@@ -1,0 +1,55 @@
+"""Whether PyTorch's compiler finds what it needs to make code for CPUs."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from functools import cache
+from pathlib import Path
+
+_MOST_S = 60.0
+
+_NEEDED = "#include <Python.h>\n#include <omp.h>\nint trial() { return omp_get_max_threads(); }\n"
+_OPTIONS = ["-shared", "-fPIC", "-fopenmp"]
+
+
+def compiler_fault() -> str | None:
+    """Why acts and updates can't be compiled here and what to install; None if they can, as far as
+    a small library tells that the C++ compiler is asked for, which takes a fraction of a second.
+    """
+    return _fault(os.environ.get("CXX", "g++"), os.environ.get("PATH"))
+
+
+@cache
+def _fault(name: str, path: str | None) -> str | None:
+    if shutil.which(name, path=path) is None:
+        return f"there is no C++ compiler {name!r}; install g++, or name yours in CXX"
+    found = importlib.util.find_spec("torch")
+    assert found is not None
+    assert found.origin is not None
+    headers = Path(found.origin).parent / "include" / "torch" / "csrc" / "inductor"
+    if not headers.is_dir():
+        return f"PyTorch's headers are missing, {headers}; install a PyTorch that has them"
+    if sys.platform != "linux":  # compilers elsewhere want other options
+        return None
+    command = [name, *_OPTIONS, "-I", sysconfig.get_path("include"), "-x", "c++", "-", "-o"]
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            done = subprocess.run(
+                [*command, os.path.join(folder, "trial.so")],
+                input=_NEEDED, capture_output=True, text=True, errors="replace", timeout=_MOST_S,
+                check=False,
+            )  # fmt: skip
+        except (OSError, subprocess.SubprocessError) as error:
+            return f"{name} can't be run ({error}); install g++, or name another in CXX"
+    if done.returncode == 0:
+        return None
+    lines = done.stderr.strip().splitlines()
+    said = next((line for line in lines if "error" in line), (lines or ["it says nothing"])[-1])
+    install = "install g++, or name another in CXX"
+    if "Python.h" in said:
+        install = "install Python's headers (python3-dev, or python3-devel)"
+    return f"{name} can't compile ({said.strip()[:200]}); {install}"
