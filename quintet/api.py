@@ -94,8 +94,9 @@ def train(
         run_dir: None: ``runs/ALGO-ENV-sSEED``; of a group, the folder of the folders ``sSEED``.
         config: any other option, nested or by dotted name: ``{"learning_rate": 1e-3,
             "env.num_streams": 4}``.
-        on_report: called with every report; once it returns True, the run stops as by Ctrl-C. An
-            error that it raises also ends the run, after a checkpoint.
+        on_report: called with every report, as often as ``report.interval_s`` says; once it returns
+            True, the run stops as by Ctrl-C. An error that it raises also ends the run, after a
+            checkpoint.
         callbacks: functions that are called at further moments of the run.
         model: an encoder of your own, see `quintet.models.custom`: a class, or a function that
             makes it.  It stands for its import string in ``model.encoder``; what has none (a

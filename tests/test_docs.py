@@ -237,7 +237,7 @@ def test_every_option_of_a_learner_is_documented_with_its_default(algo: str):
 
 
 PRESETS = {
-    "ppo": (8, ("clip", "kl_penalty", "tf_agents_base", "vector_discrete", "pixels", "atari")),
+    "ppo": (9, ("clip", "kl_penalty", "tf_agents_base", "vector_discrete", "pixels", "atari")),
     "impala": (5, ("vector_discrete", "vector_continuous", "pixels", "atari")),
     "appo": (6, ("vector_discrete", "vector_continuous", "pixels", "atari", "grid")),
     "ddpg": (7, ("vector_continuous", "pixels")),

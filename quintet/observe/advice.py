@@ -200,7 +200,7 @@ def _other(facts: RunFacts) -> list[str]:
     advice = ["a quicker on_report"] if facts.callback else []
     if facts.report_interval_s < 1:
         now = f"{facts.report_interval_s:g}"
-        advice.append(f"fewer reports (--report.interval-s 1, it is {now})")
+        advice.append(f"fewer reports (leave --report.interval-s out, it is {now})")
     return advice or (["fewer --report.sinks"] if facts.sinks else [])
 
 

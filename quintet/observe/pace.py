@@ -7,6 +7,21 @@ from typing import NamedTuple, final
 _RATE_WINDOW_S = 30.0
 
 
+SHOWN_EVERY_S = 1.0
+"""Seconds after which a run shows how far it is, whether or not a report is due."""
+
+_SHORTEST_S, _LONGEST_S = 1.0, 240.0
+_SHARE_OF_TIME = 0.01
+
+
+def report_interval_s(wall_s: float) -> float:
+    """The seconds from one report to the next of a run that has taken `wall_s` in all.
+
+    A run of 20 s has 20 reports, one of an hour 460, one of a day 900 and each day more 360.
+    """
+    return min(max(_SHORTEST_S, _SHARE_OF_TIME * wall_s), _LONGEST_S)
+
+
 class Score(NamedTuple):
     """Mean return and success rate, where there are any."""
 

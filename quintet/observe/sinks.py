@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Annotated, Any, Literal, final
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -55,10 +55,10 @@ class ReportConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    interval_s: float = Field(
-        default=1.0,
-        ge=0,
-        description="Seconds between reports at least; 0 reports every iteration.",
+    interval_s: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
+        default="auto",
+        description="Seconds between reports at least; 0 reports every iteration.  auto: a "
+        "hundredth of the run's time so far, from 1 s to 240 s.",
     )
     progress: bool = Field(default=True, description="Show progress on standard output.")
     sinks: tuple[SinkName, ...] = Field(

@@ -12,7 +12,8 @@ from quintet.policy import Policy
 from quintet.run.policy_run import PolicyRun
 
 OnReport = Callable[[dict[str, float]], object]
-"""Called with every report; returns True to ask for a stop."""
+"""Called with every report, as often as `report.interval_s` says; returns True to ask for a stop.
+"""
 
 OWN = "user/"
 """What the names of metrics begin with that callbacks have logged."""
@@ -76,7 +77,8 @@ class Callbacks:
 
     begin: ``(run)``, before a run begins or goes on.
     evaluation: ``(run, scores)``, after every evaluation while training.
-    report: ``(run, report)``, before a report is written: what `run.log` is told here is in it.
+    report: ``(run, report)``, before a report is written: what `run.log` is told here is in it.  As
+        often as `report.interval_s` says, by default ever more rarely.
     checkpoint: ``(run, path)``, after a checkpoint was written.
     end: ``(run, status)``, after the run was "finished" or "stopped", with all of its files.
     """

@@ -68,7 +68,7 @@ def facts_of(
         inference_batch_max=runtime.inference_batch_max,
         actor_threads=runtime.actor_threads or 1,
         eval_episodes=config.eval.episodes,
-        report_interval_s=config.report.interval_s,
+        report_interval_s=1.0 if config.report.interval_s == "auto" else config.report.interval_s,
         sinks=bool(config.report.sinks),
         callback=callback,
     )

@@ -15,7 +15,7 @@ from quintet.observe import health
 from quintet.observe.log import Voice
 from quintet.observe.machine import MachineUse
 from quintet.observe.metrics import clean, policy_prefix
-from quintet.observe.pace import Score
+from quintet.observe.pace import SHOWN_EVERY_S, Score, report_interval_s
 from quintet.observe.report_files import mark_in
 from quintet.observe.sinks import Reporter, mend_reports, open_sinks
 from quintet.observe.timing import PhaseTimer
@@ -56,7 +56,8 @@ class Reports:
         self.last: dict[str, float] = {}
         self.reporter = Reporter(())
         self._before_s, self._started = 0.0, time.perf_counter()
-        self._reported_at, self._reported_steps = self._started, 0
+        self._reported_at = self._shown_at = self._started
+        self._reported_steps = self._from_steps = 0
 
     def open(self, found: Checkpoint | None, counters: Counters, voice: Voice) -> None:
         """Opens the sinks of a run that trains, and starts its clock.
@@ -75,7 +76,7 @@ class Reports:
         )
         self._before_s = 0.0 if found is None else found.meta["wall_s"]
         self._started = self._reported_at = time.perf_counter()
-        self._reported_steps = counters.env_steps
+        self._reported_steps = self._from_steps = counters.env_steps
 
     def mend(self, found: Checkpoint, voice: Voice) -> None:
         """Repairs the reports of a finished run."""
@@ -90,7 +91,14 @@ class Reports:
 
     @property
     def due(self) -> bool:
-        return time.perf_counter() - self._reported_at >= self.config.report.interval_s
+        given = self.config.report.interval_s
+        interval_s = self._auto_interval_s if given == "auto" else given
+        return time.perf_counter() - self._reported_at >= interval_s
+
+    @property
+    def _auto_interval_s(self) -> float:
+        """A start of the run has its first report soon, however long the run has taken before."""
+        return report_interval_s(self.wall_s if self._reported_steps > self._from_steps else 0.0)
 
     def write(self, counters: Counters, voice: Voice) -> None:
         now, steps = time.perf_counter(), counters.env_steps
@@ -116,15 +124,34 @@ class Reports:
             report |= {prefix + name: x for name, x in own.items()}
             histograms |= {prefix + name: x for name, x in policy.learner.histograms().items()}
         report |= self.timer.report() | self.machine.report() | self.sampling()
-        self._reported_at, self._reported_steps = now, steps
+        self._reported_at, self._shown_at, self._reported_steps = now, now, steps
         report |= self.own(clean(report))
         self.last = self.reporter.write(report, histograms)
-        voice.update(
-            self.last,
-            Score(
-                _mean(policy.episodes.recent_return for policy in self.policies),
-                _mean(policy.episodes.recent_success for policy in self.policies),
-            ),
+        voice.update(self.last, self._recent)
+
+    def show(self, counters: Counters, voice: Voice) -> None:
+        """Between two reports shows once a second how far the run is and how it scores; no file
+        and no function of the user's is told.
+        """
+        now = time.perf_counter()
+        if now - self._shown_at < SHOWN_EVERY_S:
+            return
+        self._shown_at = now
+        found = {
+            "env_steps": float(counters.env_steps),
+            "wall_s": self.wall_s,
+            "iterations": float(counters.iteration),
+        }
+        if len(self.policies) == 1:
+            found["updates"] = float(self.policies[0].learner.updates)
+        voice.update(found, self._recent)
+
+    @property
+    def _recent(self) -> Score:
+        """Of the last episodes, the mean over the policies."""
+        return Score(
+            _mean(policy.episodes.recent_return for policy in self.policies),
+            _mean(policy.episodes.recent_success for policy in self.policies),
         )
 
 

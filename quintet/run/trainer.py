@@ -301,6 +301,8 @@ class Trainer:
             self.folder.check()
             self.reports.write(self.counters, self.voice)
             self._ask(self.on_report, self.reports.last)
+        else:
+            self.reports.show(self.counters, self.voice)
         return self.stop_requested
 
     def _own_metrics(self, report: dict[str, float]) -> dict[str, float]:

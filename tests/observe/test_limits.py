@@ -147,7 +147,7 @@ def test_others() -> None:
     assert "waits for other processes" in told("waiting")
     assert "Fewer --report.sinks" in told("other")
     assert told("other", sinks=False).endswith(" A faster machine would help.")
-    assert "--report.interval-s 1, it is 0" in told("other", report_interval_s=0.0)
+    assert "leave --report.interval-s out, it is 0" in told("other", report_interval_s=0.0)
     assert "quicker on_report" in told("other", callback=True)
 
 
