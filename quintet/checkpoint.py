@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, final
 from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
 
+from quintet.bounds import MOST_COUNT, MOST_STEPS
 from quintet.errors import CheckpointError
 from quintet.system import files, signature
 from quintet.system.inside import is_ours
@@ -61,7 +62,7 @@ class CheckpointConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    interval_updates: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+    interval_updates: Literal["auto"] | Annotated[int, Field(ge=1, le=MOST_STEPS)] = Field(
         default="auto",
         description="Iterations (fresh batches) between checkpoints, at least 1; "
         "auto is 1/20 of the run, left out while checkpoints have taken more than 1% of the time.",
@@ -74,10 +75,13 @@ class CheckpointConfig(BaseModel):
         "environments restart at an exact checkpoint, so it waits until few steps lie in running "
         "episodes; 1: every checkpoint is exact. Kinds serial and lockstep.",
     )
-    keep: int = Field(default=3, ge=1, description="How many of the newest checkpoints are kept.")
+    keep: int = Field(
+        default=3, ge=1, le=MOST_COUNT, description="How many of the newest checkpoints are kept."
+    )
     milestones: int = Field(
         default=0,
         ge=0,
+        le=MOST_COUNT,
         description="How many checkpoints, evenly spaced over a run, are never deleted.",
     )
     save_best: bool = Field(
@@ -96,8 +100,11 @@ class CheckpointConfig(BaseModel):
 
         The k-th of n is the first at or after ``total_iterations * k / n``.
         """
-        due = [-(-total_iterations * k // self.milestones) for k in range(1, self.milestones + 1)]
-        return any(before < at <= iteration for at in due)
+
+        def due(at: int) -> int:  # milestones at or before an iteration
+            return min(at * self.milestones // total_iterations, self.milestones)
+
+        return due(iteration) > due(before)
 
 
 @final

@@ -253,9 +253,9 @@ def _config(arguments: list[str]) -> int:
 
 def _yaml(value: Any) -> str:
     """One value as YAML on one line, so that the command's output is a configuration file."""
-    import yaml
+    from quintet.system import plain_yaml
 
-    text = yaml.safe_dump(value, default_flow_style=True, width=10**6)
+    text = plain_yaml.dump(value, default_flow_style=True, width=10**6)
     return text.strip().removesuffix("\n...")
 
 

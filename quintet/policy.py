@@ -23,9 +23,10 @@ from quintet.envs.gymnasium import leaf_of
 from quintet.errors import CheckpointError, ConfigError, QuintetError
 from quintet.models.config import ModelConfig, uses_pictures
 from quintet.models.custom import Maker, encoder_name
+from quintet.models.size import weights_bytes
 from quintet.protocols import Actor
 from quintet.runtime.torch_settings import OwnTorch
-from quintet.system import files, trust
+from quintet.system import files, memory, trust
 from quintet.system.blame import no_exit
 from quintet.system.cpus import usable_cores
 from quintet.system.inside import require_own
@@ -123,6 +124,7 @@ class Policy:
             trust.Call("model.encoder", model.encoder, model.encoder_kwargs),
         )
         origin.check(self._calls[1])
+        memory.require(weights_bytes(model, self.spaces), "its network", "use another policy")
         known = description.get("threads")
         if known is None and not uses_pictures(model, self.spaces):
             known = 1

@@ -8,11 +8,18 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from quintet.bounds import MOST_UNITS
 from quintet.errors import ConfigError, QuintetError
 from quintet.types import Spaces, TensorSpec
 
 Space = spaces.Space[Any]
 
+
+MOST_NUMBERS = 10**8
+"""Numbers in a leaf of an observation."""
+
+_NO_BOUND = 1e15
+"""From here on a bound says that there is none."""
 
 _LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
@@ -24,7 +31,8 @@ def observation_leaves(space: Space) -> dict[str, Space]:
     ``"1"``.
 
     Raises:
-        ConfigError: a leaf has no fixed shape (Text, Sequence, Graph, OneOf), or two paths collide.
+        ConfigError: a leaf has no fixed shape (Text, Sequence, Graph, OneOf) or too many numbers, a
+            key can't be stored, or two paths collide.
     """
     return {path: leaf for path, (_, leaf) in leaf_keys(space).items()}
 
@@ -36,6 +44,7 @@ def leaf_keys(space: Space) -> dict[str, tuple[tuple[str | int, ...], Space]]:
     def walk(node: Space, keys: tuple[str | int, ...]) -> None:
         if isinstance(node, spaces.Dict):
             for key, child in node.spaces.items():
+                _require_key(key, node)
                 walk(child, (*keys, key))
         elif isinstance(node, spaces.Tuple):
             for index, child in enumerate(node.spaces):
@@ -47,6 +56,11 @@ def leaf_keys(space: Space) -> dict[str, tuple[tuple[str | int, ...], Space]]:
                     f"observation leaf {path!r} must be a Box, Discrete, MultiDiscrete or "
                     f"MultiBinary space; got {node}; {_instead_of(node)}"
                 )
+            if math.prod(node.shape or ()) > MOST_NUMBERS:
+                raise ConfigError(
+                    f"observation leaf {path!r} must have at most {MOST_NUMBERS:,} numbers, got "
+                    f"shape {node.shape}; wrap the environment so that it gives smaller ones"
+                )
             if path in found:
                 raise ConfigError(
                     f"observation leaves must have different paths; {path!r} occurs twice in "
@@ -56,6 +70,24 @@ def leaf_keys(space: Space) -> dict[str, tuple[tuple[str | int, ...], Space]]:
 
     walk(space, ())
     return found
+
+
+def _require_key(key: Any, space: Space) -> None:
+    """Refuses a key of a Dict space that is not the same once it was stored as JSON."""
+    text = isinstance(key, str) and key != "" and str(key) == key and key.isprintable()
+    whole = isinstance(key, int) and not isinstance(key, bool) and str(key) == str(int(key))
+    if not text and not whole:
+        raise ConfigError(
+            "the keys of a Dict space must be texts (printable, not empty) or whole numbers, got "
+            f"{key!r} of type {type(key).__name__} in {_brief(space)}; give such keys in a wrapper "
+            "of the environment, in the space and in what goes with it"
+        )
+
+
+def _brief(space: Space) -> str:
+    """A space for a message, cut where it is long."""
+    told = str(space)
+    return told if len(told) <= 200 else f"{told[:200]}..."
 
 
 def is_text(space: Space) -> bool:
@@ -140,11 +172,27 @@ def _stored_leaf(leaf: Space) -> Space:
         return spaces.Discrete(int(leaf.n))
     if isinstance(leaf, spaces.MultiDiscrete):
         return spaces.MultiDiscrete(leaf.nvec.copy(), dtype=dtype)
-    if isinstance(leaf, spaces.Box) and leaf.dtype != dtype:
+    if isinstance(leaf, spaces.Box) and (leaf.dtype != dtype or unmeant(leaf).any()):
+        none = unmeant(leaf)
         with np.errstate(over="ignore"):  # a bound beyond float32 becomes infinite
             low, high = leaf.low.astype(dtype), leaf.high.astype(dtype)
+        low[none[0]], high[none[1]] = -np.inf, np.inf
         return spaces.Box(low, high, dtype=dtype)
     return leaf
+
+
+def unmeant(leaf: Space) -> np.ndarray[Any, Any]:
+    """Which finite bounds of a leaf are so large that they say that there is none, as the greatest
+    number of a dtype does, ``[2, *shape]``: low and high of a Box of floats.
+    """
+    if not isinstance(leaf, spaces.Box) or np.dtype(leaf.dtype).kind != "f":
+        return np.zeros((2, *(leaf.shape or ())), np.bool_)
+    size = np.abs(np.array([leaf.low, leaf.high], np.float64))
+    none: np.ndarray[Any, Any] = (size >= _NO_BOUND) | (size == float(np.finfo(np.float16).max))
+    none &= np.isfinite(size)
+    none[0] &= leaf.low < 0
+    none[1] &= leaf.high > 0
+    return none
 
 
 def action_space_of(space: Space, env_id: str) -> Space:
@@ -152,6 +200,7 @@ def action_space_of(space: Space, env_id: str) -> Space:
     to choose.
     """
     leaves = action_leaves(space)
+    _require_action_keys(space)
     unknown = [leaf for leaf in leaves if not isinstance(leaf, _LEAVES)]
     if unknown or not leaves or any(0 in (leaf.shape or ()) for leaf in leaves):
         raise ConfigError(
@@ -159,7 +208,35 @@ def action_space_of(space: Space, env_id: str) -> Space:
             f"Tuple or Dict of these, with at least one number in each; got {space}; wrap the "
             "environment so that it has one"
         )
+    numbers = action_shape(space) or (1,)
+    if max(numbers[0], sum(mask_sizes(space))) > MOST_UNITS:
+        raise ConfigError(
+            f"{env_id}: the action space must have at most {MOST_UNITS:,} numbers and choices, got "
+            f"{_brief(space)}; wrap the environment so that it has fewer"
+        )
     return map_leaves(space, lambda _, leaf: _stored_leaf(leaf))
+
+
+def _require_action_keys(space: Space) -> None:
+    if isinstance(space, spaces.Dict):
+        for key in space.spaces:
+            _require_key(key, space)
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        for child in space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces:
+            _require_action_keys(child)
+
+
+def action_remarks(space: Space) -> tuple[str, ...]:
+    """What a person should know of an action space that is stored in another form: a sentence on
+    bounds that count as none.
+    """
+    if not any(unmeant(leaf).any() for leaf in action_leaves(space)):
+        return ()
+    return (
+        f"bounds of the action space {_brief(space)} are too large to be meant (from "
+        f"{_NO_BOUND:g} on, or the greatest number of a dtype): they count as none, so actions are "
+        "not scaled to them; give the bounds that the environment means",
+    )
 
 
 def action_leaves(space: Space) -> list[Space]:
@@ -326,23 +403,66 @@ def _array(bound: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarr
     return np.broadcast_to(np.array(values, dtype), (math.prod(shape),)).reshape(shape).copy()
 
 
-def from_json(data: dict[str, Any]) -> Space:
-    """The space that `to_json` described."""
+def from_json(data: Any) -> Space:
+    """The space that `to_json` described.
+
+    Raises:
+        ValueError: it describes no space, or one too large for an observation.
+    """
+    try:
+        return _from_json(data)
+    except (KeyError, TypeError, OverflowError, AssertionError, AttributeError) as fault:
+        what = f"{type(fault).__name__}: {fault}"
+        raise ValueError(
+            f"the description of a space is required, got {str(data)[:100]} ({what})"
+        ) from fault
+    except ConfigError as fault:
+        raise ValueError(str(fault)) from fault
+
+
+def _from_json(data: Any) -> Space:
     match data["kind"]:
         case "box":
-            shape, dtype = tuple(data["shape"]), np.dtype(data["dtype"])
+            shape, dtype = _stored_shape(data["shape"]), _stored_dtype(data["dtype"])
             low, high = (_array(data[key], shape, dtype) for key in ("low", "high"))
             return spaces.Box(low, high, dtype=dtype.type)
         case "discrete":
-            return spaces.Discrete(data["n"], start=data["start"])
+            return spaces.Discrete(_whole(data["n"]), start=_whole(data["start"]))
         case "multi_discrete":
-            dtype = np.dtype(data["dtype"]).type
-            return spaces.MultiDiscrete(data["nvec"], dtype=dtype, start=data["start"])
+            dtype, start = _stored_dtype(data["dtype"]), data["start"]
+            return spaces.MultiDiscrete(data["nvec"], dtype=dtype.type, start=start)
         case "multi_binary":
-            return spaces.MultiBinary(data["n"])
+            n = data["n"]
+            shape = _stored_shape(n if isinstance(n, list) else [n])
+            return spaces.MultiBinary(shape if isinstance(n, list) else shape[0])
         case "dict":
+            for key, _ in data["items"]:
+                _require_key(key, spaces.Dict())
             # gymnasium sorts plain dicts; the order of leaves is that of the network's inputs
-            return spaces.Dict(OrderedDict((key, from_json(child)) for key, child in data["items"]))
+            return spaces.Dict(
+                OrderedDict((key, _from_json(child)) for key, child in data["items"])
+            )
         case "tuple":
-            return spaces.Tuple([from_json(child) for child in data["items"]])
-    raise QuintetError(f"a known kind of space is required, got {data['kind']!r}")
+            return spaces.Tuple([_from_json(child) for child in data["items"]])
+    raise ValueError(f"a known kind of space is required, got {str(data['kind'])[:50]!r}")
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or abs(value) >= 2**63:
+        raise ValueError(f"a space requires whole numbers of 64 bits, got {str(value)[:50]}")
+    return value
+
+
+def _stored_shape(given: Any) -> tuple[int, ...]:
+    shape = tuple(_whole(size) for size in given)
+    if min(shape, default=0) < 0 or math.prod(shape) > MOST_NUMBERS:
+        raise ValueError(
+            f"a space requires a shape of at most {MOST_NUMBERS:,} numbers, got {str(shape)[:50]}"
+        )
+    return shape
+
+
+def _stored_dtype(given: Any) -> np.dtype[Any]:
+    if not isinstance(given, str) or np.dtype(given).kind not in "biuf":
+        raise ValueError(f"a space requires a dtype of numbers, got {str(given)[:50]!r}")
+    return np.dtype(given)

@@ -8,6 +8,7 @@ from gymnasium.spaces import Box
 from gymnasium.vector import VectorEnv as ForeignVectorEnv
 
 from quintet.config.load import meant
+from quintet.envs import foreign
 from quintet.envs.config import EnvConfig
 from quintet.envs.given import EnvSource
 from quintet.envs.make import make_group_env
@@ -56,6 +57,7 @@ class KindProbe:
         if env.atari is not None:
             return "atari"
         if isinstance(source, ForeignVectorEnv):
+            foreign.require_spaces(source, env.config.id, "single_")
             action = action_space_of(source.single_action_space, env.config.id)
             return _kind_by_spaces(Spaces(source.single_observation_space, action))
         self._made = env, spaces_of(env)

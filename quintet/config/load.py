@@ -14,7 +14,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
@@ -26,6 +25,7 @@ from quintet.envs.config import EnvConfig
 from quintet.envs.given import EnvSource
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.errors import ConfigError, FileFault, IdleOptions
+from quintet.system import plain_yaml
 from quintet.system.files import given_path, read_yaml
 from quintet.types import Spaces
 
@@ -117,7 +117,7 @@ def preset_layers(
     presets: dict[str, Any] = {"environments": {}, "kinds": {}, "named": {}}
     file = files("quintet.config") / "presets" / f"{algo}.yaml"
     if file.is_file():  # a learner may have none
-        presets |= yaml.safe_load(file.read_text())
+        presets |= plain_yaml.load(file.read_text())
     environments, of_kind, named = (presets[part] for part in ("environments", "kinds", "named"))
     if name not in ("auto", *of_kind, *named):
         raise ConfigError(
@@ -226,16 +226,28 @@ NONE = ("none", "null")
 
 def meant(value: Any, info: FieldInfo) -> Any:
     """A value as the option means it: ``none`` is a word if that is one of its choices, a path
-    where it takes one, else None; ``~`` in a path is the home folder.
+    where it takes one, an empty list or mapping, else None; a truth value of an option that is
+    ``on`` or ``off`` is that word; ``~`` in a path is the home folder.
     """
     if Path in kinds(info):
         return str(given_path(value)) if isinstance(value, str | os.PathLike) else value
     words = [w for kind in kinds(info) for w in get_args(kind) if get_origin(kind) is Literal]
+    if {"on", "off"} <= {*words} and str(value).lower() in _TRUTH:
+        return "on" if _TRUTH[str(value).lower()] else "off"
     if "none" in words or info.annotation is str:
         return "none" if value is None else value
     if isinstance(value, str) and value.lower() in NONE:
-        return None
+        value = None
+    if value is None and type(None) not in kinds(info) and get_origin(info.annotation) in _EMPTY:
+        return _EMPTY[get_origin(info.annotation)]()
     return value
+
+
+_TRUTH = {
+    **dict.fromkeys(("true", "yes", "on"), True),
+    **dict.fromkeys(("false", "no", "off"), False),
+}
+_EMPTY: dict[Any, Any] = {tuple: tuple, dict: dict}
 
 
 def kinds(info: FieldInfo) -> tuple[Any, ...]:

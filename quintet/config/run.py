@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, field_validator
 
+from quintet.bounds import MOST_COUNT, MOST_STEPS
 from quintet.checkpoint import CheckpointConfig
 from quintet.config.runtime import RuntimeConfig
 from quintet.envs.config import EnvConfig
@@ -19,14 +20,14 @@ class EvalConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    episodes: int = Field(10, ge=0, description="episodes per evaluation; 0: none")
-    interval: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+    episodes: int = Field(10, ge=0, le=MOST_COUNT, description="episodes per evaluation; 0: none")
+    interval: Annotated[int, Field(ge=1, le=MOST_STEPS)] | Literal["auto"] = Field(
         "auto",
         description="env_steps between evaluations; auto: 5% of the budget, skipped while "
         "evaluation has taken more than 5% of the time",
     )
     greedy: bool = Field(True, description="take the mode of the policy; false: sample")
-    max_steps: Annotated[int, Field(ge=1)] | Literal["auto"] | None = Field(
+    max_steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] | Literal["auto"] | None = Field(
         "auto",
         description="steps after which an episode is cut, with its return so far; auto: ten times "
         "the longest episode of the training so far, at least 1,000, where the environment is not "
@@ -42,7 +43,7 @@ class RunConfig(BaseModel):
 
     algo: str = Field(description="learner")
     total_env_steps: int = Field(
-        1_000_000, ge=1, description="agent decisions over all streams, exact"
+        1_000_000, ge=1, le=MOST_STEPS, description="agent decisions over all streams, exact"
     )
     seed: int = Field(0, ge=0, lt=2**63, description="of everything random in the run")
     preset: str = Field(

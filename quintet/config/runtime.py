@@ -5,6 +5,14 @@ from typing import TYPE_CHECKING, Literal, final
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from quintet.algorithms.parts.options import refuse_idle
+from quintet.bounds import (
+    MOST_COUNT,
+    MOST_SECONDS,
+    MOST_STEPS,
+    MOST_STREAMS,
+    MOST_TASKS,
+    MOST_THREADS,
+)
 
 if TYPE_CHECKING:
     from quintet.algorithms.parts.setup import Compute
@@ -30,6 +38,7 @@ class RuntimeConfig(BaseModel):
     num_workers: int | None = Field(
         None,
         ge=1,
+        le=MOST_TASKS,
         description="sampler processes, at most one for each group of streams; none: as many as "
         "there are cores. Not part of the result's bytes once env.streams_per_group is given",
     )
@@ -39,46 +48,68 @@ class RuntimeConfig(BaseModel):
         "of them, on runtime.device, which is worth it with a GPU",
     )
     inference_batch_min: int = Field(
-        1, ge=1, description="server of async: streams that it waits for before it acts"
+        1,
+        ge=1,
+        le=MOST_STREAMS,
+        description="server of async: streams that it waits for before it acts",
     )
     inference_batch_max: int = Field(
-        512, ge=1, description="server of async: most streams that it acts on at once"
+        512,
+        ge=1,
+        le=MOST_STREAMS,
+        description="server of async: most streams that it acts on at once",
     )
     inference_timeout_ms: float = Field(
-        100.0, gt=0, description="server of async: longest wait for them, in milliseconds"
+        100.0,
+        gt=0,
+        le=MOST_SECONDS,
+        description="server of async: longest wait for them, in milliseconds",
     )
     max_policy_lag: int | None = Field(
         None,
         ge=0,
+        le=MOST_STEPS,
         description="async: rows of weights that are more versions old are not learned from; none: "
         "as the learner says",
     )
     slots: int | None = Field(
         None,
         ge=1,
+        le=MOST_COUNT,
         description="async: unrolls that each group has memory for; none: 2, or what it takes for "
         "a batch and one unroll more",
     )
     prefetch_batches: int = Field(
-        2, ge=1, description="async: batches that may wait, assembled, for the learner"
+        2,
+        ge=1,
+        le=MOST_COUNT,
+        description="async: batches that may wait, assembled, for the learner",
     )
     publish_interval_updates: int = Field(
-        1, ge=1, description="batches learned from between two publications of weights to actors"
+        1,
+        ge=1,
+        le=MOST_STEPS,
+        description="batches learned from between two publications of weights to actors",
     )
     worker_timeout_s: float = Field(
         60.0,
         ge=1,
+        le=MOST_SECONDS,
         description="seconds that one step of the environments may take; after that a worker "
         "counts as hung (a minute later where it makes them or compiles its first act; time in "
         "which it had no core does not count), and serial "
         "says where it hangs",
     )
     max_restarts: int = Field(
-        3, ge=0, description="async: workers that are replaced before the run ends with an error"
+        3,
+        ge=0,
+        le=MOST_COUNT,
+        description="async: workers that are replaced before the run ends with an error",
     )
     num_learners: int = Field(
         1,
         ge=1,
+        le=MOST_TASKS,
         description="processes that share every batch and make one update together, what one "
         "learner makes of the whole batch but for rounding; each on a GPU of its own, from cuda:0 "
         "on, or with `threads` of the CPU",
@@ -86,6 +117,7 @@ class RuntimeConfig(BaseModel):
     learner_timeout_s: float = Field(
         300.0,
         ge=1,
+        le=MOST_SECONDS,
         description="several learners: seconds that one may take longer for an update than "
         "another before it counts as hung",
     )
@@ -99,6 +131,7 @@ class RuntimeConfig(BaseModel):
     threads: int | None = Field(
         None,
         ge=1,
+        le=MOST_THREADS,
         description="threads of PyTorch's CPU kernels; none: all cores (8 at most) for picture "
         "and grid networks and for layers of 256 times 256, half of them beside workers, 1 for "
         "small ones; of several learners each has its part of them. Part of the result's bytes: a "
@@ -107,6 +140,7 @@ class RuntimeConfig(BaseModel):
     actor_threads: int | None = Field(
         None,
         ge=1,
+        le=MOST_THREADS,
         description="of them where actions are computed; none: 1, for picture and grid networks "
         "as many as a single learner would have where one process does all, and for a server. "
         "Part of the result's bytes",

@@ -191,11 +191,23 @@ def _sharing_faults(config: RunConfig) -> list[str]:
 def _in_our_words(message: str) -> str:
     """pydantic's own messages in lower case; those of our validators as they are."""
     own = message.removeprefix("Value error, ")
+    if "exceeded maximum size" in message:  # of integers that pydantic reads
+        return f"{_SHOULD_BE}a whole number of far fewer digits"
     return own if own != message else message.lower()
+
+
+def _shown(value: Any) -> str:
+    """A value for a message, cut where it is long."""
+    try:
+        told = repr(value)
+    except ValueError:  # Python writes no longer numbers
+        return "a number of more than 4,300 digits"
+    return told if len(told) <= _LONG else f"{told[:_LONG]}... ({len(told):,} characters)"
 
 
 _RETURN = "episode/return_mean"
 _SHOULD_BE = "input should be "
+_LONG = 200
 _AS_JSON = """write it as JSON, with names in double quotes, as in '{"length": 1}'"""
 
 
@@ -205,7 +217,7 @@ def _told(prefix: str, items: Sequence[ErrorDetails]) -> list[str]:
     """
     faults: dict[tuple[str, str], list[ErrorDetails]] = {}
     for item in items:
-        faults.setdefault((str(item["loc"][0]), repr(item["input"])), []).append(item)
+        faults.setdefault((str(item["loc"][0]), _shown(item["input"])), []).append(item)
     found = []
     for (name, given), about in faults.items():
         words = [_in_our_words(item["msg"]).partition(", unable")[0] for item in about]

@@ -37,6 +37,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector import VectorEnv as ForeignVectorEnv
 from numpy.typing import NDArray
 
+from quintet.envs import foreign
 from quintet.envs.gymnasium import BadLeaf, Leaf, close_all, leaf_of, read_leaf, steps_per_s
 from quintet.envs.success import rule_of, write_success
 from quintet.envs.vector import (
@@ -49,7 +50,7 @@ from quintet.envs.vector import (
     check_seeds,
 )
 from quintet.errors import ConfigError, EnvironmentFault
-from quintet.spaces import action_shape, leaf_keys, stored_spaces, unpack_action
+from quintet.spaces import action_remarks, action_shape, leaf_keys, stored_spaces, unpack_action
 from quintet.system import forks
 from quintet.system.blame import described, raised, traced
 from quintet.system.signals import STOPS
@@ -86,10 +87,10 @@ class AdaptedVectorEnv:
                 can't be used.
         """
         self._env, self._make, self._id = env, make, env_id
-        self.description = EnvDescription(env_id, "gymnasium", success=rule_of(success_key))
         self._success_key = success_key
         self._first_stream = first_stream
         self.num_streams = int(env.num_envs)
+        foreign.require_spaces(env, env_id, "single_")
         self._mode = _autoreset_mode(env, env_id)
         _refuse_partial_batches(env, env_id)
         self._leaves = [
@@ -108,6 +109,12 @@ class AdaptedVectorEnv:
         self._action_space = env.single_action_space
         self._action_shape = (self.num_streams, *action_shape(self._action_space))
         self.spaces = stored_spaces(env.single_observation_space, self._action_space, env_id)
+        self.description = EnvDescription(
+            env_id,
+            "gymnasium",
+            success=rule_of(success_key),
+            remarks=action_remarks(self._action_space),
+        )
         # First observations of episodes that begin when all streams have ended together.
         self._first_obs = allocate_obs(self.spaces.observation, (self.num_streams,))
         self._ended: Mask = np.zeros(self.num_streams, np.bool_)
@@ -299,6 +306,8 @@ class AdaptedVectorEnv:
             raise
         except BaseException as error:
             self._fault(f"gave a {what} that is no array: {described(error)}", error)
+        if array.shape == (self.num_streams, 1):
+            array = array[:, 0]
         if array.shape != (self.num_streams,) or array.dtype.kind not in "biuf":
             self._fault(
                 f"must give one {what}, a number, for each of {self.num_streams} streams; gave "

@@ -89,7 +89,8 @@ def check_env(
         closing(make_group_env(env, streams)) as one,
         closing(make_group_env(env, streams)) as two,
     ):
-        found = EnvCheck(one.description, one.spaces, remarks=env.warnings)
+        remarks = [*env.warnings, *one.description.remarks]
+        found = EnvCheck(one.description, one.spaces, remarks=remarks)
         if isinstance(one, GymnasiumVectorEnv):
             _look_at_shaping(found, one)
         statistics = _Statistics(found, one, seed)

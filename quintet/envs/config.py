@@ -5,6 +5,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from quintet.bounds import MOST_LAYERS, MOST_STREAMS, MOST_TASKS, MOST_THREADS, Bounded
 from quintet.envs.success import read_rule
 
 Backend = Literal["auto", "envpool", "ale", "gymnasium", "pettingzoo"]
@@ -38,11 +39,12 @@ class EnvConfig(BaseModel):
         "repeat_action_probability, use_fire_reset, max_episode_steps.",
     )
     num_streams: int = Field(
-        default=8, ge=1, description="Environments that step side by side, >= 1."
+        default=8, ge=1, le=MOST_STREAMS, description="Environments that step side by side, >= 1."
     )
     streams_per_group: int | None = Field(
         default=None,
         ge=1,
+        le=MOST_STREAMS,
         description="Environments that step and act together; must divide num_streams. None: half "
         "of them for simulators in C++ (and pixels, from 4 cores on), so that one half steps while "
         "the other acts, else all; with worker processes so that each has a group.",
@@ -50,6 +52,7 @@ class EnvConfig(BaseModel):
     frame_stack: int = Field(
         default=1,
         ge=1,
+        le=MOST_LAYERS,
         description="Newest observations stacked on a new leading axis, >= 1; 1 adds no axis. "
         "Atari games stack 4 by themselves (kwargs.stack_num).",
     )
@@ -58,7 +61,7 @@ class EnvConfig(BaseModel):
         description="What learning sees of a reward r: 'none' r, 'abs_one' clamp(r, -1, 1), "
         "'soft_asymmetric' 5 tanh(r / 5), times 0.3 where r < 0. Reported returns stay raw.",
     )
-    reward_shaping: dict[str, float] = Field(
+    reward_shaping: dict[str, Bounded] = Field(
         default_factory=dict,
         description="Values of single Gymnasium environments that declare some in an attribute "
         "reward_shaping, a dict by which they weigh their rewards: these replace theirs. A "
@@ -85,6 +88,7 @@ class EnvConfig(BaseModel):
     num_threads: int | None = Field(
         default=None,
         ge=1,
+        le=MOST_THREADS,
         description="Threads of each EnvPool or ALE pool (one per group), >= 1. None: 1 for cheap "
         "environments, for simulators and pixels the cores divided by the pools, at most one per "
         "stream.",
@@ -92,6 +96,7 @@ class EnvConfig(BaseModel):
     num_processes: int | None = Field(
         default=None,
         ge=1,
+        le=MOST_TASKS,
         description="Processes that step environments written in Python, of the serial runtime and "
         "of evaluations, >= 1; 1: the run's own. Not part of the result's bytes. None: the first "
         "two rows are timed; where steps take long, one process for each core if they compute, for "

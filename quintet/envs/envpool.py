@@ -44,7 +44,7 @@ from quintet.envs.vector import (
 )
 from quintet.envs.versions import taken_by_gymnasium
 from quintet.errors import ConfigError, EnvironmentFault
-from quintet.spaces import Space, action_shape, leaf_keys, map_leaves, stored_spaces
+from quintet.spaces import Space, action_remarks, action_shape, leaf_keys, map_leaves, stored_spaces
 from quintet.system.blame import raised, traced
 from quintet.system.cpus import usable_cores
 
@@ -216,6 +216,7 @@ class EnvPoolVectorEnv:
             repeat,
             rule_of(success_key),
             max_steps=int(settings.get("max_episode_steps", 0)) or None,
+            remarks=action_remarks(action),
         )
         self._success_key = success_key
         self.stacked_frames = int(settings.get("stack_num", 1))

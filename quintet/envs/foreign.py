@@ -6,7 +6,10 @@ from types import ModuleType
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium.vector import VectorEnv
+
+from quintet.errors import ConfigError
 
 RESET = "def reset(self, *, seed=None, options=None), which returns (observation, info)"
 STEP = "step(action), which returns (observation, reward, terminated, truncated, info)"
@@ -81,6 +84,91 @@ def reset_fault(result: object) -> str | None:
         f"returned {_form(result)} from reset, as in the old API of Gym; return (observation, "
         "info), where info is a dict that may be empty"
     )
+
+
+class Unfit(Exception):
+    """A part of a step's result is of a wrong kind; the message goes on after "the environment"."""
+
+
+PLAIN_NUMBERS = frozenset({float, int, bool, np.float64, np.float32, np.int64, np.int32})
+PLAIN_FLAGS = frozenset({bool, np.bool_})
+"""Types that are taken as they are."""
+
+
+def reward_of(value: Any) -> float:
+    """A reward as a number: an array or a tensor of one number is that number; raises Unfit for
+    anything else.
+    """
+    array = _one(value)
+    if array is None or array.dtype.kind not in "biuf":
+        several = isinstance(value, (list, tuple, np.ndarray)) and len(value) > 1
+        more = "; weigh several objectives into one number" if several else ""
+        raise Unfit(f"must return a reward that is one number; gave {_brief(value)}{more}")
+    return float(array)
+
+
+def flag_of(value: Any, name: str) -> bool:
+    """Whether an episode ended, as a truth value or an array of one; raises Unfit for others."""
+    array = _one(value)
+    if array is None or array.dtype.kind not in "biuf" or array not in (0, 1):
+        raise Unfit(f"must return {name} as True or False; gave {_brief(value)}")
+    return bool(array)
+
+
+def info_of(value: Any) -> Mapping[str, Any]:
+    """The info of a step, {} for None; raises Unfit where it is no dict."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise Unfit(f"must return info as a dict; gave {_brief(value)}")
+    return value
+
+
+def _one(value: Any) -> np.ndarray[Any, Any] | None:
+    """The array of shape () that one value makes; None where it is no value, or several."""
+    try:
+        array = np.asarray(value)
+    except Exception:  # whatever it is
+        try:
+            array = np.asarray(value.item())  # of a tensor on a GPU, or with a gradient
+        except Exception:
+            return None
+    return array.reshape(()) if array.size == 1 else None
+
+
+def _brief(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    if shape is not None and shape != ():
+        return f"a {type(value).__name__} of shape {tuple(shape)}"
+    told = repr(value)
+    return told if len(told) <= 60 else f"a {type(value).__name__}"
+
+
+def require_spaces(env: Any, env_id: str, prefix: str = "") -> None:
+    """Raises ConfigError where an environment that was made has not both spaces of Gymnasium.
+
+    prefix: of the attributes' names, ``single_`` for a vector environment.
+    """
+    for name in (f"{prefix}observation_space", f"{prefix}action_space"):
+        try:
+            space, missing = getattr(env, name), ""
+        except AttributeError as error:
+            space, missing = None, f" ({error})"
+        if space is None:
+            raise ConfigError(
+                f"{env_id}: an environment must have its {name} as soon as it is made, a space of "
+                f"gymnasium.spaces; it has none{missing}; set self.{name} in __init__"
+            )
+        if not isinstance(space, gymnasium.Space):
+            kind = type(space)
+            home = kind.__module__.partition(".")[0]
+            not_gym = (
+                ", not from the package gym, which Gymnasium replaced" if home == "gym" else ""
+            )
+            raise ConfigError(
+                f"{env_id}: {name} must be a space of gymnasium.spaces, got {kind.__module__}."
+                f"{kind.__qualname__} {str(space)[:100]}; take it from gymnasium.spaces{not_gym}"
+            )
 
 
 def call_fault(env: Any, error: BaseException) -> str | None:

@@ -3,7 +3,7 @@
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any, NoReturn, final
 
@@ -12,11 +12,13 @@ import numpy as np
 from gymnasium import spaces
 
 from quintet.envs import foreign, reward_shaping
+from quintet.envs.foreign import PLAIN_FLAGS, PLAIN_NUMBERS
 from quintet.envs.success import rule_of, single_success
 from quintet.envs.vector import Array, EnvDescription, ObsArrays, Rendered, StepRow, check_seeds
 from quintet.errors import ConfigError, EnvironmentFault
 from quintet.spaces import (
     Space,
+    action_remarks,
     action_shape,
     leaf_dtype,
     leaf_keys,
@@ -99,7 +101,6 @@ class GymnasiumVectorEnv:
             ConfigError: `make_env` does not make new environments with equal spaces.
         """
         self._id, self.num_streams = env_id, num_streams
-        self.description = EnvDescription(env_id, "gymnasium", action_repeat, rule_of(success_key))
         self._success_key = success_key
         self.make_env = make_env
         self._used = False
@@ -111,7 +112,6 @@ class GymnasiumVectorEnv:
             for _ in range(num_streams):
                 self._envs.append(_single(make_env(), env_id))
             self._refuse_unequal()
-            self.description = replace(self.description, max_steps=_time_limit(self._envs[0]))
             given = self._envs[0].observation_space
             self._leaves = [leaf_of(path, *found) for path, found in leaf_keys(given).items()]
             self._plain = self._leaves[0] if self._leaves[0].is_plain else None
@@ -120,6 +120,14 @@ class GymnasiumVectorEnv:
         except BaseException:
             self.close()
             raise
+        self.description = EnvDescription(
+            env_id,
+            "gymnasium",
+            action_repeat,
+            rule_of(success_key),
+            max_steps=_time_limit(self._envs[0]),
+            remarks=action_remarks(self._action_space),
+        )
         self._action_shape = (num_streams, *action_shape(self._action_space))
         self._seeds = [0] * num_streams
         self._ended = [False] * num_streams
@@ -193,7 +201,6 @@ class GymnasiumVectorEnv:
             given = self._envs[stream].step(action)
             if (fault := foreign.step_fault(given)) is None:
                 obs, reward, terminated, truncated, info = given
-                result = float(reward), bool(terminated), bool(truncated)
         except STOPS:
             raise
         except BaseException as error:
@@ -203,6 +210,14 @@ class GymnasiumVectorEnv:
                 forks.leave(self._id)
         if fault is not None:
             self._raise_fault(stream, fault)
+        try:
+            if type(reward) not in PLAIN_NUMBERS:
+                reward = foreign.reward_of(reward)
+            if type(terminated) not in PLAIN_FLAGS or type(truncated) not in PLAIN_FLAGS:
+                terminated = foreign.flag_of(terminated, "terminated")
+                truncated = foreign.flag_of(truncated, "truncated")
+        except foreign.Unfit as error:
+            self._raise_fault(stream, str(error), error)
         leaf = self._plain
         if (  # the usual case
             leaf is not None
@@ -213,10 +228,15 @@ class GymnasiumVectorEnv:
             out.obs[leaf.path][stream] = obs
         else:
             self._write_obs(stream, obs, out.obs)
-        if self._success_key is not None and (result[1] or result[2]):
-            who = f"{self._id} (gymnasium)"
-            out.success[stream] = single_success(info, self._success_key, who)
-        return result
+        if self._success_key is not None and (terminated or truncated):
+            out.success[stream] = self._success(stream, info, self._success_key)
+        return float(reward), bool(terminated), bool(truncated)
+
+    def _success(self, stream: int, info: Any, key: str) -> bool:
+        try:
+            return single_success(foreign.info_of(info), key, f"{self._id} (gymnasium)")
+        except foreign.Unfit as error:
+            self._raise_fault(stream, str(error), error)
 
     def _reset(self, stream: int, seed: int | None, out: ObsArrays) -> tuple[float, bool, bool]:
         """Resets a stream; returns the reward and flags of a reset row."""
@@ -284,6 +304,7 @@ def _single(env: Any, env_id: str) -> gymnasium.Env:
             f"{env_id} must make one gymnasium.Env at each call; got "
             f"{type(env).__module__}.{type(env).__qualname__}; {what_to_do}"
         )
+    foreign.require_spaces(env, env_id)
     return env
 
 

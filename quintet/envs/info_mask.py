@@ -56,7 +56,8 @@ class MaskFromInfo(gymnasium.Wrapper[dict[str, Any], Any, Any, Any]):
         mask = self._mask(info, over=terminated or truncated)
         return {**_parts(obs), ACTION_MASK: mask}, reward, terminated, truncated, info
 
-    def _mask(self, info: Mapping[str, Any], over: bool) -> NDArray[np.int8]:
+    def _mask(self, info: Mapping[str, Any] | None, over: bool) -> NDArray[np.int8]:
+        info = {} if info is None else info
         if ACTION_MASK not in info and over:
             return np.zeros(self._size, np.int8)
         if ACTION_MASK not in info:

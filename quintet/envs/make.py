@@ -9,7 +9,7 @@ import gymnasium
 from gymnasium.vector import VectorEnv as ForeignVectorEnv
 from pydantic import ValidationError
 
-from quintet.envs import envpool
+from quintet.envs import envpool, foreign
 from quintet.envs.adapted import AdaptedVectorEnv
 from quintet.envs.ale import AleVectorEnv
 from quintet.envs.atari import AtariConfig, make_single
@@ -207,7 +207,7 @@ def _step_singles(
 ) -> GymnasiumVectorEnv:
     config = env.config
     if env.atari is None:
-        make_one = partial(_with_fixed_shape, make_one)
+        make_one = partial(_with_fixed_shape, make_one, config.id)
     if config.mask_from_info and env.atari is None:
         make_one = partial(_masked, make_one, config.id)
     if config.reward_shaping:
@@ -263,11 +263,13 @@ def _make_several(
     return env
 
 
-def _with_fixed_shape(make_one: Callable[[], Any]) -> Any:
+def _with_fixed_shape(make_one: Callable[[], Any], env_id: str) -> Any:
     """An environment without texts and sequences; other objects stay as they are."""
     env = make_one()
-    single = isinstance(env, gymnasium.Env) and not isinstance(env, ForeignVectorEnv)
-    return env if not single or is_fixed(env.observation_space) else FixedShape(env)
+    if not isinstance(env, gymnasium.Env) or isinstance(env, ForeignVectorEnv):
+        return env
+    foreign.require_spaces(env, env_id)
+    return env if is_fixed(env.observation_space) else FixedShape(env)
 
 
 def _masked(make_one: Callable[[], Any], env_id: str) -> Any:

@@ -37,6 +37,7 @@ from quintet.envs.vector import (
 from quintet.errors import ConfigError, EnvironmentFault
 from quintet.spaces import (
     Space,
+    action_remarks,
     action_shape,
     leaf_keys,
     observation_leaves,
@@ -109,7 +110,11 @@ class ParallelVectorEnv:
             self.close()
             raise
         self.description = EnvDescription(
-            env_id, BACKEND, success=rule_of(success_key), agents=tuple(map(str, self.agents))
+            env_id,
+            BACKEND,
+            success=rule_of(success_key),
+            agents=tuple(map(str, self.agents)),
+            remarks=action_remarks(self._action_space),
         )
         self._action_shape = (num_streams, *action_shape(self._action_space))
         self._seeds = [0] * num_streams
@@ -220,9 +225,10 @@ class ParallelVectorEnv:
                 continue
             self._write(stream, obs, agent)
             try:
-                out.reward[stream] = float(rewards[agent])
-                terminated, truncated = bool(terminations[agent]), bool(truncations[agent])
-            except (KeyError, TypeError, ValueError) as error:
+                out.reward[stream] = foreign.reward_of(rewards[agent])
+                terminated = foreign.flag_of(terminations[agent], "terminations")
+                truncated = foreign.flag_of(truncations[agent], "truncations")
+            except (KeyError, foreign.Unfit) as error:
                 self._raise_fault(
                     stream,
                     f"must give each acting agent a reward and two flags: {described(error)}",

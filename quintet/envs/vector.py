@@ -56,6 +56,7 @@ class EnvDescription:
     max_steps: the time limit of its episodes, in steps; None: there is none, or it isn't known.
     agents: of a game, each of which is a stream, in their order; none: each stream has an
         environment of its own.
+    remarks: what a person should know of its spaces, one sentence each.
     """
 
     id: str
@@ -64,6 +65,7 @@ class EnvDescription:
     success: str | None = None
     agents: tuple[str, ...] = ()
     max_steps: int | None = None
+    remarks: tuple[str, ...] = ()
 
 
 class Rendered(NamedTuple):

@@ -18,11 +18,13 @@ from quintet.errors import ConfigError
 from quintet.spaces import (
     Space,
     action_leaves,
+    leaf_dtype,
     map_leaves,
     observation_leaves,
     space_parts,
     with_observation,
 )
+from quintet.system import memory
 from quintet.types import ACTION_MASK, LAST_ACTION, LAST_REWARD, Spaces
 
 
@@ -44,6 +46,17 @@ class FrameStack:
             for path, leaf in observation_leaves(inner).items()
             if isinstance(leaf, spaces.Box) and path != ACTION_MASK
         ]
+
+        leaves = observation_leaves(inner)
+        one = sum(
+            math.prod(leaves[path].shape or ()) * leaf_dtype(leaves[path]).itemsize
+            for path in self._stacked
+        )
+        memory.require(
+            one * k * (env.num_streams + 2),  # the stacks, and both bounds of their space
+            f"env.frame_stack={k} of {env.num_streams} streams",
+            "lower env.frame_stack or env.num_streams",
+        )
 
         def stacked(path: str, leaf: Space) -> Space:
             if not isinstance(leaf, spaces.Box) or path not in self._stacked:

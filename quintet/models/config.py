@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, final
 from gymnasium.spaces import Box
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from quintet.bounds import LARGEST, MOST_COUNT, MOST_LAYERS, MOST_UNITS
 from quintet.errors import ConfigError
 from quintet.models.leaves import (
     SMALLEST,
@@ -22,7 +23,7 @@ from quintet.spaces import action_leaves, observation_leaves
 from quintet.system.importing import CodeName, is_code_name
 from quintet.types import ACTION_MASK, LAST_ACTION, LAST_REWARD, Spaces
 
-Width = Annotated[int, Field(ge=1)]
+Width = Annotated[int, Field(ge=1, le=MOST_UNITS)]
 """Units of a hidden layer."""
 
 WIDE_WEIGHTS = 256 * 256
@@ -102,11 +103,14 @@ class ModelConfig(BaseModel):
     )
     policy_hidden: tuple[Width, ...] | None = Field(
         None,
+        max_length=MOST_LAYERS,
         description="widths of the policy's (or the shared) hidden layers; none: 64 64 for mlp, "
         "512 for nature_cnn, 256 for impala_cnn and film_grid",
     )
     value_hidden: tuple[Width, ...] | None = Field(
-        None, description="widths of the value function's hidden layers; none: as the policy's"
+        None,
+        max_length=MOST_LAYERS,
+        description="widths of the value function's hidden layers; none: as the policy's",
     )
     shared_torso: bool = Field(False, description="policy and value share all but the heads")
     activation: Activation | None = Field(
@@ -125,10 +129,17 @@ class ModelConfig(BaseModel):
         (), description="words that tokenizer words knows; none given: they are hashed"
     )
     hash_buckets: int = Field(
-        1024, ge=1, description="tokens that words are hashed to; several may share one"
+        1024,
+        ge=1,
+        le=MOST_COUNT,
+        description="tokens that words are hashed to; several may share one",
     )
-    text_embedding: int = Field(32, ge=1, description="numbers that stand for a token")
-    text_hidden: int = Field(128, ge=1, description="units of the GRU that reads missions")
+    text_embedding: int = Field(
+        32, ge=1, le=MOST_UNITS, description="numbers that stand for a token"
+    )
+    text_hidden: int = Field(
+        128, ge=1, le=MOST_UNITS, description="units of the GRU that reads missions"
+    )
     text_pooling: Literal["last", "attention"] = Field(
         "last",
         description="a mission's vector; last: the GRU's last state; attention: the mean of its "
@@ -138,9 +149,14 @@ class ModelConfig(BaseModel):
         True,
         description="missions that are alike are read once per batch; changes results by rounding",
     )
-    image_channels: int = Field(64, ge=1, description="channels of film_grid's cells")
+    image_channels: int = Field(
+        64, ge=1, le=MOST_UNITS, description="channels of film_grid's cells"
+    )
     film_blocks: int = Field(
-        2, ge=1, description="convolutions of film_grid, each scaled and shifted by the mission"
+        2,
+        ge=1,
+        le=MOST_LAYERS,
+        description="convolutions of film_grid, each scaled and shifted by the mission",
     )
     bidirectional_film: bool = Field(
         False, description="in each of them the image also scales and shifts the mission"
@@ -150,8 +166,8 @@ class ModelConfig(BaseModel):
         description="recurrent layers between the hidden ones and the heads; policy and value have "
         "one each, without shared_torso",
     )
-    core_size: int = Field(128, ge=1, description="units of each recurrent layer")
-    core_layers: int = Field(1, ge=1, description="recurrent layers")
+    core_size: int = Field(128, ge=1, le=MOST_UNITS, description="units of each recurrent layer")
+    core_layers: int = Field(1, ge=1, le=MOST_LAYERS, description="recurrent layers")
     core_skip: bool = Field(
         False,
         description="heads read what goes into the core beside what comes out: what can be done "
@@ -170,6 +186,7 @@ class ModelConfig(BaseModel):
     action_std_init: float = Field(
         1.0,
         gt=0,
+        le=LARGEST,
         description="standard deviation at the start, as a share of half the action range",
     )
     action_bounds: ActionBounds = Field(

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import BaseModel, ConfigDict, Field
 
+from quintet.bounds import MOST_SECONDS
 from quintet.errors import QuintetError
 from quintet.observe.advice import count
 from quintet.observe.metrics import check, clean
@@ -55,7 +56,7 @@ class ReportConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    interval_s: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
+    interval_s: Annotated[float, Field(ge=0, le=MOST_SECONDS)] | Literal["auto"] = Field(
         default="auto",
         description="Seconds between reports at least; 0 reports every iteration.  auto: a "
         "hundredth of the run's time so far, from 1 s to 240 s.",

@@ -1,10 +1,11 @@
 """Options of a population, and of self-play."""
 
 import math
-from typing import Literal, final
+from typing import Annotated, Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from quintet.bounds import LARGEST, MOST_COUNT, MOST_STEPS, MOST_TASKS, Bounded
 from quintet.errors import IdleOptions
 from quintet.population.scores import OF_EPISODES
 
@@ -27,7 +28,7 @@ class PopulationConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    size: int = Field(1, ge=1, description="policies that are trained in one run")
+    size: int = Field(1, ge=1, le=MOST_TASKS, description="policies that are trained in one run")
     pbt: bool = Field(
         True,
         description="bad policies become copies of good ones, with other hyperparameters; false: "
@@ -46,24 +47,28 @@ class PopulationConfig(BaseModel):
     window_env_steps: int | None = Field(
         None,
         ge=1,
+        le=MOST_STEPS,
         description="newest env_steps of each policy over whose episodes an objective of episodes "
         "is the mean, more where min_episodes need more; none: a period",
     )
     min_episodes: int = Field(
         20,
         ge=1,
+        le=MOST_COUNT,
         description="fewest episodes of a policy in that span; one with fewer is not ranked: it is "
         "neither copied nor replaced",
     )
     start_env_steps: int | None = Field(
         None,
         ge=0,
+        le=MOST_STEPS,
         description="env_steps of a policy before it is considered for the first time; none: a "
         "tenth of its share of the budget",
     )
     period_env_steps: int | None = Field(
         None,
         ge=1,
+        le=MOST_STEPS,
         description="env_steps of a policy from one consideration to the next; none: a twentieth "
         "of its share of the budget",
     )
@@ -72,7 +77,7 @@ class PopulationConfig(BaseModel):
         description="options of the learner that are tuned, and values of env.reward_shaping as "
         "reward_shaping.NAME; none given: as the learner says",
     )
-    initial: dict[str, tuple[float, ...]] = Field(
+    initial: dict[str, Annotated[tuple[Bounded, ...], Field(max_length=MOST_TASKS)]] = Field(
         default_factory=dict,
         description="first values of tuned options, one for each policy; without them policy 0 has "
         "the learner's, and each other one a mutation of these (pbt=false: the learner's too)",
@@ -87,13 +92,16 @@ class PopulationConfig(BaseModel):
         le=1,
         description="chance that a value that changes takes the learner's option again",
     )
-    perturb_min: float = Field(1.05, ge=1, description="least factor of a change")
-    perturb_max: float = Field(1.5, ge=1, description="greatest factor of a change")
+    perturb_min: float = Field(1.05, ge=1, le=LARGEST, description="least factor of a change")
+    perturb_max: float = Field(1.5, ge=1, le=LARGEST, description="greatest factor of a change")
     gap_absolute: float = Field(
-        1e-6, ge=0, description="least lead in the objective of a policy that is copied"
+        1e-6, ge=0, le=LARGEST, description="least lead in the objective of a policy that is copied"
     )
     gap_relative: float = Field(
-        0.1, ge=0, description="least lead as a share of the greater absolute objective of the two"
+        0.1,
+        ge=0,
+        le=LARGEST,
+        description="least lead as a share of the greater absolute objective of the two",
     )
     gap_mode: Literal["relative_to_larger", "original"] = Field(
         "relative_to_larger",
@@ -177,10 +185,13 @@ class SelfPlayConfig(BaseModel):
         description="share of games in which past weights play all agents but one, whose steps "
         "alone are learned from and count; 0: the newest weights play all",
     )
-    versions: int = Field(10, ge=1, description="past weights that are kept, the newest ones")
+    versions: int = Field(
+        10, ge=1, le=MOST_COUNT, description="past weights that are kept, the newest ones"
+    )
     interval_env_steps: int | None = Field(
         None,
         ge=1,
+        le=MOST_STEPS,
         description="env_steps from one that is kept to the next; none: a twentieth of the budget",
     )
 

@@ -27,8 +27,8 @@ from quintet.run.folder import RunFolder, move_aside
 from quintet.run.learners import make_policies, several
 from quintet.run.policy_run import leader
 from quintet.run.population import Population
-from quintet.run.resolution import resolve_loaded, resolved, uncompiled_note
-from quintet.run.sampling import Source, assignment_of, make_sampling, open_source
+from quintet.run.resolution import require_networks, resolve_loaded, resolved, uncompiled_note
+from quintet.run.sampling import Source, assignment_of, make_sampling, open_source, require_rows
 from quintet.run.trainer import Trainer
 from quintet.runtime.loop import Sampling
 from quintet.runtime.parallel.learners import Learners
@@ -128,13 +128,14 @@ def _run(loaded: Loaded, user: UserCode, *, may_go_back: bool) -> Result:
         folder = RunFolder(config.run_dir, signed=not trust.all_harmless(config.flat()))
         population = Population(config, folder) if config.population.several else None
         options = [] if population is None else population.options
+        require_networks(config, source.spaces)
         policies = make_policies(config, options, source.spaces, folder)
         if population is not None:
             population.shape(policies)
         for each in several(policies):
             ends.callback(each.close)
         trainer = Trainer(config, folder, policies, env, user, loaded.env, population)
-        trainer.saving.warnings += [*loaded.notes, *loaded.env.warnings]
+        trainer.saving.warnings += [*loaded.notes, *loaded.env.warnings, *env.remarks]
         trainer.saving.warnings += registry.find(config.algo).warnings(config.learner, config.model)
         if runtime.actor_precision != runtime.precision:
             trainer.saving.notes.append(
@@ -144,6 +145,7 @@ def _run(loaded: Loaded, user: UserCode, *, may_go_back: bool) -> Result:
         if (note := uncompiled_note(loaded, config, source.spaces)) is not None:
             trainer.saving.notes.append(note)
         trainer.warm_start(anew=loaded.overwrite)
+        require_rows(config, source.spaces, policies[0].learner.plan)
         _make_replays(trainer, source)
         sampling = make_sampling(
             config,

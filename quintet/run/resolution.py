@@ -16,6 +16,7 @@ from quintet.envs.config import IN_PYTHON
 from quintet.envs.resolved import ResolvedEnv
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig, is_wide, resolve_model, uses_pictures
+from quintet.system import memory
 from quintet.system.compiler import compiler_fault
 from quintet.system.cpus import usable_cores
 from quintet.types import Spaces
@@ -24,6 +25,9 @@ COMPILE_FROM_UPDATES, COMPILE_FROM_UPDATES_OF_PICTURES = 30_000, 3_000
 """Optimizer steps from which on compiling is worth its 10 to 30 seconds: it saves about one
 millisecond per step, and ten on pictures.
 """
+
+_COPIES = 5
+"""Of a policy's weights: the learner's, their gradients, two moments, and a publication."""
 
 
 def resolve(loaded: Loaded, spaces: Spaces) -> RunConfig:
@@ -169,6 +173,7 @@ def resolved(loaded: Loaded) -> tuple[dict[str, Any], dict[str, str]]:
     now = found.config
     from quintet.algorithms.parts.setup import PLAIN
 
+    require_networks(now, spaces)
     # Refuses spaces that the network can't read or act in.
     registry.find(now.algo).make_actor(now.learner, now.model, spaces, PLAIN)
     before, values = loaded.config.flat(), found.config.flat()
@@ -179,6 +184,21 @@ def resolved(loaded: Loaded) -> tuple[dict[str, Any], dict[str, str]]:
         for name, source in found.sources.items()
     }
     return values, sources
+
+
+def require_networks(config: RunConfig, spaces: Spaces) -> None:
+    """Raises ConfigError if the networks of a resolved configuration can't fit into memory."""
+    from quintet.models.size import weights_bytes
+
+    groups, policies = config.env.num_groups, config.population.size
+    of_one = weights_bytes(config.model, spaces)
+    memory.require(
+        of_one * (_COPIES * policies + groups),
+        f"a network of {of_one:,} bytes, with what training adds for {policies} policies and "
+        f"{groups} groups of streams,",
+        "choose smaller layers (model.policy_hidden and others under model.), fewer policies, or "
+        "smaller observations and actions",
+    )
 
 
 def require_agents(config: RunConfig, env: ResolvedEnv) -> None:

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from typing import Protocol, final
 
 from quintet.algorithms import registry
+from quintet.algorithms.parts.setup import PLAIN
 from quintet.config.population import tuned_shaping
 from quintet.config.run import RunConfig
 from quintet.config.runtime import RuntimeConfig
@@ -25,7 +27,9 @@ from quintet.runtime.processes.crew import Crew
 from quintet.runtime.processes.messages import Place, ServerOptions
 from quintet.runtime.processes.workers import Workers
 from quintet.runtime.serial import SerialOptions, SerialSampling
+from quintet.runtime.slots import RowSpecs, slot_specs
 from quintet.runtime.spread import SpreadEnv, Spreading, make_streams
+from quintet.system import memory
 from quintet.system.signals import interrupts_for_us_alone
 from quintet.types import Publication, Spaces
 
@@ -108,6 +112,39 @@ def slots_per_group(runtime: RuntimeConfig, plan: DataPlan, num_streams: int) ->
             f"columns out of {num_streams} streams, got {runtime.slots}; raise it or leave it out"
         )
     return runtime.slots or least
+
+
+def require_rows(config: RunConfig, spaces: Spaces, plan: DataPlan) -> None:
+    """Raises ConfigError if the slots of all groups, or a batch, can't fit into memory; the replay
+    has a check of its own.
+    """
+    size = config.env.streams_per_group
+    assert size is not None
+    actor = registry.find(config.algo).make_actor(config.learner, config.model, spaces, PLAIN)
+    specs = slot_specs(RowSpecs.of(spaces, actor), plan, size).values()
+    of_slot = sum(prod(spec.shape) * spec.dtype.itemsize for spec in specs)
+    serial = config.runtime.kind == "serial"
+    slots = 1 if serial else slots_per_group(config.runtime, plan, config.env.num_streams)
+    rows = plan.unroll_steps * size
+    drawn = 0
+    if plan.replay is not None:
+        drawn = plan.replay.columns * (plan.replay.steps + 1) * (of_slot // rows)
+    batch = of_slot // size * plan.columns_per_batch
+    needed: Sequence[tuple[str, int, str]] = (
+        (
+            f"memory for unrolls of {plan.unroll_steps} steps in {config.env.num_streams} streams",
+            of_slot * slots * config.env.num_groups,
+            "lower env.num_streams, shorten unrolls, or give smaller observations",
+        ),
+        (
+            f"a batch of {plan.columns_per_batch} unrolls of {plan.unroll_steps} steps",
+            batch,
+            "lower what the learner takes for a batch",
+        ),
+        ("a batch that is drawn from replay", drawn, "lower its size or the length of its rows"),
+    )
+    for what, nbytes, way_out in needed:
+        memory.require(nbytes, what, way_out)
 
 
 def make_sampling(

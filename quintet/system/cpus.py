@@ -4,7 +4,7 @@ import math
 import os
 from pathlib import Path
 
-_CGROUP = Path("/sys/fs/cgroup")
+from quintet.system import cgroup
 
 
 def usable_cores() -> int:
@@ -18,13 +18,17 @@ def usable_cores() -> int:
 
 
 def _quota() -> float:
-    """Cores in the quota of the control group (version 2 or 1); infinite without a limit."""
+    """Cores in the quotas of the process's control groups; infinite without a limit."""
+    return min(_quota_of(folder) for folder in cgroup.folders("cpu"))
+
+
+def _quota_of(folder: Path) -> float:
     try:
-        if (_CGROUP / "cpu.max").exists():
-            quota, period = (_CGROUP / "cpu.max").read_text().split()
+        if (folder / "cpu.max").exists():
+            quota, period = (folder / "cpu.max").read_text().split()
         else:
             quota, period = (
-                (_CGROUP / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")
+                (folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")
             )
         share = float(quota) / float(period)
     except (OSError, ValueError):  # ValueError: "max", no limit

@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 
 from quintet.errors import FileFault
+from quintet.system import plain_yaml
 
 TEMPORARY = ".tmp-"
 """Prefix of unfinished files; after a crash they are worthless."""
@@ -132,7 +133,7 @@ def parse_yaml(text: str | bytes) -> Any:
     if len(text) > MAX_YAML_BYTES:
         raise ValueError(f"at most {MAX_YAML_BYTES:,} bytes are allowed, it has {len(text):,}")
     try:
-        value = yaml.safe_load(text)
+        value = plain_yaml.load(text)
     except RecursionError:
         raise TooDeep from None
     except (yaml.YAMLError, ValueError, TypeError, ArithmeticError, AttributeError) as fault:

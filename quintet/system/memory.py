@@ -6,13 +6,12 @@ import resource
 from pathlib import Path
 
 from quintet.errors import ConfigError, QuintetError
+from quintet.system import cgroup
 
 LEAST_BYTES = 3 << 29
 """Least address space with which PyTorch can be loaded and used; with less it ends the process.
 The smallest run on CartPole was measured to take 1.25 GiB.
 """
-
-_CGROUP = Path("/sys/fs/cgroup")
 
 _SIGNS = ("can't allocate memory", "Cannot allocate memory", "bad_alloc", "can't start new thread")
 """Parts of RuntimeErrors of PyTorch and Python that mean too little memory."""
@@ -53,21 +52,39 @@ def memory_fault(error: BaseException) -> QuintetError | None:
     )
 
 
+def require(nbytes: int, what: str, way_out: str) -> None:
+    """Raises ConfigError when `nbytes` are more than can be had.
+
+    what: needs them; way_out: what to change, after "make room, or".
+    """
+    free = free_bytes()
+    if nbytes > free:
+        raise ConfigError(
+            f"{what} requires {nbytes:,} bytes of memory, {free:,.0f} are free{limit_told()}; make "
+            f"room, or {way_out}"
+        )
+
+
 def free_bytes() -> float:
-    """Memory that processes can take without others being killed for it."""
+    """Memory that processes can take without others being killed for it, and this one may have."""
     import psutil
 
-    return min(psutil.virtual_memory().available, _left_to_container())
+    free = min(psutil.virtual_memory().available, _left_to_container())
+    most = _most_bytes()
+    return free if most is None else min(free, max(0, most - psutil.Process().memory_info().vms))
 
 
 def _left_to_container() -> float:
-    """Free bytes within the limit of this process's control group (version 2 or 1), the page cache
-    included; infinite without a limit.
+    """Free bytes within the limits of this process's control groups, the page cache included;
+    infinite without a limit.
     """
-    limit, usage, folder, prefix = "memory.max", "memory.current", _CGROUP, ""
+    return min(_left_to_group(folder) for folder in cgroup.folders("memory"))
+
+
+def _left_to_group(folder: Path) -> float:
+    limit, usage, prefix = "memory.max", "memory.current", ""
     if not (folder / limit).exists():
-        limit, usage = "memory.limit_in_bytes", "memory.usage_in_bytes"
-        folder, prefix = _CGROUP / "memory", "total_"
+        limit, usage, prefix = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
     try:
         most, used = (float((folder / name).read_text()) for name in (limit, usage))
         lines = (folder / "memory.stat").read_text().splitlines()

@@ -7,6 +7,7 @@ from pydantic import BaseModel, Field
 
 from quintet.algorithms.appo.config import APPOConfig
 from quintet.algorithms.tuning import bounds_of
+from quintet.bounds import LARGEST
 
 
 class Options(BaseModel):
@@ -30,8 +31,8 @@ def test_bounds_are_those_of_the_fields_whose_ends_may_not_belong_to_them() -> N
     ("names", "wanted"),
     [
         (["c_bar"], {"c_bar": (0.0, 1.5)}),
-        (["rho_bar"], {"rho_bar": (0.5, math.inf)}),
-        (["c_bar", "rho_bar"], {"c_bar": (0.0, math.inf), "rho_bar": (5e-324, math.inf)}),
+        (["rho_bar"], {"rho_bar": (0.5, LARGEST)}),
+        (["c_bar", "rho_bar"], {"c_bar": (0.0, LARGEST), "rho_bar": (5e-324, LARGEST)}),
     ],
 )
 def test_a_cap_that_stays_bounds_the_other(

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from quintet.cli import main
 from quintet.config.load import (
     Layer,
     compose,
@@ -18,6 +19,7 @@ from quintet.config.run_dir import read_saved
 from quintet.config.saved import find_run_dir, load_config
 from quintet.envs.toy import EndlessPay
 from quintet.errors import ConfigError
+from quintet.system import files
 
 CARTPOLE = {"env.id": "CartPole-v1"}
 KNOWN = options("ppo")
@@ -387,3 +389,16 @@ def test_the_default_folder_comes_from_algorithm_environment_and_seed():
     assert find_run_dir("ppo", asked).parts == ("runs", "ppo-quintet.envs.toy_Target-s0")
     assert find_run_dir("ppo", {}) is None
     assert find_run_dir("ppo", {"run_dir": "x"}) == Path("x")
+
+
+def test_a_file_with_words_of_yaml(tmp_path, capsys):
+    (tmp_path / "words.yaml").write_text(
+        "env: quintet.envs.toy:Contextual\npreset: ~\nruntime:\n  compile: off\n"
+        "normalize_observations: off\nlearning_rate: 1e-3\ntotal_env_steps: 1e6\n"
+        "minibatch_steps: ~\ncheckpoint:\n  save_best: no\nenv.kwargs: ~\n"
+    )
+    assert main(["config", "ppo", "--config", str(tmp_path / "words.yaml")]) == 0
+    found = files.parse_yaml(capsys.readouterr().out)
+    assert found["runtime.compile"] == "off"
+    assert found["normalize_observations"] is found["checkpoint.save_best"] is False
+    assert (found["learning_rate"], found["total_env_steps"]) == (1e-3, 10**6)

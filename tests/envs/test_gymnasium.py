@@ -119,7 +119,7 @@ def test_a_discrete_observation_outside_its_space_is_refused():
 
 @pytest.mark.parametrize(
     ("reward", "says"),
-    [(None, "not 'NoneType'"), ("much", "to float: 'much'"), (np.zeros(2), "only 0-dim|only leng")],
+    [(None, "gave None"), ("much", "gave 'much'"), (np.zeros(2), "gave a ndarray of shape")],
 )
 def test_a_reward_that_is_no_number_is_refused(reward, says):
     with pytest.raises(EnvironmentFault, match=f"step 1 of its episode.*({says})"):

@@ -12,6 +12,7 @@ from gymnasium import spaces
 from quintet.envs.make import make_vector_env
 from quintet.envs.toy import Scripted
 from quintet.envs.wrappers import clip_reward
+from quintet.errors import ConfigError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "returns.json"
 
@@ -102,3 +103,9 @@ def test_clipping_leaves_the_raw_reward():
     soft = record(make_vector_env(Scripted, 1, reward_clip="soft_asymmetric"), [1], actions)
     np.testing.assert_array_equal(soft.raw_reward[:, 0], [1, 2, 3, 0])
     np.testing.assert_allclose(soft.reward[:, 0], 5 * np.tanh(soft.raw_reward[:, 0] / 5), rtol=1e-6)
+
+
+def test_stacks_that_memory_has_no_room_for_are_refused(monkeypatch):
+    monkeypatch.setattr("quintet.system.memory.free_bytes", lambda: 10_000.0)
+    with pytest.raises(ConfigError, match=r"env.frame_stack=1000 of 4 streams requires"):
+        make_vector_env("quintet.envs.toy:Target", 4, frame_stack=1000)

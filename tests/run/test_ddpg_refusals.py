@@ -102,7 +102,7 @@ def test_a_capacity_that_does_not_fit_in_memory(
     refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows are in files; the index of eight bytes for each of them is not."""
-    monkeypatch.setattr(rings, "available_memory", lambda: 700_000)
+    monkeypatch.setattr(rings, "free_bytes", lambda: 700_000)
     said = refused("--replay-capacity-steps", "100000")
     found = re.search(NEEDED, said)
     assert found is not None

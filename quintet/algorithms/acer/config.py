@@ -17,6 +17,7 @@ from quintet.algorithms.parts.options import (
     refuse_idle,
     schedule_check,
 )
+from quintet.bounds import LARGEST, MOST_COUNT, MOST_STEPS, MOST_UNROLL, Bounded
 from quintet.models.config import ModelConfig, torso_faults
 from quintet.ops.schedules import OF_FRACTION
 from quintet.protocols import UpdateAdvice
@@ -67,22 +68,29 @@ class ACERConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     # Data and replay
-    unroll_steps: int = Field(20, ge=1, description="T, steps of every stream per fresh batch")
+    unroll_steps: int = Field(
+        20, ge=1, le=MOST_UNROLL, description="T, steps of every stream per fresh batch"
+    )
     gamma: float = Field(0.99, ge=0, le=1, description="discount factor")
     replay_ratio: float = Field(
         4.0,
         ge=0,
+        le=MOST_COUNT,
         description="mean number of updates from replay after each fresh one, a Poisson number; "
         "0: nothing is kept",
     )
     replay_capacity_steps_per_stream: int = Field(
         50_000,
         ge=1,
+        le=MOST_STEPS,
         description="rows kept of each stream, in whole unrolls; rows in which an "
         "environment resets itself are among them",
     )
     replay_start_steps_per_stream: int = Field(
-        10_000, ge=0, description="env_steps of each stream before the first update from replay"
+        10_000,
+        ge=0,
+        le=MOST_STEPS,
+        description="env_steps of each stream before the first update from replay",
     )
     replay_sampling: Literal["per_stream", "any_stream"] = Field(
         "per_stream",
@@ -93,24 +101,27 @@ class ACERConfig(BaseModel):
     )
 
     # Loss
-    q_coef: float = Field(0.5, gt=0, description="weight of 0.5 * error^2")
-    entropy_coef: float = Field(0.01, ge=0, description="weight of the entropy bonus")
+    q_coef: float = Field(0.5, gt=0, le=LARGEST, description="weight of 0.5 * error^2")
+    entropy_coef: float = Field(0.01, ge=0, le=LARGEST, description="weight of the entropy bonus")
     importance_clip: float = Field(
-        10.0, gt=0, description="cap of the ratio in the policy's gradient, c"
+        10.0, gt=0, le=LARGEST, description="cap of the ratio in the policy's gradient, c"
     )
     lambda_: float = Field(1.0, ge=0, le=1, description="decay of Retrace's traces")
-    c_bar: float = Field(1.0, ge=0, description="cap of the ratio in Retrace's traces")
+    c_bar: float = Field(1.0, ge=0, le=LARGEST, description="cap of the ratio in Retrace's traces")
     trust_region: bool = Field(
         True, description="bounds how far a sample moves the policy from the average policy"
     )
     trust_region_delta: float = Field(
-        1.0, gt=0, description="greatest first-order change of the KL per sample, in nats"
+        1.0,
+        gt=0,
+        le=LARGEST,
+        description="greatest first-order change of the KL per sample, in nats",
     )
     average_decay: float = Field(
         0.99, ge=0, lt=1, description="of the average policy's weights, per update"
     )
     dueling_samples: int = Field(
-        5, ge=1, description="actions of the policy whose advantages are averaged, n"
+        5, ge=1, le=MOST_COUNT, description="actions of the policy whose advantages are averaged, n"
     )
     learn_std: bool = Field(
         False, description="the standard deviation of continuous actions is learned too"
@@ -123,16 +134,20 @@ class ACERConfig(BaseModel):
         description="running statistics of each pixel of uint8 pictures, which are scaled to "
         "[0, 1] in any case",
     )
-    observation_clip: float = Field(5.0, gt=0, description="bound of normalised observations")
+    observation_clip: float = Field(
+        5.0, gt=0, le=LARGEST, description="bound of normalised observations"
+    )
     reward_normalizer: Literal["return_std", "step_std", "none"] = Field(
         "none", description="what rewards are divided by; their mean is never subtracted"
     )
-    reward_norm_clip: float | None = Field(10.0, description="of normalised rewards; <= 0: off")
-    normalizer_variance_epsilon: float = Field(1e-3, gt=0, description="inside the root")
+    reward_norm_clip: Bounded | None = Field(10.0, description="of normalised rewards; <= 0: off")
+    normalizer_variance_epsilon: float = Field(
+        1e-3, gt=0, le=LARGEST, description="inside the root"
+    )
     update_normalizers: bool = Field(True, description="false: frozen statistics (fine-tuning)")
 
     # Optimisation
-    learning_rate: float = Field(7e-4, gt=0, description="RMSProp's rate")
+    learning_rate: float = Field(7e-4, gt=0, le=LARGEST, description="RMSProp's rate")
     lr_schedule: Annotated[CodeName, schedule_check(*OF_FRACTION)] = Field(
         "linear",
         description="linear: to 0 at the end of the budget; constant; double_linear_con: twice as "
@@ -141,14 +156,17 @@ class ACERConfig(BaseModel):
         "of the share of the budget that is done, which gives the factor of the rate",
     )
     rmsprop_decay: float = Field(0.99, ge=0, lt=1, description="of the running mean of squares")
-    rmsprop_epsilon: float = Field(1e-5, gt=0, description="in RMSProp's denominator")
+    rmsprop_epsilon: float = Field(1e-5, gt=0, le=LARGEST, description="in RMSProp's denominator")
     rmsprop_epsilon_inside_sqrt: bool = Field(
         True,
         description="TensorFlow's rule, g / sqrt(mean_sq + epsilon) with mean_sq from 1 on; false: "
         "PyTorch's",
     )
     max_grad_norm: float | None = Field(
-        10.0, gt=0, description="bound of the global gradient norm, after the trust region"
+        10.0,
+        gt=0,
+        le=LARGEST,
+        description="bound of the global gradient norm, after the trust region",
     )
     check_numerics: bool = Field(
         False, description="in every update, raise at a NaN or infinite tensor by its name"

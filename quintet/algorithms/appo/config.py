@@ -18,6 +18,7 @@ from quintet.algorithms.parts.options import (
     refuse_idle,
     schedule_check,
 )
+from quintet.bounds import LARGEST, MOST_COUNT, MOST_ROWS, MOST_UNROLL, Bounded
 from quintet.models.config import ModelConfig, torso_faults
 from quintet.protocols import UpdateAdvice
 from quintet.spaces import action_leaves
@@ -72,21 +73,27 @@ class APPOConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     # Data
-    unroll_steps: int = Field(32, ge=1, description="steps of a stream that make an unroll")
+    unroll_steps: int = Field(
+        32, ge=1, le=MOST_UNROLL, description="steps of a stream that make an unroll"
+    )
     bptt_steps: int | None = Field(
         None,
         ge=1,
+        le=MOST_UNROLL,
         description="rows of a chunk: traces, and gradients of a recurrent network, go no further; "
         "none: the unroll",
     )
-    minibatch_steps: int = Field(1024, ge=1, description="rows per optimizer step, whole chunks")
-    minibatches_per_iteration: int = Field(
-        1, ge=1, description="minibatches that are collected before each iteration"
+    minibatch_steps: int = Field(
+        1024, ge=1, le=MOST_ROWS, description="rows per optimizer step, whole chunks"
     )
-    num_epochs: int = Field(1, ge=1, description="passes over an iteration's rows")
+    minibatches_per_iteration: int = Field(
+        1, ge=1, le=MOST_COUNT, description="minibatches that are collected before each iteration"
+    )
+    num_epochs: int = Field(1, ge=1, le=MOST_COUNT, description="passes over an iteration's rows")
     early_stop_tolerance: float = Field(
         1e-6,
         ge=0,
+        le=LARGEST,
         description="no more passes once the mean policy loss changes by less from one to the next",
     )
 
@@ -96,10 +103,13 @@ class APPOConfig(BaseModel):
         True, description="V-trace with the values of the moment; false: GAE with recorded ones"
     )
     rho_bar: float | None = Field(
-        1.0, gt=0, description="cap of the ratio in V-trace's errors; none: no cap"
+        1.0, gt=0, le=LARGEST, description="cap of the ratio in V-trace's errors; none: no cap"
     )
     c_bar: float | None = Field(
-        1.0, ge=0, description="cap of the ratio in V-trace's traces, at most rho_bar; none: no cap"
+        1.0,
+        ge=0,
+        le=LARGEST,
+        description="cap of the ratio in V-trace's traces, at most rho_bar; none: no cap",
     )
     lambda_: float = Field(1.0, ge=0, le=1, description="decay of V-trace's traces")
     advantage_includes_rho: bool = Field(
@@ -114,23 +124,27 @@ class APPOConfig(BaseModel):
 
     # Loss
     clip_ratio: float = Field(
-        0.1, gt=0, description="c: the ratio is clipped to [1 / (1 + c), 1 + c]"
+        0.1, gt=0, le=LARGEST, description="c: the ratio is clipped to [1 / (1 + c), 1 + c]"
     )
-    ratio_clamp: tuple[float, float] | None = Field(
+    ratio_clamp: tuple[Bounded, Bounded] | None = Field(
         (0.05, 20.0),
         description="bounds of the ratio everywhere; no gradient flows outside; none: no bounds",
     )
     value_clip: float | None = Field(
-        0.2, gt=0, description="clip around the recorded value; none: off"
+        0.2, gt=0, le=LARGEST, description="clip around the recorded value; none: off"
     )
-    value_coef: float = Field(1.0, ge=0, description="weight of 0.5 * error^2")
+    value_coef: float = Field(1.0, ge=0, le=LARGEST, description="weight of 0.5 * error^2")
     exploration_loss: Literal["entropy", "symmetric_kl"] = Field(
         "entropy",
         description="symmetric_kl: half of KL(pi, uniform) + KL(uniform, pi), at most 30 nats per "
         "row",
     )
-    entropy_coef: float = Field(0.003, ge=0, description="weight of the exploration loss")
-    kl_coef: float = Field(0.0, ge=0, description="weight of KL(pi, mu), mu the policy that acted")
+    entropy_coef: float = Field(
+        0.003, ge=0, le=LARGEST, description="weight of the exploration loss"
+    )
+    kl_coef: float = Field(
+        0.0, ge=0, le=LARGEST, description="weight of KL(pi, mu), mu the policy that acted"
+    )
 
     # Normalisation
     normalize_observations: bool = Field(False, description="running statistics of float leaves")
@@ -139,27 +153,35 @@ class APPOConfig(BaseModel):
         description="running statistics of each pixel of uint8 pictures, which are scaled to "
         "[0, 1] in any case",
     )
-    observation_clip: float = Field(5.0, gt=0, description="bound of normalised observations")
+    observation_clip: float = Field(
+        5.0, gt=0, le=LARGEST, description="bound of normalised observations"
+    )
     reward_normalizer: Literal["return_std", "step_std", "none"] = Field(
         "none", description="what rewards are divided by; their mean is never subtracted"
     )
-    reward_norm_clip: float | None = Field(10.0, description="of normalised rewards; <= 0: off")
-    normalizer_variance_epsilon: float = Field(1e-3, gt=0, description="inside the root")
+    reward_norm_clip: Bounded | None = Field(10.0, description="of normalised rewards; <= 0: off")
+    normalizer_variance_epsilon: float = Field(
+        1e-3, gt=0, le=LARGEST, description="inside the root"
+    )
     update_normalizers: bool = Field(True, description="false: frozen statistics (fine-tuning)")
 
     # Optimisation
-    learning_rate: float = Field(1e-4, gt=0, description="Adam's rate")
+    learning_rate: float = Field(1e-4, gt=0, le=LARGEST, description="Adam's rate")
     lr_schedule: Annotated[CodeName, schedule_check("constant", "linear", "kl_adaptive")] = Field(
         "constant",
         description="constant; linear: to 0 at the end of the budget; kl_adaptive: by the mean KL "
         "of the updated policy; or an import string of a function of your own, of the share of the "
         "budget that is done, which gives the factor of the rate",
     )
-    kl_target: float = Field(0.008, gt=0, description="mean KL(mu, pi) that kl_adaptive aims at")
+    kl_target: float = Field(
+        0.008, gt=0, le=LARGEST, description="mean KL(mu, pi) that kl_adaptive aims at"
+    )
     adam_beta1: float = Field(0.9, ge=0, lt=1, description="decay of Adam's mean of gradients")
     adam_beta2: float = Field(0.999, ge=0, lt=1, description="decay of Adam's mean of squares")
-    adam_epsilon: float = Field(1e-6, gt=0, description="in Adam's denominator")
-    max_grad_norm: float | None = Field(4.0, gt=0, description="bound of the global gradient norm")
+    adam_epsilon: float = Field(1e-6, gt=0, le=LARGEST, description="in Adam's denominator")
+    max_grad_norm: float | None = Field(
+        4.0, gt=0, le=LARGEST, description="bound of the global gradient norm"
+    )
     check_numerics: bool = Field(
         False, description="in every update, raise at a NaN or infinite tensor by its name"
     )

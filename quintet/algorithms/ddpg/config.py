@@ -18,6 +18,15 @@ from quintet.algorithms.parts.options import (
     refuse_idle,
     schedule_check,
 )
+from quintet.bounds import (
+    LARGEST,
+    MOST_COUNT,
+    MOST_LAYERS,
+    MOST_ROWS,
+    MOST_STEPS,
+    MOST_UNROLL,
+    Bounded,
+)
 from quintet.models.config import ModelConfig
 from quintet.protocols import UpdateAdvice
 from quintet.system.importing import CodeName
@@ -64,58 +73,82 @@ class DDPGConfig(BaseModel):
 
     # Data
     unroll_steps: int = Field(
-        100, ge=1, description="steps of each stream from one set of updates to the next"
+        100,
+        ge=1,
+        le=MOST_UNROLL,
+        description="steps of each stream from one set of updates to the next",
     )
     updates_per_env_step: float = Field(
-        0.5, gt=0, description="updates owed for each env_step, all streams together"
+        0.5, gt=0, le=MOST_COUNT, description="updates owed for each env_step, all streams together"
     )
     updates_per_cycle: int | None = Field(
         None,
         ge=1,
+        le=MOST_COUNT,
         description="updates after every unroll_steps of each stream, in place of "
         "updates_per_env_step",
     )
-    replay_capacity_steps: int = Field(1_000_000, ge=1, description="env_steps kept")
+    replay_capacity_steps: int = Field(1_000_000, ge=1, le=MOST_STEPS, description="env_steps kept")
     replay_start_steps: int = Field(
-        0, ge=0, description="env_steps before the first update; never fewer than batch_size"
+        0,
+        ge=0,
+        le=MOST_STEPS,
+        description="env_steps before the first update; never fewer than batch_size",
     )
     warmup_policy: Literal["noise", "uniform"] = Field(
         "noise",
         description="until replay_start_steps; noise: the policy with its noise, uniform: "
         "uniformly random actions",
     )
-    batch_size: int = Field(64, ge=1, description="transitions of an update")
+    batch_size: int = Field(64, ge=1, le=MOST_ROWS, description="transitions of an update")
     gamma: float = Field(0.99, ge=0, le=1, description="discount factor")
-    n_step: int = Field(1, ge=1, description="rewards in a target before the value")
-    reward_scale: float = Field(1.0, gt=0, description="factor of rewards in learning")
+    n_step: int = Field(1, ge=1, le=MOST_UNROLL, description="rewards in a target before the value")
+    reward_scale: float = Field(1.0, gt=0, le=LARGEST, description="factor of rewards in learning")
     truncation_as_termination: bool = Field(
         False, description="no bootstrap at time limits; only to compare with old published numbers"
     )
 
     # Networks and losses
     action_layer: int = Field(
-        2, ge=1, description="hidden layer of the critic that the action enters; 1: the first"
+        2,
+        ge=1,
+        le=MOST_LAYERS,
+        description="hidden layer of the critic that the action enters; 1: the first",
     )
     output_init: float = Field(
-        3e-3, gt=0, description="weights of both last layers are uniform in [-it, it]"
+        3e-3, gt=0, le=LARGEST, description="weights of both last layers are uniform in [-it, it]"
     )
-    critic_loss_coef: float = Field(2.0, gt=0, description="weight of 0.5 * error^2")
+    critic_loss_coef: float = Field(2.0, gt=0, le=LARGEST, description="weight of 0.5 * error^2")
     critic_huber_delta: float | None = Field(
-        None, gt=0, description="errors beyond it count linearly; none: squared throughout"
+        None,
+        gt=0,
+        le=LARGEST,
+        description="errors beyond it count linearly; none: squared throughout",
     )
     critic_l2_coef: float = Field(
-        1e-2, ge=0, description="weight of 0.5 * sum of squared critic kernels, the last excepted"
+        1e-2,
+        ge=0,
+        le=LARGEST,
+        description="weight of 0.5 * sum of squared critic kernels, the last excepted",
     )
 
     # Exploration
     exploration: str = Field("adaptive-param_0.2", description=noises.GRAMMAR)
-    ou_theta: float = Field(0.15, gt=0, description="how fast the OU process returns to 0")
-    ou_dt: float = Field(0.01, gt=0, description="time of one step of the OU process")
+    ou_theta: float = Field(
+        0.15, gt=0, le=LARGEST, description="how fast the OU process returns to 0"
+    )
+    ou_dt: float = Field(0.01, gt=0, le=LARGEST, description="time of one step of the OU process")
     adapt_interval_updates: int = Field(
-        50, ge=1, description="updates from one adaptation of parameter noise to the next"
+        50,
+        ge=1,
+        le=MOST_STEPS,
+        description="updates from one adaptation of parameter noise to the next",
     )
     param_noise_factor: float = Field(
-        1.01, gt=1, description="of the standard deviation of parameter noise, per adaptation"
+        1.01,
+        gt=1,
+        le=LARGEST,
+        description="of the standard deviation of parameter noise, per adaptation",
     )
 
     # Normalisation
@@ -125,14 +158,18 @@ class DDPGConfig(BaseModel):
         description="running statistics of each pixel of uint8 pictures, which are scaled to "
         "[0, 1] in any case",
     )
-    observation_clip: float = Field(5.0, gt=0, description="bound of normalised observations")
-    normalizer_variance_epsilon: float = Field(1e-2, gt=0, description="inside the root")
+    observation_clip: float = Field(
+        5.0, gt=0, le=LARGEST, description="bound of normalised observations"
+    )
+    normalizer_variance_epsilon: float = Field(
+        1e-2, gt=0, le=LARGEST, description="inside the root"
+    )
     update_normalizers: bool = Field(True, description="false: frozen statistics (fine-tuning)")
     normalize_returns: bool = Field(
         False, description="the critic predicts values in units of the targets' spread"
     )
-    return_low: float | None = Field(None, description="least value of a target; none: any")
-    return_high: float | None = Field(None, description="greatest value of a target; none: any")
+    return_low: Bounded | None = Field(None, description="least value of a target; none: any")
+    return_high: Bounded | None = Field(None, description="greatest value of a target; none: any")
     popart: bool = Field(
         False, description="both critics keep their values when the targets' statistics move"
     )
@@ -144,20 +181,23 @@ class DDPGConfig(BaseModel):
     )
 
     # Optimisation
-    actor_lr: float = Field(1e-4, gt=0, description="Adam's rate for the policy")
-    critic_lr: float = Field(1e-3, gt=0, description="Adam's rate for the critic")
+    actor_lr: float = Field(1e-4, gt=0, le=LARGEST, description="Adam's rate for the policy")
+    critic_lr: float = Field(1e-3, gt=0, le=LARGEST, description="Adam's rate for the critic")
     lr_schedule: Annotated[CodeName, schedule_check("constant", "linear")] = Field(
         "constant",
         description="of both rates; constant; linear: to 0 at the end of the budget; "
         "or an import string of a function of your own, of the share of the budget that is done, "
         "which gives the factor of the rate",
     )
-    adam_epsilon: float = Field(1e-8, gt=0, description="in Adam's denominator")
+    adam_epsilon: float = Field(1e-8, gt=0, le=LARGEST, description="in Adam's denominator")
     tau: float = Field(
         0.01, gt=0, le=1, description="how far the targets go towards the networks per update"
     )
     max_grad_norm: float | None = Field(
-        None, gt=0, description="bound of the gradient's norm, of each network; none: none"
+        None,
+        gt=0,
+        le=LARGEST,
+        description="bound of the gradient's norm, of each network; none: none",
     )
     check_numerics: bool = Field(
         False, description="in every update, raise at a NaN or infinite tensor by its name"

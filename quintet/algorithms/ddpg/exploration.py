@@ -5,6 +5,8 @@ from __future__ import annotations  # so that the grammar needs no tensor
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+from quintet.bounds import LARGEST
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -51,7 +53,7 @@ def parse(text: str) -> Exploration:
             size = math.nan
         if entry == "none":
             fault = "the entry 'none' must stand alone"
-        elif name not in _FIELDS or not 0.0 < size < math.inf:
+        elif name not in _FIELDS or not 0.0 < size <= LARGEST:
             fault = f"the entry {entry!r} is none of these"
         elif name == "adaptive-param" and size > MOST_MOVED:
             fault = f"the entry {entry!r} is to move actions by more than {MOST_MOVED:g}"

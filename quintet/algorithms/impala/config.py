@@ -18,13 +18,14 @@ from quintet.algorithms.parts.options import (
     refuse_idle,
     schedule_check,
 )
+from quintet.bounds import LARGEST, MOST_COUNT, MOST_UNROLL, Bounded
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig, torso_faults
 from quintet.protocols import UpdateAdvice
 from quintet.system.importing import CodeName
 from quintet.types import Spaces
 
-Weight = Annotated[float, Field(ge=0)]
+Weight = Annotated[float, Field(ge=0, le=LARGEST)]
 """Coefficient of a loss."""
 
 
@@ -70,19 +71,27 @@ class ImpalaConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     # Targets and data
-    unroll_steps: int = Field(80, ge=1, description="T, steps of a stream that make an unroll")
+    unroll_steps: int = Field(
+        80, ge=1, le=MOST_UNROLL, description="T, steps of a stream that make an unroll"
+    )
     batch_unrolls: int = Field(
-        24, ge=1, description="B, unrolls per update, whatever the number of streams"
+        24, ge=1, le=MOST_COUNT, description="B, unrolls per update, whatever the number of streams"
     )
     gamma: float = Field(0.99, ge=0, le=1, description="discount factor")
     rho_bar: float | None = Field(
-        1.0, gt=0, description="cap of the ratio in V-trace's errors; none: no cap"
+        1.0, gt=0, le=LARGEST, description="cap of the ratio in V-trace's errors; none: no cap"
     )
     pg_rho_bar: float | None = Field(
-        1.0, gt=0, description="cap of the ratio in the policy's advantage; none: no cap"
+        1.0,
+        gt=0,
+        le=LARGEST,
+        description="cap of the ratio in the policy's advantage; none: no cap",
     )
     c_bar: float | None = Field(
-        1.0, ge=0, description="cap of the ratio in V-trace's traces, at most rho_bar; none: no cap"
+        1.0,
+        ge=0,
+        le=LARGEST,
+        description="cap of the ratio in V-trace's traces, at most rho_bar; none: no cap",
     )
     lambda_: float = Field(1.0, ge=0, le=1, description="decay of V-trace's traces")
     truncation_as_termination: bool = Field(
@@ -95,8 +104,8 @@ class ImpalaConfig(BaseModel):
         description="of the terms of valid rows; sum_time_mean_batch: their sum divided by "
         "batch_unrolls, mean: by their number",
     )
-    value_coef: float = Field(0.5, ge=0, description="weight of 0.5 * error^2")
-    entropy_coef: float = Field(0.0006, ge=0, description="weight of the entropy bonus")
+    value_coef: float = Field(0.5, ge=0, le=LARGEST, description="weight of 0.5 * error^2")
+    entropy_coef: float = Field(0.0006, ge=0, le=LARGEST, description="weight of the entropy bonus")
     entropy_schedule: Literal["constant", "linear"] = Field(
         "constant", description="linear: entropy_coef falls to 0 over the run"
     )
@@ -113,17 +122,21 @@ class ImpalaConfig(BaseModel):
         description="running statistics of each pixel of uint8 pictures, which are scaled to "
         "[0, 1] in any case",
     )
-    observation_clip: float = Field(5.0, gt=0, description="bound of normalised observations")
+    observation_clip: float = Field(
+        5.0, gt=0, le=LARGEST, description="bound of normalised observations"
+    )
     reward_normalizer: Literal["return_std", "step_std", "none"] = Field(
         "none", description="what rewards are divided by; their mean is never subtracted"
     )
-    reward_norm_clip: float | None = Field(10.0, description="of normalised rewards; <= 0: off")
-    normalizer_variance_epsilon: float = Field(1e-3, gt=0, description="inside the root")
+    reward_norm_clip: Bounded | None = Field(10.0, description="of normalised rewards; <= 0: off")
+    normalizer_variance_epsilon: float = Field(
+        1e-3, gt=0, le=LARGEST, description="inside the root"
+    )
     update_normalizers: bool = Field(True, description="false: frozen statistics (fine-tuning)")
 
     # Optimisation
     optimizer: Literal["rmsprop", "adam"] = Field("rmsprop", description="without weight decay")
-    learning_rate: float = Field(5e-4, gt=0, description="the optimizer's rate")
+    learning_rate: float = Field(5e-4, gt=0, le=LARGEST, description="the optimizer's rate")
     lr_schedule: Annotated[CodeName, schedule_check("linear", "constant")] = Field(
         "linear",
         description="linear: to 0 at the end of the budget; constant; "
@@ -132,16 +145,17 @@ class ImpalaConfig(BaseModel):
     )
     rmsprop_decay: float = Field(0.99, ge=0, lt=1, description="of the running mean of squares")
     rmsprop_momentum: float = Field(0.0, ge=0, lt=1, description="of the steps; 0: none")
-    rmsprop_epsilon: float = Field(0.01, gt=0, description="in RMSProp's denominator")
+    rmsprop_epsilon: float = Field(0.01, gt=0, le=LARGEST, description="in RMSProp's denominator")
     rmsprop_epsilon_inside_sqrt: bool = Field(
         False,
         description="TensorFlow's rule, g / sqrt(mean_sq + epsilon) with mean_sq from 1 on, to "
         "which the epsilons of the paper belong",
     )
-    adam_epsilon: float = Field(1e-5, gt=0, description="in Adam's denominator")
+    adam_epsilon: float = Field(1e-5, gt=0, le=LARGEST, description="in Adam's denominator")
     max_grad_norm: float | None = Field(
         40.0,
         gt=0,
+        le=LARGEST,
         description="bound of the global gradient norm; 40 belongs to losses summed over time",
     )
     check_numerics: bool = Field(

@@ -18,6 +18,7 @@ from quintet.algorithms.parts.options import (
     schedule_check,
     size_faults,
 )
+from quintet.bounds import LARGEST, MOST_COUNT, MOST_ROWS, MOST_UNROLL, Bounded
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig, torso_faults
 from quintet.protocols import UpdateAdvice
@@ -114,32 +115,57 @@ class PPOConfig(BaseModel):
     unfinished_episode: Literal["bootstrap", "drop"] = Field(
         "bootstrap", description="what to do with rows after a column's last ending"
     )
-    unroll_steps: int = Field(256, ge=1, description="steps of each stream per batch")
-    num_epochs: int = Field(10, ge=1, description="passes over a batch")
-    minibatch_steps: int | None = Field(64, ge=1, description="rows per step; none: the batch")
+    unroll_steps: int = Field(
+        256, ge=1, le=MOST_UNROLL, description="steps of each stream per batch"
+    )
+    num_epochs: int = Field(10, ge=1, le=MOST_COUNT, description="passes over a batch")
+    minibatch_steps: int | None = Field(
+        64, ge=1, le=MOST_ROWS, description="rows per step; none: the batch"
+    )
     drop_last: bool = Field(False, description="drop the rows that fill no whole minibatch")
     bptt_steps: int = Field(
-        32, ge=1, description="rows that a recurrent network learns through, from a recorded state"
+        32,
+        ge=1,
+        le=MOST_UNROLL,
+        description="rows that a recurrent network learns through, from a recorded state",
     )
 
     # Loss
-    clip_epsilon: float | None = Field(0.2, gt=0, description="ratio clip; none: off")
+    clip_epsilon: float | None = Field(0.2, gt=0, le=LARGEST, description="ratio clip; none: off")
     clip_schedule: Literal["constant", "linear"] = Field(
         "constant", description="linear: clip_epsilon falls to 0 over the run"
     )
-    value_clip: float | None = Field(None, gt=0, description="clip around the recorded value")
-    value_coef: float = Field(1.0, ge=0, description="weight of 0.5 * error^2")
-    entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus")
-    policy_l2_coef: float = Field(0.0, ge=0, description="on the policy's squared kernels")
-    value_l2_coef: float = Field(0.0, ge=0, description="on the value function's squared kernels")
-    shared_l2_coef: float = Field(0.0, ge=0, description="on the shared layers' squared kernels")
-    log_prob_clip: float | None = Field(None, gt=0, description="bound of |log-probability|")
-    kl_beta_init: float = Field(0.0, ge=0, description="adaptive KL penalty's first weight; 0: off")
-    kl_target: float = Field(0.01, gt=0, description="mean KL aimed at, in nats")
+    value_clip: float | None = Field(
+        None, gt=0, le=LARGEST, description="clip around the recorded value"
+    )
+    value_coef: float = Field(1.0, ge=0, le=LARGEST, description="weight of 0.5 * error^2")
+    entropy_coef: float = Field(0.0, ge=0, le=LARGEST, description="weight of the entropy bonus")
+    policy_l2_coef: float = Field(
+        0.0, ge=0, le=LARGEST, description="on the policy's squared kernels"
+    )
+    value_l2_coef: float = Field(
+        0.0, ge=0, le=LARGEST, description="on the value function's squared kernels"
+    )
+    shared_l2_coef: float = Field(
+        0.0, ge=0, le=LARGEST, description="on the shared layers' squared kernels"
+    )
+    log_prob_clip: float | None = Field(
+        None, gt=0, le=LARGEST, description="bound of |log-probability|"
+    )
+    kl_beta_init: float = Field(
+        0.0, ge=0, le=LARGEST, description="adaptive KL penalty's first weight; 0: off"
+    )
+    kl_target: float = Field(0.01, gt=0, le=LARGEST, description="mean KL aimed at, in nats")
     kl_tolerance: float = Field(0.3, ge=0, lt=1, description="dead band, as a share of kl_target")
-    kl_cutoff_coef: float = Field(0.0, ge=0, description="weight of the squared KL above cutoff")
-    kl_cutoff_factor: float = Field(2.0, ge=0, description="cutoff in units of kl_target")
-    target_kl: float | None = Field(None, gt=0, description="no more epochs above 1.5 x this KL")
+    kl_cutoff_coef: float = Field(
+        0.0, ge=0, le=LARGEST, description="weight of the squared KL above cutoff"
+    )
+    kl_cutoff_factor: float = Field(
+        2.0, ge=0, le=LARGEST, description="cutoff in units of kl_target"
+    )
+    target_kl: float | None = Field(
+        None, gt=0, le=LARGEST, description="no more epochs above 1.5 x this KL"
+    )
     reduction: Literal["mean", "mean_over_all"] = Field(
         "mean", description="mean_over_all divides by every row, invalid ones too (TF-Agents)"
     )
@@ -151,24 +177,30 @@ class PPOConfig(BaseModel):
         description="running statistics of each pixel of uint8 pictures, which are scaled to "
         "[0, 1] in any case",
     )
-    observation_clip: float = Field(5.0, gt=0, description="bound of normalised observations")
+    observation_clip: float = Field(
+        5.0, gt=0, le=LARGEST, description="bound of normalised observations"
+    )
     reward_normalizer: Literal["return_std", "step_std", "none"] = Field(
         "return_std", description="what rewards are divided by; their mean is never subtracted"
     )
-    reward_norm_clip: float | None = Field(10.0, description="of normalised rewards; <= 0: off")
-    normalizer_variance_epsilon: float = Field(1e-3, gt=0, description="inside the root")
+    reward_norm_clip: Bounded | None = Field(10.0, description="of normalised rewards; <= 0: off")
+    normalizer_variance_epsilon: float = Field(
+        1e-3, gt=0, le=LARGEST, description="inside the root"
+    )
     update_normalizers: bool = Field(True, description="false: frozen statistics (fine-tuning)")
 
     # Optimisation
-    learning_rate: float = Field(3e-4, gt=0, description="Adam's rate")
+    learning_rate: float = Field(3e-4, gt=0, le=LARGEST, description="Adam's rate")
     lr_schedule: Annotated[CodeName, schedule_check("constant", "linear", "kl_adaptive")] = Field(
         "linear",
         description="constant; linear: to 0 at the end of the budget; kl_adaptive: by the mean KL; "
         "or an import string of a function of your own, of the share of the budget that is done, "
         "which gives the factor of the rate",
     )
-    adam_epsilon: float = Field(1e-5, gt=0, description="in Adam's denominator")
-    max_grad_norm: float | None = Field(0.5, gt=0, description="bound of the global gradient norm")
+    adam_epsilon: float = Field(1e-5, gt=0, le=LARGEST, description="in Adam's denominator")
+    max_grad_norm: float | None = Field(
+        0.5, gt=0, le=LARGEST, description="bound of the global gradient norm"
+    )
     check_numerics: bool = Field(
         False, description="after every minibatch, raise at a NaN or infinite tensor by its name"
     )

@@ -30,12 +30,12 @@ from quintet.runtime.replay.rings import (
     Numbers,
     as_array,
     as_tensor,
-    available_memory,
     files_in,
 )
 from quintet.runtime.replay.store import RowStore
 from quintet.runtime.slots import RowSpecs
 from quintet.system import files
+from quintet.system.memory import free_bytes
 from quintet.system.saved_meta import Checked, Count, fault
 from quintet.types import Rollout
 
@@ -156,7 +156,7 @@ class Replay:
             notes += ", stacked frames kept once"
         if layout.slack:
             notes += f", with room for {layout.slack:,} rows per stream between two checkpoints"
-        memory = available_memory()
+        memory = free_bytes()
         if layout.folder is not None and self.nbytes > memory:
             notes += f"; {memory / 2**20:,.1f} MiB of memory are free, so draws wait for the disk"
         size = f"{self.nbytes / 2**20:,.1f} MiB"

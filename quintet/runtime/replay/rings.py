@@ -10,7 +10,6 @@ import re
 import shutil
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
 
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quintet.errors import CheckpointError, ConfigError
+from quintet.system.memory import free_bytes
 from quintet.types import TensorSpec
 
 Array = NDArray[Any]
@@ -80,7 +80,7 @@ def require_room(folder: Path | None, nbytes: int, what: str = "replay") -> None
     Space that the folder's own files take counts as free.  No folder is made.
     """
     if folder is None:
-        available, where = available_memory(), "in memory"
+        available, where = int(free_bytes()), "in memory"
     else:
         held = sum(file.stat().st_blocks * 512 for file in files_in(folder))
         there = next(path for path in (folder, *folder.parents) if os.path.exists(path))
@@ -90,15 +90,6 @@ def require_room(folder: Path | None, nbytes: int, what: str = "replay") -> None
             f"{what} requires {nbytes:,} bytes {where}, {available:,} are available; lower the "
             "replay capacity, or make room"
         )
-
-
-def available_memory() -> int:
-    """Linux's MemAvailable in bytes; elsewhere all memory of the machine."""
-    with suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def files_in(folder: Path) -> list[Path]:

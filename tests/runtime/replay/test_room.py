@@ -6,10 +6,12 @@ from replay_streams import make, plan
 from quintet.errors import ConfigError
 from quintet.runtime.replay import replay as replay_module
 from quintet.runtime.replay import rings
+from quintet.runtime.replay.rings import require_room
+from quintet.system import cgroup
 
 
 def test_an_index_that_does_not_fit_in_memory_is_refused_at_once(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(rings, "available_memory", lambda: 80_000)
+    monkeypatch.setattr(rings, "free_bytes", lambda: 80_000)
     make(plan("windows", capacity_steps=9_000), 1, folder=tmp_path / "replay")
     with pytest.raises(ConfigError, match=r"index of a replay requires 80,040 bytes in memory, 80"):
         make(plan("windows", capacity_steps=10_000), 1, folder=tmp_path / "replay")
@@ -20,5 +22,14 @@ def test_a_replay_that_memory_can_t_hold_says_that_draws_wait_for_the_disk(
 ) -> None:
     replay = make(plan("windows", capacity_steps=9_000), 1, folder=tmp_path)
     assert "disk" not in replay.describe()
-    monkeypatch.setattr(replay_module, "available_memory", lambda: 2**19)
+    monkeypatch.setattr(replay_module, "free_bytes", lambda: 2**19)
     assert replay.describe().endswith("; 0.5 MiB of memory are free, so draws wait for the disk")
+
+
+def test_the_limit_of_a_container_counts(monkeypatch, tmp_path):
+    monkeypatch.setattr(cgroup, "ROOT", tmp_path)
+    for name, text in (("max", "100000"), ("current", "20000"), ("stat", "anon 20000")):
+        (tmp_path / f"memory.{name}").write_text(text)
+    with pytest.raises(ConfigError, match="80,000 are available"):
+        require_room(None, 80_001)
+    require_room(None, 80_000)

@@ -1,0 +1,47 @@
+"""Bounds of the numbers that options may have.
+
+Every number has a least and a greatest value: what is far beyond any use is a slip of the pen, and
+would end in an overflow, in a crash of a library, or in a computation without end. Whether what is
+within the bounds fits into the memory of this machine is asked before it is allocated
+(`quintet.system.memory.require`).
+"""
+
+from typing import Annotated
+
+from pydantic import Field
+
+MOST_STEPS = 10**15
+"""Of env_steps and of versions; float64, in which they are reported, holds all of these exactly."""
+
+MOST_ROWS = 10**9
+"""Of a batch or a minibatch."""
+
+MOST_UNROLL = 100_000
+"""Steps of an unroll, of which each has views of its own, made at the start."""
+
+MOST_STREAMS = 10**6
+"""Environments that step side by side."""
+
+MOST_THREADS = 256
+"""Threads of one process."""
+
+MOST_TASKS = 1024
+"""Processes of a run, policies of a population."""
+
+MOST_UNITS = 10**6
+"""Width of a layer."""
+
+MOST_LAYERS = 1000
+"""Layers of a network."""
+
+MOST_COUNT = 10**6
+"""Of other things that are counted."""
+
+MOST_SECONDS = 10**6
+"""Of a wait; the system's clocks count the milliseconds of one in 32 bits."""
+
+LARGEST = 1e30
+"""Of a number that becomes float32, which holds numbers up to 3.4e38."""
+
+Bounded = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
+"""A number that float32 can hold."""
