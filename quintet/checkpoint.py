@@ -86,7 +86,8 @@ class CheckpointConfig(BaseModel):
     )
     save_best: bool = Field(
         default=True,
-        description="Also keep the checkpoint with the best evaluation, under the name best.",
+        description="Also keep the checkpoint with the best evaluation (of greedy actions; with "
+        "eval.greedy false of sampled ones), under the name best.",
     )
 
     def interval(self, total_iterations: int) -> int:

@@ -1,5 +1,6 @@
 """Evaluates policies on whole episodes."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -83,6 +84,7 @@ class Scores:
     complete: whether all episodes, or games, were played that were asked for.
     cut_episodes: how many were cut after `max_steps`, with their return so far.
     max_steps: the bound; None: there was none.
+    film_fault: why there is no video that was asked for; None: nothing went wrong.
     """
 
     returns: NDArray[np.float64]
@@ -95,6 +97,7 @@ class Scores:
     complete: bool = True
     cut_episodes: int = 0
     max_steps: int | None = None
+    film_fault: str | None = None
 
     @property
     def cut_told(self) -> str:
@@ -175,7 +178,8 @@ def evaluate(
         video: an .mp4 file of one whole episode, however long, with its return so far and its step
             in the corner; see `quintet.envs.film`.  The episode is played before the others, in an
             environment of its own with the seed `seed`, and isn't counted: scores are the same with
-            and without a video.  If `stop` ends it there is no file.
+            and without a video.  If `stop` ends it there is no file.  Where its environment or the
+            file fails while it plays, a warning and the scores say so.
         random: whether to play uniformly random actions, for a baseline score.
         against: who plays the other agents in an environment of several: another policy, or
             uniformly random actions.  Every second agent of a game is the policy's, in every second
@@ -190,7 +194,8 @@ def evaluate(
         ConfigError: the environment's spaces are not the policy's, a number is wrong, or nothing of
             the environment can be filmed.
         UntrustedError: another user made the policy, and it names code for its environment.
-        QuintetError: the video can't be written, or no agent of the policy's came into a game.
+        QuintetError: there is nothing to write videos with, or no agent of the policy's came into
+            a game.
     """
     for given in (policy, *([] if against in (None, "random") else [against])):
         if not isinstance(given, Policy):
@@ -228,14 +233,22 @@ def evaluate(
         how = replace(how, max_steps=_bound(max_steps, policy, vector.description))
         if isinstance(against, Policy):
             _check_spaces(against, vector, "the opponent")
-        film = None if path is None else _film(policy, chosen, how, path)
+        film, film_fault = None, None
+        try:
+            film = None if path is None else _film(policy, chosen, how, path)
+        except ConfigError:
+            raise
+        except QuintetError as fault:  # what happens while it plays costs no scores
+            film_fault = str(fault)
+            warnings.warn(f"there is no video: {fault}", RuntimeWarning, stacklevel=3)
         found = play(vector, how, chosen.num_agents)
     if found.complete and not found.played:  # the policy's agents were in none of the games
         raise QuintetError(
             f"an episode of one of the policy's agents is required, {chosen.config.id} had none in "
             f"{episodes} games; raise episodes"
         )
-    return _scores(found, vector.description, film, how.max_steps)
+    scores = _scores(found, vector.description, film, how.max_steps)
+    return replace(scores, film_fault=film_fault)
 
 
 def _bound(asked: int | Literal["auto"] | None, policy: Policy, env: EnvDescription) -> int | None:

@@ -1,5 +1,7 @@
 """Evaluation: whole episodes by fixed quotas, raw rewards, the same seed the same scores."""
 
+import json
+
 import gymnasium
 import imageio_ffmpeg
 import numpy as np
@@ -285,6 +287,36 @@ def test_what_can_not_be_filmed_is_refused_before_anything_is_played(policy, tmp
     stopped = quintet.evaluate(policy, Shown, 4, video=tmp_path / "v.mp4", stop=lambda: True)
     assert stopped.film is None
     assert list(tmp_path.iterdir()) == []
+
+
+class Torn(Shown):
+    """Can't be drawn any more after three steps."""
+
+    def render(self):
+        if self.steps == 3:
+            raise RuntimeError("the display is gone")
+        return super().render()
+
+
+def test_a_film_that_fails_costs_no_scores(policy, tmp_path, capsys):
+    plain = quintet.evaluate(policy, Shown, 4, seed=10_007)
+    with pytest.warns(RuntimeWarning, match="there is no video: .*the display is gone"):
+        scores = quintet.evaluate(policy, Torn, 4, seed=10_007, video=tmp_path / "v.mp4")
+    assert scores.returns.tolist() == plain.returns.tolist()
+    assert scores.film is None
+    assert "the display is gone" in scores.film_fault
+    folder = str(policy.save(tmp_path / "policy"))
+    words = ["eval", folder, "--env=test_evaluation:Torn", "--episodes=2", "--seed=10007"]
+    words += ["--video", str(tmp_path / "v.mp4")]
+    assert cli.main(words) == 1
+    out, err = capsys.readouterr()
+    assert "over 2 episodes" in out
+    assert "error: there is no video, the scores stand: " in err
+    assert cli.main([*words, "--json"]) == 1
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told["episodes"] == 2
+    assert "the display is gone" in told["video_error"]
+    assert not (tmp_path / "v.mp4").exists()
 
 
 def test_entropy_is_the_mean_over_the_steps_of_counted_episodes(policy):

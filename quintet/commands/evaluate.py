@@ -1,6 +1,7 @@
 """``quintet eval``: episodes with a trained policy."""
 
 import json
+import warnings
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
@@ -8,7 +9,7 @@ from tyro.conf import Positional, arg
 
 from quintet.config.command import mapping
 from quintet.envs.config import Backend
-from quintet.errors import ConfigError
+from quintet.errors import ConfigError, QuintetError
 from quintet.system.files import given_path
 from quintet.system.trust import TRUST_HELP
 
@@ -93,12 +94,16 @@ def main(arguments: list[str]) -> int:
         given = {name: value for name, value in own.items() if value is not None}
         more: dict[str, Any] = {"video": video, "random": random, "env_options": given}
         more |= {"against": other, "max_steps": _steps(max_steps)}
-        scores = evaluate(policy, env, episodes, seed, deterministic=greedy, **more)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "there is no video", RuntimeWarning)  # told below
+            scores = evaluate(policy, env, episodes, seed, deterministic=greedy, **more)
         if as_json:
             how = {"deterministic": greedy and not random, "random": random}
             print(json.dumps(_scores_as_json(scores) | how))
         else:
             print(_scores_in_words(scores))
+        if scores.film_fault is not None:
+            raise QuintetError(f"there is no video, the scores stand: {scores.film_fault}")
 
     description = "Plays episodes with a trained policy."
     tyro.cli(play, prog="quintet eval", description=description, args=arguments)
@@ -156,6 +161,8 @@ def _scores_as_json(scores: "Scores") -> dict[str, Any]:
         games = scores.games
         record["games"] = {"won": games.won, "drawn": games.drawn, "lost": games.lost}
         record["games"] |= {"own": games.own.tolist(), "theirs": games.theirs.tolist()}
+    if scores.film_fault is not None:
+        record["video_error"] = scores.film_fault
     if scores.film is not None:
         record["video"] = asdict(scores.film) | {"path": str(scores.film.path)}
     return record

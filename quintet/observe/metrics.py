@@ -362,6 +362,11 @@ class EpisodeStats:
             new.won += success
 
     @property
+    def recent_returns(self) -> list[float]:
+        """Returns of the last episodes."""
+        return [each.return_ for each in self._recent]
+
+    @property
     def recent_return(self) -> float | None:
         """Mean return of the last episodes; None before the first."""
         return _mean([each.return_ for each in self._recent])

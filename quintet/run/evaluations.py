@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import final
 
+import numpy as np
+
 from quintet.config.run import RunConfig
 from quintet.envs.resolved import ResolvedEnv
 from quintet.evaluation import Scores, evaluate_in
@@ -12,6 +14,9 @@ from quintet.policy import Policy
 
 EVALUATION_SEED = 20_000
 """First environment seed of evaluations while training; published results use others."""
+
+_LEAST_EPISODES = 3
+"""Fewer tell nothing about the difference of greedy and sampled actions."""
 
 _TIME_FRAC = 0.05
 """Share of a run's time above which automatic evaluations are skipped."""
@@ -37,7 +42,7 @@ class Evaluations:
         self.config, self.env, self.say, self.notice = config, env, say, notice
         self.evaluated_steps = 0
         self._seconds = 0.0
-        self._told = False
+        self._told = self._apart_told = False
 
     def due(self, env_steps: int, wall_s: float) -> bool:
         config = self.config.eval
@@ -48,6 +53,15 @@ class Evaluations:
         if config.interval == "auto" and not finished and self._seconds > _TIME_FRAC * wall_s:
             return False
         return finished or env_steps // steps > self.evaluated_steps // steps
+
+    def compare(self, scores: Scores, sampled: Sequence[float], who: str) -> None:
+        """Says once where greedy actions score far less than those of the training."""
+        if self._apart_told or not self.config.eval.greedy:
+            return
+        told = far_apart(scores, sampled)
+        if told is not None:
+            self._apart_told = True
+            self.say(f"{who}{told}")
 
     def play(
         self, policies: Sequence[Policy], index: int, env_steps: int, stop: Callable[[], bool]
@@ -89,6 +103,27 @@ class Evaluations:
             self._told = True  # the metric goes on telling it
             self.say(f"evaluation: {scores.cut_told}; eval.max_steps is the bound")
         return scores
+
+
+def far_apart(greedy: Scores, sampled: Sequence[float]) -> str | None:
+    """A sentence where greedy actions score far less in an evaluation than sampled ones did in the
+    last episodes of training; None where they don't, or it isn't known yet.
+
+    Far less: by more than twice the larger standard deviation, and by a quarter of the larger
+    number.
+    """
+    if min(len(greedy.returns), len(sampled)) < _LEAST_EPISODES:
+        return None
+    mean, spread = float(np.mean(sampled)), max(float(np.std(sampled)), greedy.std)
+    gap = mean - greedy.mean
+    if gap <= max(2.0 * spread, 0.25 * max(abs(mean), abs(greedy.mean))):
+        return None
+    return (
+        f"greedy actions score {greedy.mean:,.4g} in evaluations, sampled ones {mean:,.4g} in the "
+        f"last {len(sampled)} episodes of training: the best checkpoint is chosen by the greedy "
+        "ones; --eval.greedy false evaluates and chooses by sampled ones, and quintet eval "
+        "--stochastic plays them"
+    )
 
 
 def _nobody(line: str) -> None:

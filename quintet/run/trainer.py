@@ -337,6 +337,8 @@ class Trainer:
             scores = self.evaluations.play(policies, index, steps, self._stop_evaluating)
             if scores is not None:
                 each.score(policies[index], scores)
+                who = "" if each.alone else f"policy {index}: "
+                self.evaluations.compare(scores, each.episodes.recent_returns, who)
                 evaluated = True
                 self._ask(self.callbacks.evaluation, self.live, scores)
         self.timer.switch(before)
