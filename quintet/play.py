@@ -13,6 +13,7 @@ from quintet.envs.vector import ObsArrays, VectorEnv, allocate_obs, allocate_row
 from quintet.protocols import Actor
 from quintet.runtime.policies import Seats
 from quintet.runtime.torch_settings import OwnTorch
+from quintet.runtime.turns import Begun, held
 from quintet.uniform import UniformActor
 
 Player = Actor | UniformActor
@@ -131,6 +132,7 @@ def play(vector: VectorEnv, how: How, num_agents: int = 1, watch: Watch | None =
             with OwnTorch():
                 state = actor.initial_state(count)
             is_first = torch.from_numpy(np.ones(count, np.bool_))
+            in_turn = Begun(count) if vector.description.turns else None
             returns[:], lengths[:], entropies[:] = 0.0, 0, 0.0
             games.restarted()
             if watch is not None and begun == 1:
@@ -138,7 +140,6 @@ def play(vector: VectorEnv, how: How, num_agents: int = 1, watch: Watch | None =
         with OwnTorch(how.threads):  # the environments' own code may want others
             noise = None if how.deterministic else actor.draw_noise(1, count, generator)[0]
             out = actor.act(leaves, state, is_first, noise)
-        state = out.state
         vector.send(out.env_action.numpy())
         vector.recv(row)
         # NaN would go unnoticed otherwise, as it compares false.
@@ -147,13 +148,18 @@ def play(vector: VectorEnv, how: How, num_agents: int = 1, watch: Watch | None =
             row.raw_reward[None], 0, seeds, vector.description, step,
         )  # fmt: skip
         step += 1
-        is_first = torch.from_numpy(~row.valid)
+        over = row.terminated | row.truncated
+        if in_turn is None:
+            state, is_first = out.state, torch.from_numpy(~row.valid)
+        else:
+            hold = actor.held if isinstance(actor, Seats) else held
+            state = hold(state, out.state, row.valid)
+            is_first = torch.from_numpy(in_turn.after(row.valid, over))
         returns += row.raw_reward
         lengths += row.valid
         entropy = out.record.get("entropy")
         if entropy is not None:
             entropies += np.where(row.valid, entropy.numpy(), 0.0)
-        over = row.terminated | row.truncated
         cut = games.cut(lengths, over, how.max_steps)
         if watch is not None:
             watch(row.obs, float(returns[0]), int(lengths[0]), bool(over[0] or cut[0]))

@@ -79,7 +79,7 @@ def shortened(words: list[str]) -> list[str]:
     """The command with a small budget, if it trains or plays."""
     if words[0] == "train" and "--help" not in words:
         steps = MORE_STEPS if "--total-steps" in words else STEPS
-        steps *= 4 if any("parallel_env" in word for word in words) else 1
+        steps *= 4 if any(word.endswith(("parallel_env", ":env")) for word in words) else 1
         steps *= int(words[words.index("--population") + 1]) if "--population" in words else 1
         # Greedy and untrained, an Atari game may go on for 27,000 steps.
         episodes = "0" if any(word.endswith("-v5") for word in words) else "1"

@@ -214,7 +214,8 @@ class _Statistics:
         if valid.reshape(-1, self.agents).any(1).all():  # no environment was reset
             self.seconds.append(given.seconds * self.agents / self.count)
         found.steps += int(valid.sum())
-        reward = row.raw_reward[valid]
+        # In games in turn a reward may come while others act.
+        reward = row.raw_reward[valid | (row.raw_reward != 0.0)]
         if reward.size:
             found.reward_min = min(found.reward_min, float(reward.min()))
             found.reward_max = max(found.reward_max, float(reward.max()))

@@ -30,7 +30,7 @@ class EnvConfig(BaseModel):
         default="auto",
         description="Who implements the environment: 'auto' takes EnvPool when it is installed and "
         "knows the id, then ALE's vector environment for Atari games, else Gymnasium; PettingZoo "
-        "for makers named 'parallel_env'. The backend changes the task.",
+        "for its own makers and others named 'parallel_env'. The backend changes the task.",
     )
     kwargs: dict[str, Any] = Field(
         default_factory=dict,

@@ -15,9 +15,10 @@ RESET = "def reset(self, *, seed=None, options=None), which returns (observation
 STEP = "step(action), which returns (observation, reward, terminated, truncated, info)"
 
 DERIVE = f"derive it from gymnasium.Env, with spaces of gymnasium.spaces, {RESET}, and {STEP}"
-_AGENTS = (
-    "environments of several agents need env.backend pettingzoo and a maker: a function that "
-    "returns an environment of PettingZoo's parallel API (docs/multi-agent.md)"
+_OF_AGENTS = (
+    "it has several agents: give the function that makes it and --env.backend pettingzoo, without "
+    "which only PettingZoo's own and those named parallel_env are taken for games "
+    "(docs/multi-agent.md)"
 )
 _SINGLE = (
     "give what makes its single environments: they are stepped side by side here, "
@@ -32,11 +33,11 @@ def way_out(env: object) -> str:
     if isinstance(env, (gymnasium.Env, VectorEnv)):
         return ""
     if isinstance(env, ModuleType):
-        maker = getattr(env, "parallel_env", None)
-        return f"give {env.__name__}.parallel_env, which makes games" if callable(maker) else ""
+        makers = [name for name in ("parallel_env", "env") if callable(getattr(env, name, None))]
+        return f"give {env.__name__}.{makers[0]}, which makes games" if makers else ""
     homes = {kind.__module__.partition(".")[0] for kind in type(env).__mro__}
     if "pettingzoo" in homes or hasattr(env, "possible_agents"):
-        return _AGENTS
+        return _OF_AGENTS
     if "stable_baselines3" in homes:
         return _SINGLE
     if not callable(getattr(env, "reset", None)) or not callable(getattr(env, "step", None)):

@@ -28,11 +28,12 @@ def resolve_backend(env_id: str, backend: str = "auto") -> Resolved:
                 f"backend {backend!r} needs one of {'EnvPool' if backend == 'envpool' else 'ALE'}'s"
                 f" ids; got the import string {env_id!r}; use backend 'gymnasium'"
             )
-        return "pettingzoo" if is_parallel(env_id.rpartition(":")[2], backend) else "gymnasium"
+        return "pettingzoo" if makes_games(env_id, backend) else "gymnasium"
     if backend == "pettingzoo":
         raise ConfigError(
             "backend 'pettingzoo' needs an import string of what makes an environment of several "
-            f"agents, like pettingzoo.butterfly.pistonball_v6:{PARALLEL}; got {env_id!r}"
+            f"agents, like pettingzoo.butterfly.pistonball_v6:{PARALLEL}, or of a game in turn, "
+            f"like pettingzoo.classic.tictactoe_v3:env; got {env_id!r}"
         )
     if backend == "envpool" and not envpool_library.is_installed():
         raise ConfigError(
@@ -55,9 +56,15 @@ def resolve_backend(env_id: str, backend: str = "auto") -> Resolved:
     raise _unknown_id(env_id, backend)
 
 
-def is_parallel(maker: str, backend: str) -> bool:
-    """Whether what a maker of this name makes is taken for an environment of several agents."""
-    return backend == "pettingzoo" or (backend == "auto" and maker == PARALLEL)
+def makes_games(maker: str, backend: str) -> bool:
+    """Whether what a maker named ``module:name`` makes is taken for an environment of several
+    agents: all of PettingZoo's own, and others by the name that it gives those of its parallel API.
+    """
+    module, _, name = maker.rpartition(":")
+    of_pettingzoo = module.partition(".")[0] == "pettingzoo"
+    return backend == "pettingzoo" or (
+        backend == "auto" and (of_pettingzoo or name.strip("<>") == PARALLEL)
+    )
 
 
 def is_registered(env_id: str) -> bool:
@@ -117,8 +124,12 @@ def _unknown_id(env_id: str, backend: str) -> ConfigError:
         near = [names[hit] for hit in difflib.get_close_matches(env_id.lower(), names, n=5)]
         parts.append(f"nearest are {', '.join(near)}" if near else "nothing is near")
         if re.fullmatch(r"(pettingzoo\.[\w.]+\.)?[a-z_]+_v\d+", env_id):
-            module = env_id if "." in env_id else "pettingzoo.classic.rps_v2"
-            parts.append(f"games of PettingZoo are given by their module, as {module}:{PARALLEL}")
+            dotted = "." in env_id
+            parts.append(
+                "games of PettingZoo are given by their module, as "
+                f"{env_id if dotted else 'pettingzoo.classic.rps_v2'}:{PARALLEL}, and games in "
+                f"turn as {env_id if dotted else 'pettingzoo.classic.tictactoe_v3'}:env"
+            )
         parts.append("an id that a package registers is given as package:id")
     for other in by_backend.keys() - asked:
         if env_id in by_backend[other]:

@@ -126,6 +126,13 @@ def make_group_env(
             "env.mask_from_info requires single Gymnasium environments, which have the mask in "
             f"info; {config.id} is of another kind ({kind}); leave it out, or {way_out}"
         )
+    if made.description.turns and (config.frame_stack > 1 or config.observe_last):
+        made.close()
+        name = "frame_stack" if config.frame_stack > 1 else "observe_last"
+        raise ConfigError(
+            f"env.{name} requires agents that act at once, those of {config.id} act in turn; leave "
+            "it out, and have observations hold what is needed"
+        )
     if config.frame_stack > 1:
         made = FrameStack(made, config.frame_stack)
     if config.observe_last:

@@ -1,4 +1,4 @@
-"""Environments of several agents with PettingZoo's parallel API: every agent is a stream.
+"""Environments of several agents with PettingZoo's APIs: every agent is a stream.
 
 A game has one stream for each of its possible agents, in their order; games are stepped one after
 another.  An agent that acts has ordinary rows.  Where it is absent - from its own ending until the
@@ -6,6 +6,10 @@ next game begins, or before it joins a game - its rows are not valid and repeat 
 observation, or, before the first one, zeros within the space's bounds; the last of them has the
 observation with which it comes in, as a reset row has.  So each agent's presence in a game is an
 episode, with a return and a length of its own.
+
+In games of the AEC API agents act in turn: the one that is selected acts, and the others are
+absent meanwhile, see `EnvDescription.turns`.  What comes to an agent before its first decision is
+its first decision's; a game in which it made none is no episode of it.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -50,14 +54,14 @@ from quintet.system.signals import STOPS
 
 BACKEND = "pettingzoo"
 
-_PARALLEL = "return an environment of PettingZoo's parallel API (parallel_env)"
+_MAKERS = "return an environment of PettingZoo's parallel API (parallel_env) or AEC API (env)"
 
 
 def num_agents(make_env: Callable[[], Any], env_id: str) -> int:
     """The number of agents that a game may have; makes one and closes it.  Raises ConfigError if it
-    is no environment of the parallel API.
+    is no environment of PettingZoo's APIs.
     """
-    game = make_env()
+    game = in_turn(make_env())
     try:
         return len(_agents_of(game, env_id))
     finally:
@@ -91,8 +95,8 @@ class ParallelVectorEnv:
         """
         self._id, self.num_streams, self._first_stream = env_id, num_streams, first_stream
         self._success_key = success_key
-        self._make_env = make_env
-        self._games: list[Any] = [make_env()]
+        self._make_env: Callable[[], Any] = lambda: in_turn(make_env())
+        self._games: list[Any] = [self._make_env()]
         try:
             self.agents = _agents_of(self._games[0], env_id)
             size = len(self.agents)
@@ -102,7 +106,8 @@ class ParallelVectorEnv:
                     f"and env.streams_per_group must be multiples of {size}, got {num_streams}; "
                     f"use --env.num-streams {-(-num_streams // size) * size}, or leave them out"
                 )
-            self._games += [make_env() for _ in range(num_streams // size - 1)]
+            self._games += [self._make_env() for _ in range(num_streams // size - 1)]
+            self._turns = takes_turns(self._games[0])
             given, self._action_space = self._equal_spaces()
             self._leaves = [leaf_of(path, *found) for path, found in leaf_keys(given).items()]
             self.spaces = stored_spaces(given, self._action_space, env_id)
@@ -115,6 +120,7 @@ class ParallelVectorEnv:
             success=rule_of(success_key),
             agents=tuple(map(str, self.agents)),
             remarks=action_remarks(self._action_space),
+            turns=self._turns,
         )
         self._action_shape = (num_streams, *action_shape(self._action_space))
         self._seeds = [0] * num_streams
@@ -122,6 +128,9 @@ class ParallelVectorEnv:
         self._present = np.zeros(num_streams, np.bool_)
         # Streams whose agents have ended and were not seen to leave the game yet.
         self._leaving = np.zeros(num_streams, np.bool_)
+        # In turn: streams that have acted in the game, and what came to them before.
+        self._acted = np.zeros(num_streams, np.bool_)
+        self._owed = np.zeros(num_streams)
         self._last = allocate_obs(self.spaces.observation, (num_streams,))
         self._used = False
         self._action: Array | None = None
@@ -156,12 +165,13 @@ class ParallelVectorEnv:
         out.valid[:] = self._present
         out.reward[:] = 0.0
         out.terminated[:] = out.truncated[:] = False
+        step = self._take_turn if self._turns else self._step
         actions = list(action_rows(action, self.num_streams))
         size = len(self.agents)
         for index in range(len(self._games)):
             streams = range(index * size, (index + 1) * size)
             if self._present[streams.start : streams.stop].any():
-                self._step(index, streams, actions, out)
+                step(index, streams, actions, out)
             else:
                 self._reset(index, None)
         np.logical_and(out.truncated, ~out.terminated, out=out.truncated)
@@ -246,12 +256,72 @@ class ParallelVectorEnv:
                 who = f"{self._id} ({BACKEND}), agent {agent!r}"
                 out.success[stream] = single_success(infos.get(agent, {}), self._success_key, who)
 
+    def _take_turn(self, index: int, streams: range, actions: Sequence[Any], out: StepRow) -> None:
+        """Steps a game by the action of the agent that is selected."""
+        game = self._games[index]
+        stream = streams.start + int(self._present[streams.start : streams.stop].argmax())
+        self._game_step[index] += 1
+        self._acted[stream] = True
+        self._call(stream, "step", lambda: game.step(actions[stream]))
+        self._next_turn(index, out)
+
+    def _next_turn(self, index: int, out: StepRow | None) -> None:
+        """Goes on to the agent that acts next, by way of those whose episode has ended; tells what
+        came to all of them since they acted.  None of them: the game is over.
+
+        out: None after a reset.
+        """
+        game, size = self._games[index], len(self.agents)
+        first = index * size
+        self._present[first : first + size] = False
+        for _ in range(size + 1):
+            if not self._there(first, game):
+                return
+            agent = self._call(first, "agent_selection", lambda: game.agent_selection)
+            stream = first + self.agents.index(agent)
+            said = self._call(stream, "last", game.last)
+            try:
+                obs, reward, terminated, truncated, info = said
+                gain, ended = float(reward), bool(terminated or truncated)
+            except (TypeError, ValueError) as error:
+                self._raise_fault(
+                    stream,
+                    "must give five values from last: observation, reward, termination, "
+                    f"truncation, info: {described(error)}",
+                    error,
+                )
+            if not ended or obs is not None:
+                self._write(stream, {agent: obs}, agent)
+            self._owed[stream] += gain
+            if out is not None and self._acted[stream]:
+                out.reward[stream] = self._owed[stream]
+                out.terminated[stream], out.truncated[stream] = bool(terminated), bool(truncated)
+                self._owed[stream] = 0.0
+                if ended and self._success_key is not None:
+                    who = f"{self._id} ({BACKEND}), agent {agent!r}"
+                    out.success[stream] = single_success(info or {}, self._success_key, who)
+            if not ended:
+                self._present[stream] = True
+                return
+            self._acted[stream], self._owed[stream] = False, 0.0
+            self._call(stream, "step", lambda: game.step(None))
+        self._raise_fault(
+            first, "must take an agent that has ended out of agents at its step(None)"
+        )
+
     def _reset(self, index: int, seed: int | None) -> None:
         """Begins a new game; the agents that are in it at once come in."""
         game, size = self._games[index], len(self.agents)
         first = index * size
         self._game_step[index] = 0
         result = self._call(first, "reset", lambda: game.reset(seed=seed))
+        if self._turns:
+            streams = slice(first, first + size)
+            self._acted[streams], self._owed[streams] = False, 0.0
+            self._next_turn(index, None)
+            if not self._present[streams].any():
+                self._raise_fault(first, "must have agents after a reset; it has none")
+            return
         pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Mapping)
         if not pair:
             self._raise_fault(
@@ -326,6 +396,19 @@ class ParallelVectorEnv:
         return found[0]
 
 
+def takes_turns(game: Any) -> bool:
+    """Whether it has the AEC API, whose agents act in turn."""
+    return callable(getattr(game, "last", None))
+
+
+def in_turn(game: Any) -> Any:
+    """The game of the AEC API in PettingZoo's conversion for games in turn, which lets all agents
+    act at once and takes the action of one; others are returned as they are.
+    """
+    converted = type(game).__name__ == "turn_based_aec_to_parallel_wrapper"
+    return game.aec_env if converted and hasattr(game, "aec_env") else game
+
+
 def _close(games: Sequence[Any], env_id: str) -> None:
     # An object that is refused may have no such method.
     close_all((game for game in games if callable(getattr(game, "close", None))), env_id)
@@ -350,20 +433,15 @@ def _spaces_of(game: Any, agent: Any, env_id: str) -> tuple[Space, Space]:
 
 
 def _agents_of(game: Any, env_id: str) -> list[Any]:
-    """The possible agents of a game; raises ConfigError if it has no parallel API."""
+    """The possible agents of a game; raises ConfigError if it has none of PettingZoo's APIs."""
     kind = type(game)
     name = f"{kind.__module__}.{kind.__qualname__}"
-    if hasattr(game, "agent_iter"):
-        raise ConfigError(
-            f"{env_id} must act for all agents at once; got {name}, whose agents act in turns; "
-            f"{_PARALLEL}, or convert it by pettingzoo.utils.conversions"
-        )
     given = getattr(game, "possible_agents", ())
     agents = list(given) if isinstance(given, Iterable) else []
     if not agents or not callable(getattr(game, "step", None)):
         raise ConfigError(
             f"{env_id} must make an environment of several agents, with possible_agents; got "
-            f"{name}; {_PARALLEL}, or leave env.backend out"
+            f"{name}; {_MAKERS}, or leave env.backend out"
         )
     if not all(isinstance(agent, Hashable) for agent in agents) or len({*agents}) < len(agents):
         raise ConfigError(

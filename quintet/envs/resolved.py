@@ -15,7 +15,7 @@ from quintet.envs.atari import AtariConfig, read_config
 from quintet.envs.calling import call_maker
 from quintet.envs.config import EnvConfig
 from quintet.envs.given import EnvSource, MakeEnv, can_be_made_again, makes_groups
-from quintet.envs.ids import envpool_id, is_parallel, resolve_backend
+from quintet.envs.ids import envpool_id, makes_games, resolve_backend
 from quintet.envs.pettingzoo import num_agents
 from quintet.errors import ConfigError
 from quintet.system.importing import import_module, name_of, origin_of
@@ -149,8 +149,7 @@ def resolve_env(config: EnvConfig, source: EnvSource | None = None) -> ResolvedE
     if source is None:
         backend = resolve_backend(config.id, backend)
     else:
-        parallel = is_parallel(name_of(source).rpartition(":")[2].strip("<>"), backend)
-        backend = "pettingzoo" if parallel else "gymnasium"
+        backend = "pettingzoo" if makes_games(name_of(source), backend) else "gymnasium"
     config = config.model_copy(update={"backend": backend})
     if source is not None:
         return ResolvedEnv(config, source)

@@ -57,6 +57,10 @@ class EnvDescription:
     agents: of a game, each of which is a stream, in their order; none: each stream has an
         environment of its own.
     remarks: what a person should know of its spaces, one sentence each.
+    turns: the agents act in turn.  A row is valid for who acts in it.  What a decision leads to is
+        told when it is complete, in that row or a later one whose step gives the agent's next
+        observation: the sum of its rewards since then, and whether its episode ended.  In between
+        the agent's observation stays as it is.
     """
 
     id: str
@@ -66,6 +70,7 @@ class EnvDescription:
     agents: tuple[str, ...] = ()
     max_steps: int | None = None
     remarks: tuple[str, ...] = ()
+    turns: bool = False
 
 
 class Rendered(NamedTuple):

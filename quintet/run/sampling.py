@@ -192,6 +192,11 @@ def make_sampling(
                 may_lag=runtime.publish_interval_updates > 1,
             ),
         )
+    if source.envs[0].description.turns and runtime.inference == "server":
+        raise ConfigError(
+            "runtime.inference=server requires agents that act at once, those of "
+            f"{config.env.id} act in turn; use --runtime.inference local"
+        )
     server = _server(config, source.spaces) if runtime.inference == "server" else None
     assert runtime.num_workers is not None
     places = tuple(Place(g, g * size, size) for g in range(streams // size))

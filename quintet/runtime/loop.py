@@ -142,7 +142,7 @@ class Budget:
         which few enough env_steps lie in running episodes.  The rule reads collected data only, so
         every run of the same configuration makes the same choice.
         """
-        if self.max_cut_frac is None:
+        if self.max_cut_frac is None or not batch.env_steps:  # without any, none would follow
             return False
         passed = counters.iteration + 1 - counters.exact_iteration
         cut = counters.cut_env_steps + batch.steps.cut + batch.steps.running

@@ -4,11 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from quintet.protocols import Actor
 from quintet.runtime.slots import PLAYER, VERSION, below
+from quintet.runtime.turns import held
 from quintet.types import ActOutput, Obs, Publication, State, TensorSpec
 
 
@@ -204,6 +207,15 @@ class Seats:
         after = {f"{k}/{name}": x for k, out in enumerate(outs) for name, x in out.state.items()}
         action = self._joined([out.action for out in outs])
         return ActOutput(action, self._joined([out.env_action for out in outs]), record, after)
+
+    def held(self, before: State, after: State, acted: NDArray[np.bool_]) -> State:
+        """`turns.held` of each actor's streams."""
+        found: State = {}
+        for k, streams in enumerate(self.streams):
+            prefix = f"{k}/"
+            own = held(below(before, prefix), below(after, prefix), acted[streams.numpy()])
+            found |= {f"{prefix}{name}": x for name, x in own.items()}
+        return found
 
     def _joined(self, each: Sequence[Tensor]) -> Tensor:
         joined = each[0].new_empty((self.count, *each[0].shape[1:]))

@@ -14,6 +14,7 @@ from quintet.protocols import Actor, DataPlan
 from quintet.runtime.policies import PolicyMix
 from quintet.runtime.processes.remote import RemoteActor
 from quintet.runtime.slots import PLAYER, UNDEFINED, VERSION, Slot
+from quintet.runtime.turns import Turns
 from quintet.spaces import mask_sizes
 from quintet.types import ACTION_MASK, REWARD_SHAPING, ActOutput, Publication
 
@@ -46,6 +47,7 @@ class GroupSampler:
         self.env, self.actor, self.plan, self.first_stream = env, actor, plan, first_stream
         self.policies = policies
         self.num_streams = env.num_streams
+        self.turns = Turns(self.num_streams) if env.description.turns else None
         self.says_version = VERSION in actor.record_specs
         self.generator = torch.Generator()
         # By policy, where publications bring values by which environments weigh their rewards.
@@ -61,6 +63,8 @@ class GroupSampler:
         self.slot, self.env_seeds = slot, env_seeds
         self.env.restart(env_seeds, slot.first_obs_arrays)
         slot.begin_anew()
+        if self.turns is not None:
+            self.turns.restart()
         self.generator.manual_seed(noise_seed)
         self.state = self.actor.initial_state(self.num_streams)
         self.carry = np.zeros(self.num_streams)
@@ -89,6 +93,8 @@ class GroupSampler:
             assert slot is self.slot
         else:
             slot.begin_after(self.slot, self.rows)
+            if self.turns is not None:
+                self.turns.begin(slot)
         self.slot = slot
         if not self.says_version:
             self.slot.version.fill_(self.version)
@@ -97,7 +103,10 @@ class GroupSampler:
 
     def act(self, row: int) -> None:
         """One forward for the group; the environments then step on their own."""
-        self.slot.store_state(row, self.state)
+        if self.turns is None:
+            self.slot.store_state(row, self.state)
+        else:
+            self.turns.act(self.state, self.slot)
         out = self._forward(row)
         if self.shaping:
             self._shape_rewards(row, out)
@@ -128,16 +137,31 @@ class GroupSampler:
         """Waits for the step of `row`."""
         slot = self.slot
         self.env.recv(slot.step_rows[row])
+        if self.turns is not None:
+            self.state = self.turns.receive(row, slot, self.state)
+            return
         np.logical_not(slot.valid[row], out=slot.is_first[row + 1])
         if self.strangers:
             slot.valid[row] &= slot.policy_id[row] < self.num_learners
 
+    def executed(self, rows: int) -> int:
+        """env_steps of the unroll if it ended after `rows` rows."""
+        if self.turns is not None:
+            return self.turns.executed(self.slot, rows)
+        return int(np.count_nonzero(self.slot.valid[:rows]))
+
     def finish(self, rows: int) -> None:
         """Ends the unroll after `rows` rows: checks it, computes returns, measures episodes."""
         slot, self.rows = self.slot, rows
+        if self.turns is not None:
+            self.turns.gather(slot, rows, self.state)
+            if self.strangers:
+                slot.valid &= slot.policy_id < self.num_learners
         # A row after one that is not valid begins an episode, unless the agent is still absent.
         slot.is_first[:rows] &= slot.valid[:rows]
-        if rows < slot.steps:
+        if self.turns is not None:
+            pass
+        elif rows < slot.steps:
             self._fill_from(rows)
         else:
             slot.store_state(rows, self.state)
@@ -186,8 +210,9 @@ class GroupSampler:
         slot, carry = self.slot, self.carry
         assert slot.return_carry is not None
         going_on = ~(slot.terminated | slot.truncated)
-        for row in range(self.rows):
-            carry *= gamma
+        turns = self.turns is not None
+        for row in range(slot.steps if turns else self.rows):
+            carry *= np.where(slot.valid[row], gamma, 1.0) if turns else gamma
             carry += slot.reward[row]
             slot.return_carry[row] = carry
             carry *= going_on[row]

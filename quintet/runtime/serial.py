@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
 
-import numpy as np
 import torch
 
 from quintet.envs.vector import VectorEnv
@@ -104,7 +103,7 @@ class SerialSampling:
             torch.set_num_threads(self.threads)
 
         def more(rows: int) -> int:
-            executed = sum(int(np.count_nonzero(slot.valid[:rows])) for slot in self.slots)
+            executed = sum(group.executed(rows) for group in self.groups) if rows else 0
             return rows_for(wanted - executed, self.delivery.num_streams)
 
         unroll(self.groups, self.slots, self.timer, more=more)

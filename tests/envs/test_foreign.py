@@ -106,11 +106,11 @@ def test_lists_and_an_info_that_is_none_are_taken_as_meant():
         (of_package("mine"), "Theirs.*; derive it"),
         (
             of_package("pettingzoo.utils.env"),
-            "several agents need env.backend pettingzoo and a maker",
+            "several agents: give the function that makes it and --env.backend pettingzoo",
         ),
         (
             of_package("mine", possible_agents=["a", "b"]),
-            "several agents need env.backend pettingzoo",
+            "only PettingZoo's own and those named parallel_env are taken for games",
         ),
         (of_package("stable_baselines3.common.vec_env"), "give what makes its single environ"),
     ],

@@ -54,7 +54,9 @@ def test_an_unknown_id_is_answered_with_the_nearest():
         make_vector_env("qqqqqqqqqqqqqqqq")
     with pytest.raises(ConfigError, match=r"nearest are CartPole-v1, "):
         make_vector_env("cart_pole_v1")  # which is not taken for a game
-    with pytest.raises(ConfigError, match=r"rps_v2:parallel_env; "):
+    with pytest.raises(
+        ConfigError, match=r"rps_v2:parallel_env, and games in turn as .*tictactoe_v3:env; "
+    ):
         make_vector_env("simple_spread_v3")
     with pytest.raises(ConfigError, match=r"as pettingzoo.mpe.simple_spread_v3:parallel_env"):
         make_vector_env("pettingzoo.mpe.simple_spread_v3")

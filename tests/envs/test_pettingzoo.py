@@ -7,6 +7,7 @@ import pytest
 from agents_helpers import STAYS, Game, Numbered, Still, parallel_env
 from envs_helpers import record
 from gymnasium import spaces
+from turns_helpers import Scripted, scripted
 
 from quintet.envs.config import EnvConfig
 from quintet.envs.make import make_group_env, make_vector_env
@@ -214,7 +215,7 @@ def test_games_that_cannot_be_streams():
         ConfigError, match=r"several agents, with possible_agents; got builtins.object"
     ):
         make_vector_env("test_pettingzoo:object", backend="pettingzoo", num_streams=1)
-    with pytest.raises(ConfigError, match=r"several agents need env.backend pettingzoo"):
+    with pytest.raises(ConfigError, match=r"several agents: give the function that makes it"):
         make_vector_env(lambda: Game(), 3)
     with pytest.raises(ConfigError, match=r"needs an import string.*got 'CartPole-v1'"):
         make_vector_env("CartPole-v1", 3, backend="pettingzoo")
@@ -235,10 +236,72 @@ def test_the_backend_is_taken_by_the_makers_name_or_asked_for():
     assert make_group_env(asked, 3).description.backend == "pettingzoo"
 
 
-def test_turns_are_refused_with_the_way_out():
-    rps = pytest.importorskip("pettingzoo.classic.rps_v2")
-    with pytest.raises(ConfigError, match=r"whose agents act in turns; return an environment of"):
-        make_vector_env(rps.env, 2, backend="pettingzoo")
+def test_agents_in_turn_have_rows_when_they_are_selected():
+    """As PettingZoo's `last` tells of them, of a game that the first agent wins."""
+    game = pytest.importorskip("pettingzoo.classic.tictactoe_v3")
+    env = make_vector_env(game.env, 2)
+    assert env.description.turns
+    actions = np.array([[0, 7], [7, 3], [1, 7], [7, 4], [2, 7], [0, 0], [0, 0]])
+    found = record(env, [1, 2], actions)
+    assert found.valid.T.astype(int).tolist() == [[1, 0, 1, 0, 1, 0, 1], [0, 1, 0, 1, 0, 0, 0]]
+    # Won in the fifth move; the sixth row is spent on the next game.
+    assert found.terminated[:, 0].tolist() == found.terminated[:, 1].tolist()
+    assert np.flatnonzero(found.terminated[:, 0]).tolist() == [4]
+    assert found.reward[:, 0].tolist() == [0, 0, 0, 0, 1, 0, 0]
+    assert found.reward[:, 1].tolist() == [0, 0, 0, 0, -1, 0, 0]
+    board = found.obs["observation"]
+    assert board[5, 0, :, :, 0].tolist() == [[1, 1, 1], [0, 0, 0], [0, 0, 0]]
+    assert board[5, 1, :, :, 1].tolist() == [[1, 1, 1], [0, 0, 0], [0, 0, 0]]
+    assert not board[6, 0].any()  # a new game
+    assert found.obs["action_mask"][2, 0].sum() == 7
+    assert found.obs["action_mask"][1, 1].sum() == 8
+
+
+def test_what_pettingzoo_converts_for_games_in_turn_is_the_game_in_turn():
+    game = pytest.importorskip("pettingzoo.classic.tictactoe_v3")
+    from pettingzoo.utils.conversions import turn_based_aec_to_parallel
+
+    made = make_vector_env(lambda: turn_based_aec_to_parallel(game.env()), 2, backend="pettingzoo")
+    assert made.description.turns
+
+
+def test_makers_of_pettingzoo_itself_are_taken_for_games():
+    for maker in ("pettingzoo.classic.tictactoe_v3:env", "pettingzoo.x:raw_env", "x:parallel_env"):
+        assert resolve_env(EnvConfig(id=maker)).config.backend == "pettingzoo"
+    for maker in ("x:env", "mypettingzoo.x:env", "x.pettingzoo:env"):
+        assert resolve_env(EnvConfig(id=maker)).config.backend == "gymnasium"
+    asked = EnvConfig(id="pettingzoo.classic.tictactoe_v3:env", backend="gymnasium")
+    assert resolve_env(asked).config.backend == "gymnasium"
+
+
+class Lingers(Scripted):
+    def step(self, action: int | None) -> None:
+        if action is not None:
+            super().step(action)
+
+
+class Says(Scripted):
+    def last(self) -> tuple[Any, ...]:
+        return super().last()[:4]
+
+
+@pytest.mark.parametrize(
+    ("game", "says"),
+    [
+        (Lingers, r"must take an agent that has ended out of agents at its step\(None\)"),
+        (Says, "must give five values from last"),
+    ],
+)
+def test_what_games_in_turn_must_do(game: Any, says: str):
+    env = ParallelVectorEnv(game, 3, env_id="game")
+    with pytest.raises(EnvironmentFault, match=says):
+        record(env, [1, 2, 3], np.zeros((200, 3), np.int64))
+
+
+@pytest.mark.parametrize("options", [{"frame_stack": 2}, {"observe_last": True}])
+def test_what_needs_agents_that_act_at_once(options: dict[str, Any]):
+    with pytest.raises(ConfigError, match=r"env.\w+ requires agents that act at once"):
+        make_vector_env(scripted, 3, backend="pettingzoo", **options)
 
 
 def test_who_leaves_late_may_come_back():

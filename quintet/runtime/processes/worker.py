@@ -127,21 +127,21 @@ class Worker:
         first = COMPILING if begins else 0
         more = None
         if grant.rows < self.work.plan.unroll_steps:
-            more = partial(self.more, grant, slots)
+            more = partial(self.more, grant)
         unroll(self.groups, slots, self.timer, lambda row: self.beat(row or first), more)
         for mine, k, group in zip(self.headers, grant.slots, self.groups, strict=True):
             mine[k][:] = grant.generation, group.rows
         self.seconds[:] = list(self.timer.seconds().values())
         self.channel.send(Full(grant.slots))
 
-    def more(self, grant: Fill, slots: Sequence[Slot], rows: int) -> int:
+    def more(self, grant: Fill, rows: int) -> int:
         """The number of rows of a short unroll that follow after `rows`."""
         if rows == 0:
             return grant.rows
         if not grant.asks:
             return 0
         self.timer.switch("waiting")
-        self.channel.send(Paused(sum(int(slot.valid[:rows].sum()) for slot in slots)))
+        self.channel.send(Paused(sum(group.executed(rows) for group in self.groups)))
         answer = self.channel.recv()
         if not isinstance(answer, More):
             raise Stopped

@@ -1,0 +1,262 @@
+"""Games in turn: makes of the rows of a group's unroll streams of decisions, as other environments
+give them.
+
+Where agents act in turn (`EnvDescription.turns`), most rows of a stream hold no decision, and what
+a decision leads to is known when its agent is on turn again.  Learners see none of this: `Turns`
+puts the decisions of each column in its first rows, one behind the other, each with its outcome.
+The rows that are left over are not valid.  A decision whose outcome is not known yet at the end of
+an unroll is the first row of the next one.
+"""
+
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quintet.runtime.slots import PLAYER, Slot
+from quintet.types import State
+
+_OUTCOME = ("reward", "raw_reward", "terminated", "truncated", "success")
+
+Bools = NDArray[np.bool_]
+
+
+def held(before: State, after: State, acted: Bools) -> State:
+    """The state after an act: an agent that did not act keeps the one before, ``[B, ...]``."""
+    mine = torch.from_numpy(acted.copy())
+    return {
+        # Who plays is drawn for games, not by decision.
+        name: x
+        if name == PLAYER
+        else torch.where(mine.view(-1, *[1] * (x.ndim - 1)), x, before[name])
+        for name, x in after.items()
+    }
+
+
+@final
+class Begun:
+    """Which streams are within an episode: from the agent's first decision on."""
+
+    def __init__(self, num_streams: int):
+        self._begun = np.zeros(num_streams, np.bool_)
+
+    def after(self, acted: Bools, ended: Bools) -> Bools:
+        """Whether the next decision of each stream begins an episode, after a row."""
+        self._begun |= acted
+        self._begun &= ~ended
+        return ~self._begun
+
+
+@final
+class Turns:
+    """Collects what a group's unroll is made of beside its slot, and gathers it in the slot.
+
+    An unroll of R rows is gathered from R + 2: the decision that waits from the unroll before, row
+    0 to R - 1, and the observation behind them.  An item of a column is a decision, or the row
+    behind the end of an episode, which shows its last observation.
+    """
+
+    def __init__(self, num_streams: int):
+        self.num_streams = num_streams
+        self.restart()
+
+    def restart(self) -> None:
+        count = self.num_streams
+        self.begun = Begun(count)
+        self.open = np.zeros(count, np.bool_)  # streams whose newest decision has no outcome yet
+        self.before: State = {}
+        self.states: list[State] = []
+        self.waits = np.zeros(count, np.bool_)  # streams with a decision from the unroll before
+        self.ended = np.zeros(count, np.bool_)  # of which the outcome is known, an end
+        self.waiting: dict[str, Tensor] = {}
+        self.episodes = np.zeros(count, np.int64)  # that have begun
+        self.next: dict[str, Tensor] = {}  # what the next unroll begins with
+        self.last_action: Tensor | None = None
+        self.last_reward = np.zeros(count, np.float32)
+
+    def begin(self, slot: Slot) -> None:
+        """Before an unroll that is not the first."""
+        for name, x in slot.obs_rows[0].items():
+            x.copy_(self.next[name])
+        slot.is_first[0] = self.first
+        assert self.last_action is not None
+        slot.last_action.copy_(self.last_action)
+        slot.last_reward[:] = self.last_reward
+
+    def act(self, state: State, slot: Slot) -> None:
+        """Keeps the state before an act."""
+        self.before = state
+        self.states.append({name: state[name].clone() for name in slot.state})
+
+    def receive(self, row: int, slot: Slot, after: State) -> State:
+        """Reads who acted in a row; returns the state of the next act."""
+        acted = slot.valid[row]
+        ended = slot.terminated[row] | slot.truncated[row]
+        slot.is_first[row + 1] = self.begun.after(acted, ended)
+        self.open |= acted
+        self.open &= ~ended
+        return held(self.before, after, acted)
+
+    def executed(self, slot: Slot, rows: int) -> int:
+        """Decisions of an unroll whose outcome is known after `rows` rows."""
+        made = np.count_nonzero(self.waits) + np.count_nonzero(slot.valid[:rows])
+        return int(made - np.count_nonzero(self.open))
+
+    def gather(self, slot: Slot, rows: int, state: State) -> None:
+        """Ends an unroll of `rows` rows, which `slot` then holds in its final form."""
+        self.states.append({name: state[name].clone() for name in slot.state})
+        self.next = {name: x.clone() for name, x in slot.obs_rows[rows].items()}
+        self.first = slot.is_first[rows].copy()
+        if self.last_action is None:
+            self.last_action = slot.last_action.clone()
+        if not self.waiting:
+            self.waiting = {name: x[:1] for name, x in self._fields(slot).items()}
+            self.waiting |= {f"state/{name}": x[None] for name, x in self.states[0].items()}
+            self.waiting = {name: torch.zeros_like(x) for name, x in self.waiting.items()}
+        outcome, decides, items = self._outcomes(slot, rows)
+        place = items.cumsum(0) - 1
+        last = np.where(decides, np.arange(rows + 1)[:, None], -1).max(0)
+        columns = np.arange(self.num_streams)
+        ended = (outcome["terminated"] | outcome["truncated"])[last, columns]
+        # One that finds no room waits too: each agent may have acted in every row.
+        waits = (last >= 0) & (~ended | (place[last, columns] == slot.steps))
+        behind = np.arange(rows + 2)[:, None] > last
+        items &= ~(behind & waits)
+        source = _sources(items, slot.steps)
+        learned = decides & ~((np.arange(rows + 1)[:, None] == last) & waits)
+        firsts = self._number(slot, rows, decides)
+        self._remember(slot, rows, learned, outcome)
+        whole = self._whole(slot, rows, firsts)
+        waiting = {
+            name: x[torch.from_numpy(np.maximum(last, 0)), torch.from_numpy(columns)][None]
+            for name, x in whole.items()
+        }
+        outcome_waits = {
+            name: torch.from_numpy(x[np.maximum(last, 0), columns][None].copy())
+            for name, x in outcome.items()
+        }
+        there = np.where(source[: slot.steps] <= rows, source[: slot.steps], rows)
+        valid = learned[there, columns] & _is_item(items, slot.steps)
+        valid &= source[: slot.steps] <= rows  # what shows the last observation is no decision
+        self._write(slot, whole, source, there)
+        for name, x in outcome.items():
+            getattr(slot, name)[:] = np.where(valid, x[there, columns], 0)
+        slot.valid[:] = valid
+        slot.is_first[:-1] &= valid
+        slot.is_first[-1] = False
+        self.waiting, self.waits = waiting | outcome_waits, waits
+        self.ended = waits & ended
+        self.states = []
+
+    def _fields(self, slot: Slot) -> dict[str, Tensor]:
+        """What a row holds, ``[T or T + 1, B, ...]``, by name."""
+        memory = slot.memory
+        obs = {f"obs/{name}": x for name, x in slot.obs.items()}
+        record = {f"record/{name}": x for name, x in slot.record.items()}
+        own = ("action", "version", "policy_id", "is_first", *_OUTCOME)
+        return obs | record | {name: memory[name] for name in own}
+
+    def _outcomes(
+        self, slot: Slot, rows: int
+    ) -> tuple[dict[str, NDArray[Any]], NDArray[Any], NDArray[Any]]:
+        """The outcomes of decisions ``[R + 1, B]``, where decisions are, and where items are
+        ``[R + 2, B]``.
+        """
+        decides = np.concatenate((self.waits[None], slot.valid[:rows]))
+        given = {name: getattr(slot, name)[:rows] for name in _OUTCOME}
+        ends = given["terminated"] | given["truncated"]
+        items = np.zeros((rows + 2, self.num_streams), np.bool_)
+        items[:-1] = decides
+        items[2:] |= ends
+        items[1] |= self.ended
+        # An outcome belongs to the newest decision.
+        index = np.where(decides, np.arange(rows + 1)[:, None], -1)
+        newest = np.maximum.accumulate(index)[1:]
+        outcome: dict[str, NDArray[Any]] = {}
+        told = ends | (given["raw_reward"] != 0.0) | (given["reward"] != 0.0)
+        row, column = np.nonzero(told & (newest >= 0))
+        for name, x in given.items():
+            into = np.zeros((rows + 1, self.num_streams), x.dtype)
+            into[0] = self.waiting[name][0].numpy() * self.waits
+            at = (newest[row, column], column)
+            if x.dtype == np.bool_:
+                into[at] |= x[row, column]
+            else:
+                np.add.at(into, at, x[row, column])
+            outcome[name] = into
+        return outcome, decides, items
+
+    def _number(self, slot: Slot, rows: int, decides: Bools) -> Bools:
+        """Writes the id of each column's first episode; returns where episodes begin
+        ``[R + 1, B]``.
+        """
+        firsts = np.concatenate((self.waiting["is_first"].numpy(), slot.is_first[:rows])) & decides
+        waits = self.waits
+        begins = np.where(waits, False, firsts[decides.argmax(0), np.arange(self.num_streams)])
+        slot.episode_id[:] = np.maximum(self.episodes - 1 + begins, 0)
+        self.episodes += firsts[1:].sum(0)
+        return firsts
+
+    def _remember(
+        self, slot: Slot, rows: int, learned: Bools, outcome: dict[str, NDArray[Any]]
+    ) -> None:
+        """Keeps the last action and reward of each column, for the unroll that follows."""
+        last = np.where(learned, np.arange(rows + 1)[:, None], -1).max(0)
+        columns = np.flatnonzero(last >= 0)
+        actions = torch.cat((self.waiting["action"], slot.action[:rows]))
+        assert self.last_action is not None
+        index = torch.from_numpy(columns)
+        self.last_action[index] = actions[torch.from_numpy(last[columns]), index]
+        self.last_reward[columns] = outcome["reward"][last[columns], columns]
+
+    def _whole(self, slot: Slot, rows: int, firsts: Bools) -> dict[str, Tensor]:
+        """All rows from which the unroll is gathered, by field: R + 1, of observations and states
+        R + 2.
+        """
+        whole: dict[str, Tensor] = {}
+        for name, x in self._fields(slot).items():
+            if name not in _OUTCOME:
+                more = name.startswith("obs/")
+                whole[name] = torch.cat((self.waiting[name], x[: rows + more]))
+        whole["is_first"] = torch.from_numpy(firsts)
+        for name in slot.state:
+            each = torch.stack([state[name] for state in self.states])
+            whole[f"state/{name}"] = torch.cat((self.waiting[f"state/{name}"], each))
+        return whole
+
+    def _write(
+        self, slot: Slot, whole: dict[str, Tensor], source: NDArray[Any], there: NDArray[Any]
+    ) -> None:
+        """Writes the rows of the slot, row i of column b from row ``source[i, b]``."""
+        columns = torch.from_numpy(np.arange(self.num_streams))
+        every, of_row = torch.from_numpy(source), torch.from_numpy(there)
+        for name, x in self._fields(slot).items():
+            if name in _OUTCOME:
+                continue
+            if name.startswith("obs/"):
+                x.copy_(whole[name][every, columns])
+            else:
+                x[: slot.steps] = whole[name][of_row, columns]
+        stored = every[:: slot.state_every]
+        for name, x in slot.state.items():
+            x.copy_(whole[f"state/{name}"][stored, columns])
+
+
+def _is_item(items: Bools, steps: int) -> Bools:
+    """Which rows ``[T, B]`` of the gathered unroll are items."""
+    found: Bools = np.arange(steps)[:, None] < items.sum(0)
+    return found
+
+
+def _sources(items: Bools, steps: int) -> NDArray[np.int64]:
+    """The row that each row ``[T + 1, B]`` of the gathered unroll comes from: an item, or behind
+    the last one the same again; row 0 of the unroll where there is none.
+    """
+    count = items.sum(0)
+    row, column = np.nonzero(items)
+    source = np.ones((steps + 1, items.shape[1]), np.int64)
+    source[(items.cumsum(0) - 1)[row, column], column] = row
+    index = np.minimum(np.arange(steps + 1)[:, None], np.maximum(count - 1, 0))
+    return np.take_along_axis(source, index, 0)
