@@ -211,7 +211,7 @@ def test_learners_that_train_on_games_in_turn(
 
 @pytest.mark.slow
 def test_tictactoe_is_learned(tmp_path: Any) -> None:
-    """By self-play, to beat random actions."""
+    """By self-play, to beat random actions: greedily 141, 154 and 153 of 200 games."""
     pytest.importorskip("pettingzoo.classic.tictactoe_v3")
     won = []
     for seed in (1, 2, 3):
@@ -221,11 +221,11 @@ def test_tictactoe_is_learned(tmp_path: Any) -> None:
             "report.progress": False, "runtime.compile": "off",
         }  # fmt: skip
         policy = quintet.train(
-            "ppo", env="pettingzoo.classic.tictactoe_v3:env", total_steps=40_000, seed=seed,
+            "ppo", env="pettingzoo.classic.tictactoe_v3:env", total_steps=60_000, seed=seed,
             run_dir=tmp_path / str(seed), config=config,
         ).policy  # fmt: skip
         games = quintet.evaluate(policy, episodes=200, against="random", seed=10_000).games
         assert games is not None
         won.append(games.won)
     print(won)
-    assert sum(won) / 3 >= 999
+    assert sum(won) / 3 >= 125
