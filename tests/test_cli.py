@@ -405,6 +405,7 @@ def test_a_group_of_seeds_and_its_picture(quintet, folder):
             *(str(seed), "finished", "128", f"{scores[seed - 1]:.2f}"),
             f"r/s{seed}",
         ]
+        assert float(cells[4]) > 0
     mean, spread = np.mean(scores), np.std(scores, ddof=1)
     assert summary.startswith(f"eval/return_mean: {mean:.2f} +- {spread:.2f} (")
     assert "2 finished of 2 seeds" in summary

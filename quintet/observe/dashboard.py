@@ -23,7 +23,7 @@ from quintet.observe.view import View
 _MOST_OF_TIME = 0.02  # that drawing may take
 _SHORTEST_S = 0.1  # between two drawings: the eye sees no more
 
-_NAMES_WIDTH = 11
+_NAMES_WIDTH = 11  # a longer name has a space behind it all the same
 _NARROW = 50  # columns below which names are not set in a column of their own
 _CURVE_HEIGHT = 3
 _PROCESS_WIDTH = 11
@@ -371,7 +371,8 @@ def _numbers(view: View, width: int) -> list[_Block]:
 
 def _named(name: str, parts: Sequence[Text], width: int) -> Text:
     """A name and as many whole parts as fit."""
-    line = Text.assemble((f"{name:{_NAMES_WIDTH if width >= _NARROW else len(name) + 1}}", "bold"))
+    cells = _NAMES_WIDTH - 1 if width >= _NARROW else 0
+    line = Text.assemble((f"{name:{cells}} ", "bold"))
     return _filled(line, parts, width)
 
 

@@ -16,8 +16,9 @@ from quintet.algorithms.parts.setup import PLAIN
 from quintet.config.load import Loaded
 from quintet.config.run import RunConfig
 from quintet.config.saved import Unusable
-from quintet.errors import ConfigError, LearnerFault, WorkerFault
+from quintet.errors import ConfigError, LearnerFault, QuintetError, WorkerFault
 from quintet.observe.metrics import policy_prefix
+from quintet.observe.report_files import read_metrics
 from quintet.observe.stream import QuietStream
 from quintet.observe.wandb_sink import require_wandb
 from quintet.policy import Policy
@@ -63,7 +64,7 @@ class SeedOutcome:
     """How one run of a seed group ended.
 
     status: waiting: the group was stopped before this run began.
-    metrics: the run's last report; empty without one.
+    metrics: the run's last report, with the newest scores of training; empty without one.
     error: why it failed, else None.
     """
 
@@ -266,7 +267,8 @@ def _seed_outcome(config: RunConfig, how: seed_group.Outcome) -> SeedOutcome:
     assert config.run_dir is not None
     said = how.answer or {}
     if "status" in said:
-        return SeedOutcome(config.seed, config.run_dir, said["status"], said["metrics"])
+        metrics = _newest_scores(config.run_dir) | said["metrics"]
+        return SeedOutcome(config.seed, config.run_dir, said["status"], metrics)
     error: str | None = said.get("error")
     # Ended by the group's own signal before the run began, or not started.
     if error is None and how.status in (None, 130, -signal.SIGTERM):
@@ -275,6 +277,18 @@ def _seed_outcome(config: RunConfig, how: seed_group.Outcome) -> SeedOutcome:
         assert how.status is not None  # of a process that was not started, above
         error = f"its process {how_ended(how.status)}"
     return SeedOutcome(config.seed, config.run_dir, "failed", {}, error)
+
+
+def _newest_scores(run_dir: Path) -> dict[str, float]:
+    """The scores of training in the newest report that has some: in the last one no episode may
+    have ended.
+    """
+    try:
+        reports = read_metrics(run_dir, lambda _: None)
+    except QuintetError:  # it reports to neither file
+        return {}
+    scored = (report for report in reversed(reports) if "episode/return_mean" in report)
+    return {k: x for k, x in next(scored, {}).items() if k.startswith("episode/")}
 
 
 def _make_replays(trainer: Trainer, source: Source) -> None:

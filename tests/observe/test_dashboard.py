@@ -103,6 +103,14 @@ def test_any_learners_numbers_are_shown() -> None:
     assert len(lines_of(view)) <= 40
 
 
+def test_a_space_stands_between_the_name_of_a_line_and_its_numbers() -> None:
+    view = View("title", Pace(100, 0), "folder", None)
+    view.report = {f"{name}/other": 1.5 for name in dashboard._LINES}
+    shown = lines_of(view)
+    for name in dashboard._LINES:
+        assert any(re.match(rf"{name} +other 1\.5$", line) for line in shown), name
+
+
 @pytest.mark.parametrize(
     ("before", "scores", "best"),
     [

@@ -19,8 +19,10 @@ import pytest
 
 import quintet
 from quintet import checkpoint
+from quintet.algorithms.ppo.config import PPOConfig
 from quintet.checkpoint import tensor_hashes
 from quintet.config.load import Layer
+from quintet.config.run import RunConfig
 from quintet.config.saved import load_seeds
 from quintet.errors import ConfigError, GroupFault
 from quintet.observe.report_files import read_metrics
@@ -416,3 +418,18 @@ def test_a_run_is_no_group(tmp_path):
     (tmp_path / "config.yaml").write_text("algo: ppo\n")
     with pytest.raises(ConfigError, match="is a run by itself"):
         quintet.train("ppo", ENV, 300, None, tmp_path, SMALL, seeds=[1])
+
+
+def test_training_scores_are_those_of_the_newest_report_with_an_episode(tmp_path: Path) -> None:
+    """In the last report of a short run often no episode has ended."""
+    config = RunConfig(algo="ppo", env={"id": "CartPole-v1"}, run_dir=tmp_path, learner=PPOConfig())
+    ended = seed_group.Outcome(0, {"status": "finished", "metrics": {"env_steps": 3.0}})
+    assert launch._seed_outcome(config, ended).metrics == {"env_steps": 3.0}
+    reports = [
+        {"env_steps": 1.0, "episode/return_mean": 5.0},
+        {"env_steps": 2.0, "episode/return_mean": 7.0, "loss/total": 9.0},
+        {"env_steps": 3.0},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in reports))
+    found = launch._seed_outcome(config, ended).metrics
+    assert found == {"env_steps": 3.0, "episode/return_mean": 7.0}
