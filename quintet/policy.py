@@ -26,7 +26,7 @@ from quintet.models.custom import Maker, encoder_name
 from quintet.models.size import weights_bytes
 from quintet.protocols import Actor
 from quintet.runtime.torch_settings import OwnTorch
-from quintet.system import files, memory, trust
+from quintet.system import files, memory, run_record, trust
 from quintet.system.blame import no_exit
 from quintet.system.cpus import usable_cores
 from quintet.system.inside import require_own
@@ -522,6 +522,9 @@ def _find(path: Path, which: str) -> checkpoint.Checkpoint:
         found = checkpoint.read(path / "best")
     elif which == "latest":
         found = checkpoint.latest(path / "checkpoints", warn=files.warn_on_stderr)
+        steps = None if found is None else found.meta.get("env_steps")
+        if steps is not None and (lost := run_record.lost(path, steps)) is not None:
+            files.warn_on_stderr(lost)
     else:
         inside = path / "checkpoints" / which
         if not inside.exists():

@@ -56,10 +56,8 @@ def main(arguments: list[str]) -> int:
             return
         from quintet.observe.plots import plot_runs
 
-        named = {place: runs_in(place) for place in map(given_path, runs)}
-        found = [run for within in named.values() for run in within]
-        may_lack = set(found) - named.keys()
-        plot_runs(found, given_path(out), kind, x or "env_steps", metric, may_lack)
+        found = [run for place in runs for run in runs_in(given_path(place))]
+        plot_runs(found, given_path(out), kind, x or "env_steps", metric)
         print(given_path(out))
 
     description = "Curves or final scores of runs."

@@ -9,16 +9,13 @@ from typing import Any
 
 from quintet.config.load import flatten, options
 from quintet.config.run import MAY_CHANGE_ON_RESUME
-from quintet.errors import CheckpointError, ConfigError, FileFault
-from quintet.system import files, manifest, saved_options
+from quintet.errors import CheckpointError, ConfigError
+from quintet.system import files, manifest, run_record, saved_options
 
 BEFORE_CONFIG = (".lock", "log.txt", ".config.yaml.tmp", ".tmp-config.yaml")
 """Files that a run may leave if it is killed at its very start."""
 
 _MOST_SHOWN = 200  # characters of a value
-
-_RECORD = "run.json"
-"""A file of every run that has begun, and of nothing else."""
 
 
 def read_saved(
@@ -168,7 +165,11 @@ def require_movable(run_dir: Path) -> None:
     held = _held(run_dir)
     if not held:
         return
-    if _RECORD not in held or not held & {saved_options.FILE, "checkpoints", "metrics.jsonl"}:
+    if run_record.FILE not in held or not held & {
+        saved_options.FILE,
+        "checkpoints",
+        "metrics.jsonl",
+    }:
         raise ConfigError(
             f"--overwrite requires a folder that a run has made, {run_dir} holds "
             f"{', '.join(sorted(held)[:3])}; give another --run-dir, or rename it yourself"
@@ -186,8 +187,5 @@ def ended_at_once(run_dir: Path) -> bool:
     """
     if manifest.numbered(run_dir / "checkpoints"):
         return False
-    try:
-        record = files.parse_json(files.read_bytes(run_dir / _RECORD))
-        return bool(record["env_steps"] == 0 and record["state"] != "running")
-    except (FileFault, ValueError, KeyError, TypeError):
-        return False
+    record = run_record.read(run_dir)
+    return record is not None and record.env_steps == 0 and record.state != "running"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from quintet.errors import QuintetError
+from quintet.observe.plot_groups import plain
 from quintet.observe.plots import LINES, figure_classes, line_colour, save, style_axes
 from quintet.system import files
 from quintet.system.inside import require_own
@@ -72,7 +73,7 @@ def plot_lineage(run_dir: Path, out: Path) -> Path:
     for place, name in zip(axes[1:], names, strict=True):
         for policy in range(len(begins)):
             _draw_value(place, events, policy, name, end)
-        place.set_ylabel(name, fontsize=8)
+        place.set_ylabel(plain(name), fontsize=8)
         place.tick_params(which="both", labelsize=7)
         style_axes(place)
     axes[-1].set_xlabel("env_steps of all policies", fontsize=9)

@@ -6,6 +6,7 @@ from typing import Any
 
 _NOT_PART_OF_GROUP = ("seed", "run_dir", "resume", "report")  # may differ within an experiment
 _MAX_LABEL_PARTS = 4
+_MOST_SHOWN = 120  # characters of a text in a picture
 _ENV = ("env", "env.id")  # either names the environment
 
 
@@ -70,6 +71,15 @@ def _part(name: str, value: object) -> str:
     if name in _ENV:
         return str(value)
     return f"{name.split('.', 1)[-1]} " + (f"{value:g}" if isinstance(value, float) else str(value))
+
+
+def plain(text: str) -> str:
+    """The text as a picture shows it, letter by letter: matplotlib takes what stands between two
+    dollars for a formula, and what can't be printed is named.
+    """
+    shown = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+    shown = shown if len(shown) <= _MOST_SHOWN else f"{shown[: _MOST_SHOWN - 3]}..."
+    return shown.replace("$", "\\$")
 
 
 def env_name(config: Mapping[str, Any]) -> str:

@@ -1,8 +1,10 @@
 """Plots of learning curves and of final scores."""
 
 import difflib
+import logging
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +16,9 @@ from numpy.typing import NDArray
 from quintet.errors import QuintetError
 from quintet.observe.intervals import bootstrap_band, iqm, iqm_interval
 from quintet.observe.metrics import describe, policy_of, policy_prefix
-from quintet.observe.plot_groups import env_name, group_key, group_labels
+from quintet.observe.plot_groups import env_name, group_key, group_labels, plain
 from quintet.observe.report_files import read_metrics
-from quintet.system import files, saved_options
+from quintet.system import files, run_record, saved_options
 
 Axis = Literal["env_steps", "wall_s"]
 Kind = Literal["curve", "bars"]
@@ -66,24 +68,24 @@ def plot_runs(
     kind: Kind = "curve",
     x: Axis = "env_steps",
     metric: str | None = None,
-    may_lack: Collection[Path] = (),
 ) -> Path:
     """Draws a metric of runs and returns `out`.  Runs that differ only in their seed are a group.
+    Runs with nothing to draw are left out, with a line on standard error.
 
     curve: the metric over env_steps or wall time: of each group the mean over seeds with a 95%
         bootstrap band of that mean, over the part of the axis that all of them have reached, and a
         thin line for each seed.  Evaluations stand as markers when the metric is a return or the
         success rate of training.
     bars: final scores: of each group the interquartile mean over runs with its 95% bootstrap
-        interval, and a mark for each run.  The final score of a run is its last evaluation;
+        interval, and a mark for each run; a panel for each environment.  Runs that failed are left
+        out if others did not.  The final score of a run is its last evaluation;
         of other metrics the mean over the last tenth of its env_steps.
 
     metric: None: the success rate if every run has one, else the mean return; of training for
         curves, of evaluations for bars, or the other one where some run lacks it.
-    may_lack: those of `run_dirs` that are left out, with a warning, if they have nothing to draw.
 
     Raises:
-        QuintetError: no runs, a run without the metric, an unknown file format, or no matplotlib.
+        QuintetError: no runs, none that has the metric, an unknown file format, or no matplotlib.
     """
     out = files.given_path(out)
     if not run_dirs:
@@ -91,30 +93,50 @@ def plot_runs(
     _require_format(out)
     # One run under two names is no second seed.
     folders = {each.resolve(): each for each in map(files.given_path, run_dirs)}.values()
+    left_out: list[QuintetError] = []
+    reports = _reports(list(folders), kind, left_out)
+    if metric is None:
+        metric = _default_metric(kind, reports)
+    runs = []
+    for folder in reports:
+        with _leaving_out(left_out):
+            for own, of_one in _policies(reports[folder], metric):
+                runs.append(_load(folder, of_one, x, metric, own))
+    if not runs:
+        raise left_out[0]
+    for fault in left_out:
+        print(f"left out: {fault}", file=sys.stderr)
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(group_key(run.config), []).append(run)
+    if kind == "bars":
+        return save(_bars(metric, list(groups.values())), out)
+    labels = group_labels([members[0].config for members in groups.values()])
+    named = list(zip(map(plain, labels), groups.values(), strict=True))
+    return save(_curves(x, metric, named), out)
+
+
+def _reports(
+    folders: Sequence[Path], kind: Kind, left_out: list[QuintetError]
+) -> dict[Path, list[dict[str, float]]]:
+    """The reports of each run that has some, for bars of those that did not fail, if there are any.
+
+    left_out: receives why runs are left out.
+    """
     reports: dict[Path, list[dict[str, float]]] = {}
     for folder in folders:
-        with _leaving_out(folder in may_lack):
+        with _leaving_out(left_out):
             found = read_metrics(folder)
             if not found:
                 raise QuintetError(f"{folder} has no reports yet")
             reports[folder] = found
-    if metric is None:
-        each = [own for run in reports.values() for _, own in _policies(run, None)]
-        metric = _default_metric(kind, each)
-    runs = []
-    for folder in reports:
-        with _leaving_out(folder in may_lack):
-            for own, of_one in _policies(reports[folder], metric):
-                runs.append(_load(folder, of_one, x, metric, own))
-    if not runs:
-        raise QuintetError(f"plotting needs at least one run that has {metric}; none of these has")
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(group_key(run.config), []).append(run)
-    labels = group_labels([members[0].config for members in groups.values()])
-    named = list(zip(labels, groups.values(), strict=True))
-    figure = _curves(x, metric, named) if kind == "curve" else _bars(metric, named)
-    return save(figure, out)
+    records = {folder: run_record.read(folder) for folder in reports}
+    failed = [folder for folder, of in records.items() if of is not None and of.state == "failed"]
+    if kind == "bars" and len(failed) < len(reports):
+        for folder in failed:
+            del reports[folder]
+            left_out.append(QuintetError(f"{folder} failed, so it has no final score"))
+    return reports
 
 
 def save(figure: Any, out: Path) -> Path:
@@ -122,7 +144,9 @@ def save(figure: Any, out: Path) -> Path:
     _require_format(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(out)
+        with warnings.catch_warnings():  # a letter that the font lacks, axes that have no room
+            warnings.simplefilter("ignore")
+            figure.savefig(out)
     except OSError as fault:
         raise QuintetError(
             f"can't write {out}: {files.reason(fault)}; {files.advice(fault)}, or give another "
@@ -140,17 +164,33 @@ def _require_format(out: Path) -> None:
 
 
 @contextmanager
-def _leaving_out(allowed: bool) -> Iterator[None]:
-    """Turns the error of a run into a warning, where the run may be left out."""
+def _leaving_out(left_out: list[QuintetError]) -> Iterator[None]:
+    """Keeps the error of a run, which is left out."""
     try:
         yield
     except QuintetError as fault:
-        if not allowed:
-            raise
-        print(f"left out: {fault}", file=sys.stderr)
+        left_out.append(fault)
 
 
-def _default_metric(kind: Kind, runs: Sequence[Sequence[Mapping[str, float]]]) -> str:
+def _default_metric(kind: Kind, reports: Mapping[Path, Sequence[Mapping[str, float]]]) -> str:
+    """A score that all runs have; a line on standard error where bars are not of evaluations."""
+    runs = [own for run in reports.values() for _, own in _policies(run, None)]
+    found = _common_score(kind, runs)
+    if kind == "bars" and runs and not found.startswith("eval/"):
+        lacks = [
+            str(folder)
+            for folder, run in reports.items()
+            if not any(name.endswith("eval/return_mean") for report in run for name in report)
+        ]
+        print(
+            f"warning: final scores are those of training ({found}), since {', '.join(lacks[:3])} "
+            f"{'has' if len(lacks) == 1 else 'have'} no evaluations",
+            file=sys.stderr,
+        )
+    return found
+
+
+def _common_score(kind: Kind, runs: Sequence[Sequence[Mapping[str, float]]]) -> str:
     sources = ("episode", "eval") if kind == "curve" else ("eval", "episode")
     names = [f"{source}/{score}" for score in _SCORES for source in sources]
     return next(
@@ -269,19 +309,44 @@ def _final(run: Run, metric: str) -> float:
     return float(run.curve.y[late].mean())
 
 
-def _bars(metric: str, groups: list[tuple[str, list[Run]]]) -> Any:
-    """A bar for each group, from the top down, in the order given."""
+def _bars(metric: str, groups: Sequence[Sequence[Run]]) -> Any:
+    """A panel for each environment with a bar for each group, from the top down, in the order
+    given; groups of one name have one colour.
+    """
+    panels: dict[str, list[Sequence[Run]]] = {}
+    for members in groups:
+        panels.setdefault(env_name(members[0].config), []).append(members)
     figure_class, _ = figure_classes()
-    figure = figure_class(figsize=(7.0, 1.5 + 0.55 * len(groups)), dpi=150)
+    height_in = 0.6 + 0.9 * len(panels) + 0.55 * len(groups)
+    figure = figure_class(figsize=(7.0, height_in), dpi=150)
     figure.set_layout_engine("constrained")
-    axes = figure.add_subplot()
+    heights = [len(held) for held in panels.values()]
+    placed = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
+    numbers: dict[str, int] = {}
+    for axes, (env, held) in zip(placed, panels.items(), strict=True):
+        labels = group_labels([members[0].config for members in held])
+        _draw_bars(axes, metric, dict(zip(labels, held, strict=True)), numbers)
+        _decorate(axes, {env}, "x")
+        if metric.endswith("success_rate"):
+            axes.set_xlim(-0.02, 1.02)
+    placed[-1].set_xlabel(f"final {_named(metric)}")
+    meaning = "bar: interquartile mean; line: its 95% bootstrap interval; circles: runs"
+    figure.supxlabel(meaning, x=0.01, ha="left", fontsize=8)
+    return figure
+
+
+def _draw_bars(
+    axes: Any, metric: str, groups: Mapping[str, Sequence[Run]], numbers: dict[str, int]
+) -> None:
+    """numbers: of the colours by name of group, to which new names are added."""
     names = []
-    for number, (label, members) in enumerate(groups):
+    for place, (label, members) in enumerate(groups.items()):
+        number = numbers.setdefault(label, len(numbers))
         scores = np.array([_final(run, metric) for run in members])
         mean = float(iqm(scores))
         low, high = iqm_interval(scores)
         axes.barh(
-            number,
+            place,
             mean,
             height=0.6,
             color=_COLOURS[number % len(_COLOURS)],
@@ -290,21 +355,14 @@ def _bars(metric: str, groups: list[tuple[str, list[Run]]]) -> Any:
             edgecolor="white",
         )
         if len(scores) > 1:
-            axes.plot([low, high], [number, number], color="0.1", lw=2, solid_capstyle="butt")
+            axes.plot([low, high], [place, place], color="0.1", lw=2, solid_capstyle="butt")
         spread = np.linspace(-0.2, 0.2, len(scores)) if len(scores) > 1 else np.zeros(1)
-        axes.plot(scores, number + spread, "o", ms=4, mfc="white", mec="0.1", ls="none")
+        axes.plot(scores, place + spread, "o", ms=4, mfc="white", mec="0.1", ls="none")
         count = f"{len(scores)} seed{'s' if len(scores) > 1 else ''}"
-        names.append(f"{label}\n{mean:,.4g}, {count}")
+        names.append(f"{plain(label)}\n{mean:,.4g}, {count}")
     axes.set_yticks(range(len(groups)), names)
     axes.invert_yaxis()
     axes.axvline(0, color="0.5", lw=0.8)
-    _decorate(axes, {env_name(members[0].config) for _, members in groups}, "x")
-    axes.set_xlabel(f"final {_named(metric)}")
-    if metric.endswith("success_rate"):
-        axes.set_xlim(-0.02, 1.02)
-    meaning = "bar: interquartile mean; line: its 95% bootstrap interval; circles: runs"
-    figure.supxlabel(meaning, x=0.01, ha="left", fontsize=8)
-    return figure
 
 
 def _curves(x: Axis, metric: str, groups: list[tuple[str, list[Run]]]) -> Any:
@@ -343,7 +401,8 @@ def _curves(x: Axis, metric: str, groups: list[tuple[str, list[Run]]]) -> Any:
 
 
 def _decorate(axes: Any, envs: set[str], grid: str) -> None:
-    axes.set_title(", ".join(sorted(envs - {""})) or "runs", loc="left", fontweight="bold")
+    title = plain(", ".join(sorted(envs - {""}))) or "runs"
+    axes.set_title(title, loc="left", fontweight="bold")
     style_axes(axes, grid)
 
 
@@ -427,11 +486,12 @@ def _named(metric: str) -> str:
     }
     found = describe(metric)
     unit = f" [{found.unit}]" if found and found.unit != "1" else ""
-    return readable.get(metric, metric) + unit
+    return plain(readable.get(metric, metric) + unit)
 
 
 def figure_classes() -> tuple[Any, Any]:
     """The classes ``Figure`` and ``EngFormatter``; no global state or window system is touched."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # of fonts that it looks for
     try:
         from matplotlib.figure import Figure
         from matplotlib.ticker import EngFormatter

@@ -20,11 +20,9 @@ from torch import Tensor
 from quintet import checkpoint
 from quintet.errors import CheckpointError, FileFault, QuintetError
 from quintet.observe.stream import LogFile
-from quintet.system import files, manifest, provenance, saved_options
+from quintet.system import files, manifest, provenance, run_record, saved_options
 from quintet.system.lock import run_lock
 from quintet.types import Rollout
-
-RECORD = "run.json"
 
 OLD = "old"
 """What the name of a run's folder ends in, with a number, once another run has taken its place."""
@@ -206,15 +204,15 @@ class RunFolder:
         """
         self._record = {"revision": provenance.revision(Path.cwd()), "system": dict(system)}
         try:
-            if (self.path / RECORD).is_dir():
-                files.set_aside(self.path / RECORD)
+            if (self.path / run_record.FILE).is_dir():
+                files.set_aside(self.path / run_record.FILE)
             self._write_record("running", None, None)
         except OSError as fault:
             raise self._cannot_write(fault) from fault
 
     def check_record(self, warn: Callable[[str], None]) -> None:
         """Sets aside the ``run.json`` of a finished run if it can't be read."""
-        path = self.path / RECORD
+        path = self.path / run_record.FILE
         if not os.path.lexists(path):
             return
         with suppress(FileFault, ValueError):
@@ -250,7 +248,7 @@ class RunFolder:
     def _write_record(self, state: str, env_steps: int | None, error: str | None) -> None:
         now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         said = {"state": state, "at": now, "env_steps": env_steps, "error": error, **self._record}
-        files.write_whole(self.path / RECORD, json.dumps(said, indent=1).encode() + b"\n")
+        files.write_whole(self.path / run_record.FILE, json.dumps(said, indent=1).encode() + b"\n")
 
     def close(self) -> None:
         """May be called twice."""

@@ -19,7 +19,7 @@ from quintet.run.policy_run import PolicyRun, leader
 from quintet.run.population import Population
 from quintet.run.replay import RunReplay
 from quintet.runtime import loop
-from quintet.system import provenance, saved_options
+from quintet.system import provenance, run_record, saved_options
 
 _TIME_FRAC = 0.01
 """Share of a run's time above which checkpoints that are only due are left out."""
@@ -130,6 +130,10 @@ class Saving:
         exact = self.config.resume == "exact"
         passed_over: list[str] = []
         found = self.folder.newest(exact, passed_over.append)
+        steps = 0 if found is None else found.meta.get("env_steps") or 0
+        lost = None if exact else run_record.lost(self.folder.path, steps)
+        if lost is not None and not passed_over:
+            self.warnings.append(f"{lost}; what came after is trained again")
         if found is None:
             return None, loop.Counters()
         self.warnings += passed_over

@@ -222,7 +222,7 @@ def test_errors_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(QuintetError, match=r"\.png, \.svg, \.pdf, not '\.bmp'"):
         plot_runs([run], tmp_path / "x.bmp")
     with pytest.raises(QuintetError, match=r"empty has no reports yet"):
-        plot_runs([run, empty], tmp_path / "x.png")
+        plot_runs([empty], tmp_path / "x.png")
     with pytest.raises(QuintetError, match=r"no values of loss/total.*It has: episode/return_mean"):
         plot_runs([run], tmp_path / "x.png", metric="loss/total")
     with pytest.raises(QuintetError, match=r"nowhere has no metrics\.jsonl"):
@@ -384,7 +384,7 @@ def test_a_run_under_two_names_is_no_second_seed(tmp_path: Path, drawn: dict[str
     assert not any("seeds" in text for text in legend_of(drawn["figure"]))
 
 
-def test_runs_that_may_lack_what_is_drawn_are_left_out_aloud(
+def test_runs_with_nothing_to_draw_are_left_out_aloud(
     tmp_path: Path, drawn: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     good, begun, bare = (make_run(tmp_path / name, 1) for name in ("good", "begun", "bare"))
@@ -392,15 +392,88 @@ def test_runs_that_may_lack_what_is_drawn_are_left_out_aloud(
     (bare / "metrics.jsonl").unlink()
     (damaged := make_run(tmp_path / "damaged", 2) / "config.yaml").write_text("- 1")
     folders = [good, begun, bare, damaged.parent]
-    plot_runs(folders, tmp_path / "out.png", may_lack={*folders})
+    plot_runs(folders, tmp_path / "out.png")
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 3
     assert all(line.startswith("left out: ") for line in said)
     for folder in folders[1:]:
         with pytest.raises(QuintetError, match=re.escape(str(folder))):
-            plot_runs(folders, tmp_path / "out.png", may_lack={*folders} - {folder})
-    with pytest.raises(QuintetError, match="at least one run that has"):
-        plot_runs([begun], tmp_path / "out.png", may_lack={begun})
+            plot_runs([folder], tmp_path / "out.png")
+
+
+def test_failed_runs_have_no_bars(tmp_path: Path, drawn: dict[str, Any], capsys: Any) -> None:
+    good, failed = (make_run(tmp_path / name, seed) for name, seed in (("good", 1), ("failed", 2)))
+    (failed / "run.json").write_text('{"state": "failed", "error": "x", "env_steps": 9}')
+    plot_runs([failed, good], tmp_path / "out.png", kind="bars")
+    assert capsys.readouterr().err == f"left out: {failed} failed, so it has no final score\n"
+    (axes,) = drawn["figure"].axes
+    assert [label.get_text()[-8:] for label in axes.get_yticklabels()] == [", 1 seed"]
+    plot_runs([failed], tmp_path / "out.png", kind="bars")  # better than no picture
+    assert not capsys.readouterr().err
+
+
+def test_bars_of_training_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [make_run(tmp_path / "a", 1), make_run(tmp_path / "b", 2, reports=4)]
+    plot_runs(runs, tmp_path / "out.png", kind="bars")
+    said = capsys.readouterr().err
+    assert "warning: final scores are those of training (episode/return_mean)" in said
+    assert f"since {runs[1]} has no evaluations" in said
+
+
+def test_bars_have_a_panel_for_each_environment(tmp_path: Path, drawn: dict[str, Any]) -> None:
+    runs = [
+        make_run(tmp_path / f"{algo}{env}{seed}", seed, level=level, algo=algo, env={"id": env})
+        for env, level in (("CartPole-v1", 500.0), ("MountainCar-v0", -100.0))
+        for algo in ("ppo", "impala")
+        for seed in (1, 2)
+    ]
+    runs.append(make_run(tmp_path / "one", 3, algo="acer", env={"id": "MountainCar-v0"}))
+    plot_runs(runs, tmp_path / "out.png", kind="bars")
+    cartpole, car = drawn["figure"].axes
+    assert [axes.get_title("left") for axes in (cartpole, car)] == ["CartPole-v1", "MountainCar-v0"]
+    names = [
+        [x.get_text().split("\n")[0] for x in axes.get_yticklabels()] for axes in (cartpole, car)
+    ]
+    assert names == [["ppo", "impala"], ["ppo", "impala", "acer"]]
+    colours = [[bar.get_facecolor() for bar in axes.patches] for axes in (cartpole, car)]
+    assert colours[0] == colours[1][:2]
+    assert cartpole.get_xlim()[0] >= -50 > car.get_xlim()[0]  # each has its own scale
+
+
+STRANGE = (
+    "$\\foo$",
+    "a$b$c",
+    "$",
+    "\\$x$",
+    "tab\there",
+    "\x00\ud800",
+    "日本$^2$",
+    "x" * 5_000,
+    "_x",
+)
+
+
+@pytest.mark.parametrize("kind", ["curve", "bars"])
+@pytest.mark.parametrize("text", STRANGE)
+@pytest.mark.filterwarnings("error")
+def test_text_is_text(
+    tmp_path: Path, drawn: dict[str, Any], capsys: Any, text: str, kind: Any
+) -> None:
+    envs = (text, f"{text} too")
+    runs = [make_run(tmp_path / f"r{k}", 1, env={"id": env}) for k, env in enumerate(envs)]
+    for run in runs:
+        report = {"env_steps": 1, "wall_s": 1, "eval/return_mean": 1, "loss/$a$": 1}
+        (run / "metrics.jsonl").write_text(json.dumps(report) + "\n")
+    out = plot_runs(runs, tmp_path / "out.svg", kind=kind, metric="eval/return_mean")
+    plot_runs(runs, tmp_path / "metric.svg", kind=kind, metric="loss/$a$")
+    assert out.stat().st_size > 1_000
+    assert not capsys.readouterr().err
+    shown = drawn["figure"].findobj(lambda each: hasattr(each, "_preprocess_math"))
+    read = [each._preprocess_math(each.get_text()) for each in shown]
+    assert not any(math for _, math in read)
+    assert any("loss/$a$" in letters for letters, _ in read)
+    if text.isprintable() and len(text) < 40:
+        assert any(text in letters for letters, _ in read)
 
 
 @pytest.mark.parametrize(

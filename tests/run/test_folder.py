@@ -481,3 +481,20 @@ def test_warnings_are_no_part_of_a_command_s_result(whole, copy, capsys):
     out, err = capsys.readouterr()
     assert json.loads(out)["episodes"] == 2
     assert "skipped a damaged checkpoint" in err
+
+
+def test_a_finished_run_misses_its_newest_checkpoint(whole, copy, capsys):
+    folder = copy(whole)
+    *_, newest = sorted((folder / "checkpoints").iterdir())
+    shutil.rmtree(newest)
+    before = folder / "checkpoints" / max(os.listdir(folder / "checkpoints"))
+    steps = json.loads((before / "meta.json").read_text())["env_steps"]
+    capsys.readouterr()
+    quintet.load(folder)
+    gone = f"had a checkpoint of {TOTAL:,} env_steps, with which the run was finished; it is gone"
+    assert f"{gone}, and the newest one is of {steps:,}" in capsys.readouterr().err
+    run(folder)
+    said = capsys.readouterr()
+    assert f"{gone}, and the newest one is of {steps:,}" in said.out + said.err
+    quintet.load(folder)
+    assert "gone" not in capsys.readouterr().err
