@@ -24,6 +24,7 @@ class Metric(NamedTuple):
 
 _REWARD = "reward units"
 _STEPS = "env_steps"
+_ACTIONS = "half the action range"
 
 _COUNTERS = {
     "env_steps": Metric(_STEPS, "agent decisions learned from so far, over all streams"),
@@ -41,6 +42,7 @@ _EPISODES = {
     "episode/return_mean": Metric(
         _REWARD, "mean raw return of episodes ended since the last report"
     ),
+    "episode/return_std": Metric(_REWARD, "standard deviation of those returns"),
     "episode/return_min": Metric(_REWARD, "lowest raw return of those episodes"),
     "episode/return_max": Metric(_REWARD, "highest raw return of those episodes"),
     "episode/length_mean": Metric(_STEPS, "mean length of those episodes"),
@@ -160,7 +162,22 @@ _POLICY = {
     "policy/uniform_kl_capped_frac": Metric(
         "1", "share of rows whose KL to the uniform policy is above its cap"
     ),
-    "policy/std_mean": Metric("action units", "mean standard deviation of continuous actions"),
+    "policy/mean_mean": Metric(_ACTIONS, "mean of the means of continuous actions"),
+    "policy/mean_min": Metric(_ACTIONS, "lowest mean of a continuous action"),
+    "policy/mean_max": Metric(_ACTIONS, "highest mean of a continuous action"),
+    "policy/std_mean": Metric(_ACTIONS, "mean standard deviation of continuous actions"),
+    "policy/std_min": Metric(_ACTIONS, "lowest standard deviation of a continuous action"),
+    "policy/std_max": Metric(_ACTIONS, "highest standard deviation of a continuous action"),
+    "policy/mode_probability_mean": Metric("1", "mean probability of the likeliest option"),
+    "policy/mode_probability_min": Metric("1", "lowest probability of a likeliest option"),
+    "policy/mode_probability_max": Metric("1", "highest probability of a likeliest option"),
+    "policy/entropy_min": Metric("nats", "lowest entropy of the policy in a row"),
+    "policy/entropy_max": Metric("nats", "highest entropy of the policy in a row"),
+    "policy/logp_abs_max": Metric(
+        "nats",
+        "largest |log-probability| of an allowed option under the policy that acted; of the "
+        "executed actions where all are continuous",
+    ),
     "policy/rho_clip_frac": Metric(
         "1", "share of ratios that errors of V-trace or the policy clip"
     ),
@@ -206,8 +223,6 @@ _VALUES = {
     "normalizer/reward_clip_frac": Metric("1", "share of normalised rewards clipped"),
     "normalizer/reward_std": Metric(_REWARD, "running std by which rewards are divided"),
 }
-
-_ACTIONS = "half the action range"
 
 _CONTROL = {
     "loss/critic": Metric("1", "weighted error of the critic"),
@@ -323,10 +338,14 @@ class _Episode(NamedTuple):
 
 @dataclass
 class _Sums:
-    """Of episodes since a report; judged: those in which success is defined."""
+    """Of episodes since a report; judged: those in which success is defined.
+
+    return_squares: of the returns' distances from their mean.
+    """
 
     count: int = 0
     return_sum: float = 0.0
+    return_squares: float = 0.0
     return_min: float = math.inf
     return_max: float = -math.inf
     length_sum: int = 0
@@ -352,8 +371,11 @@ class EpisodeStats:
         if recent:
             self._recent.append(_Episode(episode_return, length, success))
         new = self._new
+        far = episode_return - new.return_sum / max(new.count, 1)
         new.count += 1
         new.return_sum += episode_return
+        # Not of the returns themselves: the digits of their spread would be lost.
+        new.return_squares += far * (episode_return - new.return_sum / new.count)
         new.return_min = min(new.return_min, episode_return)
         new.return_max = max(new.return_max, episode_return)
         new.length_sum += length
@@ -387,6 +409,7 @@ class EpisodeStats:
             return {}
         values = {
             "episode/return_mean": new.return_sum / new.count,
+            "episode/return_std": math.sqrt(max(new.return_squares, 0.0) / new.count),
             "episode/return_min": new.return_min,
             "episode/return_max": new.return_max,
             "episode/length_mean": new.length_sum / new.count,

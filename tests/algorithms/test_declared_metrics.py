@@ -9,11 +9,14 @@ import appo_helpers
 import impala_helpers
 import ppo_helpers
 import pytest
+import torch
 
 from quintet.algorithms import registry
 from quintet.algorithms.impala.config import ImpalaConfig
 from quintet.algorithms.ppo.config import PPOConfig
 from quintet.observe import metrics
+from quintet.protocols import Learner
+from quintet.types import Rollout
 
 EVERY_PPO = PPOConfig(
     minibatch_steps=16,
@@ -26,10 +29,18 @@ EVERY_PPO = PPOConfig(
 
 
 def of_ppo() -> set[str]:
-    learner = ppo_helpers.make_learner(EVERY_PPO, ppo_helpers.CONTINUOUS)
-    for seed in range(6):
-        learner.update(ppo_helpers.make_rollout(ppo_helpers.CONTINUOUS, seed=seed), 0)
-    return set(learner.metrics())
+    found: set[str] = set()
+    for spaces in (ppo_helpers.CONTINUOUS, ppo_helpers.DISCRETE):
+        learner = ppo_helpers.make_learner(EVERY_PPO, spaces)
+        for seed in range(6):
+            learner.update(ppo_helpers.make_rollout(spaces, seed=seed), 0)
+        found |= set(learner.metrics())
+    return found
+
+
+def of_now(batch: Rollout, learner: Learner) -> Rollout:
+    """As if the learner's weights of now had acted."""
+    return replace(batch, version=torch.full_like(batch.version, learner.version))
 
 
 def of_impala() -> set[str]:
@@ -40,7 +51,9 @@ def of_impala() -> set[str]:
     for spaces, model in ((ppo_helpers.CONTINUOUS, ppo_helpers.SMALL), (ppo_helpers.DISCRETE, OWN)):
         learner = impala_helpers.make_learner(config, spaces, model)
         for seed in range(6):
-            learner.update(impala_helpers.make_batch(learner, spaces, seed=seed), 0)
+            learner.update(
+                of_now(impala_helpers.make_batch(learner, spaces, seed=seed), learner), 0
+            )
         found |= set(learner.metrics())
     return found
 
@@ -54,7 +67,7 @@ def of_appo() -> set[str]:
     ):
         learner = appo_helpers.make_learner(spaces, **options)
         for seed in range(6):
-            learner.update(appo_helpers.make_batch(learner, spaces, seed=seed), 0)
+            learner.update(of_now(appo_helpers.make_batch(learner, spaces, seed=seed), learner), 0)
         found |= set(learner.metrics())
     return found
 

@@ -45,6 +45,7 @@ def test_episode_stats_are_per_report_and_recent_ones_run_on() -> None:
     stats.add(4.0, 20)
     assert stats.report() == {
         "episode/return_mean": 2.5,
+        "episode/return_std": 1.5,
         "episode/return_min": 1.0,
         "episode/return_max": 4.0,
         "episode/length_mean": 15.0,
@@ -67,6 +68,7 @@ def test_episode_stats_are_per_report_and_recent_ones_run_on() -> None:
     resumed.add(6.0, 5)
     assert resumed.report() == {
         "episode/return_mean": 4.5,
+        "episode/return_std": 1.5,
         "episode/return_min": 3.0,
         "episode/return_max": 6.0,
         "episode/length_mean": 5.0,
@@ -76,6 +78,9 @@ def test_episode_stats_are_per_report_and_recent_ones_run_on() -> None:
     assert resumed.save() is None
     resumed.load(None)
     assert resumed.report() == {}
+    for far in (1e9, 1e9 + 6.0):
+        resumed.add(far, 1)
+    assert resumed.report()["episode/return_std"] == pytest.approx(3.0)
     for _ in range(100):
         stats.add(2.0, 1, success=True)
     assert (stats.recent_return, stats.recent_success) == (2.0, 1.0), "the last 100"

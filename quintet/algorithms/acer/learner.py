@@ -32,6 +32,7 @@ Departures from the paper, each with the switch that turns it off, where there i
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -44,6 +45,7 @@ from quintet.algorithms.acer.metrics import REGION, finished
 from quintet.algorithms.acer.network import PolicyAndCritic
 from quintet.algorithms.parts import diagnostics
 from quintet.algorithms.parts.acting import SamplingActor, make_normalizer, masked
+from quintet.algorithms.parts.looks import Asked, Looks
 from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
 from quintet.algorithms.parts.off_policy_statistics import Terms, off_policy_statistics
 from quintet.algorithms.parts.options import refuse_aux_losses, require_tunable
@@ -118,6 +120,9 @@ class ACERLearner:
         self.schedule = find_schedule(config.lr_schedule)
         self.learning_rate = config.learning_rate
         self.fresh_updates, self.replayed_updates = 0, 0  # since the last report
+        policy = partial(network, critic=False)
+        asked = Asked(self.family, policy, self.normalizers.observations, has_value=False)
+        self.looks = Looks(asked, self.trained.interval)
 
     @property
     def plan(self) -> DataPlan:
@@ -170,6 +175,8 @@ class ACERLearner:
             self.replayed_updates += 1
         else:
             self.fresh_updates += 1
+            if self.looks.at_work:
+                self.looks.after(self.ranks.whole(batch), self.publication)
         self.version += 1
         self.trained.fold_when_due()
 
@@ -343,13 +350,14 @@ class ACERLearner:
     # Reports and state
 
     def metrics(self) -> dict[str, float]:
+        self.looks.read()
         if self.trained.untold:
             self.trained.fold()
         found = finished(self.trained.interval.read(), self.fresh_updates, self.replayed_updates)
         self.fresh_updates, self.replayed_updates = 0, 0
         found["optim/learning_rate"] = self.learning_rate
         found |= self.normalizers.metrics()
-        return found | diagnostics.policy_metrics(self.network.policy_head)
+        return found
 
     def histograms(self) -> dict[str, Tensor]:
         return {}
@@ -361,10 +369,14 @@ class ACERLearner:
         if self.trained.untold:
             self.trained.fold()
         tensors = {**self.trained.save(), "generator": self.generator.get_state()}
-        return LearnerState(tensors, {"updates": self.updates, "version": self.version})
+        return LearnerState(
+            tensors,
+            {"updates": self.updates, "look_due": self.looks.save(), "version": self.version},
+        )
 
     def load(self, state: LearnerState, *, counters: bool = True) -> None:
         scalars: Any = state.scalars
+        self.looks.load(scalars.get("look_due", True))
         self.trained.load(state.tensors, scalars["updates"] if counters else self.updates)
         if counters:
             self.version = scalars["version"]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from quintet.algorithms.acer.config import ACERConfig
-from quintet.algorithms.parts import diagnostics, judgements, off_policy_statistics
+from quintet.algorithms.parts import diagnostics, judgements, looks, off_policy_statistics
 from quintet.protocols import Evidence, Part, Range
 from quintet.types import Spaces
 
@@ -35,6 +35,8 @@ METRICS = (
     "replay/age_mean",
     "replay/updates_per_batch",
     *diagnostics.METRICS,
+    *looks.DISTRIBUTION,
+    *looks.CHANGES,
     *diagnostics.REWARD_METRICS,
 )
 """All that it may report."""

@@ -22,6 +22,7 @@ one:
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple, final
 
 import torch
@@ -31,7 +32,7 @@ from torch.func import functional_call
 from quintet.algorithms.appo import metrics
 from quintet.algorithms.appo.chunks import Chunks, Minibatch, minibatch_indices, share
 from quintet.algorithms.appo.config import MAX_POLICY_LAG_UPDATES, TUNABLE, APPOConfig, Knobs
-from quintet.algorithms.parts import acting, diagnostics
+from quintet.algorithms.parts import acting, diagnostics, looks
 from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
 from quintet.algorithms.parts.off_policy_statistics import Terms, off_policy_statistics
 from quintet.algorithms.parts.options import refuse_aux_losses, require_tunable
@@ -146,6 +147,17 @@ class APPOLearner:
         leaves = leaf_families(self.family)
         self.discrete = not any(isinstance(leaf, DiagGaussian) for leaf in leaves)
         self.learning_rate, self.decay = config.learning_rate, find_decay(config.lr_schedule)
+        recorded = {looks.KL} if config.records_distribution else set()
+        recorded |= {*looks.VALUE_CHANGES} if config.records_value else set()
+        asked = looks.Asked(
+            self.family,
+            self.network,
+            self.normalizers.observations,
+            has_value=True,
+            told=frozenset(recorded),
+            make_past=partial(acting.past_actor, config, model, spaces, setup),
+        )
+        self.looks = looks.Looks(asked, self.trained.interval)
         self.skipped = 0  # minibatches of the last iteration without a valid row
 
     @property
@@ -209,6 +221,7 @@ class APPOLearner:
         trained.interval.add_numbers(told)
         trained.fold()
         self.normalizers.merge(batch)
+        self.looks.after(batch, self.publication)
 
     def _descent(self) -> Descent:
         config = self.config
@@ -468,10 +481,11 @@ class APPOLearner:
         return metrics.statistics(told, rows, valid, minibatch.count, vtrace=of_vtrace)
 
     def metrics(self) -> dict[str, float]:
+        self.looks.read()
         found = metrics.finished(self.trained)
         found["optim/learning_rate"] = self.learning_rate
         found |= self.normalizers.metrics()
-        return found | diagnostics.policy_metrics(self.network.policy_head)
+        return found
 
     def histograms(self) -> dict[str, Tensor]:
         return {}
@@ -481,10 +495,18 @@ class APPOLearner:
 
     def save(self) -> LearnerState:
         tensors = self.trained.save() | {"shuffle": self.shuffle.get_state()}
-        return LearnerState(tensors, {"updates": self.updates, "learning_rate": self.learning_rate})
+        return LearnerState(
+            tensors,
+            {
+                "updates": self.updates,
+                "look_due": self.looks.save(),
+                "learning_rate": self.learning_rate,
+            },
+        )
 
     def load(self, state: LearnerState, *, counters: bool = True) -> None:
         scalars: Any = state.scalars
+        self.looks.load(scalars.get("look_due", True))
         self.trained.load(state.tensors, scalars["updates"] if counters else self.updates)
         if counters:
             self.shuffle.set_state(state.tensors["shuffle"])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quintet.algorithms.appo.config import APPOConfig
-from quintet.algorithms.parts import diagnostics, judgements, off_policy_statistics
+from quintet.algorithms.parts import diagnostics, judgements, looks, off_policy_statistics
 from quintet.algorithms.parts.off_policy_statistics import with_spreads
 from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import Trained
@@ -23,14 +23,14 @@ METRICS = (
     "loss/total_abs",
     *off_policy_statistics.METRICS,
     *diagnostics.METRICS,
+    *looks.DISTRIBUTION,
+    *looks.CHANGES,
+    *looks.VALUE_CHANGES,
     "policy/clip_frac",
     "policy/ratio_mean_abs_error",
     "policy/ratio_first_max_error",
-    "policy/kl",
     "policy/logit_abs_max",
     "policy/uniform_kl_capped_frac",
-    "value/change_mean",
-    "value/change_max",
     "advantage/normalized_min",
     "advantage/normalized_max",
     *diagnostics.REWARD_METRICS,

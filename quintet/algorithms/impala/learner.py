@@ -17,6 +17,7 @@ Departures from the paper, each with the switch that turns it off:
     the defaults, are the paper's).  The first batch goes into them before it is learned from.
 """
 
+from functools import partial
 from typing import Any, NamedTuple, final
 
 import torch
@@ -26,7 +27,8 @@ from torch.func import functional_call
 from quintet.algorithms.impala.config import TUNABLE, ImpalaConfig, Knobs, aux_weights
 from quintet.algorithms.impala.metrics import AUX, LOSSES, finished
 from quintet.algorithms.parts import diagnostics
-from quintet.algorithms.parts.acting import make_family, make_sampler, masked
+from quintet.algorithms.parts.acting import make_family, make_sampler, masked, past_actor
+from quintet.algorithms.parts.looks import Asked, Looks
 from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
 from quintet.algorithms.parts.off_policy_statistics import Terms, off_policy_statistics
 from quintet.algorithms.parts.options import require_tunable
@@ -88,6 +90,10 @@ class ImpalaLearner:
         )
         self.weights, self.warm_start = self.trained.weights, self.normalizers.loads(self.trained)
         self.version = 0
+        past = partial(past_actor, config, model, spaces, setup)
+        normalize = self.normalizers.observations
+        asked = Asked(self.family, self.network, normalize, has_value=True, make_past=past)
+        self.looks = Looks(asked, self.trained.interval)
         self.learning_rate, self.decay = config.learning_rate, find_decay(config.lr_schedule)
 
     @property
@@ -117,6 +123,8 @@ class ImpalaLearner:
         self.trained.fold()
         self.normalizers.merge(whole)
         self.version += 1
+        if self.looks.at_work:
+            self.looks.after(self.ranks.whole(batch), self.publication)
 
     def knobs(self, entropy_coef: float) -> Knobs:
         """The loss's knobs; the weight of the entropy follows a schedule."""
@@ -213,10 +221,11 @@ class ImpalaLearner:
         return losses, Terms(entropy, log_rho, rho, v[:-1], target, advantage, reward)
 
     def metrics(self) -> dict[str, float]:
+        self.looks.read()
         found = finished(self.trained.interval.read())
         found["optim/learning_rate"] = self.learning_rate
         found |= self.normalizers.metrics()
-        return found | diagnostics.policy_metrics(self.network.policy_head)
+        return found
 
     def histograms(self) -> dict[str, Tensor]:
         return {}
@@ -225,10 +234,11 @@ class ImpalaLearner:
         return Publication(self.version, self.trained.published())
 
     def save(self) -> LearnerState:
-        scalars = {"updates": self.updates, "version": self.version}
+        scalars = {"updates": self.updates, "look_due": self.looks.save(), "version": self.version}
         return LearnerState(self.trained.save(), scalars)
 
     def load(self, state: LearnerState, *, counters: bool = True) -> None:
         scalars: Any = state.scalars
+        self.looks.load(scalars.get("look_due", True))
         self.trained.load(state.tensors, scalars["updates"] if counters else self.updates)
         self.version = scalars["version"] if counters else self.version

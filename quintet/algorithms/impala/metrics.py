@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from quintet.algorithms.impala.config import ImpalaConfig
-from quintet.algorithms.parts import diagnostics, judgements, off_policy_statistics
+from quintet.algorithms.parts import diagnostics, judgements, looks, off_policy_statistics
 from quintet.protocols import Part
 from quintet.types import Spaces
 
@@ -19,6 +19,9 @@ METRICS = (
     "loss/total_abs",
     *off_policy_statistics.METRICS,
     *diagnostics.METRICS,
+    *looks.DISTRIBUTION,
+    *looks.CHANGES,
+    *looks.VALUE_CHANGES,
     *diagnostics.REWARD_METRICS,
 )
 """All metrics; `/` at the end stands for every name that begins so."""

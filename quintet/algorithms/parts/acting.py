@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from quintet.algorithms.parts.setup import PLAIN, Compute, Recorded
+from quintet.algorithms.parts.setup import PLAIN, Compute, Recorded, Setup
 from quintet.models.build import ActorCritic
 from quintet.models.compiled import Graph
 from quintet.models.config import ModelConfig, picture_leaves
@@ -189,3 +189,11 @@ def make_sampler(
     """An actor with a network of one policy and one value."""
     normalizer = make_normalizer(config, model, spaces)
     return SamplingActor(make_network(model, spaces, compute), normalizer, records, compute)
+
+
+def past_actor(
+    config: Normalizes, model: ModelConfig, spaces: Spaces, setup: Setup
+) -> SamplingActor:
+    """An actor beside the learner, for weights that acted before."""
+    compute = Compute(setup.compute.precision, act_on=str(setup.device))
+    return make_sampler(config, model, spaces, ("value",), compute)

@@ -6,13 +6,11 @@ import torch
 from torch import Tensor
 
 from quintet.errors import NonFiniteError
-from quintet.models.heads import PolicyHead
 from quintet.models.normalize import ObservationNormalizer, RewardNormalizer
 from quintet.ops import reduce
 from quintet.types import Obs
 
 METRICS = (
-    "policy/std_mean",
     "normalizer/observation_mean_min",
     "normalizer/observation_mean_max",
     "normalizer/observation_std_min",
@@ -94,15 +92,6 @@ def observation_clip_share(
         outside = outside + torch.count_nonzero(clipped)
         elements += x.shape[1]
     return outside / (count * elements)
-
-
-def policy_metrics(head: PolicyHead) -> dict[str, float]:
-    """Mean standard deviation of a Gaussian policy whose spread does not depend on the state."""
-    if not head.gaussian or head.std == "state_dependent":
-        return {}
-    log = head.std == "state_independent"
-    width = head.std_param.exp() if log else torch.nn.functional.softplus(head.std_param)
-    return {"policy/std_mean": width.mean().item()}
 
 
 def layers(

@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from quintet.algorithms.parts import acting, diagnostics, minibatches
+from quintet.algorithms.parts.looks import KL, Asked, Looks
 from quintet.algorithms.parts.minibatches import Chunks, Minibatch, Rows
 from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
 from quintet.algorithms.parts.options import require_tunable
@@ -84,7 +85,10 @@ class PPOLearner:
         self.chunk_steps = 1 if model.core == "none" else config.bptt_steps
         self.version = 0
         self.schedule = Schedule(config, setup.total_env_steps)
-        self.reports = metrics.Reports(self.trained, self.normalizers, network.policy_head)
+        self.reports = metrics.Reports(self.trained, self.normalizers)
+        normalize = self.normalizers.observations
+        asked = Asked(self.family, self.network, normalize, has_value=True, told=frozenset({KL}))
+        self.looks = Looks(asked, self.trained.interval)
         self.histograms = self.reports.histograms
 
     @property
@@ -140,6 +144,7 @@ class PPOLearner:
         if config.log_histograms:
             data = metrics.batch_values(batch, use, estimates, self.family)
             self.reports.distributions |= data
+        self.looks.after(batch, self.publication)
         self.normalizers.merge(batch)
 
     @torch.no_grad()
@@ -286,6 +291,7 @@ class PPOLearner:
         self.reports.distributions |= {f"{when}/{name}": x for name, x in values.items()}
 
     def metrics(self) -> dict[str, float]:
+        self.looks.read()
         return self.reports.read() | self.schedule.told
 
     def publication(self) -> Publication:
@@ -293,11 +299,17 @@ class PPOLearner:
 
     def save(self) -> LearnerState:
         tensors = self.trained.save() | {"shuffle": self.shuffle.get_state()}
-        scalars = {"updates": self.updates, "version": self.version, **self.schedule.save()}
+        scalars = {
+            "updates": self.updates,
+            "look_due": self.looks.save(),
+            "version": self.version,
+            **self.schedule.save(),
+        }
         return LearnerState(tensors, scalars)
 
     def load(self, state: LearnerState, *, counters: bool = True) -> None:
         scalars: Any = state.scalars
+        self.looks.load(scalars.get("look_due", True))
         self.trained.load(state.tensors, scalars["updates"] if counters else self.updates)
         if counters:
             self.shuffle.set_state(state.tensors["shuffle"])

@@ -6,12 +6,11 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from quintet.algorithms.parts import diagnostics, judgements
+from quintet.algorithms.parts import diagnostics, judgements, looks
 from quintet.algorithms.parts.normalizers import Normalizers
 from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import Trained
 from quintet.algorithms.ppo.config import PPOConfig
-from quintet.models.heads import PolicyHead
 from quintet.ops import policy_losses
 from quintet.ops.distributions import DiagGaussian, Family, TupleFamily, leaf_families
 from quintet.protocols import Evidence, Part, Range
@@ -36,10 +35,12 @@ METRICS = (
     *LOSSES,
     *LAST_EPOCH,
     *diagnostics.METRICS,
+    *looks.DISTRIBUTION,
+    *looks.CHANGES,
+    *looks.VALUE_CHANGES,
     "loss/total",
     "loss/total_abs",
     "policy/entropy",
-    "policy/kl",
     "policy/kl_cutoff_frac",
     "policy/kl_beta",
     "policy/kl_beta_factor",
@@ -175,9 +176,8 @@ class Reports:
         self,
         trained: Trained[Any, Any],
         normalizers: Normalizers,
-        head: PolicyHead,
     ):
-        self.trained, self.normalizers, self.head = trained, normalizers, head
+        self.trained, self.normalizers = trained, normalizers
         self.distributions: dict[str, Tensor] = {}
 
     def iteration(
@@ -209,7 +209,6 @@ class Reports:
         if LOSSES[0] in found:
             found["loss/total_abs"] = sum(abs(found[name]) for name in LOSSES)
         found |= self.normalizers.metrics()
-        found |= diagnostics.policy_metrics(self.head)
         return found | diagnostics.layer_metrics(self.trained.parameters, self.trained.gradient)
 
     def histograms(self) -> dict[str, Tensor]:

@@ -52,17 +52,24 @@ def frame_slices(rows: Array) -> int | None:
     """How many slices of the leading axis one frame has, or None where rows are no stacks.
 
     It is 1 for a gray stack ``[4, 84, 84]`` and 3 for a colour stack ``[12, 84, 84]``; no number
-    fits a single image.  Rows in which nothing moved show nothing; with no others it is None.
+    fits a single image.  Where no older frame changed, as from the first row of an episode to the
+    second, rows count as stacks if each follows on the one before and these frames are not of one
+    colour.
+    An image that is taken for a stack by that is read as it was stored, and takes more room.
 
     rows: ``[T + 1, B, slices, ...]``, successive in T; some may be first rows of episodes.
     """
+    still = []
     for slices in possible_slices(rows.shape[2]):
         stacks = _frames(rows, slices)
-        # Older frames that do not change would fit any image too.
+        # Older frames that do not change would fit many images too.
         moved = (stacks[1:, :, :-1] != stacks[:-1, :, :-1]).any((2, 3))
-        if moved.any() and _follows(stacks)[moved].mean() >= _FOLLOWING_SHARE:
+        follows = _follows(stacks)
+        if moved.any() and follows[moved].mean() >= _FOLLOWING_SHARE:
             return slices
-    return None
+        if not moved.any() and follows.all() and (stacks[0, :, :-1] != stacks.flat[0]).any():
+            still.append(slices)
+    return still[0] if still else None
 
 
 def _frames(rows: Array, slices: int) -> Array:

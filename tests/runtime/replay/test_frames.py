@@ -61,6 +61,16 @@ def test_a_stack_that_begins_static_is_told_by_what_moves_in_it() -> None:
     assert frame_slices(stacked(frames, 4, 1)) == 1
 
 
+@pytest.mark.parametrize(("frame", "found"), [((1, 8, 8), 1), ((3, 8, 8), 3), ((2, 5), 2)])
+def test_the_first_two_rows_of_episodes_tell_a_stack(frame, found: int) -> None:
+    """Unrolls of one row: the first frame several times, then once less beside the second."""
+    frames = np.random.default_rng(0).integers(0, 256, (5, 2, *frame), np.uint8)
+    frames[:4] = frames[3]
+    assert frame_slices(stacked(frames, 4, frame[0])) == found
+    image = np.random.default_rng(1).integers(0, 256, (1, 2, 3, 8, 8), np.uint8)
+    assert frame_slices(np.repeat(image, 2, 0)) is None
+
+
 def test_only_bytes_with_a_leading_axis_can_be_stacks() -> None:
     assert may_stack(TensorSpec((4, 84, 84), torch.uint8))
     assert not may_stack(TensorSpec((4, 84, 84), torch.float32))

@@ -1,0 +1,217 @@
+"""Looks at a policy's distribution, of one batch between two reports.
+
+What they tell costs a forward or two, which no update need pay: the spread of the distribution, and
+how far policy and value are from those that acted.  Where an actor does not record its distribution
+or its value, the weights that are about to act are kept until rows of theirs come.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from quintet.algorithms.parts.acting import SamplingActor, masked
+from quintet.algorithms.parts.statistics import Interval, Statistics
+from quintet.ops.discrete import Bernoulli, Categorical
+from quintet.ops.distributions import Family, leaf_families
+from quintet.ops.gaussian import DiagGaussian
+from quintet.types import Obs, Publication, Rollout, State
+
+DISTRIBUTION = (
+    *(f"policy/{name}_{what}" for name in ("mean", "std") for what in ("mean", "min", "max")),
+    *(f"policy/mode_probability_{what}" for what in ("mean", "min", "max")),
+    "policy/entropy_min",
+    "policy/entropy_max",
+)
+"""Of the policy's distribution."""
+
+KL = "policy/kl"
+
+CHANGES = (KL, "policy/logp_abs_max")
+"""Of the distribution that acted, and of how far the policy is from it."""
+
+VALUE_CHANGES = ("value/change_mean", "value/change_max")
+
+_MASKED = -1e8
+"""No logit of an allowed choice is less."""
+
+
+class Network(Protocol):
+    """What a look asks: an `ActorCritic`, or a network of which only the policy is asked."""
+
+    def __call__(self, obs: Obs, state: State, is_first: Tensor) -> tuple[Tensor, Tensor, State]:
+        """Parameters, values or something else, state."""
+        ...
+
+
+class Outputs(NamedTuple):
+    """Of rows ``[N]``: parameters of the distribution, masked, and values; None: not known."""
+
+    params: Tensor
+    value: Tensor | None
+
+
+class Asked(NamedTuple):
+    """What looks ask of.
+
+    network, normalize: of the learner.
+    has_value: whether the network's second output is the value.
+    told: names of metrics that the learner tells by itself.
+    make_past: makes an actor that can hold the weights that acted; None: what a look needs of them
+        is recorded.
+    """
+
+    family: Family
+    network: Network
+    normalize: Callable[[Obs], Obs]
+    has_value: bool
+    told: frozenset[str] = frozenset()
+    make_past: Callable[[], SamplingActor] | None = None
+
+
+@final
+class Looks:
+    """Makes one look after every report, at the first fresh batch that serves.
+
+    due: whether none has been made since the last report.
+    """
+
+    def __init__(self, asked: Asked, interval: Interval):
+        self.asked, self.interval, self.due = asked, interval, True
+        self._past: SamplingActor | None = None
+        self._waits_for: int | None = None  # the version that is kept
+
+    @property
+    def at_work(self) -> bool:
+        """Whether `after` may do anything."""
+        return self.due or self._waits_for is not None
+
+    def after(self, batch: Rollout, publication: Callable[[], Publication]) -> None:
+        """Looks at a fresh batch that has been learned from, if that is due.
+
+        publication: of the weights that act from now on.
+        """
+        asked = self.asked
+        if self._waits_for is not None and batch.valid.any():
+            use = batch.valid & (batch.version == self._waits_for)
+            if use.any():
+                assert self._past is not None
+                past = self._past
+                then = _forward(batch, past.network, past.normalizer, asked, use)
+                now = _forward(batch, asked.network, asked.normalize, asked, use)
+                self._tell(batch.action[use], then, now)
+                self._waits_for = None
+            elif batch.version[batch.valid].min() > self._waits_for:  # it never acted
+                self._waits_for = None
+        if not self.due or not batch.valid.any():
+            return
+        self.due = False
+        use = batch.valid
+        now = _forward(batch, asked.network, asked.normalize, asked, use)
+        self.interval.add(distribution_statistics(asked.family, now.params))
+        if asked.make_past is None:
+            value = batch.record["value"][use] if "value" in batch.record else None
+            self._tell(batch.action[use], Outputs(batch.record["params_mu"][use], value), now)
+            return
+        if self._waits_for is not None:
+            return
+        if self._past is None:
+            self._past = asked.make_past()
+        kept = publication()
+        self._past.load(kept)
+        self._waits_for = kept.version
+
+    def read(self) -> None:
+        """Has the next look made; called at a report."""
+        self.due = True
+
+    def save(self) -> bool:
+        """Whether a look is due; one that waits for rows is begun anew, so that a run that goes on
+        from here tells the same.
+        """
+        if self._waits_for is not None:
+            self.due, self._waits_for = True, None
+        return self.due
+
+    def load(self, due: bool) -> None:
+        """Goes on with what `save` gave."""
+        self.due, self._waits_for = due, None
+
+    def _tell(self, action: Tensor, then: Outputs, now: Outputs) -> None:
+        found = change_statistics(self.asked.family, action, then, now)
+        means, greatest = (
+            {name: x for name, x in part.items() if name not in self.asked.told}
+            for part in (found.means, found.greatest)
+        )
+        self.interval.add(Statistics(means, greatest=greatest))
+
+
+@torch.no_grad()
+def _forward(
+    batch: Rollout, network: Network, normalize: Callable[[Obs], Obs], asked: Asked, use: Tensor
+) -> Outputs:
+    """Of the rows to `use` ``[T, B]``."""
+    obs = {name: x[:-1].flatten(0, 1) for name, x in batch.obs.items()}
+    state = {name: x[0] for name, x in batch.state.items()}
+    params, value, _ = network(normalize(obs), state, batch.is_first[:-1].flatten())
+    rows = use.flatten()
+    kept = value[rows] if asked.has_value else None
+    return Outputs(masked(asked.family, params, obs)[rows], kept)
+
+
+@torch.no_grad()
+def distribution_statistics(family: Family, params: Tensor) -> Statistics:
+    """Of distributions ``[N, P]``: their entropies; of Gaussians means and standard deviations, in
+    units of half the action range and before a tanh of the sample; of choices the probability of
+    the most likely one.
+    """
+    found: dict[str, Tensor] = {}
+    split = _leaves(family, params)
+    gaussian = [leaf.mean_and_log_std(x) for leaf, x in split if isinstance(leaf, DiagGaussian)]
+    if gaussian:
+        found["policy/mean"] = torch.cat([mean for mean, _ in gaussian], -1)
+        found["policy/std"] = torch.cat([log_std.exp() for _, log_std in gaussian], -1)
+    choices = [x for x in (_log_probabilities(*each) for each in split) if x is not None]
+    if choices:
+        found["policy/mode_probability"] = torch.cat([x.amax(-1).exp() for x in choices], -1)
+    entropy = family.entropy(params)
+    return Statistics(
+        {f"{name}_mean": x.mean() for name, x in found.items()},
+        {f"{name}_min": x.min() for name, x in found.items()}
+        | {"policy/entropy_min": entropy.min()},
+        {f"{name}_max": x.max() for name, x in found.items()}
+        | {"policy/entropy_max": entropy.max()},
+    )
+
+
+@torch.no_grad()
+def change_statistics(family: Family, action: Tensor, then: Outputs, now: Outputs) -> Statistics:
+    """How far the policy of `now` is from that of `then`, which took the actions ``[N, ...]``."""
+    choices = [_log_probabilities(*each) for each in _leaves(family, then.params)]
+    allowed = [x[x > _MASKED].abs().max() for x in choices if x is not None]
+    if not allowed:
+        allowed = [family.log_prob(then.params, action).abs().max()]
+    means = {KL: family.kl(then.params, now.params).mean()}
+    greatest = {"policy/logp_abs_max": torch.stack(allowed).max()}
+    if then.value is not None and now.value is not None:
+        change = (now.value - then.value).abs()
+        means["value/change_mean"], greatest["value/change_max"] = change.mean(), change.max()
+    return Statistics(means, greatest=greatest)
+
+
+def _leaves(family: Family, params: Tensor) -> list[tuple[Family, Tensor]]:
+    """Families that are not divided further, each with its parameters."""
+    leaves = leaf_families(family)
+    parts = torch.split(params, [leaf.param_size for leaf in leaves], -1)
+    return list(zip(leaves, parts, strict=True))
+
+
+def _log_probabilities(leaf: Family, params: Tensor) -> Tensor | None:
+    """Of every choice ``[N, choices, options]``; None: the leaf has none."""
+    if isinstance(leaf, Categorical):
+        return params.log_softmax(-1).unsqueeze(-2)
+    if isinstance(leaf, Bernoulli):
+        return logsigmoid(torch.stack((params, -params), -1))
+    return None
