@@ -350,7 +350,7 @@ class ACERLearner:
     # Reports and state
 
     def metrics(self) -> dict[str, float]:
-        self.looks.read()
+        self.looks.begin()
         if self.trained.untold:
             self.trained.fold()
         found = finished(self.trained.interval.read(), self.fresh_updates, self.replayed_updates)
@@ -366,17 +366,18 @@ class ACERLearner:
         return Publication(self.version, self.trained.published())
 
     def save(self) -> LearnerState:
+        self.looks.forget()
         if self.trained.untold:
             self.trained.fold()
         tensors = {**self.trained.save(), "generator": self.generator.get_state()}
         return LearnerState(
             tensors,
-            {"updates": self.updates, "look_due": self.looks.save(), "version": self.version},
+            {"updates": self.updates, "version": self.version},
         )
 
     def load(self, state: LearnerState, *, counters: bool = True) -> None:
         scalars: Any = state.scalars
-        self.looks.load(scalars.get("look_due", True))
+        self.looks.forget()
         self.trained.load(state.tensors, scalars["updates"] if counters else self.updates)
         if counters:
             self.version = scalars["version"]

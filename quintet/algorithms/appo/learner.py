@@ -481,7 +481,7 @@ class APPOLearner:
         return metrics.statistics(told, rows, valid, minibatch.count, vtrace=of_vtrace)
 
     def metrics(self) -> dict[str, float]:
-        self.looks.read()
+        self.looks.begin()
         found = metrics.finished(self.trained)
         found["optim/learning_rate"] = self.learning_rate
         found |= self.normalizers.metrics()
@@ -494,19 +494,19 @@ class APPOLearner:
         return Publication(self.version, self.trained.published())
 
     def save(self) -> LearnerState:
+        self.looks.forget()
         tensors = self.trained.save() | {"shuffle": self.shuffle.get_state()}
         return LearnerState(
             tensors,
             {
                 "updates": self.updates,
-                "look_due": self.looks.save(),
                 "learning_rate": self.learning_rate,
             },
         )
 
     def load(self, state: LearnerState, *, counters: bool = True) -> None:
         scalars: Any = state.scalars
-        self.looks.load(scalars.get("look_due", True))
+        self.looks.forget()
         self.trained.load(state.tensors, scalars["updates"] if counters else self.updates)
         if counters:
             self.shuffle.set_state(state.tensors["shuffle"])

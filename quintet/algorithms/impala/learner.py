@@ -221,7 +221,7 @@ class ImpalaLearner:
         return losses, Terms(entropy, log_rho, rho, v[:-1], target, advantage, reward)
 
     def metrics(self) -> dict[str, float]:
-        self.looks.read()
+        self.looks.begin()
         found = finished(self.trained.interval.read())
         found["optim/learning_rate"] = self.learning_rate
         found |= self.normalizers.metrics()
@@ -234,11 +234,12 @@ class ImpalaLearner:
         return Publication(self.version, self.trained.published())
 
     def save(self) -> LearnerState:
-        scalars = {"updates": self.updates, "look_due": self.looks.save(), "version": self.version}
+        self.looks.forget()
+        scalars = {"updates": self.updates, "version": self.version}
         return LearnerState(self.trained.save(), scalars)
 
     def load(self, state: LearnerState, *, counters: bool = True) -> None:
         scalars: Any = state.scalars
-        self.looks.load(scalars.get("look_due", True))
+        self.looks.forget()
         self.trained.load(state.tensors, scalars["updates"] if counters else self.updates)
         self.version = scalars["version"] if counters else self.version

@@ -123,21 +123,15 @@ class Looks:
         self._past.load(kept)
         self._waits_for = kept.version
 
-    def read(self) -> None:
+    def begin(self) -> None:
         """Has the next look made; called at a report."""
         self.due = True
 
-    def save(self) -> bool:
-        """Whether a look is due; one that waits for rows is begun anew, so that a run that goes on
-        from here tells the same.
+    def forget(self) -> None:
+        """As `begin`, and a look that waits for rows is given up; called at a checkpoint and where
+        a run goes on from one, so that both tell the same from there on.
         """
-        if self._waits_for is not None:
-            self.due, self._waits_for = True, None
-        return self.due
-
-    def load(self, due: bool) -> None:
-        """Goes on with what `save` gave."""
-        self.due, self._waits_for = due, None
+        self.due, self._waits_for = True, None
 
     def _tell(self, action: Tensor, then: Outputs, now: Outputs) -> None:
         found = change_statistics(self.asked.family, action, then, now)

@@ -291,17 +291,17 @@ class PPOLearner:
         self.reports.distributions |= {f"{when}/{name}": x for name, x in values.items()}
 
     def metrics(self) -> dict[str, float]:
-        self.looks.read()
+        self.looks.begin()
         return self.reports.read() | self.schedule.told
 
     def publication(self) -> Publication:
         return Publication(self.version, self.trained.published())
 
     def save(self) -> LearnerState:
+        self.looks.forget()
         tensors = self.trained.save() | {"shuffle": self.shuffle.get_state()}
         scalars = {
             "updates": self.updates,
-            "look_due": self.looks.save(),
             "version": self.version,
             **self.schedule.save(),
         }
@@ -309,7 +309,7 @@ class PPOLearner:
 
     def load(self, state: LearnerState, *, counters: bool = True) -> None:
         scalars: Any = state.scalars
-        self.looks.load(scalars.get("look_due", True))
+        self.looks.forget()
         self.trained.load(state.tensors, scalars["updates"] if counters else self.updates)
         if counters:
             self.shuffle.set_state(state.tensors["shuffle"])

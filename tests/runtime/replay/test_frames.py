@@ -159,6 +159,15 @@ def test_first_rows_of_episodes_take_no_room_unless_their_stack_is_unlike_any(
     assert used(replay) == whole + (kind == "random")  # the very first row too
 
 
+def test_unrolls_of_one_row_keep_frames_once() -> None:
+    random = np.random.default_rng(0)
+    frames = random.integers(1, 256, (63, 1, 1, 4, 4), np.uint8)
+    frames[:3] = frames[3]
+    space = spaces.Box(0, 255, (4, 4, 4), np.uint8)
+    replay = check_pixels(stacked(frames, 4, 1), Spaces(space, SPACES.action), 1, 1)
+    assert used(replay) == 0
+
+
 @pytest.mark.parametrize("fault", [errno.ENOSPC, errno.EINVAL, errno.EOPNOTSUPP, errno.EACCES])
 def test_a_full_disk_says_what_to_do(fault: int, tmp_path, monkeypatch) -> None:
     replay = make(plan("windows", capacity_steps=600, columns=100, unroll=10), 1, folder=tmp_path)
