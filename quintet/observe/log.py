@@ -1,5 +1,6 @@
 """A run's messages to the person and to ``log.txt``."""
 
+import io
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -17,13 +18,16 @@ class Voice:
     def __init__(self) -> None:
         self._log: LogFile | None = None
         self._parts: list[Progress] = []
-        self._in_terminal = False
+        self._in_terminal = self._hidden = False
 
-    def begin(self, make: Callable[[TextIO], Progress], shown: TextIO, log: LogFile) -> None:
+    def begin(self, make: Callable[[TextIO], Progress], shown: TextIO | None, log: LogFile) -> None:
         """The run has begun; until then only warnings are shown.
 
-        make: makes what shows progress on a stream; shown: the stream that the person sees.
+        make: makes what shows progress on a stream; shown: the stream that the person sees; None:
+            progress is not shown.
         """
+        self._hidden = shown is None
+        shown = io.StringIO() if shown is None else shown
         self._log, self._in_terminal = log, is_terminal(shown)
         # Plain lines for the log: those that are shown, or beside a dashboard its own.
         streams: list[Any] = [shown, log] if self._in_terminal else [QuietStream(shown, log)]
@@ -44,6 +48,13 @@ class Voice:
     def say(self, message: str) -> None:
         for part in self._parts:
             part.say(message)
+
+    def answer(self, message: str) -> None:
+        """Answers a signal of the person's, who hears it also where progress is not shown."""
+        self.say(message)
+        if self._hidden:
+            with suppress(OSError, ValueError, AttributeError):  # closed, or none at all
+                print(message, file=sys.stderr, flush=True)
 
     def warn(self, message: str) -> None:
         """Writes a line to standard error, apart from results; on a terminal the dashboard shows

@@ -1,6 +1,5 @@
 """Leads one run: its policies, its folder, its messages, and its end."""
 
-import io
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -167,7 +166,7 @@ class Trainer:
             )
             return make_progress(view, stream)
 
-        shown = sys.stdout if self.config.report.progress else io.StringIO()
+        shown = sys.stdout if self.config.report.progress else None
         self.voice.begin(make, shown, log)
 
     @contextmanager
@@ -229,7 +228,7 @@ class Trainer:
             raise self._raised
         self.voice.say(f"time: {self._time_told()}")
         if status == "stopped":
-            self.voice.say(
+            self.voice.answer(
                 f"stopped at {self.counters.env_steps:,} env_steps; the same command goes on from "
                 "there"
             )
@@ -363,11 +362,11 @@ class Trainer:
         """Tells the person what a stop waits for, from another thread."""
         with self._telling:
             if self._ended:
-                self.voice.say(
+                self.voice.answer(
                     "waiting for the environments to close; a second Ctrl-C ends at once"
                 )
             elif self.watch is not None:
-                self.voice.say(
+                self.voice.answer(
                     f"stopping after {self.watch.where()}; a second Ctrl-C ends at once, and the "
                     "same command goes on from the last checkpoint"
                 )

@@ -13,8 +13,10 @@ from typing import final
 
 import psutil
 
-_QUIET_S = 1.0
-"""How long a process is silent before its waits for a core are looked at."""
+_QUIET_S, _LONG_S = 0.25, 5.0
+"""How long a process is silent before its waits for a core are looked at, and those of all that it
+has begun, which are found in a list of all processes.
+"""
 
 Delays = dict[int, float]
 """Seconds in which a thread has waited for a core since it began, by its number."""
@@ -65,15 +67,15 @@ class CoreWaits:
         self._looked_s: float | None = None
         self._seen: Delays = {}
 
-    def look(self, pid: int) -> float:
-        """Seconds since the last look, 0 at the first one, in which one of its threads waited, or
-        one of a process that it has begun and waits for.
+    def look(self, pid: int, deep: bool = True) -> float:
+        """Seconds since the last look, 0 at the first one, in which one of its threads waited, or,
+        where the look is `deep`, one of a process that it has begun and waits for.
         """
         now, before = self._clock(), self._looked_s
         passed_s = 0.0 if before is None else now - before
         found = self._own(pid)
         waited_s = self._longest(found)
-        if before is None or waited_s < passed_s / 2:  # it may be waiting for others
+        if deep and (before is None or waited_s < passed_s / 2):  # it may be waiting for others
             others = self._below(pid)
             waited_s = max(waited_s, self._longest(others))
             found |= others
@@ -81,7 +83,8 @@ class CoreWaits:
         return min(waited_s, passed_s)
 
     def _longest(self, found: Delays) -> float:
-        return max((s - self._seen.get(thread, 0.0) for thread, s in found.items()), default=0.0)
+        seen = self._seen
+        return max((s - seen[thread] for thread, s in found.items() if thread in seen), default=0.0)
 
 
 @final
@@ -107,7 +110,7 @@ class Silence:
         silent_s = self._clock() - since_s
         if silent_s < _QUIET_S:
             return silent_s
-        self.without_core_s += self._waits.look(pid)
+        self.without_core_s += self._waits.look(pid, silent_s > _LONG_S)
         return silent_s - self.without_core_s
 
     @property

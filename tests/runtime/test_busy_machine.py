@@ -25,7 +25,7 @@ class Starved:
     def __init__(self, frac: float) -> None:
         self.frac = frac
 
-    def look(self, _pid: int) -> float:
+    def look(self, _pid: int, _deep: bool = True) -> float:
         return 0.5 * self.frac  # of the half second since the last look
 
 
@@ -40,7 +40,7 @@ def worker(frac: float) -> tuple[Process, list[float]]:
     return process, now
 
 
-@pytest.mark.parametrize(("frac", "silent_s"), [(0.0, 120.0), (1.0, 1.0)])
+@pytest.mark.parametrize(("frac", "silent_s"), [(0.0, 120.0), (1.0, 0.0)])
 def test_a_worker_is_judged_by_the_time_in_which_it_had_a_core(frac, silent_s):
     process, now = worker(frac)
     for _ in range(240):
@@ -97,14 +97,14 @@ def test_compiling_is_not_told_as_a_hang():
 @pytest.mark.skipif(not delays_of(os.getpid()), reason="the kernel keeps no account")
 @pytest.mark.parametrize("kind", ["async", "lockstep"])
 def test_workers_on_a_busy_core_are_not_replaced(kind, tmp_path):
-    """Steps of 0.2 s of a core beside ten busy processes, where a row may take 1 s."""
+    """Steps of 0.4 s of a core beside ten busy processes, where a row may take 2 s."""
     core = min(os.sched_getaffinity(0))
     burn = f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: pass"
     code = (
         f"import os; os.sched_setaffinity(0, [{core}])\n"
         "import quintet, burner\n"
-        "quintet.train('ppo', burner.Burner, 12, 3, 'run', {'runtime.kind': "
-        f"{kind!r}, 'runtime.num_workers': 1, 'runtime.worker_timeout_s': 1.0, "
+        "quintet.train('ppo', burner.Burner, 8, 3, 'run', {'runtime.kind': "
+        f"{kind!r}, 'runtime.num_workers': 1, 'runtime.worker_timeout_s': 2.0, "
         "'env.num_streams': 1, 'unroll_steps': 4, 'minibatch_steps': 4, 'num_epochs': 1, "
         "'eval.episodes': 0, 'runtime.compile': 'off', 'report.progress': False})\n"
     )
@@ -120,4 +120,4 @@ def test_workers_on_a_busy_core_are_not_replaced(kind, tmp_path):
             process.wait()
     said = (tmp_path / "run" / "log.txt").read_text()
     assert "silent" not in said
-    assert "12/12 env steps" in said or "finished" in said
+    assert "8/8 env steps" in said

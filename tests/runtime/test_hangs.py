@@ -125,6 +125,18 @@ def test_a_run_that_goes_well_stops_without_a_word_more(tmp_path: Path) -> None:
         assert "waiting for" not in run.said
 
 
+def test_ctrl_c_is_answered_where_no_progress_is_shown(tmp_path: Path) -> None:
+    options = ["--report.progress", "false", "--total-steps", "10_000_000"]
+    with running(tmp_path, "none", *options) as run:
+        while not (tmp_path / "metrics.jsonl").exists():
+            assert run.process.poll() is None
+            time.sleep(0.05)
+        run.process.send_signal(signal.SIGINT)
+        assert run.ended(WAIT_S) == 130
+        assert "stopped at" in run.said
+        assert "env steps" not in run.said
+
+
 KINDS = [
     "lockstep",
     pytest.param("serial", marks=slow),
