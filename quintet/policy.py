@@ -470,6 +470,16 @@ def require_finite(path: Path, tensors: Mapping[str, Tensor], encoder: str) -> N
 
     encoder: ``model.encoder``; one of the user's own may hold infinities, as a mask does.
     """
+    fault = not_finite(tensors, encoder, f" of {path}")
+    if fault is not None:
+        raise CheckpointError(
+            f"weights and statistics must be finite, {fault}: the training diverged, or the file "
+            "was changed; give an earlier checkpoint, or train again"
+        )
+
+
+def not_finite(tensors: Mapping[str, Tensor], encoder: str, where: str = "") -> str | None:
+    """Which of the tensors holds a NaN or an infinity, see `require_finite`; None if none does."""
     for name, x in tensors.items():
         if not x.is_floating_point() or bool(torch.isfinite(x).all()):
             continue
@@ -477,11 +487,8 @@ def require_finite(path: Path, tensors: Mapping[str, Tensor], encoder: str) -> N
         if not nans and ":" in encoder and "encoder" in name:
             continue
         what = f"{nans:,} NaN" if nans else f"{int(torch.isinf(x).sum()):,} infinite values"
-        raise CheckpointError(
-            f"weights and statistics must be finite, {name} of {path} holds {what} in "
-            f"{x.numel():,}: the training diverged, or the file was changed; give an earlier "
-            "checkpoint, or train again"
-        )
+        return f"{name}{where} holds {what} in {x.numel():,}"
+    return None
 
 
 def _no_policy(found: checkpoint.Checkpoint, error: Exception) -> CheckpointError:

@@ -240,7 +240,8 @@ class Learner(Protocol):
         """Goes on from a state that `save` returned.
 
         counters: whether `updates`, `version` and the generators are taken too; False keeps this
-            learner's own and takes the model and the optimizer's memory only.
+            learner's own and takes the model and the optimizer's memory only.  The version is then
+            higher than any that was published, by which rows of the former weights are known.
         """
         ...
 

@@ -95,7 +95,7 @@ _SPEED = {
     "data/valid_frac": Metric("1", "share of rows of the batch whose action was executed"),
     "data/discarded_columns": Metric(
         "columns",
-        "columns dropped since the process began: too old, or waiting when streams began anew",
+        "columns dropped so far: too old, or waiting when streams began anew",
     ),
     "data/executed_env_steps": Metric(
         _STEPS, "all that environments made; env_steps counts those learned from"

@@ -198,5 +198,9 @@ class DiagGaussian:
         return clipped if bounded is None else torch.where(bounded, clipped, action)
 
     def to_env(self, action: Values) -> Values:
+        """See `Family.to_env`.  An environment gets 0 (or the bound next to it) for what is not
+        finite: it may break by that, and the loss finds it and names it.
+        """
         unit = action.tanh() if self.squash == "action" else action
+        unit = torch.nan_to_num(unit, nan=0.0, posinf=0.0, neginf=0.0)
         return _scale_to_bounds(unit, self.low, self.high)

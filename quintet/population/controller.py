@@ -45,19 +45,49 @@ class Controller:
 
         env_steps: of the policy; of_run: of all policies.
         """
-        self.considered[policy] = env_steps
         decision = pbt.decide(policy, objectives, self.values, self.rules, self.rng)
-        self.values[policy] = decision.after
+        what = "copied" if decision.donor != policy else "considered"
+        self._take_down(what, decision, env_steps, of_run)
+        return decision
+
+    def recovered(self, policy: int) -> bool:
+        """Whether a policy has been ranked since it last diverged, if it has."""
+        for event in reversed(self.events):
+            if event["event"] == "diverged" and event["policy"] == policy:
+                return False
+            if event["event"] != "begins" and event["objectives"][policy] is not None:
+                return True
+        return True
+
+    def replace(
+        self,
+        policy: int,
+        objectives: Sequence[float | None],
+        sound: Sequence[int],
+        steps: tuple[int, int],
+        reason: str,
+    ) -> Decision:
+        """Decides which of the sound policies replaces one that has diverged.
+
+        steps: env_steps of the policy, and of all.
+        """
+        decision = pbt.replace(policy, objectives, sound, self.values, self.rules, self.rng)
+        self._take_down("diverged", decision, *steps)
+        self.events[-1]["reason"] = reason
+        return decision
+
+    def _take_down(self, what: str, decision: Decision, env_steps: int, of_run: int) -> None:
+        self.considered[decision.policy] = env_steps
+        self.values[decision.policy] = decision.after
         self.events.append(
             {
-                "event": "copied" if decision.donor != policy else "considered",
+                "event": what,
                 "env_steps": of_run,
                 "policy_env_steps": env_steps,
                 **decision._asdict(),
                 "objectives": [finite(x) for x in decision.objectives],
             }
         )
-        return decision
 
     def save(self) -> dict[str, Any]:
         """JSON-able."""

@@ -121,6 +121,26 @@ def decide(
     return Decision(policy, donor, before, after, given)
 
 
+def replace(
+    policy: int,
+    objectives: Sequence[float | None],
+    sound: Sequence[int],
+    values: Sequence[Values],
+    rules: Rules,
+    rng: np.random.Generator,
+) -> Decision:
+    """Makes a policy that has diverged a copy of a sound one: of one of the best of these, drawn
+    uniformly, or where none of them is ranked, of any.  The copy is mutated, unless it is policy 0.
+    """
+    of = {k: x for k in sound if (x := objectives[k]) is not None}
+    donors = best_and_worst(of, rules.config)[0] if of else list(sound)
+    donor = donors[int(rng.integers(len(donors)))]
+    after = dict(values[donor])
+    if policy != 0:
+        after = mutated(after, rules, rng)
+    return Decision(policy, donor, dict(values[policy]), after, tuple(objectives))
+
+
 def best_and_worst(
     objectives: Mapping[int, float], config: PopulationConfig
 ) -> tuple[list[int], list[int]]:

@@ -4,7 +4,8 @@ A run has one policy, or several that share its streams; the trainer leads them 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, final
@@ -15,11 +16,11 @@ from torch import Tensor
 
 from quintet.checkpoint import Checkpoint
 from quintet.config.run import RunConfig
-from quintet.errors import CheckpointError
+from quintet.errors import CheckpointError, NonFiniteError
 from quintet.evaluation import LEAST_BOUND, Scores
 from quintet.models.config import uses_pictures
 from quintet.observe.metrics import EpisodeStats
-from quintet.policy import LEARNER, POLICY, Policy, describe, misfit, require_finite
+from quintet.policy import LEARNER, POLICY, Policy, describe, misfit, not_finite, require_finite
 from quintet.population.scores import MEANS, MOST_WINDOWS, Record, compared
 from quintet.protocols import Actor, DataPlan, Learner
 from quintet.run.policy_folder import BEST, PolicyFolder
@@ -185,6 +186,21 @@ class PolicyRun:
         self.record.begin_anew()
         self._own_since, self.scores, self._reported = self.learner.version, {}, {}
 
+    def fault(self, whole: bool = False) -> str | None:
+        """What shows that it has diverged, its weights or statistics; None: all are finite.
+
+        whole: also what only learning needs, and the optimizer's memory.
+        """
+        try:
+            held = (self.learner.save() if whole else self.learner.publication()).tensors
+        except NonFiniteError as error:
+            return str(error)
+        found = not_finite(held, self.config.model.encoder)
+        if found is None:
+            return None
+        updates = self.learner.updates
+        return f"finite weights and statistics are required, {found} after update {updates}"
+
     def score(self, policy: Policy, scores: Scores) -> None:
         """Takes the scores of an evaluation; writes `policy` to ``best/`` if it is the best."""
         self.scores = scores.metrics()
@@ -199,11 +215,22 @@ class PolicyRun:
         self.learner.configure(options)
         self.config = self.config.model_copy(update={"learner": options})
 
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Names the policy, if it is one of several, in what the block says of its divergence."""
+        try:
+            yield
+        except NonFiniteError as error:
+            if self.alone:
+                raise
+            raise NonFiniteError(f"policy {self.folder.index}: {error}") from error
+
     # Its part of a checkpoint
 
     def save(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
         """This policy's tensors and meta for a checkpoint."""
-        state, publication = self.learner.save(), self.learner.publication()
+        with self.named():
+            state, publication = self.learner.save(), self.learner.publication()
         rest = {k: v for k, v in state.tensors.items() if k not in publication.tensors}
         part: dict[str, Any] = {
             "version": publication.version,
@@ -280,12 +307,14 @@ class PolicyRun:
     def report(self, passed_s: float) -> dict[str, float]:
         """The policy's metrics since the last report, by declared name without its prefix."""
         learner, updates = self.learner, self.learner.updates
+        with self.named():
+            version, measured = learner.publication().version, learner.metrics()
         report = {
             "updates": float(updates),
-            "version": float(learner.publication().version),
+            "version": float(version),
             "throughput/updates_per_s": (updates - self._reported_updates) / passed_s,
             **self.episodes.report(),
-            **learner.metrics(),
+            **measured,
             **({} if self.replay is None else self.replay.replay.metrics()),
             **self.scores,
         }

@@ -1,13 +1,15 @@
 """The population of a run: considers its policies as they learn, and does what is decided."""
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 from quintet.config.population import first_values, rules, shaping_of, with_values
 from quintet.config.run import RunConfig
+from quintet.errors import NonFiniteError
 from quintet.observe.lineage import EVENTS
-from quintet.population.controller import Controller
+from quintet.population.controller import Controller, finite
 from quintet.population.pbt import Decision
 from quintet.population.scores import MEANS
 from quintet.run.folder import RunFolder
@@ -78,6 +80,47 @@ class Population:
             say(told(decision))
         return copied
 
+    def replace(
+        self,
+        index: int,
+        fault: str,
+        policies: Sequence[PolicyRun],
+        of_run: int,
+        warn: Callable[[str], None],
+    ) -> None:
+        """Makes a policy that has diverged a copy of a sound one: one whose weights are finite, and
+        which has been ranked since it diverged itself, if it has.
+
+        fault: what shows that it has diverged; advice for a run that ends may follow a semicolon.
+
+        Raises:
+            NonFiniteError: there is no sound one, or no policy is copied.
+        """
+        if not self.config.population.pbt:
+            raise NonFiniteError(f"policy {index} has diverged: {fault}")
+        found = objectives(policies)
+        found[index] = -math.inf
+        sound = [
+            k
+            for k, other in enumerate(policies)
+            if k != index
+            and (found[k] is not None or self.controller.recovered(k))
+            and other.fault(whole=True) is None
+        ]
+        if not sound:
+            raise NonFiniteError(
+                f"policy {index} has diverged, and no other one is sound, to replace it: {fault}"
+            )
+        reason = fault.split(";")[0]
+        policy = policies[index]
+        decision = self.controller.replace(
+            index, found, sound, (policy.counters.env_steps, of_run), reason
+        )
+        policy.become(policies[decision.donor], with_values(policy.config.learner, decision.after))
+        self.shape(policies)
+        self.write()
+        warn(f"policy {index} has diverged: {reason}; {told(decision)}")
+
     def _tell_of_missing(
         self,
         found: Sequence[float | None],
@@ -110,7 +153,8 @@ class Population:
         for index, objective in enumerate(objectives(policies)):
             found = {f"hyperparameter/{k}": x for k, x in self.controller.values[index].items()}
             mine = [e for e in self.controller.events if e["policy"] == index]
-            found["population/copies"] = float(sum(e["event"] == "copied" for e in mine))
+            copies = sum(e.get("donor", index) != index for e in mine)
+            found["population/copies"] = float(copies)
             if objective is not None:
                 found["population/objective"] = objective
             told.append(found)
@@ -138,10 +182,13 @@ def told(decision: Decision) -> str:
         for name, x in decision.after.items()
         if x != decision.before[name]
     ]
-    own, theirs = decision.objectives[decision.policy], decision.objectives[decision.donor]
-    assert own is not None
-    assert theirs is not None
-    who = f"policy {decision.policy} (objective {own:.4g})"
+
+    def scored(policy: int) -> str:
+        objective = finite(decision.objectives[policy])
+        return "no objective" if objective is None else f"objective {objective:.4g}"
+
+    who = f"policy {decision.policy} ({scored(decision.policy)})"
     if decision.donor != decision.policy:
-        who += f" becomes a copy of policy {decision.donor} ({theirs:.4g})"
+        donor = decision.donor
+        who += f" becomes a copy of policy {donor} ({scored(donor)})"
     return f"{who}: {', '.join(changed) or 'the same hyperparameters'}"

@@ -19,6 +19,7 @@ from quintet.run.policy_run import PolicyRun, leader
 from quintet.run.population import Population
 from quintet.run.replay import RunReplay
 from quintet.runtime import loop
+from quintet.runtime.delivery import Delivery
 from quintet.system import provenance, run_record, saved_options
 
 _TIME_FRAC = 0.01
@@ -53,6 +54,8 @@ class Saving:
         self.notes: list[str] = []
         self.warnings: list[str] = []
         self._seconds = 0.0
+        self._delivery: Delivery | None = None
+        self._discarded_columns: list[int] = []
 
     def replay_holds(self, iterations: int) -> bool:
         """Whether every replay has the rows that a checkpoint of so many iterations ago needs."""
@@ -108,6 +111,7 @@ class Saving:
             "counters": dataclasses.asdict(counters),
             saved_options.CONFIG: self.options,
             provenance.SYSTEM: self.system,
+            "discarded_columns": self._columns(),
             **said,
             **({} if self.population is None else {"population": self.population.save()}),
             **of_past,
@@ -119,6 +123,18 @@ class Saving:
         self.folder.prune(keep, lambda kept: bool(kept.get("milestone")), warn)
         self._seconds += time.perf_counter() - begin
         return path
+
+    def _columns(self) -> list[int]:
+        """Columns that were dropped so far, by policy."""
+        if self._delivery is None:
+            return self._discarded_columns
+        return [queue.dropped_columns for queue in self._delivery.queues]
+
+    def goes_on(self, delivery: Delivery) -> None:
+        """Takes over what the deliveries before this process began have dropped."""
+        self._delivery = delivery
+        for queue, columns in zip(delivery.queues, self._discarded_columns, strict=False):
+            queue.dropped_columns = columns
 
     def _several(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
         return {POLICIES: parts, LEADER: leader(self.policies).folder.index}
@@ -166,6 +182,7 @@ class Saving:
             self.past.load(found.tensors, meta["self_play"])
         for policy in self.policies:
             self._load_replay(policy, found)
+        self._discarded_columns = list(meta["discarded_columns"])
         counters, total = loop.Counters.of(meta), meta["total_env_steps"]
         _ = meta["wall_s"]
         free = self.config.runtime.kind == "async"

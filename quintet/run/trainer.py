@@ -13,7 +13,7 @@ from quintet import checkpoint
 from quintet.config.run import RunConfig
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.vector import EnvDescription
-from quintet.errors import ConfigError
+from quintet.errors import ConfigError, NonFiniteError
 from quintet.observe.log import Voice
 from quintet.observe.pace import Pace
 from quintet.observe.progress import Progress, first_stage, make_progress, stage_of
@@ -190,6 +190,7 @@ class Trainer:
     def train(self, sampling: loop.Sampling) -> Literal["finished", "stopped"]:
         """Runs the loop to its end or to a stop."""
         self.reports.sampling, self.reports.own = sampling.report, self._own_metrics
+        self.saving.goes_on(sampling.delivery)
         self._ask(self.callbacks.begin, self.live)
         if self._raised is not None:
             raise self._raised
@@ -214,6 +215,7 @@ class Trainer:
                 self.after_iteration,
                 self.keep_batch,
                 self.learned,
+                self.diverged,
                 partial(self._published, sampling),
             ),
             self.timer,
@@ -275,8 +277,18 @@ class Trainer:
             self.policies[index].add_episodes(episodes)
         if self.population is None:
             return False
-        steps = self.counters.env_steps
+        steps, own = self.counters.env_steps, self.policies[batch.policy]
+        if (fault := own.fault()) is not None:
+            self.population.replace(batch.policy, fault, self.policies, steps, self.voice.warn)
+            return True
         return self.population.consider(batch, self.policies, steps, self.voice.say)
+
+    def diverged(self, policy: int, error: NonFiniteError) -> None:
+        """Replaces a policy whose update became NaN, where the population can."""
+        if self.population is None:
+            raise error
+        steps = self.counters.env_steps
+        self.population.replace(policy, str(error), self.policies, steps, self.voice.warn)
 
     def _published(self, sampling: loop.Sampling, publication: Publication, policy: int) -> None:
         """With self-play, keeps weights that are to play later and says which play now."""

@@ -98,6 +98,10 @@ class Counters:
         self.waiting_env_steps = 0
 
 
+def _raise(policy: int, error: NonFiniteError) -> None:  # noqa: ARG001 (there is one)
+    raise error
+
+
 @final
 @dataclass(frozen=True)
 class Hooks:
@@ -107,6 +111,8 @@ class Hooks:
     after_iteration: gets the batch that was learned from; returns True to ask for a stop.
     keep_batch: writes the batch on which an update became NaN, for this policy; returns a sentence
         that says where.
+    diverged: gets the policy whose update became NaN, and the error; gives its learner the weights
+        of another one, or raises the error with the policy's name.
     learned: gets the batch that was learned from, before its weights are published; returns True if
         its learner has another one's weights now, so that older rows are not its own.
     published: gets what was published of a policy.
@@ -116,6 +122,7 @@ class Hooks:
     after_iteration: Callable[[Batch], bool]
     keep_batch: Callable[[Rollout, int], str]
     learned: Callable[[Batch], bool] = lambda _: False
+    diverged: Callable[[int, NonFiniteError], None] = _raise
     published: Callable[[Publication, int], None] = lambda *_: None
 
 
@@ -212,13 +219,19 @@ def run(
             hooks.save(False)  # as after the last batch
         timer.switch("learning")
         exact = begins_anew(batch)
-        rollout = batch.rollout
+        rollout, replaced = batch.rollout, False
         for rollout, before in _rollouts(batch, replay, counters, timer):
             with _kept_if_not_finite(rollout, batch.policy, hooks):
-                learner.update(to_device(rollout, devices[batch.policy]), before)
+                try:
+                    learner.update(to_device(rollout, devices[batch.policy]), before)
+                except NonFiniteError as error:
+                    hooks.diverged(batch.policy, error)
+                    replaced = True
+                    break
         counters.add(batch)
         finished = counters.env_steps >= budget.total_env_steps
-        replaced = hooks.learned(batch)
+        with _kept_if_not_finite(rollout, batch.policy, hooks):
+            replaced |= hooks.learned(batch)
         if replaced:
             sampling.delivery.forget(batch.policy, learner.version)
         unpublished[batch.policy] += budget.publish_iterations if replaced else 1
@@ -261,17 +274,15 @@ def _rollouts(
     batch: Batch, replay: Replay | None, counters: Counters, timer: PhaseTimer
 ) -> Iterator[tuple[Rollout, int]]:
     """The rollouts to learn from after a collection, each with the env_steps before it: the fresh
-    batch, unless all its rows are invalid, then those that replay draws.
+    batch, unless all its rows are invalid, then those that replay draws.  What an update of the
+    fresh batch fails on is not stored.
     """
-    if replay is not None:
-        timer.switch("replay")
-        replay.store(batch.rollout)
-        timer.switch("learning")
     if batch.env_steps:
         yield batch.rollout, counters.env_steps
     if replay is not None:
         now = counters.env_steps + batch.env_steps
         timer.switch("replay")
+        replay.store(batch.rollout)
         for drawn in replay.draws(batch.env_steps, counters.iteration):
             timer.switch("learning")
             yield drawn, now

@@ -102,7 +102,7 @@ def test_the_ratio_has_bounds_behind_which_no_gradient_flows() -> None:
     assert not any(each.any() for each in gradients)
 
 
-def test_no_more_passes_once_the_policy_loss_stands_still() -> None:
+def test_no_more_passes_once_the_losses_of_the_policy_stand_still() -> None:
     batch = make_batch(make_learner())
     still = make_learner(num_epochs=5, learning_rate=1e-12)
     assert learn(still, batch)["optim/epochs"] == 2.0
@@ -112,16 +112,35 @@ def test_no_more_passes_once_the_policy_loss_stands_still() -> None:
     assert still.version == 2
 
 
+@pytest.mark.parametrize("exploration_loss", ["entropy", "symmetric_kl"])
+@pytest.mark.parametrize(("coef", "passes"), [(0.1, 6.0), (0.0, 2.0)])
+def test_passes_go_on_while_the_exploration_loss_changes(
+    exploration_loss: str, coef: float, passes: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With equal advantages the policy loss is 0 in every pass."""
+    options = {} if coef == 0 else {"exploration_loss": exploration_loss}
+    learner = make_learner(num_epochs=6, learning_rate=1e-2, entropy_coef=coef, **options)
+    estimates = learner._estimates
+
+    def equal(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        target, advantage = estimates(*given)
+        return target, torch.ones_like(advantage)
+
+    monkeypatch.setattr(learner, "_estimates", equal)
+    assert learn(learner, make_batch(make_learner()))["optim/epochs"] == passes
+
+
 def test_a_pass_is_compared_with_the_one_before() -> None:
     """Not with all before, whose mean changes by less."""
     options = {"num_epochs": 4, "learning_rate": 1e-2}
     batch, losses = make_batch(make_learner()), list[float]()
+    compared = "loss/policy", "loss/entropy"
     learner = make_learner(early_stop_tolerance=0.0, **options)
     fold = learner.trained.fold
 
     def watched() -> None:
-        found = [learner.trained.recent(k, k + 1)["loss/policy"].item() for k in range(4)]
-        losses.extend(found)
+        found = [learner.trained.recent(k, k + 1) for k in range(4)]
+        losses.extend(sum(each[name].item() for name in compared) for each in found)
         fold()
 
     learner.trained.fold = watched  # type: ignore[method-assign]

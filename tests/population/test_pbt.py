@@ -10,7 +10,7 @@ import pytest
 from quintet.algorithms.tuning import CAPS, NEAR_1
 from quintet.population.config import PopulationConfig
 from quintet.population.controller import Controller
-from quintet.population.pbt import Bounds, Rules, begin, decide, leads, mutated
+from quintet.population.pbt import Bounds, Rules, begin, decide, leads, mutated, replace
 
 FIRST = {"learning_rate": 1e-3, "entropy_coef": 0.01}
 
@@ -129,6 +129,36 @@ def test_minus_infinity_is_led_by_any_other(mode: str) -> None:
     config = rules(2, gap_mode=mode, gap_absolute=1e9, gap_relative=1e9)
     assert decide(0, [-math.inf, -5.0], of(2), config, never()).donor == 1
     assert decide(0, [-math.inf, -math.inf], of(2), config, never()).donor == 0
+
+
+def test_who_replaces_a_policy_that_has_diverged() -> None:
+    """One of the best of the sound ones, drawn; of sound ones that are not ranked any."""
+    objectives = [1.0, -math.inf, 8.0, 9.0, 7.0]
+    draws = Scripted([0.99] * 2, (1,))  # of policies 2 and 4, which are the two best of three
+    found = replace(1, objectives, [0, 2, 4], of(5), rules(5, replace_frac=0.5), draws)
+    assert (found.donor, found.before, found.after) == (4, of(5)[1], of(5)[4])
+    always = rules(3, mutation_rate=1.0, reset_rate=0.0)
+    unranked = replace(0, [-math.inf, None, None], [1, 2], of(3), always, Scripted([], (1,)))
+    assert (unranked.donor, unranked.after) == (2, of(3)[2]), "policy 0 is not mutated"
+    other = replace(1, [None, -math.inf, None], [0], of(3), always, Scripted([0.0] * 4, (0,)))
+    assert other.after["learning_rate"] == pytest.approx(1.2e-3)
+
+
+def test_a_policy_that_has_diverged_is_no_donor_before_it_is_ranked_again() -> None:
+    each = controller()
+    assert each.recovered(1)
+    each.replace(1, [1.0, -math.inf, None], [0], (60, 180), "its loss became nan")
+    event = json.loads(json.dumps(each.events[-1], allow_nan=False))
+    assert (event["event"], event["policy"], event["donor"]) == ("diverged", 1, 0)
+    assert event["objectives"] == [1.0, None, None]
+    assert event["reason"] == "its loss became nan"
+    assert not each.due(1, 110), "a period begins"
+    assert each.recovered(0)
+    assert not each.recovered(1)
+    each.consider(0, [1.0, None, 2.0], 120, 360)
+    assert not each.recovered(1)
+    each.consider(0, [1.0, 0.5, 2.0], 180, 540)
+    assert each.recovered(1)
 
 
 def test_policy_0_is_replaced_and_never_mutated() -> None:

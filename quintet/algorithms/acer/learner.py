@@ -370,16 +370,15 @@ class ACERLearner:
         if self.trained.untold:
             self.trained.fold()
         tensors = {**self.trained.save(), "generator": self.generator.get_state()}
-        return LearnerState(
-            tensors,
-            {"updates": self.updates, "version": self.version},
-        )
+        scalars = {"updates": self.updates, "version": self.version}
+        return LearnerState(tensors, scalars | {"learning_rate": self.learning_rate})
 
     def load(self, state: LearnerState, *, counters: bool = True) -> None:
         scalars: Any = state.scalars
         self.looks.forget()
         self.trained.load(state.tensors, scalars["updates"] if counters else self.updates)
+        self.version = scalars["version"] if counters else self.version + 1
+        self.learning_rate = scalars["learning_rate"]
         if counters:
-            self.version = scalars["version"]
             self.generator.set_state(state.tensors["generator"])
             self.fresh_updates, self.replayed_updates = 0, 0

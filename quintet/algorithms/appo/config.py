@@ -94,7 +94,8 @@ class APPOConfig(BaseModel):
         1e-6,
         ge=0,
         le=LARGEST,
-        description="no more passes once the mean policy loss changes by less from one to the next",
+        description="no more passes once the sum of the mean policy and exploration losses changes "
+        "by less from one to the next",
     )
 
     # Targets

@@ -53,6 +53,9 @@ from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces, State
 LEAST_STD = 1e-3
 """Least standard deviation by which advantages are divided, in reward units."""
 
+ACTOR_LOSSES = "loss/policy", "loss/entropy", "loss/uniform_kl"
+"""Those of the loss's terms whose sum ends the passes once it stands still."""
+
 MOST_UNIFORM_KL = 30.0
 """Of a row's symmetric KL to the uniform policy, in nats; no gradient flows above it."""
 
@@ -209,7 +212,8 @@ class APPOLearner:
                 trained.step(minibatch, knobs, self._descent())
                 knobs = knobs._replace(first=0.0)
             if config.early_stop_tolerance > 0 and epoch + 1 < config.num_epochs:
-                loss = trained.recent(begin)["loss/policy"].item()
+                told = trained.recent(begin)
+                loss = sum(told[name].item() for name in ACTOR_LOSSES if name in told)
                 if abs(loss - before) < config.early_stop_tolerance:
                     break
                 before = loss
@@ -217,8 +221,8 @@ class APPOLearner:
             self.learning_rate = schedules.kl_adaptive_rate(
                 self.learning_rate, self._mean_kl(chunks), config.kl_target
             )
-        told = {"optim/epochs": epoch + 1.0, "optim/skipped_minibatches": float(self.skipped)}
-        trained.interval.add_numbers(told)
+        passes = {"optim/epochs": epoch + 1.0, "optim/skipped_minibatches": float(self.skipped)}
+        trained.interval.add_numbers(passes)
         trained.fold()
         self.normalizers.merge(batch)
         self.looks.after(batch, self.publication)

@@ -115,7 +115,8 @@ class DDPGActor:
                 action = action + self.sizes.normal * normal
             if self.warming_up:
                 action = 2.0 * uniform - 1.0
-            action = action.clamp(-1.0, 1.0)
+            # What is replayed is what was executed, see `DiagGaussian.to_env`.
+            action = torch.nan_to_num(action, nan=0.0).clamp(-1.0, 1.0)
         return ActOutput(action, self.box.to_env(action), {}, state)
 
     def _perturbed(self, weights: Tensor, is_first: Tensor, seeds: Tensor) -> Tensor:

@@ -447,6 +447,8 @@ class DDPGLearner:
             "has_reference": self.has_reference,
             "updates": self.updates,
             "version": self.version,
+            "actor_learning_rate": self.rates[0],
+            "critic_learning_rate": self.rates[1],
             "collected_env_steps": self.collected_env_steps,
         }
         return LearnerState(tensors, scalars)
@@ -456,8 +458,9 @@ class DDPGLearner:
         tensors = state.tensors
         self.trained.load(tensors, scalars["updates"] if counters else self.updates)
         self.param_scale.copy_(tensors[PARAM_SCALE])
+        self.version = scalars["version"] if counters else self.version + 1
+        self.rates = scalars["actor_learning_rate"], scalars["critic_learning_rate"]
         if counters:
-            self.version = scalars["version"]
             self.collected_env_steps = scalars["collected_env_steps"]
             self.generator.set_state(tensors["generator"])
             self.has_reference = scalars["has_reference"]

@@ -236,10 +236,11 @@ class ImpalaLearner:
     def save(self) -> LearnerState:
         self.looks.forget()
         scalars = {"updates": self.updates, "version": self.version}
-        return LearnerState(self.trained.save(), scalars)
+        return LearnerState(self.trained.save(), scalars | {"learning_rate": self.learning_rate})
 
     def load(self, state: LearnerState, *, counters: bool = True) -> None:
         scalars: Any = state.scalars
         self.looks.forget()
         self.trained.load(state.tensors, scalars["updates"] if counters else self.updates)
-        self.version = scalars["version"] if counters else self.version
+        self.version = scalars["version"] if counters else self.version + 1
+        self.learning_rate = scalars["learning_rate"]

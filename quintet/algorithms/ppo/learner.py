@@ -311,7 +311,7 @@ class PPOLearner:
         scalars: Any = state.scalars
         self.looks.forget()
         self.trained.load(state.tensors, scalars["updates"] if counters else self.updates)
+        self.version = scalars["version"] if counters else self.version + 1
         if counters:
             self.shuffle.set_state(state.tensors["shuffle"])
-            self.version = scalars["version"]
         self.schedule.load(scalars)

@@ -9,6 +9,9 @@ from quintet.ops import policy_losses, schedules
 
 _SAVED = ("learning_rate", "beta")
 
+_TOLD = "told/"
+"""How names begin in a saved state under which reports have the numbers of the last iteration."""
+
 
 @final
 class Schedule:
@@ -60,8 +63,11 @@ class Schedule:
         return told
 
     def save(self) -> dict[str, float]:
-        return {name: getattr(self, name) for name in _SAVED}
+        told = {f"{_TOLD}{name}": x for name, x in self.told.items()}
+        return {**{name: getattr(self, name) for name in _SAVED}, **told}
 
     def load(self, scalars: Mapping[str, Any]) -> None:
         for name in _SAVED:
             setattr(self, name, scalars[name])
+        told = sorted(name for name in scalars if name.startswith(_TOLD))
+        self.told = {name.removeprefix(_TOLD): scalars[name] for name in told}
