@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from quintet.errors import NonFiniteError
 from quintet.observe.lineage import EVENTS, plot_lineage
 from quintet.observe.report_files import read_metrics
 from quintet.run.policy_run import PolicyRun
+from quintet.runtime.sampler import GroupSampler
+from quintet.types import Publication
 
 SMALL: dict[str, Any] = {
     "env.num_streams": 6,
@@ -58,13 +61,30 @@ def diverged(folder: Path) -> list[dict[str, Any]]:
         ("impala", "Pendulum-v1", MIXED),  # which is never given an action that is not finite
         ("acer", "Pendulum-v1", {}),
         ("ddpg", "Pendulum-v1", {}),
-        ("appo", "CartPole-v1", {"model.core": "gru"}),  # whose state may be NaN
         ("appo", "Pendulum-v1", LAGS),
     ],
 )
 def test_a_policy_that_diverges_is_replaced(
-    algo: str, env: str, given: dict[str, Any], tmp_path: Path
+    algo: str,
+    env: str,
+    given: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    published = dict[int, int]()
+    publication, become = PolicyRun.publication, PolicyRun.become
+
+    def publishes(self: PolicyRun) -> Publication:
+        found = publication(self)
+        published[self.folder.index] = found.version
+        return found
+
+    def becomes(self: PolicyRun, donor: PolicyRun, options: Any) -> None:
+        become(self, donor, options)
+        assert self.learner.version > published[self.folder.index], "or old rows would be its own"
+
+    monkeypatch.setattr(PolicyRun, "publication", publishes)
+    monkeypatch.setattr(PolicyRun, "become", becomes)
     folder = tmp_path / "run"
     assert train(folder, algo, env, **given).status == "finished"
     events = diverged(folder)
@@ -88,7 +108,8 @@ def test_weights_that_are_not_finite_are_found_before_they_act(tmp_path: Path) -
     initial = {"learning_rate": [1e-3, 1e38, 1e-3]}
     train(tmp_path / "run", population__initial=initial)
     (event,) = diverged(tmp_path / "run")
-    assert event["reason"].startswith("finite weights are required, network/")
+    assert event["reason"].startswith("finite weights are required, ")
+    assert event["reason"].endswith(" after update 1")
 
 
 def test_a_run_goes_on_exactly_after_a_policy_was_replaced(tmp_path: Path) -> None:
@@ -128,7 +149,7 @@ def test_a_policy_is_named_whose_fault_is_found_in_a_report_or_checkpoint() -> N
         def metrics(self) -> dict[str, float]:
             raise NonFiniteError("finite losses are required")
 
-        save = metrics
+        save = publication = metrics
 
     for count, said in ((2, "policy 1: finite losses"), (1, "^finite losses")):
         policy: Any = object.__new__(PolicyRun)
@@ -136,6 +157,20 @@ def test_a_policy_is_named_whose_fault_is_found_in_a_report_or_checkpoint() -> N
         for part in (lambda p: p.report(1.0), PolicyRun.save):
             with pytest.raises(NonFiniteError, match=said):
                 part(policy)
+
+
+def test_recurrent_state_that_is_not_finite_begins_anew() -> None:
+    """It is what weights have left that were replaced meanwhile."""
+    sampler: Any = object.__new__(GroupSampler)
+    sampler.actor = SimpleNamespace(
+        state_specs={"h": None}, draw_noise=lambda *_: torch.zeros(2, 1)
+    )
+    sampler.plan, sampler.num_streams = SimpleNamespace(unroll_steps=2), 1
+    sampler.generator, sampler.fresh, sampler.says_version = None, True, True
+    state = {"h": torch.tensor([1.0, math.nan]), "1/h": torch.tensor([-math.inf, 2.0])}
+    sampler.slot, sampler.state = object(), state
+    sampler.begin(sampler.slot)
+    assert {name: x.tolist() for name, x in state.items()} == {"h": [1.0, 0.0], "1/h": [0.0, 2.0]}
 
 
 def test_no_environment_gets_an_action_that_is_not_finite() -> None:
