@@ -55,7 +55,8 @@ class Controller:
         for event in reversed(self.events):
             if event["event"] == "diverged" and event["policy"] == policy:
                 return False
-            if event["event"] != "begins" and event["objectives"][policy] is not None:
+            objectives = event.get("objectives", ())
+            if policy < len(objectives) and objectives[policy] is not None:
                 return True
         return True
 

@@ -71,6 +71,7 @@ class _Policy(Checked):
 class _Event(Checked):
     event: Word
     policy: Count
+    objectives: list[Number | None] = []
 
 
 class _Population(Checked):
@@ -99,6 +100,7 @@ class Meta(_Policy):
     self_play: _SelfPlay | None = None
     policies: Annotated[list[_Policy], Field(min_length=2)] | None = None
     leader: Count = 0
+    discarded_columns: list[Count] = []
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
