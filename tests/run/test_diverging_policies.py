@@ -11,6 +11,7 @@ import torch
 
 import quintet
 from quintet import checkpoint
+from quintet.algorithms.appo.learner import APPOLearner
 from quintet.errors import NonFiniteError
 from quintet.observe.lineage import EVENTS, plot_lineage
 from quintet.observe.report_files import read_metrics
@@ -110,10 +111,19 @@ def test_a_policy_that_diverges_is_replaced(
     assert all(bool(x.isfinite().all()) for x in weights.values())
 
 
-def test_weights_that_are_not_finite_are_found_before_they_act(tmp_path: Path) -> None:
-    """The rate is so high that they are infinite after an update whose loss was finite."""
-    initial = {"learning_rate": [1e-3, 1e38, 1e-3]}
-    train(tmp_path / "run", population__initial=initial)
+def test_weights_that_are_not_finite_are_found_before_they_act(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An update may reach them though its loss and its gradient were finite."""
+    update = APPOLearner.update
+
+    def overflows(self: APPOLearner, batch: Rollout, env_steps: int) -> None:
+        update(self, batch, env_steps)
+        if self.config.learning_rate == 1e30:
+            self.trained.theta[0] = math.inf
+
+    monkeypatch.setattr(APPOLearner, "update", overflows)
+    train(tmp_path / "run")
     (event,) = diverged(tmp_path / "run")
     assert event["reason"].startswith("finite weights are required, ")
     assert event["reason"].endswith(" after update 1")
