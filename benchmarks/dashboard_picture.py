@@ -18,7 +18,7 @@ from quintet.observe.view import View
 from quintet.run import trainer
 
 COLUMNS, ROWS = 104, 30
-SHARE = 0.6  # of the budget, when the picture is taken
+SHARE = 0.06  # of the budget, when the picture is taken
 
 
 class Camera:

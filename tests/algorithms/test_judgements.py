@@ -126,7 +126,7 @@ def test_rewards_of_1e4_through_train(tmp_path: Path, capsys: pytest.CaptureFixt
     for line in (
         "health: policy doubtful: gradient norm (clipped to 0.5)",
         "health: value function doubtful: ",
-        "health: normalizers sound: clipped share of observations",
+        "health: normalizers sound: observations clipped",
     ):
         assert line in told
         assert line in log

@@ -47,7 +47,7 @@ def distance(metric: str, name: str, possible: float = MAX_KL) -> Evidence:
 
 def clipped(possible: float = MAX_CLIP_FRAC) -> Evidence:
     most = Range(high=MAX_CLIP_FRAC), Range(high=possible)
-    return Evidence("policy/clip_frac", "clipped share of samples", *most, above=_SLOWER)
+    return Evidence("policy/clip_frac", "share clipped", *most, above=_SLOWER)
 
 
 def gradient(bound: float | None, metric: str = "optim/grad_norm") -> tuple[Evidence, ...]:
@@ -79,7 +79,7 @@ VALUES = Part(
         ),
         Evidence(
             "value/error_frac",
-            "squared error over squared targets",
+            "squared error over squared target",
             Range(high=0.9),
             Range(high=0.98),
             above="values are far from their targets' scale",
@@ -92,7 +92,7 @@ VALUES = Part(
 _FEW = Range(high=MAX_OUTSIDE_FRAC)
 CLIPPED = Evidence(
     "normalizer/observation_clip_frac",
-    "clipped share of observations",
+    "observations clipped",
     _FEW,
     _FEW,
     above="they have outliers, or have moved on",
@@ -100,7 +100,7 @@ CLIPPED = Evidence(
 FLOATS = (
     Evidence(
         "normalizer/observation_unlike_frac",
-        "share of numbers whose spread is 5 times off their running std",
+        "numbers 5 times off their running std",
         Range(high=0.3),
         Range(high=0.9),
         above="the batch is unlike what the statistics were taken of",
@@ -110,7 +110,7 @@ FLOATS = (
 REWARDS = (
     Evidence(
         "normalizer/reward_clip_frac",
-        "clipped share of rewards",
+        "rewards clipped",
         _FEW,
         _FEW,
         above="a few are far larger than the rest",

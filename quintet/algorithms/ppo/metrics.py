@@ -72,13 +72,13 @@ def judged(config: PPOConfig, spaces: Spaces) -> tuple[Part, ...]:
     """What a report says of the learner's parts."""
     slow = Evidence(
         "policy/kl",
-        "KL of an iteration",
+        "KL",
         Range(low=MIN_KL),
         below="it has hardly moved",
         given=("optim/learning_rate", Range(low=0.05 * config.learning_rate)),
     )
     policy = (
-        judgements.distance("policy/kl", "KL of an iteration")._replace(needed=True),
+        judgements.distance("policy/kl", "KL")._replace(needed=True),
         slow,
         judgements.clipped(),
         *judgements.gradient(config.max_grad_norm),
