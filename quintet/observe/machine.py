@@ -8,6 +8,7 @@ from typing import final
 
 import psutil
 
+from quintet.observe.growth import Held
 from quintet.system.cpus import usable_cores
 
 _LOOK_AGAIN_S = 10.0
@@ -28,9 +29,10 @@ class MachineUse:
         self._look_at = float("-inf")  # the next report finds the processes that the run begins
 
     def report(self) -> dict[str, float]:
-        """``process/resident_bytes`` of this process, ``machine/cores_used`` by it and its
-        children, ``machine/cores_waited_for`` by their threads that could run and had no core
-        (Linux), and ``machine/cores_used_by_others`` on the cores that it may use.
+        """``process/resident_bytes`` of this process, ``machine/memory_bytes`` that it and its
+        children hold for themselves (Linux; see `held`), ``machine/cores_used`` by them,
+        ``machine/cores_waited_for`` by their threads that could run and had no core (Linux), and
+        ``machine/cores_used_by_others`` on the cores that it may use.
 
         The last is absent in a container with a CPU quota, which shares its cores.
         """
@@ -43,8 +45,10 @@ class MachineUse:
         known = [process for child, process in self._children.items() if child not in begun]
         used = sum(map(_percent, (self._process, *known))) / 100
         used += sum(_first_share(child, self._looked_at - looked_at) for child in begun)
+        held = self.held()
         report = {
             "process/resident_bytes": float(self._process.memory_info().rss),
+            **({"machine/memory_bytes": sum(x.bytes for x in held.values())} if held else {}),
             "machine/cores_used": used,
             **self._waited(),
         }
@@ -53,6 +57,19 @@ class MachineUse:
             # The clocks are read one after the other, so the difference may be negative.
             report["machine/cores_used_by_others"] = max(0.0, in_use - used)
         return report
+
+    def held(self) -> dict[int, Held]:
+        """Memory that this process and its children hold for themselves, by their numbers; without
+        what they share or map from files, as replay is.  Empty where the system does not tell.
+        """
+        found = {}
+        for process in (self._process, *self._children):
+            with suppress(psutil.Error, AttributeError):
+                info = process.memory_info()
+                name = "this process, the learner's," if process == self._process else ""
+                own = float(max(0, info.rss - info.shared))
+                found[process.pid] = Held(name or process.name(), own)
+        return found
 
     def _waited(self) -> dict[str, float]:
         """Cores that threads waited for since the last report; empty where the system keeps no

@@ -75,6 +75,10 @@ _SPEED = {
     "machine/cores_used_by_others": Metric(
         "cores", "cores that other processes kept busy, of those that this one may use"
     ),
+    "machine/memory_bytes": Metric(
+        "bytes",
+        "memory that these processes hold for themselves, without what they share or map (Linux)",
+    ),
     "machine/cores_waited_for": Metric(
         "cores", "cores that these processes waited for while others had them (Linux)"
     ),

@@ -12,6 +12,7 @@ from quintet.checkpoint import Checkpoint
 from quintet.config.run import RunConfig
 from quintet.envs.vector import EnvDescription
 from quintet.observe import health
+from quintet.observe.growth import Growth
 from quintet.observe.log import Voice
 from quintet.observe.machine import MachineUse
 from quintet.observe.metrics import clean, policy_prefix
@@ -51,6 +52,7 @@ class Reports:
         learner, spaces = policies[0].config.learner, policies[0].spaces
         self.parts = registry.find(config.algo).judged(learner, spaces)
         self.machine = MachineUse()
+        self.growth = Growth()
         self.sampling: Callable[[], dict[str, float]] = dict
         self.own: Callable[[dict[str, float]], dict[str, float]] = lambda _: {}
         self.last: dict[str, float] = {}
@@ -125,9 +127,19 @@ class Reports:
             histograms |= {prefix + name: x for name, x in policy.learner.histograms().items()}
         report |= self.timer.report() | self.machine.report() | self.sampling()
         self._reported_at, self._shown_at, self._reported_steps = now, now, steps
+        self._say_growth(counters, voice)
         report |= self.own(clean(report))
         self.last = self.reporter.write(report, histograms)
         voice.update(self.last, self._recent)
+
+    def _say_growth(self, counters: Counters, voice: Voice) -> None:
+        """Says which processes may take all memory before the run's end."""
+        trained = counters.env_steps - self._from_steps
+        if trained:
+            left = self.config.total_env_steps - counters.env_steps
+            left_s = left * (time.perf_counter() - self._started) / trained
+            for line in self.growth.look(self.machine.held(), left_s):
+                voice.warn(line)
 
     def show(self, counters: Counters, voice: Voice) -> None:
         """Between two reports shows once a second how far the run is and how it scores; no file
