@@ -67,6 +67,12 @@ class CheckpointConfig(BaseModel):
         description="Iterations (fresh batches) between checkpoints, at least 1; "
         "auto is 1/20 of the run, left out while checkpoints have taken more than 1% of the time.",
     )
+    interval_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="Seconds after which a further checkpoint is written, beside interval_updates; "
+        "it cuts no episode. `quintet save RUN` and SIGUSR1 ask for one at once.",
+    )
     max_cut_frac: float = Field(
         default=0.05,
         ge=0,

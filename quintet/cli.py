@@ -25,6 +25,7 @@ commands:
   train ALGO --env ID   train a policy; the same command again goes on with an interrupted run;
                         --seeds 1,2,3 trains a group of runs
   eval RUN              play episodes with the policy of a run
+  save RUN              have a run that trains write a checkpoint now
   plot RUN... --out F   learning curves, or bars of final scores, as a picture
   bench [WORKLOAD]      speed on fixed work, and what this machine would allow
   envs [PATTERN]        environments that can be trained on
@@ -307,6 +308,7 @@ def _later(module: str) -> Callable[[list[str]], int]:
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "eval": _later("evaluate"),
+    "save": _later("save"),
     "plot": _later("plot"),
     "bench": _bench,
     "envs": _envs,

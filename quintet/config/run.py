@@ -159,6 +159,7 @@ MAY_CHANGE_ON_RESUME = (
     "runtime.max_restarts",
     "runtime.num_learners",
     "runtime.learner_timeout_s",
+    "checkpoint.interval_s",
 )
 """Options that a run may be resumed with at another value, beside those of eval and report."""
 

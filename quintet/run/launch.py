@@ -42,7 +42,7 @@ from quintet.system.cpus import usable_cores
 from quintet.system.importing import Given
 from quintet.system.lock import run_lock
 from quintet.system.memory import memory_fault
-from quintet.system.signals import stop_on_signals
+from quintet.system.signals import save_on_signal, stop_on_signals
 
 
 @final
@@ -162,6 +162,7 @@ def _run(loaded: Loaded, user: UserCode, *, may_go_back: bool) -> Result:
         with (
             run_lock(config.run_dir),
             stop_on_signals(trainer),
+            save_on_signal(trainer.request_save),
             _ends_told(trainer, sampling, source),
         ):
             if trainer.finished:

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -80,7 +81,8 @@ class Trainer:
         self.live = LiveRun(folder.path, policies, lambda: self.counters.env_steps)
         self.max_cut_frac: float | None = None
         self.long_episodes = LongEpisodes(config.total_env_steps, self.saving.interval, None)
-        self.finished = self.stop_requested = False
+        self.finished = self.stop_requested = self._save_requested = False
+        self._saved_at = time.monotonic()  # or begun at
         self._ended, self._telling = False, threading.Lock()  # the loop; what a stop waits for
         self.watch: Watch | None = None
         self._raised: BaseException | None = None
@@ -217,6 +219,7 @@ class Trainer:
                 self.learned,
                 self.diverged,
                 partial(self._published, sampling),
+                self.asks_to_save,
             ),
             self.timer,
         )
@@ -260,7 +263,7 @@ class Trainer:
 
     def save(self, exact: bool) -> None:
         """Writes a checkpoint, unless it is only due and costs too much."""
-        wanted = exact or self.stop_requested
+        wanted = exact or self.stop_requested or self.asks_to_save()
         if not (wanted or self.saving.worth_writing(self.counters, self.reports.wall_s)):
             return
         self.folder.check()
@@ -268,6 +271,9 @@ class Trainer:
         said = {"wall_s": self.reports.wall_s, MARK: self.reports.reporter.sync()}
         path = self.saving.write(self.counters, exact, said, self.voice.warn)
         self.timer.switch(before)
+        if self._save_requested:
+            self.voice.say(f"saved as asked: {path}, {self.counters.env_steps:,} env_steps")
+        self._save_requested, self._saved_at = False, time.monotonic()
         self._ask(self.callbacks.checkpoint, self.live, path)
 
     def learned(self, batch: Batch) -> bool:
@@ -365,6 +371,18 @@ class Trainer:
         meta = {"iteration": self.counters.iteration, "env_steps": self.counters.env_steps}
         which = {} if len(self.policies) == 1 else {"policy_index": policy}
         return self.folder.keep_batch(batch, meta | which, self.voice.warn)
+
+    def request_save(self) -> None:
+        """Asks for a checkpoint at the end of the iteration; called by a signal handler."""
+        self._save_requested = True
+
+    def asks_to_save(self) -> bool:
+        """Whether a checkpoint was asked for, or the last one is old enough by the clock.  It cuts
+        no episode, so the bytes of an exact run stay the same.
+        """
+        interval_s = self.config.checkpoint.interval_s
+        late = interval_s is not None and time.monotonic() - self._saved_at >= interval_s
+        return late or self._save_requested
 
     def request_stop(self) -> None:
         """Asks for a stop at the end of the iteration; called by signal handlers."""

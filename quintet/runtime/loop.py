@@ -116,6 +116,7 @@ class Hooks:
     learned: gets the batch that was learned from, before its weights are published; returns True if
         its learner has another one's weights now, so that older rows are not its own.
     published: gets what was published of a policy.
+    asks_to_save: whether a checkpoint that cuts nothing is wanted after this iteration.
     """
 
     save: Callable[[bool], None]
@@ -124,6 +125,7 @@ class Hooks:
     learned: Callable[[Batch], bool] = lambda _: False
     diverged: Callable[[int, NonFiniteError], None] = _raise
     published: Callable[[Publication, int], None] = lambda *_: None
+    asks_to_save: Callable[[], bool] = lambda: False
 
 
 @final
@@ -252,7 +254,7 @@ def run(
         # Before the checkpoint, which holds the best score that an evaluation found.
         stop = hooks.after_iteration(batch)
         due = counters.iteration - counters.checkpoint_iteration >= budget.checkpoint_iterations
-        if exact or finished or due or stop:
+        if exact or finished or due or stop or hooks.asks_to_save():
             hooks.save(exact or finished)  # which may leave out one that is only due
         if stop and not finished:
             return "stopped"

@@ -3,9 +3,11 @@
 import errno
 import fcntl
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from quintet.errors import CheckpointError
 from quintet.system import files
@@ -33,16 +35,47 @@ def run_lock(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(file, 0)
-            os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+            os.pwrite(file, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
         except OSError as fault:
             if fault.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 raise _refused(folder, fault) from fault
-            holder = os.pread(file, 64, 0).decode(errors="replace").strip() or "unknown"
+            holder = _said_in(file)
+            pid = holder.pid if holder.pid else "unknown"
             raise CheckpointError(
-                f"{folder} is in use by the process with pid {holder}. Wait for it, stop it, or "
+                f"{folder} is in use by the process with pid {pid}. Wait for it, stop it, or "
                 "give another run_dir"
             ) from fault
         yield
+
+
+class Holder(NamedTuple):
+    """The process that holds the lock of a folder; pid 0: it has not said yet."""
+
+    pid: int
+    host: str
+
+
+def holder_of(folder: Path) -> Holder | None:
+    """The process that trains in a folder; None where there is none.  Raises CheckpointError where
+    the lock can't be read.
+    """
+    try:
+        file = os.open(folder / ".lock", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as fault:
+        raise CheckpointError(str(files.cannot_read(folder / ".lock", fault))) from fault
+    with open(file, "rb", buffering=0):
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return _said_in(file)
+        return None
+
+
+def _said_in(file: int) -> Holder:
+    pid, *host = os.pread(file, 300, 0).decode(errors="replace").split() or ["0"]
+    return Holder(int(pid) if pid.isascii() and pid.isdigit() else 0, host[0] if host else "")
 
 
 def _refused(folder: Path, fault: OSError) -> CheckpointError:

@@ -93,6 +93,20 @@ def stop_on_signals(target: Stoppable) -> Iterator[None]:
 
 
 @contextmanager
+def save_on_signal(request: Callable[[], None]) -> Iterator[None]:
+    """SIGUSR1 asks for a checkpoint within the block, unless the user's own code has a handler for
+    it.  Only the main thread receives signals; in others this does nothing.
+    """
+    number = getattr(signal, "SIGUSR1", None)  # Windows has none
+    of_main = threading.current_thread() is threading.main_thread()
+    if number is None or not of_main or signal.getsignal(number) is not signal.SIG_DFL:
+        yield
+        return
+    with _handled([number], lambda *_: request()):
+        yield
+
+
+@contextmanager
 def exit_on_signals() -> Iterator[None]:
     """SIGTERM and SIGHUP raise Ended, so that unfinished work is undone, as by Ctrl-C.
 

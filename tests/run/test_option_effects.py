@@ -105,6 +105,15 @@ def _max_cut_frac(where: Where) -> None:
     assert exact[0.0] <= exact[0.05] < exact[1.0]
 
 
+def _checkpoint_interval_s(where: Where) -> None:
+    for interval_s, count in ((1e-6, 8), (3600.0, 1)):
+        folder = where.folder / str(interval_s)
+        run(folder, 64 * 8, "quintet.envs.toy:FinitePay", env__kwargs={"n": 10**6},
+            checkpoint__interval_updates=100, checkpoint__interval_s=interval_s,
+            checkpoint__keep=100)  # fmt: skip
+        assert len(names(folder)) == count
+
+
 def _keep(where: Where) -> None:
     for keep in (1, 4):
         folder = where.folder / str(keep)
@@ -320,6 +329,7 @@ EFFECTS: dict[str, Callable[[Where], None]] = {
     "init_from_keys": _init_from_keys,
     "checkpoint.interval_updates": _interval_updates,
     "checkpoint.max_cut_frac": _max_cut_frac,
+    "checkpoint.interval_s": _checkpoint_interval_s,
     "checkpoint.keep": _keep,
     "checkpoint.milestones": _milestones,
     "checkpoint.save_best": _save_best,

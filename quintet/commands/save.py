@@ -1,0 +1,134 @@
+"""``quintet save``: has a running run write a checkpoint."""
+
+import os
+import signal
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import tyro
+from tyro.conf import Positional, arg
+
+from quintet.errors import CheckpointError, ConfigError
+from quintet.system import manifest
+from quintet.system.files import given_path
+from quintet.system.inside import require_own
+from quintet.system.lock import Holder, holder_of
+
+_POLL_S = 0.1
+
+
+def main(arguments: list[str]) -> int:
+    def ask(
+        run: Annotated[
+            Positional[str | None], arg(help="folder of a run that trains", metavar="RUN")
+        ] = None,
+        wait_s: Annotated[float, arg(help="seconds to wait for the checkpoint")] = 600.0,
+    ) -> None:
+        if run is None:
+            raise ConfigError("quintet save requires a run: quintet save RUN")
+        if not wait_s > 0:
+            raise ConfigError(f"--wait-s must be above 0, got {wait_s}")
+        print(save(given_path(run), wait_s))
+
+    description = (
+        "Has the process that trains in a run folder write a checkpoint at the end of its "
+        "iteration, and waits for it.  The run goes on, and an exact run keeps its bytes."
+    )
+    tyro.cli(ask, prog="quintet save", description=description, args=arguments)
+    return 0
+
+
+class _Newest(NamedTuple):
+    """The name of the newest checkpoint, and its env_steps."""
+
+    name: str
+    env_steps: int
+
+    def told(self, run_dir: Path) -> str:
+        return f"{run_dir / 'checkpoints' / self.name}, {self.env_steps:,} env_steps"
+
+
+def save(run_dir: Path, wait_s: float) -> str:
+    """Asks for a checkpoint; returns a sentence once it is there.
+
+    Raises:
+        CheckpointError: no process trains there, or none that can be asked from here; or it wrote
+            none in that time.
+    """
+    require_own(run_dir)
+    holder = _required_holder(run_dir)
+    before = _newest(run_dir)
+    try:
+        os.kill(holder.pid, signal.SIGUSR1)
+    except PermissionError as fault:
+        raise CheckpointError(
+            f"a run of this user is required, {run_dir} is trained in by process {holder.pid} of "
+            "another user; ask that user to give quintet save"
+        ) from fault
+    except ProcessLookupError as fault:
+        raise _nobody(run_dir) from fault
+    until_s = time.monotonic() + wait_s
+    while time.monotonic() < until_s:
+        ended = holder_of(run_dir) is None
+        now = _newest(run_dir)
+        if now is not None and (before is None or now.name != before.name):
+            return f"saved {now.told(run_dir)}"
+        if ended:
+            newest = "it has no checkpoint" if now is None else f"its newest is {now.told(run_dir)}"
+            raise CheckpointError(
+                f"{run_dir} has no new checkpoint, since its process {holder.pid} has ended; "
+                f"{newest}; see {run_dir / 'log.txt'}"
+            )
+        time.sleep(_POLL_S)
+    raise CheckpointError(
+        f"{run_dir} has no new checkpoint after {wait_s:g} s; process {holder.pid} writes it at "
+        "the end of its iteration, or of the evaluation that it plays; wait longer with --wait-s"
+    )
+
+
+def _required_holder(run_dir: Path) -> Holder:
+    """The process that trains in a folder; raises CheckpointError where it can't be asked."""
+    if not run_dir.is_dir():
+        raise CheckpointError(f"the folder of a run is required, {run_dir} is none")
+    holder = holder_of(run_dir)
+    if holder is None:
+        raise _nobody(run_dir)
+    here = socket.gethostname()
+    if holder.host != here:
+        raise CheckpointError(
+            f"a run on this machine ({here}) is required, {run_dir} is trained in by process "
+            f"{holder.pid} on {holder.host or 'an unknown machine'}; give quintet save there"
+        )
+    if not _catches(holder.pid):
+        raise CheckpointError(
+            f"process {holder.pid}, which holds {run_dir}, takes no SIGUSR1, by which it would "
+            "be asked: it begins or ends, or trains in a thread beside the main one; try again, "
+            "or give --checkpoint.interval-s"
+        )
+    return holder
+
+
+def _nobody(run_dir: Path) -> CheckpointError:
+    newest = _newest(run_dir)
+    held = "it has no checkpoint" if newest is None else f"its newest is {newest.told(run_dir)}"
+    return CheckpointError(
+        f"a run that trains is required, no process trains in {run_dir} ({held}); nothing was "
+        "saved, and nothing is lost"
+    )
+
+
+def _catches(pid: int) -> bool:
+    """Whether a process has a handler of SIGUSR1, without which the signal would end it."""
+    with suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (signal.SIGUSR1 - 1) & 1)
+    return False
+
+
+def _newest(run_dir: Path) -> _Newest | None:
+    found = manifest.newest(run_dir / "checkpoints")
+    return None if found is None else _Newest(found.path.name, found.meta.get("env_steps") or 0)
