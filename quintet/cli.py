@@ -234,6 +234,7 @@ def _config(arguments: list[str]) -> int:
         warn_on_stderr(note)
     from quintet.run.resolution import resolved
     from quintet.run.warm_start import find_donor
+    from quintet.system.run_record import SAVED, first_sources
 
     values, sources = resolved(loaded)
     config = loaded.config
@@ -246,6 +247,11 @@ def _config(arguments: list[str]) -> int:
         )
     if config.init_from is not None and (beside or asked.overwrite or not begun):
         find_donor(config.init_from)  # which a run that has begun does not read
+    first = first_sources(config.run_dir, sources)
+    sources = {
+        name: source if first[name] == source else f"{SAVED} ({first[name]})"
+        for name, source in sources.items()
+    }
     width = max(len(f"{name}: {values[name]}") for name in values if len(str(values[name])) < 40)
     for name, value in values.items():
         print(f"{name}: {_yaml(value)}".ljust(width) + f"  # {sources[name]}")

@@ -307,8 +307,24 @@ def test_config_shows_what_a_saved_run_has(quintet):
     assert quintet(*train("--eval.episodes", "0"))[0] == 0
     status, out, _ = quintet(*("config", "ppo", "--env", TOY, "--run-dir", "r", *SMALL))
     assert status == 0
-    assert re.search(r"^total_env_steps: 128 +# saved run$", out, re.MULTILINE)
+    assert re.search(r"^total_env_steps: 128 +# saved run \(command line\)$", out, re.MULTILINE)
+    assert re.search(r"^gamma: 0\.99 +# saved run \(default\)$", out, re.MULTILINE)
     assert re.search(r"^unroll_steps: 16 +# command line$", out, re.MULTILINE)
+
+
+def test_config_keeps_sources_over_resumes_and_believes_no_stranger(quintet, folder):
+    assert quintet(*train("--eval.episodes", "0"))[0] == 0
+    assert quintet(*train("--eval.episodes", "0", "--total-steps", "256"))[0] == 0
+    status, out, _ = quintet("config", "ppo", "--env", TOY, "--run-dir", "r")
+    assert status == 0
+    assert re.search(r"^total_env_steps: 256 +# saved run \(command line\)$", out, re.MULTILINE)
+    assert re.search(r"^gamma: 0\.99 +# saved run \(default\)$", out, re.MULTILINE)
+    record = json.loads((folder / "r/run.json").read_text())
+    record["sources"]["gamma"] = "default\nseed: 9"
+    (folder / "r/run.json").write_text(json.dumps(record))
+    _, out, _ = quintet("config", "ppo", "--env", TOY, "--run-dir", "r")
+    assert re.search(r"^gamma: 0\.99 +# saved run$", out, re.MULTILINE)
+    assert yaml.safe_load(out)["seed"] == 0
 
 
 # A run from its start to a picture

@@ -51,6 +51,7 @@ class RunFolder:
         self.path, self.signed = path, signed
         self.checkpoints = path / "checkpoints"
         self.log: LogFile | None = None
+        self.sources: Mapping[str, str] = {}  # of the options' values, for run.json
         self._handle: int | None = None
         self._named_damaged: set[str] = set()
         self._record: dict[str, Any] = {}
@@ -202,7 +203,9 @@ class RunFolder:
         """Writes the ``run.json`` of a run that begins or goes on; raises FileFault if it can't be
         written.
         """
-        self._record = {"revision": provenance.revision(Path.cwd()), "system": dict(system)}
+        sources = run_record.first_sources(self.path, self.sources)
+        revision = provenance.revision(Path.cwd())
+        self._record = {"revision": revision, "system": dict(system), "sources": sources}
         try:
             if (self.path / run_record.FILE).is_dir():
                 files.set_aside(self.path / run_record.FILE)

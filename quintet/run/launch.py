@@ -28,7 +28,13 @@ from quintet.run.folder import RunFolder, move_aside
 from quintet.run.learners import make_policies, several
 from quintet.run.policy_run import leader
 from quintet.run.population import Population
-from quintet.run.resolution import require_networks, resolve_loaded, resolved, uncompiled_note
+from quintet.run.resolution import (
+    require_networks,
+    resolve_loaded,
+    resolved,
+    sources_of,
+    uncompiled_note,
+)
 from quintet.run.sampling import Source, assignment_of, make_sampling, open_source, require_rows
 from quintet.run.trainer import Trainer
 from quintet.runtime.loop import Sampling
@@ -116,7 +122,8 @@ def _run(loaded: Loaded, user: UserCode, *, may_go_back: bool) -> Result:
         source = open_source(loaded.config, loaded.env)
         ends.callback(source.close)
         env = source.envs[0].description
-        config = resolve_loaded(loaded, source.spaces).config
+        found = resolve_loaded(loaded, source.spaces)
+        config = found.config
         assert config.run_dir is not None
         if "wandb" in config.report.sinks:
             require_wandb()
@@ -127,6 +134,7 @@ def _run(loaded: Loaded, user: UserCode, *, may_go_back: bool) -> Result:
         ends.enter_context(torch_settings(runtime.threads, runtime.device, runtime.exact))
         # The caller gave, or vouched for, all code that the configuration names.
         folder = RunFolder(config.run_dir, signed=not trust.all_harmless(config.flat()))
+        folder.sources = sources_of(loaded, found)
         population = Population(config, folder) if config.population.several else None
         options = [] if population is None else population.options
         require_networks(config, source.spaces)

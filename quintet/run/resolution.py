@@ -176,14 +176,18 @@ def resolved(loaded: Loaded) -> tuple[dict[str, Any], dict[str, str]]:
     require_networks(now, spaces)
     # Refuses spaces that the network can't read or act in.
     registry.find(now.algo).make_actor(now.learner, now.model, spaces, PLAIN)
+    return found.config.flat(), sources_of(loaded, found)
+
+
+def sources_of(loaded: Loaded, found: Loaded) -> dict[str, str]:
+    """Where each value of the resolved configuration `found` comes from."""
     before, values = loaded.config.flat(), found.config.flat()
-    sources = {
+    return {
         name: source
         if values[name] == before[name] or source != loaded.sources[name]
         else f"resolved ({source})"
         for name, source in found.sources.items()
     }
-    return values, sources
 
 
 def require_networks(config: RunConfig, spaces: Spaces) -> None:

@@ -1,21 +1,43 @@
 """``run.json``: how a run ended, which no resume needs."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+from pydantic import Field
+
 from quintet.errors import FileFault
 from quintet.system import files, saved_meta
-from quintet.system.saved_meta import Checked, Count
+from quintet.system.saved_meta import Checked, Count, Word
 
 FILE = "run.json"
 
 
 class Record(Checked):
-    """env_steps: trained when it ended; None: it runs, or was killed.  error: by which it ended."""
+    """env_steps: trained when it ended; None: it runs, or was killed.  error: by which it ended.
+    sources: where each option's value came from when it was given.
+    """
 
     state: Literal["running", "finished", "stopped", "failed"]
     env_steps: Count | None = None
     error: str | None = None
+    sources: dict[str, Word] = Field(default={})
+
+
+SAVED = "saved run"
+"""The source of a value that a run has kept since it began."""
+
+
+def first_sources(run_dir: Path, sources: Mapping[str, str]) -> dict[str, str]:
+    """The sources of values; of those that a run has kept, the source when it was given them."""
+    record = read(run_dir)
+    kept = {} if record is None else record.sources
+    return {
+        name: kept.get(name, source)
+        if SAVED in source and kept.get(name, "").isprintable()
+        else source
+        for name, source in sources.items()
+    }
 
 
 def read(run_dir: Path) -> Record | None:
