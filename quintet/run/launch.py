@@ -40,7 +40,7 @@ from quintet.run.trainer import Trainer
 from quintet.runtime.loop import Sampling
 from quintet.runtime.parallel.learners import Learners
 from quintet.runtime.processes.process import pickled, prepare
-from quintet.runtime.torch_settings import inexact_told, torch_settings
+from quintet.runtime.torch_settings import OwnTorch, inexact_told, torch_settings
 from quintet.system import trust, user_state
 from quintet.system.blame import no_exit, traced
 from quintet.system.child import how_ended
@@ -300,6 +300,7 @@ def _newest_scores(run_dir: Path) -> dict[str, float]:
     return {k: x for k, x in next(scored, {}).items() if k.startswith("episode/")}
 
 
+@OwnTorch()
 def _make_replays(trainer: Trainer, source: Source) -> None:
     """Gives each policy the replay that its learner asks for, whose memory comes with its first
     rows; raises ConfigError where one can't fit.

@@ -18,9 +18,11 @@ from quintet.run.policy_run import PolicyRun
 from quintet.runtime.parallel.learners import LearnerCrew, Learners
 from quintet.runtime.seeds import Role, generator_seed
 from quintet.runtime.slots import RowSpecs
+from quintet.runtime.torch_settings import OwnTorch
 from quintet.types import Spaces
 
 
+@OwnTorch()
 def make_learner(
     config: RunConfig, spaces: Spaces, ranks: Ranks = ALONE, policy: int = 0
 ) -> Learner:
@@ -60,6 +62,7 @@ def batch_device(runtime: RuntimeConfig, policy: int) -> torch.device:
     return torch.device("cpu" if runtime.num_learners > 1 else _devices(runtime, policy)[0])
 
 
+@OwnTorch()
 def make_learners(config: RunConfig, spaces: Spaces) -> Learners:
     """The learners of a resolved configuration that share every batch."""
     runtime = config.runtime

@@ -31,6 +31,7 @@ from quintet.runtime.delivery import Batch
 from quintet.runtime.loop import Counters
 from quintet.runtime.policies import Assignment
 from quintet.runtime.slots import RowSpecs
+from quintet.runtime.torch_settings import OwnTorch
 from quintet.spaces import other_spaces
 from quintet.system import trust
 from quintet.types import REWARD_SHAPING, LearnerState, Publication, Spaces
@@ -111,6 +112,7 @@ class PolicyRun:
         seen = 10 * self.longest_episode or self.counters.env_steps // config.env.num_streams
         return about | {"threads": threads, "eval_max_steps": max(LEAST_BOUND, seen)}
 
+    @OwnTorch()
     def publication(self) -> Publication:
         """What actors and environments are given."""
         own = self.learner.publication()
@@ -119,12 +121,14 @@ class PolicyRun:
         values = torch.tensor(self.reward_shaping, dtype=torch.float64)
         return replace(own, tensors={**own.tensors, REWARD_SHAPING: values})
 
+    @OwnTorch()
     def policy(self) -> Policy:
         """A copy of the current policy."""
         current = self.learner.publication()
         tensors = {name: x.detach().cpu().clone() for name, x in current.tensors.items()}
         return Policy(self.description, Publication(current.version, tensors), trust.OWN)
 
+    @OwnTorch()
     def warm_start(self) -> str | None:
         """Gives the learner the weights of `init_from`; returns a note, None without `init_from`.
         Raises ConfigError if it is no policy, or does not fit.
@@ -136,6 +140,7 @@ class PolicyRun:
         self.learner.warm_start(weights)
         return note
 
+    @OwnTorch()
     def make_replay(self, actor: Actor, assignment: Assignment, interval: int) -> None:
         """Makes the replay that the learner's plan asks for; `actor` shows what it records.  Raises
         ConfigError if it does not fit on the disk.
@@ -173,6 +178,7 @@ class PolicyRun:
         of_episodes = self.config.population.objective in MEANS
         return self.counters.env_steps if of_episodes else self._reported_objective
 
+    @OwnTorch()
     def become(self, donor: "PolicyRun", options: BaseModel) -> None:
         """Takes the weights and the optimizer's memory of another policy of the run, and these
         options of the learner; keeps its own counters.  It has no objective until one is measured
@@ -208,6 +214,7 @@ class PolicyRun:
             self.best, self.best_version = scores.mean, policy.publication.version
             self.folder.write(BEST, policy)
 
+    @OwnTorch()
     def configure(self, options: BaseModel) -> None:
         """Gives the learner these options, from its next update on; raises ConfigError if one of
         them can't change during a run.
@@ -227,6 +234,7 @@ class PolicyRun:
 
     # Its part of a checkpoint
 
+    @OwnTorch()
     def save(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
         """This policy's tensors and meta for a checkpoint."""
         with self.named():
@@ -250,6 +258,7 @@ class PolicyRun:
             part["reported_objective"] = self._reported_objective
         return self.folder.named(publication.tensors, rest), part
 
+    @OwnTorch()
     def load(self, found: Checkpoint) -> list[str]:
         """Goes on from a checkpoint; returns warnings for the person.
 
@@ -304,6 +313,7 @@ class PolicyRun:
 
     # Its part of a report
 
+    @OwnTorch()
     def report(self, passed_s: float) -> dict[str, float]:
         """The policy's metrics since the last report, by declared name without its prefix."""
         learner, updates = self.learner, self.learner.updates

@@ -11,6 +11,7 @@ from quintet.runtime.policies import Assignment
 from quintet.runtime.replay.replay import Replay
 from quintet.runtime.seeds import Role, generator_seed
 from quintet.runtime.slots import RowSpecs
+from quintet.runtime.torch_settings import OwnTorch
 
 
 @final
@@ -53,6 +54,7 @@ class RunReplay:
         """Whether it has the rows that a checkpoint of so many iterations ago needs."""
         return iterations <= self.reach or not self.replay.full
 
+    @OwnTorch()
     def load(self, path: Path, saved: dict[str, Any], before: list[str]) -> None:
         """Takes the rows of the checkpoint at `path`.
 

@@ -29,6 +29,7 @@ from quintet.runtime.processes.workers import Workers
 from quintet.runtime.serial import SerialOptions, SerialSampling
 from quintet.runtime.slots import RowSpecs, slot_specs
 from quintet.runtime.spread import SpreadEnv, Spreading, make_streams
+from quintet.runtime.torch_settings import OwnTorch
 from quintet.system import memory
 from quintet.system.signals import interrupts_for_us_alone
 from quintet.types import Publication, Spaces
@@ -114,6 +115,7 @@ def slots_per_group(runtime: RuntimeConfig, plan: DataPlan, num_streams: int) ->
     return runtime.slots or least
 
 
+@OwnTorch()
 def require_rows(config: RunConfig, spaces: Spaces, plan: DataPlan) -> None:
     """Raises ConfigError if the slots of all groups, or a batch, can't fit into memory; the replay
     has a check of its own.
@@ -147,6 +149,7 @@ def require_rows(config: RunConfig, spaces: Spaces, plan: DataPlan) -> None:
         memory.require(nbytes, what, way_out)
 
 
+@OwnTorch()
 def make_sampling(
     config: RunConfig,
     source: Source,

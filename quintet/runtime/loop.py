@@ -13,6 +13,7 @@ from quintet.protocols import Learner
 from quintet.runtime.batch import to_device
 from quintet.runtime.delivery import Batch, BeginsAnew, Delivery
 from quintet.runtime.replay.replay import Replay
+from quintet.runtime.torch_settings import OwnTorch
 from quintet.types import Publication, Rollout
 
 
@@ -222,14 +223,15 @@ def run(
         timer.switch("learning")
         exact = begins_anew(batch)
         rollout, replaced = batch.rollout, False
-        for rollout, before in _rollouts(batch, replay, counters, timer):
-            with _kept_if_not_finite(rollout, batch.policy, hooks):
-                try:
-                    learner.update(to_device(rollout, devices[batch.policy]), before)
-                except NonFiniteError as error:
-                    hooks.diverged(batch.policy, error)
-                    replaced = True
-                    break
+        with OwnTorch():
+            for rollout, before in _rollouts(batch, replay, counters, timer):
+                with _kept_if_not_finite(rollout, batch.policy, hooks):
+                    try:
+                        learner.update(to_device(rollout, devices[batch.policy]), before)
+                    except NonFiniteError as error:
+                        hooks.diverged(batch.policy, error)
+                        replaced = True
+                        break
         counters.add(batch)
         finished = counters.env_steps >= budget.total_env_steps
         with _kept_if_not_finite(rollout, batch.policy, hooks):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from quintet.protocols import Actor
 from quintet.runtime.slots import PLAYER, VERSION, below
+from quintet.runtime.torch_settings import OwnTorch
 from quintet.runtime.turns import held
 from quintet.types import ActOutput, Obs, Publication, State, TensorSpec
 
@@ -84,6 +85,7 @@ class Assignment:
 
         return [stream for stream in range(num_streams) if acts_in(stream)]
 
+    @OwnTorch()
     def make_actor(self, make_actor: Callable[[], Actor]) -> Actor:
         if not self.mixed:
             return make_actor()

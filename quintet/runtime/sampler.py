@@ -14,6 +14,7 @@ from quintet.protocols import Actor, DataPlan
 from quintet.runtime.policies import PolicyMix
 from quintet.runtime.processes.remote import RemoteActor
 from quintet.runtime.slots import PLAYER, UNDEFINED, VERSION, Slot
+from quintet.runtime.torch_settings import OwnTorch
 from quintet.runtime.turns import Turns
 from quintet.spaces import mask_sizes
 from quintet.types import ACTION_MASK, REWARD_SHAPING, ActOutput, Publication
@@ -66,7 +67,8 @@ class GroupSampler:
         if self.turns is not None:
             self.turns.restart()
         self.generator.manual_seed(noise_seed)
-        self.state = self.actor.initial_state(self.num_streams)
+        with OwnTorch():
+            self.state = self.actor.initial_state(self.num_streams)
         self.carry = np.zeros(self.num_streams)
         self.episode_return = np.zeros(self.num_streams)
         self.episode_length = np.zeros(self.num_streams, np.int64)
@@ -74,6 +76,7 @@ class GroupSampler:
         self.steps_before = 0
         self.fresh = True
 
+    @OwnTorch()
     def publish(self, publication: Publication, policy: int = 0) -> None:
         """Takes the weights of `policy`, if it acts here; called between unrolls only."""
         if policy not in self.policies:
@@ -86,6 +89,7 @@ class GroupSampler:
         self.actor.load(publication)
         self.version = publication.version
 
+    @OwnTorch()
     def begin(self, slot: Slot) -> None:
         """Prepares a slot for the next unroll; after a restart it must be the restart's slot."""
         if self.fresh:
@@ -120,6 +124,7 @@ class GroupSampler:
         self._record(row, out)
         self.state = out.state
 
+    @OwnTorch()
     def _forward(self, row: int) -> ActOutput:
         slot = self.slot
         return self.actor.act(

@@ -70,7 +70,10 @@ def torch_settings(threads: int, device: str, exact: bool) -> Iterator[None]:
     workspace = os.environ.get(_WORKSPACE)
     try:
         configure_torch(threads, device, exact)
-        yield
+        # Memory that is made in inference mode could not be learned from later.
+        with ExitStack() as modes:
+            _leave_modes(modes)
+            yield
     finally:
         threads, cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = before
         torch.set_num_threads(threads)
@@ -136,13 +139,18 @@ def _make_plain(ends: ExitStack) -> None:
     if dtype is not torch.float32:
         torch.set_default_dtype(torch.float32)
         ends.callback(torch.set_default_dtype, dtype)
+    _leave_modes(ends)
+    if torch.get_default_device().type != "cpu":
+        ends.enter_context(torch.device("cpu"))
+
+
+def _leave_modes(ends: ExitStack) -> None:
+    """Leaves the modes in which the caller's code may be, until `ends`."""
     ends.enter_context(torch.inference_mode(False))
     ends.enter_context(torch.enable_grad())
     for device in ("cpu", "cuda"):
         if torch.is_autocast_enabled(device):
             ends.enter_context(torch.autocast(device, enabled=False))
-    if torch.get_default_device().type != "cpu":
-        ends.enter_context(torch.device("cpu"))
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from quintet.runtime.processes.messages import (
 )
 from quintet.runtime.processes.process import MAKING
 from quintet.runtime.processes.worker import begin, report_failure
-from quintet.runtime.torch_settings import configure_torch, inexact_told
+from quintet.runtime.torch_settings import OwnTorch, configure_torch, inexact_told
 from quintet.types import LearnerState
 
 
@@ -40,6 +40,7 @@ from quintet.types import LearnerState
 class LearnerProcess:
     """A learner beside the first one, led by messages."""
 
+    @OwnTorch()
     def __init__(self, work: LearnerWork, arena: Arena, channel: Connection):
         crew, self.channel = work.crew, channel
         self.row = arena.tensor(progress_name(work.index)).numpy()
@@ -66,6 +67,7 @@ class LearnerProcess:
         finally:
             self.ranks.close()
 
+    @OwnTorch()
     def _answer(self, message: object) -> bool:
         """Carries out a message; False if it is the last."""
         match message:

@@ -29,7 +29,7 @@ from quintet.runtime.processes.params import Board
 from quintet.runtime.processes.process import COMPILING
 from quintet.runtime.processes.remote import BEGINS, Request
 from quintet.runtime.processes.worker import begin, report_failure
-from quintet.runtime.torch_settings import configure_torch, inexact_told
+from quintet.runtime.torch_settings import OwnTorch, configure_torch, inexact_told
 from quintet.types import ActOutput, State
 
 _LOOK_EVERY_S = 0.25
@@ -157,6 +157,7 @@ class Server:
         self.served[:] += 1, streams
         self.row[1] = 0
 
+    @OwnTorch()
     def _load(self, policies: tuple[int, ...], versions: tuple[int, ...]) -> None:
         """Loads the newest weights, or in exact kinds those that are asked for."""
         for policy, version in zip(policies, versions, strict=True):
@@ -166,6 +167,7 @@ class Server:
                 take = partial(load_policy, self.actors[policies], policy)
                 self.loaded[policy] = board.read(take, wanted if self.options.exact else None)
 
+    @OwnTorch()
     @torch.inference_mode()
     def _act(self, actor: Actor, mail: Sequence[Mailbox], private: Sequence[State]) -> ActOutput:
         def joined(parts: list[torch.Tensor]) -> torch.Tensor:
@@ -182,6 +184,7 @@ class Server:
             joined([box.noise for box in mail]),
         )
 
+    @OwnTorch()
     def _private(self, actor: Actor, asked: Request) -> State:
         """The actor's private state, as the act `after` left it."""
         if asked.after != BEGINS:
