@@ -13,6 +13,7 @@ from rich.text import Text
 
 from quintet.observe import health
 from quintet.observe.limits import limit
+from quintet.observe.metrics import policy_of
 from quintet.observe.pace import NO_SCORE, Score, clock, percent
 from quintet.observe.shares import SERVER, Load, Shares, mean
 from quintet.observe.stream import QuietStream, is_terminal
@@ -158,6 +159,7 @@ def layout(view: View, width: int, height: int) -> list[Text]:
         _Block(1, [_steps(view, width)]),
         _Block(3, [_named("return", _returns(view), width)]),
         *_successes(view, width),
+        *_policies(view, width),
         _Block(5, _curve(view, narrow)),
         *_time(view, width),
         *_samples(view, width),
@@ -230,6 +232,26 @@ def _successes(view: View, width: int) -> list[_Block]:
     if view.evaluation.success is not None:
         parts.append(f"{percent(view.evaluation.success)} evaluation")
     return [_Block(3, [_named("success", [*map(Text, parts)], width)])] if parts else []
+
+
+def _policies(view: View, width: int) -> list[_Block]:
+    """Of several policies a line for each: its objective, return, copies and hyperparameters."""
+    own: dict[int, dict[str, float]] = {}
+    for name, x in view.report.items():
+        if (policy := policy_of(name)) >= 0:
+            own.setdefault(policy, {})[name.partition("/")[2]] = x
+    lines = []
+    for policy, report in sorted(own.items()):
+        objective = report.get("population/objective")
+        parts = ["not ranked" if objective is None else f"objective {label(objective)}"]
+        if "episode/return_mean" in report:
+            parts.append(f"return {label(report['episode/return_mean'])}")
+        if copies := int(report.get("population/copies", 0)):
+            parts.append(f"copied {copies}x")
+        tuned = {k: x for k, x in report.items() if k.startswith("hyperparameter/")}
+        parts += [f"{name.partition('/')[2]} {x:.3g}" for name, x in tuned.items()]
+        lines.append(_named(f"policy {policy}", [*map(Text, parts)], width))
+    return [_Block(3, lines, divisible=True)] if lines else []
 
 
 def _curve(view: View, width: int) -> list[Text]:

@@ -49,14 +49,17 @@ def _checked(event: Any) -> Event:
     at = (0, event["policy"]) if begins else (event["env_steps"], event["policy"], event["donor"])
     if not (isinstance(known, dict) and all(isinstance(x, int) for x in at)):
         raise TypeError(f"no event of a population: {event}")
-    return {**event, "known": {str(name): float(x) for name, x in known.items()}}
+    objectives = [None if x is None else float(x) for x in event.get("objectives", ())]
+    known = {str(name): float(x) for name, x in known.items()}
+    return {**event, "known": known, "objectives": objectives}
 
 
 def plot_lineage(run_dir: Path, out: Path) -> Path:
     """Draws the decisions of a run and returns `out`.
 
-    Above, a line for each policy and an arrow for each copy, from the donor to the copy; below, the
-    value of each tuned option over the env_steps of the run.
+    Above, a line for each policy, an arrow for each copy, from the donor to the copy, and a cross
+    where a policy diverged; then the objectives at each decision; below, the value of each tuned
+    option over the env_steps of the run.
 
     Raises:
         QuintetError: the run has no population, or the picture can't be written.
@@ -66,11 +69,12 @@ def plot_lineage(run_dir: Path, out: Path) -> Path:
     names = sorted({name for event in begins for name in event["known"]})
     end = max(event.get("env_steps", 0) for event in events) or 1
     figure_class, formatter = figure_classes()
-    figure = figure_class(figsize=(8.0, 2.2 + 1.3 * len(names)), dpi=120, layout="constrained")
-    heights = [1.6, *[1.0] * len(names)]
+    figure = figure_class(figsize=(8.0, 3.8 + 1.3 * len(names)), dpi=120, layout="constrained")
+    heights = [1.6, 1.6, *[1.0] * len(names)]
     axes = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
     _draw_copies(axes[0], events, len(begins), end)
-    for place, name in zip(axes[1:], names, strict=True):
+    _draw_objectives(axes[1], events, len(begins))
+    for place, name in zip(axes[2:], names, strict=True):
         for policy in range(len(begins)):
             _draw_value(place, events, policy, name, end)
         place.set_ylabel(plain(name), fontsize=8)
@@ -87,13 +91,31 @@ def _draw_copies(axes: Any, events: Sequence[Event], policies: int, end: int) ->
             [0, end], [policy, policy], color=line_colour(policy), ls=LINES[policy % len(LINES)]
         )
     for event in events:
-        if event["event"] == "copied":
+        if event.get("donor", event["policy"]) != event["policy"]:
             at, donor, policy = event["env_steps"], event["donor"], event["policy"]
+            if event["event"] == "diverged":
+                axes.plot([at], [policy], color=line_colour(policy), marker="x", ls="")
             arrow = {"arrowstyle": "-|>", "color": line_colour(donor), "lw": 1.2}
             axes.annotate("", (at, policy), (at, donor), arrowprops=arrow)
     axes.set_yticks(range(policies), [f"policy {policy}" for policy in range(policies)], fontsize=8)
     axes.invert_yaxis()
     axes.set_title("copies, from the donor to the copy", loc="left", fontsize=9)
+    style_axes(axes)
+
+
+def _draw_objectives(axes: Any, events: Sequence[Event], policies: int) -> None:
+    """The objective of each policy at all decisions at which it was ranked."""
+    for policy in range(policies):
+        known = [
+            (event["env_steps"], event["objectives"][policy])
+            for event in events
+            if policy < len(event["objectives"]) and event["objectives"][policy] is not None
+        ]
+        line = {"color": line_colour(policy), "ls": LINES[policy % len(LINES)], "lw": 1.2}
+        at, values = zip(*known, strict=True) if known else ((), ())
+        axes.plot(at, values, marker=".", ms=3, **line)
+    axes.set_ylabel("objective", fontsize=8)
+    axes.tick_params(which="both", labelsize=7)
     style_axes(axes)
 
 

@@ -10,6 +10,9 @@ from quintet.observe.shares import TimeShares
 from quintet.observe.text_curve import TextCurve
 from quintet.protocols import Part
 
+OBJECTIVE = "/population/objective"
+"""How the name of a policy's objective ends."""
+
 
 @dataclass
 class View:
@@ -42,6 +45,8 @@ class View:
     def add(self, report: Mapping[str, float], recent: Score) -> None:
         """Adds a report; metrics that it lacks keep their last value."""
         self.pace.advance(int(report.get("env_steps", self.pace.done)))
+        if "policy_0/env_steps" in report:  # a policy without an objective now is not ranked
+            self.report = {k: x for k, x in self.report.items() if not k.endswith(OBJECTIVE)}
         self.report |= report
         self.shares.add(report)
         self.stage = ""

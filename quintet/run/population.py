@@ -13,7 +13,7 @@ from quintet.population.controller import Controller, finite
 from quintet.population.pbt import Decision
 from quintet.population.scores import MEANS
 from quintet.run.folder import RunFolder
-from quintet.run.policy_run import PolicyRun, objectives
+from quintet.run.policy_run import PolicyRun, leader, objectives
 from quintet.runtime.delivery import Batch
 from quintet.runtime.seeds import Role, generator_seed
 from quintet.system import files
@@ -146,6 +146,20 @@ class Population:
         which = f" of {own.min_episodes} episodes" if own.objective in MEANS else ""
         until = "they are" if lacks[1:] else "it is"
         say(f"{who} no {own.objective}{which} yet: until then {until} neither copied nor replaced")
+
+    def winner(self, policies: Sequence[PolicyRun]) -> str:
+        """A sentence on which policy is the run's own in the end, and why."""
+        name, best = self.config.population.objective, leader(policies).folder.index
+        found = [finite(x) for x in objectives(policies)]
+        told = f"policy {best} is the run's policy"
+        if found[best] is None:
+            return f"{told}: no policy has a finite {name}, so it is the first"
+        others = ", ".join(
+            f"policy {k} has {'none' if x is None else f'{x:.4g}'}"
+            for k, x in enumerate(found)
+            if k != best
+        )
+        return f"{told}: it has the highest {name}, {found[best]:.4g} ({others})"
 
     def metrics(self, policies: Sequence[PolicyRun]) -> list[dict[str, float]]:
         """Of each policy, by declared name without its prefix."""

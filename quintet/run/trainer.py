@@ -260,6 +260,8 @@ class Trainer:
             policy.folder.renew(policy.policy(), self.voice.warn)
         if len(self.policies) > 1:
             PolicyFolder(self.folder).renew(leader(self.policies).policy(), self.voice.warn)
+        if self.population is not None:
+            self.voice.say(self.population.winner(self.policies))
 
     def save(self, exact: bool) -> None:
         """Writes a checkpoint, unless it is only due and costs too much."""

@@ -187,6 +187,23 @@ def test_stage_stands_until_the_next_report() -> None:
     assert "evaluating" not in " ".join(lines_of(view))
 
 
+def test_each_policy_of_a_population_has_a_line() -> None:
+    view = a_view()
+    report = {"env_steps": 60_000.0}
+    for k in range(2):
+        own = {"env_steps": 3e4, "hyperparameter/learning_rate": 1e-3 * (k + 1)}
+        own |= {"population/objective": 100.0 + k, "population/copies": float(k)}
+        report |= {f"policy_{k}/{name}": x for name, x in own.items()}
+    view.add(report | {"policy_1/episode/return_mean": 90.0}, Score())
+    shown = lines_of(view)
+    assert "policy 0   objective 100.0  learning_rate 0.001" in shown
+    assert "policy 1   objective 101.0  return 90.0  copied 1x  learning_rate 0.002" in shown
+    del report["policy_1/population/objective"]  # it became a copy
+    view.add(report, Score())
+    assert any(line.startswith("policy 1   not ranked  return 90.0") for line in lines_of(view))
+    assert not any(line.startswith("policy") and line[7:8].isdigit() for line in lines_of(a_view()))
+
+
 def a_view_of_workers(number: int, server: bool = False, **changes: float) -> View:
     """Worker k steps for 40 + k percent of its time."""
     facts = replace(FACTS, kind="async", num_workers=number, num_groups=number)

@@ -387,7 +387,9 @@ def test_the_policy_of_a_run_is_that_of_the_highest_objective(
 
 
 def test_pictures(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert plot_lineage(whole, tmp_path / "lineage.svg").exists()
+    assert "objective" in plot_lineage(whole, tmp_path / "lineage.svg").read_text()
+    said = (whole / "log.txt").read_text()
+    assert said.count("is the run's policy: it has the highest episode/return_mean, ") == 1
     assert plot_runs([whole], tmp_path / "curves.png").exists()
     assert cli.main(["plot", str(whole), "--lineage", "--out", str(tmp_path / "a.png")]) == 0
     assert (tmp_path / "a.png").stat().st_size > 10_000

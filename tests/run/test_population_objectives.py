@@ -191,6 +191,20 @@ def test_episodes_that_former_weights_began_do_not_rank_a_copy(tmp_path: Path) -
     assert objectives(policies) == [7.0, None]
 
 
+def test_the_winner_and_the_reason_are_told(tmp_path: Path) -> None:
+    policies = two_policies(tmp_path, **OF_REPORTS)
+    population = Population(policies[0].config, RunFolder(tmp_path, signed=True))
+    none = (
+        "policy 0 is the run's policy: no policy has a finite eval/return_mean, so it is the first"
+    )
+    assert population.winner(policies) == none
+    evaluated(policies[1], 7.5)
+    told = "policy 1 is the run's policy: it has the highest eval/return_mean, 7.5"
+    assert population.winner(policies) == f"{told} (policy 0 has none)"
+    evaluated(policies[0], 3.0)
+    assert population.winner(policies) == f"{told} (policy 0 has 3)"
+
+
 def test_it_is_told_which_policies_have_no_objective(tmp_path: Path) -> None:
     """Once for each set of them, after a further period with the same weights."""
     policies = two_policies(tmp_path)
