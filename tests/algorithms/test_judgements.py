@@ -61,6 +61,8 @@ def test_ddpg() -> None:
         "normalizer/observation_clip_frac": 0.001, "normalizer/observation_unlike_frac": 0.0,
     }  # fmt: skip
     assert set(judged("ddpg", good).values()) == {"sound"}
+    warming_up = {"updates": 0.0, "exploration/action_saturation_frac": 0.01}
+    assert set(judged("ddpg", warming_up).values()) == {"not known yet"}
     for change in (
         {"exploration/action_saturation_frac": 0.99},
         {"reference/action_std": 1e-6},

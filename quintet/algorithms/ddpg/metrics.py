@@ -42,6 +42,7 @@ _POLICY = (
         Range(high=0.8),
         Range(high=0.97),
         above="where tanh is flat a policy hardly learns",
+        after_updates=judgements.LEAST_UPDATES,  # before, actions may be uniform
     ),
     Evidence(
         "reference/action_std",
@@ -50,6 +51,7 @@ _POLICY = (
         Range(low=1e-4),
         below="it acts alike whatever it observes",
         after_updates=judgements.LEAST_UPDATES,
+        needed=True,
     ),
 )
 
