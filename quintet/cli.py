@@ -145,11 +145,12 @@ def _train(arguments: list[str]) -> int:
 
     check_spaces(loaded)
     from quintet.run.launch import run  # PyTorch, not before all that can be refused without it
+    from quintet.system.files import shown
 
     result = run(loaded)
-    print(f"run:    {result.run_dir}")
+    print(f"run:    {shown(result.run_dir)}")
     if result.status == "finished":
-        print(f"policy: {result.run_dir / 'policy'}")
+        print(f"policy: {shown(result.run_dir / 'policy')}")
         return 0
     return 130
 
@@ -179,6 +180,8 @@ def _summary(outcomes: "list[SeedOutcome]") -> str:
     """A line per run, and mean and standard deviation of the finished runs' final scores."""
     from statistics import mean, stdev
 
+    from quintet.system.files import shown
+
     rows: list[tuple[str, ...]] = [("seed", "status", "env_steps", "evaluation", "training", "run")]
     for each in outcomes:
         scores = (each.metrics.get(name) for name in ("eval/return_mean", "episode/return_mean"))
@@ -189,7 +192,7 @@ def _summary(outcomes: "list[SeedOutcome]") -> str:
                 "not begun" if each.status == "waiting" else each.status,
                 "-" if steps is None else f"{steps:,.0f}",
                 *("-" if score is None else f"{score:.2f}" for score in scores),
-                str(each.run_dir),
+                str(shown(each.run_dir)),
             )
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -217,7 +220,7 @@ def _config(arguments: list[str]) -> int:
     asked = parse("config", arguments)
     from quintet.checkpoint import any_of_run
     from quintet.config.saved import asked_for, load_config
-    from quintet.system.files import warn_on_stderr
+    from quintet.system.files import shown, warn_on_stderr
 
     # A folder that nobody named does not stand in the way of another configuration.
     named = asked_for(asked.files, asked.options).get("run_dir") is not None
@@ -242,8 +245,8 @@ def _config(arguments: list[str]) -> int:
     begun = any_of_run(config.run_dir / "checkpoints")
     if begun and beside:
         warn_on_stderr(
-            f"{config.run_dir} holds a run; this is the configuration of a new one; for that of "
-            f"the run add --run-dir {config.run_dir}"
+            f"{shown(config.run_dir)} holds a run; this is the configuration of a new one; for "
+            f"that of the run add --run-dir {shown(config.run_dir)}"
         )
     if config.init_from is not None and (beside or asked.overwrite or not begun):
         find_donor(config.init_from)  # which a run that has begun does not read

@@ -31,6 +31,7 @@ from quintet.policy import Policy
 from quintet.runtime.spread import SpreadEnv, Spreading, make_streams
 from quintet.system.blame import no_exit
 from quintet.system.files import given_path
+from quintet.system.importing import settle_search_path
 from quintet.system.trust import Call, calls_given
 from quintet.uniform import UniformActor
 
@@ -207,6 +208,7 @@ def evaluate(
         raise ConfigError(
             f"max_steps must be a whole number from 1 on, auto or none, got {max_steps!r}"
         )
+    settle_search_path()
     path = None if video is None else given_path(video)
     if path is not None:
         check_video(path)

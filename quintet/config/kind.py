@@ -15,6 +15,7 @@ from quintet.envs.make import make_group_env
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.models.leaves import is_grid_with_mission, is_image
 from quintet.spaces import action_leaves, action_space_of, observation_leaves
+from quintet.system.files import same_folder
 from quintet.types import Spaces
 
 EnvKind = Literal["atari", "pixels", "grid", "vector_discrete", "vector_continuous"]
@@ -78,11 +79,12 @@ def spaces_of(env: ResolvedEnv) -> Spaces:
     """The spaces of an environment, which is made for them and closed; raises ConfigError if it
     can't be made.
     """
-    probe = make_group_env(env, env.streams_of(1))
-    try:
-        return probe.spaces
-    finally:
-        probe.close()
+    with same_folder():
+        probe = make_group_env(env, env.streams_of(1))
+        try:
+            return probe.spaces
+        finally:
+            probe.close()
 
 
 def _kind_by_spaces(spaces: Spaces) -> EnvKind:

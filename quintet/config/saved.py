@@ -29,6 +29,7 @@ from quintet.config.validate import is_at_fault, validate
 from quintet.envs.given import EnvSource
 from quintet.errors import ConfigError
 from quintet.system import files, saved_options
+from quintet.system.importing import settle_search_path
 from quintet.system.trust import Origin, all_harmless, calls_given, calls_of, config_fault
 
 
@@ -62,6 +63,7 @@ def load_config(
         ConfigError: any fault, or the folder holds a run of another configuration.
         UntrustedError: the folder names code that may not run.
     """
+    settle_search_path()
     probe = KindProbe(asked_for([learner_defaults(algo), *files], command), source)
     if overwrite or beside:
         return _load_anew(algo, files, command, source, probe, overwrite)
@@ -255,6 +257,7 @@ def load_seeds(
         ConfigError: there are no seeds, or one twice, or ``seed`` beside them; an option is at
             fault; or no run can go on in its folder.
     """
+    settle_search_path()
     seeds = _whole(seeds)
     if "seed" in command.values:
         raise ConfigError(
@@ -332,7 +335,7 @@ def find_run_dir(algo: str, asked: Mapping[str, Any]) -> Path | None:
     if "env.id" not in asked:
         return None
     name = re.sub(r"[^\w.-]+", "_", str(asked["env.id"]))
-    return Path("runs") / f"{algo}-{name}-s{asked.get('seed', 0)}"
+    return Path("runs").absolute() / f"{algo}-{name}-s{asked.get('seed', 0)}"
 
 
 def _told(differ: Iterable[tuple[str, Any, Any]]) -> list[str]:

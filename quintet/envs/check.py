@@ -15,12 +15,14 @@ from quintet.envs.gymnasium import GymnasiumVectorEnv
 from quintet.envs.make import make_group_env
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.vector import (
+    Array,
     EnvDescription,
     StepRow,
     VectorEnv,
     allocate_obs,
     allocate_row,
     check_finite,
+    coarse,
 )
 from quintet.errors import EnvironmentFault
 from quintet.spaces import observation_leaves
@@ -183,6 +185,7 @@ class _Statistics:
         self.leaves = observation_leaves(env.spaces.observation)
         self.outside: dict[str, tuple[float, float]] = {}
         self.changed = dict.fromkeys(self.leaves, False)
+        self.span: dict[str, tuple[Array, Array]] = {}
         self.lengths = np.zeros(self.count, np.int64)
         self.returns = np.zeros(self.count)
         self.seconds: list[float] = []
@@ -193,6 +196,7 @@ class _Statistics:
         """Takes a row."""
         row, found = given.row, self.found
         self._look_at_bounds(row)
+        self._look_at_span(row)
         try:
             check_finite(
                 {name: x[None] for name, x in row.obs.items()},
@@ -241,8 +245,20 @@ class _Statistics:
                 f"between {low:.6g} and {high:.6g}"
             )
         for name, changed in self.changed.items():
-            if not changed:
+            if (lost := coarse(name, *self.span[name])) is not None:
+                found.remarks.append(lost)
+            elif not changed:
                 found.remarks.append(f"observation {name!r} never changed")
+
+    def _look_at_span(self, row: StepRow) -> None:
+        for name, x in row.obs.items():
+            low, high = x.min(0), x.max(0)
+            if name in self.span:
+                low, high = (
+                    np.minimum(low, self.span[name][0]),
+                    np.maximum(high, self.span[name][1]),
+                )
+            self.span[name] = low, high
 
     def _look_at_bounds(self, row: StepRow) -> None:
         for name, leaf in self.leaves.items():

@@ -198,3 +198,35 @@ def check_finite(
             f"seed {seeds[column - agent]}: {what}; mend the environment, or replace the value in "
             "a wrapper of your own"
         )
+
+
+def coarse(name: str, low: Array, high: Array) -> str | None:
+    """What is lost of a leaf in float32, in which networks and normalisers compute; None: little.
+
+    low, high: its least and greatest values seen, ``[*shape]``.
+    """
+    if low.dtype != np.float32 and not (low.dtype.kind in "iu" and low.dtype.itemsize >= 4):
+        return None
+    least, most = low.astype(np.float64), high.astype(np.float64)
+    size = np.maximum(np.abs(least), np.abs(most))
+    step = np.spacing(size.astype(np.float32)).astype(np.float64)
+    span = most - least
+    # What never changed is only doubtful where float32 skips whole numbers.
+    lost = (size >= _OFFSET) & (span < _FEWEST_STEPS * step) & ((span > 0) | (step > 1))
+    if not lost.any():
+        return None
+    index = tuple(int(i) for i in np.argwhere(lost)[0])
+    where = f"{name!r}{list(index) if index else ''}"
+    return (
+        f"observation {where} is around {size[index]:.6g} and was seen to change by "
+        f"{span[index]:.6g}: float32, in which networks and normalisers compute, has numbers only "
+        f"every {step[index]:.6g} there, so smaller differences are lost; subtract a fixed offset "
+        "in the environment, or in a wrapper of your own, while they are float64 or integers"
+    )
+
+
+_OFFSET = 2.0**16
+"""Numbers below this are no offset that a person would miss."""
+
+_FEWEST_STEPS = 64
+"""Of float32 in the span of a leaf, below which learning sees a staircase."""

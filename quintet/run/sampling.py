@@ -31,6 +31,7 @@ from quintet.runtime.slots import RowSpecs, slot_specs
 from quintet.runtime.spread import SpreadEnv, Spreading, make_streams
 from quintet.runtime.torch_settings import OwnTorch
 from quintet.system import memory
+from quintet.system.files import same_folder
 from quintet.system.signals import interrupts_for_us_alone
 from quintet.types import Publication, Spaces
 
@@ -80,7 +81,8 @@ def open_source(config: RunConfig, env: ResolvedEnv) -> Source:
                 f"can make, got {env.source}; give an id or a function that makes it, or use "
                 "--runtime.kind serial"
             )
-        return Source([make_group_env(env, env.streams_of(1))], env)
+        with same_folder():  # this one is not stepped
+            return Source([make_group_env(env, env.streams_of(1))], env)
 
 
 def _make_groups(config: RunConfig, env: ResolvedEnv, timeout_s: float) -> list[VectorEnv]:

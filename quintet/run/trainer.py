@@ -13,7 +13,7 @@ import numpy as np
 from quintet import checkpoint
 from quintet.config.run import RunConfig
 from quintet.envs.resolved import ResolvedEnv
-from quintet.envs.vector import EnvDescription
+from quintet.envs.vector import EnvDescription, coarse
 from quintet.errors import ConfigError, NonFiniteError
 from quintet.observe.log import Voice
 from quintet.observe.pace import Pace
@@ -37,7 +37,8 @@ from quintet.runtime.delivery import Batch
 from quintet.runtime.processes.watch import Watch
 from quintet.system import forks, provenance, saved_options, signature, trust
 from quintet.system.blame import no_exit
-from quintet.types import Publication, Rollout
+from quintet.system.files import shown
+from quintet.types import Obs, Publication, Rollout
 
 
 @final
@@ -86,6 +87,7 @@ class Trainer:
         self._ended, self._telling = False, threading.Lock()  # the loop; what a stop waits for
         self.watch: Watch | None = None
         self._raised: BaseException | None = None
+        self._seen = False  # whether a batch was looked at
 
     def warm_start(self, anew: bool = False) -> None:
         """Gives the learners the weights of `init_from`, unless the run has begun already; raises
@@ -161,15 +163,15 @@ class Trainer:
             view = View(
                 f"{self.config.algo} on {self.env.id} ({self.env.backend})",
                 Pace(self.config.total_env_steps, self.counters.env_steps),
-                str(self.folder.path),
+                str(shown(self.folder.path)),
                 self.facts,
                 max(scores, default=None),
                 self.reports.parts,
             )
             return make_progress(view, stream)
 
-        shown = sys.stdout if self.config.report.progress else None
-        self.voice.begin(make, shown, log)
+        out = sys.stdout if self.config.report.progress else None
+        self.voice.begin(make, out, log)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -280,6 +282,8 @@ class Trainer:
 
     def learned(self, batch: Batch) -> bool:
         """Counts a batch and considers its policy; whether that has another's weights now."""
+        if not self._seen:
+            self._look_at(batch.rollout.obs)
         self.policies[batch.policy].add(batch)
         for index, episodes in batch.others.items():
             self.policies[index].add_episodes(episodes)
@@ -303,6 +307,14 @@ class Trainer:
         if self.past is not None:
             self.past.consider(publication, self.counters.env_steps)
             sampling.publish(self.past.opponent(publication.version), policy + 1)
+
+    def _look_at(self, obs: Obs) -> None:
+        """Says what float32 loses of the first batch's observations."""
+        self._seen = True
+        for name, x in obs.items():
+            values = x.flatten(0, 1).numpy(force=True)
+            if values.size and (lost := coarse(name, values.min(0), values.max(0))) is not None:
+                self.voice.warn(lost)
 
     def after_iteration(self, batch: Batch) -> bool:  # noqa: ARG002 (`learned` has counted it)
         """Evaluates and reports when due; whether the run is to stop."""

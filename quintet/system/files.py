@@ -11,8 +11,8 @@ import math
 import os
 import stat
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -180,10 +180,29 @@ def is_number(value: Any) -> bool:
 
 
 def given_path(path: str | os.PathLike[str]) -> Path:
-    """A path as a person gives it, whose ``~`` is their home folder: in ``--run-dir=~/runs`` and in
-    Python no shell has replaced it.
+    """A path as a person gives it, absolute, since an environment may change the working folder.
+    Its ``~`` is the home folder: in ``--run-dir=~/runs`` and in Python no shell has replaced it.
     """
-    return Path(os.path.expanduser(path))
+    return Path(os.path.expanduser(path)).absolute()
+
+
+def shown(path: Path) -> Path:
+    """A path for a person: relative if it is in the working folder."""
+    try:
+        return path.relative_to(Path.cwd())
+    except (ValueError, OSError):  # OSError: the working folder is gone
+        return path
+
+
+@contextmanager
+def same_folder() -> Iterator[None]:
+    """Goes back to the working folder after a block of a user's code."""
+    before = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield
+    finally:
+        os.fchdir(before)
+        os.close(before)
 
 
 def make_folder(folder: Path) -> None:

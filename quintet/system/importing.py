@@ -4,6 +4,7 @@ Callers ask `quintet.system.trust` first whether a name from a file may be impor
 """
 
 import importlib
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -90,6 +91,13 @@ def name_of(source: object) -> str:
     if name.startswith("<"):  # a lambda
         return f"{module}:{name}"
     return f"{module}:<{name}>" if maker is not source or "<" in name else f"{module}:{name}"
+
+
+def settle_search_path() -> None:
+    """Makes ``sys.path`` absolute, since an environment may change the working folder: Python
+    itself leaves "" in it for that folder.
+    """
+    sys.path[:] = [os.path.abspath(each) if isinstance(each, str) else each for each in sys.path]
 
 
 def import_module(module_name: str, name: str) -> ModuleType:

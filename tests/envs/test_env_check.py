@@ -268,3 +268,48 @@ def test_a_slow_environment_is_stepped_for_so_long(capsys: pytest.CaptureFixture
     # One step at least, or nothing could be said.
     assert cli.main(["check-env", f"{__name__}:Slow", "--most-s", "1e-9", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 2
+
+
+class Far(gymnasium.Env):
+    """Its observation lies around an offset and changes by one each step."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, offset, dtype, step=1):
+        self.observation_space = spaces.Box(0, 2**30, (2,), dtype)
+        self.offset, self.step_size = offset, step
+
+    def show(self):
+        return np.array([self.offset + self.time * self.step_size, self.time % 3], self.dtype)
+
+    @property
+    def dtype(self):
+        return self.observation_space.dtype
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self.show(), {}
+
+    def step(self, action):
+        self.time += 1
+        return self.show(), 1.0, self.time == 20, False, {}
+
+
+@pytest.mark.parametrize(
+    ("offset", "dtype", "step", "lost"),
+    [
+        *((1.7e9, dtype, 1, True) for dtype in (np.float64, np.int64, np.uint64, np.int32)),
+        (5e6, np.float64, 1, True),
+        (5e6, np.float32, 1, True),
+        (5e6, np.float64, 1000, False),
+        (1000, np.float64, 1, False),
+        (0, np.float64, 1e9, False),
+        (1.7e9, np.float64, 1e6, False),
+    ],
+)
+def test_what_float32_loses_of_an_offset_is_said(offset, dtype, step, lost):
+    env = resolve_env(EnvConfig(id="far"), lambda: Far(offset, dtype, step))
+    told = [each for each in check_env(env, 60).remarks if "float32, in which" in each]
+    assert len(told) == lost
+    assert all("observation 'obs'[0] is around" in each for each in told)
