@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, final
 from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
 
-from quintet.bounds import MOST_COUNT, MOST_STEPS
+from quintet.bounds import MOST_COUNT, MOST_SECONDS, MOST_STEPS
 from quintet.errors import CheckpointError
 from quintet.system import files, signature
 from quintet.system.inside import is_ours
@@ -70,6 +70,7 @@ class CheckpointConfig(BaseModel):
     interval_s: float | None = Field(
         default=None,
         gt=0,
+        le=MOST_SECONDS,
         description="Seconds after which a further checkpoint is written, beside interval_updates; "
         "it cuts no episode. `quintet save RUN` and SIGUSR1 ask for one at once.",
     )
