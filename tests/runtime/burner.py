@@ -1,4 +1,4 @@
-"""An environment whose steps compute for 0.4 s."""
+"""An environment whose steps compute for 0.6 s."""
 
 import time
 
@@ -16,6 +16,6 @@ class Burner(gymnasium.Env):
 
     def step(self, action):
         begin = time.thread_time()
-        while time.thread_time() - begin < 0.4:
+        while time.thread_time() - begin < 0.6:
             pass
         return np.zeros(1, np.float32), 0.0, False, False, {}
