@@ -48,9 +48,10 @@ def check(case: Case) -> None:
     if case.core != "none" and "core" in case.algorithm.without:
         pytest.skip(f"{case.algo} has no memory")
     run = Run(case, case.learner())
-    for _ in range(2):  # the environments refuse what is outside or masked
+    for iteration in range(2):  # the environments refuse what is outside or masked
         told, batches = run.iterate()
-        first_ratio_is_1(told, batches)
+        if iteration:  # the first batch was acted before there were statistics of observations
+            first_ratio_is_1(told, batches)
         assert all(np.isfinite(value) for value in told.values())
         assert floats(case.task.action) or told.get("policy/entropy", 0.0) >= 0.0
     run.close()

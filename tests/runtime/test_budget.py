@@ -172,7 +172,7 @@ def test_what_became_of_steps_goes_on_over_a_resume(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("interval_s", [0.0, 1e9])
+@pytest.mark.parametrize("interval_s", [0.0, 1e6])
 @pytest.mark.parametrize("kind", ["serial", pytest.param("lockstep", marks=pytest.mark.slow)])
 def test_a_run_that_is_resumed_reports_the_same_episodes(
     kind: str, interval_s: float, tmp_path: Path
@@ -188,7 +188,7 @@ def test_a_run_that_is_resumed_reports_the_same_episodes(
     resumed = read_metrics(tmp_path / "run")
     assert len(whole) == len(resumed) == (1 if interval_s else last["iterations"])
     told = {name for report in whole for name in report if name.startswith("episode/")}
-    assert len(told) == 6
+    assert len(told) == 7
     for before, after in zip(whole, resumed, strict=True):
         assert [before.get(name) for name in told] == [after.get(name) for name in told]
 

@@ -76,7 +76,7 @@ def test_an_episode_has_the_version_that_acted_in_its_first_row(policies: int, s
 def test_only_episodes_of_the_new_weights_count_among_the_last_ones() -> None:
     policy: Any = SimpleNamespace(
         counters=PolicyCounters(env_steps=9), episodes=EpisodeStats(), _own_since=40,
-        record=Record(100), alone=False,
+        record=Record(100), alone=False, longest_episode=0,
     )  # fmt: skip
     episodes = [Episode(0, 0, float(v), 5, None, v) for v in (39, 40, 12, 41)]
     PolicyRun.add_episodes(policy, episodes)
