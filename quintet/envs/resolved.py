@@ -7,7 +7,6 @@ from functools import cached_property, partial
 from typing import Any, Literal, final
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv as ForeignVectorEnv
 
 from quintet.envs import ale, envpool, envpool_library
@@ -33,8 +32,6 @@ class ResolvedEnv:
     family: the family of EnvPool, for default numbers of groups and threads; ``"atari"`` with
         backend ``ale`` too, and empty with ``gymnasium``.
     atari: the options of an Atari game with our preprocessing; None: it is no such game.
-    registered: what Gymnasium knows the id as, which other processes may not, as a user's script
-        or a package that it imports has registered it; None: it is no such id.
     """
 
     config: EnvConfig
@@ -42,7 +39,6 @@ class ResolvedEnv:
     name: str = ""
     family: str = ""
     atari: AtariConfig | None = None
-    registered: EnvSpec | None = None
 
     @property
     def kind(self) -> Literal["id", "maker", "group maker", "vector environment"]:
@@ -65,8 +61,6 @@ class ResolvedEnv:
         assert not isinstance(self.source, ForeignVectorEnv)
         if self.source is not None:
             return self.source
-        if self.registered is not None:
-            gymnasium.registry.setdefault(self.config.id, self.registered)
         return _find_maker(self.config.id)
 
     @property
@@ -166,7 +160,7 @@ def resolve_env(config: EnvConfig, source: EnvSource | None = None) -> ResolvedE
     theirs = backend == "gymnasium" and config.id in gymnasium.registry
     rom = None if theirs and not config.id.startswith("ALE/") else ale.rom_of(config.id)
     if rom is None:
-        return ResolvedEnv(config, registered=gymnasium.registry.get(config.id))
+        return ResolvedEnv(config)
     game = read_config(config.id, config.kwargs)
     return ResolvedEnv(config, None, rom, "atari" if backend == "ale" else "", game)
 
