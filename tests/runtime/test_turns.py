@@ -13,6 +13,7 @@ from quintet.observe.timing import PhaseTimer
 from quintet.play import How, play
 from quintet.protocols import DataPlan
 from quintet.runtime.batch import select
+from quintet.runtime.sampler import unroll
 from quintet.runtime.seeds import group_seeds
 from quintet.runtime.serial import SerialSampling
 from quintet.types import ActOutput, Publication, Rollout, TensorSpec
@@ -161,6 +162,29 @@ def test_executed_steps_are_those_of_batches_and_what_is_told_beside_them() -> N
     executed = sum(each.executed for each in steps)
     discarded = sum(each.discarded for each in steps)
     assert executed - discarded - steps[-1].waiting == 301
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
+def test_a_short_unroll_counts_the_decisions_that_its_batch_will_hold(rows: int) -> None:
+    """If it counted those without an outcome, it would end too soon: where every unroll is a short
+    one after which the streams begin anew, the budget would never be spent.
+    """
+    env = ParallelVectorEnv(Scripted, 6, env_id="turns")
+    sampling = SerialSampling([env], Counting, DataPlan(9, 6), 3, PhaseTimer())
+    sampling.publish(Publication(0, {}))
+    sampling.restart(0)
+    (group,), (slot,) = sampling.groups, sampling.slots
+    for _ in range(20):
+        counted = [0]
+
+        def more(done: int, counted: list[int] = counted) -> int:
+            counted.append(group.executed(done) if done else 0)
+            return int(done < rows)
+
+        unroll([group], [slot], PhaseTimer(), more=more)
+        held = int(slot.valid.sum())
+        assert counted[-1] == held
+        assert counted == sorted(counted)
 
 
 SMALL = {
