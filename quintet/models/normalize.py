@@ -27,7 +27,7 @@ class RunningMoments(nn.Module):
     mean: Tensor
     m2: Tensor
     newest: tuple[int, Tensor, Tensor] | None = None
-    """Count, mean and variance of the newest batch, of which no checkpoint knows."""
+    """Rows, mean and sum of squared deviations of the newest batch; no checkpoint has them."""
 
     def __init__(self, shape: tuple[int, ...]):
         super().__init__()

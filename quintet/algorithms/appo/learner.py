@@ -53,9 +53,6 @@ from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces, State
 LEAST_STD = 1e-3
 """Least standard deviation by which advantages are divided, in reward units."""
 
-ACTOR_LOSSES = "loss/policy", "loss/entropy", "loss/uniform_kl"
-"""Those of the loss's terms whose sum ends the passes once it stands still."""
-
 MOST_UNIFORM_KL = 30.0
 """Of a row's symmetric KL to the uniform policy, in nats; no gradient flows above it."""
 
@@ -213,7 +210,7 @@ class APPOLearner:
                 knobs = knobs._replace(first=0.0)
             if config.early_stop_tolerance > 0 and epoch + 1 < config.num_epochs:
                 told = trained.recent(begin)
-                loss = sum(told[name].item() for name in ACTOR_LOSSES if name in told)
+                loss = sum(told[name].item() for name in metrics.ACTOR_LOSSES if name in told)
                 if abs(loss - before) < config.early_stop_tolerance:
                     break
                 before = loss
@@ -472,7 +469,7 @@ class APPOLearner:
             rho=log_rho.exp(),
             normalized=terms.normalized,
             clipped=log_rho.abs() > bound,
-            logit=_largest_logit(params) if self.discrete else None,
+            logit=metrics.largest_logit(params) if self.discrete else None,
             value_change=(outputs.v_tm1.detach() - record["value"]).abs()
             if "value" in record
             else None,
@@ -500,13 +497,7 @@ class APPOLearner:
     def save(self) -> LearnerState:
         self.looks.forget()
         tensors = self.trained.save() | {"shuffle": self.shuffle.get_state()}
-        return LearnerState(
-            tensors,
-            {
-                "updates": self.updates,
-                "learning_rate": self.learning_rate,
-            },
-        )
+        return LearnerState(tensors, {"updates": self.updates, "learning_rate": self.learning_rate})
 
     def load(self, state: LearnerState, *, counters: bool = True) -> None:
         scalars: Any = state.scalars
@@ -515,8 +506,3 @@ class APPOLearner:
         if counters:
             self.shuffle.set_state(state.tensors["shuffle"])
         self.learning_rate = scalars["learning_rate"]
-
-
-def _largest_logit(params: Tensor) -> Tensor:
-    """By row, of the logits that are not masked."""
-    return torch.where(params > -1e8, params.abs(), 0.0).amax(-1)

@@ -17,6 +17,9 @@ from quintet.types import Spaces
 LOSSES = ("loss/policy", "loss/value", "loss/entropy", "loss/uniform_kl", "loss/kl")
 """The weighted terms."""
 
+ACTOR_LOSSES = "loss/policy", "loss/entropy", "loss/uniform_kl"
+"""Terms whose sum ends the passes once it hardly changes."""
+
 METRICS = (
     *LOSSES,
     "loss/total",
@@ -115,6 +118,11 @@ def statistics(
     if rows.capped is not None:
         means["policy/uniform_kl_capped_frac"] = mean(rows.capped)
     return Statistics(means, least, greatest)
+
+
+def largest_logit(params: Tensor) -> Tensor:
+    """By row, of the logits that are not masked."""
+    return torch.where(params > looks.MASKED, params.abs(), 0.0).amax(-1)
 
 
 def finished(trained: Trained[Any, Any]) -> dict[str, float]:

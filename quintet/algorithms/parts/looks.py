@@ -34,7 +34,7 @@ CHANGES = (KL, "policy/logp_abs_max")
 
 VALUE_CHANGES = ("value/change_mean", "value/change_max")
 
-_MASKED = -1e8
+MASKED = -1e8
 """No logit of an allowed choice is less."""
 
 
@@ -184,7 +184,7 @@ def distribution_statistics(family: Family, params: Tensor) -> Statistics:
 def change_statistics(family: Family, action: Tensor, then: Outputs, now: Outputs) -> Statistics:
     """How far the policy of `now` is from that of `then`, which took the actions ``[N, ...]``."""
     choices = [_log_probabilities(*each) for each in _leaves(family, then.params)]
-    allowed = [x[x > _MASKED].abs().max() for x in choices if x is not None]
+    allowed = [x[x > MASKED].abs().max() for x in choices if x is not None]
     if not allowed:
         allowed = [family.log_prob(then.params, action).abs().max()]
     means = {KL: family.kl(then.params, now.params).mean()}

@@ -300,11 +300,7 @@ class PPOLearner:
     def save(self) -> LearnerState:
         self.looks.forget()
         tensors = self.trained.save() | {"shuffle": self.shuffle.get_state()}
-        scalars = {
-            "updates": self.updates,
-            "version": self.version,
-            **self.schedule.save(),
-        }
+        scalars = {"updates": self.updates, "version": self.version, **self.schedule.save()}
         return LearnerState(tensors, scalars)
 
     def load(self, state: LearnerState, *, counters: bool = True) -> None:

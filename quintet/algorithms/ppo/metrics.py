@@ -172,11 +172,7 @@ def _batch_statistics(batch: Rollout, use: Tensor, estimates: Estimates) -> Stat
 class Reports:
     """Collects an iteration's statistics beside those of its steps, and reads all of them."""
 
-    def __init__(
-        self,
-        trained: Trained[Any, Any],
-        normalizers: Normalizers,
-    ):
+    def __init__(self, trained: Trained[Any, Any], normalizers: Normalizers):
         self.trained, self.normalizers = trained, normalizers
         self.distributions: dict[str, Tensor] = {}
 
