@@ -3,11 +3,13 @@
 import copy
 import importlib
 import json
+import multiprocessing
 import pickle
 import pickletools
 import sys
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -20,6 +22,7 @@ from quintet import checkpoint
 from quintet.algorithms.parts.setup import Compute
 from quintet.envs.gymnasium import leaf_of
 from quintet.errors import CheckpointError, QuintetError
+from quintet.runtime.torch_settings import OwnTorch
 from quintet.spaces import leaf_keys
 from quintet.types import Spaces
 
@@ -506,6 +509,23 @@ def test_a_policy_can_be_pickled_and_copied(run, mixed):
             assert quintet.evaluate(other, episodes=1).mean == (
                 quintet.evaluate(policy, episodes=1).mean
             )
+
+
+def played(policy: quintet.Policy, obs: Any) -> Any:
+    return policy.act(obs)[0], quintet.evaluate(policy, episodes=2).mean
+
+
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_a_policy_acts_in_a_pool_of_processes(run, start):
+    """Also in forks of a process that has computed in several threads, which these lack."""
+    policy = quintet.load(run.run_dir, threads=2)
+    with OwnTorch(2):
+        torch.ones(512, 512) @ torch.ones(512, 512)
+    wanted = played(policy, OBSERVATIONS)
+    with multiprocessing.get_context(start).Pool(1) as pool:
+        got = pool.apply_async(played, (policy, OBSERVATIONS)).get(60.0)
+    assert np.array_equal(got[0], wanted[0])
+    assert got[1] == wanted[1]
 
 
 def test_a_sequence_is_said_to_be_given_in_a_fixed_shape():

@@ -9,6 +9,8 @@ from typing import Any, final
 
 import torch
 
+from quintet.errors import ConfigError
+
 _FILLING: Any = torch.utils.deterministic
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
@@ -21,6 +23,23 @@ _KEPT_BYTES = 2**30
 
 _SIGN = " does not have a deterministic implementation"
 """Follows the operation's name in PyTorch's warning."""
+
+
+_threaded = False
+"""Whether this process may have computed in several threads."""
+
+_lacks_threads = False
+"""Whether it is a fork of such a process: only the thread that forks comes along, and PyTorch would
+wait for the others without end.
+"""
+
+
+def _forked() -> None:
+    global _lacks_threads
+    _lacks_threads = _lacks_threads or _threaded
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def configure_torch(threads: int, device: str, exact: bool = False) -> None:
@@ -59,7 +78,16 @@ def _keep_freed_memory() -> None:
 def torch_settings(threads: int, device: str, exact: bool) -> Iterator[None]:
     """`configure_torch` within the block; restores PyTorch's settings after it, for the user's
     code.  What freed memory is kept does not change back.
+
+    Raises:
+        ConfigError: it takes several threads, which this process can't have.
     """
+    if threads > 1 and _lacks_threads:
+        raise ConfigError(
+            f"runtime.threads={threads} requires a process that can compute in threads, this one "
+            "is a fork of one that has computed in several, without which PyTorch waits for ever; "
+            "start it by multiprocessing's spawn, or use runtime.threads 1"
+        )
     cudnn: Any = torch.backends.cudnn
     before = torch.get_num_threads(), cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32
     algorithms = (
@@ -97,7 +125,9 @@ class OwnTorch(ContextDecorator):
     """
 
     def __init__(self, threads: int | None = None) -> None:
-        """threads: of PyTorch's CPU kernels within the block; None: as many as there are."""
+        """threads: of PyTorch's CPU kernels within the block, one in a fork of a process that has
+        computed in several; None: as many as there are.
+        """
         self._threads = threads
         self._before: int | None = None
         self._ends: ExitStack | None = None
@@ -107,11 +137,14 @@ class OwnTorch(ContextDecorator):
         return OwnTorch(self._threads)
 
     def __enter__(self) -> None:
-        if self._threads is not None:
-            before = torch.get_num_threads()
-            if before != self._threads:
-                torch.set_num_threads(self._threads)
-                self._before = before
+        global _threaded
+        before = torch.get_num_threads()
+        threads = 1 if _lacks_threads else self._threads or before
+        if threads > 1:
+            _threaded = True
+        if before != threads:
+            torch.set_num_threads(threads)
+            self._before = before
         if not _is_plain():
             self._ends = ExitStack()
             _make_plain(self._ends)

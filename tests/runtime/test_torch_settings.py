@@ -3,6 +3,7 @@
 No GPU is needed: the settings are the process's own, whatever it computes on.
 """
 
+import multiprocessing
 import os
 import platform
 import subprocess
@@ -18,8 +19,9 @@ from troubles import SMALL, Drifting
 
 import quintet
 from quintet.config.runtime import RuntimeConfig
+from quintet.errors import ConfigError
 from quintet.run import learners
-from quintet.runtime.torch_settings import inexact_told, torch_settings
+from quintet.runtime.torch_settings import OwnTorch, inexact_told, torch_settings
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
@@ -34,6 +36,35 @@ def settings() -> dict[str, Any]:
         "fill": deterministic.fill_uninitialized_memory,
         "workspace": os.environ.get(WORKSPACE),
     }
+
+
+def computes_in_a_fork(told: Any) -> None:
+    before = torch.get_num_threads()
+    with OwnTorch(2):
+        told.put(
+            (torch.get_num_threads(), float((torch.ones(512, 512) @ torch.ones(512, 512))[0, 0]))
+        )
+    told.put(torch.get_num_threads() == before)
+    with torch_settings(1, "cpu", exact=False):
+        pass
+    with pytest.raises(ConfigError, match=r"threads=2 requires a process that can .*threads 1"):
+        torch_settings(2, "cpu", exact=False).__enter__()
+    told.put("done")
+
+
+def test_a_fork_of_a_process_that_has_computed_in_threads_computes_in_one() -> None:
+    """OpenMP's threads do not come along, and the fork would wait for them without end."""
+    with OwnTorch(2):
+        torch.ones(512, 512) @ torch.ones(512, 512)
+    forking = multiprocessing.get_context("fork")
+    told = forking.SimpleQueue()
+    child = forking.Process(target=computes_in_a_fork, args=(told,))
+    child.start()
+    child.join(30.0)
+    hangs = child.is_alive()
+    child.kill()
+    assert not hangs
+    assert [told.get() for _ in range(3)] == [(1, 512.0), True, "done"]
 
 
 def test_an_exact_run_on_a_gpu_asks_for_deterministic_algorithms(monkeypatch) -> None:
