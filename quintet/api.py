@@ -93,7 +93,8 @@ def train(
         total_steps: agent decisions over all streams; None: the preset's, else 1,000,000.
         run_dir: None: ``runs/ALGO-ENV-sSEED``; of a group, the folder of the folders ``sSEED``.
         config: any other option, nested or by dotted name: ``{"learning_rate": 1e-3,
-            "env.num_streams": 4}``.
+            "env.num_streams": 4}``.  ``eval.env.id``, the environment of the evaluations, may be
+            whatever `env` may be, but no vector environment.
         on_report: called with every report, as often as ``report.interval_s`` says; once it returns
             True, the run stops as by Ctrl-C. An error that it raises also ends the run, after a
             checkpoint.
@@ -143,6 +144,7 @@ def train(
     if lr_schedule is not None:
         _check_call("lr_schedule", lr_schedule, "the share of the budget that is done")
         _settle("lr_schedule", values, {"lr_schedule": named("lr_schedule", lr_schedule)})
+    _settle_evaluated(values)
     source = _settle_env(env, values)
     command = Layer("call", values)
     if seeds is None:
@@ -253,7 +255,8 @@ def _settle_env(env: GivenEnv, values: dict[str, Any]) -> EnvSource | None:
             "named function"
         )
     _settle("env", values, {f"env.{name}": value for name, value in says.items()})
-    if not can_be_made_again(source):  # evaluation needs environments of its own
+    own = values.get("eval.env.id") not in (None, says["id"])
+    if not can_be_made_again(source) and not own:  # evaluation needs environments of its own
         way_out = "give a function with a parameter num_envs that makes such environments"
         if values.setdefault("eval.episodes", 0) != 0:
             raise ConfigError(
@@ -266,6 +269,25 @@ def _settle_env(env: GivenEnv, values: dict[str, Any]) -> EnvSource | None:
             stacklevel=3,
         )
     return source
+
+
+def _settle_evaluated(values: dict[str, Any]) -> None:
+    """Replaces an environment of evaluations that is given in Python by the options that it
+    determines.
+    """
+    given = values.get("eval.env.id")
+    if given is None or isinstance(given, str):
+        return
+    says, source = settle(given)
+    if isinstance(source, ForeignVectorEnv):
+        raise ConfigError(
+            "eval.env.id requires an id or what makes environments, got a vector environment; give "
+            "a function with a parameter num_envs that makes such environments"
+        )
+    values["eval.env.id"] = says.pop("id") if source is None else named("eval.env.id", source)
+    for name in ("backend", "kwargs", "num_threads") if source is None else ():
+        if name in says:
+            _settle("eval.env", values, {f"eval.env.{name}": says[name]})
 
 
 def _settle(what: str, values: dict[str, Any], says: Mapping[str, Any]) -> None:

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from quintet import spaces
-from quintet.envs.config import IN_PYTHON, EnvConfig
+from quintet.envs.config import EnvConfig
+from quintet.envs.evaluated import OWN_OPTIONS, of_another, without_effect
 from quintet.envs.film import make_filmed_env
 from quintet.envs.given import GivenEnv, settle
 from quintet.envs.resolved import ResolvedEnv, resolve_env
-from quintet.envs.success import key_of
 from quintet.envs.vector import (
     EnvDescription,
     ObsArrays,
@@ -41,10 +41,6 @@ MAX_STREAMS = 25
 
 LEAST_BOUND = 1_000
 """Least number of steps at which an episode without a known time limit is cut."""
-
-OWN_OPTIONS = ("kwargs", "backend", "success", "num_processes", "num_threads")
-"""Options of the environment that an evaluation may have other values of than the training."""
-
 
 MAX_FPS = 60.0
 """Most pictures per second of a video; of a faster environment it shows every second, third, ...
@@ -347,15 +343,7 @@ def _choose_env(
     says: dict[str, Any] = {} if env is None else {"id": env}
     if env is not None and env != config.id:
         says, source = settle(env)
-        # The arguments are for the environment of training.
-        same = says["id"] == config.id
-        options = {
-            "backend": "pettingzoo" if same and config.backend == "pettingzoo" else "auto",
-            "kwargs": config.kwargs if same else {},
-            "success": config.success if same or key_of(config.success) is None else None,
-            "reward_shaping": config.reward_shaping if same else {},
-        }
-        config = config.model_copy(update=options | says)
+        config = of_another(config, says)
         num_streams = says.get("num_streams", num_streams)
     config = config.model_copy(update=dict(own))
     # The caller vouches for the arguments, and for a name only where it is given or no code.
@@ -372,19 +360,11 @@ def _choose_env(
 
 def _require_effect(env: ResolvedEnv, own: Mapping[str, Any], says: Mapping[str, Any]) -> None:
     """Refuses options of the evaluation's own that do nothing."""
-    threads, given = env.config.backend not in IN_PYTHON, env.source is not None
-    idle = {
-        "num_threads": not threads,
-        "num_processes": not env.can_be_spread,
-        "backend": given and own.get("backend") != "pettingzoo",
-        "kwargs": given and not callable(env.source),
-    }
-    for name in own:
-        if idle.get(name) or (name != "id" and name in says):
-            raise ConfigError(
-                f"env.{name}={own[name]!r} has no effect on {env.config.id} "
-                f"({env.config.backend}); leave it out"
-            )
+    for name in [*without_effect(env, own), *(own.keys() & says.keys() - {"id"})]:
+        raise ConfigError(
+            f"env.{name}={own[name]!r} has no effect on {env.config.id} ({env.config.backend}); "
+            "leave it out"
+        )
 
 
 def _streams(env: ResolvedEnv, num_streams: int, how: How) -> VectorEnv:
@@ -407,15 +387,13 @@ def _make(env: ResolvedEnv, num_streams: int, how: How, trained: bool) -> Vector
 
 
 def _check_spaces(policy: Policy, vector: VectorEnv, who: str = "the policy") -> None:
-    theirs = {
-        "observation_space": spaces.to_json(vector.spaces.observation),
-        "action_space": spaces.to_json(vector.spaces.action),
-    }
-    for what, (own, given) in spaces.other_spaces(policy.description, theirs).items():
-        raise ConfigError(
-            f"{who}'s {what} {own} is required, {vector.description.id} has {given}; give one that "
-            "was trained on such spaces, or another environment"
-        )
+    spaces.require_same(
+        policy.description,
+        vector.spaces,
+        who,
+        vector.description.id,
+        "give one that was trained on such spaces, or another environment",
+    )
 
 
 def _film(policy: Policy, env: ResolvedEnv, how: How, path: Path) -> Film | None:

@@ -68,15 +68,8 @@ def describe(
         # With the function of an encoder that was given as one, of which JSON keeps the name.
         "model": model.model_dump(mode="json") | {"encoder": model.encoder},
         "env": env.model_dump(mode="json"),
-        **_spaces_as_json(of),
-        "own": _spaces_as_json(of.own or of),
-    }
-
-
-def _spaces_as_json(of: Spaces) -> dict[str, Any]:
-    return {
-        "observation_space": spaces.to_json(of.observation),
-        "action_space": spaces.to_json(of.action),
+        **spaces.as_json(of),
+        "own": spaces.as_json(of.own or of),
     }
 
 

@@ -397,6 +397,25 @@ def other_spaces(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str
     return differ
 
 
+def as_json(of: Spaces) -> dict[str, Any]:
+    """Spaces in a description, by its names."""
+    return {
+        "observation_space": to_json(of.observation),
+        "action_space": to_json(of.action),
+    }
+
+
+def require_same(
+    mine: Mapping[str, Any], theirs: Spaces, who: str, env_id: str, way_out: str
+) -> None:
+    """Raises ConfigError where an environment has other spaces than those described by `mine`.
+
+    who: whose these are; way_out: what to do.
+    """
+    for what, (own, given) in other_spaces(mine, as_json(theirs)).items():
+        raise ConfigError(f"{who}'s {what} {own} is required, {env_id} has {given}; {way_out}")
+
+
 def _array(bound: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """The array of a `_bound`; integers are not converted to floats, which would round them."""
     values = [float(x) if isinstance(x, str) else x for x in np.ravel(np.array(bound, object))]

@@ -11,6 +11,7 @@ from quintet.algorithms.parts.options import Idle
 from quintet.config.load import Loaded, dropped, nobody_gave
 from quintet.config.run import RunConfig
 from quintet.envs.config import IN_PYTHON
+from quintet.envs.evaluated import without_effect
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig, idle_options
 from quintet.types import Spaces
@@ -53,12 +54,19 @@ def without_idle(loaded: Loaded, config: RunConfig, spaces: Spaces) -> Loaded:
     if config.env.backend in IN_PYTHON:
         pools = "env.backend=envpool or ale, which step in threads"
         idle["env.num_threads"] = Idle(None, f"{pools}, {config.env.id} is of {config.env.backend}")
-    if config.runtime.kind != "serial" and config.eval.episodes == 0:
+    evaluates, own = config.eval.episodes > 0, config.eval_env.given
+    stepped = [loaded.env] if config.runtime.kind == "serial" else []
+    stepped += [loaded.evaluated] if evaluates and "num_processes" not in own else []
+    if not stepped:
         steps = "runtime.kind=serial or evaluations (in others runtime.num_workers step)"
         idle["env.num_processes"] = Idle(None, steps)
-    elif not loaded.env.can_be_spread:
+    elif not any(env.can_be_spread for env in stepped):
         python = "environments that are written in Python and can be made one by one"
-        idle["env.num_processes"] = Idle(None, f"{python}, {config.env.id} is of another kind")
+        kind = f"{python}, {stepped[0].config.id} is of another kind"
+        idle["env.num_processes"] = Idle(None, kind)
+    for name in own if not evaluates else without_effect(loaded.evaluated, own):
+        theirs = f"an environment of another kind, {loaded.evaluated.config.id} has no use for it"
+        idle[f"eval.env.{name}"] = Idle(None, theirs if evaluates else "eval.episodes > 0")
     values, sources = config.flat(), dict(loaded.sources)
     faults, changes = [], {}
     for name, (rest, required) in idle.items():

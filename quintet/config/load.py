@@ -19,9 +19,10 @@ from pydantic.fields import FieldInfo
 
 from quintet.algorithms import registry
 from quintet.algorithms.other_names import named_here
-from quintet.config.run import ALIASES, MAY_CHANGE_ON_RESUME, PARTS, TOP, RunConfig
+from quintet.config.run import ALIASES, MAY_CHANGE_ON_RESUME, PARTS, TOP, RunConfig, prefix_of
 from quintet.config.validate import valid_part, validate
 from quintet.envs.config import EnvConfig
+from quintet.envs.evaluated import evaluated_env
 from quintet.envs.given import EnvSource
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.errors import ConfigError, FileFault, IdleOptions
@@ -43,6 +44,7 @@ class Loaded:
     """A valid configuration and the source of each of its options.
 
     env: its environment, resolved.
+    eval_env: that of its evaluations, if they have one of their own.
     spaces: those of the environment, if one with the same options was made for its kind.
     notes: messages for the person about the run folder.
     overwrite: whether a run in its folder is moved aside.
@@ -54,6 +56,23 @@ class Loaded:
     spaces: Spaces | None = None
     notes: tuple[str, ...] = ()
     overwrite: bool = False
+    eval_env: ResolvedEnv | None = None
+
+    @property
+    def evaluated(self) -> ResolvedEnv:
+        """The environment of its evaluations."""
+        return self.eval_env or self.env
+
+    @property
+    def plays_elsewhere(self) -> bool:
+        """Whether it has evaluations, in another environment than that of training or with other
+        arguments.
+        """
+        of = [
+            (env.source, env.config.id, env.config.kwargs, env.config.backend)
+            for env in (self.env, self.evaluated)
+        ]
+        return self.config.eval.episodes > 0 and of[0] != of[1]
 
 
 def options(algo: str) -> dict[str, FieldInfo]:
@@ -61,7 +80,7 @@ def options(algo: str) -> dict[str, FieldInfo]:
     fields = {name: RunConfig.model_fields[name] for name in TOP}
     fields |= registry.find(algo).config.model_fields
     for part, model in PARTS.items():
-        fields |= {f"{part}.{name}": info for name, info in model.model_fields.items()}
+        fields |= {prefix_of(part) + name: info for name, info in model.model_fields.items()}
     return fields
 
 
@@ -212,12 +231,19 @@ def compose(algo: str, layers: Iterable[Layer], source: EnvSource | None = None)
     config = validate(algo, values, faults)
     of_env: list[str] = []
     env = _resolve_env(values, source, of_env)
+    eval_env = None
+    if config is not None and env is not None:
+        try:
+            eval_env = evaluated_env(env, config.eval_env)
+        except ConfigError as error:
+            of_env.append(f"eval.env: {error}")
     faults = of_env + faults
     if unknown or faults:
         raise ConfigError(_listed([*unknown, *(with_sources(fault, sources) for fault in faults)]))
     assert config is not None
     assert env is not None
-    return Loaded(config, {name: sources.get(name, "default") for name in config.flat()}, env)
+    said = {name: sources.get(name, "default") for name in config.flat()}
+    return Loaded(config, said, env, eval_env=eval_env)
 
 
 NONE = ("none", "null")

@@ -9,6 +9,7 @@ from quintet.bounds import MOST_COUNT, MOST_STEPS
 from quintet.checkpoint import CheckpointConfig
 from quintet.config.runtime import RuntimeConfig
 from quintet.envs.config import EnvConfig
+from quintet.envs.evaluated import EvalEnvConfig
 from quintet.models.config import ModelConfig
 from quintet.observe.sinks import ReportConfig
 from quintet.population.config import PopulationConfig, SelfPlayConfig
@@ -77,6 +78,7 @@ class RunConfig(BaseModel):
     model: ModelConfig = ModelConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     eval: EvalConfig = EvalConfig()
+    eval_env: EvalEnvConfig = EvalEnvConfig()
     report: ReportConfig = ReportConfig()
     population: PopulationConfig = PopulationConfig()
     self_play: SelfPlayConfig = SelfPlayConfig()
@@ -100,7 +102,7 @@ class RunConfig(BaseModel):
             if name == "learner":
                 values |= value
             elif isinstance(value, dict):
-                values |= {f"{name}.{key}": item for key, item in value.items()}
+                values |= {prefix_of(name) + key: item for key, item in value.items()}
             else:
                 values[name] = value
         return values
@@ -112,11 +114,18 @@ PARTS: dict[str, type[BaseModel]] = {
     "model": ModelConfig,
     "checkpoint": CheckpointConfig,
     "eval": EvalConfig,
+    "eval_env": EvalEnvConfig,
     "report": ReportConfig,
     "population": PopulationConfig,
     "self_play": SelfPlayConfig,
 }
-"""The parts of a run whose options have their name as a prefix."""
+"""The parts of a run whose options have a prefix."""
+
+
+def prefix_of(part: str) -> str:
+    """The prefix of a part's options: its name, but ``eval.env.`` of ``eval_env``."""
+    return "eval.env." if part == "eval_env" else f"{part}."
+
 
 TOP = tuple(name for name in RunConfig.model_fields if name not in (*PARTS, "learner"))
 """Options of the run itself."""
@@ -124,6 +133,7 @@ TOP = tuple(name for name in RunConfig.model_fields if name not in (*PARTS, "lea
 ALIASES = {
     "total_steps": "total_env_steps",
     "env": "env.id",
+    "eval.env": "eval.env.id",
     "population": "population.size",
 }
 """Short names that people may use."""

@@ -9,7 +9,7 @@ from pydantic_core import ErrorDetails
 
 from quintet.algorithms import registry
 from quintet.config.population import first_values, tuned_shaping
-from quintet.config.run import PARTS, TOP, RunConfig
+from quintet.config.run import PARTS, TOP, RunConfig, prefix_of
 from quintet.errors import ConfigError
 from quintet.observe.metrics import OF_RUNS
 from quintet.population.scores import MEANS
@@ -48,7 +48,8 @@ def valid_part(
 
 def is_at_fault(algo: str, values: dict[str, Any]) -> bool:
     """Whether a value of the learner or of a part is wrong by itself, whatever the others are."""
-    models = {"": registry.find(algo).config} | {f"{name}.": model for name, model in PARTS.items()}
+    models = {"": registry.find(algo).config}
+    models |= {prefix_of(name): model for name, model in PARTS.items()}
     return any(
         item["loc"] and item["type"] != "missing"
         for prefix, model in models.items()
@@ -66,7 +67,9 @@ def validate(algo: str, values: dict[str, Any], faults: list[str]) -> RunConfig 
         faults.append("an environment is required; give it by --env ID (quintet envs lists them)")
     with_id = {"env.id": "none", **values}
     learner = valid_part(algorithm.config, "", values, faults)
-    parts = {name: valid_part(model, f"{name}.", with_id, faults) for name, model in PARTS.items()}
+    parts = {
+        name: valid_part(model, prefix_of(name), with_id, faults) for name, model in PARTS.items()
+    }
     top = {name: values[name] for name in TOP if name in values}
     try:
         RunConfig(**top, learner=algorithm.config(), env={"id": "none"})

@@ -16,6 +16,30 @@ IN_PYTHON = ("gymnasium", "pettingzoo")
 RewardClip = Literal["none", "abs_one", "soft_asymmetric"]
 
 
+def _can_be_stored(value: Any) -> Any:
+    try:
+        json.dumps(value)
+    except TypeError as error:
+        raise ValueError(
+            f"kwargs must be what JSON can hold, so that the run can be resumed: {error}; give "
+            f"the environment as a callable instead"
+        ) from error
+    return value
+
+
+def _is_a_rule(value: str | None) -> str | None:
+    if value is not None:
+        read_rule(value)
+    return value
+
+
+require_json, require_rule = (
+    field_validator("kwargs")(_can_be_stored),
+    field_validator("success")(_is_a_rule),
+)
+"""Checks of these fields of a configuration."""
+
+
 class EnvConfig(BaseModel):
     """The environment, the number of its copies, and changes to its observations and rewards."""
 
@@ -103,24 +127,8 @@ class EnvConfig(BaseModel):
         "each stream (64 at most) if they wait, as memory allows.",
     )
 
-    @field_validator("kwargs")
-    @classmethod
-    def _kwargs_can_be_stored(cls, value: dict[str, Any]) -> dict[str, Any]:
-        try:
-            json.dumps(value)
-        except TypeError as error:
-            raise ValueError(
-                f"kwargs must be what JSON can hold, so that the run can be resumed: {error}; give "
-                f"the environment as a callable instead"
-            ) from error
-        return value
-
-    @field_validator("success")
-    @classmethod
-    def _success_is_a_rule(cls, value: str | None) -> str | None:
-        if value is not None:
-            read_rule(value)
-        return value
+    _kwargs_can_be_stored = require_json
+    _success_is_a_rule = require_rule
 
     @model_validator(mode="after")
     def _groups_divide_streams(self) -> Self:

@@ -219,7 +219,7 @@ def _returns(view: View) -> list[Text]:
     if view.recent.return_ is not None:
         parts.append(f"{label(view.recent.return_)} training, last 100 episodes")
     if view.evaluation.return_ is not None:
-        parts.append(f"{label(view.evaluation.return_)} evaluation")
+        parts.append(f"{label(view.evaluation.return_)} {view.evaluation_name}")
     if view.best is not None:
         parts.append(f"{label(view.best)} best")
     return [*map(Text, parts or ["no episode has ended yet"])]
@@ -230,7 +230,7 @@ def _successes(view: View, width: int) -> list[_Block]:
     if view.recent.success is not None:
         parts.append(f"{percent(view.recent.success)} training, last 100 episodes")
     if view.evaluation.success is not None:
-        parts.append(f"{percent(view.evaluation.success)} evaluation")
+        parts.append(f"{percent(view.evaluation.success)} {view.evaluation_name}")
     return [_Block(3, [_named("success", [*map(Text, parts)], width)])] if parts else []
 
 

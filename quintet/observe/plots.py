@@ -4,7 +4,7 @@ import difflib
 import logging
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -382,7 +382,8 @@ def _curves(x: Axis, metric: str, groups: list[tuple[str, list[Run]]]) -> Any:
         if evaluated:
             _draw_evaluations(axes, number, members)
     if evaluated:
-        axes.plot([], [], color="0.4", ls="none", marker="o", mfc="white", label="evaluation")
+        name = _evaluation_name(run for _, members in groups for run in members)
+        axes.plot([], [], color="0.4", ls="none", marker="o", mfc="white", label=name)
     if x == "env_steps":
         axes.xaxis.set_major_formatter(formatter_class(sep=""))
     _decorate(axes, {env_name(members[0].config) for _, members in groups}, "both")
@@ -456,6 +457,12 @@ def draw_group(
     marked = {"marker": "o"} if start == end else marked
     mean = curves.mean(axis=0)
     axes.plot(grid, mean, color=colour, ls=line, lw=2.0, label=text, **marked)
+
+
+def _evaluation_name(runs: Iterable[Run]) -> str:
+    """The name of evaluations in a legend, with their environment if a run has one of its own."""
+    own = {name for run in runs if (name := run.config.get("eval.env.id")) is not None}
+    return f"evaluation in {', '.join(sorted(own))}" if own else "evaluation"
 
 
 def _draw_evaluations(axes: Any, number: int, members: Sequence[Run]) -> None:

@@ -163,7 +163,7 @@ def _summary(view: View) -> str:
         parts.append(f"{pace.steps_per_s:,.0f} steps/s")
     if pace.left_s is not None and pace.done < pace.total:
         parts.append(f"{clock(pace.left_s)} left")
-    for name, scores in (("return", view.recent), ("evaluation", view.evaluation)):
+    for name, scores in (("return", view.recent), (view.evaluation_name, view.evaluation)):
         if scores.return_ is not None:
             parts.append(f"{name} {scores.return_:,.1f}")
             if scores.success is not None:

@@ -22,6 +22,7 @@ class View:
     best: the highest score of an evaluation so far.
     parts: of the learner, with what they are judged by.
     stage: what goes on until the next report, or "".
+    evaluated: the environment of evaluations, if it is another than that of training.
     """
 
     title: str
@@ -36,6 +37,12 @@ class View:
     curve: TextCurve = field(default_factory=TextCurve)
     recent: Score = NO_SCORE
     evaluation: Score = NO_SCORE
+    evaluated: str = ""
+
+    @property
+    def evaluation_name(self) -> str:
+        """The name of scores of evaluations, with their environment if it is one of their own."""
+        return f"evaluation in {self.evaluated}" if self.evaluated else "evaluation"
 
     @property
     def findings(self) -> list[Finding]:

@@ -6,8 +6,8 @@ from typing import final
 
 import numpy as np
 
+from quintet.config.load import Loaded
 from quintet.config.run import RunConfig
-from quintet.envs.resolved import ResolvedEnv
 from quintet.evaluation import Scores, evaluate_in
 from quintet.play import How
 from quintet.policy import Policy
@@ -27,19 +27,23 @@ class Evaluations:
     """Plays the policies of a run.
 
     evaluated_steps: env_steps of the run at the last evaluation, or at the start.
+    elsewhere: the environment in which they play, if it is another than that of training; for
+        people.
     """
 
     def __init__(
         self,
         config: RunConfig,
-        env: ResolvedEnv,
+        loaded: Loaded,
         say: Callable[[str], None] = print,
         notice: Callable[[str], None] = print,
     ):
         """say: gets what other processes print that step environments; notice: what is waited for,
         when that takes long.
         """
-        self.config, self.env, self.say, self.notice = config, env, say, notice
+        self.config, self.say, self.notice = config, say, notice
+        self.env = loaded.evaluated
+        self.elsewhere = _named(loaded)
         self.evaluated_steps = 0
         self._seconds = 0.0
         self._told = self._apart_told = False
@@ -55,8 +59,10 @@ class Evaluations:
         return finished or env_steps // steps > self.evaluated_steps // steps
 
     def compare(self, scores: Scores, sampled: Sequence[float], who: str) -> None:
-        """Says once where greedy actions score far less than those of the training."""
-        if self._apart_told or not self.config.eval.greedy:
+        """Says once where greedy actions score far less than those of the training, in the same
+        environment.
+        """
+        if self._apart_told or self.elsewhere or not self.config.eval.greedy:
             return
         told = far_apart(scores, sampled)
         if told is not None:
@@ -103,6 +109,15 @@ class Evaluations:
             self._told = True  # the metric goes on telling it
             self.say(f"evaluation: {scores.cut_told}; eval.max_steps is the bound")
         return scores
+
+
+def _named(loaded: Loaded) -> str:
+    """The environment of evaluations; empty: that of training."""
+    env = loaded.evaluated
+    if not loaded.plays_elsewhere:
+        return ""
+    kwargs = f" {env.config.kwargs}" if env.config.kwargs else ""
+    return f"{env.config.id}{kwargs} ({env.config.backend})"
 
 
 def far_apart(greedy: Scores, sampled: Sequence[float]) -> str | None:

@@ -199,13 +199,17 @@ class RunFolder:
 
     # run.json
 
-    def begin_record(self, system: Mapping[str, str]) -> None:
+    def begin_record(self, system: Mapping[str, str], evaluated: str = "") -> None:
         """Writes the ``run.json`` of a run that begins or goes on; raises FileFault if it can't be
         written.
+
+        evaluated: the environment of its evaluations, if it is another than that of training.
         """
         sources = run_record.first_sources(self.path, self.sources)
         revision = provenance.revision(Path.cwd())
         self._record = {"revision": revision, "system": dict(system), "sources": sources}
+        if evaluated:
+            self._record["evaluated_in"] = evaluated
         try:
             if (self.path / run_record.FILE).is_dir():
                 files.set_aside(self.path / run_record.FILE)

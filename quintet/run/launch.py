@@ -29,6 +29,7 @@ from quintet.run.learners import make_policies, several
 from quintet.run.policy_run import leader
 from quintet.run.population import Population
 from quintet.run.resolution import (
+    require_evaluated,
     require_networks,
     resolve_loaded,
     resolved,
@@ -123,6 +124,7 @@ def _run(loaded: Loaded, user: UserCode, *, may_go_back: bool) -> Result:
         ends.callback(source.close)
         env = source.envs[0].description
         found = resolve_loaded(loaded, source.spaces)
+        require_evaluated(loaded, source.spaces)
         config = found.config
         assert config.run_dir is not None
         if "wandb" in config.report.sinks:
@@ -143,8 +145,10 @@ def _run(loaded: Loaded, user: UserCode, *, may_go_back: bool) -> Result:
             population.shape(policies)
         for each in several(policies):
             ends.callback(each.close)
-        trainer = Trainer(config, folder, policies, env, user, loaded.env, population)
+        trainer = Trainer(config, folder, policies, env, user, loaded, population)
         trainer.saving.warnings += [*loaded.notes, *loaded.env.warnings, *env.remarks]
+        if loaded.eval_env is not None:
+            trainer.saving.warnings += loaded.eval_env.warnings
         trainer.saving.warnings += registry.find(config.algo).warnings(config.learner, config.model)
         if runtime.actor_precision != runtime.precision:
             trainer.saving.notes.append(
@@ -258,6 +262,7 @@ def _payload(loaded: Loaded) -> bytes:
     config = loaded.config
     code = [config.model.encoder, *(x for _, x in config.learner if isinstance(x, str))]
     code += [config.env.id] if loaded.env.source is None else []
+    code += [config.eval_env.id] if config.eval_env.id else []
     if any(name.startswith("__main__:") and not isinstance(name, Given) for name in code):
         raise ConfigError(
             "seeds requires environments, models and schedules that other processes can import, "

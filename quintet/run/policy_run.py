@@ -33,7 +33,7 @@ from quintet.runtime.policies import Assignment
 from quintet.runtime.slots import RowSpecs
 from quintet.runtime.torch_settings import OwnTorch
 from quintet.spaces import other_spaces
-from quintet.system import trust
+from quintet.system import saved_options, trust
 from quintet.types import REWARD_SHAPING, LearnerState, Publication, Spaces
 
 
@@ -297,9 +297,23 @@ class PolicyRun:
         self.best, self.best_version = part["best"], part.get("best_version")
         ended = run.env_steps >= self.config.total_env_steps
         fault, lost = self.folder.mend_best(part, ended)
-        if lost and not ended:
+        told = [] if fault is None else [fault]
+        moved = not ended and self.best is not None and self._evaluates_elsewhere(found)
+        if moved:
+            told.append(
+                f"the best score so far, {self.best:,.4g}, is of another environment than eval.env "
+                "names now; the next evaluation chooses the best policy anew"
+            )
+        if (lost and not ended) or moved:
             self.best = self.best_version = None
-        return [] if fault is None else [fault]
+        return told
+
+    def _evaluates_elsewhere(self, found: Checkpoint) -> bool:
+        """Whether the run that wrote a checkpoint was evaluated in another environment."""
+        was = found.meta.get(saved_options.CONFIG, {})
+        own = self.config.eval_env
+        now = {"id": own.id, "kwargs": own.kwargs, "backend": own.backend}
+        return any(was.get(f"eval.env.{name}") != value for name, value in now.items())
 
     def _require_spaces(self, path: Path, saved: Mapping[str, Any]) -> None:
         """Raises CheckpointError where the environment has other spaces than when the checkpoint

@@ -16,6 +16,7 @@ from quintet.envs.config import IN_PYTHON
 from quintet.envs.resolved import ResolvedEnv
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig, is_wide, resolve_model, uses_pictures
+from quintet.spaces import as_json, require_same
 from quintet.system import memory
 from quintet.system.compiler import compiler_fault
 from quintet.system.cpus import usable_cores
@@ -174,6 +175,7 @@ def resolved(loaded: Loaded) -> tuple[dict[str, Any], dict[str, str]]:
     from quintet.algorithms.parts.setup import PLAIN
 
     require_networks(now, spaces)
+    require_evaluated(found, spaces)
     # Refuses spaces that the network can't read or act in.
     registry.find(now.algo).make_actor(now.learner, now.model, spaces, PLAIN)
     return found.config.flat(), sources_of(loaded, found)
@@ -188,6 +190,28 @@ def sources_of(loaded: Loaded, found: Loaded) -> dict[str, str]:
         else f"resolved ({source})"
         for name, source in found.sources.items()
     }
+
+
+def require_evaluated(loaded: Loaded, spaces: Spaces) -> None:
+    """Raises ConfigError where policies can't play in the environment of the run's evaluations, of
+    which one is made for that, if it is another than that of training.
+    """
+    env, config = loaded.evaluated, loaded.config
+    if not loaded.plays_elsewhere:
+        return
+    require_same(
+        as_json(spaces),
+        spaces_of(env),
+        "the policy",
+        env.config.id,
+        "give eval.env.id an environment with such spaces, or leave it out",
+    )
+    policies, by_agent = config.population.size, config.population.assignment == "agent"
+    if by_agent and policies > env.num_agents:
+        raise ConfigError(
+            f"population.assignment=agent requires an agent for each of the {policies} policies "
+            f"in evaluations too, {env.config.id} has {env.num_agents}; give another eval.env.id"
+        )
 
 
 def require_networks(config: RunConfig, spaces: Spaces) -> None:

@@ -11,8 +11,8 @@ from typing import Literal, TextIO, final
 import numpy as np
 
 from quintet import checkpoint
+from quintet.config.load import Loaded
 from quintet.config.run import RunConfig
-from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.vector import EnvDescription, coarse
 from quintet.errors import ConfigError, NonFiniteError
 from quintet.observe.log import Voice
@@ -56,7 +56,7 @@ class Trainer:
         policies: Sequence[PolicyRun],
         env: EnvDescription,
         user: UserCode,
-        resolved: ResolvedEnv,
+        loaded: Loaded,
         population: Population | None = None,
     ):
         self.config, self.folder, self.policies, self.env = config, folder, policies, env
@@ -69,14 +69,19 @@ class Trainer:
         self.past = PastWeights(own, config.seed, config.total_env_steps) if own.on else None
         self.saving = Saving(config, folder, policies, self.system, population, self.past)
         self.voice = Voice()
-        self.evaluations = Evaluations(config, resolved, self.voice.say, self.voice.waiting)
+        self.evaluations = Evaluations(config, loaded, self.voice.say, self.voice.waiting)
+        if self.evaluations.elsewhere:
+            self.saving.notes.append(
+                f"evaluations, which choose the best policy, are played in "
+                f"{self.evaluations.elsewhere}"
+            )
         self.reports = Reports(config, policies, env, self.timer, population)
         self.facts = facts_of(
             config,
             policies[0].learner.plan,
             policies[0].spaces,
             env,
-            resolved,
+            loaded.env,
             user.given,
         )
         self.live = LiveRun(folder.path, policies, lambda: self.counters.env_steps)
@@ -153,7 +158,7 @@ class Trainer:
         if self.finished:
             self.folder.check_record(warn)
         else:
-            self.folder.begin_record(self.system)
+            self.folder.begin_record(self.system, self.evaluations.elsewhere)
 
     def _open_log(self) -> None:
         log = self.folder.open_log()
@@ -167,6 +172,7 @@ class Trainer:
                 self.facts,
                 max(scores, default=None),
                 self.reports.parts,
+                evaluated=self.evaluations.elsewhere,
             )
             return make_progress(view, stream)
 

@@ -123,7 +123,8 @@ OWN = Origin("this process", None)
 
 TRUST_HELP = (
     "import and call what the folder names, whoever made it; without it only what this user made "
-    "on this machine, or names as well by --env, --model.encoder and options of schedules"
+    "on this machine, or names as well by --env, --eval.env, --model.encoder and options of "
+    "schedules"
 )
 
 UNSIGNED = (
@@ -145,7 +146,18 @@ def _shown(value: Any) -> str:
 def calls_of(options: Mapping[str, Any]) -> tuple[Call, ...]:
     """The calls of a whole configuration, by dotted option name."""
     calls = [Call(option, options[name], options[kwargs]) for option, name, kwargs in _CALLED]
-    return (*calls, *_schedules_of(options))
+    return (*calls, *_evaluated_of(options), *_schedules_of(options))
+
+
+def _evaluated_of(options: Mapping[str, Any]) -> list[Call]:
+    """The environment of a run's evaluations, where it is another or has other arguments."""
+    name, kwargs = (options.get(f"eval.env.{each}") for each in ("id", "kwargs"))
+    own = options.get("env.id") if name is None else name
+    if own is None or (name is None and kwargs is None):
+        return []
+    if kwargs is None:
+        kwargs = options.get("env.kwargs", {}) if own == options.get("env.id") else {}
+    return [Call("eval.env", own, kwargs if isinstance(kwargs, Mapping) else {})]
 
 
 def _schedules_of(options: Mapping[str, Any]) -> list[Call]:
@@ -170,7 +182,7 @@ def calls_given(options: Mapping[str, Any]) -> tuple[Call, ...]:
         if isinstance(options.get(name), str)
         for given in [options.get(kwargs)]
     ]
-    return (*calls, *_schedules_of(options))
+    return (*calls, *_evaluated_of(options), *_schedules_of(options))
 
 
 def all_harmless(options: Mapping[str, Any]) -> bool:
@@ -196,4 +208,5 @@ def config_fault(text: str, options: Mapping[str, Any]) -> str | None:
 def _signed_bytes(options: Mapping[str, Any]) -> bytes:
     signed = {name: options[name] for _, *names in _CALLED for name in names}
     signed |= {call.option: call.name for call in _schedules_of(options)}
+    signed |= {call.option: [call.name, call.kwargs] for call in _evaluated_of(options)}
     return json.dumps(signed, sort_keys=True).encode()

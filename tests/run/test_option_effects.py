@@ -12,12 +12,13 @@ from pydantic import BaseModel
 from run_helpers import SMALL, TOY, Where, iterations, make_contextual, names, run, weights
 
 import quintet
-from quintet import checkpoint
+from quintet import checkpoint, evaluation
 from quintet.config.load import Layer
-from quintet.config.run import PARTS, TOP
+from quintet.config.run import PARTS, TOP, prefix_of
 from quintet.config.saved import load_config
 from quintet.envs.toy import Contextual, FinitePay
 from quintet.errors import ConfigError
+from quintet.evaluation import Scores
 from quintet.observe.report_files import read_metrics
 from quintet.run import sampling, saving
 
@@ -318,6 +319,57 @@ def _mask_from_info(where: Where) -> None:
     assert run(where.folder / "b", **taxi).policy.spaces.observation == spaces.Discrete(500)
 
 
+def _evaluated(where: Where, name: str, value: Any, **more: Any) -> Scores:
+    """The scores of an evaluation whose environment has this option of its own."""
+    found: list[Scores] = []
+    callbacks = quintet.Callbacks(evaluation=lambda _, scores: found.append(scores))
+    config = {**SMALL, "eval.episodes": 2, **more, f"eval.env.{name}": value}
+    quintet.train("ppo", TOY, 64, run_dir=where.folder / name, config=config, callbacks=callbacks)
+    return found[-1]
+
+
+def _eval_env_id(where: Where) -> None:
+    scores = _evaluated(where, "id", "run_helpers:make_contextual")
+    assert scores.env.id == "run_helpers:make_contextual"
+
+
+def _eval_env_kwargs(where: Where) -> None:
+    assert _evaluated(where, "kwargs", {"length": 4}).lengths.tolist() == [4, 4]
+
+
+def _eval_env_backend(where: Where) -> None:
+    cart = {"eval.env.id": "CartPole-v1"}
+    for backend in ("gymnasium", "envpool"):
+        loaded = load_config(
+            "ppo", [], Layer("x", {"env.id": TOY, **cart, "eval.env.backend": backend})
+        )
+        assert loaded.evaluated.config.backend == backend
+
+
+def _eval_env_success(where: Where) -> None:
+    assert _evaluated(where, "success", "reward>-1").success is not None
+
+
+def _eval_env_num_threads(where: Where) -> None:
+    pool = {"env.id": "CartPole-v1", "env.backend": "envpool", "eval.env.num_threads": 3}
+    loaded = load_config("ppo", [], Layer("x", pool))
+    assert (loaded.evaluated.num_threads(8), loaded.env.num_threads(8)) == (3, 1)
+
+
+def _eval_env_num_processes(where: Where) -> None:
+    with where.monkeypatch.context() as patched:
+        asked: list[int | None] = []
+        plain = evaluation.make_streams
+
+        def make(env: Any, *rest: Any) -> Any:
+            asked.append(env.config.num_processes)
+            return plain(env, *rest)
+
+        patched.setattr(evaluation, "make_streams", make)
+        _evaluated(where, "num_processes", 1, **{"env.num_processes": 2})
+    assert set(asked) == {1}
+
+
 EFFECTS: dict[str, Callable[[Where], None]] = {
     "algo": _algo,
     "total_env_steps": _total_env_steps,
@@ -340,6 +392,12 @@ EFFECTS: dict[str, Callable[[Where], None]] = {
     "report.interval_s": _interval_s,
     "report.progress": _progress,
     "report.sinks": _sinks,
+    "eval.env.id": _eval_env_id,
+    "eval.env.backend": _eval_env_backend,
+    "eval.env.kwargs": _eval_env_kwargs,
+    "eval.env.success": _eval_env_success,
+    "eval.env.num_threads": _eval_env_num_threads,
+    "eval.env.num_processes": _eval_env_num_processes,
     "env.id": _id,
     "env.backend": _backend,
     "env.kwargs": _kwargs,
@@ -362,7 +420,9 @@ the network and a population beside them.
 def test_no_option_is_without_a_check():
     elsewhere = ("model", "population", "self_play", "runtime")
     parts: dict[str, type[BaseModel]] = {k: v for k, v in PARTS.items() if k not in elsewhere}
-    fields = {f"{part}.{name}" for part, model in parts.items() for name in model.model_fields}
+    fields = {
+        prefix_of(part) + name for part, model in parts.items() for name in model.model_fields
+    }
     assert set(EFFECTS) == fields | set(TOP)
 
 

@@ -249,7 +249,8 @@ def test_each_agent_is_played_by_its_own_policy_in_evaluations(monkeypatch: pyte
         return SimpleNamespace(complete=False)
 
     monkeypatch.setattr(evaluations, "evaluate_in", evaluate_in)
-    plays = evaluations.Evaluations(config, SimpleNamespace())  # type: ignore[arg-type]
+    loaded: Any = SimpleNamespace(evaluated=None, plays_elsewhere=False)
+    plays = evaluations.Evaluations(config, loaded)
     for index in range(3):
         plays.play(policies, index, 0, lambda: False)
         actor, own = _seated(found[-1], num_games=2, num_agents=3)

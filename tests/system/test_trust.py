@@ -188,6 +188,28 @@ def test_a_group_refuses_them(attack, plain_run, tmp_path, mark, command):
     assert not mark.exists()
 
 
+def test_the_environment_of_evaluations_is_not_a_strangers(plain_run, tmp_path, mark, command):
+    for number, (change, given) in enumerate([
+        ({"eval.env.id": "strangers_module:make"}, ("--env", "CartPole-v1")),
+        ({"eval.env.kwargs": {"hook": "strangers_module:make"}}, ("--env", "CartPole-v1")),
+        ({"eval.env.id": "strangers_module:make"}, ("--eval.env.kwargs", '{"x": 1}')),
+    ]):  # fmt: skip
+        run = tmp_path / f"run{number}"
+        shutil.copytree(plain_run, run)
+        change_options(run, lambda options, change=change: options.update(change))
+        for arguments in (("train", "--total-steps", "256"), ("config",)):
+            status, out, err = command(
+                arguments[0], "ppo", "--run-dir", run, *given, *arguments[1:]
+            )
+            assert is_refusal(status, err), err
+            assert out == ""
+    again = ("--eval.env", "strangers_module:make", "--total-steps", "256")
+    assert not mark.exists()
+    status, _, err = command("train", "ppo", "--run-dir", tmp_path / "run0", *again)
+    assert mark.exists(), err  # who names it again wants it
+    assert status == 2
+
+
 EACH_WAY = ("function", "module", "argument", "encoder")
 """One by each option that names code, and one of the stranger's own module."""
 
@@ -460,6 +482,8 @@ def test_a_signature_covers_what_is_named(own_run, own_code, tmp_path, monkeypat
         {"env.kwargs": {"more": "x.y"}},
         {"model.encoder": "strangers_module:Encoder"},
         {"model.encoder_kwargs": {"act": "torch.relu"}},
+        {"eval.env.id": "strangers_module:make"},
+        {"eval.env.kwargs": {"level": "x.z"}},
     ]
     for number, change in enumerate(changes):
         run = tmp_path / f"run{number}"
