@@ -187,7 +187,7 @@ def test_options_named_in_prose_exist():
         known = set(options(algo)) | {f"env.kwargs.{x}" for x in AtariConfig.model_fields}
         path = DOCS / f"{name}.md"
         text = path.read_text()
-        named = set(re.findall(rf"`((?:{parts})\.[a-z_]+)[ =`]", text))
+        named = set(re.findall(rf"`((?:{parts})\.[a-z_.]+)[ =`]", text))
         assert named <= known, path.name
         flags = {flag.replace("-", "_") for flag in re.findall(r"`--([a-z][\w.-]*)[ =`]", text)}
         assert flags <= known | NO_OPTIONS, path.name

@@ -341,7 +341,7 @@ def test_best_is_the_highest_score_also_over_a_resume(tmp_path, monkeypatch):
     scores = iter([3.0, 5.0, 4.0, 4.5, 1.0, 2.0, 4.9])
     seeds = []
 
-    def evaluate_in(policy, env, how) -> Scores:
+    def evaluate_in(policy, env, how, max_steps) -> Scores:
         seeds.append(how.seed)
         returns = np.full(how.episodes, next(scores))
         return Scores(returns, np.ones(how.episodes, np.int64), None)
@@ -403,7 +403,7 @@ def test_a_resumed_run_shows_its_best_from_the_start(tmp_path, monkeypatch):
     monkeypatch.setattr(
         evaluations,
         "evaluate_in",
-        lambda policy, env, how: Scores(
+        lambda policy, env, how, max_steps: Scores(
             np.full(how.episodes, -7.0), np.ones(how.episodes, np.int64), None
         ),
     )
