@@ -18,6 +18,7 @@ from ppo_helpers import (
 import quintet
 from quintet.algorithms.ppo import metrics
 from quintet.algorithms.ppo.config import PPOConfig
+from quintet.algorithms.ppo.schedule import Schedule
 from quintet.models.config import ModelConfig
 from quintet.observe import metrics as declared
 from quintet.observe.report_files import read_metrics
@@ -219,3 +220,14 @@ def test_a_run_writes_them_for_tensorboard_and_nowhere_else(tmp_path: Path):
         text = (done.run_dir / file).read_text()
         assert "histogram/" not in text
         assert "grad_norm/value_head.weight" in text
+
+
+def test_saved_numbers_of_a_schedule_are_those_that_it_knows() -> None:
+    """So that a checkpoint's can be checked before they are taken; others are no metrics."""
+    config = PPOConfig(clip_schedule="linear")
+    used, fresh = Schedule(config, 100), Schedule(config, 100)
+    used.begin(40)
+    saved = used.save()
+    assert saved.keys() == fresh.save().keys()
+    fresh.load(saved | {"told/policy/else": "x"})
+    assert fresh.told == used.told != Schedule(config, 100).told

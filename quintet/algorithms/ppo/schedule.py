@@ -10,7 +10,7 @@ from quintet.ops import policy_losses, schedules
 _SAVED = ("learning_rate", "beta")
 
 _TOLD = "told/"
-"""How names begin in a saved state under which reports have the numbers of the last iteration."""
+"""Prefix of the last iteration's numbers in a saved state."""
 
 
 @final
@@ -24,7 +24,13 @@ class Schedule:
         self.config, self.total_env_steps = config, total_env_steps
         self.learning_rate, self.clip_epsilon = config.learning_rate, config.clip_epsilon
         self.beta, self.decay = config.kl_beta_init, find_decay(config.lr_schedule)
-        self.told: dict[str, float] = {}
+        self.told = self._numbers()
+
+    def _numbers(self) -> dict[str, float]:
+        told = {"optim/learning_rate": self.learning_rate, "policy/kl_beta": self.beta}
+        if self.clip_epsilon is not None:
+            told["policy/clip_epsilon"] = self.clip_epsilon
+        return told
 
     def configure(self, config: PPOConfig) -> None:
         """Takes new options; a KL-adaptive rate changes by as much as its option."""
@@ -41,11 +47,10 @@ class Schedule:
         left = schedules.linear(env_steps, self.total_env_steps)
         if config.lr_schedule != "kl_adaptive":
             self.learning_rate = config.learning_rate * self.decay(left)
-        self.told = {"optim/learning_rate": self.learning_rate, "policy/kl_beta": self.beta}
         if config.clip_epsilon is not None:
             linear = config.clip_schedule == "linear"
             self.clip_epsilon = config.clip_epsilon * (left if linear else 1.0)
-            self.told["policy/clip_epsilon"] = self.clip_epsilon
+        self.told = self._numbers()
 
     def adapt(self, mean_kl: float) -> dict[str, float]:
         """Adapts the penalty's weight and the rate to the updated policy's KL; returns metrics."""
@@ -69,5 +74,4 @@ class Schedule:
     def load(self, scalars: Mapping[str, Any]) -> None:
         for name in _SAVED:
             setattr(self, name, scalars[name])
-        told = sorted(name for name in scalars if name.startswith(_TOLD))
-        self.told = {name.removeprefix(_TOLD): scalars[name] for name in told}
+        self.told = {name: scalars[f"{_TOLD}{name}"] for name in self.told}
