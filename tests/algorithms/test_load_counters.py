@@ -33,6 +33,8 @@ def test_model_and_optimizer_come_without_the_counters(algo: str) -> None:
     assert any("optimizer" in name for name in before.tensors.keys() - same)
     own.load(given, counters=False)
     after = copied(own.save())
+    if "version" in counts:
+        counts["version"] += 1  # rows that the former weights acted are older
     for name, x in after.scalars.items():
         assert x == (counts[name] if name in COUNTS else given.scalars[name]), name
     assert own.publication().version == own.version
