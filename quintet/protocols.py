@@ -93,7 +93,7 @@ class UpdateAdvice(NamedTuple):
 
 
 class Range(NamedTuple):
-    """Ends belong to it."""
+    """Numbers from `low` to `high`, both included."""
 
     low: float = float("-inf")
     high: float = float("inf")
@@ -127,7 +127,7 @@ class Evidence(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of a learner, by a word, and what speaks for it or against it."""
+    """A part of a learner, and the evidence for it and against it."""
 
     name: str
     evidence: tuple[Evidence, ...]

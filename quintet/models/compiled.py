@@ -16,7 +16,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _MOST_CHARACTERS = 300
-"""Of the compiler's own words, in a message; all of them are in its detail."""
+"""Most of the compiler's own words in a message; its detail has all of them."""
 
 _OPTIONS: Mapping[str, Any] = {
     "cpp_wrapper": True,  # kernels are called from C++, not from Python

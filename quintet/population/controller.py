@@ -11,7 +11,7 @@ from quintet.population.pbt import Decision, Rules, Values
 
 
 def finite(objective: float | None) -> float | None:
-    """As JSON can hold it."""
+    """The objective, None where JSON could not hold it."""
     return objective if objective is not None and math.isfinite(objective) else None
 
 

@@ -24,7 +24,7 @@ class Ended(Protocol):
 
 @dataclass(frozen=True)
 class _Sums:
-    """Over the episodes that a batch told of.
+    """Sums over the episodes that a batch told of.
 
     env_steps: of the policy, after the batch.
     judged: episodes in which success is defined.
@@ -39,7 +39,7 @@ class _Sums:
 
 
 OF_EPISODES = "episode/"
-"""How the names of objectives of episodes begin."""
+"""Beginning of the names of objectives of episodes."""
 
 _Parts = Callable[[_Sums], tuple[float, int]]
 
@@ -92,7 +92,7 @@ class Record:
         return None
 
     def mean(self, name: str, span: int) -> float:
-        """Of the episodes that ended in the newest `span` env_steps, of which there is one."""
+        """Mean over the episodes that ended in the newest `span` env_steps, at least one."""
         begin = self.env_steps - span
         parts = [MEANS[name](sums) for sums in self._sums if sums.env_steps > begin]
         return sum(total for total, _ in parts) / sum(count for _, count in parts)

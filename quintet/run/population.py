@@ -162,7 +162,7 @@ class Population:
         return f"{told}: it has the highest {name}, {found[best]:.4g} ({others})"
 
     def metrics(self, policies: Sequence[PolicyRun]) -> list[dict[str, float]]:
-        """Of each policy, by declared name without its prefix."""
+        """Metrics of each policy, by declared name without its prefix."""
         told = []
         for index, objective in enumerate(objectives(policies)):
             found = {f"hyperparameter/{k}": x for k, x in self.controller.values[index].items()}

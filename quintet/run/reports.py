@@ -99,7 +99,9 @@ class Reports:
 
     @property
     def _auto_interval_s(self) -> float:
-        """A start of the run has its first report soon, however long the run has taken before."""
+        """Seconds between reports; few before the first one of this process, however long the run
+        has taken before.
+        """
         return report_interval_s(self.wall_s if self._reported_steps > self._from_steps else 0.0)
 
     def write(self, counters: Counters, voice: Voice) -> None:
@@ -160,7 +162,7 @@ class Reports:
 
     @property
     def _recent(self) -> Score:
-        """Of the last episodes, the mean over the policies."""
+        """Scores of the last episodes, averaged over the policies."""
         return Score(
             _mean(policy.episodes.recent_return for policy in self.policies),
             _mean(policy.episodes.recent_success for policy in self.policies),

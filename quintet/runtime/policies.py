@@ -211,7 +211,7 @@ class Seats:
         return ActOutput(action, self._joined([out.env_action for out in outs]), record, after)
 
     def held(self, before: State, after: State, acted: NDArray[np.bool_]) -> State:
-        """`turns.held` of each actor's streams."""
+        """Applies `turns.held` to each actor's streams."""
         found: State = {}
         for k, streams in enumerate(self.streams):
             prefix = f"{k}/"

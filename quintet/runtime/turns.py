@@ -1,5 +1,5 @@
-"""Games in turn: makes of the rows of a group's unroll streams of decisions, as other environments
-give them.
+"""Games in turn: makes the rows of a group's unroll into streams of decisions, such as other
+environments give.
 
 Where agents act in turn (`EnvDescription.turns`), most rows of a stream hold no decision, and what
 a decision leads to is known when its agent is on turn again.  Learners see none of this: `Turns`

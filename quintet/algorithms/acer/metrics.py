@@ -8,8 +8,7 @@ from quintet.protocols import Evidence, Part, Range
 from quintet.types import Spaces
 
 MOST_KL = 1.0
-"""nats; the trust region's bound on the KL to the average policy, at which it bends all gradients.
-"""
+"""Nats of KL to the average policy above which the policy is said to move too fast."""
 
 REGION = (
     "trust_region/gradient_norm",
@@ -43,8 +42,8 @@ METRICS = (
 
 
 def judged(config: ACERConfig, spaces: Spaces) -> tuple[Part, ...]:
-    """What a report says of the learner's parts.  Replayed rows were acted by weights of long ago,
-    so a distance from those says nothing; that from the average policy does.
+    """Parts of the learner, each with the evidence by which reports judge it.  Old weights acted in
+    replayed rows, so a distance from those says nothing; the distance from the average policy does.
     """
     policy = (
         Evidence(

@@ -45,7 +45,7 @@ METRICS = (
 
 
 def judged(config: APPOConfig, spaces: Spaces) -> tuple[Part, ...]:
-    """What a report says of the learner's parts."""
+    """Parts of the learner, each with the evidence by which reports judge it."""
     policy = (
         judgements.distance("policy/approx_kl", "KL to the policy that acted", judgements.FAR),
         judgements.clipped(judgements.MANY_CLIPPED),

@@ -55,8 +55,8 @@ from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces
 _ACTOR, _CRITIC = "actor.", "critic."
 
 SATURATED = 0.99
-"""Of half the action range; beyond it the tanh of the policy's output has hardly a gradient.  The
-tanh itself never reaches 1.
+"""Share of half the action range beyond which the tanh of the policy's output has hardly a
+gradient; the tanh itself never reaches 1.
 """
 
 

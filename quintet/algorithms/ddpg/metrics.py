@@ -57,7 +57,7 @@ _POLICY = (
 
 
 def judged(config: DDPGConfig, spaces: Spaces) -> tuple[Part, ...]:
-    """What a report says of the learner's parts."""
+    """Parts of the learner, each with the evidence by which reports judge it."""
     gradient = judgements.gradient(config.max_grad_norm, "optim/actor_grad_norm")
     return (
         Part(judgements.POLICY, (*_POLICY, *gradient)),

@@ -1,4 +1,4 @@
-"""What speaks for and against parts that several learners have; the bounds were measured on runs of
+"""Evidence for and against parts that several learners have; the bounds were measured on runs of
 the presets.
 """
 
@@ -10,10 +10,10 @@ from quintet.types import Spaces
 POLICY, VALUE, NORMALIZERS = "policy", "value_function", "normalizers"
 
 MAX_KL = 0.06
-"""nats; twice the highest KL of an iteration of PPO's presets in runs that learn well."""
+"""Nats: twice the highest KL of an iteration of PPO's presets in runs that learn well."""
 
 MAX_CLIP_FRAC = 0.5
-"""Above it most of the batch takes no part in the gradient."""
+"""Share above which most of the batch takes no part in the gradient."""
 
 MAX_OUTSIDE_FRAC = 0.05
 """Of a normal distribution one value in a million is 5 standard deviations out, of a policy that
@@ -21,10 +21,10 @@ learns to reach new states a few in a hundred; above that the statistics don't d
 """
 
 MIN_REWARD_STD = 1e-6
-"""Below it rewards are nearly equal, and divided by their spread they would be noise."""
+"""Spread below which rewards are nearly equal; divided by it they would be noise."""
 
 LEAST_UPDATES = 200
-"""A value function that has learned less explains nothing yet."""
+"""Updates before which a value function explains nothing yet."""
 
 SMALL_ERROR = 0.05
 """Squared error over squared targets, below which they are met.  What is left unexplained then is
@@ -32,8 +32,8 @@ small beside the targets, as where a task is solved and all returns are alike.
 """
 
 FAR, MANY_CLIPPED = 0.3, 0.9
-"""Of rows that older weights acted: APPO's presets learn HalfCheetah well with KLs of 0.07 and 0.7
-of the samples clipped, on a busy machine.
+"""Bounds of the KL and of the share clipped where older weights acted: APPO's preset learns
+HalfCheetah well with a KL of 0.07 and a share of 0.7, on a busy machine.
 """
 
 _SLOWER = "it moves too fast, a lower learning rate or fewer passes slows it down"

@@ -25,12 +25,12 @@ DISTRIBUTION = (
     "policy/entropy_min",
     "policy/entropy_max",
 )
-"""Of the policy's distribution."""
+"""Metrics of the policy's distribution."""
 
 KL = "policy/kl"
 
 CHANGES = (KL, "policy/logp_abs_max")
-"""Of the distribution that acted, and of how far the policy is from it."""
+"""Metrics of the distribution that acted, and of how far the policy is from it."""
 
 VALUE_CHANGES = ("value/change_mean", "value/change_max")
 
@@ -47,7 +47,7 @@ class Network(Protocol):
 
 
 class Outputs(NamedTuple):
-    """Of rows ``[N]``: parameters of the distribution, masked, and values; None: not known."""
+    """Parameters of the distribution, masked, and values of rows ``[N]``; None: not known."""
 
     params: Tensor
     value: Tensor | None
@@ -146,7 +146,7 @@ class Looks:
 def _forward(
     batch: Rollout, network: Network, normalize: Callable[[Obs], Obs], asked: Asked, use: Tensor
 ) -> Outputs:
-    """Of the rows to `use` ``[T, B]``."""
+    """Computes the network's outputs of the rows to `use` ``[T, B]``."""
     obs = {name: x[:-1].flatten(0, 1) for name, x in batch.obs.items()}
     state = {name: x[0] for name, x in batch.state.items()}
     params, value, _ = network(normalize(obs), state, batch.is_first[:-1].flatten())
@@ -157,9 +157,9 @@ def _forward(
 
 @torch.no_grad()
 def distribution_statistics(family: Family, params: Tensor) -> Statistics:
-    """Of distributions ``[N, P]``: their entropies; of Gaussians means and standard deviations, in
-    units of half the action range and before a tanh of the sample; of choices the probability of
-    the most likely one.
+    """Statistics of distributions ``[N, P]``: their entropies; of Gaussians means and standard
+    deviations, in units of half the action range and before a tanh of the sample; of choices the
+    probability of the most likely one.
     """
     found: dict[str, Tensor] = {}
     split = _leaves(family, params)
@@ -203,7 +203,7 @@ def _leaves(family: Family, params: Tensor) -> list[tuple[Family, Tensor]]:
 
 
 def _log_probabilities(leaf: Family, params: Tensor) -> Tensor | None:
-    """Of every choice ``[N, choices, options]``; None: the leaf has none."""
+    """Log-probabilities of every choice ``[N, choices, options]``; None: the leaf has none."""
     if isinstance(leaf, Categorical):
         return params.log_softmax(-1).unsqueeze(-2)
     if isinstance(leaf, Bernoulli):

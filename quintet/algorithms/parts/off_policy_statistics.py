@@ -131,8 +131,8 @@ def fit(value: Tensor, target: Tensor, count: int) -> dict[str, Tensor]:
 
 
 def with_fit(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Metrics with how well values meet their targets, over all rows of the interval, in place of
-    means of squares and of the error.
+    """Metrics with ``value/explained_variance`` and ``value/error_frac``, over all rows of the
+    interval, in place of the mean error and the means of squares.
     """
     found = dict(metrics)
     target_squares, error_squares = (found.pop(f"{x}{_SQUARED}") for x in (_TARGET, _ERROR))

@@ -27,7 +27,7 @@ LOSSES = (
 """The weighted terms, in the order of the sum."""
 
 MIN_KL = 1e-5
-"""nats, of an iteration with at least a twentieth of the first learning rate."""
+"""Nats, of an iteration with at least a twentieth of the first learning rate."""
 
 LAST_EPOCH = tuple(f"{name}_last_epoch" for name in (*LOSSES, "loss/total"))
 
@@ -69,7 +69,7 @@ METRICS = (
 
 
 def judged(config: PPOConfig, spaces: Spaces) -> tuple[Part, ...]:
-    """What a report says of the learner's parts."""
+    """Parts of the learner, each with the evidence by which reports judge it."""
     slow = Evidence(
         "policy/kl",
         "KL",
