@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from quintet import spaces
+from quintet.bounds import MOST_COUNT
 from quintet.envs.config import EnvConfig
 from quintet.envs.evaluated import OWN_OPTIONS, of_another, without_effect
 from quintet.envs.film import make_filmed_env
@@ -199,7 +200,7 @@ def evaluate(
             raise ConfigError(f"a policy is required, got {given!r}; quintet.load(path) gives one")
     episodes, seed = _checked(episodes, seed)
     if max_steps not in (None, "auto") and (
-        isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1
+        isinstance(max_steps, bool) or not isinstance(max_steps, int | np.integer) or max_steps < 1
     ):
         raise ConfigError(
             f"max_steps must be a whole number from 1 on, auto or none, got {max_steps!r}"
@@ -285,10 +286,10 @@ def evaluate_random(config: EnvConfig, episodes: int = 100, seed: int = 10_000) 
 
 def _checked(episodes: int, seed: int) -> tuple[int, int]:
     whole = all(isinstance(number, (int, np.integer)) for number in (episodes, seed))
-    if not whole or episodes < 1 or not 0 <= seed < 2**31 - MAX_STREAMS:
+    if not whole or not 1 <= episodes <= MOST_COUNT or not 0 <= seed < 2**31 - MAX_STREAMS:
         raise ConfigError(
-            f"episodes >= 1 and a seed in 0 .. {2**31 - MAX_STREAMS - 1} are required, got "
-            f"episodes={episodes!r}, seed={seed!r}"
+            f"episodes in 1 .. {MOST_COUNT} and a seed in 0 .. {2**31 - MAX_STREAMS - 1} are "
+            f"required, got episodes={episodes!r}, seed={seed!r}"
         )
     return int(episodes), int(seed)
 

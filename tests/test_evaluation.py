@@ -177,10 +177,17 @@ def test_wrong_spaces_are_refused(bandit, policy):
 
 @pytest.mark.parametrize(
     "given",
-    [{"episodes": 0}, {"seed": -1}, {"seed": 2**31}, {"episodes": "a"}, {"episodes": 2.5}],
+    [
+        {"episodes": 0},
+        {"episodes": 10**20},
+        {"seed": -1},
+        {"seed": 2**31},
+        {"episodes": "a"},
+        {"episodes": 2.5},
+    ],
 )
 def test_numbers_out_of_range_are_refused(bandit, given):
-    with pytest.raises(ConfigError, match=r"episodes >= 1 and a seed in 0 \.\. \d+ are required"):
+    with pytest.raises(ConfigError, match=r"episodes in 1 \.\. \d+ and a seed in 0 \.\. \d+ are"):
         quintet.evaluate(bandit, **given)
     quintet.evaluate(bandit, episodes=np.int64(1), seed=np.int64(2**31 - MAX_STREAMS - 1))
     with pytest.raises(ConfigError, match=r"a policy is required, got 'runs/a'; quintet\.load"):
@@ -390,7 +397,7 @@ def test_random_scores_need_no_policy(bandit):
     alone = evaluate_random(bandit.env, 30, seed=5)
     with_policy = quintet.evaluate(bandit, episodes=30, seed=5, random=True)
     assert alone.returns.tolist() == with_policy.returns.tolist()
-    with pytest.raises(ConfigError, match=r"episodes >= 1 and a seed"):
+    with pytest.raises(ConfigError, match=r"episodes in 1 "):
         evaluate_random(bandit.env, 0)
 
 

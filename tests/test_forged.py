@@ -151,6 +151,9 @@ META: dict[str, Any] = {
     "learner.has_reference": lambda meta: meta["learner"].update(has_reference=1),
     "best": lambda meta: meta.update(best="x"),
     "policy.algo": lambda meta: meta["policy"].update(algo=["ppo"]),
+    "policy.own": lambda meta: meta["policy"].update(own=3),
+    "policy.threads": lambda meta: meta["policy"].update(threads=-1),
+    "policy.eval_max_steps": lambda meta: meta["policy"].update(eval_max_steps=[]),
 }
 
 

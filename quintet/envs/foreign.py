@@ -102,7 +102,8 @@ def reward_of(value: Any) -> float:
     """
     array = _one(value)
     if array is None or array.dtype.kind not in "biuf":
-        several = isinstance(value, (list, tuple, np.ndarray)) and len(value) > 1
+        sized = value.ndim > 0 if isinstance(value, np.ndarray) else isinstance(value, list | tuple)
+        several = sized and len(value) > 1
         more = "; weigh several objectives into one number" if several else ""
         raise Unfit(f"must return a reward that is one number; gave {_brief(value)}{more}")
     return float(array)
@@ -141,8 +142,12 @@ def _brief(value: Any) -> str:
     shape = getattr(value, "shape", None)
     if shape is not None and shape != ():
         return f"a {type(value).__name__} of shape {tuple(shape)}"
-    told = repr(value)
-    return told if len(told) <= 60 else f"a {type(value).__name__}"
+    kind = f"a {type(value).__name__}"
+    try:
+        told = repr(value)
+    except Exception:  # of the value's own code, and of numbers of more than 4,300 digits
+        return kind
+    return told if len(told) <= 60 else kind
 
 
 def require_spaces(env: Any, env_id: str, prefix: str = "") -> None:

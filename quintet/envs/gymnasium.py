@@ -211,11 +211,13 @@ class GymnasiumVectorEnv:
         if fault is not None:
             self._raise_fault(stream, fault)
         try:
-            if type(reward) not in PLAIN_NUMBERS:
-                reward = foreign.reward_of(reward)
+            plain = type(reward) in PLAIN_NUMBERS
+            gain = float(reward) if plain else foreign.reward_of(reward)
             if type(terminated) not in PLAIN_FLAGS or type(truncated) not in PLAIN_FLAGS:
                 terminated = foreign.flag_of(terminated, "terminated")
                 truncated = foreign.flag_of(truncated, "truncated")
+        except OverflowError as error:  # a whole number that no float can hold
+            self._raise_fault(stream, f"must return a reward in float's range; {error}", error)
         except foreign.Unfit as error:
             self._raise_fault(stream, str(error), error)
         leaf = self._plain
@@ -230,7 +232,7 @@ class GymnasiumVectorEnv:
             self._write_obs(stream, obs, out.obs)
         if self._success_key is not None and (terminated or truncated):
             out.success[stream] = self._success(stream, info, self._success_key)
-        return float(reward), bool(terminated), bool(truncated)
+        return gain, bool(terminated), bool(truncated)
 
     def _success(self, stream: int, info: Any, key: str) -> bool:
         try:

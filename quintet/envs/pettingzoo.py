@@ -238,7 +238,9 @@ class ParallelVectorEnv:
                 out.reward[stream] = foreign.reward_of(rewards[agent])
                 terminated = foreign.flag_of(terminations[agent], "terminations")
                 truncated = foreign.flag_of(truncations[agent], "truncations")
-            except (KeyError, foreign.Unfit) as error:
+            except foreign.Unfit as error:
+                self._raise_fault(stream, str(error), error)
+            except KeyError as error:
                 self._raise_fault(
                     stream,
                     f"must give each acting agent a reward and two flags: {described(error)}",
@@ -252,9 +254,7 @@ class ParallelVectorEnv:
                     )
                 continue
             self._present[stream], self._leaving[stream] = False, agent in there
-            if self._success_key is not None:
-                who = f"{self._id} ({BACKEND}), agent {agent!r}"
-                out.success[stream] = single_success(infos.get(agent, {}), self._success_key, who)
+            self._write_success(stream, infos.get(agent), agent, out)
 
     def _take_turn(self, index: int, streams: range, actions: Sequence[Any], out: StepRow) -> None:
         """Steps a game by the action of the agent that is selected."""
@@ -278,11 +278,19 @@ class ParallelVectorEnv:
             if not self._there(first, game):
                 return
             agent = self._call(first, "agent_selection", lambda: game.agent_selection)
+            if agent not in self.agents:
+                self._raise_fault(
+                    first, f"has agent_selection {agent!r}, which is none of its possible_agents"
+                )
             stream = first + self.agents.index(agent)
             said = self._call(stream, "last", game.last)
             try:
                 obs, reward, terminated, truncated, info = said
-                gain, ended = float(reward), bool(terminated or truncated)
+                gain = foreign.reward_of(reward)
+                terminated = foreign.flag_of(terminated, "termination")
+                truncated = foreign.flag_of(truncated, "truncation")
+            except foreign.Unfit as error:
+                self._raise_fault(stream, str(error), error)
             except (TypeError, ValueError) as error:
                 self._raise_fault(
                     stream,
@@ -290,16 +298,16 @@ class ParallelVectorEnv:
                     f"truncation, info: {described(error)}",
                     error,
                 )
+            ended = terminated or truncated
             if not ended or obs is not None:
                 self._write(stream, {agent: obs}, agent)
             self._owed[stream] += gain
             if out is not None and self._acted[stream]:
                 out.reward[stream] = self._owed[stream]
-                out.terminated[stream], out.truncated[stream] = bool(terminated), bool(truncated)
+                out.terminated[stream], out.truncated[stream] = terminated, truncated
                 self._owed[stream] = 0.0
-                if ended and self._success_key is not None:
-                    who = f"{self._id} ({BACKEND}), agent {agent!r}"
-                    out.success[stream] = single_success(info or {}, self._success_key, who)
+                if ended:
+                    self._write_success(stream, info, agent, out)
             if not ended:
                 self._present[stream] = True
                 return
@@ -308,6 +316,16 @@ class ParallelVectorEnv:
         self._raise_fault(
             first, "must take an agent that has ended out of agents at its step(None)"
         )
+
+    def _write_success(self, stream: int, info: Any, agent: Any, out: StepRow) -> None:
+        """Writes whether an agent has won whose episode ends, where a rule about info says so."""
+        if self._success_key is None:
+            return
+        who = f"{self._id} ({BACKEND}), agent {agent!r}"
+        try:
+            out.success[stream] = single_success(foreign.info_of(info), self._success_key, who)
+        except foreign.Unfit as error:
+            self._raise_fault(stream, str(error), error)
 
     def _reset(self, index: int, seed: int | None) -> None:
         """Begins a new game; the agents that are in it at once come in."""

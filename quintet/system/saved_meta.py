@@ -43,6 +43,9 @@ class Description(Checked):
     env: dict[str, Any]
     observation_space: dict[str, Any]
     action_space: dict[str, Any]
+    own: dict[str, Any] = {}
+    threads: Annotated[int, Field(ge=1, le=_MOST)] | None = None
+    eval_max_steps: Annotated[int, Field(ge=1, le=_MOST)] = 1
 
 
 class _Record(Checked):

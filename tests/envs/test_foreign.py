@@ -177,6 +177,11 @@ def test_a_reward_of_one_number_is_taken(reward, number):
     assert row.reward == number
 
 
+class Unsayable:
+    def __repr__(self) -> str:
+        raise ValueError("no words")
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
@@ -187,6 +192,9 @@ def test_a_reward_of_one_number_is_taken(reward, number):
         ({"reward": {}}, r"one number; gave \{\}"),
         ({"reward": []}, r"one number; gave \[\]"),
         ({"reward": 1j}, r"one number; gave 1j"),
+        ({"reward": 10**400}, r"must return a reward in float's range; int too large"),
+        ({"reward": np.array(10**5000)}, r"one number; gave a ndarray"),
+        ({"reward": Unsayable()}, r"one number; gave a Unsayable"),
         ({"terminated": None}, r"must return terminated as True or False; gave None"),
         ({"terminated": "no"}, r"terminated as True or False; gave 'no'"),
         ({"truncated": np.array([True, False])}, r"truncated as True or False; gave a ndarray"),

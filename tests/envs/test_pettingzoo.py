@@ -1,5 +1,6 @@
 """Games of several agents as streams."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -285,17 +286,50 @@ class Says(Scripted):
         return super().last()[:4]
 
 
+class Gives(Scripted):
+    """Replaces a part of what `last` returns."""
+
+    def __init__(self, place: int, value: Any) -> None:
+        super().__init__()
+        self.place, self.value = place, value
+
+    def last(self) -> tuple[Any, ...]:
+        parts = list(super().last())
+        parts[self.place] = self.value
+        return tuple(parts)
+
+
+class Selects(Scripted):
+    def __init__(self, agent: Any) -> None:
+        super().__init__()
+        self.agent = agent
+
+    def select(self) -> None:
+        self.agent_selection = self.agent
+
+
 @pytest.mark.parametrize(
     ("game", "says"),
     [
+        (partial(Gives, 1, 10**400), "must return a reward that is one number; gave a int"),
+        (partial(Gives, 2, np.zeros(2)), "must return termination as True or False"),
+        (partial(Gives, 3, "no"), "must return truncation as True or False; gave 'no'"),
+        (partial(Gives, 4, 3), "must return info as a dict; gave 3"),
+        (partial(Selects, "zoe"), "has agent_selection 'zoe', which is none of its possible"),
+        (partial(Selects, None), "has agent_selection None"),
         (Lingers, r"must take an agent that has ended out of agents at its step\(None\)"),
         (Says, "must give five values from last"),
     ],
 )
 def test_what_games_in_turn_must_do(game: Any, says: str):
-    env = ParallelVectorEnv(game, 3, env_id="game")
+    env = ParallelVectorEnv(game, 3, env_id="game", success_key="won")
     with pytest.raises(EnvironmentFault, match=says):
         record(env, [1, 2, 3], np.zeros((200, 3), np.int64))
+
+
+def test_a_reward_may_be_an_array_of_one():
+    env = ParallelVectorEnv(partial(Gives, 1, np.array([2.0])), 3, env_id="game")
+    assert record(env, [1, 2, 3], np.zeros((20, 3), np.int64)).reward.max() >= 2.0
 
 
 @pytest.mark.parametrize("options", [{"frame_stack": 2}, {"observe_last": True}])
