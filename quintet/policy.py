@@ -5,6 +5,7 @@ them are imported and called only by the rules of `quintet.system.trust`.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NoReturn, final
@@ -127,8 +128,10 @@ class Policy:
             algorithm.make_actor, algorithm.config(**description["learner"]), model, self.spaces
         )
         self.actor: Actor = self._loaded(Compute(records=()))
+        stored = spaces.observation_leaves(self.spaces.observation)
         self._leaves = [
-            leaf_of(path, *found) for path, found in spaces.leaf_keys(self._own.observation).items()
+            replace(leaf_of(path, *found), dtype=spaces.leaf_dtype(stored[path]))
+            for path, found in spaces.leaf_keys(self._own.observation).items()
         ]
         self._choices = spaces.mask_sizes(self.spaces.action)
         self.generator = torch.Generator("cpu")

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from quintet.bounds import MOST_UNITS
 from quintet.errors import ConfigError, QuintetError
-from quintet.types import Spaces, TensorSpec
+from quintet.types import ACTION_MASK, Spaces, TensorSpec
 
 Space = spaces.Space[Any]
 
@@ -117,12 +117,27 @@ def space_parts(space: Space) -> dict[str, Space]:
 
 
 def leaf_dtype(space: Space) -> np.dtype[Any]:
-    """Stored dtype of a leaf: float64 as float32, Discrete as int64, others as they are."""
+    """Dtype of a leaf's values in memory: Discrete as int64, others as they are."""
     if isinstance(space, spaces.Discrete):
         return np.dtype(np.int64)
     assert space.dtype is not None
-    dtype = np.dtype(space.dtype)
-    return np.dtype(np.float32) if dtype == np.float64 else dtype
+    return np.dtype(space.dtype)
+
+
+def float64_leaves(space: Space) -> frozenset[str]:
+    """Paths of the leaves of float64, without an action mask."""
+    found = observation_leaves(space).items()
+    return frozenset(
+        path for path, leaf in found if leaf.dtype == np.float64 and path != ACTION_MASK
+    )
+
+
+def in_float64(of: Spaces) -> Spaces:
+    """The same with observations whose leaves of float64 are stored as such."""
+    own = (of.own or of).observation
+    kept = float64_leaves(own)
+    whole = map_leaves(own, lambda path, leaf: _stored_leaf(leaf, float64=path in kept))
+    return of._replace(observation=whole)
 
 
 def map_leaves(space: Space, function: Callable[[str, Space], Space]) -> Space:
@@ -158,7 +173,8 @@ def with_observation(of: Spaces, change: Callable[[Spaces], Space]) -> Spaces:
 
 
 def stored_space(space: Space) -> Space:
-    """The space as a learner sees it: float64 boxes as float32, discrete values counted from 0.
+    """The space as a learner sees it: float64 boxes as float32 (but see `in_float64`), discrete
+    values counted from 0.
 
     Adapters of environments subtract ``start`` from observations and add it to actions.
     """
@@ -166,8 +182,11 @@ def stored_space(space: Space) -> Space:
     return map_leaves(space, lambda _, leaf: _stored_leaf(leaf))
 
 
-def _stored_leaf(leaf: Space) -> Space:
+def _stored_leaf(leaf: Space, *, float64: bool = False) -> Space:
+    """float64: whether a leaf of float64 stays one."""
     dtype = leaf_dtype(leaf)
+    if dtype == np.float64 and not float64:
+        dtype = np.dtype(np.float32)
     if isinstance(leaf, spaces.Discrete):
         return spaces.Discrete(int(leaf.n))
     if isinstance(leaf, spaces.MultiDiscrete):
@@ -376,22 +395,25 @@ def to_json(space: Space) -> dict[str, Any]:
     )
 
 
-def without_bounds(data: Any) -> Any:
-    """A description by `to_json` without the bounds of its boxes."""
+def for_networks(data: Any) -> Any:
+    """A description by `to_json` without what no network sees: the bounds of its boxes, and whether
+    floats are stored in float64.
+    """
     if isinstance(data, dict):
-        return {k: without_bounds(v) for k, v in data.items() if k not in ("low", "high")}
-    return [without_bounds(each) for each in data] if isinstance(data, list) else data
+        kept = {k: for_networks(v) for k, v in data.items() if k not in ("low", "high")}
+        return kept | ({"dtype": "float32"} if kept.get("dtype") == "float64" else {})
+    return [for_networks(each) for each in data] if isinstance(data, list) else data
 
 
 def other_spaces(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Those of ``observation_space`` and ``action_space``, described by `to_json`, that differ for
     a network, as spaces, by "observation space" and "action space".  Names and the order of leaves
-    count, bounds of observations don't.
+    count, bounds of observations and float64 don't.
     """
     differ = {}
     for name in ("observation_space", "action_space"):
         a, b = mine[name], theirs[name]
-        compared = (a, b) if name == "action_space" else (without_bounds(a), without_bounds(b))
+        compared = (a, b) if name == "action_space" else (for_networks(a), for_networks(b))
         if compared[0] != compared[1]:
             differ[name.replace("_", " ")] = (from_json(a), from_json(b))
     return differ

@@ -14,6 +14,7 @@ from quintet.envs.config import IN_PYTHON
 from quintet.envs.evaluated import without_effect
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig, idle_options
+from quintet.spaces import float64_leaves
 from quintet.types import Spaces
 
 
@@ -67,6 +68,8 @@ def without_idle(loaded: Loaded, config: RunConfig, spaces: Spaces) -> Loaded:
     for name in own if not evaluates else without_effect(loaded.evaluated, own):
         theirs = f"an environment of another kind, {loaded.evaluated.config.id} has no use for it"
         idle[f"eval.env.{name}"] = Idle(None, theirs if evaluates else "eval.episodes > 0")
+    if not float64_leaves((spaces.own or spaces).observation):
+        idle["env.observation_dtype"] = Idle("float32", "observations of float64")
     values, sources = config.flat(), dict(loaded.sources)
     faults, changes = [], {}
     for name, (rest, required) in idle.items():

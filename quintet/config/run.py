@@ -141,6 +141,7 @@ ALIASES = {
 AUTOMATIC: dict[str, Any] = {
     "env.backend": "auto",
     "env.streams_per_group": None,
+    "env.observation_dtype": "auto",
     "runtime.device": "auto",
     "runtime.threads": None,
     "runtime.actor_threads": None,

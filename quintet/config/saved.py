@@ -140,6 +140,7 @@ def _load(
     if saved["algo"] != algo:
         raise _other_run(run_dir, [f"algo: the run has {saved['algo']}, asked is {algo}"])
     kept = {k: v for k, v in saved.items() if k not in ("algo", "run_dir", "resume")}
+    kept.setdefault("env.observation_dtype", "float32")  # as runs of before that option
     base = [_place(run_dir), Layer("saved run", kept)]
     # An automatic option keeps the value to which it was resolved when the run began.
     layers = [

@@ -50,7 +50,14 @@ from quintet.envs.vector import (
     check_seeds,
 )
 from quintet.errors import ConfigError, EnvironmentFault
-from quintet.spaces import action_remarks, action_shape, leaf_keys, stored_spaces, unpack_action
+from quintet.spaces import (
+    action_remarks,
+    action_shape,
+    in_float64,
+    leaf_keys,
+    stored_spaces,
+    unpack_action,
+)
 from quintet.system import forks
 from quintet.system.blame import described, raised, traced
 from quintet.system.signals import STOPS
@@ -116,7 +123,7 @@ class AdaptedVectorEnv:
             remarks=action_remarks(self._action_space),
         )
         # First observations of episodes that begin when all streams have ended together.
-        self._first_obs = allocate_obs(self.spaces.observation, (self.num_streams,))
+        self._first_obs = allocate_obs(in_float64(self.spaces).observation, (self.num_streams,))
         self._ended: Mask = np.zeros(self.num_streams, np.bool_)
         self._used = False
         self._action: Any = None

@@ -1,26 +1,24 @@
 """What an environment gives, how fast, and whether a seed fixes it: checks before a run."""
 
 import math
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import final
 
 import numpy as np
-import torch
 from gymnasium import spaces
 
 from quintet.envs.gymnasium import GymnasiumVectorEnv
 from quintet.envs.make import make_group_env
+from quintet.envs.observation_dtype import with_observation_dtype
+from quintet.envs.random_steps import Row, play
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.vector import (
     Array,
     EnvDescription,
     StepRow,
     VectorEnv,
-    allocate_obs,
-    allocate_row,
     check_finite,
     coarse,
 )
@@ -28,7 +26,6 @@ from quintet.errors import EnvironmentFault
 from quintet.spaces import observation_leaves
 from quintet.system.blame import no_exit
 from quintet.types import Spaces
-from quintet.uniform import UniformActor
 
 _COPIES = 2
 _AGAIN = 200  # steps after a second restart, which makes environments in Python anew
@@ -87,6 +84,8 @@ def check_env(
         EnvironmentFault: it raised an error, which names the step and the line.
     """
     streams = _COPIES * env.num_agents
+    with closing(make_group_env(env, env.streams_of(1))) as first:
+        env = with_observation_dtype(env, first.spaces)
     with (
         closing(make_group_env(env, streams)) as one,
         closing(make_group_env(env, streams)) as two,
@@ -98,7 +97,7 @@ def check_env(
         statistics = _Statistics(found, one, seed)
         seen: list[dict[str, int]] = []
         begin = perf_counter()
-        for a, b in zip(_play(one, steps, seed), _play(two, steps, seed), strict=True):
+        for a, b in zip(play(one, steps, seed), play(two, steps, seed), strict=True):
             seen.append(a.hashes())
             found.same_seeds = found.same_seeds or _difference(seen[-1], b.hashes(), a.number)
             statistics.add(a)
@@ -109,7 +108,7 @@ def check_env(
                 break
         statistics.end()
         again = min(len(seen) - 1, _AGAIN)
-        for a, before in zip(_play(one, again, seed), seen, strict=False):
+        for a, before in zip(play(one, again, seed), seen, strict=False):
             found.same_again = found.same_again or _difference(before, a.hashes(), a.number)
             if a.number and perf_counter() - begin > most_s:
                 break
@@ -125,47 +124,6 @@ def _look_at_shaping(found: EnvCheck, env: GymnasiumVectorEnv) -> None:
             "its environments share one dict of reward_shaping, so env.reward_shaping can't set it "
             "(make it in __init__)"
         )
-
-
-@final
-@dataclass(frozen=True)
-class _Row:
-    """A step: its number (0: the reset), what it gave, and the seconds that it took."""
-
-    number: int
-    row: StepRow
-    seconds: float
-
-    def hashes(self) -> dict[str, int]:
-        """Of the bytes of each part, by a name for people."""
-        row = self.row
-        arrays = {f"observation {name!r}": x for name, x in row.obs.items()}
-        if self.number:
-            arrays |= {"reward": row.raw_reward}
-            arrays |= {"terminated": row.terminated, "truncated": row.truncated}
-        return {name: hash(x.tobytes()) for name, x in arrays.items()}
-
-
-def _play(env: VectorEnv, steps: int, seed: int) -> Iterator[_Row]:
-    """The rows of a restart and `steps` random steps; each is overwritten by the next."""
-    actor = UniformActor(env.spaces.action, seed)
-    count = env.num_streams
-    obs = allocate_obs(env.spaces.observation, (count,))
-    row = allocate_row(env.spaces.observation, count)
-    begin = perf_counter()
-    env.restart([seed + i for i in range(count)], obs)
-    seconds = perf_counter() - begin
-    for name, x in obs.items():
-        row.obs[name][...] = x
-    leaves = {name: torch.from_numpy(x) for name, x in row.obs.items()}
-    yield _Row(0, row, seconds)
-    anew = torch.zeros(count, dtype=torch.bool)
-    for number in range(1, steps + 1):
-        action = actor.act(leaves, {}, anew, None).env_action.numpy()
-        begin = perf_counter()
-        env.send(action)
-        env.recv(row)
-        yield _Row(number, row, perf_counter() - begin)
 
 
 def _difference(a: dict[str, int], b: dict[str, int], number: int) -> str:
@@ -192,7 +150,7 @@ class _Statistics:
         self.first: dict[str, bytes] = {}
         self.rewarded = 0
 
-    def add(self, given: _Row) -> None:
+    def add(self, given: Row) -> None:
         """Takes a row."""
         row, found = given.row, self.found
         self._look_at_bounds(row)
@@ -245,7 +203,9 @@ class _Statistics:
                 f"between {low:.6g} and {high:.6g}"
             )
         for name, changed in self.changed.items():
-            if (lost := coarse(name, *self.span[name])) is not None:
+            if (
+                lost := coarse(name, *self.span[name], self.found.spaces, normalized=False)
+            ) is not None:
                 found.remarks.append(lost)
             elif not changed:
                 found.remarks.append(f"observation {name!r} never changed")

@@ -109,6 +109,14 @@ class EnvConfig(BaseModel):
         "environments give them at every reset and step; a mask in the observation needs no "
         "option.",
     )
+    observation_dtype: Literal["auto", "float32", "float64"] = Field(
+        default="auto",
+        description="What leaves of float64 are stored as. 'float64': normalize_observations "
+        "subtracts their mean before they become float32, which networks see. 'auto': that where "
+        "the first steps of one environment with a fixed seed show that float32 would lose their "
+        "differences (seconds since 1970), else float32. Only environments that Python steps and "
+        "can make again are asked.",
+    )
     num_threads: int | None = Field(
         default=None,
         ge=1,

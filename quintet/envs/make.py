@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 from gymnasium.vector import VectorEnv as ForeignVectorEnv
@@ -27,7 +27,7 @@ from quintet.envs.success import key_of, read_rule
 from quintet.envs.vector import VectorEnv
 from quintet.envs.wrappers import FrameStack, FromRewards, ObserveLast
 from quintet.errors import ConfigError
-from quintet.spaces import observation_leaves
+from quintet.spaces import in_float64, observation_leaves
 from quintet.types import ACTION_MASK
 
 
@@ -43,6 +43,7 @@ def make_vector_env(
     success: str | None = None,
     observe_last: bool = False,
     mask_from_info: bool = False,
+    observation_dtype: Literal["auto", "float32", "float64"] = "float32",
     num_threads: int | None = None,
 ) -> VectorEnv:
     """Makes `num_streams` environments that step together; begin with `restart(seeds, out)`.
@@ -77,6 +78,7 @@ def make_vector_env(
         "success": success,
         "observe_last": observe_last,
         "mask_from_info": mask_from_info,
+        "observation_dtype": observation_dtype,
         "num_threads": num_threads,
     }
     if num_streams is not None:
@@ -111,8 +113,10 @@ def make_group_env(
     Raises:
         ConfigError: they can't be made, or not with these options.
     """
-    config, made = env.config, _make_base(env, num_streams, first_stream, drawn)
-    base = made
+    config, base = env.config, _make_base(env, num_streams, first_stream, drawn)
+    if config.observation_dtype == "float64":  # "auto" is resolved in `observation_dtype`
+        base.spaces = in_float64(base.spaces)
+    made: VectorEnv = base
     masked = ACTION_MASK in observation_leaves(made.spaces.observation)
     # In other kinds of environments a mask in the observation is their own.
     if config.mask_from_info and not (masked and isinstance(made, GymnasiumVectorEnv)):
@@ -156,7 +160,10 @@ def make_group_env(
     return made
 
 
-def _make_base(env: ResolvedEnv, num_streams: int, first_stream: int, drawn: bool) -> VectorEnv:
+_Base = AdaptedVectorEnv | EnvPoolVectorEnv | FrameStack | GymnasiumVectorEnv | ParallelVectorEnv
+
+
+def _make_base(env: ResolvedEnv, num_streams: int, first_stream: int, drawn: bool) -> _Base:
     config, source = env.config, env.source
     if isinstance(source, ForeignVectorEnv):
         if source.num_envs != num_streams:
@@ -182,7 +189,7 @@ def _make_base(env: ResolvedEnv, num_streams: int, first_stream: int, drawn: boo
     return _step_singles(env, make_one, num_streams, first_stream)
 
 
-def _make_pool(env: ResolvedEnv, num_streams: int, drawn: bool) -> VectorEnv:
+def _make_pool(env: ResolvedEnv, num_streams: int, drawn: bool) -> EnvPoolVectorEnv:
     config = env.config
     pool = EnvPoolVectorEnv(
         env.name, num_streams, kwargs=config.kwargs, num_threads=env.num_threads(num_streams),
@@ -194,7 +201,7 @@ def _make_pool(env: ResolvedEnv, num_streams: int, drawn: bool) -> VectorEnv:
 
 def _make_atari(
     env: ResolvedEnv, game: AtariConfig, num_streams: int, first_stream: int, drawn: bool
-) -> VectorEnv:
+) -> FrameStack:
     """ALE's vector environment, or single environments of ale-py in our stepping."""
     config = env.config
     _require_one_stack(config, game.stack_num)
@@ -239,7 +246,7 @@ def _adapt(
     made: ForeignVectorEnv[Any, Any, Any],
     make: Callable[[], ForeignVectorEnv[Any, Any, Any]] | None,
     first_stream: int,
-) -> VectorEnv:
+) -> AdaptedVectorEnv | GymnasiumVectorEnv:
     """Adapts a vector environment; `make` makes another one like it."""
     config = env.config
     if envpool.is_pool(made.unwrapped):

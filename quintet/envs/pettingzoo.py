@@ -43,6 +43,7 @@ from quintet.spaces import (
     Space,
     action_remarks,
     action_shape,
+    in_float64,
     leaf_keys,
     observation_leaves,
     stored_spaces,
@@ -131,7 +132,7 @@ class ParallelVectorEnv:
         # In turn: streams that have acted in the game, and what came to them before.
         self._acted = np.zeros(num_streams, np.bool_)
         self._owed = np.zeros(num_streams)
-        self._last = allocate_obs(self.spaces.observation, (num_streams,))
+        self._last = allocate_obs(in_float64(self.spaces).observation, (num_streams,))
         self._used = False
         self._action: Array | None = None
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quintet.errors import ConfigError, EnvironmentFault
-from quintet.spaces import Space, leaf_dtype, observation_leaves
+from quintet.spaces import Space, float64_leaves, leaf_dtype, observation_leaves
 from quintet.types import Spaces
 
 Array = NDArray[Any]
@@ -96,7 +96,9 @@ class VectorEnv(Protocol):
 
     @property
     def spaces(self) -> Spaces:
-        """Spaces of one stream: float64 boxes as float32, discrete spaces with ``start`` 0."""
+        """Spaces of one stream: float64 boxes as float32 (but see `EnvConfig.observation_dtype`),
+        discrete spaces with ``start`` 0.
+        """
         ...
 
     @property
@@ -200,32 +202,42 @@ def check_finite(
         )
 
 
-def coarse(name: str, low: Array, high: Array) -> str | None:
-    """What is lost of a leaf in float32, in which networks and normalisers compute; None: little.
+def coarse(name: str, low: Array, high: Array, of: Spaces, *, normalized: bool) -> str | None:
+    """What is lost of a leaf in float32, in which networks compute; None: little.
 
-    low, high: its least and greatest values seen, ``[*shape]``.
+    Args:
+        low, high: its least and greatest values seen, ``[*shape]``, in the dtype that is stored.
+        of: spaces of the environment.
+        normalized: whether leaves of floats are normalised.
     """
-    if low.dtype != np.float32 and not (low.dtype.kind in "iu" and low.dtype.itemsize >= 4):
+    dtype, wide = low.dtype, low.dtype == np.float64
+    if (dtype.kind not in "fiu" or dtype.itemsize < 4) or (wide and normalized):
         return None
     least, most = low.astype(np.float64), high.astype(np.float64)
     size = np.maximum(np.abs(least), np.abs(most))
-    step = np.spacing(size.astype(np.float32)).astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):  # beyond float32
+        step = np.spacing(size.astype(np.float32)).astype(np.float64)
     span = most - least
     # What never changed is only doubtful where float32 skips whole numbers.
-    lost = (size >= _OFFSET) & (span < _FEWEST_STEPS * step) & ((span > 0) | (step > 1))
+    lost = (size >= OFFSET) & (span < _FEWEST_STEPS * step) & ((span > 0) | (step > 1))
     if not lost.any():
         return None
     index = tuple(int(i) for i in np.argwhere(lost)[0])
     where = f"{name!r}{list(index) if index else ''}"
+    cures = [] if normalized else ["normalize_observations=true"]
+    cures += [] if wide else ["env.observation_dtype=float64"]
+    declared = wide or name in float64_leaves((of.own or of).observation)
+    how = "so that the mean is subtracted in float64"
+    cure = f"use {' and '.join(cures)}, {how}, or " if declared else ""
     return (
         f"observation {where} is around {size[index]:.6g} and was seen to change by "
-        f"{span[index]:.6g}: float32, in which networks and normalisers compute, has numbers only "
-        f"every {step[index]:.6g} there, so smaller differences are lost; subtract a fixed offset "
+        f"{span[index]:.6g}: float32, in which networks compute, has numbers only every "
+        f"{step[index]:.6g} there, so smaller differences are lost; {cure}subtract a fixed offset "
         "in the environment, or in a wrapper of your own, while they are float64 or integers"
     )
 
 
-_OFFSET = 2.0**16
+OFFSET = 2.0**16
 """Numbers below this are no offset that a person would miss."""
 
 _FEWEST_STEPS = 64

@@ -187,7 +187,8 @@ def _samples(space: Space) -> Tensor:
     own = deepcopy(space)  # which has a generator of its own
     own.seed(0)
     rows = np.stack([own.sample() for _ in range(TRIAL_ROWS)])
-    return torch.from_numpy(rows.astype(leaf_dtype(space)))
+    made = torch.from_numpy(rows.astype(leaf_dtype(space)))
+    return made.float() if made.dtype == torch.float64 else made  # as the normaliser gives it
 
 
 def _ones(space: Space, samples: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from gymnasium import spaces as gym_spaces
 from torch import Tensor, nn
 
 from quintet.models.leaves import normalized_leaves
+from quintet.spaces import float64_leaves
 from quintet.types import Obs, Rollout
 
 
@@ -131,12 +132,16 @@ class ObservationNormalizer(nn.Module):
         clip: float,
         epsilon: float,
         pictures: Mapping[str, tuple[int, ...]] | None = None,
+        float64: frozenset[str] = frozenset(),
     ):
-        """leaves: shapes of leaves of floats, by name; pictures: shapes of those of uint8."""
+        """leaves: shapes of leaves of floats, by name; pictures: shapes of those of uint8; float64:
+        leaves of this dtype, normalised or not.
+        """
         super().__init__()
         self.clip, self.epsilon = clip, epsilon
         self.units = dict.fromkeys(leaves, 1.0) | dict.fromkeys(pictures or {}, PICTURE_UNIT)
         self.names = tuple(self.units)
+        self._float64, self._others = float64, tuple(sorted(float64 - {*self.units}))
         # In the order of names, since leaf paths may hold "/" and ".", which module names may not.
         shapes = {**leaves, **(pictures or {})}
         self.moments = nn.ModuleList(RunningMoments(shapes[name]) for name in self.names)
@@ -167,19 +172,29 @@ class ObservationNormalizer(nn.Module):
         """Mean, scale, bounds ``[2]``: tensors, since numbers are constants of a graph."""
         moments, unit = self.leaf_moments(name), self.units[name]
         bound = moments.mean.new_tensor([-self.clip, self.clip], dtype=torch.float32)
-        if moments.count > 0:
-            return moments.mean.float(), scale_of(moments, self.epsilon * unit**2), bound
-        mean = moments.mean.float()
-        return torch.zeros_like(mean), torch.full_like(mean, 1.0 / unit), bound * torch.inf
+        # Of shape [1] for a single number: graphs take no float64 without dimensions.
+        exact = name in self._float64
+        mean = moments.mean.clone() if exact else moments.mean.float()
+        mean = mean.reshape(1) if exact and not mean.shape else mean
+        scale = scale_of(moments, self.epsilon * unit**2)
+        if moments.count == 0:
+            return torch.zeros_like(mean), torch.full_like(scale, 1.0 / unit), bound * torch.inf
+        return mean, scale, bound
 
     def forward(self, obs: Obs) -> Obs:
-        """`obs` with its leaves normalised, as float32; leading dimensions are free."""
+        """`obs` with its leaves normalised, as float32, as which it gives all others of float64
+        too; leading dimensions are free.
+        """
         out = dict(obs)
         for name, (mean, scale, bound) in self._affine.items():
             x = obs[name]
             # In place: for pictures new memory would take longer than the arithmetic.
             centred = x - mean if x.is_floating_point() else x.to(torch.float32).sub_(mean)
+            # Of float64 only now, since float32 would round small differences of large numbers.
+            centred = centred.to(torch.float32)
             out[name] = centred.mul_(scale).clamp_(bound[0], bound[1])
+        for name in self._others:
+            out[name] = obs[name].to(torch.float32)
         return out
 
     def unlike(self) -> float | None:
@@ -218,7 +233,7 @@ def observation_normalizer(
 ) -> ObservationNormalizer:
     """The normaliser of these pictures of a space and, where `on`, of its float leaves."""
     leaves = normalized_leaves(space) if on else {}
-    return ObservationNormalizer(leaves, clip, epsilon, pictures)
+    return ObservationNormalizer(leaves, clip, epsilon, pictures, float64_leaves(space))
 
 
 @final

@@ -34,6 +34,7 @@ from quintet.run.resolution import (
     resolve_loaded,
     resolved,
     sources_of,
+    stored_alike,
     uncompiled_note,
 )
 from quintet.run.sampling import Source, assignment_of, make_sampling, open_source, require_rows
@@ -122,6 +123,7 @@ def _run(loaded: Loaded, user: UserCode, *, may_go_back: bool) -> Result:
     with ExitStack() as ends:
         source = open_source(loaded.config, loaded.env)
         ends.callback(source.close)
+        loaded = stored_alike(loaded, source.env)
         env = source.envs[0].description
         found = resolve_loaded(loaded, source.spaces)
         require_evaluated(loaded, source.spaces)

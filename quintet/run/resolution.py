@@ -4,6 +4,7 @@ PyTorch is imported only where GPUs or the processor's number formats matter, or
 so that most of what spaces rule out is refused before.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from quintet.algorithms import registry
@@ -13,10 +14,11 @@ from quintet.config.load import Loaded, with_sources
 from quintet.config.run import RunConfig
 from quintet.config.runtime import RuntimeConfig
 from quintet.envs.config import IN_PYTHON
+from quintet.envs.observation_dtype import with_observation_dtype
 from quintet.envs.resolved import ResolvedEnv
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig, is_wide, resolve_model, uses_pictures
-from quintet.spaces import as_json, require_same
+from quintet.spaces import as_json, in_float64, require_same
 from quintet.system import memory
 from quintet.system.compiler import compiler_fault
 from quintet.system.cpus import usable_cores
@@ -170,6 +172,10 @@ def check_spaces(loaded: Loaded) -> None:
 def resolved(loaded: Loaded) -> tuple[dict[str, Any], dict[str, str]]:
     """Every option of a loaded configuration as a run would use it, and its source."""
     spaces = loaded.spaces or spaces_of(loaded.env)
+    env = with_observation_dtype(loaded.env, spaces)
+    if env.config.observation_dtype == "float64":
+        spaces = in_float64(spaces)
+    loaded = stored_alike(loaded, env)
     found = resolve_loaded(loaded, spaces)
     now = found.config
     from quintet.algorithms.parts.setup import PLAIN
@@ -179,6 +185,17 @@ def resolved(loaded: Loaded) -> tuple[dict[str, Any], dict[str, str]]:
     # Refuses spaces that the network can't read or act in.
     registry.find(now.algo).make_actor(now.learner, now.model, spaces, PLAIN)
     return found.config.flat(), sources_of(loaded, found)
+
+
+def stored_alike(loaded: Loaded, env: ResolvedEnv) -> Loaded:
+    """The same with this environment, whose ``observation_dtype`` is resolved, and with that of the
+    evaluations stored alike.
+    """
+    evaluated = loaded.eval_env
+    if evaluated is not None:
+        dtype = env.config.observation_dtype
+        evaluated = evaluated.with_options({"observation_dtype": dtype})
+    return replace(loaded, env=env, eval_env=evaluated)
 
 
 def sources_of(loaded: Loaded, found: Loaded) -> dict[str, str]:

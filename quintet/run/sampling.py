@@ -13,6 +13,7 @@ from quintet.config.run import RunConfig
 from quintet.config.runtime import RuntimeConfig
 from quintet.envs.given import can_be_made_again
 from quintet.envs.make import make_group_env
+from quintet.envs.observation_dtype import with_observation_dtype
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.vector import VectorEnv
 from quintet.errors import ConfigError
@@ -67,14 +68,14 @@ class Source:
 
 
 def open_source(config: RunConfig, env: ResolvedEnv) -> Source:
-    """The environments of a run that is about to begin; raises ConfigError if they can't be made,
-    or can't be made by other processes.
+    """The environments of a run that is about to begin, with ``observation_dtype`` resolved; raises
+    ConfigError if they can't be made, or can't be made by other processes.
     """
     # Ctrl-C would end environments in processes of their own before there is a checkpoint.
     with interrupts_for_us_alone():
         timeout_s = config.runtime.worker_timeout_s
         if config.runtime.kind == "serial":
-            return Source(_make_groups(config, env, timeout_s), env)
+            return _settled(env, lambda env: _make_groups(config, env, timeout_s))
         if not can_be_made_again(env.source):
             raise ConfigError(
                 f"runtime.kind={config.runtime.kind} requires environments that worker processes "
@@ -82,7 +83,21 @@ def open_source(config: RunConfig, env: ResolvedEnv) -> Source:
                 "--runtime.kind serial"
             )
         with same_folder():  # this one is not stepped
-            return Source([make_group_env(env, env.streams_of(1))], env)
+            return _settled(env, lambda env: [make_group_env(env, env.streams_of(1))])
+
+
+def _settled(env: ResolvedEnv, make: Callable[[ResolvedEnv], Sequence[VectorEnv]]) -> Source:
+    """What `make` makes of the environment with its ``observation_dtype`` resolved."""
+    source = Source(make(env), env)
+    try:
+        resolved = with_observation_dtype(env, source.spaces)
+    except BaseException:
+        source.close()
+        raise
+    if resolved.config.observation_dtype == "float32" or resolved == env:
+        return Source(source.envs, resolved)
+    source.close()
+    return Source(make(resolved), resolved)
 
 
 def _make_groups(config: RunConfig, env: ResolvedEnv, timeout_s: float) -> list[VectorEnv]:

@@ -15,6 +15,7 @@ from quintet.config.load import Loaded
 from quintet.config.run import RunConfig
 from quintet.envs.vector import EnvDescription, coarse
 from quintet.errors import ConfigError, NonFiniteError
+from quintet.models.leaves import normalized_leaves
 from quintet.observe.log import Voice
 from quintet.observe.pace import Pace
 from quintet.observe.progress import Progress, first_stage, make_progress, stage_of
@@ -317,9 +318,15 @@ class Trainer:
     def _look_at(self, obs: Obs) -> None:
         """Says what float32 loses of the first batch's observations."""
         self._seen = True
+        spaces = self.policies[0].spaces
+        on = getattr(self.config.learner, "normalize_observations", False)
+        normalized = normalized_leaves(spaces.observation) if on else {}
         for name, x in obs.items():
             values = x.flatten(0, 1).numpy(force=True)
-            if values.size and (lost := coarse(name, values.min(0), values.max(0))) is not None:
+            if not values.size:
+                continue
+            lost = coarse(name, values.min(0), values.max(0), spaces, normalized=name in normalized)
+            if lost is not None:
                 self.voice.warn(lost)
 
     def after_iteration(self, batch: Batch) -> bool:  # noqa: ARG002 (`learned` has counted it)

@@ -188,3 +188,24 @@ def test_state_goes_into_another_normaliser():
 def test_nothing_to_normalise_gives_the_observation_itself():
     obs = {"obs": torch.zeros(3, dtype=torch.uint8)}
     assert ObservationNormalizer({}, 5.0, 1e-3)(obs)["obs"] is obs["obs"]
+
+
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_float64_is_normalised_before_it_becomes_float32(shape):
+    offset, rng = 1.7e9, np.random.default_rng(0)
+    near = 3.0 * rng.integers(0, 2, (50, 4, *shape))
+    x = {"obs": torch.from_numpy(offset + near), "more": torch.full((50, 4), offset).double()}
+    names = frozenset(x)
+    normalizer = ObservationNormalizer({"obs": shape}, 5.0, 1e-8, float64=names)
+    assert {each.dtype for each in normalizer(x).values()} == {torch.float32}  # without data too
+    for part in range(0, 50, 7):  # as batches come
+        rows = {name: each[part : part + 7] for name, each in x.items()}
+        normalizer.merge(rows, torch.ones(rows["obs"].shape[:2], dtype=torch.bool))
+    flat = near.reshape(200, *shape)
+    variance = normalizer.leaf_moments("obs").variance.numpy()
+    np.testing.assert_allclose(variance, flat.var(0), rtol=1e-6)
+    seen = normalizer(x)
+    assert seen["obs"].dtype == seen["more"].dtype == torch.float32
+    assert seen["obs"].shape == x["obs"].shape
+    expected = (near - flat.mean(0)) / flat.std(0)
+    np.testing.assert_allclose(seen["obs"].numpy(), expected, atol=1e-5)

@@ -121,10 +121,11 @@ def test_leaves_by_path():
     ],
 )
 def test_leaf_spec(name: str, shape: tuple[int, ...], dtype: torch.dtype):
-    spec = leaf_spec(SPACES[name])
+    stored = stored_space(SPACES[name])
+    spec = leaf_spec(stored)
     assert spec.shape == shape
     assert spec.dtype == dtype
-    memory = np.zeros((2, *shape), leaf_dtype(SPACES[name]))
+    memory = np.zeros((2, *shape), leaf_dtype(stored))
     assert torch.from_numpy(memory).dtype == dtype
 
 

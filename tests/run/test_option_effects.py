@@ -370,6 +370,14 @@ def _eval_env_num_processes(where: Where) -> None:
     assert set(asked) == {1}
 
 
+def _observation_dtype(where: Where) -> None:
+    """Of HalfCheetah, which gives float64 that float32 holds well."""
+    options = {"env": "HalfCheetah-v5", "env__backend": "gymnasium", "preset": "none"}
+    for given, stored in (("auto", "float32"), ("float64", "float64")):
+        options["env__observation_dtype"] = given
+        assert run(where.folder / given, **options).policy.spaces.observation.dtype == stored
+
+
 EFFECTS: dict[str, Callable[[Where], None]] = {
     "algo": _algo,
     "total_env_steps": _total_env_steps,
@@ -411,6 +419,7 @@ EFFECTS: dict[str, Callable[[Where], None]] = {
     "env.num_threads": _num_threads,
     "env.num_processes": _num_processes,
     "env.mask_from_info": _mask_from_info,
+    "env.observation_dtype": _observation_dtype,
 }
 """A check of each option's effect; the runtime's are in test_runtime_options, those of the learner,
 the network and a population beside them.
