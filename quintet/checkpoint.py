@@ -15,6 +15,7 @@ from __future__ import annotations  # so that its options need no tensor
 
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -53,6 +54,9 @@ if TYPE_CHECKING:
 
 _SUFFIX = ".safetensors"
 _AUTO_PARTS = 20  # checkpoints over a run with `interval_updates = "auto"`
+RESTARTS_FRAC = 0.05
+"""Most share of a run that restarts at its exact checkpoints may take."""
+
 _READ_ATTEMPTS = 10  # a read during a replacement starts again
 
 
@@ -82,6 +86,13 @@ class CheckpointConfig(BaseModel):
         "environments restart at an exact checkpoint, so it waits until few steps lie in running "
         "episodes; 1: every checkpoint is exact. Kinds serial and lockstep.",
     )
+    restart_env_steps: Literal["auto"] | Annotated[int, Field(ge=0, le=MOST_STEPS)] = Field(
+        default="auto",
+        description="env_steps that a run makes in the time in which all its environments are made "
+        "anew, as at an exact checkpoint; these are so far apart that they take at most 5% of the "
+        "run. auto: measured when the run begins, 0 where environments are made fast. Part of the "
+        "bytes. Kinds serial and lockstep.",
+    )
     keep: int = Field(
         default=3, ge=1, le=MOST_COUNT, description="How many of the newest checkpoints are kept."
     )
@@ -102,6 +113,13 @@ class CheckpointConfig(BaseModel):
         if self.interval_updates == "auto":
             return max(1, total_iterations // _AUTO_PARTS)
         return self.interval_updates
+
+    def restarts_interval(self, batch_steps: int) -> int:
+        """Iterations from one exact checkpoint to the next, at least, for batches of `batch_steps`
+        env_steps; 0 where a restart costs nothing, or nobody has measured it.
+        """
+        steps = 0 if self.restart_env_steps == "auto" else self.restart_env_steps
+        return math.ceil(steps / RESTARTS_FRAC / batch_steps)
 
     def is_milestone(self, total_iterations: int, before: int, iteration: int) -> bool:
         """Whether the checkpoint at `iteration`, the first one since `before`, is never deleted.

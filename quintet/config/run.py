@@ -150,6 +150,7 @@ AUTOMATIC: dict[str, Any] = {
     "runtime.precision": "auto",
     "runtime.actor_precision": "auto",
     "runtime.compile": "auto",
+    "checkpoint.restart_env_steps": "auto",
     "model.encoder": "auto",
     "model.policy_hidden": None,
     "model.value_hidden": None,

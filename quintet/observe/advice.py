@@ -204,8 +204,17 @@ def _other(facts: RunFacts) -> list[str]:
     return advice or (["fewer --report.sinks"] if facts.sinks else [])
 
 
+def _making(facts: RunFacts) -> list[str]:
+    """Restarts come with exact checkpoints; in async runs with the start and replaced workers."""
+    advice = ["a constructor and a first reset() that take less time"]
+    if facts.kind != "async":
+        advice.append("fewer exact checkpoints (a longer --checkpoint.interval-updates)")
+    return advice
+
+
 ADVICE: Mapping[Phase, Callable[[RunFacts], list[str]]] = {
     "stepping": _stepping,
+    "making": _making,
     "acting": _acting,
     "learning": lambda facts: [*_lighter_update(facts), *_threads(facts, learning=True)],
     "replay": lambda facts: [*facts.update.less_work] or ["a faster disk"],
@@ -271,6 +280,7 @@ def _answering(_: Load, facts: RunFacts) -> list[str]:
 BESIDE_WORKERS: Mapping[str, Callable[[Load, RunFacts], list[str]]] = {
     "learning": _learning_beside_workers,
     "stepping": _stepping_beside_learner,
+    "making": lambda _, facts: _making(facts),
     "acting": _acting_beside_learner,
     "server": _serving,
     "answers": _answering,

@@ -34,6 +34,7 @@ _MOST_WORKERS = 4  # that have a line each
 # Sign and colour: told apart without colour.
 _SIGNS: dict[Phase, tuple[str, str]] = {
     "stepping": ("█", "blue"),
+    "making": ("▙", "bright_blue"),
     "acting": ("▓", "yellow"),
     "learning": ("▒", "magenta"),
     "replay": ("▚", "bright_magenta"),

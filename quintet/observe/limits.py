@@ -23,6 +23,7 @@ _CROWDED, _UNHINDERED = 0.2, 0.9
 _LEAST_LOST = 0.1  # cores of each process; a run that mostly sleeps loses next to nothing
 _BALANCED = 0.4  # below this share, halving the largest part makes the run at most 25% faster
 _HARDLY = 0.1  # largest share of waiting of processes that are equally fast
+_AT_WORK: tuple[Phase, ...] = ("stepping", "acting")  # of workers
 _TURNS = 0.2  # smallest share of each of two processes that take turns
 
 Cause = Phase | Literal["others", "turns", "server", "answers", "balance"]
@@ -100,6 +101,8 @@ def cause(load: Load, facts: RunFacts, *, alone: bool = False) -> Cause:
     if idle >= waits:
         return "learning"
     workers, server = mean(load.workers), load.server
+    if workers.get("making", 0.0) >= max(workers.get(x, 0.0) for x in _AT_WORK):
+        return "making"
     if workers.get("stepping", 0.0) >= workers.get("acting", 0.0):
         return "stepping"
     if not server:
@@ -151,6 +154,9 @@ def _told(phase: Phase, percent: str, facts: RunFacts) -> str:
     return {
         "stepping": f"Environments limit the speed: {percent} of the time goes into stepping "
         f"{facts.env} ({facts.backend}{steppers}).",
+        "making": f"Making environments limits the speed: {percent} of the time goes into "
+        f"constructors and first resets of {facts.env} ({facts.backend}), which every restart of "
+        "all streams calls.",
         "acting": f"Choosing actions limits the speed: {percent} of the time goes into acting, for "
         f"{groups(facts.num_groups)} of {count(size, 'stream')} at a time.",
         "learning": f"The update limits the speed: {percent} of the time goes into learning on "
@@ -183,6 +189,8 @@ def _told_of_processes(why: Cause, load: Load, facts: RunFacts) -> str:
         "update.",
         "stepping": f"Environments limit the speed: {waits}, while the workers step {facts.env} "
         f"({facts.backend}) for {_percent(stepping)} of theirs.",
+        "making": f"Making environments limits the speed: {waits}, while the workers make "
+        f"{facts.env} ({facts.backend}) anew for {_percent(workers.get('making', 0.0))} of theirs.",
         "acting": f"Choosing actions limits the speed: {waits}, while the workers act for "
         f"{_percent(acting)} of theirs, for {streams} at a time.",
         "server": f"The inference server limits the speed: {waits}, while the server acts for "

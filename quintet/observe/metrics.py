@@ -83,6 +83,7 @@ _SPEED = {
         "cores", "cores that these processes waited for while others had them (Linux)"
     ),
     "time/stepping_frac": Metric("1", "share of time spent in environments"),
+    "time/making_frac": Metric("1", "share of time spent making and resetting all environments"),
     "time/acting_frac": Metric("1", "share of time spent choosing actions"),
     "time/learning_frac": Metric("1", "share of time spent in updates"),
     "time/replay_frac": Metric("1", "share of time spent storing in replay and drawing from it"),

@@ -5,9 +5,19 @@ from time import perf_counter
 from typing import Literal, final, get_args
 
 Phase = Literal[
-    "stepping", "acting", "learning", "replay", "waiting", "checkpoint", "evaluation", "other"
+    "stepping",
+    "making",
+    "acting",
+    "learning",
+    "replay",
+    "waiting",
+    "checkpoint",
+    "evaluation",
+    "other",
 ]
-"""What a process does at a time; "other" is everything without a name."""
+"""What a process does at a time; "making" is all that a restart of its streams takes, "other"
+everything without a name.
+"""
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
 

@@ -22,7 +22,7 @@ from quintet.observe.report_files import read_metrics
 from quintet.observe.stream import QuietStream
 from quintet.observe.wandb_sink import require_wandb
 from quintet.policy import Policy
-from quintet.run import seed_group
+from quintet.run import making, seed_group
 from quintet.run.callbacks import Callbacks, OnReport, UserCode
 from quintet.run.folder import RunFolder, move_aside
 from quintet.run.learners import make_policies, several
@@ -98,10 +98,13 @@ def run(
         try:
             return _run(loaded, user, may_go_back=True)
         except _GoesBack as back:
-            resume = back.resume
+            resume, restart_env_steps = back.resume, back.restart_env_steps
         gc.collect()  # frees the shared memory that the traceback held
         # Once only: a fault that always occurs would occur again.
-        again = loaded.config.model_copy(update={"resume": resume})
+        checkpoints = loaded.config.checkpoint.model_copy(
+            update={"restart_env_steps": restart_env_steps}
+        )
+        again = loaded.config.model_copy(update={"resume": resume, "checkpoint": checkpoints})
         loaded = replace(loaded, config=again, notes=(), overwrite=False)
         return _run(loaded, user, may_go_back=False)
     except (MemoryError, RuntimeError, OSError) as error:
@@ -112,22 +115,31 @@ def run(
 
 
 class _GoesBack(Exception):
-    """A process of an exact run died; `resume` says from which checkpoint it goes on."""
+    """A process of an exact run died.
 
-    def __init__(self, resume: Literal["exact", "latest"]):
+    resume: from which checkpoint it goes on.
+    restart_env_steps: of its resolved configuration, which another measurement might change.
+    """
+
+    def __init__(
+        self, resume: Literal["exact", "latest"], restart_env_steps: int | Literal["auto"]
+    ):
         super().__init__(resume)
-        self.resume = resume
+        self.resume, self.restart_env_steps = resume, restart_env_steps
 
 
 def _run(loaded: Loaded, user: UserCode, *, may_go_back: bool) -> Result:
     with ExitStack() as ends:
+        begin = making.unhindered_s()
         source = open_source(loaded.config, loaded.env)
+        opened_s = making.unhindered_s() - begin
         ends.callback(source.close)
         loaded = stored_alike(loaded, source.env)
         env = source.envs[0].description
         found = resolve_loaded(loaded, source.spaces)
         require_evaluated(loaded, source.spaces)
-        config = found.config
+        config = making.with_restart_cost(found.config, source, opened_s)
+        found = replace(found, config=config)
         assert config.run_dir is not None
         if "wandb" in config.report.sinks:
             require_wandb()
@@ -387,7 +399,8 @@ def _going_back(trainer: Trainer, may_go_back: bool) -> Iterator[None]:
         trainer.voice.say(f"{error}; going back to the last {which}")
         if damaged:
             trainer.voice.warn(f"passed over damaged checkpoints: {'; '.join(damaged)}")
-        raise _GoesBack("exact" if exact else "latest") from error
+        measured = trainer.config.checkpoint.restart_env_steps
+        raise _GoesBack("exact" if exact else "latest", measured) from error
 
 
 def _goes_back_exactly(trainer: Trainer) -> bool:

@@ -20,7 +20,7 @@ class LongEpisodes:
         max_cut_frac: float | None,
         replay_holds: Callable[[int], bool] = lambda _: True,
     ):
-        """interval: iterations from one checkpoint to the next.
+        """interval: iterations from one exact checkpoint to the next.
         max_cut_frac: see `loop.Budget`.
         replay_holds: whether replay has the rows that a checkpoint of so many iterations ago needs.
         """

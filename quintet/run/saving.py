@@ -30,7 +30,7 @@ _TIME_FRAC = 0.01
 class Saving:
     """Writes and reads the checkpoints of a run and all its policies.
 
-    interval: iterations from one checkpoint to the next.
+    interval, exact_interval: iterations from one checkpoint, or exact checkpoint, to the next.
     on_path: whether the run has the bytes of an uninterrupted one so far; True for async runs.
     notes, warnings: messages about the folder, for when there is a log.
     """
@@ -48,14 +48,20 @@ class Saving:
         self.population, self.past = population, past
         self.options = {k: v for k, v in config.flat().items() if k != "run_dir"}
         plan = policies[0].learner.plan
-        self.iterations = -(-config.total_env_steps // (plan.unroll_steps * plan.columns_per_batch))
+        batch_steps = plan.unroll_steps * plan.columns_per_batch
+        self.iterations = -(-config.total_env_steps // batch_steps)
         self.interval = config.checkpoint.interval(self.iterations)
+        self._restarts_interval = config.checkpoint.restarts_interval(batch_steps)
         self.on_path = True
         self.notes: list[str] = []
         self.warnings: list[str] = []
         self._seconds = 0.0
         self._delivery: Delivery | None = None
         self._discarded_columns: list[int] = []
+
+    @property
+    def exact_interval(self) -> int:
+        return max(self.interval, self._restarts_interval)
 
     def replay_holds(self, iterations: int) -> bool:
         """Whether every replay has the rows that a checkpoint of so many iterations ago needs."""

@@ -28,6 +28,7 @@ from quintet.run.evaluations import Evaluations
 from quintet.run.facts import facts_of
 from quintet.run.folder import RunFolder
 from quintet.run.long_episodes import LongEpisodes
+from quintet.run.making import restarts_told
 from quintet.run.policy_folder import PolicyFolder
 from quintet.run.policy_run import PolicyRun, leader
 from quintet.run.population import Population
@@ -87,7 +88,7 @@ class Trainer:
         )
         self.live = LiveRun(folder.path, policies, lambda: self.counters.env_steps)
         self.max_cut_frac: float | None = None
-        self.long_episodes = LongEpisodes(config.total_env_steps, self.saving.interval, None)
+        self.long_episodes = LongEpisodes(config.total_env_steps, self.saving.exact_interval, None)
         self.finished = self.stop_requested = self._save_requested = False
         self._saved_at = time.monotonic()  # or begun at
         self._ended, self._telling = False, threading.Lock()  # the loop; what a stop waits for
@@ -122,8 +123,16 @@ class Trainer:
         exact = saving.on_path and self.config.runtime.kind != "async"
         self.max_cut_frac = self.config.checkpoint.max_cut_frac if exact else None
         self.long_episodes = LongEpisodes(
-            self.config.total_env_steps, saving.interval, self.max_cut_frac, saving.replay_holds
+            self.config.total_env_steps,
+            saving.exact_interval,
+            self.max_cut_frac,
+            saving.replay_holds,
         )
+        if exact:
+            told = restarts_told(
+                self.config, saving.interval, saving.exact_interval, saving.iterations
+            )
+            saving.notes += [] if told is None else [told]
         trained, asked = self.counters.env_steps, self.config.total_env_steps
         if trained > asked:
             raise ConfigError(
@@ -220,6 +229,7 @@ class Trainer:
                 self.saving.interval,
                 self.max_cut_frac,
                 runtime.publish_interval_updates,
+                self.saving.exact_interval,
             ),
             loop.Hooks(
                 self.save,

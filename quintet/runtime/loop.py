@@ -138,12 +138,15 @@ class Budget:
     max_cut_frac: the largest share of executed env_steps that may lie in episodes cut by exact
         checkpoints; None: no checkpoint is exact.
     publish_iterations: batches of a learner from one publication of its weights to the next.
+    exact_iterations: iterations from one exact checkpoint to the next, if more than
+        `checkpoint_iterations`.
     """
 
     total_env_steps: int
     checkpoint_iterations: int
     max_cut_frac: float | None = 0.05
     publish_iterations: int = 1
+    exact_iterations: int = 0
 
     def exact_after(self, counters: Counters, batch: Batch) -> bool:
         """Whether the checkpoint after this batch is an exact one, at which all streams begin anew.
@@ -157,7 +160,8 @@ class Budget:
         passed = counters.iteration + 1 - counters.exact_iteration
         cut = counters.cut_env_steps + batch.steps.cut + batch.steps.running
         executed = counters.executed_env_steps + batch.steps.executed
-        return passed >= self.checkpoint_iterations and cut <= self.max_cut_frac * executed
+        least = max(self.checkpoint_iterations, self.exact_iterations)
+        return passed >= least and cut <= self.max_cut_frac * executed
 
 
 @final

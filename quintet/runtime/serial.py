@@ -76,7 +76,7 @@ class SerialSampling:
 
     def restart(self, iteration: int) -> None:
         """Re-keys every stream from (seed, group, iteration); running episodes are given up."""
-        self.timer.switch("stepping")
+        self.timer.switch("making")
         self.delivery.restart(iteration)
         for index, (group, slot) in enumerate(zip(self.groups, self.slots, strict=True)):
             group.restart(*group_seeds(self.seed, index, iteration, group.num_streams), slot)

@@ -85,6 +85,22 @@ def test_environments_in_pools() -> None:
     assert torn.endswith(" One group (leave --env.streams-per-group out) would help.")
 
 
+def test_making_environments() -> None:
+    assert told("making") == (
+        "Making environments limits the speed: 71% of the time goes into constructors and first "
+        "resets of CartPole-v1 (gymnasium), which every restart of all streams calls. A "
+        "constructor and a first reset() that take less time or fewer exact checkpoints (a longer "
+        "--checkpoint.interval-updates) would help."
+    )
+    worker = {"making": 0.6, "stepping": 0.1, "acting": 0.1, "waiting": 0.2}
+    load = Load({"learning": 0.1, "waiting": 0.9}, {"worker/0": worker, "worker/1": worker})  # type: ignore[dict-item]
+    text = limit(load, replace(WORKERS, kind="lockstep"))
+    assert "limits the speed: 90% of the time the update waits, while the workers make" in text
+    assert "anew for 60% of theirs. A constructor and a first reset() that take less" in text
+    assert "exact checkpoints" in text
+    assert "exact checkpoints" not in limit(load, replace(WORKERS, kind="async"))
+
+
 def test_replay() -> None:
     assert told("replay", update=UpdateAdvice(less_work=("smaller batches than 64",))) == (
         "Replay limits the speed: 71% of the time goes into storing transitions and drawing "

@@ -106,6 +106,17 @@ def _max_cut_frac(where: Where) -> None:
     assert exact[0.0] <= exact[0.05] < exact[1.0]
 
 
+def _restart_env_steps(where: Where) -> None:
+    """More in test_making."""
+    for steps, spaced in ((0, 1), (16, 5)):  # batches of 64 env_steps; at most 5% of the run
+        folder = where.folder / str(steps)
+        run(folder, 640, checkpoint__interval_updates=1, checkpoint__max_cut_frac=1.0,
+            checkpoint__keep=100, checkpoint__restart_env_steps=steps)  # fmt: skip
+        found = [checkpoint.read(folder / "checkpoints" / name).meta for name in names(folder)]
+        *exact, last = [meta["iteration"] for meta in found if meta["exact"]]
+        assert exact == list(range(spaced, last, spaced))
+
+
 def _checkpoint_interval_s(where: Where) -> None:
     for interval_s, count in ((1e-6, 8), (3600.0, 1)):
         folder = where.folder / str(interval_s)
@@ -389,6 +400,7 @@ EFFECTS: dict[str, Callable[[Where], None]] = {
     "init_from_keys": _init_from_keys,
     "checkpoint.interval_updates": _interval_updates,
     "checkpoint.max_cut_frac": _max_cut_frac,
+    "checkpoint.restart_env_steps": _restart_env_steps,
     "checkpoint.interval_s": _checkpoint_interval_s,
     "checkpoint.keep": _keep,
     "checkpoint.milestones": _milestones,

@@ -97,18 +97,20 @@ def test_compiling_is_not_told_as_a_hang():
 @pytest.mark.skipif(not delays_of(os.getpid()), reason="the kernel keeps no account")
 @pytest.mark.parametrize("kind", ["async", "lockstep"])
 def test_workers_on_a_busy_core_are_not_replaced(kind, tmp_path):
-    """Steps of 0.6 s of a core beside five busy processes, where a row may take 2 s."""
+    """Steps of 0.6 s of a core beside ten busy processes, each of which takes more than 6 s: more
+    than the 4 s that a row may take by the time in which it had a core.
+    """
     core = min(os.sched_getaffinity(0))
     burn = f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: pass"
     code = (
         f"import os; os.sched_setaffinity(0, [{core}])\n"
         "import quintet, burner\n"
         "quintet.train('ppo', burner.Burner, 6, 3, 'run', {'runtime.kind': "
-        f"{kind!r}, 'runtime.num_workers': 1, 'runtime.worker_timeout_s': 2.0, "
+        f"{kind!r}, 'runtime.num_workers': 1, 'runtime.worker_timeout_s': 4.0, "
         "'env.num_streams': 1, 'unroll_steps': 4, 'minibatch_steps': 4, 'num_epochs': 1, "
         "'eval.episodes': 0, 'runtime.compile': 'off', 'report.progress': False})\n"
     )
-    busy = [subprocess.Popen([sys.executable, "-c", burn]) for _ in range(5)]
+    busy = [subprocess.Popen([sys.executable, "-c", burn]) for _ in range(10)]
     try:
         subprocess.run(
             [sys.executable, "-c", code], check=True, cwd=tmp_path, timeout=300,

@@ -13,10 +13,13 @@ from typing import final
 
 from quintet.envs.gymnasium import GymnasiumVectorEnv
 from quintet.envs.vector import EnvDescription
-from quintet.observe.timing import PhaseTimer
+from quintet.observe.timing import Phase, PhaseTimer
 from quintet.runtime.sampler import GroupSampler
 from quintet.system.blame import place_in
 from quintet.system.core_time import CoreWaits
+
+_OF_ENVIRONMENTS: tuple[Phase, ...] = ("stepping", "making", "acting", "evaluation")
+"""Phases in which an environment may hang."""
 
 _LOOK_EVERY_S = 1.0
 
@@ -66,7 +69,7 @@ class Watch:
             return "the update"
         if phase == "waiting":
             return "the workers' next unrolls"
-        if phase in ("stepping", "acting", "evaluation"):
+        if phase in _OF_ENVIRONMENTS:
             return self._step() + (" of the evaluation" if phase == "evaluation" else "")
         return "the iteration"
 
@@ -79,7 +82,7 @@ class Watch:
             now = perf_counter()
             # Not by the clock alone, which goes on while this process is stopped.
             passed_s, looked_s = min(now - looked_s, 2 * every_s), now
-            if self.timer.now() != seen or seen[0] not in ("stepping", "acting", "evaluation"):
+            if self.timer.now() != seen or seen[0] not in _OF_ENVIRONMENTS:
                 seen, silent_s, waits = self.timer.now(), 0.0, self._make_waits()
                 tell_at_s = self.allowed_s + (_COMPILE_S if seen[0] == "acting" else 0.0)
                 continue

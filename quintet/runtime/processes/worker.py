@@ -118,7 +118,7 @@ class Worker:
         self.load(grant.versions)
         slots = [mine[k] for mine, k in zip(self.slots, grant.slots, strict=True)]
         if self.restart_at is not None:
-            self.timer.switch("stepping")
+            self.timer.switch("making")
             for place, group, slot in zip(self.work.places, self.groups, slots, strict=True):
                 keys = (self.work.seed, place.group, self.restart_at, place.num_streams)
                 group.restart(*group_seeds(*keys), slot)

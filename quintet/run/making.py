@@ -1,0 +1,125 @@
+"""The cost of making a run's environments, as a number of env_steps.
+
+It is measured once, when the run begins, and is part of its resolved configuration: no clock
+decides later when environments are made anew.
+"""
+
+import math
+from contextlib import closing
+from statistics import median
+from time import perf_counter
+from typing import final
+
+from quintet.checkpoint import RESTARTS_FRAC
+from quintet.config.run import RunConfig
+from quintet.envs.config import IN_PYTHON
+from quintet.envs.given import can_be_made_again
+from quintet.envs.make import make_group_env
+from quintet.envs.random_steps import play
+from quintet.envs.resolved import ResolvedEnv
+from quintet.errors import QuintetError
+from quintet.run.sampling import Source
+from quintet.system.core_time import own_delay_s
+from quintet.system.files import same_folder
+from quintet.system.signals import interrupts_for_us_alone
+
+_FREE_S = 0.1
+"""Seconds for each stream within which making counts as free: MuJoCo's environments took 0.02 to
+0.08 s on a busy machine.
+"""
+
+_LEAST_STEP_S = 20e-6
+"""What acting and learning add to every env_step, at least."""
+
+_ROWS, _ROWS_S = 100, 1.0
+"""Rows that are stepped to measure a step, and the seconds after which no further one is."""
+
+
+def unhindered_s() -> float:
+    """A clock that stands while this thread waits for a core."""
+    return perf_counter() - own_delay_s()
+
+
+def with_restart_cost(config: RunConfig, source: Source, opened_s: float) -> RunConfig:
+    """A configuration that is resolved but for ``checkpoint.restart_env_steps``, with that too.
+
+    opened_s: seconds that it took to make the environments of `source`.
+    """
+    if config.checkpoint.restart_env_steps != "auto":
+        return config
+    steps = _restart_env_steps(config, source, opened_s)
+    checkpoint = config.checkpoint.model_copy(update={"restart_env_steps": steps})
+    return config.model_copy(update={"checkpoint": checkpoint})
+
+
+def _restart_env_steps(config: RunConfig, source: Source, opened_s: float) -> int:
+    """env_steps that a run makes in the time of one restart of all its streams, to a power of 4;
+    0 where no stream is made anew, or making counts as free.
+    """
+    env, runtime = source.env, config.runtime
+    made_anew = config.env.backend in IN_PYTHON and can_be_made_again(env.source)
+    if runtime.kind == "async" or not made_anew:
+        return 0
+    make_s = opened_s / sum(group.num_streams for group in source.envs)
+    if make_s < _FREE_S:
+        return 0
+    size = config.env.streams_per_group
+    trial = _Trial(env, size if size and env.kind == "group maker" else env.streams_of(1))
+    # The first environment of a process may have imported what makes it.
+    make_s = min(make_s, trial.make_s)
+    if make_s < _FREE_S:
+        return 0
+    asked = config.env.num_processes if runtime.kind == "serial" else runtime.num_workers
+    processes = min(asked or 1, config.env.num_streams)
+    restart_s = config.env.num_streams * make_s / processes
+    return coarse(restart_s / (trial.step_s / processes + _LEAST_STEP_S))
+
+
+def coarse(steps: float) -> int:
+    """The nearest power of 4, so that two measurements seldom differ."""
+    return int(4 ** round(math.log(max(steps, 1.0), 4)))
+
+
+@final
+class _Trial:
+    """Makes environments for one trial, and steps them by random actions.
+
+    make_s, step_s: seconds to make one, for each stream, and of one env_step; infinity and 0 where
+        they can't be made beside those of the run, or fail: the run itself says why.
+    """
+
+    def __init__(self, env: ResolvedEnv, num_streams: int):
+        self.make_s, self.step_s = math.inf, 0.0
+        try:
+            with interrupts_for_us_alone(), same_folder():
+                begin = unhindered_s()
+                with closing(make_group_env(env, num_streams)) as made:
+                    self.make_s = (unhindered_s() - begin) / num_streams
+                    seconds: list[float] = []
+                    for row in play(made, _ROWS, seed=0):
+                        seconds += [row.seconds] if row.number else []  # not of the reset
+                        # Most rows are stepped without another process coming between.
+                        self.step_s = median(seconds or [0.0]) / num_streams
+                        if sum(seconds) > _ROWS_S:
+                            break
+        except QuintetError:
+            pass
+
+
+def restarts_told(config: RunConfig, interval: int, exact_interval: int, total: int) -> str | None:
+    """A sentence where the cost of making keeps exact checkpoints apart, or out of the run.
+
+    interval, exact_interval, total: iterations between checkpoints, between exact ones, and of the
+        run.
+    """
+    steps = config.checkpoint.restart_env_steps
+    if steps == "auto" or exact_interval <= interval:
+        return None
+    cost = (
+        "an exact checkpoint makes all environments anew, which takes as long as about "
+        f"{steps:,} env_steps (checkpoint.restart_env_steps), and this may take "
+        f"{100 * RESTARTS_FRAC:g}% of the run's {config.total_env_steps:,}"
+    )
+    if exact_interval >= total:
+        return f"this run can be resumed, but not with the same bytes: {cost}"
+    return f"exact checkpoints are at least {exact_interval:,} iterations apart: {cost}"
