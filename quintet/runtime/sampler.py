@@ -101,11 +101,13 @@ class GroupSampler:
                 self.turns.begin(slot)
         self.slot = slot
         # Weights that were replaced may have left a NaN, which a recurrent network would keep.
-        # In place: a server reads it from there.
+        # In place: a server reads it from there.  A mix of policies has that of each as K/name.
+        recorded = self.actor.state_specs
         for name, x in self.state.items():
-            values = x.numpy() if name.split("/")[-1] in self.actor.state_specs else None
-            if values is not None and not np.isfinite(values).all():
-                np.nan_to_num(values, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
+            if name in recorded or name.partition("/")[2] in recorded:
+                values = x.numpy()
+                if not np.isfinite(values).all():
+                    np.nan_to_num(values, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
         if not self.says_version:
             self.slot.version.fill_(self.version)
         noise = self.actor.draw_noise(self.plan.unroll_steps, self.num_streams, self.generator)

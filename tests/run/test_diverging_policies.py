@@ -39,6 +39,7 @@ OF: dict[str, dict[str, Any]] = {
 }
 TOTAL = 600
 MIXED = {"env.num_streams": 4, "env.streams_per_group": 4}
+RECURRENT = {"model.core": "gru", "model.core_size": 8, "model.activation": "relu"}
 LAGS = {"runtime.kind": "lockstep", "runtime.lag": 1, "runtime.num_workers": 1}
 
 
@@ -63,6 +64,9 @@ def diverged(folder: Path) -> list[dict[str, Any]]:
         ("acer", "Pendulum-v1", {}),
         ("ddpg", "Pendulum-v1", {}),
         ("appo", "CartPole-v1", LAGS),
+        # Whose state would stay NaN.
+        ("impala", "CartPole-v1", RECURRENT),
+        ("appo", "CartPole-v1", RECURRENT | MIXED),
     ],
 )
 def test_a_policy_that_diverges_is_replaced(
@@ -180,14 +184,20 @@ def test_recurrent_state_that_is_not_finite_begins_anew() -> None:
     """It is what weights have left that were replaced meanwhile."""
     sampler: Any = object.__new__(GroupSampler)
     sampler.actor = SimpleNamespace(
-        state_specs={"h": None}, draw_noise=lambda *_: torch.zeros(2, 1)
+        state_specs={"policy/h0": None}, draw_noise=lambda *_: torch.zeros(2, 1)
     )
     sampler.plan, sampler.num_streams = SimpleNamespace(unroll_steps=2), 1
     sampler.generator, sampler.fresh, sampler.says_version = None, True, True
-    state = {"h": torch.tensor([1.0, math.nan]), "1/h": torch.tensor([-math.inf, 2.0])}
+    state = {
+        "policy/h0": torch.tensor([1.0, math.nan]),
+        "1/policy/h0": torch.tensor([-math.inf, 2.0]),
+        "private": torch.tensor([math.nan]),
+    }
     sampler.slot, sampler.state = object(), state
     sampler.begin(sampler.slot)
-    assert {name: x.tolist() for name, x in state.items()} == {"h": [1.0, 0.0], "1/h": [0.0, 2.0]}
+    assert state["private"].isnan().all(), "it is the actor's own"
+    assert state["policy/h0"].tolist() == [1.0, 0.0]
+    assert state["1/policy/h0"].tolist() == [0.0, 2.0]
 
 
 def test_no_environment_gets_an_action_that_is_not_finite() -> None:
