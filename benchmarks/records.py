@@ -116,11 +116,13 @@ def today(row: Row, num_workers: int | None) -> dict[str, Any]:
 def differences(row: Row, config: dict[str, Any]) -> tuple[Difference, ...]:
     """Between a resolved configuration and today's, of options that count.
 
-    An option that there was not yet has its default in the older one.  With one policy no option of
-    populations counts.
+    An option that there was not yet has the value of older runs, or its default, in the older
+    one.  With one policy no option of populations counts.
     """
     from quintet.config.load import options
+    from quintet.config.run import OF_OLDER_RUNS
 
+    config = OF_OLDER_RUNS | config
     now, known = today(row, config.get("runtime.num_workers")), options(row.algo)
     alone = config.get("population.size", 1) == now["population.size"] == 1
     found = []

@@ -158,6 +158,9 @@ AUTOMATIC: dict[str, Any] = {
 }
 """Options that are resolved when a run begins, and their automatic value."""
 
+OF_OLDER_RUNS: dict[str, Any] = {"env.observation_dtype": "float32"}
+"""Values of options in runs of before there were these, where they are not the defaults."""
+
 MAY_CHANGE_ON_RESUME = (
     "total_env_steps",
     "resume",

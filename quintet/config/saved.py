@@ -23,7 +23,7 @@ from quintet.config.load import (
     options,
     preset_layers,
 )
-from quintet.config.run import AUTOMATIC
+from quintet.config.run import AUTOMATIC, OF_OLDER_RUNS
 from quintet.config.run_dir import differing, ended_at_once, flat, read_saved, require_movable
 from quintet.config.validate import is_at_fault, validate
 from quintet.envs.given import EnvSource
@@ -140,7 +140,7 @@ def _load(
     if saved["algo"] != algo:
         raise _other_run(run_dir, [f"algo: the run has {saved['algo']}, asked is {algo}"])
     kept = {k: v for k, v in saved.items() if k not in ("algo", "run_dir", "resume")}
-    kept.setdefault("env.observation_dtype", "float32")  # as runs of before that option
+    kept = OF_OLDER_RUNS | kept
     base = [_place(run_dir), Layer("saved run", kept)]
     # An automatic option keeps the value to which it was resolved when the run began.
     layers = [
