@@ -7,6 +7,7 @@ Ornstein-Uhlenbeck process to its actions.  The learner checks both in every row
 
 import math
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -189,7 +190,10 @@ class ExplorerLearner:
     def publication(self) -> Publication:
         return Publication(self.version, {"theta": self.theta, "scale": self.scale})
 
-    def warm_start(self, publication: Publication) -> None: ...
+    def weights(self) -> dict[str, Tensor]:
+        return dict(self.publication().tensors)
+
+    def warm_start(self, weights: Mapping[str, Tensor]) -> None: ...
 
     def save(self) -> LearnerState:
         tensors = {**self.publication().tensors, "acts": torch.tensor(self.acts)}
