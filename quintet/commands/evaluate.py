@@ -10,7 +10,7 @@ from tyro.conf import Positional, arg
 from quintet.config.command import mapping
 from quintet.envs.config import Backend
 from quintet.errors import ConfigError, QuintetError
-from quintet.system.files import given_path
+from quintet.system.files import given_path, shown
 from quintet.system.trust import TRUST_HELP
 
 if TYPE_CHECKING:
@@ -19,102 +19,102 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str]) -> int:
-    def play(
-        run: Annotated[
-            Positional[str | None],
-            arg(help="run folder, checkpoint, or saved policy", metavar="RUN"),
-        ] = None,
-        env: Annotated[str | None, arg(help="another environment than the one trained on")] = None,
-        episodes: Annotated[int, arg(help="whole episodes to play")] = 100,
-        seed: Annotated[int, arg(help="first environment seed")] = 10_000,
-        checkpoint: Annotated[
-            str, arg(help="best, latest, or a checkpoint's name or path")
-        ] = "latest",
-        max_steps: Annotated[
-            str,
-            arg(
-                help="steps after which an episode is cut, with its return so far; none: no bound; "
-                "auto: from the lengths in training, where no time limit is known",
-                metavar="N|auto|none",
-            ),
-        ] = "auto",
-        stochastic: Annotated[bool, arg(help="sample actions in place of the mode")] = False,
-        random: Annotated[
-            bool,
-            arg(help="uniformly random actions in place of the policy's: the score to beat"),
-        ] = False,
-        against: Annotated[
-            str | None,
-            arg(
-                help="who plays the other agents in an environment of several: a run or policy, or "
-                "random; episodes are then games",
-                metavar="RUN",
-            ),
-        ] = None,
-        video: Annotated[
-            str | None,
-            arg(help="film one more episode, of the first seed, into this .mp4 file"),
-        ] = None,
-        as_json: Annotated[bool, arg(name="json", help="print one JSON object")] = False,
-        encoder: Annotated[
-            str | None,
-            arg(name="model.encoder", help="the policy's encoder, if it is one of your own"),
-        ] = None,
-        kwargs: Annotated[
-            str | None,
-            arg(
-                name="env.kwargs",
-                help="other arguments of the environment than in training, JSON",
-                metavar="JSON",
-            ),
-        ] = None,
-        backend: Annotated[
-            Backend | None, arg(name="env.backend", help="another backend than in training")
-        ] = None,
-        success: Annotated[
-            str | None, arg(name="env.success", help="another rule by which episodes are won")
-        ] = None,
-        num_processes: Annotated[
-            int | None,
-            arg(name="env.num-processes", help="processes that step environments in Python"),
-        ] = None,
-        trust: Annotated[bool, arg(help=TRUST_HELP)] = False,
-    ) -> None:
-        if run is None:
-            raise ConfigError("quintet eval requires a run: quintet eval RUN [--episodes N] ...")
-        if random and stochastic:
-            raise ConfigError("--stochastic has no effect with --random; leave one of them out")
-        policy, other = _loaded(run, checkpoint, encoder, against, trust)
-        from quintet.evaluation import evaluate
-
-        greedy = not stochastic
-        own: dict[str, Any] = {"backend": backend, "success": success}
-        own["num_processes"] = num_processes
-        own["kwargs"] = None if kwargs is None else mapping("--env.kwargs", kwargs)
-        given = {name: value for name, value in own.items() if value is not None}
-        more: dict[str, Any] = {"video": video, "random": random, "env_options": given}
-        more |= {"against": other, "max_steps": _steps(max_steps)}
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "there is no video", RuntimeWarning)  # told below
-            scores = evaluate(policy, env, episodes, seed, deterministic=greedy, **more)
-        if as_json:
-            how = {"deterministic": greedy and not random, "random": random}
-            print(json.dumps(_scores_as_json(scores) | how))
-        else:
-            print(_scores_in_words(scores))
-        if scores.film_fault is not None:
-            raise QuintetError(f"there is no video, the scores stand: {scores.film_fault}")
-
     description = "Plays episodes with a trained policy."
-    tyro.cli(play, prog="quintet eval", description=description, args=arguments)
+    tyro.cli(_evaluate, prog="quintet eval", description=description, args=arguments)
     return 0
+
+
+def _evaluate(
+    run: Annotated[
+        Positional[str | None],
+        arg(help="run folder, checkpoint, or saved policy", metavar="RUN"),
+    ] = None,
+    env: Annotated[str | None, arg(help="another environment than the one trained on")] = None,
+    episodes: Annotated[int, arg(help="whole episodes to play")] = 100,
+    seed: Annotated[int, arg(help="first environment seed")] = 10_000,
+    checkpoint: Annotated[str, arg(help="best, latest, or a checkpoint's name or path")] = "latest",
+    max_steps: Annotated[
+        str,
+        arg(
+            help="steps after which an episode is cut, with its return so far; none: no bound; "
+            "auto: from the lengths in training, where no time limit is known",
+            metavar="N|auto|none",
+        ),
+    ] = "auto",
+    stochastic: Annotated[bool, arg(help="sample actions in place of the mode")] = False,
+    random: Annotated[
+        bool,
+        arg(help="uniformly random actions in place of the policy's: the score to beat"),
+    ] = False,
+    against: Annotated[
+        str | None,
+        arg(
+            help="who plays the other agents in an environment of several: a run or policy, or "
+            "random; episodes are then games",
+            metavar="RUN",
+        ),
+    ] = None,
+    video: Annotated[
+        str | None,
+        arg(help="film one more episode, of the first seed, into this .mp4 file"),
+    ] = None,
+    as_json: Annotated[bool, arg(name="json", help="print one JSON object")] = False,
+    encoder: Annotated[
+        str | None,
+        arg(name="model.encoder", help="the policy's encoder, if it is one of your own"),
+    ] = None,
+    kwargs: Annotated[
+        str | None,
+        arg(
+            name="env.kwargs",
+            help="other arguments of the environment than in training, JSON",
+            metavar="JSON",
+        ),
+    ] = None,
+    backend: Annotated[
+        Backend | None, arg(name="env.backend", help="another backend than in training")
+    ] = None,
+    success: Annotated[
+        str | None, arg(name="env.success", help="another rule by which episodes are won")
+    ] = None,
+    num_processes: Annotated[
+        int | None,
+        arg(name="env.num-processes", help="processes that step environments in Python"),
+    ] = None,
+    trust: Annotated[bool, arg(help=TRUST_HELP)] = False,
+) -> None:
+    if run is None:
+        raise ConfigError("quintet eval requires a run: quintet eval RUN [--episodes N] ...")
+    if random and stochastic:
+        raise ConfigError("--stochastic has no effect with --random; leave one of them out")
+    policy, other = _loaded(run, checkpoint, encoder, against, trust)
+    from quintet.evaluation import evaluate
+
+    greedy = not stochastic
+    own: dict[str, Any] = {"backend": backend, "success": success}
+    own["num_processes"] = num_processes
+    own["kwargs"] = None if kwargs is None else mapping("--env.kwargs", kwargs)
+    given = {name: value for name, value in own.items() if value is not None}
+    more: dict[str, Any] = {"video": video, "random": random, "env_options": given}
+    more |= {"against": other, "max_steps": _steps(max_steps)}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "there is no video", RuntimeWarning)  # told below
+        scores = evaluate(policy, env, episodes, seed, deterministic=greedy, **more)
+    if as_json:
+        how = {"deterministic": greedy and not random, "random": random}
+        print(json.dumps(_scores_as_json(scores) | how))
+    else:
+        print(_scores_in_words(scores))
+    if scores.film_fault is not None:
+        raise QuintetError(f"there is no video, the scores stand: {scores.film_fault}")
 
 
 def _steps(text: str) -> int | str | None:
     """The bound of episodes as typed."""
     if text.lower() == "none":
         return None
-    return int(text) if text.isdecimal() else text
+    short = len(text) <= 20  # Python reads no number of thousands of digits
+    return int(text) if short and text.isdecimal() else text
 
 
 def _loaded(
@@ -192,7 +192,7 @@ def _scores_in_words(scores: "Scores") -> str:
     if film is not None:
         remark = f" ({film.remark})" if film.remark else ""
         text += (
-            f"\n{film.path}: an episode of {film.env.id} ({film.env.backend}), seed {film.seed}: "
-            f"return {film.episode_return:.2f}, length {film.length}{remark}"
+            f"\n{shown(film.path)}: an episode of {film.env.id} ({film.env.backend}), "
+            f"seed {film.seed}: return {film.episode_return:.2f}, length {film.length}{remark}"
         )
     return text

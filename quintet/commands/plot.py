@@ -8,7 +8,7 @@ import tyro
 from tyro.conf import Positional, arg
 
 from quintet.errors import ConfigError
-from quintet.system.files import given_path
+from quintet.system.files import given_path, shown
 
 
 def main(arguments: list[str]) -> int:
@@ -52,13 +52,12 @@ def main(arguments: list[str]) -> int:
                 raise ConfigError("--lineage takes one run, and no --x, --metric or --kind")
             from quintet.observe.lineage import plot_lineage
 
-            print(plot_lineage(given_path(runs[0]), given_path(out)))
+            print(shown(plot_lineage(given_path(runs[0]), given_path(out))))
             return
         from quintet.observe.plots import plot_runs
 
         found = [run for place in runs for run in runs_in(given_path(place))]
-        plot_runs(found, given_path(out), kind, x or "env_steps", metric)
-        print(given_path(out))
+        print(shown(plot_runs(found, given_path(out), kind, x or "env_steps", metric)))
 
     description = "Curves or final scores of runs."
     tyro.cli(draw, prog="quintet plot", description=description, args=arguments)

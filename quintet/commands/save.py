@@ -13,7 +13,7 @@ from tyro.conf import Positional, arg
 
 from quintet.errors import CheckpointError, ConfigError
 from quintet.system import manifest
-from quintet.system.files import given_path
+from quintet.system.files import given_path, shown
 from quintet.system.inside import require_own
 from quintet.system.lock import Holder, holder_of
 
@@ -48,7 +48,7 @@ class _Newest(NamedTuple):
     env_steps: int
 
     def told(self, run_dir: Path) -> str:
-        return f"{run_dir / 'checkpoints' / self.name}, {self.env_steps:,} env_steps"
+        return f"{shown(run_dir / 'checkpoints' / self.name)}, {self.env_steps:,} env_steps"
 
 
 def save(run_dir: Path, wait_s: float) -> str:
