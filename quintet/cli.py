@@ -89,6 +89,13 @@ def _run(arguments: list[str]) -> int:
     from quintet.system.memory import check_address_space
 
     check_address_space()
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        print(
+            "error: the working folder must exist, it was removed: cd to another", file=sys.stderr
+        )
+        return 1
     return command(arguments[1:])
 
 

@@ -530,9 +530,10 @@ def _find(path: Path, which: str) -> checkpoint.Checkpoint:
             files.warn_on_stderr(lost)
     else:
         inside = path / "checkpoints" / which
-        if not inside.exists():
-            inside = files.given_path(which)
-            require_own(inside)
+        given = files.given_path(which)
+        if not inside.exists() and given.exists():
+            require_own(given)
+            inside = given
         found = checkpoint.read(inside)
     if found is None:
         raise checkpoint.none_at(path)

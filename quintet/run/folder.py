@@ -20,7 +20,7 @@ from torch import Tensor
 from quintet import checkpoint
 from quintet.errors import CheckpointError, FileFault, QuintetError
 from quintet.observe.stream import LogFile
-from quintet.system import files, manifest, provenance, run_record, saved_options
+from quintet.system import files, manifest, run_record, saved_options
 from quintet.system.lock import run_lock
 from quintet.types import Rollout
 
@@ -52,6 +52,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.log: LogFile | None = None
         self.sources: Mapping[str, str] = {}  # of the options' values, for run.json
+        self.revision: str | None = None  # of the user's code, for run.json
         self._handle: int | None = None
         self._named_damaged: set[str] = set()
         self._record: dict[str, Any] = {}
@@ -206,8 +207,7 @@ class RunFolder:
         evaluated: the environment of its evaluations, if it is another than that of training.
         """
         sources = run_record.first_sources(self.path, self.sources)
-        revision = provenance.revision(Path.cwd())
-        self._record = {"revision": revision, "system": dict(system), "sources": sources}
+        self._record = {"revision": self.revision, "system": dict(system), "sources": sources}
         if evaluated:
             self._record["evaluated_in"] = evaluated
         try:

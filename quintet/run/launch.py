@@ -43,7 +43,7 @@ from quintet.runtime.loop import Sampling
 from quintet.runtime.parallel.learners import Learners
 from quintet.runtime.processes.process import pickled, prepare
 from quintet.runtime.torch_settings import OwnTorch, inexact_told, torch_settings
-from quintet.system import trust, user_state
+from quintet.system import provenance, trust, user_state
 from quintet.system.blame import no_exit, traced
 from quintet.system.child import how_ended
 from quintet.system.cpus import usable_cores
@@ -94,9 +94,10 @@ def run(
     Every refusal comes before the folder is touched.
     """
     user = UserCode(on_report, callbacks or Callbacks())
+    here = Path.cwd()  # before environments may change it
     try:
         try:
-            return _run(loaded, user, may_go_back=True)
+            return _run(loaded, user, here, may_go_back=True)
         except _GoesBack as back:
             resume, restart_env_steps = back.resume, back.restart_env_steps
         gc.collect()  # frees the shared memory that the traceback held
@@ -106,7 +107,7 @@ def run(
         )
         again = loaded.config.model_copy(update={"resume": resume, "checkpoint": checkpoints})
         loaded = replace(loaded, config=again, notes=(), overwrite=False)
-        return _run(loaded, user, may_go_back=False)
+        return _run(loaded, user, here, may_go_back=False)
     except (MemoryError, RuntimeError, OSError) as error:
         fault = memory_fault(error)
         if fault is None:
@@ -128,7 +129,8 @@ class _GoesBack(Exception):
         self.resume, self.restart_env_steps = resume, restart_env_steps
 
 
-def _run(loaded: Loaded, user: UserCode, *, may_go_back: bool) -> Result:
+def _run(loaded: Loaded, user: UserCode, here: Path, *, may_go_back: bool) -> Result:
+    """here: the folder of the user's code."""
     with ExitStack() as ends:
         begin = making.unhindered_s()
         source = open_source(loaded.config, loaded.env)
@@ -150,7 +152,7 @@ def _run(loaded: Loaded, user: UserCode, *, may_go_back: bool) -> Result:
         ends.enter_context(torch_settings(runtime.threads, runtime.device, runtime.exact))
         # The caller gave, or vouched for, all code that the configuration names.
         folder = RunFolder(config.run_dir, signed=not trust.all_harmless(config.flat()))
-        folder.sources = sources_of(loaded, found)
+        folder.sources, folder.revision = sources_of(loaded, found), provenance.revision(here)
         population = Population(config, folder) if config.population.several else None
         options = [] if population is None else population.options
         require_networks(config, source.spaces)
