@@ -140,3 +140,11 @@ def test_who_can_not_be_asked(tmp_path, capsys):
     assert "a link to" in capsys.readouterr().err
     assert cli.main(["save"]) == 2
     assert cli.main(["save", str(tmp_path), "--wait-s", "0"]) == 2
+
+
+def test_a_folder_of_several_runs_is_told_from_a_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("runs/s1").mkdir(parents=True)
+    Path("runs/s1/config.yaml").write_text("algo: ppo\n")
+    assert cli.main(["save", "runs"]) == 1
+    assert "give one of the runs in it, as runs/s1" in capsys.readouterr().err

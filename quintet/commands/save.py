@@ -11,6 +11,7 @@ from typing import Annotated, NamedTuple
 import tyro
 from tyro.conf import Positional, arg
 
+from quintet.commands.plot import runs_in
 from quintet.errors import CheckpointError, ConfigError
 from quintet.system import manifest
 from quintet.system.files import given_path, shown
@@ -114,9 +115,11 @@ def _required_holder(run_dir: Path) -> Holder:
 def _nobody(run_dir: Path) -> CheckpointError:
     newest = _newest(run_dir)
     held = "it has no checkpoint" if newest is None else f"its newest is {newest.told(run_dir)}"
+    runs = [] if newest else [shown(run) for run in runs_in(run_dir) if run != run_dir]
+    of_group = f"; give one of the runs in it, as {runs[0]}" if runs else ""
     return CheckpointError(
         f"a run that trains is required, no process trains in {run_dir} ({held}); nothing was "
-        "saved, and nothing is lost"
+        f"saved, and nothing is lost{of_group}"
     )
 
 
