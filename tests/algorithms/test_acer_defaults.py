@@ -31,6 +31,7 @@ from quintet.algorithms.parts.setup import Compute, Setup
 from quintet.algorithms.parts.trained import FOLD_EVERY
 from quintet.algorithms.registry import find
 from quintet.algorithms.tuning import bounds_of
+from quintet.bounds import LARGEST
 from quintet.errors import ConfigError, NonFiniteError
 from quintet.models.config import ModelConfig, resolve_model
 from quintet.types import Spaces
@@ -208,7 +209,7 @@ def test_traces_need_a_future(option: str) -> None:
 
 def test_a_population_may_tune_the_cap_of_traces() -> None:
     """Which is one of two in other learners."""
-    assert bounds_of(ACERConfig(), ["c_bar"]) == {"c_bar": (0.0, float("inf"))}
+    assert bounds_of(ACERConfig(), ["c_bar"]) == {"c_bar": (0.0, LARGEST)}
 
 
 @pytest.mark.parametrize("bounds", ["clip", "squash", "mean_tanh"])

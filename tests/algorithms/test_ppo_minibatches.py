@@ -293,6 +293,7 @@ def test_data_behind_a_truncation_do_count():
     other = replace(batch, record=batch.record | {"value": value})
     learners = [make_learner(CONFIGS["default"]) for _ in range(2)]
     for learner, x in zip(learners, (batch, other), strict=True):
+        learner.update(make_rollout(seed=4), 0)  # of the first batch values are computed anew
         learner.update(x, 0)
     assert not torch.equal(learners[0].trained.theta, learners[1].trained.theta)
 

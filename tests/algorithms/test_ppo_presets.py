@@ -85,7 +85,7 @@ def test_a_preset_trains(name: str, env: str):
     learner = config.learner.model_copy(update={"unroll_steps": 64})
     _, metrics, _ = train(learner, env, 2, model=config.model)
     assert len(metrics) == 2
-    assert all(each["policy/ratio_first_max_error"] < 1e-5 for each in metrics)
+    assert all(each["policy/ratio_first_max_error"] < 1e-5 for each in metrics[1:])
     assert (metrics[0]["loss/kl"] > 0) == (name != "clip")
 
 

@@ -41,8 +41,10 @@ def test_ranges_are_those_of_the_specification(config: type[BaseModel], ranges: 
     for name, field in config.model_fields.items():
         every = [*field.metadata, *bounds(field.annotation)]
         rules = [rule for rule in every if type(rule) in RULES]
-        if rules:
-            declared[name] = {RULES[type(x)][1]: getattr(x, RULES[type(x)][1]) for x in rules}
+        given = {RULES[type(x)][1]: getattr(x, RULES[type(x)][1]) for x in rules}
+        # Others are of memory and of numbers that a computer can hold, see tests/config.
+        if own := {rule: x for rule, x in given.items() if abs(x) <= 1}:
+            declared[name] = own
     assert declared == ranges
 
 
