@@ -75,12 +75,22 @@ def describe(
 
 
 def _spaces_from_json(data: Mapping[str, Any]) -> Spaces:
-    """The spaces of a description, whose own are missing where an older version wrote it."""
-    return Spaces(
-        spaces.from_json(data["observation_space"]),
-        spaces.from_json(data["action_space"]),
-        _spaces_from_json(data["own"]) if "own" in data else None,
+    """The spaces of a description, whose own are missing where an older version wrote it; raises
+    ValueError where these have other shapes or choices.
+    """
+    own = _spaces_from_json(data["own"]) if "own" in data else None
+    of = Spaces(
+        spaces.from_json(data["observation_space"]), spaces.from_json(data["action_space"]), own
     )
+    if own is not None and _form(own) != _form(of):
+        raise ValueError("own spaces of the shapes of the stored ones are required")
+    return of
+
+
+def _form(of: Spaces) -> tuple[Any, ...]:
+    """What spaces have in common with those that are stored for them."""
+    shapes = {path: leaf.shape for path, leaf in spaces.observation_leaves(of.observation).items()}
+    return shapes, spaces.action_shape(of.action), spaces.mask_sizes(of.action)
 
 
 @final

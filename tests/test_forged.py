@@ -11,6 +11,7 @@ import pytest
 
 import quintet
 from quintet import checkpoint, cli
+from quintet.errors import CheckpointError
 
 ENV = "Pendulum-v1"
 OPTIONS: dict[str, Any] = {
@@ -176,3 +177,22 @@ def test_a_forged_checkpoint_is_passed_over_for_the_one_before(runs, tmp_path, c
     said = capsys.readouterr()
     assert "wall_s: input should be a valid number" in said.out + said.err
     assert f"Using {before} instead" in said.out + said.err
+
+
+DISCRETE: dict[str, Any] = {"kind": "discrete", "n": 5, "start": 7}
+BOX: dict[str, Any] = {"kind": "box", "shape": [11], "dtype": "float32", "low": -1, "high": 1}
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"action_space": BOX},
+        {"action_space": DISCRETE},
+        {"observation_space": BOX},
+        {"observation_space": {"kind": "dict", "items": [["a", BOX]]}},
+    ],
+)
+def test_own_spaces_of_another_form_are_refused(runs, tmp_path, own):
+    folder = forged(runs, tmp_path, lambda meta: meta["policy"]["own"].update(own))
+    with pytest.raises(CheckpointError, match="own spaces of the shapes of the stored ones"):
+        quintet.load(folder)
