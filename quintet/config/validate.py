@@ -1,5 +1,6 @@
 """Validates merged options as a whole: every fault is listed, one sentence each."""
 
+import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -196,7 +197,8 @@ def _in_our_words(message: str) -> str:
     own = message.removeprefix("Value error, ")
     if "exceeded maximum size" in message:  # of integers that pydantic reads
         return f"{_SHOULD_BE}a whole number of far fewer digits"
-    return own if own != message else message.lower()
+    # Bounds of floats, which pydantic writes with all their digits.
+    return own if own != message else _DIGITS.sub(lambda n: f"{float(n[0]):g}", message.lower())
 
 
 def _shown(value: Any) -> str:
@@ -211,6 +213,7 @@ def _shown(value: Any) -> str:
 _RETURN = "episode/return_mean"
 _SHOULD_BE = "input should be "
 _LONG = 200
+_DIGITS = re.compile(r"\d{20,}")
 _AS_JSON = """write it as JSON, with names in double quotes, as in '{"length": 1}'"""
 
 

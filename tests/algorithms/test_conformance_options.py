@@ -56,9 +56,12 @@ def wrong_values(config: type[BaseModel]) -> list[tuple[str, Any, str]]:
                 continue
             words, attribute, step = RULES[type(rule)]
             bound = getattr(rule, attribute)
-            value = bound + step
-            if rule in within:
-                value = {"a": value} if get_origin(field.annotation) is dict else (8, value)
+            value = bound + step * max(1, abs(bound))  # 1e30 + 1 is 1e30
+            several = {get_origin(x) for x in (field.annotation, *get_args(field.annotation))}
+            if rule in within and dict in several:
+                value = {"a": value}
+            elif rule in within and tuple in several:
+                value = (8, value)
             found.append((name, value, f"{words} {bound}"))
         if float in (field.annotation, *get_args(field.annotation)):
             found += [(name, float(x), "input should be a finite number") for x in ("nan", "inf")]
@@ -103,7 +106,8 @@ def test_numbers_have_ranges(config: type[BaseModel]) -> None:
         number = field.annotation in (int, float, int | None, float | None)
         # A clip of rewards may be 0 or below, which turns it off, and values may be any.
         any_number = name in ("reward_norm_clip", "return_low", "return_high")
-        assert bool(field.metadata) == number or any_number, name
+        ranged = any(type(rule) in RULES for rule in field.metadata)
+        assert ranged == number or any_number, name
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
