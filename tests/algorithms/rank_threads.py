@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from threading import Lock
 from typing import Any, TypeVar
 
 import torch
@@ -13,6 +15,14 @@ from quintet.runtime.parallel.ranks import LOOK_EVERY_S, RankGroup
 from quintet.types import Rollout
 
 T = TypeVar("T")
+
+
+_MAKING = Lock()
+
+
+def _one_at_a_time(make: Callable[[], T]) -> T:
+    with _MAKING:
+        return make()
 
 
 class Patience:
@@ -38,6 +48,13 @@ class RankThreads:
         own = [Patience() for _ in range(size)]
         self.ranks = [RankGroup(i, size, here, p.watch, p.joined) for i, p in enumerate(own)]
         self.learners = [make(ranks) for ranks in self.ranks]
+        for (
+            learner
+        ) in self.learners:  # PyTorch's generator, which networks draw from, is one for all
+            looks = getattr(learner, "looks", None)
+            if looks is not None and looks.asked.make_past is not None:
+                makes = partial(_one_at_a_time, looks.asked.make_past)
+                looks.asked = looks.asked._replace(make_past=makes)
         store = dist.HashStore()
         self._each(lambda i: self.ranks[i].connect(store))
 

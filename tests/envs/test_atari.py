@@ -59,7 +59,7 @@ def test_backends_agree_bit_by_bit_from_the_same_start(game, kwargs):
     assert (wanted.reward != 0).any() or n == 18
     for backend in ("ale", "gymnasium"):
         other, got = results[backend]
-        assert other.spaces == env.spaces
+        assert other.spaces[:2] == env.spaces[:2]
         assert other.description.action_repeat == env.description.action_repeat == repeat
         for name in ("reward", "raw_reward", "terminated", "truncated", "valid"):
             np.testing.assert_array_equal(getattr(got, name), getattr(wanted, name), err_msg=name)

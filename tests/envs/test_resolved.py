@@ -5,7 +5,6 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import cloudpickle
 import gymnasium
 import numpy as np
 import pytest
@@ -24,16 +23,6 @@ from quintet.errors import ConfigError
 
 TOY = "quintet.envs.toy:EndlessPay"
 SEVERAL = partial(gymnasium.make_vec, "CartPole-v1", vectorization_mode="sync", num_envs=1)
-
-
-def test_an_id_of_the_users_script_is_known_in_other_processes():
-    gymnasium.register("OfAScript-v0", entry_point=lambda: EndlessPay())
-    try:
-        sent = cloudpickle.dumps(resolve_env(EnvConfig(id="OfAScript-v0")))
-        del gymnasium.registry["OfAScript-v0"]
-        assert make_group_env(pickle.loads(sent), 2).num_streams == 2
-    finally:
-        gymnasium.registry.pop("OfAScript-v0", None)
 
 
 def resolve(given: GivenEnv, **options: Any) -> ResolvedEnv:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from functools import partial
@@ -106,11 +107,11 @@ def test_own_encoders_and_callbacks_are_named(tmp_path):
         sys.exit()
 
     never = partial(Leaver, "exit", "never")
-    with pytest.raises(QuintetError, match=r"called sys.exit\(\) \(.*test_leaving.py:\d+ in leave"):
+    with pytest.raises(QuintetError, match=r"called sys\.exit\(0?\) \(.*leaving.py:\d+ in leave"):
         train(tmp_path / "a", never, on_report=leave)
     for most in (1, 30):  # as it is built; as it acts
         config = {"model.encoder_kwargs": {"most": most}}
-        with pytest.raises(QuintetError, match=r"called sys.exit\(\)"):
+        with pytest.raises(QuintetError, match=r"called sys\.exit\(0?\)"):
             train(tmp_path / f"b{most}", never, model=LeavingEncoder, config=config)
 
 
@@ -118,7 +119,8 @@ def test_a_module_that_ends_its_process_is_named(tmp_path, monkeypatch, capsys):
     (tmp_path / "ender.py").write_text("import sys\nsys.exit()\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert cli.main(["check-env", "ender:Env"]) == 2
-    assert "importing it called sys.exit()" in capsys.readouterr().err
+    # Weights & Biases, where a test has used it, gives sys.exit() the code 0.
+    assert re.search(r"importing it called sys\.exit\(0?\)", capsys.readouterr().err)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks")

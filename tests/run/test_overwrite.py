@@ -123,7 +123,7 @@ def test_a_run_that_goes_back_does_not_move_its_own_folder(folder, monkeypatch):
     def attempt(loaded, *_, may_go_back):
         attempts.append(loaded.overwrite)
         if may_go_back:
-            raise launch._GoesBack("exact")
+            raise launch._GoesBack("exact", 0)
 
     monkeypatch.setattr(launch, "_run", attempt)
     options = Layer("call", {"env.id": TOY, "run_dir": str(folder / "run")})

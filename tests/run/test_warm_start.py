@@ -157,7 +157,7 @@ def test_the_donor_is_read_once_and_the_bytes_are_those_of_the_whole_run(donor, 
     assert checkpoint.tensor_hashes(whole) == checkpoint.tensor_hashes(resumed)
     # Left out, the saved run's own stands; another one is another run.
     run(tmp_path / "half")
-    with pytest.raises(ConfigError, match=r"init_from: the run has .*donor', asked is 'elsewhere'"):
+    with pytest.raises(ConfigError, match=r"init_from: .*donor', asked is '.*elsewhere'"):
         run(tmp_path / "half", init_from="elsewhere")
 
 

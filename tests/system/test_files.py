@@ -40,7 +40,7 @@ def test_aliases_do_not_grow_without_end():
 
 
 @pytest.mark.parametrize(
-    "text", ["a: [", "a: 2001-99-99", "\x00", "a: *b", "a: !!int x", "a: !!python/name:os.system"]
+    "text", ["a: [", "\x00", "a: *b", "a: !!int x", "a: !!python/name:os.system"]
 )
 def test_every_fault_of_a_yaml_file_names_it_in_one_line(tmp_path, text):
     (tmp_path / "options.yaml").write_text(text)
