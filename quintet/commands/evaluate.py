@@ -91,11 +91,8 @@ def _evaluate(
     from quintet.evaluation import evaluate
 
     greedy = not stochastic
-    own: dict[str, Any] = {"backend": backend, "success": success}
-    own["num_processes"] = num_processes
-    own["kwargs"] = None if kwargs is None else mapping("--env.kwargs", kwargs)
-    given = {name: value for name, value in own.items() if value is not None}
-    more: dict[str, Any] = {"video": video, "random": random, "env_options": given}
+    own = {"backend": backend, "success": success, "num_processes": num_processes}
+    more: dict[str, Any] = {"video": video, "random": random, "env_options": _given(own, kwargs)}
     more |= {"against": other, "max_steps": _steps(max_steps)}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "there is no video", RuntimeWarning)  # told below
@@ -107,6 +104,12 @@ def _evaluate(
         print(_scores_in_words(scores))
     if scores.film_fault is not None:
         raise QuintetError(f"there is no video, the scores stand: {scores.film_fault}")
+
+
+def _given(own: dict[str, Any], kwargs: str | None) -> dict[str, Any]:
+    """The options of the environment that were typed, with its arguments read as JSON."""
+    typed = own | {"kwargs": None if kwargs is None else mapping("--env.kwargs", kwargs)}
+    return {name: value for name, value in typed.items() if value is not None}
 
 
 def _steps(text: str) -> int | str | None:
