@@ -1,4 +1,4 @@
-"""Writes the tables in docs/benchmarks.md and README.md from the records in benchmarks/results.
+"""Writes the tables in README.md, docs and benchmarks/*.md from the records in benchmarks/results.
 
 python benchmarks/tables.py            rewrite them
 python benchmarks/tables.py --check    exit with 1 if they are not what the records say
@@ -23,6 +23,8 @@ DOCUMENTS = (
     ROOT / "docs" / "benchmarks.md",
     ROOT / "docs" / "multi-agent.md",
     ROOT / "docs" / "performance.md",
+    ROOT / "benchmarks" / "tuning.md",
+    ROOT / "benchmarks" / "parts.md",
     ROOT / "README.md",
 )
 

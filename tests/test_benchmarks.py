@@ -11,7 +11,11 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
-DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+DOCUMENTS = (
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted(FOLDER.glob("*.md")),
+)
 
 
 SCRIPTS = {path.name: "argparse" in path.read_text() for path in sorted(FOLDER.glob("*.py"))}

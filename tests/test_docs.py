@@ -35,7 +35,11 @@ from quintet.envs.toy import EndlessPay
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md"))]
+DOCUMENTS = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted(DOCS.glob("*.md")),
+    *sorted((ROOT / "benchmarks").glob("*.md")),
+]
 QUOTED = DOCS / "adding-a-learner.md"
 """Its code is a test's, and runs there."""
 
