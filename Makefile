@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-slow lint clean
+.PHONY: setup demo format lint check test test-slow clean
 
 setup: $(STAMP)
 
@@ -23,11 +23,20 @@ demo: $(STAMP)
 	@echo "learning curve: runs/demo/learning_curve.png"
 	@echo "policy:         runs/demo/policy"
 
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# While you work: the tests of what differs from `main`, or those of ops, models and config.
+check: export PYTHONDONTWRITEBYTECODE =
+check: lint
+	$(BIN)/python -m pytest -n 2 --dist worksteal $$($(BIN)/python tests/tests_of.py --changed)
 
 # Each of two processes takes one half of the files, and what the other has left at the end: what the
 # tests of a file share is made once.  Compiled modules are kept, as the tests start a hundred
