@@ -22,29 +22,29 @@ if TYPE_CHECKING:
 HELP = """usage: quintet COMMAND ...
 
 commands:
-  train ALGO --env ID   train a policy; the same command again goes on with an interrupted run;
+  train ALGO --env ID   train a policy; the same command again resumes the run;
                         --seeds 1,2,3 trains a group of runs
   eval RUN              play episodes with the policy of a run
-  save RUN              have a run that trains write a checkpoint now
-  plot RUN... --out F   learning curves, or bars of final scores, as a picture
-  bench [WORKLOAD]      speed on fixed work, and what this machine would allow
-  envs [PATTERN]        environments that can be trained on
-  check-env ID          what an environment gives, how fast, and whether a seed fixes it
-  config ALGO --env ID  the resolved configuration and where each value comes from
+  save RUN              make a running run write a checkpoint
+  plot RUN... --out F   draw learning curves, or bars of final scores
+  bench [WORKLOAD]      measure the speed of fixed work, and the limit of this machine
+  envs [PATTERN]        list the environments that can be trained on
+  check-env ID          check an environment: its spaces, its speed, whether a seed fixes it
+  config ALGO --env ID  show every option, its value, and where the value comes from
 
 `quintet COMMAND --help` lists the options of a command.  Algorithms: {algorithms}.
 """
 
 BENCH_HELP = """usage: quintet bench [WORKLOAD] [--json] [--runtime.OPTION ...] [--env.OPTION ...]
 
-Trains fixed work for a while and says how fast it went, beside what the bare parts (stepping, one
-forward, one update, each by itself) allow on this machine.  Keep the machine otherwise idle.
-Without a workload all of them run, one after the other: {names}.
+Trains fixed work for some seconds and compares its speed with the limit of this machine, which is
+measured from the bare parts (stepping, one forward, one update, each by itself).  Run nothing else
+meanwhile.  Without WORKLOAD all workloads run, one after the other: {names}.
 
 options:
-  --json                        one JSON object per workload
+  --json                        print one JSON object per workload
   --runtime.threads, --runtime.precision, --runtime.compile, --env.num-threads,
-  --env.streams-per-group       how the work is scheduled; the work itself is fixed
+  --env.streams-per-group       change how the work is scheduled, as in a run
 """
 
 
@@ -278,7 +278,7 @@ def _yaml(value: Any) -> str:
 
 def _envs(arguments: list[str]) -> int:
     if any(a in ("-h", "--help") for a in arguments) or len(arguments) > 1:
-        print("usage: quintet envs [PATTERN]   ids that contain PATTERN, or match its * and ?")
+        print("usage: quintet envs [PATTERN]   list ids that contain PATTERN, or match its * and ?")
         return 0 if len(arguments) <= 1 else 2
     from quintet.envs.ids import list_envs
     from quintet.errors import QuintetError

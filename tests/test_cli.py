@@ -18,6 +18,7 @@ import yaml
 from gymnasium import spaces
 
 from quintet import cli
+from quintet.config.command import COMMON
 from quintet.config.load import options
 from quintet.observe.report_files import read_metrics
 
@@ -26,6 +27,9 @@ SMALL = (
     *("--env.num-streams", "4", "--unroll-steps", "16", "--minibatch-steps", "32"),
     *("--num-epochs", "1", "--report.interval-s", "0", "--model.policy-hidden", "8"),
 )
+
+
+LEARNERS = ("ppo", "impala", "appo", "ddpg", "acer")
 
 
 class OfSpaces(gymnasium.Env):
@@ -164,9 +168,26 @@ def test_version(quintet):
     assert quintet("--version") == (0, f"quintet {__version__}\n", "")
 
 
-def test_train_help_lists_every_option(quintet, monkeypatch):
+@pytest.mark.parametrize("algo", LEARNERS)
+def test_help_shows_the_common_options_in_40_lines(quintet, monkeypatch, algo: str):
+    monkeypatch.setenv("COLUMNS", "80")
+    for words in (("--help",), ("--env", TOY, "-h")):
+        status, out, _ = quintet("train", algo, *words)
+        assert status == 0
+        lines = out.splitlines()
+        assert len(lines) <= 40
+        assert max(map(len, lines)) <= 80
+        assert {"--env", "--total-steps", "--seed", "--run-dir"} <= {*re.findall(r"--[\w-]+", out)}
+        assert f"`quintet train {algo} --help all`" in out
+
+
+def test_common_options_exist():
+    assert all(any(name in options(algo) for algo in LEARNERS) for name in COMMON)
+
+
+def test_all_help_lists_every_option(quintet, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    status, out, _ = quintet("train", "ppo", "--help")
+    status, out, _ = quintet("train", "ppo", "--help", "all")
     assert status == 0
     flags = set(re.findall(r"--[\w.-]+", out))
     wanted = {f"--{name.replace('_', '-')}" for name in options("ppo") if name != "algo"}

@@ -109,7 +109,7 @@ def test_quintet_save_has_a_running_run_save(running, capsys, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(save.socket, "gethostname", lambda: "elsewhere")
         assert cli.main(["save", str(folder)]) == 1
-        assert "a run on this machine (elsewhere) is required" in capsys.readouterr().err
+        assert "must be a run on this machine (elsewhere)" in capsys.readouterr().err
     with monkeypatch.context() as patched:
 
         def refuse(*_: object) -> None:
@@ -117,7 +117,7 @@ def test_quintet_save_has_a_running_run_save(running, capsys, monkeypatch):
 
         patched.setattr(save.os, "kill", refuse)
         assert cli.main(["save", str(folder)]) == 1
-        assert f"by process {process.pid} of another user" in capsys.readouterr().err
+        assert f"process {process.pid} of another user" in capsys.readouterr().err
     process.send_signal(signal.SIGTERM)
     process.wait(60)
     assert cli.main(["save", str(folder)]) == 1
@@ -126,13 +126,13 @@ def test_quintet_save_has_a_running_run_save(running, capsys, monkeypatch):
 
 def test_who_can_not_be_asked(tmp_path, capsys):
     assert cli.main(["save", str(tmp_path / "absent")]) == 1
-    assert "the folder of a run is required" in capsys.readouterr().err
+    assert "must be the folder of a run" in capsys.readouterr().err
     assert cli.main(["save", str(tmp_path)]) == 1
     assert "no process trains in" in capsys.readouterr().err
     with run_lock(tmp_path):  # but has no handler: the signal would end this process
         assert holder_of(tmp_path) == Holder(os.getpid(), save.socket.gethostname())
         assert cli.main(["save", str(tmp_path)]) == 1
-        assert "takes no SIGUSR1" in capsys.readouterr().err
+        assert "does not handle SIGUSR1" in capsys.readouterr().err
     assert holder_of(tmp_path) is None
     (tmp_path / ".lock").unlink()
     (tmp_path / ".lock").symlink_to(tmp_path / "else")

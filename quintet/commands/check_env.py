@@ -21,16 +21,18 @@ def main(arguments: list[str]) -> int:
 
     def check(
         env: Annotated[
-            Positional[str | None], arg(help="id, or module:name of what makes it", metavar="ID")
+            Positional[str | None], arg(help="id, or module:name of a maker", metavar="ID")
         ] = None,
-        steps: Annotated[int, arg(help="steps of each of two environments")] = 1_000,
-        most_s: Annotated[float, arg(help="seconds after which no further step is taken")] = 30.0,
-        seed: Annotated[int, arg(help="of the first environment and of the actions")] = 0,
-        backend: Annotated[Backend, arg(name="env.backend", help="as in a run")] = "auto",
+        steps: Annotated[int, arg(help="number of steps of each of two environments")] = 1_000,
+        most_s: Annotated[float, arg(help="seconds after which the check stops stepping")] = 30.0,
+        seed: Annotated[int, arg(help="seed of the first environment and of the actions")] = 0,
+        backend: Annotated[Backend, arg(name="env.backend", help="backend of the environment")] = "auto",
         kwargs: Annotated[
-            str, arg(name="env.kwargs", help="as in a run, JSON", metavar="JSON")
+            str, arg(name="env.kwargs", help="arguments of the environment", metavar="JSON")
         ] = "{}",
-        mask_from_info: Annotated[bool, arg(name="env.mask-from-info", help="as in a run")] = False,
+        mask_from_info: Annotated[
+            bool, arg(name="env.mask-from-info", help='take the action mask from info["action_mask"]')
+        ] = False,
         as_json: Annotated[bool, arg(name="json", help="print one JSON object")] = False,
     ) -> None:
         nonlocal status
@@ -59,8 +61,8 @@ def main(arguments: list[str]) -> int:
         status = 1 if found.faults else 0
 
     description = (
-        "Steps two copies of an environment by the same random actions, compares them, and says "
-        "what it gives and how fast."
+        "Steps two copies of an environment by the same random actions, compares them, and prints "
+        "its spaces, its speed, its rewards and its faults."
     )
     tyro.cli(check, prog="quintet check-env", description=description, args=arguments)
     return status

@@ -29,57 +29,57 @@ def _evaluate(
         Positional[str | None],
         arg(help="run folder, checkpoint, or saved policy", metavar="RUN"),
     ] = None,
-    env: Annotated[str | None, arg(help="another environment than the one trained on")] = None,
-    episodes: Annotated[int, arg(help="whole episodes to play")] = 100,
+    env: Annotated[str | None, arg(help="environment to play in, if not the one of training")] = None,
+    episodes: Annotated[int, arg(help="number of whole episodes to play")] = 100,
     seed: Annotated[int, arg(help="first environment seed")] = 10_000,
     checkpoint: Annotated[str, arg(help="best, latest, or a checkpoint's name or path")] = "latest",
     max_steps: Annotated[
         str,
         arg(
-            help="steps after which an episode is cut, with its return so far; none: no bound; "
-            "auto: from the lengths in training, where no time limit is known",
+            help="steps after which an episode is cut and counts with its return so far; none: no "
+            "bound; auto: ten times the longest training episode, unless there is a time limit",
             metavar="N|auto|none",
         ),
     ] = "auto",
-    stochastic: Annotated[bool, arg(help="sample actions in place of the mode")] = False,
+    stochastic: Annotated[bool, arg(help="sample actions instead of taking the likeliest")] = False,
     random: Annotated[
         bool,
-        arg(help="uniformly random actions in place of the policy's: the score to beat"),
+        arg(help="play uniformly random actions instead of the policy's: the score to beat"),
     ] = False,
     against: Annotated[
         str | None,
         arg(
-            help="who plays the other agents in an environment of several: a run or policy, or "
+            help="run or policy that plays the other agents in an environment of several agents, or "
             "random; episodes are then games",
             metavar="RUN",
         ),
     ] = None,
     video: Annotated[
         str | None,
-        arg(help="film one more episode, of the first seed, into this .mp4 file"),
+        arg(help=".mp4 file for a film of one more episode, with the first seed"),
     ] = None,
     as_json: Annotated[bool, arg(name="json", help="print one JSON object")] = False,
     encoder: Annotated[
         str | None,
-        arg(name="model.encoder", help="the policy's encoder, if it is one of your own"),
+        arg(name="model.encoder", help="import string of the policy's encoder, if it is your own"),
     ] = None,
     kwargs: Annotated[
         str | None,
         arg(
             name="env.kwargs",
-            help="other arguments of the environment than in training, JSON",
+            help="arguments of the environment, if not those of training",
             metavar="JSON",
         ),
     ] = None,
     backend: Annotated[
-        Backend | None, arg(name="env.backend", help="another backend than in training")
+        Backend | None, arg(name="env.backend", help="backend, if not the one of training")
     ] = None,
     success: Annotated[
-        str | None, arg(name="env.success", help="another rule by which episodes are won")
+        str | None, arg(name="env.success", help="rule by which episodes are won, if not training's")
     ] = None,
     num_processes: Annotated[
         int | None,
-        arg(name="env.num-processes", help="processes that step environments in Python"),
+        arg(name="env.num-processes", help="number of processes that step Python environments"),
     ] = None,
     trust: Annotated[bool, arg(help=TRUST_HELP)] = False,
 ) -> None:

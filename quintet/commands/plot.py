@@ -15,9 +15,9 @@ def main(arguments: list[str]) -> int:
     def draw(
         runs: Annotated[
             Positional[tuple[str, ...]],
-            arg(help="run folders, or folders that hold some", metavar="RUN..."),
+            arg(help="run folders, or folders that hold run folders", metavar="RUN..."),
         ] = (),
-        out: Annotated[str | None, arg(help="picture to write: .png, .svg or .pdf")] = None,
+        out: Annotated[str | None, arg(help="file of the picture: .png, .svg or .pdf")] = None,
         kind: Annotated[
             Literal["curve", "bars"],
             arg(
@@ -30,13 +30,13 @@ def main(arguments: list[str]) -> int:
             arg(help="horizontal axis of curves; None: env_steps"),
         ] = None,
         lineage: Annotated[
-            bool, arg(help="the decisions of a population: copies and hyperparameters")
+            bool, arg(help="draw a population's copies and hyperparameters")
         ] = False,
         metric: Annotated[
             str | None,
             arg(
-                help="any name in metrics.jsonl; None: the success rate where all runs have one, "
-                "else the mean return; of training as a curve, of evaluations as bars"
+                help="name of a metric in metrics.jsonl; None: the success rate if all runs have "
+                "one, else the mean return (curve: of training, bars: of evaluations)"
             ),
         ] = None,
     ) -> None:
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
         found = [run for place in runs for run in runs_in(given_path(place))]
         print(shown(plot_runs(found, given_path(out), kind, x or "env_steps", metric)))
 
-    description = "Curves or final scores of runs."
+    description = "Draws learning curves or final scores of runs."
     tyro.cli(draw, prog="quintet plot", description=description, args=arguments)
     return 0
 
@@ -68,6 +68,6 @@ def runs_in(place: Path) -> list[Path]:
     """The folder itself, or, if it is no run, the runs within it."""
     names = ("config.yaml", "metrics.jsonl", "checkpoints")  # some of them may be lost
     found = {path.parent for name in names for path in place.glob(f"*/{name}")}
-    # Those in whose place another run has begun count only where they are named.
+    # A run that was moved aside counts only if it is named.
     within = sorted(run for run in found if not re.search(r"\.old-\d+$", run.name))
     return [place] if not within or any((place / name).exists() for name in names) else within

@@ -1,4 +1,4 @@
-"""``quintet save``: has a running run write a checkpoint."""
+"""``quintet save``: makes a running run write a checkpoint."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ _POLL_S = 0.1
 def main(arguments: list[str]) -> int:
     def ask(
         run: Annotated[
-            Positional[str | None], arg(help="folder of a run that trains", metavar="RUN")
+            Positional[str | None], arg(help="folder of a running run", metavar="RUN")
         ] = None,
         wait_s: Annotated[float, arg(help="seconds to wait for the checkpoint")] = 600.0,
     ) -> None:
@@ -35,8 +35,8 @@ def main(arguments: list[str]) -> int:
         print(save(given_path(run), wait_s))
 
     description = (
-        "Has the process that trains in a run folder write a checkpoint at the end of its "
-        "iteration, and waits for it.  The run goes on, and an exact run keeps its bytes."
+        "Makes the process that trains in a run folder write a checkpoint at the end of its "
+        "iteration, and waits for it.  An exact run keeps its bytes."
     )
     tyro.cli(ask, prog="quintet save", description=description, args=arguments)
     return 0
@@ -53,11 +53,11 @@ class _Newest(NamedTuple):
 
 
 def save(run_dir: Path, wait_s: float) -> str:
-    """Asks for a checkpoint; returns a sentence once it is there.
+    """Requests a checkpoint and waits for it; returns a sentence.
 
     Raises:
-        CheckpointError: no process trains there, or none that can be asked from here; or it wrote
-            none in that time.
+        CheckpointError: no process trains there, it can't be reached from here, or it wrote no
+            checkpoint in that time.
     """
     require_own(run_dir)
     holder = _required_holder(run_dir)
@@ -66,8 +66,8 @@ def save(run_dir: Path, wait_s: float) -> str:
         os.kill(holder.pid, signal.SIGUSR1)
     except PermissionError as fault:
         raise CheckpointError(
-            f"a run of this user is required, {run_dir} is trained in by process {holder.pid} of "
-            "another user; ask that user to give quintet save"
+            f"{run_dir} must be a run of this user, got one of process {holder.pid} of another "
+            "user: let that user run quintet save"
         ) from fault
     except ProcessLookupError as fault:
         raise _nobody(run_dir) from fault
@@ -91,23 +91,22 @@ def save(run_dir: Path, wait_s: float) -> str:
 
 
 def _required_holder(run_dir: Path) -> Holder:
-    """The process that trains in a folder; raises CheckpointError where it can't be asked."""
+    """The process that trains in a folder; raises CheckpointError if it can't be reached."""
     if not run_dir.is_dir():
-        raise CheckpointError(f"the folder of a run is required, {run_dir} is none")
+        raise CheckpointError(f"RUN must be the folder of a run, got {run_dir}: give its path")
     holder = holder_of(run_dir)
     if holder is None:
         raise _nobody(run_dir)
     here = socket.gethostname()
     if holder.host != here:
         raise CheckpointError(
-            f"a run on this machine ({here}) is required, {run_dir} is trained in by process "
-            f"{holder.pid} on {holder.host or 'an unknown machine'}; give quintet save there"
+            f"{run_dir} must be a run on this machine ({here}), got one of process {holder.pid} on "
+            f"{holder.host or 'an unknown machine'}: run quintet save there"
         )
     if not _catches(holder.pid):
         raise CheckpointError(
-            f"process {holder.pid}, which holds {run_dir}, takes no SIGUSR1, by which it would "
-            "be asked: it begins or ends, or trains in a thread beside the main one; try again, "
-            "or give --checkpoint.interval-s"
+            f"process {holder.pid} of {run_dir} does not handle SIGUSR1: it is starting or ending, "
+            "or trains outside of its main thread; try again, or give --checkpoint.interval-s"
         )
     return holder
 
@@ -118,8 +117,8 @@ def _nobody(run_dir: Path) -> CheckpointError:
     runs = [] if newest else [shown(run) for run in runs_in(run_dir) if run != run_dir]
     of_group = f"; give one of the runs in it, as {runs[0]}" if runs else ""
     return CheckpointError(
-        f"a run that trains is required, no process trains in {run_dir} ({held}); nothing was "
-        f"saved, and nothing is lost{of_group}"
+        f"{run_dir} must be a running run, got a folder in which no process trains ({held}): "
+        f"nothing was saved, and nothing is lost{of_group}"
     )
 
 

@@ -2,8 +2,10 @@
 validation at the end checks their values.
 """
 
+import textwrap
 from itertools import pairwise
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_args, get_origin
 
 import tyro
@@ -15,6 +17,26 @@ from quintet.config.run import ALIASES
 from quintet.errors import ConfigError
 from quintet.system import files
 from quintet.system.trust import TRUST_HELP
+
+
+COMMON = (
+    "env.id",
+    "total_env_steps",
+    "seed",
+    "run_dir",
+    "preset",
+    "learning_rate",
+    "actor_lr",
+    "critic_lr",
+    "gamma",
+    "env.num_streams",
+    "model.encoder",
+    "runtime.kind",
+    "runtime.device",
+    "population.size",
+    "init_from",
+)
+"""Options that `--help` shows; `--help all` shows the others too."""
 
 
 class Parsed(NamedTuple):
@@ -58,11 +80,14 @@ def parse(command: str, arguments: list[str]) -> Parsed:
     algo, rest = registry.canonical(arguments[0]), arguments[1:]
     _require_bare(rest)
     known = options(algo)
+    if {"-h", "--help"} & {*rest} and rest[-1] != "all":
+        print(_common_help(command, algo))
+        raise SystemExit(0)
     parsed, unknown = tyro.cli(
         _schema(algo, of_group=command == "train"),
         prog=f"quintet {command} {algo}",
-        description=f"Options of {algo}. `quintet config {algo} --env ID` shows what is in force "
-        "and why.",
+        description=f"All options of {algo}. `quintet config {algo} --env ID` shows their values "
+        "and where these come from.",
         args=[_undash(a) for a in rest],
         return_unknown_args=True,
     )
@@ -184,6 +209,36 @@ def _metavar(info: FieldInfo) -> str:
     return "VALUE"
 
 
+def _default(name: str, info: FieldInfo, own: Layer) -> str:
+    """The default of an option as help shows it; `own` are the learner's own defaults."""
+    default = "required" if info.is_required() else info.get_default(call_default_factory=True)
+    default = own.values.get(name, default)
+    if isinstance(default, tuple):
+        default = " ".join(str(item) for item in default)
+    return f"({own.source if name in own.values else 'default'}: {str(default).lower()})"
+
+
+def _common_help(command: str, algo: str) -> str:
+    """Help with the common options only, at most 40 lines on a terminal of 80 columns."""
+    known, own, width = options(algo), learner_defaults(algo), get_terminal_size().columns
+    short = {target: alias for alias, target in ALIASES.items()}
+    lines = [f"usage: quintet {command} {algo} --env ID [OPTION VALUE ...]", ""]
+    for name in (each for each in COMMON if each in known):
+        info = known[name]
+        flag = f"  --{short.get(name, name).replace('_', '-')} {_metavar(info)}"
+        text = f"{info.description} {_default(name, info, own)}"
+        lines += textwrap.wrap(text, width, initial_indent=f"{flag}  ", subsequent_indent=" " * 6)
+    others = {"train": ", --seeds 1,2,3, --overwrite, --trust"}.get(command, "")
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Also --config FILE.yaml{others}.",
+            f"`quintet {command} {algo} --help all` explains all {len(known)} options.",
+        ]
+    )
+
+
 def _schema(algo: str, *, of_group: bool) -> Any:
     """A TypedDict of every option as text, so that tyro leaves out options that aren't given.
 
@@ -193,7 +248,7 @@ def _schema(algo: str, *, of_group: bool) -> Any:
         "config": Annotated[
             tuple[str, ...],
             tyro.conf.arg(
-                help="YAML files of options, which count as typed; the later ones win",
+                help="YAML files of options, which count as typed; a later file overrides",
                 metavar="FILE",
                 help_behavior_hint="",
             ),
@@ -202,7 +257,7 @@ def _schema(algo: str, *, of_group: bool) -> Any:
         "overwrite": Annotated[
             bool,
             tyro.conf.arg(
-                help="begin anew where the folder holds a run, which is kept as FOLDER.old-1, ..."
+                help="start again if the folder holds a run, which is kept as FOLDER.old-1"
             ),
         ],
     }
@@ -210,8 +265,8 @@ def _schema(algo: str, *, of_group: bool) -> Any:
         fields["seeds"] = Annotated[
             tuple[str, ...],
             tyro.conf.arg(
-                help="a group of runs, one for each of these seeds, every one a process and a "
-                "folder of its own (runs/ALGO-ENV-sSEED, or DIR/sSEED with --run-dir DIR)",
+                help="seeds of a group of runs, each with its own process and its own folder "
+                "(runs/ALGO-ENV-sSEED, or DIR/sSEED with --run-dir DIR)",
                 metavar="1,2,3",
                 help_behavior_hint="(default: one run, of --seed)",
             ),
@@ -219,7 +274,7 @@ def _schema(algo: str, *, of_group: bool) -> Any:
         fields["jobs"] = Annotated[
             str,
             tyro.conf.arg(
-                help="how many runs of --seeds go on at once",
+                help="number of runs of --seeds at the same time",
                 metavar="INT",
                 help_behavior_hint="(default: cores divided by runtime.threads, at least 1)",
             ),
@@ -229,10 +284,6 @@ def _schema(algo: str, *, of_group: bool) -> Any:
     for name, info in options(algo).items():
         if name == "algo":
             continue
-        default = "required" if info.is_required() else info.get_default(call_default_factory=True)
-        default = own.values.get(name, default)
-        if isinstance(default, tuple):
-            default = " ".join(str(item) for item in default)
         mapping = get_origin(info.annotation) is dict
         many = not mapping and any(get_origin(kind) in (tuple, list) for kind in kinds(info))
         fields[name.replace(".", "__")] = Annotated[
@@ -242,8 +293,7 @@ def _schema(algo: str, *, of_group: bool) -> Any:
                 aliases=[f"--{short[name].replace('_', '-')}"] if name in short else None,
                 help=info.description,
                 metavar=_metavar(info),
-                help_behavior_hint=f"({own.source if name in own.values else 'default'}: "
-                f"{str(default).lower()})",
+                help_behavior_hint=_default(name, info, own),
             ),
         ]
     return TypedDict("Options", fields, total=False)  # type: ignore[operator]

@@ -77,7 +77,7 @@ def test_the_command_line_shows_them(capsys: pytest.CaptureFixture[str]) -> None
     assert found["runtime.worker_timeout_s"] == ("60.0", "default")
     for algo, said in (("a2c", "(default of a2c: relu)"), ("ppo", "(default: none)")):
         with pytest.raises(SystemExit):
-            main(["train", algo, "--help"])
+            main(["train", algo, "--help", "all"])
         text = " ".join(re.sub("[│\n]", " ", capsys.readouterr().out).split())
         assert said in text[text.index("--model.activation") : text.index("--model.layer-norm")]
 
