@@ -30,7 +30,7 @@ DOCUMENTS = (
 
 
 class Ratio(NamedTuple):
-    """What a speed ratio, and the share of the limit, are held against."""
+    """Goals of a speed ratio and of the fraction of the limit."""
 
     must: float
     aim: float | None
@@ -52,14 +52,14 @@ SPEED_DDPG = {
     "halfcheetah-ddpg": Ratio(1.45, 1.8, 0.75),
     "halfcheetah-ddpg-bf16": Ratio(2.0, 2.4, 0.75),
 }
-"""By the name of the record of `compare`."""
+"""Keys are names of records of `compare`."""
 
 SPEED_ACER = ("cartpole-acer", "pong-acer")
 OF_LIMIT_ACER = (0.75, 0.85)
 """Must and aim."""
 
 SHARE_OF_TRUST_REGION = 0.15
-"""Of an update, at most."""
+"""Largest fraction of an update."""
 
 SAMPLING = {
     "Pong-v5 of bare": ("Pong-v5, of EnvPool alone", 0.9),
@@ -70,7 +70,7 @@ SAMPLING = {
         0.9,
     ),
 }
-"""Ratios of sampling.py: what they are, and what is asked of them."""
+"""Ratios of sampling.py: their titles, and the least value that was asked for."""
 
 GAMES = {
     "self_play_half_sampled": "one policy, sampling, against its checkpoint at half of the budget",
@@ -79,7 +79,7 @@ GAMES = {
     "policy_0_random": "the first of two policies, against random actions",
     "policy_1_random": "the second of two policies, against random actions",
 }
-"""Who plays whom in games.py."""
+"""Matches of games.py."""
 
 SOAKS = ("pong-appo",)
 """Workloads of soak.py."""
@@ -126,7 +126,7 @@ def learning_table(algo: str) -> str:
 
 
 def footnotes(rows: list[Row]) -> list[str]:
-    """What the signs beside the seeds mean, those that there are."""
+    """Explanations of the marks next to the seeds, as far as the rows have them."""
     used = {sign for row in rows for sign in notes(row)}
     lines = []
     if "¹" in used:
@@ -172,7 +172,7 @@ def rounded(value: float, score: str) -> str:
 
 
 def told(run: dict[str, Any], score: str) -> str:
-    """One seed's; of returns with how far the episodes lie apart."""
+    """Score of one seed; returns with their standard deviation over episodes."""
     value = rounded(run[score], score)
     return value if score == "success_rate" else f"{value} ± {run['return_std']:.1f}"
 
@@ -192,7 +192,7 @@ def met_by(score: float, must: float | None, aim: float | None) -> str:
 
 
 def speed_table(peer: str, goals: dict[str, Ratio]) -> str:
-    """Of what `compare --record` appended: the newest comparison of each workload."""
+    """Newest comparison of each workload, from the records of `compare --record`."""
     lines = [
         f"| workload | quintet | {PEERS[peer]} | ratio | must / aim | met | of its limit "
         "| asked | precision | compiled in | commit |",
@@ -220,7 +220,7 @@ def speed_table(peer: str, goals: dict[str, Ratio]) -> str:
 
 
 def limit_table(names: Iterable[str], goal: tuple[float, float], newest: int = 3) -> str:
-    """Of what ``quintet bench WORKLOAD --json`` said, a line for each run: the newest runs."""
+    """Newest runs of ``quintet bench WORKLOAD --json``, from one line per run."""
     lines = [
         "| workload | env_steps/s | of its limit | must / aim | met | precision | compiled in "
         "| commit |",
@@ -244,7 +244,7 @@ def limit_table(names: Iterable[str], goal: tuple[float, float], newest: int = 3
 
 
 def acer_step_table() -> str:
-    """Of what `acer_step.py` recorded."""
+    """Records of `acer_step.py`."""
     lines = [
         "| microseconds per update | quintet | bare | without trust region | bare "
         "| share of the trust region | bare | asked | met |",
@@ -263,7 +263,7 @@ def acer_step_table() -> str:
 
 
 def threshold_table() -> str:
-    """Of what `time_to_threshold.py` recorded."""
+    """Records of `time_to_threshold.py`."""
     lines = [
         "| task | return | quintet: seconds (env_steps) | Stable-Baselines3: seconds (env_steps) "
         "| ratio of medians | commit |",
@@ -280,7 +280,7 @@ def threshold_table() -> str:
         ratio = ""
         if all(run["reached"] for run in record["quintet"]):
             ours, theirs = (median(run["seconds"] for run in side) for side in sides)
-            # What a run took that was ended before it got there is less than it would have taken.
+            # A run that was ended before it reached the return would have taken longer.
             sign = "" if all(run["reached"] for run in record["sb3"]) else "> "
             ratio = f"**{sign}{theirs / ours:.1f}x**"
         lines.append(
@@ -297,7 +297,7 @@ def until(run: dict[str, Any]) -> str:
 
 
 def efficiency_table() -> str:
-    """Of what `efficiency.py` recorded; a dash is a run that did not reach the return."""
+    """Records of `efficiency.py`; a dash is a run that did not reach the return."""
     found = result("efficiency")
     lines = [
         "| environment | variant | env_steps to the return, by seed | median | seconds, median |",
@@ -346,7 +346,7 @@ def unique(values: Iterable[Any]) -> list[str]:
 
 
 def sampling_table() -> str:
-    """Of what `sampling.py` recorded."""
+    """Records of `sampling.py`."""
     lines = ["| sampling alone | measured | asked | met |", "|---|---|---|---|"]
     record = result("sampling")
     for name, (title, asked) in SAMPLING.items():
@@ -360,7 +360,7 @@ def sampling_table() -> str:
 
 
 def sampling_rates_table() -> str:
-    """Of what `sampling.py` recorded."""
+    """Records of `sampling.py`."""
     record = result("sampling")
     lines = ["| rows/s | median | all |", "|---|---|---|"]
     for name, rates in (record or {"rates": {}})["rates"].items():
@@ -370,7 +370,7 @@ def sampling_rates_table() -> str:
 
 
 def replay_table() -> str:
-    """Of what `replay.py` recorded."""
+    """Records of `replay.py`."""
     lines = [
         "| microseconds | a draw | plain | ratio | a store | plain | ratio |",
         "|---|---|---|---|---|---|---|",
@@ -387,7 +387,7 @@ def replay_table() -> str:
 
 
 def replay_step_table() -> str:
-    """Of what `replay.py` recorded."""
+    """Records of `replay.py`."""
     lines = ["| microseconds per step | with replay | without |", "|---|---|---|"]
     for name, times in (result("replay") or {"us": {}})["us"].items():
         if "step" in times:
@@ -397,7 +397,7 @@ def replay_step_table() -> str:
 
 
 def soak_table() -> str:
-    """Of what `soak.py` recorded."""
+    """Records of `soak.py`."""
     lines = [
         "| workload | minutes | env_steps/s of the bench | of the soak | share | of its last half "
         "| most MB per minute of a process | asked | met |",
@@ -419,7 +419,7 @@ def soak_table() -> str:
 
 
 def steadiness_table() -> str:
-    """How PPO's preset for CartPole-v1 ends."""
+    """Ends of runs with PPO's preset for CartPole-v1."""
     lines = [
         "| CartPole-v1 | seeds | runs that end at 490 or more | asked | the least end "
         "| env_steps to 475: median, least, most | not within the budget | commit |",
@@ -527,7 +527,7 @@ TABLES = {
 
 
 def rendered(text: str) -> str:
-    """The document with every ``<!-- table NAME -->`` block filled anew."""
+    """The document with every ``<!-- table NAME -->`` block written again."""
     for name, table in TABLES.items():
         begin, end = f"<!-- table {name} -->", f"<!-- end {name} -->"
         if begin in text:
