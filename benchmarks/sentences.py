@@ -43,7 +43,12 @@ def split(text: str) -> list[str]:
             joined[-1] += f" {part}"
         else:
             joined.append(part)
-    return [each for each in joined if len(re.findall(r"[A-Za-z]{2,}", each)) >= LEAST_WORDS]
+    return [each for each in joined if _words(each) >= LEAST_WORDS]
+
+
+def _words(text: str) -> int:
+    """The number of words outside of code and of the targets of links."""
+    return len(re.findall(r"[A-Za-z]{2,}", re.sub(r"`[^`]*`|\]\([^)]*\)", " ", text)))
 
 
 def _cells(row: re.Match[str]) -> str:
