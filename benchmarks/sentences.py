@@ -72,12 +72,11 @@ def of_docstrings() -> Iterator[Sentence]:
     for path in sources():
         tree = ast.parse(path.read_text())
         for node in ast.walk(tree):
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-                if isinstance(node.value.value, str):
-                    for paragraph in re.split(r"\n\s*\n|\n(?=\s*[\w, ]+: )", node.value.value):
-                        for sentence in split(paragraph):
-                            place = f"{path.relative_to(ROOT)}:{node.lineno}"
-                            yield Sentence(place, sentence)
+            if not isinstance(node, ast.Expr):
+                continue
+            for paragraph in re.split(r"\n\s*\n|\n(?=\s*[\w, ]+: )", written(node.value)):
+                for sentence in split(paragraph):
+                    yield Sentence(f"{path.relative_to(ROOT)}:{node.lineno}", sentence)
 
 
 def of_messages() -> Iterator[Sentence]:

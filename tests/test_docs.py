@@ -44,7 +44,7 @@ QUOTED = DOCS / "adding-a-learner.md"
 """Its code is a test's, and runs there."""
 
 NO_OPTIONS = {"config", "seeds", "jobs", "env", "total_steps", "x", "metric", "kind", "video"}
-NO_OPTIONS |= {"trust", "overwrite", "n_envs", "ent_coef", "json", "most_s"}
+NO_OPTIONS |= {"trust", "overwrite", "n_envs", "ent_coef", "json", "most_s", "help"}
 """Flags of commands that are no options of a run."""
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)

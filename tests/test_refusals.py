@@ -43,7 +43,8 @@ CARTPOLE = "train ppo --env CartPole-v1"
         ("config acer --env CartPole-v1 --replay-ratio -1", 2, "replay_ratio"),
         ("eval runs/nothing", 1, "runs/nothing does not exist"),
         ("plot runs/nothing --out a.png", 1, "has no metrics.jsonl"),
-        ("train impala --help", 0, "--batch-unrolls"),
+        ("train impala --help all", 0, "--batch-unrolls"),
+        ("train impala --help", 0, "--learning-rate"),
     ],
 )
 def test_no_refusal_waits_for_pytorch(command: str, status: int, says: str, tmp_path: Path):

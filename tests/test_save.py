@@ -121,14 +121,14 @@ def test_quintet_save_has_a_running_run_save(running, capsys, monkeypatch):
     process.send_signal(signal.SIGTERM)
     process.wait(60)
     assert cli.main(["save", str(folder)]) == 1
-    assert "no process trains in" in capsys.readouterr().err
+    assert "got no process that trains in it" in capsys.readouterr().err
 
 
 def test_who_can_not_be_asked(tmp_path, capsys):
     assert cli.main(["save", str(tmp_path / "absent")]) == 1
     assert "must be the folder of a run" in capsys.readouterr().err
     assert cli.main(["save", str(tmp_path)]) == 1
-    assert "no process trains in" in capsys.readouterr().err
+    assert "got no process that trains in it" in capsys.readouterr().err
     with run_lock(tmp_path):  # but has no handler: the signal would end this process
         assert holder_of(tmp_path) == Holder(os.getpid(), save.socket.gethostname())
         assert cli.main(["save", str(tmp_path)]) == 1

@@ -1,8 +1,8 @@
 """Prints the test files of source files; `make check` runs those of what has changed.
 
 python tests/tests_of.py quintet/runtime/delivery.py    the tests of these files
-python tests/tests_of.py --changed                      of what differs from the branch `main`, or those
-                                                  of ops, models and config where nothing does
+python tests/tests_of.py --changed                      the tests of what differs from `main`, or
+                                                        of ops, models and config without a change
 """
 
 import re
@@ -19,7 +19,7 @@ MOST = 6
 """Test files for a source file that no test is named after."""
 
 
-def tests_of(source: str) -> list[str]:
+def files_for(source: str) -> list[str]:
     """Test files of one file, by their paths in the repository.
 
     Those named after it, in the folder that mirrors its own (`test_NAME.py`, `test_NAME_*.py`);
@@ -53,7 +53,7 @@ def changed() -> list[str]:
 
 def selected(sources: list[str]) -> list[str]:
     """Test files of several files, each once; `ALWAYS` where there are none."""
-    found = {test for source in sources for test in tests_of(source)}
+    found = {test for source in sources for test in files_for(source)}
     return sorted(found) or list(ALWAYS)
 
 
@@ -79,7 +79,9 @@ def _importers(module: str) -> list[str]:
     for each in TESTS.rglob("test_*.py"):
         text = each.read_text()
         if form.search(text):
-            sizes[str(each.relative_to(ROOT))] = len(re.findall(r"^(?:from|import) quintet", text, re.M))
+            sizes[str(each.relative_to(ROOT))] = len(
+                re.findall(r"^(?:from|import) quintet", text, re.M)
+            )
     return sorted(sizes, key=lambda name: (sizes[name], name))
 
 

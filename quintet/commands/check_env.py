@@ -26,12 +26,15 @@ def main(arguments: list[str]) -> int:
         steps: Annotated[int, arg(help="number of steps of each of two environments")] = 1_000,
         most_s: Annotated[float, arg(help="seconds after which the check stops stepping")] = 30.0,
         seed: Annotated[int, arg(help="seed of the first environment and of the actions")] = 0,
-        backend: Annotated[Backend, arg(name="env.backend", help="backend of the environment")] = "auto",
+        backend: Annotated[
+            Backend, arg(name="env.backend", help="backend of the environment")
+        ] = "auto",
         kwargs: Annotated[
             str, arg(name="env.kwargs", help="arguments of the environment", metavar="JSON")
         ] = "{}",
         mask_from_info: Annotated[
-            bool, arg(name="env.mask-from-info", help='take the action mask from info["action_mask"]')
+            bool,
+            arg(name="env.mask-from-info", help='take the action mask from info["action_mask"]'),
         ] = False,
         as_json: Annotated[bool, arg(name="json", help="print one JSON object")] = False,
     ) -> None:

@@ -29,7 +29,9 @@ def _evaluate(
         Positional[str | None],
         arg(help="run folder, checkpoint, or saved policy", metavar="RUN"),
     ] = None,
-    env: Annotated[str | None, arg(help="environment to play in, if not the one of training")] = None,
+    env: Annotated[
+        str | None, arg(help="environment to play in, if not the one of training")
+    ] = None,
     episodes: Annotated[int, arg(help="number of whole episodes to play")] = 100,
     seed: Annotated[int, arg(help="first environment seed")] = 10_000,
     checkpoint: Annotated[str, arg(help="best, latest, or a checkpoint's name or path")] = "latest",
@@ -49,7 +51,7 @@ def _evaluate(
     against: Annotated[
         str | None,
         arg(
-            help="run or policy that plays the other agents in an environment of several agents, or "
+            help="run or policy that plays the other agents in an environment of several, or "
             "random; episodes are then games",
             metavar="RUN",
         ),
@@ -75,7 +77,8 @@ def _evaluate(
         Backend | None, arg(name="env.backend", help="backend, if not the one of training")
     ] = None,
     success: Annotated[
-        str | None, arg(name="env.success", help="rule by which episodes are won, if not training's")
+        str | None,
+        arg(name="env.success", help="rule by which episodes are won, if not training's"),
     ] = None,
     num_processes: Annotated[
         int | None,

@@ -117,7 +117,7 @@ def _nobody(run_dir: Path) -> CheckpointError:
     runs = [] if newest else [shown(run) for run in runs_in(run_dir) if run != run_dir]
     of_group = f"; give one of the runs in it, as {runs[0]}" if runs else ""
     return CheckpointError(
-        f"{run_dir} must be a running run, got a folder in which no process trains ({held}): "
+        f"{run_dir} must be in training, got no process that trains in it ({held}): "
         f"nothing was saved, and nothing is lost{of_group}"
     )
 

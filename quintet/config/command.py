@@ -18,7 +18,6 @@ from quintet.errors import ConfigError
 from quintet.system import files
 from quintet.system.trust import TRUST_HELP
 
-
 COMMON = (
     "env.id",
     "total_env_steps",
@@ -26,8 +25,6 @@ COMMON = (
     "run_dir",
     "preset",
     "learning_rate",
-    "actor_lr",
-    "critic_lr",
     "gamma",
     "env.num_streams",
     "model.encoder",
