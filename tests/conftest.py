@@ -56,16 +56,12 @@ def git_is_asked_once():
         yield
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks what slow_variants.txt lists; of a whole collection every line must fit a test."""
-    lines = (Path(__file__).parent / "slow_variants.txt").read_text().splitlines()
-    listed = tuple(line for line in lines if not line.startswith("#"))
-    for item in items:
-        if item.nodeid.startswith(listed):
-            item.add_marker("slow")
-    if config.args == config.getini("testpaths"):
-        names = [item.nodeid for item in items]
-        idle = [line for line in listed if not any(name.startswith(line) for name in names)]
-        if idle:
-            raise pytest.UsageError(f"no test is called {', '.join(idle)} (slow_variants.txt)")
+@pytest.fixture(autouse=True)
+def clocks_move_no_environments(monkeypatch: pytest.MonkeyPatch):
+    """Environments are stepped by the process that made them, whatever their steps take: on a busy
+    machine some steps take long, and where others then step the environments, what a test counts in
+    this process, or every step of, is something else.  Tests of the choice have the real one.
+    """
+    from quintet.runtime import spread
+
+    monkeypatch.setattr(spread, "best_num_processes", lambda *_: 1)

@@ -236,7 +236,7 @@ def python(shell: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("shell", "status", "says"),
     [
-        ("QUINTET envs CartPole >&-", 0, ""),
+        pytest.param("QUINTET envs CartPole >&-", 0, "", marks=pytest.mark.slow),
         (
             "QUINTET envs CartPole >/dev/full",
             1,
@@ -252,6 +252,7 @@ def test_whatever_output_is_there_is_no_traceback(shell, status, says):
     assert done.returncode == status
 
 
+@pytest.mark.slow
 def test_a_folder_whose_name_the_locale_can_not_write(folder):
     train_more = f"QUINTET train ppo --env {TOY} {' '.join(SMALL)} --run-dir é --total-steps"
     for steps in (128, 256):  # and goes on
@@ -391,6 +392,7 @@ def test_train_eval_plot(quintet, folder):
     assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_success_rates(quintet, folder):
     """Of Contextual's ten steps the last one pays 1 or 0."""
     more = ("--eval.episodes", "2", "--env.success", "reward>0")
@@ -429,6 +431,7 @@ def test_the_same_command_again_says_finished_and_more_steps_go_on(quintet, fold
     assert steps == sorted(set(steps))
 
 
+@pytest.mark.slow
 def test_a_group_of_seeds_and_its_picture(quintet, folder):
     given = ("--seeds", "1,2", "--eval.episodes", "2", "--report.progress", "false")
     status, out, err = quintet(*train(*given))

@@ -7,22 +7,13 @@ import imageio_ffmpeg
 import numpy as np
 import pytest
 from gymnasium import spaces
+from small_run import SMALL, TOY
 
 import quintet
 from quintet import cli
 from quintet.envs.toy import FinitePay
 from quintet.errors import ConfigError, EnvironmentFault, QuintetError
 from quintet.evaluation import MAX_STREAMS, evaluate_random
-
-SMALL = {
-    "env.num_streams": 4,
-    "unroll_steps": 16,
-    "minibatch_steps": 32,
-    "num_epochs": 1,
-    "model.policy_hidden": (8,),
-    "report.progress": False,
-    "eval.episodes": 0,
-}
 
 
 class Numbered(gymnasium.Env):
@@ -73,8 +64,7 @@ def policy(tmp_path_factory):
 def bandit(tmp_path_factory):
     """Its returns depend on the observations drawn and on the actions."""
     folder = tmp_path_factory.mktemp("evaluation")
-    env = "quintet.envs.toy:Contextual"
-    return quintet.train("ppo", env, 128, run_dir=folder / "b", config=SMALL).policy
+    return quintet.train("ppo", TOY, 128, run_dir=folder / "b", config=SMALL).policy
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +122,7 @@ def test_other_environments_by_id_and_by_callable(bandit):
 
     assert quintet.evaluate(bandit, Fixed, 3).returns.tolist() == [4.0] * 3
     assert quintet.evaluate(bandit, lambda: Fixed(), 3).lengths.tolist() == [1] * 3
-    scores = quintet.evaluate(bandit, "quintet.envs.toy:Contextual", 30, seed=5)
+    scores = quintet.evaluate(bandit, TOY, 30, seed=5)
     assert scores.returns.tolist() == quintet.evaluate(bandit, None, 30, seed=5).returns.tolist()
 
 
@@ -156,8 +146,8 @@ def test_another_environment_gets_none_of_the_arguments(tmp_path):
     assert result.metrics["eval/return_mean"] == 2.0
     for env in (None, Sized, "test_evaluation:Sized"):
         assert quintet.evaluate(result.policy, env, 1).mean == 2.0
-    scores = quintet.evaluate(result.policy, "quintet.envs.toy:Contextual", 1)
-    assert scores.env.id == "quintet.envs.toy:Contextual"
+    scores = quintet.evaluate(result.policy, TOY, 1)
+    assert scores.env.id == TOY
     assert quintet.evaluate(result.policy, lambda: Sized(3.0), 1).mean == 3.0
 
 
@@ -365,7 +355,7 @@ def test_entropy_is_that_of_the_allowed_actions(tmp_path):
 
 def test_evaluations_while_training_report_the_entropy(tmp_path):
     config = {**SMALL, "eval.episodes": 3}
-    result = quintet.train("impala", "quintet.envs.toy:Contextual", 160, 1, tmp_path, {
+    result = quintet.train("impala", TOY, 160, 1, tmp_path, {
         "env.num_streams": 4, "unroll_steps": 10, "batch_unrolls": 4, "runtime.kind": "serial",
         "report.progress": False, "eval.episodes": config["eval.episodes"],
     })  # fmt: skip

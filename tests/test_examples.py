@@ -54,6 +54,7 @@ def test_custom_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert quintet.load(result.run_dir).act(obs)[0] == 1
 
 
+@pytest.mark.slow
 def test_text_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     import text_encoder

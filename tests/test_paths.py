@@ -4,20 +4,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+import small_run
+from small_run import TOY
 
 import quintet
 from quintet import cli
 
-TASK = "quintet.envs.toy:Contextual"
-SMALL = {
-    "env.num_streams": 4,
-    "unroll_steps": 16,
-    "minibatch_steps": 32,
-    "num_epochs": 1,
-    "model.policy_hidden": (8,),
-    "report.progress": False,
-    "eval.episodes": 1,
-}
+SMALL = small_run.SMALL | {"eval.episodes": 1}
 
 
 @pytest.fixture
@@ -31,19 +24,19 @@ def home(tmp_path, monkeypatch):
 
 
 def test_the_home_folder_in_every_path(home):
-    result = quintet.train("ppo", TASK, 128, run_dir="~/run", config=SMALL)
+    result = quintet.train("ppo", TOY, 128, run_dir="~/run", config=SMALL)
     assert result.run_dir == home / "run"
-    again = quintet.train("ppo", TASK, 128, run_dir=Path("~/run"), config=SMALL)
+    again = quintet.train("ppo", TOY, 128, run_dir=Path("~/run"), config=SMALL)
     assert again.run_dir == home / "run"
     config = {**SMALL, "init_from": "~/run"}
     for _ in range(2):  # the second is the same command, which finds the same run
-        quintet.train("ppo", TASK, 128, run_dir="~/warm", config=config)
+        quintet.train("ppo", TOY, 128, run_dir="~/warm", config=config)
     policy = quintet.load("~/run")
     assert policy.save("~/policy") == home / "policy"
     newest = max((home / "run" / "checkpoints").iterdir())
     quintet.load("~/run", f"~/run/checkpoints/{newest.name}")
     (home / "more.yaml").write_text("gamma: 0.5\n")
-    words = ["train", "ppo", f"--env={TASK}", "--total-steps=64", "--run-dir=~/third"]
+    words = ["train", "ppo", f"--env={TOY}", "--total-steps=64", "--run-dir=~/third"]
     words += ["--config=~/more.yaml", "--env.num-streams=4", "--unroll-steps=16"]
     assert cli.main([*words, "--minibatch-steps=32", "--eval.episodes=0"]) == 0
     assert "gamma: 0.5" in (home / "third" / "config.yaml").read_text()
@@ -55,11 +48,11 @@ def test_the_home_folder_in_every_path(home):
 
 def test_a_folder_that_is_called_none(home):
     here = Path("none").absolute()
-    assert quintet.train("ppo", TASK, 64, run_dir="none", config=SMALL).run_dir == here
+    assert quintet.train("ppo", TOY, 64, run_dir="none", config=SMALL).run_dir == here
     assert Path("none/config.yaml").exists()
     shutil.copytree("none", "null")
     warm = {**SMALL, "init_from": "null"}
-    quintet.train("ppo", TASK, 64, run_dir=home / "run", config=warm)
+    quintet.train("ppo", TOY, 64, run_dir=home / "run", config=warm)
     assert f"init_from: {Path('null').absolute()}" in (home / "run" / "config.yaml").read_text()
 
 

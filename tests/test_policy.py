@@ -14,8 +14,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import small_run
 import torch
 from gymnasium import spaces
+from small_run import TOY
 
 import quintet
 from quintet import checkpoint
@@ -26,16 +28,7 @@ from quintet.runtime.torch_settings import OwnTorch
 from quintet.spaces import leaf_keys
 from quintet.types import Spaces
 
-SMALL = {
-    "env.num_streams": 4,
-    "unroll_steps": 16,
-    "minibatch_steps": 32,
-    "num_epochs": 1,
-    "model.policy_hidden": (8,),
-    "report.progress": False,
-    "eval.episodes": 2,
-    "checkpoint.interval_updates": 1,
-}
+SMALL = small_run.SMALL | {"eval.episodes": 2, "checkpoint.interval_updates": 1}
 
 
 class Mixed(gymnasium.Env):
@@ -64,7 +57,7 @@ class Mixed(gymnasium.Env):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("policy") / "run"
-    return quintet.train("ppo", "quintet.envs.toy:Contextual", 256, run_dir=folder, config=SMALL)
+    return quintet.train("ppo", TOY, 256, run_dir=folder, config=SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +93,7 @@ def test_load_finds_run_checkpoint_best_and_policy_folder(run):
     assert weights(quintet.load(run.run_dir, str(oldest))) == older
     best = quintet.load(run.run_dir, "best")
     assert weights(best) == weights(quintet.load(run.run_dir / "best"))
-    assert best.env.id == "quintet.envs.toy:Contextual"
+    assert best.env.id == TOY
 
 
 def test_load_says_what_is_missing(run, tmp_path):
@@ -392,17 +385,16 @@ def test_a_changed_or_broken_encoder_is_told(tmp_path, monkeypatch, text, says):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     config = SMALL | {"model.encoder": "changed:Mine", "model.policy_hidden": None}
-    env = "quintet.envs.toy:Contextual"
     (tmp_path / "changed.py").write_text(ENCODER.replace("LAYER", "first"))
     try:
-        quintet.train("ppo", env, 64, run_dir="run", config=config)
+        quintet.train("ppo", TOY, 64, run_dir="run", config=config)
         sys.modules.pop("changed")
         (tmp_path / "changed.py").write_text(text)
         importlib.invalidate_caches()
         with pytest.raises(QuintetError, match=says):
             quintet.load("run")
         with pytest.raises(QuintetError, match=says):
-            quintet.train("ppo", env, 128, run_dir="run", config=config)
+            quintet.train("ppo", TOY, 128, run_dir="run", config=config)
     finally:
         sys.modules.pop("changed", None)
 
@@ -451,9 +443,7 @@ def test_a_policy_of_a_run_is_no_window_on_its_learner(run):
     """What training does later must not change a policy that was handed out."""
     before = weights(run.policy)
     config = {**SMALL, "checkpoint.interval_updates": 1}
-    later = quintet.train(
-        "ppo", "quintet.envs.toy:Contextual", 384, run_dir=run.run_dir, config=config
-    )
+    later = quintet.train("ppo", TOY, 384, run_dir=run.run_dir, config=config)
     assert weights(later.policy) != before
     assert weights(run.policy) == before
 

@@ -3,26 +3,17 @@
 import numpy as np
 import pytest
 import torch
+from small_run import SMALL, TOY
 
 import quintet
 from quintet.errors import ConfigError
 from quintet.system.cpus import usable_cores
 
-SMALL = {
-    "env.num_streams": 4,
-    "unroll_steps": 16,
-    "minibatch_steps": 32,
-    "model.policy_hidden": (8,),
-    "report.progress": False,
-    "eval.episodes": 0,
-}
-TASK = "quintet.envs.toy:Contextual"
-
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("acts") / "run"
-    return quintet.train("ppo", TASK, 64, run_dir=folder, config=SMALL)
+    return quintet.train("ppo", TOY, 64, run_dir=folder, config=SMALL)
 
 
 def threads_of_acts(policy, monkeypatch):
@@ -67,7 +58,7 @@ def test_other_threads_make_no_other_policy(run, capfd):
     """The final policy stays as it is."""
     mark = (run.run_dir / "policy" / "manifest.json").read_bytes()
     more = {**SMALL, "runtime.actor_threads": 2, "report.progress": True}
-    quintet.train("ppo", TASK, 64, run_dir=run.run_dir, config=more)
+    quintet.train("ppo", TOY, 64, run_dir=run.run_dir, config=more)
     said = capfd.readouterr().out
     assert "is finished" in said
     assert "another policy" not in said

@@ -6,28 +6,18 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from small_run import SMALL, TOY
 
 import quintet
 from quintet import checkpoint
 from quintet.errors import CheckpointError, ConfigError
 from quintet.policy import require_finite
 
-SMALL = {
-    "env.num_streams": 4,
-    "unroll_steps": 16,
-    "minibatch_steps": 32,
-    "num_epochs": 1,
-    "model.policy_hidden": (8,),
-    "report.progress": False,
-    "eval.episodes": 0,
-}
-TASK = "quintet.envs.toy:Contextual"
-
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finite") / "run"
-    return quintet.train("ppo", TASK, 128, run_dir=folder, config=SMALL)
+    return quintet.train("ppo", TOY, 128, run_dir=folder, config=SMALL)
 
 
 def spoil(place, key, name, value):
@@ -64,10 +54,10 @@ def test_weights_that_are_not_finite_are_refused(run, tmp_path, key, name, value
             with pytest.raises(CheckpointError, match=says):
                 quintet.load(place)
     with pytest.raises(CheckpointError, match=says):
-        quintet.train("ppo", TASK, 512, run_dir=folder, config=SMALL)
+        quintet.train("ppo", TOY, 512, run_dir=folder, config=SMALL)
     donor = {**SMALL, "init_from": str(folder)}
     with pytest.raises(ConfigError, match=f"init_from.*{says}"):
-        quintet.train("ppo", TASK, 256, run_dir=tmp_path / "new", config=donor)
+        quintet.train("ppo", TOY, 256, run_dir=tmp_path / "new", config=donor)
     assert not (tmp_path / "new").exists()
 
 

@@ -58,6 +58,7 @@ def obedient(tmp_path_factory: pytest.TempPathFactory) -> quintet.Policy:
     return quintet.train("ppo", env, 5_000, run_dir=folder, config=config).policy
 
 
+@pytest.mark.slow
 def test_an_obedient_policy_does_what_another_mission_says(script, obedient) -> None:
     record = script.measured(obedient, 300, 10_000, 20)
     assert (record["success"], record["episodes"]) == ("reward>0", 300)
@@ -100,6 +101,7 @@ def test_what_has_no_missions_is_refused(script, tmp_path) -> None:
         script.measured(policy, 4, 0, 1)
 
 
+@pytest.mark.slow
 def test_on_a_task_of_babyai(script, tmp_path) -> None:
     """As it is, it is what `quintet.evaluate` says."""
     pytest.importorskip("envpool")

@@ -70,6 +70,7 @@ def test_a_policy_tries_no_locked_door_whatever_it_sees(doors):
             assert masks[np.arange(31), action].all()
 
 
+@pytest.mark.slow
 def test_choice_and_aim_are_learned_together(aim):
     scores = quintet.evaluate(aim.policy, episodes=50)
     assert scores.mean > 9.9

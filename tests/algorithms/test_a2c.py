@@ -145,6 +145,7 @@ def a2c(monkeypatch: pytest.MonkeyPatch) -> None:
 OPTIONS = {"env.num_streams": 16, "env.streams_per_group": 8, "eval.episodes": 0}
 
 
+@pytest.mark.slow
 def test_a2c_trains_cartpole(a2c: None, tmp_path: Path) -> None:
     config = OPTIONS | {"report.sinks": ["jsonl"]}
     result = quintet.train("a2c", "CartPole-v1", 100_000, 1, tmp_path / "run", config)

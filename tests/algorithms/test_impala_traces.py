@@ -122,8 +122,9 @@ def far(table: NDArray[np.float64], right: float) -> float:
     ("options", "right"),
     [
         ({}, clipped(1.0)),
-        ({"c_bar": 0.0}, clipped(1.0)),  # traces hasten, they do not move the limit
-        ({"rho_bar": None}, PI),
+        # Traces hasten, they do not move the limit.
+        pytest.param({"c_bar": 0.0}, clipped(1.0), marks=pytest.mark.slow),
+        pytest.param({"rho_bar": None}, PI, marks=pytest.mark.slow),
     ],
     ids=["vtrace", "traces cut", "no cap"],
 )

@@ -117,6 +117,7 @@ def test_kill_9_between_checkpoints_changes_no_byte(
     assert again.status == "finished"
 
 
+@pytest.mark.slow
 def test_a_finished_run_with_replay_can_be_extended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

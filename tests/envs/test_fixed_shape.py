@@ -244,6 +244,7 @@ class Counted(Told):
         return (0,) * (1 + 2 * self.right)
 
 
+@pytest.mark.slow
 def test_a_sequence_can_be_learned_from(tmp_path):
     config = {"eval.episodes": 0, "report.progress": False, "learning_rate": 3e-3}
     config |= {"unroll_steps": 64, "minibatch_steps": 64}

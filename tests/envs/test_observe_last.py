@@ -220,6 +220,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> quintet.Policy:
     return quintet.train("ppo", Alternate, 5_000, run_dir=folder, config=config).policy
 
 
+@pytest.mark.slow
 def test_a_feed_forward_policy_learns_what_it_could_not_see_else(policy: quintet.Policy) -> None:
     """Whoever sees nothing takes one action for ever: one reward at most."""
     assert quintet.evaluate(policy, Alternate, 4).mean == 10.0

@@ -25,7 +25,14 @@ class Affine:
         return x @ self.weight, {"sum": x.sum(-1)}
 
 
-@pytest.mark.parametrize("rows", [[4, 4], [4, 2, 4], [1, 5, 1]])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [4, 2, 4],
+        pytest.param([4, 4], marks=pytest.mark.slow),
+        pytest.param([1, 5, 1], marks=pytest.mark.slow),
+    ],
+)
 @torch.inference_mode()
 def test_rows_graph_serves_any_number_of_rows_and_new_weights(rows: list[int]):
     model = Affine()
@@ -81,6 +88,7 @@ print(counters["inductor"]["fxgraph_cache_miss"], counters["inductor"]["fxgraph_
 """
 
 
+@pytest.mark.slow
 def test_a_second_process_finds_the_graph_in_the_cache(tmp_path: Path) -> None:
     """So that a run begins, or goes on, seconds earlier."""
     env = os.environ | {

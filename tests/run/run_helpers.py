@@ -9,7 +9,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import small_run
 from gymnasium import spaces
+from small_run import TOY
 
 import quintet
 from quintet import checkpoint
@@ -19,18 +21,7 @@ from quintet.config.saved import load_config
 from quintet.envs.toy import Contextual
 from quintet.run import resolution
 
-TOY = "quintet.envs.toy:Contextual"
-SMALL: dict[str, Any] = {
-    "env.num_streams": 4,
-    "unroll_steps": 16,
-    "minibatch_steps": 32,
-    "num_epochs": 1,
-    "model.policy_hidden": (8,),
-    "report.progress": False,
-    "report.interval_s": 0.0,
-    "report.sinks": ("jsonl",),
-    "eval.episodes": 0,
-}
+SMALL = small_run.SMALL | {"report.interval_s": 0.0, "report.sinks": ("jsonl",)}
 
 
 class Trouble(gymnasium.Env):

@@ -8,20 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import small_run
+from small_run import TOY
 
 import quintet
 from quintet.errors import ConfigError
 from quintet.observe.report_files import read_metrics
 from quintet.run.callbacks import LiveRun
 
-TOY = "quintet.envs.toy:Contextual"
-SMALL = {
-    "env.num_streams": 4,
-    "unroll_steps": 16,
-    "minibatch_steps": 32,
-    "num_epochs": 1,
-    "model.policy_hidden": (8,),
-    "report.progress": False,
+SMALL = small_run.SMALL | {
     "eval.episodes": 2,
     "eval.interval": 128,
     "checkpoint.interval_updates": 1000,

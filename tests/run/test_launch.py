@@ -37,6 +37,9 @@ from quintet.errors import CheckpointError, ConfigError, EnvironmentFault, NonFi
 from quintet.observe.report_files import read_metrics
 from quintet.system.lock import run_lock
 
+HERE = Path(__file__).parent
+
+
 # What a run leaves behind
 
 
@@ -244,7 +247,7 @@ def test_two_processes_in_one_folder(tmp_path, capsys):
     command += ["--env.kwargs", '{"kind": "slow", "after": 0}', "--total-steps", "100000"]
     command += ["--run-dir", str(tmp_path), "--env.num-streams", "4", "--unroll-steps", "16"]
     command += ["--report.interval-s", "0", "--runtime.compile", "off"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    environment = {**os.environ, "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}"}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as first:
         try:
             assert "Trouble" in first.stdout.readline()  # it has begun
@@ -269,14 +272,16 @@ def make_processes(num_envs: int) -> gymnasium.vector.VectorEnv:
     return gymnasium.vector.AsyncVectorEnv([lambda: Trouble("slow", 0)] * num_envs)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)]
+)
 def test_what_a_terminal_sends_to_all_processes_ends_in_a_checkpoint(tmp_path, number):
     """Environments that are processes of their own go on until the run ends them."""
     command = [sys.executable, "-m", "quintet", "train", "ppo", "--run-dir", str(tmp_path)]
     command += ["--env", "test_launch:make_processes", "--total-steps", "100000"]
     command += ["--env.num-streams", "2", "--unroll-steps", "16", "--report.interval-s", "0"]
     command += ["--minibatch-steps", "none", "--runtime.compile", "off"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    environment = {**os.environ, "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}"}
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True,
         # nohup's SIGHUP, which the run would honour, is not what is tested.

@@ -99,6 +99,7 @@ def test_what_is_paid_late_is_learned_with_default_options(tmp_path: Path) -> No
     assert last["eval/return_mean"] == 100
 
 
+@pytest.mark.slow
 def test_short_episodes_leave_room_for_many_exact_checkpoints(tmp_path: Path) -> None:
     few = {"unroll_steps": 64, "num_epochs": 1, "eval__episodes": 0}
     last = train(tmp_path, Short, 40_000, checkpoint__keep=100, **few)

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from small_run import SMALL, TOY
 
 import quintet
 from quintet import cli
@@ -16,17 +17,6 @@ from quintet.errors import CheckpointError, ConfigError, EnvironmentFault
 from quintet.observe.report_files import read_metrics
 from quintet.run import launch
 from quintet.system.lock import run_lock
-
-TOY = "quintet.envs.toy:Contextual"
-SMALL = {
-    "env.num_streams": 4,
-    "unroll_steps": 16,
-    "minibatch_steps": 32,
-    "num_epochs": 1,
-    "model.policy_hidden": (8,),
-    "report.progress": False,
-    "eval.episodes": 0,
-}
 
 
 @pytest.fixture(autouse=True)
@@ -131,6 +121,7 @@ def test_a_run_that_goes_back_does_not_move_its_own_folder(folder, monkeypatch):
     assert attempts == [True, False]
 
 
+@pytest.mark.slow
 def test_the_command_line_a_group_and_plots(folder, capsys):
     words = [
         f"--{name.replace('_', '-')}={value[0] if isinstance(value, tuple) else value}"

@@ -171,7 +171,9 @@ def test_every_policy_has_a_best_and_a_final_one_in_its_own_folder(whole, kind, 
     assert any(all(torch.equal(ahead[n], x) for n, x in own.items()) for own in (a, b))
 
 
-@pytest.mark.parametrize("kind", ["serial", "lockstep", "groups"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("serial", marks=pytest.mark.slow), "lockstep", "groups"]
+)
 def test_both_policies_go_on_with_the_same_bytes(whole, tmp_path, kind):
     begun = tmp_path / "run"
     shutil.copytree(whole(kind), begun)
@@ -187,9 +189,8 @@ def test_both_policies_go_on_with_the_same_bytes(whole, tmp_path, kind):
         assert (a["counters"], a["learner"], a["best"]) == (b["counters"], b["learner"], b["best"])
 
 
-@pytest.mark.parametrize(
-    "kind", ["serial", *(pytest.param(kind, marks=pytest.mark.slow) for kind in list(KINDS)[1:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_was_stopped_goes_on(tmp_path, kind):
     seen: list[dict[str, float]] = []
 
@@ -224,6 +225,7 @@ def test_other_policies_than_those_of_the_folder_are_refused(whole, tmp_path):
         run(alone, 512, **KINDS["serial"])
 
 
+@pytest.mark.slow
 def test_options_that_were_replaced_are_the_policys_from_then_on(tmp_path, monkeypatch):
     """As a population does it; what is stored and gone on with is what was in force."""
     whole = Trainer.after_iteration

@@ -116,6 +116,7 @@ def killed(run: str) -> None:
     train(Path(run), Sequences, LAG_1, on_report=report)
 
 
+@pytest.mark.slow
 def test_kill_9_in_lockstep_of_lag_1_changes_no_byte(tmp_path: Path) -> None:
     run, whole = tmp_path / "run", tmp_path / "whole"
     code = f"import test_replay_paths as t; t.killed({str(run)!r})"

@@ -334,6 +334,7 @@ def test_what_became_of_a_run_follows_from_its_process(tmp_path, status, answer,
     assert (outcome.error or "").endswith(says) if says else outcome.error is None
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_the_group_and_the_same_command_goes_on(tmp_path):
     command = [sys.executable, "-m", "quintet", "train", "ppo", "--env", "run_helpers:Trouble"]
     command += ["--env.kwargs", '{"kind": "slow", "after": 0}', "--total-steps", "100000"]

@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import small_run
 import torch
 import yaml
+from small_run import TOY
 
 import quintet
 from quintet import checkpoint
@@ -16,26 +18,18 @@ from quintet.run import warm_start
 from quintet.run.launch import Result
 from quintet.run.trainer import Trainer
 
-SMALL = {
-    "env.num_streams": 4,
-    "unroll_steps": 16,
-    "minibatch_steps": 32,
-    "num_epochs": 1,
-    "model.policy_hidden": [8],
-    "eval.episodes": 0,
+SMALL = small_run.SMALL | {
     "report.interval_s": 0.0,
     "report.sinks": ["jsonl"],
-    "report.progress": False,
     "checkpoint.interval_updates": 5,
     "checkpoint.keep": 100,
 }
-ENV = "quintet.envs.toy:Contextual"
 TOTAL = 1000
 
 Tensors = dict[str, torch.Tensor]
 
 
-def run(folder: Path, total: int = TOTAL, env: str = ENV, **config: Any) -> Result:
+def run(folder: Path, total: int = TOTAL, env: str = TOY, **config: Any) -> Result:
     options = {name.replace("__", "."): value for name, value in config.items()}
     return quintet.train("ppo", env, total, 5, folder, SMALL | options)
 
@@ -117,7 +111,7 @@ def test_a_run_begins_with_the_weights_and_statistics_of_another(donor, tmp_path
 def test_of_a_population_the_leading_learner_is_taken_whole(tmp_path, begun):
     """With what only learning needs."""
     two = {"population.size": 2, "population.pbt": False}
-    quintet.train("ppo", ENV, TOTAL, 5, tmp_path / "donor", SMALL | two)
+    quintet.train("ppo", TOY, TOTAL, 5, tmp_path / "donor", SMALL | two)
     found = newest(tmp_path / "donor")
     theirs = found.tensors[f"learner_{found.meta['leader']}"]
     run(tmp_path / "new", init_from=str(tmp_path / "donor"))
@@ -149,7 +143,7 @@ def test_the_donor_is_read_once_and_the_bytes_are_those_of_the_whole_run(donor, 
         return report["iterations"] == 7
 
     options = SMALL | given
-    half = quintet.train("ppo", ENV, TOTAL, 5, tmp_path / "half", options, stop)
+    half = quintet.train("ppo", TOY, TOTAL, 5, tmp_path / "half", options, stop)
     assert half.status == "stopped"
     shutil.rmtree(tmp_path / "donor")
     run(tmp_path / "half", resume="exact", **given)

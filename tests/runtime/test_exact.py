@@ -122,6 +122,7 @@ def test_the_same_bytes_beside_a_busy_neighbour(kind: str, tmp_path: Path) -> No
     check_twice(kind, tmp_path)
 
 
+@slow
 def test_the_same_bytes_after_a_kill_inside_a_checkpoint_write(tmp_path: Path) -> None:
     check_killed("python", tmp_path, kills=1, seed=0)
 

@@ -68,7 +68,7 @@ def use(kind: str) -> None:
 
 
 @linux
-@pytest.mark.parametrize("kind", ["own", "membarrier"])
+@pytest.mark.parametrize("kind", ["own", pytest.param("membarrier", marks=pytest.mark.slow)])
 def test_a_reader_never_takes_a_torn_publication(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,6 +116,7 @@ def test_the_second_ctrl_c_ends_a_run_in_which_no_thread_can_run(tmp_path: Path)
         assert run.ended(2.0) == -signal.SIGINT
 
 
+@slow
 def test_a_run_that_goes_well_stops_without_a_word_more(tmp_path: Path) -> None:
     with running(tmp_path, "none", "--total-steps", "10_000_000") as run:
         run.wait_for(r"\d+/10,000,000 env steps")
@@ -137,13 +138,7 @@ def test_ctrl_c_is_answered_where_no_progress_is_shown(tmp_path: Path) -> None:
         assert "env steps" not in run.said
 
 
-KINDS = [
-    "lockstep",
-    pytest.param("serial", marks=slow),
-    pytest.param("steppers", marks=slow),
-    pytest.param("async", marks=slow),
-    pytest.param("learners", marks=slow),
-]
+KINDS = ("lockstep", "serial", "steppers", "async", "learners")
 
 
 def of_kind(kind: str) -> list[str]:
@@ -154,6 +149,7 @@ def of_kind(kind: str) -> list[str]:
     return ["--runtime.kind", kind, "--runtime.num-workers", "2"]
 
 
+@slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_second_ctrl_c_ends_a_run_at_once_and_leaves_no_traceback(
     kind: str, tmp_path: Path
@@ -201,6 +197,7 @@ def test_a_command_that_ctrl_c_breaks_off_is_ended_without_pythons_own_tidying_u
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "begun\n", "interrupted\n")
 
 
+@slow
 def test_what_a_stop_waits_for_is_told_in_the_order_in_which_it_happens(tmp_path: Path) -> None:
     """After the stop only the environments are waited for, which take three seconds to close."""
     steps = ["--total-steps", "10_000_000", "--unroll-steps", "32", "--env.num-streams", "2"]

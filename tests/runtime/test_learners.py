@@ -107,14 +107,20 @@ def test_every_rank_gets_its_columns_of_the_batch_and_the_state_of_the_first() -
             r"\(cpu, pid \d+\) failed: it raised .*out of paint \(.*adders.py:\d+ in",
         ),
         ("nan", NonFiniteError, "^loss became nan$"),
-        ("die", LearnerFault, r"learner 1 \(cpu, pid \d+\) ended with status 3 in update 2"),
-        ("crash", LearnerFault, "was ended by SIGSEGV in update 2"),
+        pytest.param(
+            "die",
+            LearnerFault,
+            r"learner 1 \(cpu, pid \d+\) ended with status 3 in update 2",
+            marks=slow,
+        ),
+        pytest.param("crash", LearnerFault, "was ended by SIGSEGV in update 2", marks=slow),
         ("hang", LearnerFault, r"^learner 1 \(cpu, pid \d+\) must join update 2 within 2 s"),
         ("never", LearnerFault, r"^learner 1 \(cpu, pid \d+\) must end update 1 within 2 s"),
-        (
+        pytest.param(
             "unready",
             LearnerFault,
             r"learner 1 .* failed: it raised .*not made for this \(.*adders.py",
+            marks=slow,
         ),
     ],
 )
@@ -175,6 +181,7 @@ def test_batches_from_replay_that_cant_be_shared_evenly_are_refused() -> None:
         adders(5)
 
 
+@slow
 def test_close_before_the_first_update() -> None:
     learners = adders(2)
     learners.start(print, print)
@@ -279,7 +286,12 @@ def test_a_nan_is_told_and_the_batch_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGKILL, signal.SIGINT, pytest.param(signal.SIGTERM, marks=slow)]
+    "number",
+    [
+        signal.SIGKILL,
+        pytest.param(signal.SIGINT, marks=slow),
+        pytest.param(signal.SIGTERM, marks=slow),
+    ],
 )
 def test_no_learner_outlives_the_first(number: int, tmp_path: Path) -> None:
     process = subprocess.Popen(

@@ -63,14 +63,15 @@ def serial(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", ["lockstep", "lockstep server"])
+@pytest.mark.parametrize("kind", [pytest.param("lockstep", marks=slow), "lockstep server"])
 def test_lockstep_gives_the_bytes_of_serial(kind: str, serial: Path, tmp_path: Path) -> None:
     train(tmp_path, kind)
     assert MADE[-1].checked > 1_501
     assert hashes(tmp_path) == hashes(serial)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("async", marks=slow), "async server"])
+@slow
+@pytest.mark.parametrize("kind", ["async", "async server"])
 def test_async_actors_perturb_the_weights_published_by_then(kind: str, tmp_path: Path) -> None:
     """The learner checks every row; groups of different versions share forwards of the server."""
     train(tmp_path, kind)

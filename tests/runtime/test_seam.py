@@ -99,7 +99,7 @@ def test_ppo_chunks_for_minibatches(kind: str) -> None:
         assert lags == ({0.0, 1.0} if LAG[kind] else {None})  # without any there is nothing to say
 
 
-@kinds("serial", "lockstep0x2", "asyncx2server")
+@kinds("serial", "lockstep0x2")
 def test_impala_takes_24_columns_out_of_groups_of_16(kind: str) -> None:
     """What a round leaves over comes in the next batch, one version old and nothing twice."""
     plan = DataPlan(unroll_steps=5, columns_per_batch=24, state_every=5, return_discount=0.5)
@@ -126,7 +126,7 @@ def test_impala_takes_24_columns_out_of_groups_of_16(kind: str) -> None:
     assert min(shares) > 0.8 * max(shares)
 
 
-@kinds("serial", "asyncx2server")
+@kinds("serial")
 def test_appo_two_policies_share_the_streams(kind: str) -> None:
     """Each row belongs to one policy; a column that straddles a change goes to both learners, each
     with the other's rows masked.
@@ -148,7 +148,7 @@ def test_appo_two_policies_share_the_streams(kind: str) -> None:
     assert len(straddling[0] & straddling[1]) > 10
 
 
-@kinds("serial", "asyncx2server")
+@kinds("serial")
 def test_appo_groups_of_one_policy_each(kind: str) -> None:
     """Columns are wholly one policy's, and every group has it from the first row to the last."""
     plan = DataPlan(unroll_steps=8, columns_per_batch=4, state_every=8)
@@ -166,7 +166,7 @@ def test_appo_groups_of_one_policy_each(kind: str) -> None:
     assert min(learner.updates for learner in learners) > 20
 
 
-@kinds("serial", "lockstep0x2")
+@kinds("serial")
 def test_appo_drops_what_is_too_old(kind: str) -> None:
     """Batches of 2 columns out of rounds of 8: the third and fourth of a round are too old."""
     plan = DataPlan(unroll_steps=6, columns_per_batch=2, state_every=6, max_policy_lag=1)
@@ -217,7 +217,7 @@ def test_ddpg_windows_and_updates_owed(kind: str) -> None:
             assert done <= owed
 
 
-@kinds("serial", "asyncx2server")
+@kinds("asyncx2server")
 def test_acer_poisson_draws_of_sequences(kind: str) -> None:
     """Whole unrolls of each stream with their states; none before the start size."""
     replay = ReplayPlan(

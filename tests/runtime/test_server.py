@@ -26,6 +26,7 @@ def test_the_server_waits_for_as_many_streams_as_it_is_told_to(tmp_path: Path) -
     assert served(tmp_path, inference_batch_min=8, inference_timeout_ms=300.0) > 6.0
 
 
+@pytest.mark.slow
 def test_the_server_acts_on_no_more_streams_than_it_is_told_to(tmp_path: Path) -> None:
     assert served(tmp_path, inference_batch_max=4) == 4.0
 

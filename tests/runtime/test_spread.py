@@ -75,6 +75,11 @@ class Slow(gymnasium.Env):
         return self.np_random.random(2, dtype=np.float32)
 
 
+@pytest.fixture(autouse=True)
+def clocks_move_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spread, "best_num_processes", best_num_processes)
+
+
 @pytest.mark.parametrize(
     ("cost", "streams", "cores", "free", "count"),
     [

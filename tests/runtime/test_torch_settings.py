@@ -158,6 +158,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - begin)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries stay as they are")
 def test_freed_memory_is_used_again_without_page_faults() -> None:
     faults = {}

@@ -101,7 +101,12 @@ def test_async_replaces_a_worker_that_is_killed_or_stopped(what: str, tmp_path: 
             marks=slow,
         ),
         ("hang", WorkerFault, r"worker \d .*must do a row within 1 s, .*silent .*at row \d+ of sl"),
-        ("die", WorkerFault, r"worker \d \(streams .* ended with status 3 at row \d+.*is above"),
+        pytest.param(
+            "die",
+            WorkerFault,
+            r"worker \d \(streams .* ended with status 3 at row \d+.*is above",
+            marks=slow,
+        ),
     ],
 )
 @pytest.mark.parametrize("kind", ["async", pytest.param("lockstep", marks=slow)])
@@ -216,6 +221,7 @@ def test_lockstep_goes_back_past_a_damaged_exact_checkpoint(every: bool, tmp_pat
     assert re.search(r"what was trained after \d+ env_steps is trained again", said)
 
 
+@slow
 def test_lockstep_goes_back_no_second_time(tmp_path: Path) -> None:
     with pytest.raises(WorkerFault, match="ended with status 3"):
         train(tmp_path, partial(Drifting, "die"), kind="lockstep", worker_timeout_s=60.0)
@@ -227,6 +233,7 @@ class SlowToMake(Drifting):
         super().__init__()
 
 
+@slow
 def test_environments_may_take_longer_to_make_than_to_step(tmp_path: Path) -> None:
     """Two in each worker, which makes them anew after a checkpoint."""
     result = train(tmp_path, SlowToMake, 1_300, kind="lockstep", worker_timeout_s=1.0)
@@ -234,6 +241,7 @@ def test_environments_may_take_longer_to_make_than_to_step(tmp_path: Path) -> No
     assert "going back" not in (tmp_path / "log.txt").read_text()
 
 
+@slow
 def test_nobody_is_judged_by_time_in_which_this_process_was_stopped_too() -> None:
     """As a container is that is paused: all are silent for long, and go on."""
     loaded = compose("ppo", [Layer("test", {"env.id": "Drifting", **SMALL})], Drifting)
@@ -267,9 +275,9 @@ def test_nobody_is_judged_by_time_in_which_this_process_was_stopped_too() -> Non
     ("kind", "number", "inference"),
     [
         ("async", signal.SIGKILL, "local"),
-        ("lockstep", signal.SIGINT, "local"),
         pytest.param("async", signal.SIGINT, "local", marks=slow),
         pytest.param("async", signal.SIGTERM, "local", marks=slow),
+        pytest.param("lockstep", signal.SIGINT, "local", marks=slow),
         pytest.param("lockstep", signal.SIGKILL, "local", marks=slow),
         pytest.param("lockstep", signal.SIGTERM, "local", marks=slow),
         pytest.param("async", signal.SIGKILL, "server", marks=slow),
@@ -306,6 +314,7 @@ def test_no_worker_outlives_its_parent(
     assert not alive
 
 
+@slow
 def test_a_worker_that_can_not_begin_says_why(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="it raised ValueError: not here"):
         train(tmp_path, only_here)
@@ -446,7 +455,10 @@ class DiesAsItIsMade(Drifting):
         super().__init__()
 
 
-@pytest.mark.parametrize(("kind", "by"), [("async", signal.SIGKILL), ("lockstep", signal.SIGABRT)])
+@pytest.mark.parametrize(
+    ("kind", "by"),
+    [("async", signal.SIGKILL), pytest.param("lockstep", signal.SIGABRT, marks=slow)],
+)
 def test_a_worker_that_is_killed_while_it_starts_is_one_of_those_that_may_die(
     kind: str, by: signal.Signals, tmp_path: Path
 ) -> None:

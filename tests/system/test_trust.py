@@ -435,7 +435,8 @@ def test_runs_without_code_are_not_signed(plain_run):
     assert "signature" not in (plain_run / "policy/manifest.json").read_text()
 
 
-@pytest.mark.parametrize("kind", ["serial", pytest.param("lockstep", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["serial", "lockstep"])
 def test_a_group_of_ones_own_code(own_code, tmp_path, monkeypatch, kind):
     monkeypatch.chdir(own_code)
     config = {"env.num_streams": 4, "unroll_steps": 16, "minibatch_steps": 32, "num_epochs": 1}

@@ -101,6 +101,7 @@ def digests(folder: Path) -> dict[int, str]:
     return {int(line.split()[0]): line for line in lines if len(line.split()) == 3}
 
 
+@pytest.mark.slow
 def test_the_same_draws_after_kill_9_at_any_moment(tmp_path: Path) -> None:
     kind, draw = "sequences", random.Random(5)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
