@@ -26,7 +26,7 @@ from quintet.runtime.parallel.learners import Learners
 from quintet.runtime.parallel.ranks import host_store
 from quintet.types import LearnerState
 
-SCRIPT = Path(__file__).with_name("learner_run.py")
+SCRIPT = Path(__file__).parent.parent / "learner_run.py"
 slow = pytest.mark.slow
 
 

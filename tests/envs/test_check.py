@@ -176,7 +176,7 @@ def test_what_json_can_not_hold_is_null(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_errors_name_the_step_and_the_line() -> None:
-    with pytest.raises(EnvironmentFault, match=r"step 6 .*boom \(.*test_env_check.py:\d+ in step"):
+    with pytest.raises(EnvironmentFault, match=r"step 6 .*boom \(.*test_check.py:\d+ in step"):
         checked(Raises)
 
 
