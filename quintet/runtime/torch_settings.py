@@ -4,12 +4,16 @@ import ctypes
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ContextDecorator, ExitStack, contextmanager
-from typing import Any, final
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, final
 
 import torch
 
 from quintet.errors import ConfigError
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _FILLING: Any = torch.utils.deterministic
 
@@ -117,11 +121,11 @@ def torch_settings(threads: int, device: str, exact: bool) -> Iterator[None]:
 
 
 @final
-class OwnTorch(ContextDecorator):
-    """Within the block, PyTorch in this thread is as quintet's computations need it, whatever the
-    user's code has set: float32 and the CPU where nothing else is said, gradients, neither autocast
-    nor inference mode.  After it all is as before, for the user's code.  It takes a
-    microsecond where nothing was set.
+class OwnTorch:
+    """A block, or a decorator of functions, in which PyTorch in this thread is as quintet's
+    computations need it, whatever the user's code has set: float32 and the CPU where nothing else
+    is said, gradients, neither autocast nor inference mode.  After it all is as before, for the
+    user's code.  It takes a microsecond where nothing was set.
     """
 
     def __init__(self, threads: int | None = None) -> None:
@@ -132,9 +136,19 @@ class OwnTorch(ContextDecorator):
         self._before: int | None = None
         self._ends: ExitStack | None = None
 
-    def _recreate_cm(self) -> "OwnTorch":
-        """One of its own for each call of a decorated function, which may call itself."""
-        return OwnTorch(self._threads)
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        threads = self._threads
+
+        @wraps(function)
+        def inner(*args: P.args, **kwargs: P.kwargs) -> R:
+            # What follows is called for every action: a block would take twice as long.
+            settled = not _lacks_threads and (_threaded or torch.get_num_threads() == 1)
+            if threads is None and settled and _is_plain():
+                return function(*args, **kwargs)
+            with OwnTorch(threads):
+                return function(*args, **kwargs)
+
+        return inner
 
     def __enter__(self) -> None:
         global _threaded
