@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -66,9 +65,11 @@ def main(arguments: list[str] | None = None, leave: Callable[[int], object] | No
 
 def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        # Not from the registry, which imports PyTorch.
-        found = (Path(__file__).parent / "algorithms").glob("*/learner.py")
-        print(HELP.format(algorithms=", ".join(sorted(each.parent.name for each in found))), end="")
+        from quintet.algorithms.registry import LEARNERS
+
+        print(HELP.format(algorithms=", ".join(LEARNERS.names())), end="")
+        for fault in LEARNERS.faults():
+            print(f"warning: {fault}", file=sys.stderr)
         return 0 if arguments else 2
     if arguments[0] in ("-V", "--version"):
         from quintet import __version__

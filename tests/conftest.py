@@ -65,3 +65,12 @@ def clocks_move_no_environments(monkeypatch: pytest.MonkeyPatch):
     from quintet.runtime import spread
 
     monkeypatch.setattr(spread, "best_num_processes", lambda *_: 1)
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of packages that this process finds; `installed.install` writes some there."""
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    return folder

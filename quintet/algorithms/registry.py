@@ -1,43 +1,45 @@
-"""The learners by name: all that the rest of quintet knows of them."""
+"""The learners by name: quintet's own, and those of installed packages.
+
+A package adds a learner by an entry point of the group ``quintet.learners`` that names its record,
+an `Algorithm`.  The record of one of quintet's own is ``ENTRY`` in ``quintet/algorithms/NAME``.
+"""
+
+from __future__ import annotations  # so that `quintet --help` need not import what records hold
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, final
 
-from gymnasium import spaces as gym_spaces
-from pydantic import BaseModel
-
-from quintet.algorithms.acer import config as acer_config
-from quintet.algorithms.appo import config as appo_config
-from quintet.algorithms.ddpg import config as ddpg_config
-from quintet.algorithms.impala import config as impala_config
-from quintet.algorithms.parts.options import Idle, Shared
-from quintet.algorithms.ppo import config as ppo_config
 from quintet.errors import ConfigError
-from quintet.models.config import ModelConfig
-from quintet.protocols import Actor, Learner, Part, UpdateAdvice
-from quintet.types import Spaces
+from quintet.protocols import UpdateAdvice
+from quintet.system.catalog import Catalog
 
 if TYPE_CHECKING:
-    from quintet.algorithms.parts.setup import Compute, Setup
+    from gymnasium import spaces as gym_spaces
+    from pydantic import BaseModel
 
-ActionKind = type[gym_spaces.Space[Any]]
+    from quintet.algorithms.parts.options import Idle, Shared
+    from quintet.algorithms.parts.setup import Compute, Setup
+    from quintet.models.config import ModelConfig
+    from quintet.protocols import Actor, Learner, Part
+    from quintet.types import Spaces
+
+    ActionKind = type[gym_spaces.Space[Any]]
 
 
 @final
 @dataclass(frozen=True)
 class Late:
-    """Something of a learner's module, which is imported with PyTorch when it is first used: a
-    wrong option is refused before.
+    """Something of a learner's module, by import string.  The module is imported, with PyTorch,
+    when this is first used: a wrong option is refused before.
     """
 
-    module: str
     name: str
 
     def get(self) -> Any:
-        return getattr(import_module(f"quintet.algorithms.{self.module}"), self.name)
+        return resolve_name(self.name)
 
     def __call__(self, *args: Any) -> Any:
         return self.get()(*args)
@@ -64,7 +66,7 @@ class Algorithm:
     idle_in: returns the options, by name, without effect with (options, resolved model, spaces).
     judged: returns the parts of a learner of (options, spaces) with the metrics by which reports
         speak for or against them.
-    actions: the classes of action spaces that it can act in.
+    actions: the classes of action spaces that it can act in; none: all.
     without: options under ``model.`` without effect on its networks.
     defaults: its own defaults of options under ``model.``, ``env.`` and ``runtime.``, by dotted
         name.
@@ -77,8 +79,8 @@ class Algorithm:
     config: type[BaseModel]
     check: Callable[[Any, ModelConfig, int, int], list[str]]
     planned_updates: Callable[[Any, int, int], int]
-    make_learner: "Callable[[Any, ModelConfig, Spaces, Setup], Learner]"
-    make_actor: "Callable[[Any, ModelConfig, Spaces, Compute], Actor]"
+    make_learner: Callable[[Any, ModelConfig, Spaces, Setup], Learner]
+    make_actor: Callable[[Any, ModelConfig, Spaces, Compute], Actor]
     shared: Callable[[Any, ModelConfig, int], Shared] | None = None
     metrics: Callable[[], tuple[str, ...]] = tuple
     tunable: frozenset[str] = frozenset()
@@ -86,12 +88,16 @@ class Algorithm:
     suited: Callable[[Any, ModelConfig, int, int, frozenset[str]], dict[str, Any]] = lambda *_: {}
     idle_in: Callable[[Any, ModelConfig, Spaces], dict[str, Idle]] = lambda *_: {}
     judged: Callable[[Any, Spaces], tuple[Part, ...]] = lambda *_: ()
-    actions: tuple[ActionKind, ...] = (gym_spaces.Space,)
+    actions: tuple[ActionKind, ...] = ()
     without: frozenset[str] = frozenset()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     advice: Callable[[Any, ModelConfig, int], UpdateAdvice] = lambda *_: UpdateAdvice()
     warnings: Callable[[Any, ModelConfig], list[str]] = lambda *_: []
     like: tuple[str, ...] = ()
+
+    def acts_in(self, space: gym_spaces.Space[Any]) -> bool:
+        """Whether it can act in an action space."""
+        return not self.actions or isinstance(space, self.actions)
 
     def tuned_options(self, options: BaseModel, named: Sequence[str]) -> tuple[str, ...]:
         """What a population tunes: the options that are named, else the learner's own choice
@@ -125,91 +131,16 @@ def _has_effect(options: BaseModel, name: str) -> bool:
     return requirements.get(name, (True, ""))[0]
 
 
-ALGORITHMS: dict[str, Algorithm] = {
-    "ppo": Algorithm(
-        ppo_config.PPOConfig,
-        ppo_config.check,
-        ppo_config.planned_updates,
-        Late("ppo.learner", "PPOLearner"),
-        Late("ppo.learner", "make_actor"),
-        shared=ppo_config.shared,
-        metrics=Late("ppo.metrics", "METRICS").get,
-        judged=Late("ppo.metrics", "judged"),
-        tunable=ppo_config.TUNABLE,
-        tuned=ppo_config.TUNED,
-        suited=ppo_config.suited,
-        idle_in=ppo_config.idle_in,
-        advice=ppo_config.advice,
-        like=("ppo2", "a2c", "trpo", "reinforce", "recurrentppo", "maskableppo"),
-    ),
-    "impala": Algorithm(
-        impala_config.ImpalaConfig,
-        impala_config.check,
-        impala_config.planned_updates,
-        Late("impala.learner", "ImpalaLearner"),
-        Late("impala.learner", "make_actor"),
-        shared=impala_config.shared,
-        metrics=Late("impala.metrics", "METRICS").get,
-        judged=Late("impala.metrics", "judged"),
-        tunable=impala_config.TUNABLE,
-        tuned=impala_config.TUNED,
-        idle_in=impala_config.idle_in,
-        defaults={"runtime.kind": "async"},
-        advice=impala_config.advice,
-        like=("a3c", "vtrace"),
-    ),
-    "appo": Algorithm(
-        appo_config.APPOConfig,
-        appo_config.check,
-        appo_config.planned_updates,
-        Late("appo.learner", "APPOLearner"),
-        Late("appo.learner", "make_actor"),
-        shared=appo_config.shared,
-        metrics=Late("appo.metrics", "METRICS").get,
-        judged=Late("appo.metrics", "judged"),
-        tunable=appo_config.TUNABLE,
-        tuned=appo_config.TUNED,
-        suited=appo_config.suited,
-        idle_in=appo_config.idle_in,
-        defaults=appo_config.DEFAULTS,
-        advice=appo_config.advice,
-    ),
-    "ddpg": Algorithm(
-        ddpg_config.DDPGConfig,
-        ddpg_config.check,
-        ddpg_config.planned_updates,
-        Late("ddpg.learner", "DDPGLearner"),
-        Late("ddpg.actor", "make_actor"),
-        shared=ddpg_config.shared,
-        metrics=Late("ddpg.metrics", "METRICS").get,
-        judged=Late("ddpg.metrics", "judged"),
-        tunable=ddpg_config.TUNABLE,
-        tuned=ddpg_config.TUNED,
-        idle_in=ddpg_config.idle_in,
-        actions=(gym_spaces.Box,),
-        without=ddpg_config.WITHOUT,
-        defaults=ddpg_config.DEFAULTS,
-        advice=ddpg_config.advice,
-        warnings=ddpg_config.warnings,
-        like=("td3", "sac", "tqc", "d4pg"),
-    ),
-    "acer": Algorithm(
-        acer_config.ACERConfig,
-        acer_config.check,
-        acer_config.planned_updates,
-        Late("acer.learner", "ACERLearner"),
-        Late("acer.learner", "make_actor"),
-        shared=acer_config.shared,
-        metrics=Late("acer.metrics", "METRICS").get,
-        judged=Late("acer.metrics", "judged"),
-        tunable=acer_config.TUNABLE,
-        tuned=acer_config.TUNED,
-        idle_in=acer_config.idle_in,
-        defaults=acer_config.DEFAULTS,
-        advice=acer_config.advice,
-        like=("dqn", "qrdqn", "rainbow", "r2d2"),
-    ),
-}
+LEARNERS = Catalog(
+    "quintet.learners",
+    "learner",
+    Algorithm,
+    {
+        name: f"quintet.algorithms.{name}:ENTRY"
+        for name in ("ppo", "impala", "appo", "ddpg", "acer")
+    },
+)
+"""All learners; `LEARNERS.register` adds one in this process alone."""
 
 
 def canonical(name: str) -> str:
@@ -217,21 +148,21 @@ def canonical(name: str) -> str:
     such learner.
     """
     plain = name.lower() if isinstance(name, str) else ""
-    if plain in ALGORITHMS:
+    if plain in LEARNERS:
         return plain
-    near = [each for each, one in ALGORITHMS.items() if plain in one.like]
+    near = [each for each, one in LEARNERS.usable().items() if plain in one.like]
     said = f"nearest is {near[0]!r}" if near else ""
-    if not near and (near := get_close_matches(plain, ALGORITHMS, 1)):
+    if not near and (near := get_close_matches(plain, LEARNERS.names(), 1)):
         said = f"did you mean {near[0]!r}?"
     raise ConfigError(
-        f"the algorithm must be one of {', '.join(ALGORITHMS)}; got {name!r}; "
+        f"the algorithm must be one of {', '.join(LEARNERS.names())}; got {name!r}; "
         + (said or "choose one of them")
     )
 
 
 def find(name: str) -> Algorithm:
-    """The learner of that name; raises ConfigError if there is none."""
-    return ALGORITHMS[canonical(name)]
+    """The learner of that name; raises ConfigError if there is none, or its package is broken."""
+    return LEARNERS.find(canonical(name))
 
 
 def require_actions(name: str, space: gym_spaces.Space[Any]) -> None:
@@ -240,11 +171,12 @@ def require_actions(name: str, space: gym_spaces.Space[Any]) -> None:
     Raises:
         ConfigError: names the spaces in which it can act, and the learners that can act in this.
     """
-    kinds = find(name).actions
-    if isinstance(space, kinds):
+    learner = find(name)
+    if learner.acts_in(space):
         return
-    able = [other for other, one in ALGORITHMS.items() if isinstance(space, one.actions)]
+    able = [other for other, one in LEARNERS.usable().items() if one.acts_in(space)]
     raise ConfigError(
-        f"{name} requires {' or '.join(kind.__name__ for kind in kinds)} actions, the action space "
-        f"is {space}; use another environment" + (f" or algorithm ({', '.join(able)})" * bool(able))
+        f"{name} requires {' or '.join(kind.__name__ for kind in learner.actions)} actions, the "
+        f"action space is {space}; use another environment"
+        + (f" or algorithm ({', '.join(able)})" * bool(able))
     )

@@ -65,14 +65,14 @@ def parse(command: str, arguments: list[str]) -> Parsed:
         ConfigError: no algorithm, an unknown one, a file that can't be read, or seeds or jobs that
             are no whole numbers.
     """
-    names = ", ".join(registry.ALGORITHMS)
+    names = ", ".join(registry.LEARNERS.names())
     if not arguments or arguments[0].startswith("-"):
         if arguments and arguments[0] in ("-h", "--help"):
-            arguments = [next(iter(registry.ALGORITHMS)), "--help"]
+            arguments = [registry.LEARNERS.names()[0], "--help"]
         else:
             raise ConfigError(
                 f"quintet {command} requires an algorithm first, one of {names}: quintet "
-                f"{command} {next(iter(registry.ALGORITHMS))} --env CartPole-v1"
+                f"{command} {registry.LEARNERS.names()[0]} --env CartPole-v1"
             )
     algo, rest = registry.canonical(arguments[0]), arguments[1:]
     _require_bare(rest)

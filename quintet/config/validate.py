@@ -177,7 +177,7 @@ def _sharing_faults(config: RunConfig) -> list[str]:
     if learners == 1:
         return []
     if shared is None:
-        able = ", ".join(name for name, one in registry.ALGORITHMS.items() if one.shared)
+        able = ", ".join(name for name, one in registry.LEARNERS.usable().items() if one.shared)
         return [
             f"runtime.num_learners={learners} requires an algorithm whose learners can share their "
             f"batches ({able}), got {config.algo}; leave it out"

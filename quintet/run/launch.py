@@ -166,6 +166,7 @@ def _run(loaded: Loaded, user: UserCode, here: Path, *, may_go_back: bool) -> Re
         if loaded.eval_env is not None:
             trainer.saving.warnings += loaded.eval_env.warnings
         trainer.saving.warnings += registry.find(config.algo).warnings(config.learner, config.model)
+        trainer.saving.warnings += registry.LEARNERS.faults()
         if runtime.actor_precision != runtime.precision:
             trainer.saving.notes.append(
                 f"the learner computes in {runtime.precision} on {runtime.device}, actors in "

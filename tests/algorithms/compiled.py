@@ -170,7 +170,7 @@ def bf16_case(algo: str) -> Case:
     known = LEARNERS[algo].config.model_fields
     options = {name: value for name, value in one_step.items() if name in known}
     options |= whole_batch(algo)
-    if not isinstance(PICTURES.action, LEARNERS[algo].actions):
+    if not LEARNERS[algo].acts_in(PICTURES.action):
         return Case(algo, SEEN_CONTROL, options, network={"policy_hidden": (16, 16)})
     return Case(algo, PICTURES, options, network=CNN)
 
@@ -188,7 +188,7 @@ def compare_gae_in_bf16() -> None:
 
 def compare(algo: str) -> None:
     entry = LEARNERS[algo]
-    able = isinstance(gym.Discrete(2), entry.actions)
+    able = entry.acts_in(gym.Discrete(2))
     plain, masked = (HYBRID, MASKED) if able else (CONTINUOUS, CONTINUOUS)
     core = "none" if "core" in entry.without else "gru"
     compare_acts(Case(algo, plain, core=core))

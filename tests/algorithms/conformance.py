@@ -49,7 +49,7 @@ class A2CWithReplay(A2CLearner):
 
 
 LEARNERS: dict[str, registry.Algorithm] = {
-    **registry.ALGORITHMS,
+    **registry.LEARNERS.usable(),
     "a2c": A2C,
     "a2c with replay": replace(A2C, make_learner=A2CWithReplay),
 }

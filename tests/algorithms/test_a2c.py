@@ -139,7 +139,7 @@ A2C = registry.Algorithm(
 
 @pytest.fixture
 def a2c(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry.ALGORITHMS, "a2c", A2C)
+    monkeypatch.setitem(registry.LEARNERS.loaded, "a2c", A2C)
 
 
 OPTIONS = {"env.num_streams": 16, "env.streams_per_group": 8, "eval.episodes": 0}

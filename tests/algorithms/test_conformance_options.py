@@ -72,7 +72,7 @@ def wrong_values(config: type[BaseModel]) -> list[tuple[str, Any, str]]:
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry.ALGORITHMS, "a2c", LEARNERS["a2c"])
+    monkeypatch.setitem(registry.LEARNERS.loaded, "a2c", LEARNERS["a2c"])
 
 
 @pytest.mark.parametrize(

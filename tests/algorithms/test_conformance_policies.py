@@ -55,11 +55,11 @@ def by_hand(policy: quintet.Policy, env: Noise, seed: int, deterministic: bool =
 
 
 @pytest.mark.parametrize("kind", IN_TURN)
-@pytest.mark.parametrize("algo", registry.ALGORITHMS)
+@pytest.mark.parametrize("algo", registry.LEARNERS.names())
 def test_a_loop_over_act_plays_as_evaluate(algo: str, kind: str) -> None:
     task, core, network = IN_TURN[kind]
-    algorithm = registry.ALGORITHMS[algo]
-    if not isinstance(task.action, algorithm.actions):
+    algorithm = registry.find(algo)
+    if not algorithm.acts_in(task.action):
         pytest.skip(f"{algo} has no such actions")
     if "core" in algorithm.without:
         core, network = "none", {}

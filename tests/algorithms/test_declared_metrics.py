@@ -104,7 +104,7 @@ def test_what_is_declared_is_what_is_reported(algo: str, reported: Any) -> None:
 
 
 def test_names_and_units_stand_once_and_each_is_some_learner_s_or_the_runtime_s() -> None:
-    of_learners = {name for one in registry.ALGORITHMS.values() for name in one.metrics()}
+    of_learners = {name for one in registry.LEARNERS.usable().values() for name in one.metrics()}
     for name in of_learners:
         assert metrics.describe(name) is not None, name
     assert of_learners >= set(metrics.OF_LEARNERS)

@@ -281,7 +281,7 @@ def test_ranks_are_equal_to_the_bit_and_one_learner_to_the_last_digits(case: Cas
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, entry in LEARNERS.items():
-        monkeypatch.setitem(registry.ALGORITHMS, name.replace(" ", "_"), entry)
+        monkeypatch.setitem(registry.LEARNERS.loaded, name.replace(" ", "_"), entry)
 
 
 def last_state(run: Path) -> str:
@@ -313,7 +313,7 @@ def test_a_resumed_run_has_the_bytes_of_one_that_was_not_interrupted(
         "model.policy_hidden": (8, 8),
     }
     env = "CartPole-v1"
-    if not isinstance(gymnasium.spaces.Discrete(2), LEARNERS[algo].actions):
+    if not LEARNERS[algo].acts_in(gymnasium.spaces.Discrete(2)):
         env = "Pendulum-v1"
     budget, run = 10 * 6 * case.config.unroll_steps + 5, tmp_path / "run"
     name = algo.replace(" ", "_")

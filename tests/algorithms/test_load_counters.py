@@ -16,7 +16,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("algo", registry.ALGORITHMS)
+@pytest.mark.parametrize("algo", registry.LEARNERS.names())
 def test_model_and_optimizer_come_without_the_counters(algo: str) -> None:
     case = Case(algo, options=OPTIONS.get(algo, {}))
     batches = case.batches(6)

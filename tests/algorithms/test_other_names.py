@@ -5,7 +5,7 @@ import pytest
 import quintet
 from quintet.algorithms import other_names
 from quintet.algorithms.other_names import named_here
-from quintet.algorithms.registry import ALGORITHMS, canonical
+from quintet.algorithms.registry import LEARNERS, canonical
 from quintet.config.load import Layer, compose, hint, options
 from quintet.errors import ConfigError
 
@@ -48,10 +48,10 @@ def test_the_name_of_each_learner(name, ppo, impala, ddpg, acer):
 
 
 def test_every_name_of_the_table_is_an_option_of_some_learner_and_none_twice():
-    known = {name for algo in ALGORITHMS for name in options(algo)}
+    known = {name for algo in LEARNERS.names() for name in options(algo)}
     for theirs, meant in other_names._OURS.items():
         assert {each for names in meant for each in names.split()} <= known, theirs
-        assert any(theirs not in options(algo) for algo in ALGORITHMS), theirs
+        assert any(theirs not in options(algo) for algo in LEARNERS.names()), theirs
     listed = [name for names in other_names._SAME.values() for name in names.split()]
     listed += other_names._DIFFERENT
     assert len(listed) == len(set(listed))

@@ -43,7 +43,7 @@ OWN = {
 @pytest.fixture(autouse=True)
 def _a2c(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(registry.ALGORITHMS, "a2c", replace(A2C, defaults=OWN))
+    monkeypatch.setitem(registry.LEARNERS.loaded, "a2c", replace(A2C, defaults=OWN))
 
 
 # Defaults of a learner's own
@@ -110,7 +110,7 @@ def test_a_run_goes_on_with_what_it_began_with(monkeypatch: pytest.MonkeyPatch) 
     few = {"runtime.kind": "serial", "eval.episodes": 0, "report.progress": False}
     quintet.train("a2c", "CartPole-v1", 32, run_dir="run", config=few)
     changed = replace(A2C, defaults=OWN | {"env.num_streams": 4})
-    monkeypatch.setitem(registry.ALGORITHMS, "a2c", changed)
+    monkeypatch.setitem(registry.LEARNERS.loaded, "a2c", changed)
     result = quintet.train("a2c", "CartPole-v1", 64, run_dir="run", config=few)
     assert result.metrics["env_steps"] == 64
 
@@ -133,17 +133,17 @@ def test_the_kind_of_an_environment_is_seen_with_them(
     command = Layer("call", {"env.id": "tests_registry_maze:Maze"})
     assert load_config("ppo", [], command).sources["clip_epsilon"] == "default"
     ppo = replace(registry.find("ppo"), defaults={"env.kwargs": {"from_above": True}})
-    monkeypatch.setitem(registry.ALGORITHMS, "ppo", ppo)
+    monkeypatch.setitem(registry.LEARNERS.loaded, "ppo", ppo)
     for loaded in (load_config("ppo", [], command), *load_seeds("ppo", [], command, [1])):
         assert isinstance(loaded, Loaded)
         assert loaded.sources["clip_epsilon"] == "preset pixels"
 
 
-@pytest.mark.parametrize("algo", registry.ALGORITHMS)
+@pytest.mark.parametrize("algo", registry.LEARNERS.names())
 def test_every_learner_s_defaults_are_options(algo: str) -> None:
     values = learner_defaults(algo).values
     env = CARTPOLE
-    if not isinstance(gymnasium.spaces.Discrete(2), registry.find(algo).actions):
+    if not registry.find(algo).acts_in(gymnasium.spaces.Discrete(2)):
         env = {"env.id": "Pendulum-v1"}
     found = compose(algo, [Layer("call", env)]).config.flat()
     assert {name: found[name] for name in values} == values
@@ -151,7 +151,7 @@ def test_every_learner_s_defaults_are_options(algo: str) -> None:
 
 @pytest.mark.parametrize("name", ["model.activatoin", "gamma", "total_env_steps", "eval.episodes"])
 def test_other_defaults_are_a_mistake_of_ours(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry.ALGORITHMS, "a2c", replace(A2C, defaults={name: 1}))
+    monkeypatch.setitem(registry.LEARNERS.loaded, "a2c", replace(A2C, defaults={name: 1}))
     with pytest.raises(AssertionError, match=f"defaults of a2c must be options .*{name}"):
         compose("a2c", [Layer("call", CARTPOLE)])
 
@@ -196,7 +196,7 @@ def test_actions_that_a_learner_can_t_choose_are_refused_at_once(
 ) -> None:
     """Before what is said of the network, whose options may depend on the actions."""
     fussy = replace(A2C, actions=actions)
-    monkeypatch.setitem(registry.ALGORITHMS, "a2c", fussy)
+    monkeypatch.setitem(registry.LEARNERS.loaded, "a2c", fussy)
     for command in ("config", "train"):
         arguments = [command, "a2c", "--env", env, "--model.core-size", "3"]
         assert main(arguments) == 2
@@ -293,7 +293,7 @@ def named_in(source: str) -> set[str]:
     """Learners, and options that are of learners alone, in a module's attributes and texts;
     docstrings are not looked at.
     """
-    learners = {name for name in registry.ALGORITHMS if name != "a2c"}
+    learners = {name for name in registry.LEARNERS.names() if name != "a2c"}
     theirs = {name for each in learners for name in registry.find(each).config.model_fields}
     theirs = {name for name in theirs if "_" in name}  # others are words of their own, as gamma
     theirs -= {*OF_ENVPOOL, *OF_EVERY}
@@ -322,7 +322,7 @@ def test_no_learner_and_none_of_their_options_is_named_outside_algorithms() -> N
         if path.relative_to(ROOT).parts[0] not in MAY_NAME and (found := named_in(path.read_text()))
     }
     assert named == {}
-    for each in registry.ALGORITHMS.keys() - {"a2c"}:
+    for each in {*registry.LEARNERS.names()} - {"a2c"}:
         assert set(OF_EVERY) <= registry.find(each).config.model_fields.keys()
 
 
@@ -344,6 +344,6 @@ def test_such_names_are_found(fault: str, name: str) -> None:
 def test_the_help_names_the_learners(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(registry.ALGORITHMS, "a2c")
+    monkeypatch.delitem(registry.LEARNERS.loaded, "a2c")
     assert main(["--help"]) == 0
-    assert f"Algorithms: {', '.join(sorted(registry.ALGORITHMS))}." in capsys.readouterr().out
+    assert f"Algorithms: {', '.join(registry.LEARNERS.names())}." in capsys.readouterr().out

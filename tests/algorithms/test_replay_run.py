@@ -51,7 +51,7 @@ PLANS = [
 def test_a_run_with_replay_is_exact_over_a_resume(
     plan: ReplayPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(registry.ALGORITHMS, "rep", replace(A2C, make_learner=learner(plan)))
+    monkeypatch.setitem(registry.LEARNERS.loaded, "rep", replace(A2C, make_learner=learner(plan)))
     run = tmp_path / "run"
     seen: list[dict[str, float]] = []
 
@@ -76,7 +76,7 @@ def test_a_run_with_replay_is_exact_over_a_resume(
 
 def killed(run: str, iteration: int) -> None:
     """Trains until SIGKILL; for a process of its own."""
-    registry.ALGORITHMS["rep"] = replace(A2C, make_learner=learner(PLANS[1]))
+    registry.LEARNERS.loaded["rep"] = replace(A2C, make_learner=learner(PLANS[1]))
 
     def report(metrics: dict[str, float]) -> None:
         if metrics["iterations"] >= iteration:
@@ -94,7 +94,9 @@ def kill_at(iteration: int, run: Path) -> None:
 def test_kill_9_between_checkpoints_changes_no_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(registry.ALGORITHMS, "rep", replace(A2C, make_learner=learner(PLANS[1])))
+    monkeypatch.setitem(
+        registry.LEARNERS.loaded, "rep", replace(A2C, make_learner=learner(PLANS[1]))
+    )
     run, damaged = tmp_path / "run", tmp_path / "damaged"
     kill_at(39, run)
     assert len(list((run / "checkpoints").iterdir())) == 3
@@ -121,7 +123,9 @@ def test_kill_9_between_checkpoints_changes_no_byte(
 def test_a_finished_run_with_replay_can_be_extended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(registry.ALGORITHMS, "rep", replace(A2C, make_learner=learner(PLANS[0])))
+    monkeypatch.setitem(
+        registry.LEARNERS.loaded, "rep", replace(A2C, make_learner=learner(PLANS[0]))
+    )
     # None may be left out, whatever they cost: the rings reach back for one interval.
     monkeypatch.setattr(saving, "_TIME_FRAC", 0.0)
     run = tmp_path / "run"
@@ -147,17 +151,19 @@ def test_a_replay_that_does_not_fit_leaves_a_folder_for_the_corrected_command(
 ) -> None:
     run = tmp_path / "run"
     huge = replace(PLANS[0], capacity_steps=10**13)
-    monkeypatch.setitem(registry.ALGORITHMS, "rep", replace(A2C, make_learner=learner(huge)))
+    monkeypatch.setitem(registry.LEARNERS.loaded, "rep", replace(A2C, make_learner=learner(huge)))
     with pytest.raises(quintet.errors.ConfigError, match="on the disk of"):
         quintet.train("rep", "CartPole-v1", BUDGET, 1, run, OPTIONS)
-    monkeypatch.setitem(registry.ALGORITHMS, "rep", replace(A2C, make_learner=learner(PLANS[0])))
+    monkeypatch.setitem(
+        registry.LEARNERS.loaded, "rep", replace(A2C, make_learner=learner(PLANS[0]))
+    )
     quintet.train("rep", "CartPole-v1", 64, 1, run, OPTIONS)
 
 
 def test_no_option_of_a_learner_without_replay_makes_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(registry.ALGORITHMS, "a2c", A2C)
+    monkeypatch.setitem(registry.LEARNERS.loaded, "a2c", A2C)
     assert A2CConfig().unroll_steps == 8
     quintet.train("a2c", "CartPole-v1", 256, 1, tmp_path / "run", OPTIONS)
     assert not (tmp_path / "run" / "replay").exists()

@@ -66,13 +66,13 @@ SEEDS = {Sequences: 1, Windows: 2, Fixed: 3, SlowToLearn: 4}
 
 
 def enter(learner: type[Sequences]) -> None:
-    registry.ALGORITHMS["rep"] = replace(registry.ALGORITHMS["impala"], make_learner=learner)
+    registry.LEARNERS.loaded["rep"] = replace(registry.find("impala"), make_learner=learner)
 
 
 @pytest.fixture(autouse=True)
 def only_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The entry is taken out again."""
-    monkeypatch.setitem(registry.ALGORITHMS, "rep", registry.ALGORITHMS["impala"])
+    monkeypatch.setitem(registry.LEARNERS.loaded, "rep", registry.find("impala"))
 
 
 def train(folder: Path, learner: type[Sequences], kind: dict[str, Any], **given: Any) -> Any:

@@ -270,6 +270,6 @@ def train(folder: Any, kind: str, total: int = 1_501, **config: Any) -> Any:
 if __name__ == "__main__":
     import exploring  # the classes that the run's options name
 
-    registry.ALGORITHMS["explorer"] = exploring.EXPLORER
+    registry.LEARNERS.loaded["explorer"] = exploring.EXPLORER
     kill_in_write(int(sys.argv[3]))
     exploring.train(sys.argv[1], sys.argv[2], resume="exact")

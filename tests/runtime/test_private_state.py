@@ -43,7 +43,7 @@ SCRIPT = Path(__file__).with_name("exploring.py")
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry.ALGORITHMS, "explorer", EXPLORER)
+    monkeypatch.setitem(registry.LEARNERS.loaded, "explorer", EXPLORER)
 
 
 def hashes(folder: Path) -> dict[str, str]:
@@ -57,7 +57,7 @@ def hashes(folder: Path) -> dict[str, str]:
 def serial(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("serial") / "run"
     with pytest.MonkeyPatch.context() as patched:
-        patched.setitem(registry.ALGORITHMS, "explorer", EXPLORER)
+        patched.setitem(registry.LEARNERS.loaded, "explorer", EXPLORER)
         train(folder, "serial")
     assert MADE[-1].checked > 1_501
     return folder

@@ -115,12 +115,12 @@ def bytes_of(policy: quintet.Policy) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, quintet.Policy]:
     folder = tmp_path_factory.mktemp("globals")
-    return {algo: trained(algo, folder / algo) for algo in registry.ALGORITHMS}
+    return {algo: trained(algo, folder / algo) for algo in registry.LEARNERS.names()}
 
 
 PAIRS = [
     pytest.param(algo, what, marks=[] if algo == "ppo" or what == "float64" else pytest.mark.slow)
-    for algo in registry.ALGORITHMS
+    for algo in registry.LEARNERS.names()
     for what in GLOBALS
 ]
 
@@ -154,7 +154,7 @@ def as_before() -> Iterator[None]:
     torch.set_grad_enabled(True)
 
 
-@pytest.mark.parametrize("algo", registry.ALGORITHMS)
+@pytest.mark.parametrize("algo", registry.LEARNERS.names())
 @pytest.mark.usefixtures("as_before")
 def test_of_an_environment(algo: str, plain: dict[str, quintet.Policy], tmp_path: Path):
     policy = trained(algo, tmp_path / "run", kwargs={"spoils": True})

@@ -1,1 +1,21 @@
 """Importance-weighted actor-learner architecture, with V-trace."""
+
+from quintet.algorithms.impala import config
+from quintet.algorithms.registry import Algorithm, Late
+
+ENTRY = Algorithm(
+    config=config.ImpalaConfig,
+    check=config.check,
+    planned_updates=config.planned_updates,
+    make_learner=Late("quintet.algorithms.impala.learner:ImpalaLearner"),
+    make_actor=Late("quintet.algorithms.impala.learner:make_actor"),
+    shared=config.shared,
+    metrics=Late("quintet.algorithms.impala.metrics:METRICS").get,
+    judged=Late("quintet.algorithms.impala.metrics:judged"),
+    tunable=config.TUNABLE,
+    tuned=config.TUNED,
+    idle_in=config.idle_in,
+    defaults={"runtime.kind": "async"},
+    advice=config.advice,
+    like=("a3c", "vtrace"),
+)

@@ -23,7 +23,7 @@ def judged(algo: str, report: dict[str, float], **options: Any) -> dict[str, str
     return {each.part: each.state for each in found}
 
 
-@pytest.mark.parametrize("algo", registry.ALGORITHMS)
+@pytest.mark.parametrize("algo", registry.LEARNERS.names())
 def test_each_learner_is_judged_by_what_it_reports(algo: str) -> None:
     one = registry.find(algo)
     options = one.config(**({} if algo in ("ppo", "ddpg") else NORMALIZED))

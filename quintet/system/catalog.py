@@ -1,0 +1,173 @@
+"""Records by name: quintet's own, and those of installed packages, which name them as entry points.
+
+The names of installed packages are read from their metadata; a package is imported only when one of
+its records is asked for.  So nothing that a file names is imported unless a package was installed
+with an entry point of that name.
+"""
+
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Generic, TypeVar, final
+
+from quintet.errors import ConfigError
+from quintet.system.signals import STOPS
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+T = TypeVar("T")
+
+
+@final
+class Catalog(Generic[T]):
+    """The records of one kind.
+
+    loaded: records in use, by name.
+    """
+
+    def __init__(self, group: str, noun: str, kind: type[T], own: Mapping[str, str]):
+        """Imports nothing.
+
+        group: the entry-point group of other packages, ``quintet.learners``.
+        noun: the word for a record in messages.
+        own: import strings of quintet's own records, by name.
+        """
+        self.group, self.noun, self.kind, self.own = group, noun, kind, own
+        self.loaded: dict[str, T] = {}
+
+    def names(self) -> list[str]:
+        """Every name: quintet's own first."""
+        return list(dict.fromkeys([*self.own, *self.loaded, *sorted(self._offers())]))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.loaded or name in self.own or name in self._offers()
+
+    def find(self, name: str) -> T:
+        """The record of a name that `names` has; imports its module at first use.
+
+        Raises:
+            ConfigError: the package of that name is broken, or several have it.
+        """
+        if name not in self.loaded:
+            self.loaded[name] = self._load(name)
+        return self.loaded[name]
+
+    def usable(self) -> dict[str, T]:
+        """All records by name, without those of broken packages."""
+        found = {}
+        for name in self.names():
+            try:
+                found[name] = self.find(name)
+            except ConfigError:  # told where that name is asked for
+                continue
+        return found
+
+    def register(self, name: str, record: T) -> None:
+        """Adds a record in this process alone; the processes of a run know installed packages only.
+
+        Raises:
+            ConfigError: the name is in use, or is none.
+        """
+        if name in self:
+            raise ConfigError(
+                f"the name of a {self.noun} must not be in use, got {name!r}: choose another one"
+            )
+        if fault := self._fault(name, record, "what is registered"):
+            raise ConfigError(fault)
+        self.loaded[name] = record
+
+    def package_of(self, name: str) -> str:
+        """Name and version of the installed package whose record it is; "" for other records."""
+        points = [] if name in self.own else self._offers().get(name, [])
+        return _packages(points)
+
+    def faults(self) -> list[str]:
+        """Sentences on installed packages whose names can't be used; imports none of them."""
+        taken = (
+            f"the name of a {self.noun} must not be one of quintet's own, got {name!r} from "
+            f"{_packages(points)}: quintet's own is used, uninstall that package or rename it there"
+            for name, points in self._offers().items()
+            if name in self.own
+        )
+        several = (
+            self._several(name, points)
+            for name, points in self._offers().items()
+            if name not in self.own and len(points) > 1
+        )
+        return [*taken, *several]
+
+    def _several(self, name: str, points: "list[EntryPoint]") -> str:
+        return (
+            f"the name of a {self.noun} must be of one package, got {name!r} from "
+            f"{_packages(points)}: uninstall all but one"
+        )
+
+    def _offers(self) -> "dict[str, list[EntryPoint]]":
+        """The entry points of installed packages, by name."""
+        if not self._is_in_use():
+            return {}
+        from importlib.metadata import entry_points
+
+        found: dict[str, list[EntryPoint]] = {}
+        for point in entry_points(group=self.group):
+            found.setdefault(point.name, []).append(point)
+        return found
+
+    def _is_in_use(self) -> bool:
+        """Whether any installed package has entry points of the group.  `importlib.metadata` says
+        it too, and takes half of the time of `quintet --help`.
+        """
+        sought = f"[{self.group}]".encode()
+        folders = (Path(folder) for folder in sys.path if isinstance(folder, str))
+        with suppress(OSError):
+            return any(
+                sought in file.read_bytes()
+                for folder in folders
+                for file in folder.glob("*.*-info/entry_points.txt")
+            )
+        return True  # importlib.metadata passes over what can't be read
+
+    def _load(self, name: str) -> T:
+        if name in self.own:
+            own: T = resolve_name(self.own[name])
+            return own
+        points = self._offers()[name]
+        if len(points) > 1:
+            raise ConfigError(self._several(name, points))
+        package = _packages(points)
+        try:
+            found: T = points[0].load()
+        except STOPS:
+            raise
+        except BaseException as error:
+            from quintet.system.blame import raised  # with Gymnasium
+
+            raise ConfigError(
+                f"{self.noun} {name!r} must be importable, importing {points[0].value} of "
+                f"{package} {raised(error)}: mend or uninstall {package}"
+            ) from error
+        if fault := self._fault(name, found, f"{points[0].value} of {package}"):
+            raise ConfigError(fault)
+        return found
+
+    def _fault(self, name: str, record: object, where: str) -> str:
+        if not name.isidentifier() or name != name.lower():
+            return (
+                f"the name of a {self.noun} must be a word in lower case, got {name!r}, which is "
+                f"{where}: rename it there"
+            )
+        if not isinstance(record, self.kind):
+            return (
+                f"{self.noun} {name!r} must be a {self.kind.__module__}.{self.kind.__qualname__}, "
+                f"got {record!r:.100}, which is {where}: mend it there"
+            )
+        return ""
+
+
+def _packages(points: "list[EntryPoint]") -> str:
+    """Names and versions of the packages of entry points."""
+    said = [f"{point.dist.name} {point.dist.version}" for point in points if point.dist is not None]
+    return " and ".join(said)

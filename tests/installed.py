@@ -1,0 +1,16 @@
+"""Packages as pip would install them, written by hand."""
+
+from pathlib import Path
+
+
+def install(
+    folder: Path, package: str, entry_points: str, files: dict[str, str], version: str = "1.0"
+) -> None:
+    """Writes the files of a package and its metadata into a folder of ``sys.path``."""
+    about = folder / f"{package.replace('-', '_')}-{version}.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+    (about / "entry_points.txt").write_text(entry_points)
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
