@@ -7,12 +7,14 @@ an `Algorithm`.  The record of one of quintet's own is ``ENTRY`` in ``quintet/al
 from __future__ import annotations  # so that `quintet --help` need not import what records hold
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, final
 
 from quintet.errors import ConfigError
+from quintet.observe.metrics import declare
 from quintet.protocols import UpdateAdvice
 from quintet.system.catalog import Catalog
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from quintet.algorithms.parts.options import Idle, Shared
     from quintet.algorithms.parts.setup import Compute, Setup
     from quintet.models.config import ModelConfig
+    from quintet.observe.metrics import Metric
     from quintet.protocols import Actor, Learner, Part
     from quintet.types import Spaces
 
@@ -59,8 +62,9 @@ class Algorithm:
         compiled.
     shared: returns the rows that several learners share, of (options, resolved model, streams);
         None: the learner does not use `Ranks`, so there can be only one.
-    metrics: returns the names that it may report; `/` at the end stands for every name that
-        begins so.
+    metrics: returns the names of `quintet.observe.metrics` that it may report.
+    own_metrics: the other metrics that it may report; `/` at the end of a name stands for every
+        name that begins so.
     tunable: options that `Learner.configure` may change during a run.
     tuned: of these what a population tunes where it names nothing.
     idle_in: returns the options, by name, without effect with (options, resolved model, spaces).
@@ -83,6 +87,7 @@ class Algorithm:
     make_actor: Callable[[Any, ModelConfig, Spaces, Compute], Actor]
     shared: Callable[[Any, ModelConfig, int], Shared] | None = None
     metrics: Callable[[], tuple[str, ...]] = tuple
+    own_metrics: Mapping[str, Metric] = field(default_factory=dict)
     tunable: frozenset[str] = frozenset()
     tuned: tuple[str, ...] = ()
     suited: Callable[[Any, ModelConfig, int, int, frozenset[str]], dict[str, Any]] = lambda *_: {}
@@ -94,6 +99,10 @@ class Algorithm:
     advice: Callable[[Any, ModelConfig, int], UpdateAdvice] = lambda *_: UpdateAdvice()
     warnings: Callable[[Any, ModelConfig], list[str]] = lambda *_: []
     like: tuple[str, ...] = ()
+
+    def reported(self) -> tuple[str, ...]:
+        """All names that it may report."""
+        return (*self.metrics(), *self.own_metrics)
 
     def acts_in(self, space: gym_spaces.Space[Any]) -> bool:
         """Whether it can act in an action space."""
@@ -161,8 +170,22 @@ def canonical(name: str) -> str:
 
 
 def find(name: str) -> Algorithm:
-    """The learner of that name; raises ConfigError if there is none, or its package is broken."""
-    return LEARNERS.find(canonical(name))
+    """The learner of that name, whose own metrics reports then may hold; raises ConfigError if
+    there is none, or its package is broken.
+    """
+    name = canonical(name)
+    learner = LEARNERS.find(name)
+    declare(learner.own_metrics, f"learner {name!r}")
+    return learner
+
+
+def declare_all() -> None:
+    """Declares the metrics of every learner, for reports of runs that another process has trained.
+    Learners of broken packages are passed over.
+    """
+    for name in LEARNERS.names():
+        with suppress(ConfigError):
+            find(name)
 
 
 def require_actions(name: str, space: gym_spaces.Space[Any]) -> None:

@@ -54,8 +54,13 @@ def main(arguments: list[str]) -> int:
 
             print(shown(plot_lineage(given_path(runs[0]), given_path(out))))
             return
+        from quintet.observe.metrics import describe
         from quintet.observe.plots import plot_runs
 
+        if metric is not None and describe(metric) is None:
+            from quintet.algorithms import registry
+
+            registry.declare_all()  # for its unit
         found = [run for place in runs for run in runs_in(given_path(place))]
         print(shown(plot_runs(found, given_path(out), kind, x or "env_steps", metric)))
 

@@ -150,7 +150,7 @@ def _population_faults(config: RunConfig) -> list[str]:
 def _objective_faults(config: RunConfig) -> list[str]:
     """Faults of the metric by which policies are ranked."""
     name, kind = config.population.objective, config.runtime.kind
-    own = registry.find(config.algo).metrics()
+    own = registry.find(config.algo).reported()
     evaluated = [x for x in OF_RUNS if x.startswith("eval/")]
     known = [*MEANS, *evaluated, *own]
     if not any(name == x or (x.endswith("/") and name.startswith(x)) for x in known):

@@ -53,10 +53,10 @@ _STYLES: dict[health.State, str] = {
 # Lines of metrics: the beginning of their names, and those that come first.  The others of a line
 # follow as far as there is room, so the metrics of any learner are shown.
 _LINES: dict[str, tuple[str, ...]] = {
-    "loss": ("total", "policy", "value", "q"),
+    "loss": ("total", "policy", "value"),
     "policy": ("entropy", "approx_kl", "kl", "clip_frac", "rho_clip_frac", "std_mean"),
-    "value": ("explained_variance", "target_mean", "prediction_mean", "q_mean"),
-    "optim": ("grad_norm", "learning_rate", "actor_learning_rate", "critic_learning_rate"),
+    "value": ("explained_variance", "target_mean", "prediction_mean"),
+    "optim": ("grad_norm", "learning_rate"),
     "normalizer": ("reward_std", "observation_clip_frac", "reward_clip_frac"),
     "exploration": (),
     "replay": (),

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, final
 
-from quintet.errors import QuintetError
+from quintet.errors import ConfigError, QuintetError
 
 
 class Metric(NamedTuple):
@@ -127,14 +127,7 @@ _LOSSES = {
     "loss/value": Metric("reward units^2", "half the squared error of the value"),
     "loss/entropy": Metric("nats", "entropy term: minus the entropy"),
     "loss/kl": Metric("1", "KL penalty: beta times the mean KL"),
-    "loss/kl_cutoff": Metric("1", "penalty on a mean KL above the cutoff"),
     "loss/l2": Metric("1", "penalty on squared kernels"),
-}
-
-_LAST_EPOCH = {
-    f"{name}_last_epoch": Metric(metric.unit, f"{metric.meaning}; in the last pass alone")
-    for name, metric in _LOSSES.items()
-    if name != "loss/total_abs"
 }
 
 _OPTIMISATION = {
@@ -142,31 +135,17 @@ _OPTIMISATION = {
     "optim/grad_norm": Metric("1", "global gradient norm before clipping, mean over updates"),
     "optim/grad_clip_frac": Metric("1", "share of updates whose gradient was clipped"),
     "optim/epochs": Metric("passes", "passes over the batch that were made"),
-    "optim/skipped_minibatches": Metric(
-        "minibatches", "of an iteration, left out as no row of them was valid"
-    ),
-    "optim/second_moment_max": Metric("1", "largest element of Adam's mean of squared gradients"),
 }
 
 _POLICY = {
     "policy/entropy": Metric("nats", "mean entropy of the policy"),
     "policy/clip_frac": Metric("1", "share of samples whose ratio was outside the clip range"),
-    "policy/clip_epsilon": Metric("1", "clip range of the ratio in force"),
     "policy/ratio_mean": Metric("1", "mean of pi over mu"),
     "policy/ratio_min": Metric("1", "lowest pi over mu"),
     "policy/ratio_max": Metric("1", "highest pi over mu"),
-    "policy/ratio_mean_abs_error": Metric("1", "mean |ratio - 1|"),
-    "policy/ratio_max_error": Metric("1", "largest |ratio - 1|"),
     "policy/ratio_first_max_error": Metric("1", "largest |ratio - 1| before the first step"),
     "policy/approx_kl": Metric("nats", "KL(mu, pi) estimated by ratio - 1 - log ratio"),
     "policy/kl": Metric("nats", "mean exact KL(mu, pi) over the batch"),
-    "policy/kl_cutoff_frac": Metric("1", "share of updates whose KL was above the cutoff"),
-    "policy/kl_beta": Metric("1", "weight of the KL penalty in force"),
-    "policy/kl_beta_factor": Metric("1", "what that weight was multiplied by after the update"),
-    "policy/logit_abs_max": Metric("1", "largest absolute logit of discrete actions"),
-    "policy/uniform_kl_capped_frac": Metric(
-        "1", "share of rows whose KL to the uniform policy is above its cap"
-    ),
     "policy/mean_mean": Metric(_ACTIONS, "mean of the means of continuous actions"),
     "policy/mean_min": Metric(_ACTIONS, "lowest mean of a continuous action"),
     "policy/mean_max": Metric(_ACTIONS, "highest mean of a continuous action"),
@@ -187,19 +166,6 @@ _POLICY = {
         "1", "share of ratios that errors of V-trace or the policy clip"
     ),
     "policy/c_clip_frac": Metric("1", "share of ratios that V-trace's or Retrace's traces clip"),
-    "loss/uniform_kl": Metric("nats", "symmetric KL of the policy to the uniform one"),
-    "loss/q": Metric("reward units^2", "half the squared error of the action's value"),
-    "loss/policy_truncated": Metric("1", "policy term of the actions taken, with clipped ratios"),
-    "loss/policy_correction": Metric("1", "policy term that corrects the clipping"),
-    "trust_region/gradient_norm": Metric("1", "norm of a sample's gradient, at the statistics"),
-    "trust_region/gradient_norm_after": Metric("1", "that norm within the trust region"),
-    "trust_region/kl_gradient_norm": Metric("1", "norm of the KL's gradient, at the statistics"),
-    "trust_region/kl_change": Metric("nats", "first-order change of the KL, without the region"),
-    "trust_region/adjustment": Metric("1", "what the KL's gradient is multiplied by and taken off"),
-    "trust_region/active_frac": Metric("1", "share of samples that the trust region holds back"),
-    "trust_region/kl_to_average": Metric("nats", "KL(average policy, policy)"),
-    "replay/age_mean": Metric("updates", "mean age of the weights that acted in replayed rows"),
-    "replay/updates_per_batch": Metric("updates", "updates from replay per fresh batch"),
 }
 
 _VALUES = {
@@ -211,8 +177,6 @@ _VALUES = {
     "value/error_frac": Metric("1", "mean squared error of values over mean squared target"),
     "advantage/mean": Metric(_REWARD, "mean advantage before normalising"),
     "advantage/std": Metric(_REWARD, "standard deviation of advantages before normalising"),
-    "advantage/normalized_min": Metric("1", "least advantage after normalising"),
-    "advantage/normalized_max": Metric("1", "greatest advantage after normalising"),
     "reward/mean": Metric(_REWARD, "mean reward per valid row, before normalising"),
     "reward/normalized_mean": Metric("1", "mean normalised reward per valid row"),
     "normalizer/observation_mean_min": Metric("observation units", "lowest running mean"),
@@ -229,65 +193,29 @@ _VALUES = {
     "normalizer/reward_std": Metric(_REWARD, "running std by which rewards are divided"),
 }
 
-_CONTROL = {
-    "loss/critic": Metric("1", "weighted error of the critic"),
-    "loss/actor": Metric(_REWARD, "minus the critic's mean value of the policy's actions"),
-    "q/prediction_mean": Metric(_REWARD, "mean value of the replayed actions"),
-    "q/target_mean": Metric(_REWARD, "mean target of these values"),
-    "q/error_abs_mean": Metric(_REWARD, "mean absolute difference of the two"),
-    "q/collected_mean": Metric(_REWARD, "mean value of the actions that were executed"),
-    "exploration/action_mean": Metric(_ACTIONS, "mean of executed actions, over dimensions too"),
-    "exploration/action_std": Metric(_ACTIONS, "their standard deviation"),
-    "exploration/action_saturation_frac": Metric("1", "share of them within 0.01 of a bound"),
-    "exploration/param_noise_std": Metric("1", "standard deviation of parameter noise"),
-    "exploration/param_noise_distance": Metric(
-        _ACTIONS, "how far parameter noise moves actions, root mean square"
-    ),
-    "optim/actor_grad_norm": Metric("1", "norm of the policy's gradient before clipping"),
-    "optim/critic_grad_norm": Metric("1", "norm of the critic's gradient before clipping"),
-    "optim/actor_learning_rate": Metric("1", "learning rate of the policy"),
-    "optim/critic_learning_rate": Metric("1", "learning rate of the critic"),
-    "normalizer/target_mean": Metric(_REWARD, "running mean of the critic's targets"),
-    "normalizer/target_std": Metric(_REWARD, "running standard deviation of these"),
-} | {
-    f"reference/{name}_{what}": Metric(unit, f"{which} of {meaning}, on a batch that stays")
-    for name, unit, meaning in (
-        ("q", _REWARD, "the values of replayed actions"),
-        ("actor_q", _REWARD, "the values of the policy's actions"),
-        ("action", _ACTIONS, "the policy's actions"),
-        ("perturbed_action", _ACTIONS, "the actions of a policy with parameter noise"),
-    )
-    for what, which in (("mean", "mean"), ("std", "standard deviation"))
-}
-
 OF_RUNS: Mapping[str, Metric] = {**_COUNTERS, **_EPISODES, **_SPEED}
 """Metrics of every run, whatever the learner."""
 
 OF_LEARNERS: Mapping[str, Metric] = {
     **_LOSSES,
-    **_LAST_EPOCH,
     **_OPTIMISATION,
     **_POLICY,
     **_VALUES,
-    **_CONTROL,
 }
-"""Metrics of learners; the registry lists those of each."""
+"""Metrics that several learners report; the registry lists those of each."""
 
-METRICS: Mapping[str, Metric] = {**OF_RUNS, **OF_LEARNERS}
-"""Every declared metric by name."""
+METRICS: dict[str, Metric] = {**OF_RUNS, **OF_LEARNERS}
+"""Every declared metric by name; `declare` adds those of a single learner."""
 
 HISTOGRAM = "histogram/"
 """Prefix of histograms, which only some sinks can show."""
 
-PREFIXES: Mapping[str, Metric] = {
-    "grad_norm/": Metric("1", "gradient norm of one parameter in the last step, before clipping"),
-    "param_norm/": Metric("1", "norm of one parameter"),
+PREFIXES: dict[str, Metric] = {
     HISTOGRAM: Metric("1", "distribution of a value over rows or parameters, never a number"),
     "health/": Metric(
         "1", "1: a part of the learner is sound, -1: doubtful, 0: not known yet (docs)"
     ),
     "hyperparameter/": Metric("1", "value of an option that a population tunes"),
-    "loss/aux/": Metric("1", "an auxiliary loss term"),
     "user/": Metric("1", "what callbacks have logged, in units of their own"),
     "server/": Metric(
         "1", "share of the inference server's time by phase; and streams that it acts on at once"
@@ -295,6 +223,21 @@ PREFIXES: Mapping[str, Metric] = {
     "worker/": Metric("1", "share of a sampler process's time, by its number and by phase"),
 }
 """Families of metrics: any name that begins so is declared."""
+
+
+def declare(metrics: Mapping[str, Metric], whose: str) -> None:
+    """Declares metrics of one learner; those whose names end with `/` are families.
+
+    Raises:
+        ConfigError: a metric of that name means something else.
+    """
+    for name, metric in metrics.items():
+        known = PREFIXES if name.endswith("/") else METRICS
+        if known.setdefault(name, metric) != metric:
+            raise ConfigError(
+                f"metric {name} of {whose} must mean what the metric of that name means already "
+                f"({known[name].meaning}), got {metric.meaning}: rename it there"
+            )
 
 
 def policy_prefix(policy: int, num_policies: int) -> str:
@@ -327,7 +270,7 @@ def check(report: Iterable[str]) -> None:
         hint = f" (nearest to the first: {near[0]})" if near else ""
         raise QuintetError(
             f"a report may hold declared metrics only, not {', '.join(unknown)}{hint}. "
-            "Declare them in quintet/observe/metrics.py"
+            "Declare them in quintet/observe/metrics.py, or as a learner's own_metrics"
         )
 
 

@@ -1,5 +1,6 @@
 """Every metric that a learner declares is reported, and every one that it reports is declared."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from quintet.algorithms import registry
 from quintet.algorithms.impala.config import ImpalaConfig
 from quintet.algorithms.ppo.config import PPOConfig
+from quintet.errors import ConfigError
 from quintet.observe import metrics
 from quintet.protocols import Learner
 from quintet.types import Rollout
@@ -98,14 +100,34 @@ def families(names: Iterable[str], declared: Iterable[str]) -> set[str]:
     [("ppo", of_ppo), ("impala", of_impala), ("appo", of_appo), ("acer", of_acer)],
 )
 def test_what_is_declared_is_what_is_reported(algo: str, reported: Any) -> None:
-    declared = registry.find(algo).metrics()
+    declared = registry.find(algo).reported()
     assert len(set(declared)) == len(declared)
     assert families(reported(), declared) == set(declared)
 
 
-def test_names_and_units_stand_once_and_each_is_some_learner_s_or_the_runtime_s() -> None:
-    of_learners = {name for one in registry.LEARNERS.usable().values() for name in one.metrics()}
-    for name in of_learners:
+def test_metrics_of_one_learner_are_its_own_and_those_of_several_are_not() -> None:
+    learners = [registry.find(name) for name in registry.LEARNERS.names()]
+    who = Counter(name for one in learners for name in one.metrics())
+    own = Counter(name for one in learners for name in one.own_metrics)
+    assert {name for name, count in who.items() if count == 1} <= set(metrics.OF_RUNS)
+    assert set(metrics.OF_LEARNERS) == set(who) - set(metrics.OF_RUNS)
+    assert set(metrics.OF_RUNS) & set(who) == {"data/valid_frac"}
+    assert not set(own) & {*metrics.OF_LEARNERS, *metrics.OF_RUNS}
+    assert set(own.values()) == {1}
+    for name in own:
         assert metrics.describe(name) is not None, name
-    assert of_learners >= set(metrics.OF_LEARNERS)
-    assert not set(metrics.OF_RUNS) & of_learners - {"data/valid_frac"}
+
+
+def test_a_name_has_one_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "METRICS", dict(metrics.METRICS))
+    monkeypatch.setattr(metrics, "PREFIXES", dict(metrics.PREFIXES))
+    mine = {"tests/mine": metrics.Metric("m", "a length"), "tests/of/": metrics.Metric("1", "some")}
+    for _ in range(2):
+        metrics.declare(mine, "learner 'tests'")
+    metrics.check(["tests/mine", "tests/of/any"])
+    with pytest.raises(ConfigError) as raised:
+        metrics.declare({"loss/total": metrics.Metric("m", "a length")}, "learner 'tests'")
+    assert str(raised.value) == (
+        "metric loss/total of learner 'tests' must mean what the metric of that name means already "
+        "(weighted sum of all terms), got a length: rename it there"
+    )

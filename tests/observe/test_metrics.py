@@ -22,13 +22,13 @@ def test_every_metric_has_unit_and_meaning() -> None:
 
 
 def test_undeclared_name_raises_with_the_nearest() -> None:
-    metrics.check({"env_steps": 1, "loss/policy": 0.1, "grad_norm/policy.0.weight": 1.0})
+    metrics.check({"env_steps": 1, "loss/policy": 0.1, "worker/0/acting_frac": 1.0})
     with pytest.raises(QuintetError, match=r"loss/polcy.*nearest.*loss/policy"):
         metrics.check({"env_steps": 1, "loss/polcy": 0.1})
-    with pytest.raises(QuintetError, match="grad_norms/x"):
-        metrics.check({"grad_norms/x": 0.1})
-    assert metrics.describe("grad_norm/x") is not None
-    assert metrics.describe("grad_norm") is None
+    with pytest.raises(QuintetError, match="workers/x"):
+        metrics.check({"workers/x": 0.1})
+    assert metrics.describe("worker/x") is not None
+    assert metrics.describe("worker") is None
 
 
 def test_clean_removes_what_is_not_finite_and_nothing_else() -> None:

@@ -23,22 +23,16 @@ REGION = (
 
 METRICS = (
     "loss/policy",
-    "loss/policy_truncated",
-    "loss/policy_correction",
-    "loss/q",
     "loss/value",
     "loss/entropy",
     "loss/total",
     *off_policy_statistics.METRICS,
-    *REGION,
-    "replay/age_mean",
-    "replay/updates_per_batch",
     *diagnostics.METRICS,
     *looks.DISTRIBUTION,
     *looks.CHANGES,
     *diagnostics.REWARD_METRICS,
 )
-"""All that it may report."""
+"""All metrics but the learner's own."""
 
 
 def judged(config: ACERConfig, spaces: Spaces) -> tuple[Part, ...]:

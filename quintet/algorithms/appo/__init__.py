@@ -2,6 +2,22 @@
 
 from quintet.algorithms.appo import config
 from quintet.algorithms.registry import Algorithm, Late
+from quintet.observe.metrics import Metric
+
+OWN_METRICS = {
+    "loss/uniform_kl": Metric("nats", "symmetric KL of the policy to the uniform one"),
+    "policy/ratio_mean_abs_error": Metric("1", "mean |ratio - 1|"),
+    "policy/logit_abs_max": Metric("1", "largest absolute logit of discrete actions"),
+    "policy/uniform_kl_capped_frac": Metric(
+        "1", "share of rows whose KL to the uniform policy is above its cap"
+    ),
+    "advantage/normalized_min": Metric("1", "least advantage after normalising"),
+    "advantage/normalized_max": Metric("1", "greatest advantage after normalising"),
+    "optim/skipped_minibatches": Metric(
+        "minibatches", "of an iteration, left out as no row of them was valid"
+    ),
+    "optim/second_moment_max": Metric("1", "largest element of Adam's mean of squared gradients"),
+}
 
 ENTRY = Algorithm(
     config=config.APPOConfig,
@@ -11,6 +27,7 @@ ENTRY = Algorithm(
     make_actor=Late("quintet.algorithms.appo.learner:make_actor"),
     shared=config.shared,
     metrics=Late("quintet.algorithms.appo.metrics:METRICS").get,
+    own_metrics=OWN_METRICS,
     judged=Late("quintet.algorithms.appo.metrics:judged"),
     tunable=config.TUNABLE,
     tuned=config.TUNED,

@@ -21,7 +21,10 @@ ACTOR_LOSSES = "loss/policy", "loss/entropy", "loss/uniform_kl"
 """Terms whose sum ends the passes once it hardly changes."""
 
 METRICS = (
-    *LOSSES,
+    "loss/policy",
+    "loss/value",
+    "loss/entropy",
+    "loss/kl",
     "loss/total",
     "loss/total_abs",
     *off_policy_statistics.METRICS,
@@ -30,18 +33,11 @@ METRICS = (
     *looks.CHANGES,
     *looks.VALUE_CHANGES,
     "policy/clip_frac",
-    "policy/ratio_mean_abs_error",
     "policy/ratio_first_max_error",
-    "policy/logit_abs_max",
-    "policy/uniform_kl_capped_frac",
-    "advantage/normalized_min",
-    "advantage/normalized_max",
     *diagnostics.REWARD_METRICS,
     "optim/epochs",
-    "optim/skipped_minibatches",
-    "optim/second_moment_max",
 )
-"""All metrics."""
+"""All metrics but the learner's own."""
 
 
 def judged(config: APPOConfig, spaces: Spaces) -> tuple[Part, ...]:

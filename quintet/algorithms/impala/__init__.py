@@ -2,6 +2,11 @@
 
 from quintet.algorithms.impala import config
 from quintet.algorithms.registry import Algorithm, Late
+from quintet.observe.metrics import Metric
+
+OWN_METRICS = {
+    "loss/aux/": Metric("1", "an auxiliary loss term"),
+}
 
 ENTRY = Algorithm(
     config=config.ImpalaConfig,
@@ -11,6 +16,7 @@ ENTRY = Algorithm(
     make_actor=Late("quintet.algorithms.impala.learner:make_actor"),
     shared=config.shared,
     metrics=Late("quintet.algorithms.impala.metrics:METRICS").get,
+    own_metrics=OWN_METRICS,
     judged=Late("quintet.algorithms.impala.metrics:judged"),
     tunable=config.TUNABLE,
     tuned=config.TUNED,

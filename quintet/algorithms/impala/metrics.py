@@ -14,7 +14,6 @@ AUX = "loss/aux/"
 
 METRICS = (
     *LOSSES,
-    AUX,
     "loss/total",
     "loss/total_abs",
     *off_policy_statistics.METRICS,
@@ -24,7 +23,7 @@ METRICS = (
     *looks.VALUE_CHANGES,
     *diagnostics.REWARD_METRICS,
 )
-"""All metrics; `/` at the end stands for every name that begins so."""
+"""All metrics but the learner's own."""
 
 
 def judged(config: ImpalaConfig, spaces: Spaces) -> tuple[Part, ...]:

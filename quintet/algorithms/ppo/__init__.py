@@ -2,6 +2,22 @@
 
 from quintet.algorithms.ppo import config
 from quintet.algorithms.registry import Algorithm, Late
+from quintet.observe.metrics import Metric
+
+OWN_METRICS = {
+    "loss/kl_cutoff": Metric("1", "penalty on a mean KL above the cutoff"),
+    "policy/kl_cutoff_frac": Metric("1", "share of updates whose KL was above the cutoff"),
+    "policy/kl_beta": Metric("1", "weight of the KL penalty in force"),
+    "policy/kl_beta_factor": Metric("1", "what that weight was multiplied by after the update"),
+    "policy/clip_epsilon": Metric("1", "clip range of the ratio in force"),
+    "policy/ratio_max_error": Metric("1", "largest |ratio - 1|"),
+    "grad_norm/": Metric("1", "gradient norm of one parameter in the last step, before clipping"),
+    "param_norm/": Metric("1", "norm of one parameter"),
+    **{
+        f"loss/{term}_last_epoch": Metric("1", f"loss/{term} in the last pass alone")
+        for term in ("policy", "value", "entropy", "l2", "kl", "kl_cutoff", "total")
+    },
+}
 
 ENTRY = Algorithm(
     config=config.PPOConfig,
@@ -11,6 +27,7 @@ ENTRY = Algorithm(
     make_actor=Late("quintet.algorithms.ppo.learner:make_actor"),
     shared=config.shared,
     metrics=Late("quintet.algorithms.ppo.metrics:METRICS").get,
+    own_metrics=OWN_METRICS,
     judged=Late("quintet.algorithms.ppo.metrics:judged"),
     tunable=config.TUNABLE,
     tuned=config.TUNED,

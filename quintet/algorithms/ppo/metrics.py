@@ -29,11 +29,12 @@ LOSSES = (
 MIN_KL = 1e-5
 """Nats, of an iteration with at least a twentieth of the first learning rate."""
 
-LAST_EPOCH = tuple(f"{name}_last_epoch" for name in (*LOSSES, "loss/total"))
-
 METRICS = (
-    *LOSSES,
-    *LAST_EPOCH,
+    "loss/policy",
+    "loss/value",
+    "loss/entropy",
+    "loss/l2",
+    "loss/kl",
     *diagnostics.METRICS,
     *looks.DISTRIBUTION,
     *looks.CHANGES,
@@ -41,14 +42,9 @@ METRICS = (
     "loss/total",
     "loss/total_abs",
     "policy/entropy",
-    "policy/kl_cutoff_frac",
-    "policy/kl_beta",
-    "policy/kl_beta_factor",
     "policy/approx_kl",
-    "policy/clip_epsilon",
     "policy/clip_frac",
     "policy/ratio_mean",
-    "policy/ratio_max_error",
     "policy/ratio_first_max_error",
     "value/prediction_mean",
     "value/target_mean",
@@ -62,10 +58,8 @@ METRICS = (
     "normalizer/reward_clip_frac",
     "normalizer/reward_std",
     "optim/epochs",
-    "grad_norm/",
-    "param_norm/",
 )
-"""All metrics; `/` at the end stands for every name that begins so."""
+"""All metrics but the learner's own."""
 
 
 def judged(config: PPOConfig, spaces: Spaces) -> tuple[Part, ...]:
