@@ -19,6 +19,8 @@ from quintet.protocols import UpdateAdvice
 from quintet.system.catalog import Catalog
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from gymnasium import spaces as gym_spaces
     from pydantic import BaseModel
 
@@ -72,6 +74,7 @@ class Algorithm:
         speak for or against them.
     actions: the classes of action spaces that it can act in; none: all.
     without: options under ``model.`` without effect on its networks.
+    presets: a YAML file of presets; see `quintet.algorithms.presets.read`.
     defaults: its own defaults of options under ``model.``, ``env.`` and ``runtime.``, by dotted
         name.
     advice: returns advice on the speed of updates, of (options, resolved model, batch's env_steps).
@@ -95,6 +98,7 @@ class Algorithm:
     judged: Callable[[Any, Spaces], tuple[Part, ...]] = lambda *_: ()
     actions: tuple[ActionKind, ...] = ()
     without: frozenset[str] = frozenset()
+    presets: Path | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     advice: Callable[[Any, ModelConfig, int], UpdateAdvice] = lambda *_: UpdateAdvice()
     warnings: Callable[[Any, ModelConfig], list[str]] = lambda *_: []

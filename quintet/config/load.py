@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatch
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from quintet.algorithms import registry
+from quintet.algorithms import presets, registry
 from quintet.algorithms.other_names import named_here
 from quintet.config.run import ALIASES, MAY_CHANGE_ON_RESUME, PARTS, TOP, RunConfig, prefix_of
 from quintet.config.validate import valid_part, validate
@@ -26,7 +25,6 @@ from quintet.envs.evaluated import evaluated_env
 from quintet.envs.given import EnvSource
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.errors import ConfigError, FileFault, IdleOptions
-from quintet.system import plain_yaml
 from quintet.system.files import given_path, read_yaml
 from quintet.types import Spaces
 
@@ -133,11 +131,7 @@ def preset_layers(
     """
     if name == "none":
         return []
-    presets: dict[str, Any] = {"environments": {}, "kinds": {}, "named": {}}
-    file = files("quintet.config") / "presets" / f"{algo}.yaml"
-    if file.is_file():  # a learner may have none
-        presets |= plain_yaml.load(file.read_text())
-    environments, of_kind, named = (presets[part] for part in ("environments", "kinds", "named"))
+    environments, of_kind, named = presets.read(algo).values()
     if name not in ("auto", *of_kind, *named):
         raise ConfigError(
             f"preset must be auto, none or one of {', '.join((*named, *of_kind))}; got {name!r}"

@@ -49,7 +49,7 @@ class A2CWithReplay(A2CLearner):
 
 
 LEARNERS: dict[str, registry.Algorithm] = {
-    **registry.LEARNERS.usable(),
+    **{name: registry.find(name) for name in registry.LEARNERS.names()},
     "a2c": A2C,
     "a2c with replay": replace(A2C, make_learner=A2CWithReplay),
 }

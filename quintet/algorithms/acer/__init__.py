@@ -1,5 +1,7 @@
 """ACER: actor-critic with experience replay."""
 
+from pathlib import Path
+
 from quintet.algorithms.acer import config
 from quintet.algorithms.registry import Algorithm, Late
 from quintet.observe.metrics import Metric
@@ -26,6 +28,7 @@ ENTRY = Algorithm(
     make_learner=Late("quintet.algorithms.acer.learner:ACERLearner"),
     make_actor=Late("quintet.algorithms.acer.learner:make_actor"),
     shared=config.shared,
+    presets=Path(__file__).with_name("presets.yaml"),
     metrics=Late("quintet.algorithms.acer.metrics:METRICS").get,
     own_metrics=OWN_METRICS,
     judged=Late("quintet.algorithms.acer.metrics:judged"),

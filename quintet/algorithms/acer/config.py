@@ -1,6 +1,6 @@
 """Options of ACER, and checks of their combinations.
 
-The defaults are those of OpenAI baselines; quintet/config/presets/acer.yaml has presets for kinds
+The defaults are those of OpenAI baselines; presets.yaml beside this file has presets for kinds
 of environments.
 """
 

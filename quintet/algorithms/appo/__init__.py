@@ -1,5 +1,7 @@
 """APPO: asynchronous proximal policy optimisation."""
 
+from pathlib import Path
+
 from quintet.algorithms.appo import config
 from quintet.algorithms.registry import Algorithm, Late
 from quintet.observe.metrics import Metric
@@ -26,6 +28,7 @@ ENTRY = Algorithm(
     make_learner=Late("quintet.algorithms.appo.learner:APPOLearner"),
     make_actor=Late("quintet.algorithms.appo.learner:make_actor"),
     shared=config.shared,
+    presets=Path(__file__).with_name("presets.yaml"),
     metrics=Late("quintet.algorithms.appo.metrics:METRICS").get,
     own_metrics=OWN_METRICS,
     judged=Late("quintet.algorithms.appo.metrics:judged"),

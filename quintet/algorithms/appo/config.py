@@ -1,7 +1,7 @@
 """Options of APPO, and checks of their combinations.
 
 The defaults are those of Sample Factory's first version (arXiv 2006.11751);
-quintet/config/presets/appo.yaml has presets for kinds of environments.
+presets.yaml beside this file has presets for kinds of environments.
 """
 
 import math

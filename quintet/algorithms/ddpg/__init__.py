@@ -1,5 +1,7 @@
 """Deep deterministic policy gradient."""
 
+from pathlib import Path
+
 from gymnasium import spaces as gym_spaces
 
 from quintet.algorithms.ddpg import config
@@ -50,6 +52,7 @@ ENTRY = Algorithm(
     make_learner=Late("quintet.algorithms.ddpg.learner:DDPGLearner"),
     make_actor=Late("quintet.algorithms.ddpg.actor:make_actor"),
     shared=config.shared,
+    presets=Path(__file__).with_name("presets.yaml"),
     metrics=Late("quintet.algorithms.ddpg.metrics:METRICS").get,
     own_metrics=OWN_METRICS,
     judged=Late("quintet.algorithms.ddpg.metrics:judged"),

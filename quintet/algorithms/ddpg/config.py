@@ -1,7 +1,7 @@
 """Options of DDPG, and what does not go together.
 
 The defaults are those of OpenAI baselines, which produced the published results of parameter noise;
-quintet/config/presets/ddpg.yaml has those of kinds of environments.
+presets.yaml beside this file has those of kinds of environments.
 """
 
 import math

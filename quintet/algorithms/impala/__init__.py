@@ -1,5 +1,7 @@
 """Importance-weighted actor-learner architecture, with V-trace."""
 
+from pathlib import Path
+
 from quintet.algorithms.impala import config
 from quintet.algorithms.registry import Algorithm, Late
 from quintet.observe.metrics import Metric
@@ -15,6 +17,7 @@ ENTRY = Algorithm(
     make_learner=Late("quintet.algorithms.impala.learner:ImpalaLearner"),
     make_actor=Late("quintet.algorithms.impala.learner:make_actor"),
     shared=config.shared,
+    presets=Path(__file__).with_name("presets.yaml"),
     metrics=Late("quintet.algorithms.impala.metrics:METRICS").get,
     own_metrics=OWN_METRICS,
     judged=Late("quintet.algorithms.impala.metrics:judged"),

@@ -2,7 +2,7 @@
 
 The defaults are those of RTFM's training script (arXiv 1910.08210), which derives from
 TorchBeast's;
-quintet/config/presets/impala.yaml has presets for kinds of environments.
+presets.yaml beside this file has presets for kinds of environments.
 """
 
 import math

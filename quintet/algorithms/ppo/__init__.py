@@ -1,5 +1,7 @@
 """Proximal policy optimization."""
 
+from pathlib import Path
+
 from quintet.algorithms.ppo import config
 from quintet.algorithms.registry import Algorithm, Late
 from quintet.observe.metrics import Metric
@@ -26,6 +28,7 @@ ENTRY = Algorithm(
     make_learner=Late("quintet.algorithms.ppo.learner:PPOLearner"),
     make_actor=Late("quintet.algorithms.ppo.learner:make_actor"),
     shared=config.shared,
+    presets=Path(__file__).with_name("presets.yaml"),
     metrics=Late("quintet.algorithms.ppo.metrics:METRICS").get,
     own_metrics=OWN_METRICS,
     judged=Late("quintet.algorithms.ppo.metrics:judged"),

@@ -1,6 +1,6 @@
 """Options of proximal policy optimisation, and checks of their combinations.
 
-The defaults suit vector observations; quintet/config/presets/ppo.yaml has presets for others.
+The defaults suit vector observations; presets.yaml beside this file has presets for others.
 """
 
 from typing import Annotated, Literal, NamedTuple, final
