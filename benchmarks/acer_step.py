@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
+from quintet.algorithms.acer import bench as bare_acer
+from quintet.algorithms.acer.bench import ACERWork
 from quintet.algorithms.acer.learner import ACERLearner
-from quintet.bench import bare_acer, workloads
-from quintet.bench.bare_networks import BareActorCritic, in_channels_last
-from quintet.bench.workloads import ACERWork
+from quintet.bench import workloads
 from quintet.config.idle import without_idle_defaults
 from quintet.config.load import Layer, compose
 from quintet.config.run import RunConfig
@@ -79,7 +79,9 @@ def rollout_of(work: ACERWork, data: bare_acer.Batch) -> Rollout:
 
 def configured(work: ACERWork, spaces: Spaces, compiled: bool) -> RunConfig:
     asked = Layer("benchmark", {"runtime.compile": "on" if compiled else "off"})
-    return resolve(without_idle_defaults(compose("acer", [work.layer(), asked]), spaces), spaces)
+    return resolve(
+        without_idle_defaults(compose("acer", [workloads.layer(work), asked]), spaces), spaces
+    )
 
 
 def learner_of(work: ACERWork, spaces: Spaces, compiled: bool) -> ACERLearner:
@@ -95,7 +97,7 @@ def quintets(work: ACERWork, spaces: Spaces, compiled: bool, data: bare_acer.Bat
 
 def bare(work: ACERWork, spaces: Spaces, compiled: bool, data: bare_acer.Batch) -> Update:
     make = bare_acer.compiled_update if compiled else bare_acer.eager_update
-    network = in_channels_last(BareActorCritic(work, spaces))
+    network = work.network(spaces)
     return make(work, network, configured(work, spaces, compiled).runtime.compute.precision, data)
 
 

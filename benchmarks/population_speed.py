@@ -29,7 +29,7 @@ def speed(workload: str, size: int) -> float:
     from quintet.bench import workloads
 
     work = workloads.read(workload)
-    options = dict(work.layer().values)
+    options = work.options()
     env, steps = options.pop("env.id"), options.pop("total_env_steps")
     options |= {"report.interval_s": 1.0, "report.progress": False, "eval.episodes": 0}
     if size > 1:
@@ -43,7 +43,7 @@ def speed(workload: str, size: int) -> float:
 
     with TemporaryDirectory() as folder:
         quintet.train(
-            work.learner, env, steps, run_dir=folder, config=options, on_report=after_report
+            work.algo, env, steps, run_dir=folder, config=options, on_report=after_report
         )
     (begin_s, begin), (end_s, end) = marks[0], marks[-1]
     return (end - begin) / (end_s - begin_s)

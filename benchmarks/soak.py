@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import psutil
 
+from quintet.algorithms.parts.work import Work
 from quintet.bench import measure, workloads
-from quintet.bench.workloads import Workload
 from quintet.config.load import Layer
 
 WARM_UP_MINUTES = 5
@@ -46,7 +46,7 @@ def memory_now() -> dict[str, int]:
     return found
 
 
-def minutes_of(work: Workload, options: Layer) -> list[dict[str, Any]]:
+def minutes_of(work: Work, options: Layer) -> list[dict[str, Any]]:
     """Trains for the workload's time; what there was to see in each minute."""
     rows: list[dict[str, Any]] = []
     since, steps_before = 0.0, 0

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from quintet.algorithms.parts.work import Work
 from quintet.bench import measure
-from quintet.bench.workloads import Workload, read
+from quintet.bench.workloads import read
 from quintet.config.load import Layer
 
 ROOT = Path(__file__).parent.parent
@@ -23,7 +24,7 @@ SIZES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 PHASES = ("stepping", "acting", "learning")
 
 
-def sized(streams: int) -> Workload:
+def sized(streams: int) -> Work:
     """cartpole-ppo with so many streams."""
     work = read("cartpole-ppo")
     return work.model_copy(

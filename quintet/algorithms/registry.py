@@ -74,6 +74,7 @@ class Algorithm:
         speak for or against them.
     actions: the classes of action spaces that it can act in; none: all.
     without: options under ``model.`` without effect on its networks.
+    work: the class of its fixed work for `quintet bench`, a `quintet.algorithms.parts.work.Work`.
     presets: a YAML file of presets; see `quintet.algorithms.presets.read`.
     defaults: its own defaults of options under ``model.``, ``env.`` and ``runtime.``, by dotted
         name.
@@ -98,6 +99,7 @@ class Algorithm:
     judged: Callable[[Any, Spaces], tuple[Part, ...]] = lambda *_: ()
     actions: tuple[ActionKind, ...] = ()
     without: frozenset[str] = frozenset()
+    work: Late | None = None
     presets: Path | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     advice: Callable[[Any, ModelConfig, int], UpdateAdvice] = lambda *_: UpdateAdvice()

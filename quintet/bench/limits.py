@@ -9,33 +9,21 @@ behind another.
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, final
 
 import gymnasium
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
 
-from quintet.bench import bare_acer, bare_ddpg
-from quintet.bench.bare_adam import BareAdam
-from quintet.bench.bare_networks import (
-    BareActorCritic,
-    action_size,
-    in_channels_last,
-    observations,
-)
-from quintet.bench.workloads import ACERWork, OnPolicyWork, ReplayWork, Workload
+from quintet.algorithms.parts.bare import CPU, observations
+from quintet.algorithms.parts.work import Work
 from quintet.envs.envpool_library import load_opengl
 from quintet.models.precision import Precision, autocast
 from quintet.system.cpus import usable_cores
 from quintet.types import Spaces
-
-CPU = torch.device("cpu")
 
 SECONDS = 1.5
 """Seconds for which each variant is measured."""
@@ -60,7 +48,7 @@ class Limits:
 
 
 def measure(
-    work: Workload,
+    work: Work,
     spaces: Spaces,
     precision: Precision,
     updates_per_step: float,
@@ -118,7 +106,7 @@ def _seconds_per_call(function: Callable[[], object], rounds: int = 3) -> float:
     return sorted(times)[rounds // 2]
 
 
-def _env_s(work: Workload, cores: int) -> float:
+def _env_s(work: Work, cores: int) -> float:
     """Seconds per env_step of a bare pool with as many threads as cores."""
     load_opengl()
     import envpool
@@ -133,7 +121,7 @@ def _env_s(work: Workload, cores: int) -> float:
     return _seconds_per_call(lambda: pool.step(actions)) / work.num_envs
 
 
-def _python_env_s(work: Workload, _: int) -> float:
+def _python_env_s(work: Work, _: int) -> float:
     """Seconds per env_step of one bare environment in a plain loop, on one core."""
     env: Any = gymnasium.make(work.env_id)
     env.reset(seed=0)
@@ -148,106 +136,18 @@ def _python_env_s(work: Workload, _: int) -> float:
     return _seconds_per_call(step) / len(actions)
 
 
-def _act_s(work: Workload, spaces: Spaces, precision: Precision, threads: int) -> float:
+def _act_s(work: Work, spaces: Spaces, precision: Precision, threads: int) -> float:
     """Seconds per env_step of the network's forward with all environments as one batch."""
     torch.set_num_threads(threads)
-    forward: Callable[[Tensor], object]
-    if isinstance(work, ReplayWork):
-        forward = bare_ddpg.BareNetworks(work, spaces).policy
-    else:
-        network = in_channels_last(BareActorCritic(work, spaces))
-        forward = network.act if isinstance(work, ACERWork) else network
-    obs = observations(work, spaces, work.num_envs)
+    forward, obs = work.acting(spaces), observations(work, spaces, work.num_envs)
     with torch.inference_mode(), autocast(precision, CPU):
         return _seconds_per_call(lambda: forward(obs)) / work.num_envs
 
 
 def _update_s(
-    work: Workload, spaces: Spaces, precision: Precision, threads: int, compiled: bool
+    work: Work, spaces: Spaces, precision: Precision, threads: int, compiled: bool
 ) -> float:
     """Seconds of one optimizer step."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    if isinstance(work, ReplayWork):
-        make = bare_ddpg.compiled_update if compiled else bare_ddpg.eager_update
-        networks = bare_ddpg.BareNetworks(work, spaces)
-        return _seconds_per_call(make(work, networks, precision, bare_ddpg.batch(work, spaces)))
-    network = in_channels_last(BareActorCritic(work, spaces))
-    if isinstance(work, ACERWork):
-        step = bare_acer.compiled_update if compiled else bare_acer.eager_update
-        return _seconds_per_call(step(work, network, precision, bare_acer.batch(work, spaces)))
-    data = _batch(work, spaces, work.minibatch)
-    update = (_compiled_update if compiled else _eager_update)(work, network, precision, data)
-    return _seconds_per_call(update)
-
-
-def _batch(work: OnPolicyWork, spaces: Spaces, rows: int) -> tuple[Tensor, ...]:
-    """Observation, action, advantage, return, log-probability of random rows."""
-    obs = observations(work, spaces, rows)
-    size = action_size(spaces)
-    discrete = not spaces.action.shape
-    action = torch.randint(0, size, (rows,)) if discrete else torch.randn(rows, size)
-    logp = torch.full((rows,), -0.7 if discrete else -8.0)
-    return obs, action, torch.randn(rows), torch.randn(rows), logp
-
-
-def _loss(
-    work: OnPolicyWork, network: nn.Module, precision: Precision, parameters: Mapping[str, Tensor],
-    data: tuple[Tensor, ...],
-) -> Tensor:  # fmt: skip
-    """PPO's loss in its shortest form."""
-    obs, action, advantage, target, logp_mu = data
-    with autocast(precision, CPU):
-        policy, value = functional_call(network, dict(parameters), (obs,))
-    policy, value = policy.float(), value.float()
-    advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-    if "log_std" in parameters:
-        log_std = parameters["log_std"]
-        error = (action - policy) / log_std.exp()
-        logp = (-0.5 * error**2 - log_std - 0.9189385).sum(-1)
-        entropy = (log_std + 1.4189385).sum()
-    else:
-        log_p = policy.log_softmax(-1)
-        logp = log_p.gather(-1, action[:, None]).squeeze(-1)
-        entropy = -(log_p.exp() * log_p).sum(-1).mean()
-    rho = (logp - logp_mu).exp()
-    clipped = rho.clamp(1 - work.clip, 1 + work.clip)
-    loss = -torch.min(rho * advantage, clipped * advantage).mean()
-    error = (value - target).square().mean()
-    return torch.add(loss + work.value_coef * error, entropy, alpha=-work.entropy_coef)
-
-
-def _eager_update(
-    work: OnPolicyWork, network: nn.Module, precision: Precision, data: tuple[Tensor, ...]
-) -> Callable[[], None]:
-    parameters = dict(network.named_parameters())
-    adam = torch.optim.Adam(
-        network.parameters(), lr=work.learning_rate, eps=work.adam_eps, fused=True
-    )
-
-    def update() -> None:
-        adam.zero_grad()
-        torch.autograd.backward(_loss(work, network, precision, parameters, data))
-        nn.utils.clip_grad_norm_(network.parameters(), work.max_grad_norm)
-        adam.step()
-
-    return update
-
-
-def _compiled_update(
-    work: OnPolicyWork, network: nn.Module, precision: Precision, data: tuple[Tensor, ...]
-) -> Callable[[], None]:
-    """Gradient, clipping and Adam as one graph."""
-    keep = torch.preserve_format
-    parameters = {k: p.detach().clone(memory_format=keep) for k, p in network.named_parameters()}
-    adam = BareAdam(parameters, work.learning_rate, work.adam_eps)
-    loss = partial(_loss, work, network, precision)
-
-    def update() -> None:
-        grads = torch.func.grad(loss)(parameters, data)
-        norm = torch.stack([g.square().sum() for g in grads.values()]).sum().sqrt()
-        adam.step(grads, (work.max_grad_norm / (norm + 1e-6)).clamp_max(1.0))
-
-    torch._dynamo.reset()
-    compiled: Callable[[], None] = torch.compile(update, fullgraph=True)
-    return compiled
+    return _seconds_per_call(work.update(spaces, precision, compiled))

@@ -12,8 +12,8 @@ import torch
 
 from quintet.algorithms import registry
 from quintet.algorithms.parts.setup import PLAIN
-from quintet.bench import limits
-from quintet.bench.workloads import Workload
+from quintet.algorithms.parts.work import Work
+from quintet.bench import limits, workloads
 from quintet.config.idle import without_idle_defaults
 from quintet.config.load import Layer, compose
 from quintet.config.run import RunConfig
@@ -58,7 +58,7 @@ class Stopwatch:
     end of the first iteration by which the time is over.
     """
 
-    work: Workload
+    work: Work
     learner: Learner
     counters: loop.Counters
     timer: PhaseTimer
@@ -102,7 +102,7 @@ class Stopwatch:
         return Mark(now, self._env_steps(), learned, self.learner.updates, phases)
 
 
-def run(work: Workload, options: Layer) -> dict[str, Any]:
+def run(work: Work, options: Layer) -> dict[str, Any]:
     """The record of a workload: its speed, its work, and the limit by its bare parts.
 
     options: how the work is scheduled.
@@ -129,14 +129,14 @@ def run(work: Workload, options: Layer) -> dict[str, Any]:
 
 
 def train(
-    work: Workload, options: Layer, on_iteration: Callable[[float, int], None] | None = None
+    work: Work, options: Layer, on_iteration: Callable[[float, int], None] | None = None
 ) -> tuple[RunConfig, Spaces, dict[str, Any]]:
     """Trains for the workload's time: the resolved configuration, the spaces, and the record
     without its limit.
 
     on_iteration: called with the seconds and env_steps since the warm-up, after each iteration.
     """
-    loaded = compose(work.learner, [work.layer(), options])
+    loaded = compose(work.algo, [workloads.layer(work), options])
     source = open_source(loaded.config, loaded.env)
     try:
         config = resolve(without_idle_defaults(loaded, source.spaces), source.spaces)
@@ -149,7 +149,7 @@ def train(
 
 
 def _train(
-    work: Workload,
+    work: Work,
     config: RunConfig,
     source: Source,
     on_iteration: Callable[[float, int], None] | None,
@@ -185,7 +185,7 @@ def _replay(config: RunConfig, learner: Learner, spaces: Spaces, folder: Path) -
     return Replay(learner.plan, rows, config.env.num_streams, seed, folder)
 
 
-def _record(work: Workload, config: RunConfig, watch: Stopwatch) -> dict[str, Any]:
+def _record(work: Work, config: RunConfig, watch: Stopwatch) -> dict[str, Any]:
     begin, end = watch.begin, watch.end
     assert begin is not None
     assert end is not None
@@ -207,7 +207,7 @@ def _record(work: Workload, config: RunConfig, watch: Stopwatch) -> dict[str, An
         "wall_s": wall_s,
         "env_steps_per_s": env_steps / wall_s,
         "updates": updates,
-        "trained_samples": updates * work.minibatch,
+        "trained_samples": updates * work.update_rows,
         "parameters": sum(x.numel() for k, x in weights.items() if k.startswith("network/")),
         "precision": config.runtime.precision,
         "compile_s": max(0.0, first_s - usual_s) if config.runtime.compile == "on" else 0.0,

@@ -9,13 +9,15 @@ import pytest
 import torch
 
 from quintet import cli
+from quintet.algorithms.ddpg import bench as bare_ddpg
 from quintet.algorithms.ddpg.config import Knobs
 from quintet.algorithms.ddpg.learner import Transitions
+from quintet.algorithms.parts.bare import BareActorCritic
 from quintet.algorithms.parts.minibatches import Minibatch, Rows
 from quintet.algorithms.parts.trained import Descent, knobs_of
+from quintet.algorithms.parts.work import OnPolicyWork
 from quintet.algorithms.registry import find
-from quintet.bench import bare_ddpg, limits, measure, workloads
-from quintet.bench.bare_networks import BareActorCritic
+from quintet.bench import limits, measure, workloads
 from quintet.bench.workloads import ENVIRONMENT_VARIABLE
 from quintet.config.load import Layer, compose
 from quintet.envs.make import make_vector_env
@@ -27,7 +29,7 @@ from quintet.run.resolution import resolve
 
 ON_POLICY = ("cartpole-ppo", "pong-ppo", "halfcheetah-ppo", "cartpole-appo", "pong-appo")
 SHIPPED = (
-    *ON_POLICY[:3], "halfcheetah-ddpg", *ON_POLICY[3:], "cartpole-acer", "pong-acer",
+    *ON_POLICY, "halfcheetah-ddpg", "cartpole-acer", "pong-acer",
 )  # fmt: skip
 
 SMALL = """
@@ -107,7 +109,7 @@ def check_fields(options: dict[str, Any], table: dict[str, Any], fields: dict[st
 
 def options_of(name: str) -> dict[str, Any]:
     work = workloads.read(name)
-    return compose(work.learner, [work.layer()]).config.flat()
+    return compose(work.algo, [workloads.layer(work)]).config.flat()
 
 
 def test_every_field_of_a_workload_is_in_the_configuration(small: Path):
@@ -186,11 +188,11 @@ def test_the_record_of_ddpg_begins_with_its_updates(
 def test_the_bare_update_of_ddpg_is_the_trained_one(without_variable: None):
     """With the same weights and transitions: losses, and the weights and targets after a step."""
     work = workloads.read("halfcheetah-ddpg")
-    assert isinstance(work, workloads.ReplayWork)
+    assert isinstance(work, bare_ddpg.DDPGWork)
     env = make_vector_env(work.env_id, 1, backend=work.env_backend)
     spaces = env.spaces
     env.close()
-    config = resolve(compose(work.learner, [work.layer()]), spaces)
+    config = resolve(compose(work.algo, [workloads.layer(work)]), spaces)
     eager = config.runtime.model_copy(update={"compile": "off"})
     learner = make_learner(config.model_copy(update={"runtime": eager}), spaces)
     torch.manual_seed(0)
@@ -292,17 +294,18 @@ def test_the_bare_network_is_the_trained_one(without_variable: None, name: str):
     env = make_vector_env(work.env_id, 2, backend=work.env_backend)
     spaces = env.spaces
     env.close()
-    config = resolve(compose(work.learner, [work.layer()]), spaces)
+    config = resolve(compose(work.algo, [workloads.layer(work)]), spaces)
     eager = config.runtime.model_copy(update={"compile": "off"})
     learner = make_learner(config.model_copy(update={"runtime": eager}), spaces)
-    bare = BareActorCritic(work, spaces)
+    assert isinstance(work, OnPolicyWork)
+    bare = BareActorCritic(work, spaces, work.shared_torso)
     shapes = sorted(tuple(p.shape) for p in bare.parameters())
     assert shapes == sorted(
         tuple(x.shape)
         for key, x in learner.publication().tensors.items()
         if key.startswith("network/")
     )
-    obs = limits._batch(work, spaces, 3)[0]
+    obs = work.batch(spaces, 3)[0]
     policy, value = bare(obs)
     assert value.shape == (3,)
     assert policy.shape[0] == 3
@@ -315,10 +318,11 @@ def test_the_bare_loss_is_the_trained_one(without_variable: None, name: str):
     env = make_vector_env(work.env_id, 2, backend=work.env_backend)
     spaces = env.spaces
     env.close()
-    config = resolve(compose(work.learner, [work.layer()]), spaces)
+    config = resolve(compose(work.algo, [workloads.layer(work)]), spaces)
     eager = config.runtime.model_copy(update={"compile": "off"})
     learner = make_learner(config.model_copy(update={"runtime": eager}), spaces)
-    bare = BareActorCritic(work, spaces)
+    assert isinstance(work, OnPolicyWork)
+    bare = BareActorCritic(work, spaces, work.shared_torso)
     ours = learner.network
     with torch.no_grad():
         for part, encoder, head in (
@@ -331,9 +335,9 @@ def test_the_bare_loss_is_the_trained_one(without_variable: None, name: str):
                 mine.weight.copy_(other.weight)
                 mine.bias.copy_(other.bias)
     torch.manual_seed(0)
-    obs, action, advantage, target, logp = limits._batch(work, spaces, 64)
+    obs, action, advantage, target, logp = work.batch(spaces, 64)
     parameters = dict(bare.named_parameters())
-    expected = limits._loss(work, bare, "fp32", parameters, (obs, action, advantage, target, logp))
+    expected = work.loss(bare, "fp32", parameters, (obs, action, advantage, target, logp))
 
     rows = Rows(
         {"obs": obs}, torch.zeros(64, dtype=torch.bool), action, logp,
@@ -381,9 +385,9 @@ def test_shipped_workloads_are_those_that_are_listed(
     for name in SHIPPED:
         work = workloads.read(name)
         assert (
-            find(work.learner).check(
-                compose(work.learner, [work.layer()]).config.learner,
-                compose(work.learner, [work.layer()]).config.model,
+            find(work.algo).check(
+                compose(work.algo, [workloads.layer(work)]).config.learner,
+                compose(work.algo, [workloads.layer(work)]).config.model,
                 work.num_envs,
                 10**6,
             )

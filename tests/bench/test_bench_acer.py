@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from quintet import cli
+from quintet.algorithms.acer import bench as bare_acer
+from quintet.algorithms.acer.bench import ACERWork
 from quintet.algorithms.acer.learner import ACERLearner
-from quintet.bench import bare_acer, limits, measure, workloads
-from quintet.bench.bare_networks import BareActorCritic, in_channels_last
-from quintet.bench.workloads import ENVIRONMENT_VARIABLE, ACERWork
+from quintet.algorithms.parts.bare import BareActorCritic
+from quintet.bench import limits, measure, workloads
+from quintet.bench.workloads import ENVIRONMENT_VARIABLE
 from quintet.config.load import compose
 from quintet.types import Spaces
 
@@ -67,7 +69,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def options_of(work: ACERWork) -> dict[str, Any]:
-    return compose(work.learner, [work.layer()]).config.flat()
+    return compose(work.algo, [workloads.layer(work)]).config.flat()
 
 
 def test_every_field_of_a_workload_is_in_the_configuration(small: Path) -> None:
@@ -103,7 +105,7 @@ def test_every_field_of_a_workload_is_in_the_configuration(small: Path) -> None:
     assert options_of(work)["replay_sampling"] == "per_stream"
     assert options_of(work)["lambda_"] == options_of(work)["c_bar"] == 1.0
     assert not options_of(work)["normalize_observations"]
-    assert work.minibatch == 4 * 8
+    assert work.update_rows == 4 * 8
     unbounded = work.model_copy(update={"trust_region": False})
     assert options_of(unbounded)["trust_region"] is False
 
@@ -180,12 +182,12 @@ def apart(learner: ACERLearner) -> None:
 
 def copy_of(learner: ACERLearner, work: ACERWork, spaces: Spaces) -> BareActorCritic:
     """The bare network with the learner's weights."""
-    bare, network = BareActorCritic(work, spaces), learner.network
+    bare, network = work.network(spaces), learner.network
     with torch.no_grad():
         for mine, other in zip(ours(learner), theirs(bare), strict=True):
             other.copy_(mine)
     assert sum(p.numel() for p in network.parameters()) == sum(p.numel() for p in theirs(bare))
-    return in_channels_last(bare)
+    return bare
 
 
 def ours(learner: ACERLearner) -> list[torch.Tensor]:

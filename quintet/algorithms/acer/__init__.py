@@ -28,6 +28,7 @@ ENTRY = Algorithm(
     make_learner=Late("quintet.algorithms.acer.learner:ACERLearner"),
     make_actor=Late("quintet.algorithms.acer.learner:make_actor"),
     shared=config.shared,
+    work=Late("quintet.algorithms.acer.bench:ACERWork"),
     presets=Path(__file__).with_name("presets.yaml"),
     metrics=Late("quintet.algorithms.acer.metrics:METRICS").get,
     own_metrics=OWN_METRICS,

@@ -28,6 +28,7 @@ ENTRY = Algorithm(
     make_learner=Late("quintet.algorithms.appo.learner:APPOLearner"),
     make_actor=Late("quintet.algorithms.appo.learner:make_actor"),
     shared=config.shared,
+    work=Late("quintet.algorithms.appo.bench:APPOWork"),
     presets=Path(__file__).with_name("presets.yaml"),
     metrics=Late("quintet.algorithms.appo.metrics:METRICS").get,
     own_metrics=OWN_METRICS,

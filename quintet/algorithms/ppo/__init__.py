@@ -28,6 +28,7 @@ ENTRY = Algorithm(
     make_learner=Late("quintet.algorithms.ppo.learner:PPOLearner"),
     make_actor=Late("quintet.algorithms.ppo.learner:make_actor"),
     shared=config.shared,
+    work=Late("quintet.algorithms.ppo.bench:PPOWork"),
     presets=Path(__file__).with_name("presets.yaml"),
     metrics=Late("quintet.algorithms.ppo.metrics:METRICS").get,
     own_metrics=OWN_METRICS,

@@ -1,21 +1,99 @@
-"""ACER's update in plain torch, for the speed that bare parts allow: discrete actions, rows that
-are all valid, no statistics.
+"""The fixed work of ACER, and its update in plain torch: discrete actions, rows that are all valid,
+no statistics.
 """
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, final
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from quintet.bench.bare_networks import BareActorCritic, action_size, observations
-from quintet.bench.workloads import ACERWork
+from quintet.algorithms.parts.bare import (
+    CPU,
+    BareActorCritic,
+    action_size,
+    in_channels_last,
+    observations,
+)
+from quintet.algorithms.parts.work import Count, Work
 from quintet.models.precision import Precision, autocast
 from quintet.types import Spaces
 
-CPU = torch.device("cpu")
+
+@final
+class ACERWork(Work):
+    """Work of ACER, whose batches are an unroll of every environment, fresh or replayed.
+
+    rollout: env_steps of each environment per unroll.
+    replay_ratio: mean number of updates from replay after each fresh one.
+    q_coef: weight of half the squared error.
+    trust_region: whether the average policy bounds updates; it follows by 1 - average_decay.
+    rmsprop_decay, rmsprop_eps: of TensorFlow's form, whose mean of squares begins with 1.
+    buffer_size: transitions kept, of all environments.
+    """
+
+    tables = Path(__file__).with_name("workloads.toml")
+
+    algo: Literal["acer"]
+    optimizer: Literal["rmsprop"]
+    rmsprop_decay: float
+    rmsprop_eps: float
+    rollout: Count
+    replay_ratio: float = Field(gt=0)
+    shared_torso: bool
+    q_coef: float
+    entropy_coef: float
+    importance_clip: float
+    trust_region: bool
+    trust_region_delta: float
+    average_decay: float
+    max_grad_norm: float
+    buffer_size: Count
+    learning_starts: Count
+
+    @property
+    def update_rows(self) -> int:
+        return self.rollout * self.num_envs
+
+    def options(self) -> dict[str, Any]:
+        """No decay of the learning rate."""
+        region = {
+            "trust_region_delta": self.trust_region_delta,
+            "average_decay": self.average_decay,
+        }
+        return super().options() | {
+            "model.shared_torso": self.shared_torso,
+            "unroll_steps": self.rollout,
+            "replay_ratio": self.replay_ratio,
+            "replay_capacity_steps_per_stream": self.buffer_size // self.num_envs,
+            "replay_start_steps_per_stream": self.learning_starts // self.num_envs,
+            "q_coef": self.q_coef,
+            "entropy_coef": self.entropy_coef,
+            "importance_clip": self.importance_clip,
+            "trust_region": self.trust_region,
+            "learning_rate": self.learning_rate,
+            "lr_schedule": "constant",
+            "rmsprop_decay": self.rmsprop_decay,
+            "rmsprop_epsilon": self.rmsprop_eps,
+            "max_grad_norm": self.max_grad_norm,
+            **(region if self.trust_region else {}),
+        }
+
+    def network(self, spaces: Spaces) -> BareActorCritic:
+        return in_channels_last(
+            BareActorCritic(self, spaces, self.shared_torso, action_values=True)
+        )
+
+    def acting(self, spaces: Spaces) -> Callable[[Tensor], object]:
+        return self.network(spaces).act
+
+    def update(self, spaces: Spaces, precision: Precision, compiled: bool) -> Callable[[], object]:
+        make = compiled_update if compiled else eager_update
+        return make(self, self.network(spaces), precision, batch(self, spaces))
 
 
 class Batch(NamedTuple):

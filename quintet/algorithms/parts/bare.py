@@ -1,12 +1,17 @@
-"""Networks and observations of workloads in plain torch, for the speed that bare parts allow."""
+"""Networks, observations and Adam in plain torch, for the speed that bare parts allow."""
 
-from typing import Any, final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor, nn
 
-from quintet.bench.workloads import ACERWork, OnPolicyWork, Workload
 from quintet.types import Spaces
+
+if TYPE_CHECKING:
+    from quintet.algorithms.parts.work import Work
+
+CPU = torch.device("cpu")
 
 
 def in_channels_last(network: "BareActorCritic") -> "BareActorCritic":
@@ -16,7 +21,7 @@ def in_channels_last(network: "BareActorCritic") -> "BareActorCritic":
     return network
 
 
-def observations(work: Workload, spaces: Spaces, rows: int) -> Tensor:
+def observations(work: "Work", spaces: Spaces, rows: int) -> Tensor:
     shape = spaces.observation.shape or ()
     if work.obs == "vector":
         return torch.randn(rows, *shape)
@@ -31,9 +36,14 @@ def action_size(spaces: Spaces) -> int:
 
 @final
 class BareActorCritic(nn.Module):
-    """The workload's network in plain torch layers.  Its critic values states, or all actions."""
+    """The workload's network in plain torch layers.
 
-    def __init__(self, work: OnPolicyWork | ACERWork, spaces: Spaces):
+    action_values: whether its critic values all actions, and not states.
+    """
+
+    def __init__(
+        self, work: "Work", spaces: Spaces, shared_torso: bool, action_values: bool = False
+    ):
         super().__init__()
         activation = {"tanh": nn.Tanh, "relu": nn.ReLU}[work.activation]
         shape, outputs = spaces.observation.shape or (), action_size(spaces)
@@ -53,10 +63,10 @@ class BareActorCritic(nn.Module):
         if work.obs == "image":
             convolutions.append(nn.Flatten())
             size = nn.Sequential(*convolutions)(torch.zeros(1, *shape)).shape[1]
-        self.shared = nn.Sequential(*convolutions, *(torso(size) if work.shared_torso else []))
-        size = work.hidden[-1] if work.shared_torso else size
-        own = [] if work.shared_torso else [torso(size), torso(size)]
-        values = outputs if isinstance(work, ACERWork) else 1
+        self.shared = nn.Sequential(*convolutions, *(torso(size) if shared_torso else []))
+        size = work.hidden[-1] if shared_torso else size
+        own = [] if shared_torso else [torso(size), torso(size)]
+        values = outputs if action_values else 1
         self.policy, self.value = (
             nn.Sequential(*(own[k] if own else []), nn.Linear(work.hidden[-1], n))
             for k, n in enumerate((outputs, values))
@@ -76,3 +86,24 @@ class BareActorCritic(nn.Module):
     def _features(self, obs: Tensor) -> Tensor:
         found: Tensor = self.shared(obs.float() / 255 if obs.dtype == torch.uint8 else obs)
         return found
+
+
+@final
+class BareAdam:
+    """Steps of Adam on named tensors, in place; Kingma and Ba, arXiv 1412.6980, algorithm 1."""
+
+    def __init__(self, parameters: Mapping[str, Tensor], rate: float, epsilon: float):
+        self.parameters, self.rate, self.epsilon = parameters, rate, epsilon
+        self.first = {name: torch.zeros_like(p) for name, p in parameters.items()}
+        self.second = {name: torch.zeros_like(p) for name, p in parameters.items()}
+        self.steps = torch.zeros(())
+
+    def step(self, grads: Mapping[str, Tensor], scale: Tensor | float = 1.0) -> None:
+        """One step against the gradients times `scale`."""
+        self.steps.add_(1)
+        for name, parameter in self.parameters.items():
+            grad, first, second = grads[name] * scale, self.first[name], self.second[name]
+            first.lerp_(grad, 0.1)
+            second.mul_(0.999).addcmul_(grad, grad, value=0.001)
+            root = (second / (1 - 0.999**self.steps)).sqrt() + self.epsilon
+            parameter.sub_(self.rate * (first / (1 - 0.9**self.steps)) / root)

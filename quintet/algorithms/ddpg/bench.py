@@ -1,29 +1,87 @@
-"""DDPG's networks and update in plain torch, for the speed that bare parts allow."""
+"""The fixed work of DDPG, and its networks and update in plain torch."""
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from typing import final
+from pathlib import Path
+from typing import Any, Literal, final
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from quintet.bench.bare_adam import BareAdam
-from quintet.bench.workloads import ReplayWork
+from quintet.algorithms.parts.bare import CPU, BareAdam
+from quintet.algorithms.parts.work import Count, Work
 from quintet.models.precision import Precision, autocast
 from quintet.types import Spaces
 
-CPU = torch.device("cpu")
-
 Data = tuple[Tensor, ...]
 Named = Mapping[str, Tensor]
+
+UNROLL_STEPS = 8
+"""env_steps of a stream between two rounds of updates from replay."""
+
+
+@final
+class DDPGWork(Work):
+    """Work of DDPG.
+
+    minibatch: transitions per optimizer step.
+    updates_per_step: each one step of both networks and of their targets.
+    tau: how far the targets then go.
+    noise_std: of Gaussian noise on actions.
+    buffer_size: transitions kept.
+    """
+
+    tables = Path(__file__).with_name("workloads.toml")
+
+    algo: Literal["ddpg"]
+    obs: Literal["vector"]
+    optimizer: Literal["adam"]
+    adam_eps: float
+    minibatch: Count
+    updates_per_step: float = Field(gt=0)
+    tau: float
+    noise_std: float
+    buffer_size: Count
+    learning_starts: Count
+
+    @property
+    def update_rows(self) -> int:
+        return self.minibatch
+
+    def options(self) -> dict[str, Any]:
+        return super().options() | {
+            "model.layer_norm": False,
+            "adam_epsilon": self.adam_eps,
+            "unroll_steps": UNROLL_STEPS,
+            "batch_size": self.minibatch,
+            "updates_per_env_step": self.updates_per_step,
+            "replay_capacity_steps": self.buffer_size,
+            "replay_start_steps": self.learning_starts,
+            "warmup_policy": "uniform",
+            "exploration": f"normal_{self.noise_std:g}",
+            "action_layer": 1,
+            "critic_l2_coef": 0.0,
+            "actor_lr": self.learning_rate,
+            "critic_lr": self.learning_rate,
+            "tau": self.tau,
+        }
+
+    def acting(self, spaces: Spaces) -> Callable[[Tensor], object]:
+        return BareNetworks(self, spaces).policy
+
+    def update(self, spaces: Spaces, precision: Precision, compiled: bool) -> Callable[[], object]:
+        make = compiled_update if compiled else eager_update
+        networks = BareNetworks(self, spaces)
+        return make(self, networks, precision, batch(self, spaces))
 
 
 @final
 class BareNetworks(nn.Module):
     """The workload's policy and critic in plain torch layers."""
 
-    def __init__(self, work: ReplayWork, spaces: Spaces):
+    def __init__(self, work: DDPGWork, spaces: Spaces):
         super().__init__()
         activation = {"tanh": nn.Tanh, "relu": nn.ReLU}[work.activation]
         (obs,), (actions,) = spaces.observation.shape or (0,), spaces.action.shape or (0,)
@@ -47,7 +105,7 @@ class BareNetworks(nn.Module):
         return value.squeeze(-1)
 
 
-def batch(work: ReplayWork, spaces: Spaces) -> Data:
+def batch(work: DDPGWork, spaces: Spaces) -> Data:
     """Observation, action, reward, next observation and end of random transitions."""
     rows, shape = work.minibatch, spaces.observation.shape or ()
     obs, next_obs = torch.randn(2, rows, *shape)
@@ -56,7 +114,7 @@ def batch(work: ReplayWork, spaces: Spaces) -> Data:
 
 
 def losses(
-    work: ReplayWork, network: nn.Module, precision: Precision, named: Named, target: Named,
+    work: DDPGWork, network: nn.Module, precision: Precision, named: Named, target: Named,
     data: Data,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The critic's loss, and the policy's, in which the critic's weights are constants."""
@@ -77,7 +135,7 @@ def losses(
 
 
 def eager_update(
-    work: ReplayWork, network: BareNetworks, precision: Precision, data: Data
+    work: DDPGWork, network: BareNetworks, precision: Precision, data: Data
 ) -> Callable[[], None]:
     """Both losses, each with its own fused Adam, and the targets."""
     named = dict(network.named_parameters())
@@ -101,7 +159,7 @@ def eager_update(
 
 
 def compiled_update(
-    work: ReplayWork, network: BareNetworks, precision: Precision, data: Data
+    work: DDPGWork, network: BareNetworks, precision: Precision, data: Data
 ) -> Callable[[], None]:
     """Gradients, Adam and the targets as one graph."""
     named = {name: p.detach().clone() for name, p in network.named_parameters()}

@@ -1,0 +1,215 @@
+"""The fixed work on which `quintet bench` measures the speed of a learner."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from quintet.algorithms.parts.bare import (
+    CPU,
+    BareActorCritic,
+    BareAdam,
+    action_size,
+    in_channels_last,
+    observations,
+)
+from quintet.models.precision import Precision, autocast
+from quintet.types import Spaces
+
+Count = Annotated[int, Field(ge=1)]
+
+_NATURE = [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
+
+
+class Work(BaseModel):
+    """Work of one learner: environment, network, learning rate, and times; and the same work in
+    plain torch, whose speed is the limit that training is compared with.
+
+    algo: the learner.
+    learning_starts: transitions before the first update from replay; the measurement begins after
+        them.
+    warmup_seconds, seconds: least time before the measurement, and its length.
+    """
+
+    # Entries for other programs are ignored.
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    tables: ClassVar[Path]
+    """The TOML file of the learner's workloads, by name."""
+
+    name: str
+    algo: str
+    env_backend: Literal["envpool", "gymnasium"]
+    env_id: str
+    num_envs: Count
+    obs: Literal["vector", "image"]
+    conv: list[tuple[int, int, int]] | None = None
+    hidden: tuple[Count, ...]
+    activation: Literal["tanh", "relu"]
+    learning_rate: float
+    gamma: float
+    learning_starts: int = Field(0, ge=0)
+    warmup_seconds: float = Field(gt=0)
+    seconds: float = Field(gt=0)
+
+    @model_validator(mode="after")
+    def _convolutions_are_nature_s(self) -> Self:
+        if self.obs == "image" and self.conv != _NATURE:
+            raise ValueError(f"conv must be {_NATURE}, got {self.conv}")
+        return self
+
+    @property
+    def update_rows(self) -> int:
+        """Transitions per optimizer step."""
+        raise NotImplementedError
+
+    def options(self) -> dict[str, Any]:
+        """Options of a run for this work and nothing else: no normalisers."""
+        return {
+            "preset": "none",
+            # Never reached; `seconds` ends the run.
+            "total_env_steps": 10**12,
+            "env.id": self.env_id,
+            "env.backend": self.env_backend,
+            "env.num_streams": self.num_envs,
+            "model.encoder": "nature_cnn" if self.obs == "image" else "mlp",
+            "model.policy_hidden": self.hidden,
+            "model.activation": self.activation,
+            "normalize_observations": False,
+            "gamma": self.gamma,
+        }
+
+    def acting(self, spaces: Spaces) -> Callable[[Tensor], object]:
+        """The forward of a bare policy on observations of all environments."""
+        raise NotImplementedError
+
+    def update(self, spaces: Spaces, precision: Precision, compiled: bool) -> Callable[[], object]:
+        """One bare optimizer step on random rows."""
+        raise NotImplementedError
+
+
+Rows = tuple[Tensor, ...]
+"""Observation, action, advantage, return, log-probability."""
+
+
+class OnPolicyWork(Work):
+    """Work of learners that clip the ratio to the policy that acted.
+
+    minibatch: transitions per optimizer step.
+    value_coef: weight of the squared error (quintet's loss has half of it).
+    rollout: env_steps of each environment per iteration.
+    """
+
+    optimizer: Literal["adam"]
+    adam_eps: float
+    minibatch: Count
+    rollout: Count
+    epochs: Count
+    shared_torso: bool
+    gae_lambda: float
+    clip: float
+    value_coef: float
+    entropy_coef: float
+    max_grad_norm: float
+
+    @property
+    def update_rows(self) -> int:
+        return self.minibatch
+
+    def options(self) -> dict[str, Any]:
+        """No decay of the learning rate."""
+        return super().options() | {
+            "adam_epsilon": self.adam_eps,
+            "model.shared_torso": self.shared_torso,
+            "unroll_steps": self.rollout,
+            "minibatch_steps": self.minibatch,
+            "num_epochs": self.epochs,
+            "gae_lambda": self.gae_lambda,
+            "value_coef": 2.0 * self.value_coef,
+            "entropy_coef": self.entropy_coef,
+            "learning_rate": self.learning_rate,
+            "lr_schedule": "constant",
+            "max_grad_norm": self.max_grad_norm,
+        }
+
+    def acting(self, spaces: Spaces) -> Callable[[Tensor], object]:
+        return in_channels_last(BareActorCritic(self, spaces, self.shared_torso))
+
+    def update(self, spaces: Spaces, precision: Precision, compiled: bool) -> Callable[[], object]:
+        network = in_channels_last(BareActorCritic(self, spaces, self.shared_torso))
+        data = self.batch(spaces, self.minibatch)
+        make = self._compiled if compiled else self._eager
+        return make(network, partial(self.loss, network, precision), data)
+
+    def batch(self, spaces: Spaces, rows: int) -> Rows:
+        """Random rows."""
+        obs = observations(self, spaces, rows)
+        size = action_size(spaces)
+        discrete = not spaces.action.shape
+        action = torch.randint(0, size, (rows,)) if discrete else torch.randn(rows, size)
+        logp = torch.full((rows,), -0.7 if discrete else -8.0)
+        return obs, action, torch.randn(rows), torch.randn(rows), logp
+
+    def loss(
+        self, network: nn.Module, precision: Precision, parameters: Mapping[str, Tensor], data: Rows
+    ) -> Tensor:
+        """PPO's loss in its shortest form."""
+        obs, action, advantage, target, logp_mu = data
+        with autocast(precision, CPU):
+            policy, value = functional_call(network, dict(parameters), (obs,))
+        policy, value = policy.float(), value.float()
+        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        if "log_std" in parameters:
+            log_std = parameters["log_std"]
+            error = (action - policy) / log_std.exp()
+            logp = (-0.5 * error**2 - log_std - 0.9189385).sum(-1)
+            entropy = (log_std + 1.4189385).sum()
+        else:
+            log_p = policy.log_softmax(-1)
+            logp = log_p.gather(-1, action[:, None]).squeeze(-1)
+            entropy = -(log_p.exp() * log_p).sum(-1).mean()
+        rho = (logp - logp_mu).exp()
+        clipped = rho.clamp(1 - self.clip, 1 + self.clip)
+        loss = -torch.min(rho * advantage, clipped * advantage).mean()
+        error = (value - target).square().mean()
+        return torch.add(loss + self.value_coef * error, entropy, alpha=-self.entropy_coef)
+
+    def _eager(
+        self, network: nn.Module, loss: Callable[..., Tensor], data: Rows
+    ) -> Callable[[], object]:
+        parameters = dict(network.named_parameters())
+        adam = torch.optim.Adam(
+            network.parameters(), lr=self.learning_rate, eps=self.adam_eps, fused=True
+        )
+
+        def update() -> None:
+            adam.zero_grad()
+            torch.autograd.backward(loss(parameters, data))
+            nn.utils.clip_grad_norm_(network.parameters(), self.max_grad_norm)
+            adam.step()
+
+        return update
+
+    def _compiled(
+        self, network: nn.Module, loss: Callable[..., Tensor], data: Rows
+    ) -> Callable[[], object]:
+        """Gradient, clipping and Adam as one graph."""
+        keep = torch.preserve_format
+        parameters = {
+            k: p.detach().clone(memory_format=keep) for k, p in network.named_parameters()
+        }
+        adam = BareAdam(parameters, self.learning_rate, self.adam_eps)
+
+        def update() -> None:
+            grads = torch.func.grad(loss)(parameters, data)
+            norm = torch.stack([g.square().sum() for g in grads.values()]).sum().sqrt()
+            adam.step(grads, (self.max_grad_norm / (norm + 1e-6)).clamp_max(1.0))
+
+        torch._dynamo.reset()
+        compiled: Callable[[], object] = torch.compile(update, fullgraph=True)
+        return compiled
