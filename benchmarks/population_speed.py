@@ -42,9 +42,7 @@ def speed(workload: str, size: int) -> float:
         return bool(marks) and marks[-1][0] - marks[0][0] >= MEASURED_S
 
     with TemporaryDirectory() as folder:
-        quintet.train(
-            work.algo, env, steps, run_dir=folder, config=options, on_report=after_report
-        )
+        quintet.train(work.algo, env, steps, run_dir=folder, config=options, on_report=after_report)
     (begin_s, begin), (end_s, end) = marks[0], marks[-1]
     return (end - begin) / (end_s - begin_s)
 

@@ -41,7 +41,7 @@ DOCUMENTS = [
     *sorted((ROOT / "benchmarks").glob("*.md")),
 ]
 QUOTED = DOCS / "adding-a-learner.md"
-"""Its code is a test's, and runs there."""
+"""Its code is a package's, which tests/test_outside_learner.py runs."""
 
 NO_OPTIONS = {"config", "seeds", "jobs", "env", "total_steps", "x", "metric", "kind", "video"}
 NO_OPTIONS |= {"trust", "overwrite", "n_envs", "ent_coef", "json", "most_s", "help"}
@@ -298,11 +298,3 @@ def test_tables_are_what_the_records_say(
     monkeypatch.setattr(sys, "argv", ["tables.py"])
     assert tables.main() == 0
     assert other.read_text() == text
-
-
-def test_the_sixth_learner_is_quoted_as_it_stands_and_is_short():
-    source = (ROOT / "tests" / "algorithms" / "test_a2c.py").read_text()
-    quoted = blocks(QUOTED.read_text(), "python")
-    assert len(quoted) >= 3
-    assert all(block in source for block in quoted)
-    assert len(source.splitlines()) < 200

@@ -85,10 +85,10 @@ class Algorithm:
     """
 
     config: type[BaseModel]
-    check: Callable[[Any, ModelConfig, int, int], list[str]]
-    planned_updates: Callable[[Any, int, int], int]
     make_learner: Callable[[Any, ModelConfig, Spaces, Setup], Learner]
     make_actor: Callable[[Any, ModelConfig, Spaces, Compute], Actor]
+    check: Callable[[Any, ModelConfig, int, int], list[str]] = lambda *_: []
+    planned_updates: Callable[[Any, int, int], int] = lambda *_: 0
     shared: Callable[[Any, ModelConfig, int], Shared] | None = None
     metrics: Callable[[], tuple[str, ...]] = tuple
     own_metrics: Mapping[str, Metric] = field(default_factory=dict)

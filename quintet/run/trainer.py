@@ -11,6 +11,7 @@ from typing import Literal, TextIO, final
 import numpy as np
 
 from quintet import checkpoint
+from quintet.algorithms import registry
 from quintet.config.load import Loaded
 from quintet.config.run import RunConfig
 from quintet.envs.vector import EnvDescription, coarse
@@ -65,6 +66,8 @@ class Trainer:
         self.on_report, self.callbacks = user
         self.population = population
         self.system = provenance.system(env.backend, config.runtime.device)
+        if package := registry.LEARNERS.package_of(config.algo):
+            self.system["learner"] = package
         self.counters = loop.Counters()
         self.timer = PhaseTimer(self._phase_begins)
         own = config.self_play

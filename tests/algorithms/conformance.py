@@ -15,9 +15,9 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 import gymnasium
 import numpy as np
 import torch
+from a2c import A2C, A2CConfig
 from gymnasium import spaces as gym
-from pydantic import BaseModel, ValidationError
-from test_a2c import A2C, A2CLearner
+from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor
 
 from quintet.algorithms import registry
@@ -25,7 +25,7 @@ from quintet.algorithms.parts.setup import ALONE, PLAIN, Compute, Setup
 from quintet.envs.make import make_vector_env
 from quintet.models.config import ModelConfig, resolve_model
 from quintet.observe.timing import PhaseTimer
-from quintet.protocols import Actor, DataPlan, Learner, Ranks, ReplayPlan
+from quintet.protocols import Actor, Learner, Ranks
 from quintet.runtime.batch import select
 from quintet.runtime.replay.replay import Replay
 from quintet.runtime.serial import SerialSampling
@@ -37,21 +37,16 @@ STREAMS, STEPS, CHUNK = 4, 8, 4
 TOTAL = 10_000
 
 
-class A2CWithReplay(A2CLearner):
-    """Learns from what is drawn as from what is fresh."""
+class WithReplay(A2CConfig):
+    """A2C that learns from replay too."""
 
-    @property
-    def plan(self) -> DataPlan:
-        drawn = ReplayPlan(
-            "sequences", 600, steps=STEPS, columns=STREAMS, draws="poisson", rate=1.0, start_steps=8
-        )
-        return replace(super().plan, replay=drawn)
+    replay_ratio: float = Field(1.0, ge=0, le=1e3)
 
 
 LEARNERS: dict[str, registry.Algorithm] = {
     **{name: registry.find(name) for name in registry.LEARNERS.names()},
-    "a2c": A2C,
-    "a2c with replay": replace(A2C, make_learner=A2CWithReplay),
+    "a2c": A2C,  # a package of its own, in examples/
+    "a2c with replay": replace(A2C, config=WithReplay),
 }
 
 SIZES: dict[str, Any] = {

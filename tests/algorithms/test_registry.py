@@ -11,8 +11,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from a2c import A2C
 from gymnasium import spaces as gym
-from test_a2c import A2C
 
 import quintet
 from quintet.algorithms import registry

@@ -85,13 +85,14 @@ class SamplingActor:
     def __init__(
         self,
         network: PolicyNetwork,
-        normalizer: ObservationNormalizer,
+        normalizer: ObservationNormalizer | None,
         records: tuple[Recorded, ...],
         compute: Compute = PLAIN,
     ):
-        """network: an nn.Module."""
+        """network: an nn.Module; normalizer: None: observations are given as they are."""
         assert isinstance(network, nn.Module)
         self.network, self.family = network.to(compute.act_on), network.family
+        normalizer = ObservationNormalizer({}, 1.0, 1.0) if normalizer is None else normalizer
         self.normalizer = normalizer.to(compute.act_on)
         self.records: tuple[Recorded, ...] = records
         if compute.records is not None:

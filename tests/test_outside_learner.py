@@ -1,0 +1,218 @@
+"""A learner of an installed package, that of docs/adding-a-learner.md, works in every command."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from installed import install
+from test_docs import FENCE, QUOTED, ROOT
+
+import quintet
+from quintet.algorithms import registry
+from quintet.cli import main
+from quintet.errors import ConfigError
+from quintet.observe import metrics
+from quintet.observe.report_files import read_metrics
+
+PACKAGE = ROOT / "examples" / "quintet-a2c"
+FILES = {
+    str(path.relative_to(PACKAGE)): path.read_text()
+    for path in (PACKAGE / "pyproject.toml", *sorted((PACKAGE / "quintet_a2c").glob("*.*")))
+}
+SMALL = "--env.num-streams 4 --eval.episodes 0 --report.progress false --checkpoint.max-cut-frac 1"
+
+
+def install_a2c(folder: Path) -> None:
+    """As pip installs it, by what its pyproject.toml says."""
+    project = tomllib.loads(FILES["pyproject.toml"])["project"]
+    lines = [
+        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in points.items())
+        for group, points in project["entry-points"].items()
+    ]
+    modules = {name: text for name, text in FILES.items() if "/" in name}
+    install(folder, project["name"], "\n".join(lines), modules, project["version"])
+
+
+# The document
+
+
+def test_the_document_has_every_line_of_the_package_in_order() -> None:
+    """Whoever types its blocks, file by file, has the package."""
+    said: dict[str, list[str]] = {}
+    text = QUOTED.read_text()
+    for block in FENCE.finditer(text):
+        named = [name for name in FILES if f"`{name}`" in text[: block.start()].splitlines()[-1]]
+        for name in named:
+            said.setdefault(name, []).extend(filter(None, block[2].splitlines()))
+    for name, source in FILES.items():
+        assert said[name] == list(filter(None, source.splitlines())), name
+
+
+def test_the_package_is_short() -> None:
+    assert sum(len(text.splitlines()) for text in FILES.values()) <= 150
+
+
+# Every command, in processes of their own that find the package as an installed one
+
+COMMANDS = f"""
+import sys
+from quintet.cli import main
+
+def quintet(*words):
+    assert main([*words]) == 0, words
+
+assert main(["--help"]) == 0
+quintet("config", "a2c", "--env", "CartPole-v1")
+assert "torch" in sys.modules or "quintet_a2c.learner" not in sys.modules
+assert main(["train", "a2c", "--env", "CartPole-v1", "--gama", "0.5"]) == 2
+small = "{SMALL}".split()
+serial = ["--env", "CartPole-v1", "--total-env-steps", "640", "--run-dir", "serial", *small]
+quintet("train", "a2c", *serial)
+quintet("train", "a2c", *serial)
+workers = "--runtime.kind lockstep --runtime.num-workers 2 --env.streams-per-group 2".split()
+more = ["--replay-ratio", "1", "--init-from", "serial", *workers]
+quintet("train", "a2c", *serial[:5], "workers", *small, *more)
+quintet("eval", "workers", "--episodes", "2")
+quintet("plot", "serial", "workers", "--metric", "loss/value", "--out", "plot.svg")
+"""
+
+
+def test_it_works_in_every_command(tmp_path: Path) -> None:
+    install_a2c(tmp_path / "packages")
+    paths = [str(tmp_path / "packages"), os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        [sys.executable, "-c", COMMANDS],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "Algorithms: ppo, impala, appo, ddpg, acer, a2c." in done.stdout
+    assert "env.num_streams: 16" in done.stdout
+    assert "# preset CartPole-*" in done.stdout
+    assert "unknown option 'gama' (command line); did you mean 'gamma'?" in done.stderr
+    for run in ("serial", "workers"):
+        assert read_metrics(tmp_path / run)[-1]["env_steps"] == 640
+        meta = json.loads(max(tmp_path.glob(f"{run}/checkpoints/*/meta.json")).read_text())
+        assert meta["system"]["learner"] == "quintet-a2c 1.0"
+    assert (tmp_path / "plot.svg").stat().st_size > 1000
+
+
+@pytest.mark.slow
+def test_a2c_trains_cartpole(packages: Path, tmp_path: Path) -> None:
+    install_a2c(packages)
+    config = {"eval.episodes": 0, "report.sinks": ["jsonl"]}
+    result = quintet.train("a2c", "CartPole-v1", 100_000, 1, tmp_path / "run", config)
+    scores = quintet.evaluate(quintet.load(tmp_path / "run"), episodes=20)
+    assert scores.mean > 400, scores.returns
+    assert result.metrics["env_steps"] == 100_000
+
+
+# Whatever else a record may hold
+
+ODD = """
+from dataclasses import replace
+from pathlib import Path
+from quintet.algorithms.ppo import ENTRY as PPO
+from quintet.algorithms.registry import Late
+from quintet.observe.metrics import Metric
+
+ENTRY = replace(
+    PPO,
+    own_metrics={**PPO.own_metrics, "odd/length": Metric("m", "a length")},
+    presets=Path(__file__).with_name("odd.yaml"),
+    work=Late("odd_work:OddWork"),
+)
+"""
+ODD_WORK = """
+from pathlib import Path
+from typing import Literal
+from quintet.algorithms.parts.work import OnPolicyWork
+
+class OddWork(OnPolicyWork):
+    tables = Path(__file__).with_name("odd.toml")
+    algo: Literal["odd"]
+"""
+
+
+@pytest.fixture
+def odd(packages: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package whose learner is PPO with metrics, presets and work of its own."""
+    tables = (ROOT / "quintet" / "algorithms" / "ppo" / "workloads.toml").read_text()
+    files = {
+        "odd.py": ODD,
+        "odd_work.py": ODD_WORK,
+        "odd.yaml": "named: {long: {unroll_steps: 512}}\n",
+        "odd.toml": tables[: tables.index("[pong-ppo]")].replace("ppo", "odd"),
+    }
+    install(packages, "quintet-odd", "[quintet.learners]\nodd = odd:ENTRY\n", files)
+    monkeypatch.setattr(registry.LEARNERS, "loaded", {})
+    monkeypatch.setattr(metrics, "METRICS", dict(metrics.METRICS))
+    for name in ("odd", "odd_work"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return packages
+
+
+def test_its_metrics_presets_and_work_are_known(
+    odd: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "--help"]) == 0
+    assert "cartpole-odd" in capsys.readouterr().out
+    assert main(["config", "odd", "--env", "CartPole-v1", "--preset", "long"]) == 0
+    assert "unroll_steps: 512" in capsys.readouterr().out
+    assert metrics.describe("odd/length") == ("m", "a length")
+    tuned = ["--population.size", "2", "--population.objective", "odd/length", "--runtime.kind"]
+    assert main(["config", "odd", "--env", "CartPole-v1", *tuned, "async"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("named: [", "must be readable, got"),
+        ("- named", "must be a mapping of environments, kinds, named, got ['named'] in"),
+        ("nmaed: {}", "must be a mapping of environments, kinds, named, got {'nmaed': {}} in"),
+        ("named: {long: 5}", "must be mappings of options, got {'long': 5} for named in"),
+    ],
+)
+def test_broken_presets_are_named(
+    odd: Path, text: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (odd / "odd.yaml").write_text(text)
+    assert main(["config", "odd", "--env", "CartPole-v1"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: the presets of odd {said}")
+    assert error.endswith(": mend the file, or use --preset none\n")
+
+
+def test_broken_packages_do_not_stop_ppo(
+    packages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(packages, "quintet-broken", "[quintet.learners]\nbroken = no_such_module:ENTRY\n", {})
+    install(packages, "quintet-thief", "[quintet.learners]\nppo = thief:ENTRY\n", {})
+    taken = (
+        "the name of a learner must not be one of quintet's own, got 'ppo' from quintet-thief 1.0"
+    )
+    assert main(["--help"]) == 0
+    assert f"warning: {taken}" in capsys.readouterr().err
+    small = {"eval.episodes": 0, "report.progress": False, "num_epochs": 1}
+    run = tmp_path / "run"
+    assert quintet.train("ppo", "CartPole-v1", 2048, run_dir=run, config=small).policy is not None
+    assert taken in (run / "log.txt").read_text()
+    assert main(["train", "broken", "--env", "CartPole-v1"]) == 2
+    said = capsys.readouterr().err
+    assert "error: learner 'broken' must be importable, importing no_such_module:ENTRY of " in said
+    assert len(said.splitlines()) == 1
+
+
+def test_a_saved_name_imports_nothing_that_is_not_installed(packages: Path) -> None:
+    (packages / "stranger.py").write_text("raise SystemExit('imported')\n")
+    for name in ("stranger", "stranger:ENTRY", "stranger:ENTRY [x]", ["stranger"]):
+        with pytest.raises(ConfigError, match="the algorithm must be one of"):
+            registry.find(name)  # type: ignore[arg-type]
+    assert "stranger" not in sys.modules
