@@ -56,7 +56,28 @@ def test_the_package_is_short() -> None:
     assert sum(len(text.splitlines()) for text in FILES.values()) <= 150
 
 
-# Every command, in processes of their own that find the package as an installed one
+# Every command, in a process that finds the package as an installed one
+
+BACKEND = """
+from dataclasses import replace
+from quintet.envs.backends import Backend
+from quintet.envs.gymnasium import GymnasiumVectorEnv
+from quintet.envs.toy import EndlessPay
+
+def make(env, group):
+    made = GymnasiumVectorEnv(
+        EndlessPay, group.num_streams, env_id=env.config.id, first_stream=group.first_stream
+    )
+    made.description = replace(made.description, backend="endless")
+    return made
+
+BACKEND = Backend(
+    title="Endless",
+    make=make,
+    ids=lambda: ["Endless-v0"],
+    knows=lambda env_id: env_id == "Endless-v0",
+)
+"""
 
 COMMANDS = f"""
 import sys
@@ -77,12 +98,19 @@ workers = "--runtime.kind lockstep --runtime.num-workers 2 --env.streams-per-gro
 more = ["--replay-ratio", "1", "--init-from", "serial", *workers]
 quintet("train", "a2c", *serial[:5], "workers", *small, *more)
 quintet("eval", "workers", "--episodes", "2")
+quintet("envs", "endless")
+quintet("train", "a2c", "--env", "Endless-v0", *serial[2:4], "--run-dir", "theirs", *small)
+quintet("eval", "theirs", "--episodes", "2", "--max-steps", "10")
+assert main(["config", "a2c", "--env", "CartPole-v1", "--env.backend", "endles"]) == 2
 quintet("plot", "serial", "workers", "--metric", "loss/value", "--out", "plot.svg")
 """
 
 
 def test_it_works_in_every_command(tmp_path: Path) -> None:
     install_a2c(tmp_path / "packages")
+    points = "[quintet.environments]\nendless = endless_envs:BACKEND\n"
+    files = {"endless_envs.py": BACKEND}
+    install(tmp_path / "packages", "quintet-endless", points, files)
     paths = [str(tmp_path / "packages"), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [sys.executable, "-c", COMMANDS],
@@ -97,10 +125,15 @@ def test_it_works_in_every_command(tmp_path: Path) -> None:
     assert "env.num_streams: 16" in done.stdout
     assert "# preset CartPole-*" in done.stdout
     assert "unknown option 'gama' (command line); did you mean 'gamma'?" in done.stderr
-    for run in ("serial", "workers"):
+    assert "Endless-v0  endless" in done.stdout
+    assert (
+        "should be 'auto', 'envpool', 'ale', 'pettingzoo', 'gymnasium' or 'endless'" in done.stderr
+    )
+    for run, backend in (("serial", "envpool"), ("workers", "envpool"), ("theirs", "endless")):
         assert read_metrics(tmp_path / run)[-1]["env_steps"] == 640
         meta = json.loads(max(tmp_path.glob(f"{run}/checkpoints/*/meta.json")).read_text())
         assert meta["system"]["learner"] == "quintet-a2c 1.0"
+        assert meta["system"]["backend"] == backend
     assert (tmp_path / "plot.svg").stat().st_size > 1000
 
 

@@ -14,13 +14,11 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any, final
 
-import gymnasium
-import numpy as np
 import torch
 
 from quintet.algorithms.parts.bare import CPU, observations
 from quintet.algorithms.parts.work import Work
-from quintet.envs.envpool_library import load_opengl
+from quintet.envs.backends import BACKENDS
 from quintet.models.precision import Precision, autocast
 from quintet.system.cpus import usable_cores
 from quintet.types import Spaces
@@ -68,11 +66,10 @@ def measure(
     def cost(seconds: Callable[[int], float]) -> float:
         return 1e6 * min(seconds(n) * (n if overlapped else 1) for n in threads)
 
-    env_s = _python_env_s if work.env_backend == "gymnasium" else _env_s
     before = torch.get_num_threads()
     try:
         return Limits(
-            env_us=cost(lambda n: _in_child(env_s, work, n)),
+            env_us=cost(lambda n: _in_child(_env_s, work, n)),
             act_us=cost(lambda n: _act_s(work, spaces, precision, n)),
             update_us=updates_per_step
             * min(
@@ -107,33 +104,12 @@ def _seconds_per_call(function: Callable[[], object], rounds: int = 3) -> float:
 
 
 def _env_s(work: Work, cores: int) -> float:
-    """Seconds per env_step of a bare pool with as many threads as cores."""
-    load_opengl()
-    import envpool
-
+    """Seconds per env_step of bare environments on so many cores."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
-    pool = envpool.make_gymnasium(work.env_id, num_envs=work.num_envs, num_threads=cores)
-    actions = np.array([pool.action_space.sample() for _ in range(work.num_envs)])
-    if actions.dtype.kind == "i":
-        actions = actions.astype(np.int32)
-    pool.reset()
-    return _seconds_per_call(lambda: pool.step(actions)) / work.num_envs
-
-
-def _python_env_s(work: Work, _: int) -> float:
-    """Seconds per env_step of one bare environment in a plain loop, on one core."""
-    env: Any = gymnasium.make(work.env_id)
-    env.reset(seed=0)
-    actions = [env.action_space.sample() for _ in range(64)]
-
-    def step() -> None:
-        for action in actions:
-            _, _, terminated, truncated, _ = env.step(action)
-            if terminated or truncated:
-                env.reset()
-
-    return _seconds_per_call(step) / len(actions)
+    make = BACKENDS.find(work.env_backend).bare_step
+    assert make is not None
+    return _seconds_per_call(make(work.env_id, work.num_envs, cores)) / work.num_envs
 
 
 def _act_s(work: Work, spaces: Spaces, precision: Precision, threads: int) -> float:

@@ -8,7 +8,7 @@ import tyro
 from tyro.conf import Positional, arg
 
 from quintet.config.command import mapping
-from quintet.envs.config import Backend
+from quintet.envs.config import BackendName
 from quintet.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> int:
         most_s: Annotated[float, arg(help="seconds after which the check stops stepping")] = 30.0,
         seed: Annotated[int, arg(help="seed of the first environment and of the actions")] = 0,
         backend: Annotated[
-            Backend, arg(name="env.backend", help="backend of the environment")
+            BackendName, arg(name="env.backend", help="backend of the environment")
         ] = "auto",
         kwargs: Annotated[
             str, arg(name="env.kwargs", help="arguments of the environment", metavar="JSON")

@@ -8,7 +8,7 @@ import tyro
 from tyro.conf import Positional, arg
 
 from quintet.config.command import mapping
-from quintet.envs.config import Backend
+from quintet.envs.config import BackendName
 from quintet.errors import ConfigError, QuintetError
 from quintet.system.files import given_path, shown
 from quintet.system.trust import TRUST_HELP
@@ -74,7 +74,7 @@ def _evaluate(
         ),
     ] = None,
     backend: Annotated[
-        Backend | None, arg(name="env.backend", help="backend, if not the one of training")
+        BackendName | None, arg(name="env.backend", help="backend, if not the one of training")
     ] = None,
     success: Annotated[
         str | None,

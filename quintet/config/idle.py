@@ -10,7 +10,7 @@ from quintet.algorithms import registry
 from quintet.algorithms.parts.options import Idle
 from quintet.config.load import Loaded, dropped, nobody_gave
 from quintet.config.run import RunConfig
-from quintet.envs.config import IN_PYTHON
+from quintet.envs.backends import BACKENDS
 from quintet.envs.evaluated import without_effect
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig, idle_options
@@ -52,8 +52,9 @@ def without_idle(loaded: Loaded, config: RunConfig, spaces: Spaces) -> Loaded:
     """
     learner = registry.find(config.algo).idle_in(config.learner, config.model, spaces)
     idle = dict(learner)
-    if config.env.backend in IN_PYTHON:
-        pools = "env.backend=envpool or ale, which step in threads"
+    if loaded.env.backend.in_python:
+        others = [name for name, one in BACKENDS.usable().items() if not one.in_python]
+        pools = f"env.backend={' or '.join(others)}, which step in threads"
         idle["env.num_threads"] = Idle(None, f"{pools}, {config.env.id} is of {config.env.backend}")
     evaluates, own = config.eval.episodes > 0, config.eval_env.given
     stepped = [loaded.env] if config.runtime.kind == "serial" else []

@@ -12,16 +12,19 @@ The adapter handles these properties of ale-py 0.12:
   determine all that follows.
 """
 
-import importlib.util
 from collections.abc import Sequence
 from typing import Any, final
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from quintet.envs import atari
 from quintet.envs.atari import AtariConfig
-from quintet.envs.success import rule_of, write_success
+from quintet.envs.backends import Backend, Group, Identity
+from quintet.envs.config import EnvConfig
+from quintet.envs.pools import num_groups, num_threads
+from quintet.envs.resolved import ResolvedEnv
+from quintet.envs.success import key_of, rule_of, write_success
 from quintet.envs.vector import (
     Array,
     CannotRender,
@@ -31,35 +34,9 @@ from quintet.envs.vector import (
     StepRow,
     check_seeds,
 )
+from quintet.envs.wrappers import FrameStack
 from quintet.spaces import action_space_of
 from quintet.types import Spaces
-
-INSTALL_LINE = 'pip install "quintet[atari]"'
-
-
-def is_installed() -> bool:
-    """Whether ale-py can be imported, found out without importing it."""
-    return importlib.util.find_spec("ale_py") is not None
-
-
-def list_roms() -> dict[str, str]:
-    """Every game as ``{"ALE/Pong-v5": "pong"}``; empty where ale-py isn't installed."""
-    if not is_installed():
-        return {}
-    import ale_py  # noqa: F401  (it registers its games)
-
-    return {
-        env_id: str(spec.kwargs["game"])
-        for env_id, spec in gymnasium.registry.items()
-        if env_id.startswith("ALE/") and env_id.endswith("-v5")
-    }
-
-
-def rom_of(env_id: str) -> str | None:
-    """The game that ``"ALE/Pong-v5"`` or ``"Pong-v5"`` names; None where ale-py has none such."""
-    if not env_id.endswith("-v5"):  # importing ale-py takes a while
-        return None
-    return list_roms().get(f"ALE/{env_id.removeprefix('ALE/')}")
 
 
 @final
@@ -163,3 +140,33 @@ class AleVectorEnv:
         if self._in_flight:
             self._env.recv()
             self._in_flight = False
+
+
+def _identify(config: EnvConfig) -> Identity:
+    game = atari.read_config(config.id, config.kwargs)
+    return Identity(atari.rom_of(config.id) or "", atari.FAMILY, game)
+
+
+def _make(env: ResolvedEnv, group: Group) -> FrameStack:
+    config, game = env.config, env.atari
+    assert game is not None
+    atari.require_one_stack(config, game.stack_num)
+    key, threads = key_of(config.success), env.num_threads(group.num_streams)
+    frames = AleVectorEnv(config.id, env.name, group.num_streams, game, threads, key)
+    return FrameStack(frames, game.stack_num)
+
+
+BACKEND = Backend(
+    title="ALE",
+    make=_make,
+    ids=atari.list_roms,
+    knows=lambda env_id: atari.rom_of(env_id) is not None,
+    identify=_identify,
+    hint=atari.hint,
+    package="ale-py",
+    install=atari.INSTALL_LINE,
+    is_installed=atari.is_installed,
+    num_groups=lambda _: num_groups("pictures"),
+    num_threads=lambda _, streams, groups: num_threads("pictures", streams, groups),
+    packages={"ale_py": "ale-py", "cv2": "opencv-python"},
+)

@@ -18,6 +18,7 @@ start. The remaining differences:
 """
 
 import difflib
+import importlib.util
 from collections.abc import Mapping
 from typing import Any, Literal, final
 
@@ -25,10 +26,16 @@ import gymnasium
 from gymnasium.wrappers import AtariPreprocessing, TimeLimit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from quintet.envs.config import EnvConfig
 from quintet.errors import ConfigError
+
+FAMILY = "atari"
+"""EnvPool's name for these games."""
 
 FRAMES_PER_S = 60
 """Frames per second of the console."""
+
+INSTALL_LINE = 'pip install "quintet[atari]"'
 
 
 @final
@@ -57,6 +64,38 @@ class AtariConfig(BaseModel):
     )
 
 
+def is_installed() -> bool:
+    """Whether ale-py can be imported, found out without importing it."""
+    return importlib.util.find_spec("ale_py") is not None
+
+
+def list_roms() -> dict[str, str]:
+    """Every game as ``{"ALE/Pong-v5": "pong"}``; empty where ale-py isn't installed."""
+    if not is_installed():
+        return {}
+    import ale_py  # noqa: F401  (it registers its games)
+
+    return {
+        env_id: str(spec.kwargs["game"])
+        for env_id, spec in gymnasium.registry.items()
+        if env_id.startswith("ALE/") and env_id.endswith("-v5")
+    }
+
+
+def rom_of(env_id: str) -> str | None:
+    """The game that ``"ALE/Pong-v5"`` or ``"Pong-v5"`` names; None where ale-py has none such."""
+    if not env_id.endswith("-v5"):  # importing ale-py takes a while
+        return None
+    return list_roms().get(f"ALE/{env_id.removeprefix('ALE/')}")
+
+
+def hint(env_id: str) -> str:
+    """A sentence for whoever gives the id of a game where ale-py isn't installed."""
+    if not env_id.startswith("ALE/") or is_installed():
+        return ""
+    return f"Atari games of ale-py, not installed: {INSTALL_LINE}"
+
+
 def read_config(env_id: str, kwargs: Mapping[str, Any]) -> AtariConfig:
     """The options in ``env.kwargs``; raises ConfigError, with the nearest names, for unknown
     options and for values out of range.
@@ -75,6 +114,15 @@ def read_config(env_id: str, kwargs: Mapping[str, Any]) -> AtariConfig:
     except ValidationError as error:
         faults = "; ".join(f"{e['loc'][0]}: {e['msg']}, got {e['input']!r}" for e in error.errors())
         raise ConfigError(f"{env_id}: env.kwargs can't be used: {faults}; correct them") from error
+
+
+def require_one_stack(config: EnvConfig, frames: int) -> None:
+    """Refuses ``env.frame_stack`` where the backend stacks frames itself."""
+    if config.frame_stack > 1 and frames > 1:
+        raise ConfigError(
+            f"{config.id} already stacks {frames} frames; leave frame_stack at 1 and set "
+            f"kwargs.stack_num, or set kwargs.stack_num to 1"
+        )
 
 
 def make_single(

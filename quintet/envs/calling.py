@@ -5,7 +5,7 @@ from typing import Any
 
 import gymnasium
 
-from quintet.envs import ale, foreign
+from quintet.envs import atari, foreign
 from quintet.errors import ConfigError
 from quintet.system import forks
 from quintet.system.blame import raised, traced
@@ -44,8 +44,8 @@ def call_maker(maker: Callable[..., Any], env_id: str, kwargs: Mapping[str, Any]
 
 def _install_line(env_id: str) -> str:
     """The command that installs the missing package of a Gymnasium id."""
-    if ale.rom_of(env_id) is not None:
-        return ale.INSTALL_LINE
+    if atari.rom_of(env_id) is not None:
+        return atari.INSTALL_LINE
     spec = gymnasium.registry.get(env_id.partition(":")[2] or env_id)
     entry = str(spec.entry_point) if spec is not None else ""
     for extra in ("mujoco", "box2d"):

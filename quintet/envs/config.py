@@ -1,17 +1,18 @@
 """Options of a run's environments."""
 
 import json
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from quintet.bounds import MOST_LAYERS, MOST_STREAMS, MOST_TASKS, MOST_THREADS, Bounded
+from quintet.envs.backends import BACKENDS
 from quintet.envs.success import read_rule
 
-Backend = Literal["auto", "envpool", "ale", "gymnasium", "pettingzoo"]
-
-IN_PYTHON = ("gymnasium", "pettingzoo")
-"""Backends whose environments are stepped one after another, by Python."""
+if TYPE_CHECKING:
+    BackendName = str
+else:
+    BackendName = Literal["auto", *BACKENDS.names()]
 
 RewardClip = Literal["none", "abs_one", "soft_asymmetric"]
 
@@ -50,7 +51,7 @@ class EnvConfig(BaseModel):
         "that makes one Gymnasium environment ('pkg.module:make_env'), or, with a parameter "
         "num_envs, a vector environment of that size."
     )
-    backend: Backend = Field(
+    backend: BackendName = Field(
         default="auto",
         description="Who implements the environment: 'auto' takes EnvPool when it is installed and "
         "knows the id, then ALE's vector environment for Atari games, else Gymnasium; PettingZoo "

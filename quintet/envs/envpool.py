@@ -22,17 +22,24 @@ The adapter handles these properties of EnvPool 1.2:
 
 import difflib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, final
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import VectorEnv as ForeignVectorEnv
 
+from quintet.envs import atari, envpool_library
+from quintet.envs.atari import AtariConfig
+from quintet.envs.backends import Backend, Group, Identity
+from quintet.envs.config import EnvConfig
 from quintet.envs.envpool_arrays import PoolArrays
-from quintet.envs.envpool_library import families, load_opengl
+from quintet.envs.envpool_library import envpool_id, families, load_opengl
+from quintet.envs.pools import Cost, num_groups, num_threads
+from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.short_wait import SLEEPS_ARE_COUNTED, ShortWait
-from quintet.envs.success import rule_of, write_success
+from quintet.envs.success import key_of, rule_of, write_success
 from quintet.envs.vector import (
     Array,
     CannotRender,
@@ -92,6 +99,27 @@ def is_pool(env: object) -> bool:
     return any(kind.__module__.startswith("envpool.") for kind in type(env).__mro__)
 
 
+def settle(env: object) -> dict[str, Any] | None:
+    """The options of `EnvConfig` by which pools like a given one are made; None: it is no pool.  A
+    pool is only read: seeds are fixed when a pool is made.
+
+    Raises:
+        ConfigError: it is a wrapper around a pool, or no pool of an id.
+    """
+    if is_pool(env):
+        pool: Any = env
+        env_id, kwargs, num_threads = describe_pool(pool)
+        says = {"id": env_id, "backend": "envpool", "kwargs": kwargs, "num_streams": pool.num_envs}
+        return says | ({"num_threads": num_threads} if num_threads else {})
+    if isinstance(env, ForeignVectorEnv) and is_pool(env.unwrapped):
+        raise ConfigError(
+            f"a wrapper around EnvPool can't be given new seeds, which every restart needs; "
+            f"got {env}; give the pool itself, and a frame stack or clipped rewards by "
+            f"frame_stack and reward_clip"
+        )
+    return None
+
+
 def describe_pool(pool: Any) -> tuple[str, dict[str, Any], int]:
     """The id, the arguments that aren't default, and the threads (0: EnvPool's choice) of a pool;
     raises ConfigError if no id of EnvPool makes such a pool, or the pool isn't synchronous.
@@ -134,31 +162,6 @@ def describe_pool(pool: Any) -> tuple[str, dict[str, Any], int]:
     names = [name for name, kwargs in found.items() if len(kwargs) == fewest]
     env_id = max(names, key=lambda name: ("/" not in name, name))
     return env_id, found[env_id], int(settings["num_threads"])
-
-
-def default_num_groups(family: str) -> int:
-    """Pools that take turns: one steps while the actions for the other are computed.
-
-    Simulators get two.  Cheap families get one, since passing a step to another thread costs more
-    than the step.  So do pictures on fewer than four cores, where the threads of networks and pools
-    hinder each other (measured: 370 us per env_step with one pool of Pong, 490 with two).
-    """
-    pictures = family in _FRAME_SKIP_FAMILIES
-    return 1 if family in _CHEAP_FAMILIES or (pictures and usable_cores() < 4) else 2
-
-
-def default_num_threads(
-    family: str, num_streams: int, pools: int = 1, cores: int | None = None
-) -> int:
-    """Threads of each of `pools` pools; the number does not change results.
-
-    Cheap families get one thread. Pools of simulators and pixels get the cores divided by `pools`,
-    at most one thread per stream. On two cores with two pools of 4, 8 or 32 streams, one thread was
-    faster than two, or as fast within the noise, for every family measured.
-    """
-    if family in _CHEAP_FAMILIES:
-        return 1
-    return max(1, min((cores or usable_cores()) // pools, num_streams))
 
 
 @final
@@ -413,3 +416,80 @@ def _with_infinite_bounds(space: Space) -> Space:
         return spaces.Box(low, high, dtype=leaf.dtype)
 
     return map_leaves(space, corrected)
+
+
+def _cost(family: str) -> Cost:
+    if family in _CHEAP_FAMILIES:
+        return "cheap"
+    return "pictures" if family in _FRAME_SKIP_FAMILIES else "simulator"
+
+
+def _identify(config: EnvConfig) -> Identity:
+    name = envpool_id(config.id)
+    assert name is not None
+    family = families()[name]
+    if family != atari.FAMILY:
+        return Identity(name, family)
+    known = AtariConfig.model_fields  # EnvPool checks the others
+    ours = {key: value for key, value in config.kwargs.items() if key in known}
+    return Identity(name, family, atari.read_config(config.id, ours))
+
+
+def _make(env: ResolvedEnv, group: Group) -> EnvPoolVectorEnv:
+    config, threads = env.config, env.num_threads(group.num_streams)
+    pool = EnvPoolVectorEnv(
+        env.name, group.num_streams, kwargs=config.kwargs, num_threads=threads, drawn=group.drawn,
+        success_key=key_of(config.success),
+    )  # fmt: skip
+    atari.require_one_stack(config, pool.stacked_frames)
+    return pool
+
+
+def _warnings(env: ResolvedEnv) -> list[str]:
+    if env.family != "vizdoom" or env.config.kwargs.get("frame_skip") == 1:
+        return []
+    return [
+        f"EnvPool's {env.name} gives no reward for the frames of an episode's last action; "
+        "take ViZDoom's own package, or --env.kwargs '{\"frame_skip\": 1}' "
+        "(docs/environments.md, ViZDoom)"
+    ]
+
+
+def _hint(_: str) -> str:
+    if envpool_library.is_installed():
+        return ""
+    return f"EnvPool, not installed, has 1600 more: {envpool_library.INSTALL_LINE}"
+
+
+def _bare_step(env_id: str, num_envs: int, cores: int) -> Callable[[], object]:
+    """A step of a pool with as many threads as cores."""
+    load_opengl()
+    import envpool
+
+    pool = envpool.make_gymnasium(env_id, num_envs=num_envs, num_threads=cores)
+    actions = np.array([pool.action_space.sample() for _ in range(num_envs)])
+    if actions.dtype.kind == "i":
+        actions = actions.astype(np.int32)
+    pool.reset()
+    return lambda: pool.step(actions)
+
+
+BACKEND = Backend(
+    title="EnvPool",
+    make=_make,
+    ids=lambda: families(),
+    knows=lambda env_id: envpool_id(env_id) is not None,
+    identify=_identify,
+    hint=_hint,
+    package="EnvPool",
+    install=envpool_library.INSTALL_LINE,
+    is_installed=lambda: envpool_library.is_installed(),
+    num_groups=lambda family: num_groups(_cost(family)),
+    num_threads=lambda family, streams, groups: num_threads(_cost(family), streams, groups),
+    warnings=_warnings,
+    owns=is_pool,
+    settle=settle,
+    tells_spaces=True,
+    packages={"envpool": "envpool", "mujoco": "mujoco"},
+    bare_step=_bare_step,
+)

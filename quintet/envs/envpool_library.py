@@ -39,6 +39,13 @@ def families() -> dict[str, str]:
     return {name: registry.specs[name][0].removeprefix("envpool.").split(".")[0] for name in ids}
 
 
+def envpool_id(env_id: str) -> str | None:
+    """EnvPool's name for an id, without Gymnasium's ``ALE/``; None where it has none."""
+    known = families()
+    name = env_id.removeprefix("ALE/")
+    return next((found for found in (env_id, name) if found in known), None)
+
+
 def is_recorded() -> bool:
     """Whether the ids of the EnvPool that is installed are known without its import."""
     if "envpool" in sys.modules or "ENVPOOL_ASSETS_PATH" in os.environ or sys.platform != "linux":

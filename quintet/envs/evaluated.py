@@ -6,7 +6,8 @@ from typing import Annotated, Any, final
 from pydantic import BaseModel, ConfigDict, Field, WrapValidator
 
 from quintet.bounds import MOST_TASKS, MOST_THREADS
-from quintet.envs.config import IN_PYTHON, Backend, EnvConfig, require_json, require_rule
+from quintet.envs.backends import BACKENDS
+from quintet.envs.config import BackendName, EnvConfig, require_json, require_rule
 from quintet.envs.given import EnvSource
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.envs.success import key_of
@@ -33,7 +34,7 @@ class EvalEnvConfig(BaseModel):
         "env.reward_shaping, and a rule of env.success about info is dropped; all else is as in "
         "env.*",
     )
-    backend: Backend | None = Field(
+    backend: BackendName | None = Field(
         None,
         description="as env.backend, in evaluations; not given: env.backend, but auto where "
         "eval.env.id is another id",
@@ -66,12 +67,17 @@ def of_another(config: EnvConfig, says: Mapping[str, Any]) -> EnvConfig:
     """
     same = says["id"] == config.id
     options = {
-        "backend": "pettingzoo" if same and config.backend == "pettingzoo" else "auto",
+        "backend": config.backend if same and _makers_only(config.backend) else "auto",
         "kwargs": config.kwargs if same else {},
         "success": config.success if same or key_of(config.success) is None else None,
         "reward_shaping": config.reward_shaping if same else {},
     }
     return config.model_copy(update=options | dict(says))
+
+
+def _makers_only(backend: str) -> bool:
+    """Whether a backend takes no ids, so that it must be named where it does not claim a maker."""
+    return backend != "auto" and BACKENDS.find(backend).ids is None
 
 
 def evaluated_env(trained: ResolvedEnv, own: EvalEnvConfig) -> ResolvedEnv | None:
@@ -101,9 +107,9 @@ def without_effect(env: ResolvedEnv, own: Mapping[str, Any]) -> list[str]:
     """
     given = env.source is not None
     idle = {
-        "num_threads": env.config.backend in IN_PYTHON,
+        "num_threads": env.backend.in_python,
         "num_processes": not env.can_be_spread,
-        "backend": given and own.get("backend") != "pettingzoo",
+        "backend": given and not _makers_only(own.get("backend", "auto")),
         "kwargs": given and not callable(env.source),
     }
     return [name for name in own if idle.get(name)]

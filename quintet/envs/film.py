@@ -2,12 +2,12 @@
 
 The first of these that gives a picture is filmed:
 
-1. The environment itself. EnvPool draws most of its families (MuJoCo needs OpenGL), Gymnasium's
-   environments draw with ``render_mode="rgb_array"``, which their makers are given if they take it;
+1. The environment itself. Backends in C++ draw by themselves, if at all; environments in Python
+   draw with ``render_mode="rgb_array"``, which their makers are given if they take it;
    an environment that was made without it is tried all the same.
-2. Its twin in Gymnasium, if a fast backend draws nothing: the same id, or its nearest version; for
-   games of ALE's vector environment, single games of ale-py with the same options. A twin must have
-   the same spaces. `FilmedEnv.remark` says that it is another backend.
+2. Its twin in Gymnasium, if a fast backend draws nothing: the same id, or its nearest version, with
+   the same options if it is an Atari game. A twin must have the same spaces. `FilmedEnv.remark`
+   says that it is another backend.
 3. A picture in the observation, the newest of a stack.
 """
 
@@ -27,9 +27,8 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv as ForeignVectorEnv
 from numpy.typing import NDArray
 
-from quintet.envs import ale
 from quintet.envs.atari import AtariConfig
-from quintet.envs.config import IN_PYTHON
+from quintet.envs.backends import BACKENDS
 from quintet.envs.make import make_group_env
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.envs.vector import CannotRender, ObsArrays, VectorEnv, allocate_obs
@@ -164,7 +163,7 @@ def _arguments(env: ResolvedEnv) -> list[dict[str, Any]]:
     kwargs, source = env.config.kwargs, env.source
     asked = [kwargs | {"render_mode": "rgb_array"}, dict(kwargs)]
     if source is None:
-        return asked if env.config.backend in IN_PYTHON else asked[1:]
+        return asked if env.backend.in_python else asked[1:]
     if isinstance(source, ForeignVectorEnv):
         return asked[1:]
     try:
@@ -178,16 +177,17 @@ def _arguments(env: ResolvedEnv) -> list[dict[str, Any]]:
 def _twin(env: ResolvedEnv) -> ResolvedEnv | None:
     """The environment of the same name in Gymnasium; None where there is none."""
     config = env.config
-    if config.backend in IN_PYTHON:
+    if env.backend.in_python:
         return None
     kwargs = dict(config.kwargs)
-    twin_id: str | None = config.id
-    if ale.rom_of(config.id) is not None:
+    if env.atari is not None:
         kwargs = {name: x for name, x in kwargs.items() if name in AtariConfig.model_fields}
-    else:
-        twin_id = _nearest_version(config.id)
-    if twin_id is None:
-        return None
+    twin_id = config.id
+    if not BACKENDS.find("gymnasium").knows(config.id):
+        nearest = _nearest_version(config.id)
+        if nearest is None:
+            return None
+        twin_id = nearest
     twin = config.model_copy(update={"id": twin_id, "backend": "gymnasium", "kwargs": kwargs})
     return resolve_env(twin)
 

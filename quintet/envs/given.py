@@ -11,7 +11,8 @@ import gymnasium
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.vector import VectorEnv as ForeignVectorEnv
 
-from quintet.envs import envpool, foreign
+from quintet.envs import foreign
+from quintet.envs.backends import BACKENDS
 from quintet.envs.versions import is_ales
 from quintet.errors import ConfigError
 from quintet.system.importing import name_of
@@ -29,27 +30,19 @@ EnvSource = MakeEnv | ForeignVectorEnv[Any, Any, Any]
 def settle(env: GivenEnv) -> tuple[dict[str, Any], EnvSource | None]:
     """The fields of `EnvConfig` that a given environment determines, and its source.
 
-    A pool of EnvPool is only read: pools are made anew from its id, arguments and size, since seeds
-    are fixed when a pool is made.  So is an environment of `gymnasium.make`, since every stream
-    needs its own.  Any other vector environment is one group of streams.
+    A pool of EnvPool is only read: pools are made again from its id, arguments and size.  So is an
+    environment of `gymnasium.make`, since every stream needs its own.  Any other vector environment
+    is one group of streams.
 
     Raises:
         ConfigError: it can't make environments.
     """
     if isinstance(env, str):
         return {"id": env}, None
-    if envpool.is_pool(env):
-        env_id, kwargs, num_threads = envpool.describe_pool(env)
-        says: dict[str, Any] = {"id": env_id, "backend": "envpool", "kwargs": kwargs}
-        says["num_streams"] = env.num_envs  # type: ignore[union-attr]
-        return says | ({"num_threads": num_threads} if num_threads else {}), None
+    for backend in BACKENDS.usable().values():
+        if (says := backend.settle(env)) is not None:
+            return says, None
     if isinstance(env, ForeignVectorEnv):
-        if envpool.is_pool(env.unwrapped):
-            raise ConfigError(
-                f"a wrapper around EnvPool can't be given new seeds, which every restart needs; "
-                f"got {env}; give the pool itself, and a frame stack or clipped rewards by "
-                f"frame_stack and reward_clip"
-            )
         return {
             "id": name_of(env),
             "num_streams": env.num_envs,

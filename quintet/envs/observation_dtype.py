@@ -6,7 +6,6 @@ from contextlib import closing, contextmanager
 
 import numpy as np
 
-from quintet.envs.config import IN_PYTHON
 from quintet.envs.given import can_be_made_again
 from quintet.envs.make import make_group_env
 from quintet.envs.resolved import ResolvedEnv
@@ -31,7 +30,7 @@ def with_observation_dtype(env: ResolvedEnv, of: Spaces) -> ResolvedEnv:
     """
     if env.config.observation_dtype != "auto":
         return env
-    asked = env.config.backend in IN_PYTHON and can_be_made_again(env.source)
+    asked = env.backend.in_python and can_be_made_again(env.source)
     asked = asked and bool(float64_leaves((of.own or of).observation))
     dtype = "float64" if asked and _loses(env) else "float32"
     return env.with_options({"observation_dtype": dtype})

@@ -12,7 +12,9 @@ absent meanwhile, see `EnvDescription.turns`.  What comes to an agent before its
 its first decision's; a game in which it made none is no episode of it.
 """
 
+import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn, final
 
 import gymnasium
@@ -20,6 +22,8 @@ import numpy as np
 from gymnasium import spaces
 
 from quintet.envs import foreign
+from quintet.envs.backends import Backend, Group
+from quintet.envs.calling import call_maker
 from quintet.envs.gymnasium import (
     BadLeaf,
     action_rows,
@@ -28,7 +32,8 @@ from quintet.envs.gymnasium import (
     read_leaf,
     steps_per_s,
 )
-from quintet.envs.success import rule_of, single_success
+from quintet.envs.resolved import ResolvedEnv
+from quintet.envs.success import key_of, rule_of, single_success
 from quintet.envs.vector import (
     Array,
     EnvDescription,
@@ -53,7 +58,8 @@ from quintet.system import forks
 from quintet.system.blame import described, raised, traced
 from quintet.system.signals import STOPS
 
-BACKEND = "pettingzoo"
+PARALLEL = "parallel_env"
+"""The name by which PettingZoo's modules make environments of the parallel API."""
 
 _MAKERS = "return an environment of PettingZoo's parallel API (parallel_env) or AEC API (env)"
 
@@ -117,7 +123,7 @@ class ParallelVectorEnv:
             raise
         self.description = EnvDescription(
             env_id,
-            BACKEND,
+            "pettingzoo",
             success=rule_of(success_key),
             agents=tuple(map(str, self.agents)),
             remarks=action_remarks(self._action_space),
@@ -468,3 +474,47 @@ def _agents_of(game: Any, env_id: str) -> list[Any]:
             "correct them"
         )
     return agents
+
+
+def _claims(maker: str) -> bool:
+    """Whether what a maker named ``module:name`` makes is taken for an environment of several
+    agents: all of PettingZoo's own, and others by the name that it gives those of its parallel API.
+    """
+    module, _, name = maker.rpartition(":")
+    return module.partition(".")[0] == "pettingzoo" or name.strip("<>") == PARALLEL
+
+
+def _hint(env_id: str) -> str:
+    if not re.fullmatch(r"(pettingzoo\.[\w.]+\.)?[a-z_]+_v\d+", env_id):
+        return ""
+    dotted = "." in env_id
+    return (
+        "games of PettingZoo are given by their module, as "
+        f"{env_id if dotted else 'pettingzoo.classic.rps_v2'}:{PARALLEL}, and games in "
+        f"turn as {env_id if dotted else 'pettingzoo.classic.tictactoe_v3'}:env"
+    )
+
+
+def _make_one(env: ResolvedEnv) -> Callable[[], Any]:
+    return partial(call_maker, env.maker, env.config.id, env.config.kwargs)
+
+
+def _make(env: ResolvedEnv, group: Group) -> ParallelVectorEnv:
+    return ParallelVectorEnv(
+        _make_one(env), group.num_streams, env_id=env.config.id, first_stream=group.first_stream,
+        success_key=key_of(env.config.success),
+    )  # fmt: skip
+
+
+BACKEND = Backend(
+    title="PettingZoo",
+    make=_make,
+    claims=_claims,
+    needs="an import string of what makes an environment of several agents, like "
+    f"pettingzoo.butterfly.pistonball_v6:{PARALLEL}, or of a game in turn, like "
+    "pettingzoo.classic.tictactoe_v3:env",
+    hint=_hint,
+    in_python=True,
+    num_agents=lambda env: num_agents(_make_one(env), env.config.id),
+    mask_hint="have each agent's observation hold its mask",
+)

@@ -9,13 +9,11 @@ from typing import Any, Literal, final
 import gymnasium
 from gymnasium.vector import VectorEnv as ForeignVectorEnv
 
-from quintet.envs import ale, envpool, envpool_library
-from quintet.envs.atari import AtariConfig, read_config
-from quintet.envs.calling import call_maker
+from quintet.envs.atari import AtariConfig
+from quintet.envs.backends import BACKENDS, Backend
 from quintet.envs.config import EnvConfig
 from quintet.envs.given import EnvSource, MakeEnv, can_be_made_again, makes_groups
-from quintet.envs.ids import envpool_id, makes_games, resolve_backend
-from quintet.envs.pettingzoo import num_agents
+from quintet.envs.ids import backend_of_maker, resolve_backend
 from quintet.errors import ConfigError
 from quintet.system.importing import import_module, name_of, origin_of
 
@@ -28,10 +26,7 @@ class ResolvedEnv:
     config: its options, with the resolved backend.
     source: the callable or vector environment that was given, for which `config.id` is only a
         name; None: the id or import string makes it.
-    name: the backend's name for it: EnvPool's id, or the game of ale-py; else empty.
-    family: the family of EnvPool, for default numbers of groups and threads; ``"atari"`` with
-        backend ``ale`` too, and empty with ``gymnasium``.
-    atari: the options of an Atari game with our preprocessing; None: it is no such game.
+    name, family, atari: see `quintet.envs.backends.Identity`.
     """
 
     config: EnvConfig
@@ -64,22 +59,21 @@ class ResolvedEnv:
         return _find_maker(self.config.id)
 
     @property
+    def backend(self) -> Backend:
+        """Who implements it."""
+        return BACKENDS.find(self.config.backend)
+
+    @property
     def warnings(self) -> list[str]:
-        """What is known to be wrong with it, one sentence each."""
-        if self.family != "vizdoom" or self.config.kwargs.get("frame_skip") == 1:
-            return []
-        return [
-            f"EnvPool's {self.name} gives no reward for the frames of an episode's last action; "
-            "take ViZDoom's own package, or --env.kwargs '{\"frame_skip\": 1}' "
-            "(docs/environments.md, ViZDoom)"
-        ]
+        """Sentences on what is known to be wrong with it."""
+        return self.backend.warnings(self)
 
     @property
     def auto_num_groups(self) -> int:
         """Default number of groups: one where Python steps, since more would only double the number
-        of acts; else the family's.
+        of acts; else the backend's.
         """
-        groups = envpool.default_num_groups(self.family) if self.family else 1
+        groups = self.backend.num_groups(self.family)
         return groups if self.config.num_streams % groups == 0 else 1
 
     @property
@@ -90,7 +84,7 @@ class ResolvedEnv:
     def auto_num_threads(self, num_streams: int) -> int:
         """Default number of threads of a group of that size; groups share the cores."""
         groups = max(1, self.config.num_streams // num_streams)
-        return envpool.default_num_threads(self.family, num_streams, groups) if self.family else 1
+        return self.backend.num_threads(self.family, num_streams, groups)
 
     def num_threads(self, num_streams: int) -> int:
         """Threads of a group of that size, as configured or by `auto_num_threads`."""
@@ -102,18 +96,15 @@ class ResolvedEnv:
 
         Imports the module of an import string.
         """
-        single = self.config.backend == "gymnasium" and can_be_made_again(self.source)
+        single = self.backend.single and can_be_made_again(self.source)
         return single and (isinstance(self.source, ForeignVectorEnv) or self.kind != "group maker")
 
     @cached_property
     def num_agents(self) -> int:
-        """Agents of an environment, each of which is a stream; 1 but with backend ``pettingzoo``,
-        of which one environment is made to see.
+        """Agents of an environment, each of which is a stream; of a game one environment is made to
+        see.
         """
-        if self.config.backend != "pettingzoo":
-            return 1
-        make_one = partial(call_maker, self.maker, self.config.id, self.config.kwargs)
-        return num_agents(make_one, self.config.id)
+        return self.backend.num_agents(self)
 
     def streams_of(self, wanted: int) -> int:
         """Streams of a group: at least as many as wanted that whole games have, or all of a given
@@ -139,30 +130,14 @@ def resolve_env(config: EnvConfig, source: EnvSource | None = None) -> ResolvedE
         ConfigError: no backend knows the id, the backend is missing, or the options of an Atari
             game can't be used.
     """
-    backend = config.backend
     if source is None:
-        backend = resolve_backend(config.id, backend)
+        backend = resolve_backend(config.id, config.backend)
     else:
-        backend = "pettingzoo" if makes_games(name_of(source), backend) else "gymnasium"
+        backend = backend_of_maker(name_of(source), config.backend)
     config = config.model_copy(update={"backend": backend})
-    if source is not None:
+    if source is not None or ":" in config.id:
         return ResolvedEnv(config, source)
-    if backend == "envpool":
-        name = envpool_id(config.id)
-        assert name is not None
-        family = envpool_library.families()[name]
-        if family != "atari":
-            return ResolvedEnv(config, name=name, family=family)
-        known = AtariConfig.model_fields  # EnvPool checks the others
-        ours = {key: value for key, value in config.kwargs.items() if key in known}
-        return ResolvedEnv(config, None, name, family, read_config(config.id, ours))
-    # A user may have registered an id like "Pong-v5".
-    theirs = backend == "gymnasium" and config.id in gymnasium.registry
-    rom = None if theirs and not config.id.startswith("ALE/") else ale.rom_of(config.id)
-    if rom is None:
-        return ResolvedEnv(config)
-    game = read_config(config.id, config.kwargs)
-    return ResolvedEnv(config, None, rom, "atari" if backend == "ale" else "", game)
+    return ResolvedEnv(config, None, *BACKENDS.find(backend).identify(config))
 
 
 def _find_maker(name: str) -> MakeEnv:

@@ -21,12 +21,13 @@ class RunFacts:
 
     source: what makes the environments: an id; a maker of single ones; a maker of groups, which are
         vector environments; or a given vector environment, whose size is the run's.
-    single_only: only single environments of Gymnasium will do, as for masks from info.
+    single_only: no vector environment will do, as for masks from info and for games.
     env_threads: of each pool of environments in C++; 1 where environments are stepped in Python.
     auto_env_threads: env_threads if the option were left out.
     env_processes: that step environments in Python for the run's own; reports say how many.
     env_processes_given: whether the user has said how many.
-    envpool: whether EnvPool has the environment under this id; absent: EnvPool isn't installed.
+    in_python: whether Python steps the environments one after another.
+    faster: what would step the same id faster; may be "".
     large_network: whether threads and a GPU are worth it (pictures).
     compiles: whether acts and updates are compiled.
     may_compile: whether compiling them would be worth it.
@@ -45,7 +46,8 @@ class RunFacts:
     source: Literal["id", "maker", "group maker", "vector environment"] = "id"
     single_only: bool = False
     backend: str
-    envpool: Literal["has it", "lacks it", "absent"]
+    in_python: bool
+    faster: str = ""
     num_streams: int
     num_groups: int
     auto_num_groups: int
@@ -75,10 +77,6 @@ class RunFacts:
     sinks: bool = False
     callback: bool = False
 
-    @property
-    def steps_in_python(self) -> bool:
-        return self.backend in ("gymnasium", "pettingzoo")
-
 
 def all_busy(load: Load, facts: RunFacts) -> bool:
     return (load.cores.used + load.cores.by_others) / facts.cores >= _BUSY
@@ -95,7 +93,7 @@ def wanted_cores(load: Load, facts: RunFacts) -> float:
         threads = max(facts.threads, facts.env_threads * facts.num_groups, facts.env_processes)
         return min(threads + _of_other_learners(load, facts), facts.cores)
     serves, on_cpu = facts.inference == "server", facts.device == "cpu"
-    pools = 1 if facts.steps_in_python else -(-facts.num_groups // facts.num_workers)
+    pools = 1 if facts.in_python else -(-facts.num_groups // facts.num_workers)
     of_pools = facts.env_threads * pools
     of_worker = max(1 if serves else facts.actor_threads, of_pools)
     wanted: float = (1 - load.learner.get("waiting", 0.0)) * (facts.threads if on_cpu else 1)
@@ -125,25 +123,19 @@ def idle_cores(load: Load, facts: RunFacts) -> int:
 
 def _faster_environment(facts: RunFacts) -> list[str]:
     """Advice on an environment that is stepped in Python."""
-    if not facts.steps_in_python:
+    if not facts.in_python:
         return []
-    if (
-        facts.backend == "pettingzoo"
-        or facts.single_only
-        or facts.source in ("group maker", "vector environment")
-    ):
+    if facts.single_only or facts.source in ("group maker", "vector environment"):
         return ["a faster step() of it"]
     if facts.source == "maker":
         return ["a faster step() of it, or a function that makes a vector environment of it,"]
-    if facts.envpool == "has it":
-        return ["the same id in C++ (--env.backend envpool)"]
-    if facts.envpool == "absent":
-        return ["EnvPool, if it has this id in C++ (see quintet envs)"]
+    if facts.faster:
+        return [facts.faster]
     return [f"a faster backend, if there is one (quintet envs {facts.env.split('-')[0]}),"]
 
 
 def _stepping(facts: RunFacts) -> list[str]:
-    if facts.steps_in_python:
+    if facts.in_python:
         return [*_side_by_side(facts), *_faster_environment(facts)]
     if facts.env_threads < facts.auto_env_threads:
         return [_unthrottled(facts)]

@@ -1,13 +1,10 @@
 """The facts of a run for the dashboard's advice on speed."""
 
-from typing import Literal
-
 import torch
 
 from quintet.algorithms import registry
 from quintet.config.run import RunConfig
-from quintet.envs import envpool_library
-from quintet.envs.ids import envpool_id
+from quintet.envs.ids import faster_backend
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.vector import EnvDescription
 from quintet.models.config import uses_pictures
@@ -32,17 +29,16 @@ def facts_of(
     """
     runtime, batch_steps = config.runtime, plan.unroll_steps * plan.columns_per_batch
     pictures = uses_pictures(config.model, spaces)
-    known: Literal["has it", "lacks it", "absent"] = "absent"
-    if envpool_library.is_installed():
-        known = "has it" if ":" not in env.id and envpool_id(env.id) else "lacks it"
     size = config.env.num_streams // config.env.num_groups
     worth = worth_compiling(config, config.model, spaces, runtime.device)
     return RunFacts(
         env=env.id,
         source=resolved.kind,
-        single_only=config.env.mask_from_info,
+        single_only=config.env.mask_from_info
+        or (resolved.backend.in_python and not resolved.backend.single),
         backend=env.backend,
-        envpool=known,
+        in_python=resolved.backend.in_python,
+        faster=faster_backend(env.id) if resolved.backend.in_python else "",
         num_streams=config.env.num_streams,
         num_groups=config.env.num_groups,
         auto_num_groups=resolved.auto_num_groups,

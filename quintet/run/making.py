@@ -12,7 +12,6 @@ from typing import final
 
 from quintet.checkpoint import RESTARTS_FRAC
 from quintet.config.run import RunConfig
-from quintet.envs.config import IN_PYTHON
 from quintet.envs.given import can_be_made_again
 from quintet.envs.make import make_group_env
 from quintet.envs.random_steps import play
@@ -57,7 +56,7 @@ def _restart_env_steps(config: RunConfig, source: Source, opened_s: float) -> in
     0 where no stream is made anew, or making counts as free.
     """
     env, runtime = source.env, config.runtime
-    made_anew = config.env.backend in IN_PYTHON and can_be_made_again(env.source)
+    made_anew = env.backend.in_python and can_be_made_again(env.source)
     if runtime.kind == "async" or not made_anew:
         return 0
     make_s = opened_s / sum(group.num_streams for group in source.envs)

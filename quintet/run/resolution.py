@@ -13,7 +13,6 @@ from quintet.config.kind import spaces_of
 from quintet.config.load import Loaded, with_sources
 from quintet.config.run import RunConfig
 from quintet.config.runtime import RuntimeConfig
-from quintet.envs.config import IN_PYTHON
 from quintet.envs.observation_dtype import with_observation_dtype
 from quintet.envs.resolved import ResolvedEnv
 from quintet.errors import ConfigError
@@ -159,11 +158,11 @@ def resolve_loaded(loaded: Loaded, spaces: Spaces) -> Loaded:
 
 
 def check_spaces(loaded: Loaded) -> None:
-    """Raises ConfigError for what the spaces rule out, where they are known or EnvPool tells them,
-    which the run imports anyway.  The run itself asks once more, after the import of PyTorch.
+    """Raises ConfigError for what the spaces rule out, where they are known or the backend tells
+    them.  The run itself asks once more, after the import of PyTorch.
     """
     spaces = loaded.spaces
-    if spaces is None and loaded.env.config.backend == "envpool":
+    if spaces is None and loaded.env.backend.tells_spaces:
         spaces = spaces_of(loaded.env)
     if spaces is not None:
         resolve_loaded(loaded, spaces)
@@ -288,7 +287,7 @@ def streams_per_group(config: RunConfig, env: ResolvedEnv) -> int:
         wanted = streams // env.group_size
     else:
         wanted = config.runtime.num_workers or usable_cores()
-        if config.runtime.inference == "server" and env.config.backend not in IN_PYTHON:
+        if config.runtime.inference == "server" and not env.backend.in_python:
             wanted *= 2  # one group steps while the other waits for its actions
     # The fewest groups that give each worker one; the games must be divided evenly.
     games = streams // env.num_agents

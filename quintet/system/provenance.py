@@ -16,21 +16,21 @@ import torch
 SYSTEM = "system"
 """Key of the result of `system` in a checkpoint's meta."""
 
-_SIMULATORS = {"envpool": "envpool", "ale_py": "ale-py", "mujoco": "mujoco", "cv2": "opencv-python"}
-"""Packages that compute observations, by their modules; those that are imported count."""
-
 _GIT_TIMEOUT_S = 5.0
 
 
-def system(backend: str, device: str) -> dict[str, str]:
-    """Versions and kind of machine by name, as text."""
+def system(backend: str, device: str, simulators: Mapping[str, str]) -> dict[str, str]:
+    """Versions and kind of machine by name, as text.
+
+    simulators: packages that compute observations, by their modules; those that are imported count.
+    """
     found = {
         "quintet": _version("quintet"),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": _version("numpy"),
         "gymnasium": _version("gymnasium"),
-        **{name: _version(name) for module, name in _SIMULATORS.items() if module in sys.modules},
+        **{name: _version(name) for module, name in simulators.items() if module in sys.modules},
         "backend": backend,
         "machine": platform.machine(),
         "processor": _processor(),

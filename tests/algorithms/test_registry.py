@@ -285,7 +285,7 @@ OF_EVERY = ("lr_schedule", "normalize_observations")
 observations lie around a large offset.
 """
 
-MAY_NAME = ("algorithms", "bench", "models", "ops", "protocols.py")
+MAY_NAME = ("algorithms", "models", "ops", "protocols.py")
 """Learners, work that is fixed for each of them, what they are made of, and the plan's own file."""
 
 

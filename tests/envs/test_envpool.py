@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from envs_helpers import record
 
-from quintet.envs import envpool as adapter
-from quintet.envs.envpool import EnvPoolVectorEnv, default_num_threads
+from quintet.envs import pools
+from quintet.envs.envpool import BACKEND, EnvPoolVectorEnv
 from quintet.envs.make import make_vector_env
+from quintet.envs.pools import num_threads
 from quintet.envs.vector import allocate_row
 from quintet.errors import ConfigError, EnvironmentFault
 
@@ -207,13 +208,14 @@ def test_stacking_twice_is_refused():
 
 
 def test_threads_follow_a_fixed_rule(monkeypatch):
-    assert default_num_threads("classic_control", 64, cores=16) == 1
-    assert default_num_threads("atari", 8, cores=2) == 2
-    assert default_num_threads("mujoco", 8, pools=2, cores=2) == 1
-    assert default_num_threads("mujoco", 8, pools=4, cores=2) == 1
-    assert default_num_threads("atari", 8, pools=2, cores=8) == 4
-    assert default_num_threads("mujoco", 4, cores=64) == 4
-    monkeypatch.setattr(adapter, "usable_cores", lambda: 8)
+    assert BACKEND.num_threads("classic_control", 64, 1) == 1
+    assert num_threads("cheap", 64, cores=16) == 1
+    assert num_threads("pictures", 8, cores=2) == 2
+    assert num_threads("simulator", 8, pools=2, cores=2) == 1
+    assert num_threads("simulator", 8, pools=4, cores=2) == 1
+    assert num_threads("pictures", 8, pools=2, cores=8) == 4
+    assert num_threads("simulator", 4, cores=64) == 4
+    monkeypatch.setattr(pools, "usable_cores", lambda: 8)
     for env_id, asked, threads in (
         ("Pong-v5", None, 8), ("Pong-v5", 3, 3), ("CartPole-v1", None, 1),
     ):  # fmt: skip

@@ -2,7 +2,6 @@
 
 import pickle
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -13,7 +12,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import SyncVectorEnv
 from pydantic import ValidationError
 
-from quintet.envs import envpool, resolved
+from quintet.envs import atari, pools, resolved
 from quintet.envs.config import EnvConfig
 from quintet.envs.given import GivenEnv, settle
 from quintet.envs.make import make_group_env
@@ -84,7 +83,7 @@ def test_nothing_of_the_users_is_imported() -> None:
 
 def test_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     for count, pictures in ((2, 8), (4, 4)):
-        monkeypatch.setattr(envpool, "usable_cores", lambda count=count: count)
+        monkeypatch.setattr(pools, "usable_cores", lambda count=count: count)
         for env_id, options, size in (
             ("Pong-v5", {}, pictures),
             ("Pong-v5", {"backend": "ale"}, pictures),
@@ -107,7 +106,7 @@ def test_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(envpool, "usable_cores", lambda: 8)
+    monkeypatch.setattr(pools, "usable_cores", lambda: 8)
     for env_id, options, size, threads in (
         ("Pong-v5", {}, 16, 8),
         ("Pong-v5", {}, 8, 4),  # the other group has the other cores
@@ -145,7 +144,7 @@ def test_another_process_makes_the_same_without_asking_again(
         raise AssertionError("resolved again")
 
     monkeypatch.setattr(resolved, "resolve_backend", asked)
-    monkeypatch.setattr(resolved, "ale", SimpleNamespace(rom_of=asked))
+    monkeypatch.setattr(atari, "rom_of", asked)
     there = record(make_group_env(pickle.loads(sent), 2), [1, 2], actions)
     for path, seen in here.obs.items():
         np.testing.assert_array_equal(seen, there.obs[path])

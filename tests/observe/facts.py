@@ -8,7 +8,8 @@ from quintet.protocols import UpdateAdvice
 FACTS = RunFacts(
     env="CartPole-v1",
     backend="gymnasium",
-    envpool="has it",
+    in_python=True,
+    faster="the same id in C++ (--env.backend envpool)",
     num_streams=8,
     num_groups=2,
     auto_num_groups=2,
@@ -30,4 +31,8 @@ FACTS = RunFacts(
     eval_episodes=10,
     sinks=True,
 )
-PICTURES = replace(FACTS, env="Pong-v5", backend="envpool", large_network=True, may_compile=False)
+ABSENT = "EnvPool, if it has this id in C++ (see quintet envs)"
+"""What is faster where EnvPool is not installed."""
+
+POOL = {"backend": "envpool", "in_python": False}
+PICTURES = replace(FACTS, env="Pong-v5", large_network=True, may_compile=False, **POOL)

@@ -4,7 +4,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from facts import FACTS, PICTURES
+from facts import ABSENT, FACTS, PICTURES, POOL
 
 from quintet.observe.limits import limit
 from quintet.observe.shares import Cores, Load
@@ -31,12 +31,12 @@ def test_environments() -> None:
     one_core = told("stepping", cores=1)
     assert one_core.endswith(" The same id in C++ (--env.backend envpool) would help.")
     assert "lockstep" not in told("stepping", num_streams=1, num_groups=1)
-    assert "EnvPool, if it has this id" in told("stepping", envpool="absent")
-    assert "quintet envs CartPole" in told("stepping", envpool="lacks it")
+    assert "EnvPool, if it has this id" in told("stepping", faster=ABSENT)
+    assert "quintet envs CartPole" in told("stepping", faster="")
 
 
 def test_environments_of_ones_own() -> None:
-    own = replace(FACTS, env="my.envs:make", envpool="lacks it", source="maker")
+    own = replace(FACTS, env="my.envs:make", faster="", source="maker")
     assert told("stepping", facts=own).endswith(
         " Worker processes (--runtime.kind lockstep) or a faster step() of it, or a function that "
         "makes a vector environment of it, would help."
@@ -58,7 +58,7 @@ def test_environments_of_ones_own() -> None:
 
 def test_environments_that_other_processes_step() -> None:
     def said(processes: int, **changes: object) -> str:
-        own = {"envpool": "lacks it", "env": "my.envs:make", "source": "maker", "cores": 2}
+        own = {"faster": "", "env": "my.envs:make", "source": "maker", "cores": 2}
         facts = replace(FACTS, **{**own, **changes})  # type: ignore[arg-type]
         shares = {"stepping": 0.9, "learning": 0.1}
         return limit(Load(shares, env_processes=processes), facts)  # type: ignore[arg-type]
@@ -75,7 +75,7 @@ def test_environments_that_other_processes_step() -> None:
 
 
 def test_environments_in_pools() -> None:
-    pool = replace(FACTS, backend="envpool", num_streams=32)
+    pool = replace(FACTS, num_streams=32, **POOL)
     assert "--env.num-streams 64" in told("stepping", facts=pool)
     busy = told("stepping", facts=pool, env_threads=8, auto_env_threads=8)
     assert "More CPU cores would help" in busy
@@ -193,9 +193,9 @@ def test_start() -> None:
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_every_setting_has_a_whole_sentence(phase: str) -> None:
-    for backend, envpool, device, large, update, starting in itertools.product(
+    for backend, faster, device, large, update, starting in itertools.product(
         ("envpool", "ale", "gymnasium"),
-        ("has it", "lacks it", "absent"),
+        (FACTS.faster, "", ABSENT),
         ("cpu", "cuda"),
         (True, False),
         (FACTS.update, UpdateAdvice(), LARGER),
@@ -204,7 +204,8 @@ def test_every_setting_has_a_whole_sentence(phase: str) -> None:
         facts = replace(
             FACTS,
             backend=backend,
-            envpool=envpool,
+            in_python=backend == "gymnasium",
+            faster=faster,
             device=device,
             large_network=large,
             update=update,
@@ -369,14 +370,14 @@ STEPPING = load(0.6, 0.7, 0.25)
 
 
 def test_the_update_waits_for_environments() -> None:
-    assert with_workers(STEPPING, envpool="absent") == (
+    assert with_workers(STEPPING, faster=ABSENT) == (
         "Environments limit the speed: 60% of the time the update waits, while the workers step "
         "CartPole-v1 (gymnasium) for 70% of theirs. EnvPool, if it has this id in C++ (see quintet "
         "envs) or more workers (--runtime.num-workers 8 --env.streams-per-group 1) would help."
     )
-    own = {"source": "maker", "envpool": "lacks it"}
+    own = {"source": "maker", "faster": ""}
     assert "A faster step() of it, or a function that makes" in with_workers(STEPPING, **own)
-    pool = {"backend": "envpool"}
+    pool = POOL
     assert with_workers(STEPPING._replace(cores=BUSY), **pool).endswith(
         " More CPU cores would help."
     )
@@ -401,7 +402,7 @@ def test_more_workers_share_the_streams_out_evenly(
 ) -> None:
     told_of = with_workers(
         STEPPING._replace(cores=Cores(used, 0.0)),
-        backend="envpool",
+        **POOL,
         num_workers=workers,
         num_streams=streams,
         num_groups=groups,
@@ -489,7 +490,7 @@ def test_taking_turns() -> None:
 
 def test_none_waits_for_another() -> None:
     even = load(0.05, 0.6, 0.34)
-    assert with_workers(even, backend="envpool") == (
+    assert with_workers(even, **POOL) == (
         "Nothing alone limits the speed: learner and workers hardly wait for each other. A faster "
         "machine would help."
     )
@@ -579,12 +580,13 @@ def test_every_setting_with_workers_has_a_whole_sentence(kind: str) -> None:
             now,
             kind=kind,
             backend=backend,
+            in_python=backend == "gymnasium",
             device=device,
             large_network=device == "cuda",
             inference="local" if serving is None else "server",
             may_compile=True,
             compiler=compiler,
-            envpool="lacks it",
+            faster="",
         )
         assert text[0].isupper()
         assert text.endswith("would help.") or "would help. Behind them: " in text

@@ -17,7 +17,7 @@ from torch import Tensor
 import quintet
 from quintet.config.load import Layer, compose
 from quintet.config.runtime import RuntimeConfig
-from quintet.envs import envpool, envpool_library
+from quintet.envs import envpool_library, pools
 from quintet.envs.envpool import EnvPoolVectorEnv
 from quintet.envs.given import GivenEnv, settle
 from quintet.envs.make import make_group_env
@@ -55,6 +55,7 @@ SMALL = {
 }
 OF_PPO = ("minibatch_steps", "num_epochs")
 CORES = 4
+IN_CPP = "the same id in C++ (--env.backend envpool)"
 
 
 @pytest.mark.parametrize(
@@ -177,7 +178,7 @@ def told(found: RunFacts, *names: str) -> tuple[Any, ...]:
 
 @pytest.fixture(autouse=True)
 def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (envpool, facts):
+    for module in (pools, facts):
         monkeypatch.setattr(module, "usable_cores", lambda: CORES)
     monkeypatch.setattr(facts.torch.cuda, "is_available", lambda: False)
 
@@ -202,7 +203,7 @@ def test_pools(
     pytest.importorskip("envpool")
     found = facts_for(env, env__backend="envpool", **options)
     assert told(found, "env", "backend", "source") == (env, "envpool", "id")
-    assert told(found, "envpool", "single_only", "cores") == ("has it", False, CORES)
+    assert told(found, "in_python", "faster", "single_only", "cores") == (False, "", False, CORES)
     assert told(found, "num_groups", "env_threads", "auto_env_threads") == (groups, threads, auto)
     assert found.auto_num_groups == (1 if env == "CartPole-v1" else min(2, found.num_streams))
     assert found.large_network is pictures
@@ -211,14 +212,14 @@ def test_pools(
 @pytest.mark.parametrize(
     ("env", "options", "source", "known"),
     [
-        ("CartPole-v1", {"env__backend": "gymnasium"}, "id", "has it"),
-        ("OwnPay-v0", {}, "id", "lacks it"),
-        (TOY, {}, "maker", "lacks it"),
-        ("gymnasium:CartPole-v1", {}, "maker", "lacks it"),
-        (EndlessPay, {}, "maker", "lacks it"),
-        (partial(gymnasium.make, "CartPole-v1"), {}, "maker", "lacks it"),
-        (partial(gymnasium.make_vec, "CartPole-v1"), {}, "group maker", "lacks it"),
-        ("gymnasium:make_vec", {"env__kwargs": {"id": "CartPole-v1"}}, "group maker", "lacks it"),
+        ("CartPole-v1", {"env__backend": "gymnasium"}, "id", IN_CPP),
+        ("OwnPay-v0", {}, "id", ""),
+        (TOY, {}, "maker", ""),
+        ("gymnasium:CartPole-v1", {}, "maker", ""),
+        (EndlessPay, {}, "maker", ""),
+        (partial(gymnasium.make, "CartPole-v1"), {}, "maker", ""),
+        (partial(gymnasium.make_vec, "CartPole-v1"), {}, "group maker", ""),
+        ("gymnasium:make_vec", {"env__kwargs": {"id": "CartPole-v1"}}, "group maker", ""),
     ],
 )
 def test_environments_in_python(
@@ -232,7 +233,7 @@ def test_environments_in_python(
     own = EnvSpec("OwnPay-v0", entry_point=EndlessPay)
     monkeypatch.setitem(gymnasium.registry, "OwnPay-v0", own)
     found = facts_for(env, **options)
-    assert told(found, "source", "envpool", "backend") == (source, known, "gymnasium")
+    assert told(found, "source", "faster", "backend") == (source, known, "gymnasium")
     assert told(found, "num_streams", "num_groups") == (4, 1)
     assert told(found, "env_threads", "auto_env_threads", "single_only") == (1, 1, False)
 
@@ -259,7 +260,9 @@ def test_a_given_pool_stands_for_its_id() -> None:
 
 def test_without_envpool(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(envpool_library, "is_installed", lambda: False)
-    assert told(facts_for("CartPole-v1"), "envpool", "backend") == ("absent", "gymnasium")
+    found = facts_for("CartPole-v1")
+    assert found.faster == "EnvPool, if it has this id in C++ (see quintet envs)"
+    assert found.backend == "gymnasium"
 
 
 def test_masks_from_info_are_of_single_environments() -> None:

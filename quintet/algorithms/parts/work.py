@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -18,6 +18,7 @@ from quintet.algorithms.parts.bare import (
     in_channels_last,
     observations,
 )
+from quintet.envs.backends import BACKENDS
 from quintet.models.precision import Precision, autocast
 from quintet.types import Spaces
 
@@ -44,7 +45,7 @@ class Work(BaseModel):
 
     name: str
     algo: str
-    env_backend: Literal["envpool", "gymnasium"]
+    env_backend: str
     env_id: str
     num_envs: Count
     obs: Literal["vector", "image"]
@@ -56,6 +57,14 @@ class Work(BaseModel):
     learning_starts: int = Field(0, ge=0)
     warmup_seconds: float = Field(gt=0)
     seconds: float = Field(gt=0)
+
+    @field_validator("env_backend")
+    @classmethod
+    def _backend_can_be_measured(cls, name: str) -> str:
+        able = [known for known, one in BACKENDS.usable().items() if one.bare_step is not None]
+        if name not in able:
+            raise ValueError(f"must be {' or '.join(able)}, got {name!r}")
+        return name
 
     @model_validator(mode="after")
     def _convolutions_are_nature_s(self) -> Self:

@@ -1,0 +1,64 @@
+"""Records of backends: nothing else decides by their names, and a package may add one."""
+
+import ast
+from pathlib import Path
+
+import pytest
+from installed import install
+
+import quintet
+from quintet.envs.backends import BACKENDS
+from quintet.envs.ids import faster_backend, list_envs, resolve_backend
+from quintet.errors import ConfigError
+
+ROOT = Path(quintet.__file__).parent
+
+
+def deciding(source: str) -> list[str]:
+    """Names of backends that a module compares something with."""
+    return [
+        part.value
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Compare)
+        for side in (node.left, *node.comparators)
+        for part in ast.walk(side)
+        if isinstance(part, ast.Constant) and part.value in BACKENDS.own
+    ]
+
+
+def test_no_module_decides_by_the_name_of_a_backend() -> None:
+    found = {
+        str(path.relative_to(ROOT)): names
+        for path in ROOT.rglob("*.py")
+        if (names := deciding(path.read_text()))
+    }
+    assert set(found) <= {"envs/pettingzoo.py", "envs/foreign.py"}  # of the module pettingzoo
+    assert deciding('if env.backend in ("gymnasium", "ale"): pass') == ["gymnasium", "ale"]
+
+
+THEIRS = """
+from quintet.envs.backends import Backend
+
+IDS = ["Theirs-v0", "CartPole-v1"]
+BACKEND = Backend(
+    title="Theirs", make=None, ids=lambda: IDS, knows=IDS.__contains__, package="theirs",
+    install="pip install theirs", is_installed=lambda: True,
+)
+"""
+
+
+def test_ids_of_a_package_come_after_ours(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BACKENDS, "loaded", dict(BACKENDS.loaded))
+    points = "[quintet.environments]\ntheirs = their_envs:BACKEND\nlost = no_such_module:BACKEND\n"
+    install(packages, "quintet-theirs", points, {"their_envs.py": THEIRS})
+    assert resolve_backend("Theirs-v0") == "theirs"
+    assert resolve_backend("CartPole-v1") != "theirs"
+    assert resolve_backend("CartPole-v1", "theirs") == "theirs"
+    assert ("Theirs-v0", "theirs") in list_envs("theirs")
+    assert faster_backend("Theirs-v0") == "the same id in C++ (--env.backend theirs)"
+    with pytest.raises(ConfigError, match="nearest are Theirs-v0; an id that a package registers"):
+        resolve_backend("Their-v1", "theirs")
+    with pytest.raises(ConfigError, match="needs one of Theirs's ids; got the import string 'a:b'"):
+        resolve_backend("a:b", "theirs")
+    with pytest.raises(ConfigError, match="environment backend 'lost' must be importable, import"):
+        resolve_backend("CartPole-v1", "lost")
