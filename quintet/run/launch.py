@@ -16,6 +16,7 @@ from quintet.algorithms.parts.setup import PLAIN
 from quintet.config.load import Loaded
 from quintet.config.run import RunConfig
 from quintet.config.saved import Unusable
+from quintet.envs.backends import BACKENDS
 from quintet.errors import ConfigError, LearnerFault, QuintetError, WorkerFault
 from quintet.observe.metrics import policy_prefix
 from quintet.observe.report_files import read_metrics
@@ -166,7 +167,7 @@ def _run(loaded: Loaded, user: UserCode, here: Path, *, may_go_back: bool) -> Re
         if loaded.eval_env is not None:
             trainer.saving.warnings += loaded.eval_env.warnings
         trainer.saving.warnings += registry.find(config.algo).warnings(config.learner, config.model)
-        trainer.saving.warnings += registry.LEARNERS.faults()
+        trainer.saving.warnings += [*registry.LEARNERS.faults(), *BACKENDS.faults()]
         if runtime.actor_precision != runtime.precision:
             trainer.saving.notes.append(
                 f"the learner computes in {runtime.precision} on {runtime.device}, actors in "
