@@ -237,6 +237,7 @@ def test_broken_packages_do_not_stop_ppo(
     run = tmp_path / "run"
     assert quintet.train("ppo", "CartPole-v1", 2048, run_dir=run, config=small).policy is not None
     assert taken in (run / "log.txt").read_text()
+    capsys.readouterr()
     assert main(["train", "broken", "--env", "CartPole-v1"]) == 2
     said = capsys.readouterr().err
     assert "error: learner 'broken' must be importable, importing no_such_module:ENTRY of " in said

@@ -32,7 +32,7 @@ def read(algo: str) -> dict[str, Mapping[str, Any]]:
             isinstance(preset, Mapping) for preset in presets.values()
         ):
             raise _broken(algo, f"mappings of options, got {presets!r:.100} for {part} in {file}")
-    return found | held
+    return {**found, **held}
 
 
 def _broken(algo: str, what: str) -> ConfigError:

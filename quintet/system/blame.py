@@ -1,5 +1,6 @@
 """Finds the line of a user's code in an error or a running thread."""
 
+import importlib
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -81,10 +82,11 @@ def place_in(frames: Sequence[traceback.FrameSummary]) -> str:
 
 
 def _is_machinery(file: str) -> bool:
-    """Whether a file is quintet's, or Gymnasium's without its environments."""
+    """Whether a file is quintet's, Gymnasium's without its environments, or of importlib."""
     home = Path(gymnasium.__file__).parent
     handing_on = _within(file, home) and not _within(file, home / "envs")
-    return handing_on or _within(file, Path(__file__).parents[1])
+    importing = _within(file, Path(importlib.__file__).parent)
+    return handing_on or importing or _within(file, Path(__file__).parents[1])
 
 
 def _is_installed(file: str) -> bool:

@@ -169,5 +169,5 @@ class Catalog(Generic[T]):
 
 def _packages(points: "list[EntryPoint]") -> str:
     """Names and versions of the packages of entry points."""
-    said = [f"{point.dist.name} {point.dist.version}" for point in points if point.dist is not None]
-    return " and ".join(said)
+    dists = [point.dist for point in points if point.dist is not None]
+    return " and ".join(sorted(f"{each.name} {each.version}" for each in dists))

@@ -43,7 +43,7 @@ OWN = {
 @pytest.fixture(autouse=True)
 def _a2c(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(registry.LEARNERS.loaded, "a2c", replace(A2C, defaults=OWN))
+    monkeypatch.setitem(registry.LEARNERS.loaded, "a2c", replace(A2C, defaults=OWN, presets=None))
 
 
 # Defaults of a learner's own
@@ -188,7 +188,7 @@ class WholeNumbers(gymnasium.Env[Any, Any]):
     ],
 )
 def test_actions_that_a_learner_can_t_choose_are_refused_at_once(
-    actions: tuple[registry.ActionKind, ...],
+    actions: tuple[type[gym.Space[Any]], ...],
     env: str,
     said: str,
     monkeypatch: pytest.MonkeyPatch,

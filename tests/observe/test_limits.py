@@ -540,9 +540,9 @@ def test_start_of_workers() -> None:
         (1.85, {"threads": 2, "device": "cuda"}, False),
         (1.85, {"num_learners": 2}, True),
         (1.85, {"actor_threads": 2}, True),
-        (1.85, {"backend": "envpool"}, True),  # two pools in each worker
-        (1.85, {"backend": "envpool", "num_groups": 2}, False),
-        (1.85, {"backend": "envpool", "num_groups": 2, "env_threads": 2}, True),
+        (1.85, POOL, True),  # two pools in each worker
+        (1.85, {**POOL, "num_groups": 2}, False),
+        (1.85, {**POOL, "num_groups": 2, "env_threads": 2}, True),
     ],
 )
 def test_workers_want_cores_while_they_work(
