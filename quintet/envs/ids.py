@@ -106,14 +106,14 @@ def _unknown_id(env_id: str, backend: str) -> ConfigError:
         near = [names[hit] for hit in difflib.get_close_matches(env_id.lower(), names, n=5)]
         parts.append(f"nearest are {', '.join(near)}" if near else "nothing is near")
         parts.append("an id that a package registers is given as package:id")
+    hints = [
+        one.hint(env_id) for name, one in _usable() if backend in ("auto", name) or one.ids is None
+    ]
+    parts += filter(None, hints)
     parts += [
         f"backend {name!r} knows it"
         for name, known in by_backend.items()
         if name not in asked and env_id in known
     ]
-    hints = [
-        one.hint(env_id) for name, one in _usable() if backend in ("auto", name) or one.ids is None
-    ]
-    parts += filter(None, hints)
     parts.append("see them all with: quintet envs")
     return ConfigError("; ".join(parts))
