@@ -29,8 +29,8 @@ from quintet.errors import ConfigError
 
 
 def _ids() -> list[str]:
-    atari.list_roms()  # ale-py adds its games to the registry
-    return [*gymnasium.registry]
+    roms = atari.list_roms()  # before the registry is read: ale-py adds its games to it
+    return [*roms, *(known for known in gymnasium.registry if not is_ales(known))]
 
 
 def _knows(env_id: str) -> bool:
