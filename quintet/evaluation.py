@@ -29,7 +29,7 @@ from quintet.errors import ConfigError, QuintetError
 from quintet.observe.video import VideoWriter, check_video
 from quintet.play import Found, Games, How, play
 from quintet.policy import Policy
-from quintet.runtime.spread import SpreadEnv, Spreading, make_streams
+from quintet.runtime.spread import Spreading, make_streams, spread_envs
 from quintet.system.blame import no_exit
 from quintet.system.files import given_path
 from quintet.system.importing import settle_search_path
@@ -370,8 +370,8 @@ def _require_effect(env: ResolvedEnv, own: Mapping[str, Any], says: Mapping[str,
 
 def _streams(env: ResolvedEnv, num_streams: int, how: How) -> VectorEnv:
     made = make_streams(env, num_streams, Spreading(timeout_s=how.timeout_s))
-    if isinstance(made, SpreadEnv):
-        made.tell(how.say, how.notice, how.who)
+    for env in spread_envs([made]):
+        env.tell(how.say, how.notice, how.who)
     return made
 
 

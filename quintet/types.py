@@ -65,10 +65,13 @@ class Publication:
     """One version of all that acting needs: weights, normaliser statistics, noise scales.
 
     ``tensors`` is flat and named.  Receivers copy it, since the publisher goes on updating.
+
+    policy: number of the policy in its run; the loop sets it.
     """
 
     version: int
     tensors: Mapping[str, Tensor]
+    policy: int = 0
 
 
 @dataclass(frozen=True)

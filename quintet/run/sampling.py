@@ -29,7 +29,7 @@ from quintet.runtime.processes.messages import Place, ServerOptions
 from quintet.runtime.processes.workers import Workers
 from quintet.runtime.serial import SerialOptions, SerialSampling
 from quintet.runtime.slots import RowSpecs, slot_specs
-from quintet.runtime.spread import SpreadEnv, Spreading, make_streams
+from quintet.runtime.spread import Spreading, make_streams, spread_envs
 from quintet.runtime.torch_settings import OwnTorch
 from quintet.system import memory
 from quintet.system.files import same_folder
@@ -197,9 +197,8 @@ def make_sampling(
     assert size is not None
     assignment = assignment_of(config, source.env, plan, len(learners))
     if runtime.kind == "serial":
-        for env in source.envs:
-            if isinstance(env, SpreadEnv):
-                env.tell(say, notice)
+        for env in spread_envs(source.envs):
+            env.tell(say, notice)
         return SerialSampling(
             source.envs,
             make_actor,

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Literal, TextIO, final
 
@@ -324,11 +325,12 @@ class Trainer:
         steps = self.counters.env_steps
         self.population.replace(policy, str(error), self.policies, steps, self.voice.warn)
 
-    def _published(self, sampling: loop.Sampling, publication: Publication, policy: int) -> None:
+    def _published(self, sampling: loop.Sampling, publication: Publication) -> None:
         """With self-play, keeps weights that are to play later and says which play now."""
         if self.past is not None:
             self.past.consider(publication, self.counters.env_steps)
-            sampling.publish(self.past.opponent(publication.version), policy + 1)
+            opponent = self.past.opponent(publication.version)
+            sampling.publish(replace(opponent, policy=publication.policy + 1))
 
     def _look_at(self, obs: Obs) -> None:
         """Says what float32 loses of the first batch's observations."""

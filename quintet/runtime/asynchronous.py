@@ -10,7 +10,7 @@ from quintet.errors import QuintetError, WorkerFault
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.batch import Lease, Part, pinned
 from quintet.runtime.delivery import Batch, BeginsAnew, Delivery, never, rows_for
-from quintet.runtime.events import SERVER, Died, Filled, Lost
+from quintet.runtime.processes.events import SERVER, Died, Filled, Lost
 from quintet.runtime.processes.workers import Workers
 from quintet.types import Publication
 
@@ -70,10 +70,10 @@ class AsyncSampling:
         self.iteration = self.num_restarts = self.begun = 0
         workers.on_free = self._grant
 
-    def publish(self, publication: Publication, policy: int = 0) -> None:
+    def publish(self, publication: Publication) -> None:
         """Gives the workers the weights by which all later unrolls act."""
-        self.delivery.publish(publication.version, policy)
-        self.workers.publish(publication, policy)
+        self.delivery.publish(publication)
+        self.workers.publish(publication)
 
     def restart(self, iteration: int) -> None:
         """Begins every stream, keyed by (seed, group, iteration); called once.  The first

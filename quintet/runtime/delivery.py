@@ -10,7 +10,7 @@ from torch import Tensor
 from quintet.observe.metrics import policy_prefix
 from quintet.protocols import DataPlan
 from quintet.runtime.batch import ColumnQueue, Episode, Lease, Part, within_budget
-from quintet.types import Rollout
+from quintet.types import Publication, Rollout
 
 
 @dataclass(frozen=True)
@@ -135,9 +135,10 @@ class Delivery:
         for queue in self.queues:
             queue.clear()
 
-    def publish(self, version: int, policy: int) -> None:
+    def publish(self, publication: Publication) -> None:
         """Notes that the learner has this version, by which the next unrolls act."""
-        self.published[policy] = self.learned[policy] = version
+        policy = publication.policy
+        self.published[policy] = self.learned[policy] = publication.version
 
     def forget(self, policy: int, version: int) -> None:
         """Drops what a policy's former weights collected, as the learner has those of another: from

@@ -7,7 +7,7 @@ from quintet.errors import WorkerFault
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.batch import Lease, Part
 from quintet.runtime.delivery import Batch, BeginsAnew, Delivery, never, rows_for
-from quintet.runtime.events import Asking, Died, Lost
+from quintet.runtime.processes.events import Asking, Died, Lost
 from quintet.runtime.processes.patience import Patience
 from quintet.runtime.processes.workers import Workers
 from quintet.types import Publication
@@ -45,10 +45,10 @@ class LockstepSampling:
         self.rows = 0  # of the round at work
         self.lease: Lease | None = None
 
-    def publish(self, publication: Publication, policy: int = 0) -> None:
+    def publish(self, publication: Publication) -> None:
         """Gives the workers the weights by which the next round acts."""
-        self.delivery.publish(publication.version, policy)
-        self.workers.publish(publication, policy)
+        self.delivery.publish(publication)
+        self.workers.publish(publication)
 
     def restart(self, iteration: int) -> None:
         """Re-keys every stream from (seed, group, iteration) and gives up running episodes."""

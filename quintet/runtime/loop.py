@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, Self, final
 
 import torch
@@ -27,7 +27,7 @@ class Sampling(Protocol):
     restarts: bool
     delivery: Delivery
 
-    def publish(self, publication: Publication, policy: int = 0) -> None: ...
+    def publish(self, publication: Publication) -> None: ...
 
     def restart(self, iteration: int) -> None: ...
 
@@ -116,7 +116,7 @@ class Hooks:
         of another one, or raises the error with the policy's name.
     learned: gets the batch that was learned from, before its weights are published; returns True if
         its learner has another one's weights now, so that older rows are not its own.
-    published: gets what was published of a policy.
+    published: gets what was published.
     asks_to_save: whether a checkpoint that cuts nothing is wanted after this iteration.
     """
 
@@ -125,7 +125,7 @@ class Hooks:
     keep_batch: Callable[[Rollout, int], str]
     learned: Callable[[Batch], bool] = lambda _: False
     diverged: Callable[[int, NonFiniteError], None] = _raise
-    published: Callable[[Publication, int], None] = lambda *_: None
+    published: Callable[[Publication], None] = lambda _: None
     asks_to_save: Callable[[], bool] = lambda: False
 
 
@@ -197,9 +197,9 @@ def run(
     of_policy = components.publication or (lambda policy: learners[policy].publication())
 
     def publish(policy: int) -> None:
-        publication = of_policy(policy)
-        sampling.publish(publication, policy)
-        hooks.published(publication, policy)
+        publication = replace(of_policy(policy), policy=policy)
+        sampling.publish(publication)
+        hooks.published(publication)
 
     def publish_all() -> None:
         for policy in range(len(learners)):

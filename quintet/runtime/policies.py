@@ -116,13 +116,8 @@ class PolicyMix:
         self.record_specs = {**first.record_specs, PLAYER: number, VERSION: number}
 
     def load(self, publication: Publication) -> None:
-        """Gives all policies the same weights; `load_policy` gives one policy its own."""
-        for policy in range(len(self.actors)):
-            self.load_policy(policy, publication)
-
-    def load_policy(self, policy: int, publication: Publication) -> None:
-        self.actors[policy].load(publication)
-        self.versions[policy] = publication.version
+        self.actors[publication.policy].load(publication)
+        self.versions[publication.policy] = publication.version
 
     def initial_state(self, num_streams: int) -> State:
         states = [actor.initial_state(num_streams) for actor in self.actors]
@@ -224,14 +219,6 @@ class Seats:
         for streams, x in zip(self.streams, each, strict=True):
             joined[streams] = x
         return joined
-
-
-def load_policy(actor: Actor, policy: int, publication: Publication) -> None:
-    """Gives a group's actor the weights of one of its policies."""
-    if isinstance(actor, PolicyMix):
-        actor.load_policy(policy, publication)
-    else:
-        actor.load(publication)
 
 
 def _pick(each: Sequence[Tensor], player: Tensor) -> Tensor:

@@ -11,8 +11,6 @@ from quintet.envs.vector import VectorEnv, check_finite
 from quintet.errors import EnvironmentFault
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor, DataPlan
-from quintet.runtime.policies import PolicyMix
-from quintet.runtime.processes.remote import RemoteActor
 from quintet.runtime.slots import PLAYER, UNDEFINED, VERSION, Slot
 from quintet.runtime.torch_settings import OwnTorch
 from quintet.runtime.turns import Turns
@@ -77,15 +75,12 @@ class GroupSampler:
         self.fresh = True
 
     @OwnTorch()
-    def publish(self, publication: Publication, policy: int = 0) -> None:
-        """Takes the weights of `policy`, if it acts here; called between unrolls only."""
-        if policy not in self.policies:
+    def publish(self, publication: Publication) -> None:
+        """Takes the weights of a policy, if it acts here; called between unrolls only."""
+        if publication.policy not in self.policies:
             return
         if (shaping := publication.tensors.get(REWARD_SHAPING)) is not None:
-            self.shaping[policy] = shaping.numpy().copy()
-        if isinstance(self.actor, PolicyMix | RemoteActor):
-            self.actor.load_policy(policy, publication)
-            return
+            self.shaping[publication.policy] = shaping.numpy().copy()
         self.actor.load(publication)
         self.version = publication.version
 

@@ -15,7 +15,7 @@ from quintet.runtime.policies import ONE_POLICY, Assignment
 from quintet.runtime.sampler import GroupSampler, unroll
 from quintet.runtime.seeds import group_seeds
 from quintet.runtime.slots import RowSpecs, Slot, slot_specs, zeros
-from quintet.runtime.spread import SpreadEnv
+from quintet.runtime.spread import spread_envs
 from quintet.types import Publication
 
 
@@ -52,6 +52,7 @@ class SerialSampling:
         options: SerialOptions = _DEFAULT,
     ):
         self.groups: list[GroupSampler] = []
+        self.spread = spread_envs(envs)
         self.slots: list[Slot] = []
         first_stream, assignment = 0, options.assignment
         for index, env in enumerate(envs):
@@ -68,11 +69,11 @@ class SerialSampling:
             plan, first_stream, assignment.num_policies, options.may_lag, assignment.num_learners
         )
 
-    def publish(self, publication: Publication, policy: int = 0) -> None:
-        """Gives all groups the weights by which `policy` acts from their next unroll on."""
-        self.delivery.publish(publication.version, policy)
+    def publish(self, publication: Publication) -> None:
+        """Gives all groups the weights by which its policy acts from their next unroll on."""
+        self.delivery.publish(publication)
         for group in self.groups:
-            group.publish(publication, policy)
+            group.publish(publication)
 
     def restart(self, iteration: int) -> None:
         """Re-keys every stream from (seed, group, iteration); running episodes are given up."""
@@ -110,16 +111,14 @@ class SerialSampling:
         torch.set_num_threads(threads)
 
     def report(self) -> dict[str, float]:
-        spread = [group.env for group in self.groups if isinstance(group.env, SpreadEnv)]
-        count = sum(env.num_processes for env in spread if env.num_processes > 1)
+        count = sum(env.num_processes for env in self.spread if env.num_processes > 1)
         steppers = {"data/env_processes": float(count)} if count else {}
         return self.delivery.report() | steppers
 
     def kill(self) -> None:
         """Ends processes that step environments at once, before `close`."""
-        for group in self.groups:
-            if isinstance(group.env, SpreadEnv):
-                group.env.kill()
+        for env in self.spread:
+            env.kill()
 
     def close(self) -> None:
         for group in self.groups:

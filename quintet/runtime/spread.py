@@ -1,6 +1,6 @@
 """Environments in Python: stepped by this process, or by several where that is faster."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from time import perf_counter, process_time
 from typing import NamedTuple, Self, final
@@ -54,7 +54,7 @@ class StepCost(NamedTuple):
 
 @final
 class _Clocks(NamedTuple):
-    """Of the wall, of this process's work, and of this thread's waits for a core, in seconds."""
+    """Wall time, CPU time of this process, and this thread's time in the run queue, in seconds."""
 
     wall_s: float
     busy_s: float
@@ -65,7 +65,7 @@ class _Clocks(NamedTuple):
         return cls(perf_counter(), process_time(), own_delay_s())
 
     def cost_since(self, begin: "_Clocks", num_streams: int) -> StepCost:
-        """Of a step of each stream since then, as it would be where no other process wants cores.
+        """The cost of a step of each stream since `begin`, on a machine without other load.
 
         Its memory is at most all of this process's.
         """
@@ -131,6 +131,9 @@ class SpreadEnv:
         self._source, self._env, self._how = env, made, how
         self._tried: SteppedEnv | None = None  # processes that don't step yet
         self._judging = True
+        # Once it is decided who steps, these are the methods of the environments that step.
+        self.send: Callable[[Array], None] = self._send
+        self.recv: Callable[[StepRow], None] = self._recv
         self._seeds: Sequence[int] = ()
         self._actions: list[Array] = []
         self._seen: list[ObsArrays | StepRow] = []
@@ -151,23 +154,19 @@ class SpreadEnv:
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
         asked = self._source.config.num_processes
         if self._judging and asked is not None:
-            self._judging = False
             count = min(asked // self._how.num_groups, self.num_streams)
             if count > 1:
                 self._take(self._others(count), "--env.num-processes asks for them")
+            self._decided()
         self._env.restart(seeds, out)
         if self._judging:
             self._seeds, self._actions, self._seen = list(seeds), [], [deepcopy(out)]
 
-    def send(self, action: Array) -> None:
-        if self._judging:
-            self._actions.append(action.copy())
+    def _send(self, action: Array) -> None:
+        self._actions.append(action.copy())
         self._env.send(action)
 
-    def recv(self, out: StepRow) -> None:
-        if not self._judging:
-            self._env.recv(out)
-            return
+    def _recv(self, out: StepRow) -> None:
         begin = _Clocks.now()
         self._env.recv(out)
         took = _Clocks.now()
@@ -180,10 +179,13 @@ class SpreadEnv:
         if count > 1 and len(self._actions) < _ROWS:
             prepare()
             return
-        self._judging = False
         if count > 1:
             self._move(count, f"a step takes {1000 * cost.seconds:.3g} ms")
-        self._actions, self._seen = [], []
+        self._decided()
+
+    def _decided(self) -> None:
+        self._judging, self._actions, self._seen = False, [], []
+        self.send, self.recv = self._env.send, self._env.recv
 
     def render(self, stream: int) -> Rendered:
         return self._env.render(stream)
@@ -241,6 +243,11 @@ class SpreadEnv:
             stepped.recv(row)
             same = same and _same(row, seen)
         return same
+
+
+def spread_envs(envs: Iterable[VectorEnv]) -> list[SpreadEnv]:
+    """Those of the environments that other processes may step."""
+    return [env for env in envs if isinstance(env, SpreadEnv)]
 
 
 def _same(a: ObsArrays | StepRow, b: ObsArrays | StepRow) -> bool:

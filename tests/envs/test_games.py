@@ -358,7 +358,7 @@ def test_opponents_keep_their_state_through_a_game():
     options = SerialOptions(assignment=who)
     sampling = SerialSampling([env], Counting, DataPlan(5, 6), 1, PhaseTimer(), options)
     for policy in (0, 1):
-        sampling.publish(Publication(policy, {}), policy)
+        sampling.publish(Publication(policy, {}, policy))
     sampling.restart(0)
     for _ in range(3):
         sampling.collect(10**9)
@@ -381,7 +381,7 @@ def test_a_row_has_the_version_and_the_state_of_who_plays_it():
     options = SerialOptions(assignment=Assignment(2, True, num_agents=3))
     sampling = SerialSampling([env], Counting, DataPlan(20, 8), 1, PhaseTimer(), options)
     for policy in (0, 1):
-        sampling.publish(Publication(10 * policy, {}), policy)
+        sampling.publish(Publication(10 * policy, {}, policy))
     sampling.restart(0)
     states, ended = {0: 0, 1: 0}, 0
     for number in range(9):  # what waits after the last one is given up

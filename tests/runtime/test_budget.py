@@ -316,8 +316,8 @@ class Turns:
         self.delivery = Delivery(PLAN, 6, 2, may_lag=False)
         self.published: list[int] = []
 
-    def publish(self, publication: Publication, policy: int = 0) -> None:
-        self.published.append(policy)
+    def publish(self, publication: Publication) -> None:
+        self.published.append(publication.policy)
 
     def restart(self, iteration: int) -> None:
         pass

@@ -58,7 +58,7 @@ def test_an_episode_has_the_version_that_acted_in_its_first_row(policies: int, s
     began, seen = np.full(STREAMS, -1), set()
     for round_ in range(200 // steps):
         for policy in range(policies):
-            sampler.publish(Publication(1000 * policy + round_, {}), policy)
+            sampler.publish(Publication(1000 * policy + round_, {}, policy))
         unroll([sampler], [slot], PhaseTimer())
         version, found = slot.version.numpy(), {(e.row, e.column): e for e in slot.episodes()}
         for row in range(steps):

@@ -26,7 +26,7 @@ class Sampling:
         self.delivery = Delivery(PLAN, 2, 1, may_lag=False)
         self.published: list[int] = []
 
-    def publish(self, publication: Publication, policy: int = 0) -> None:
+    def publish(self, publication: Publication) -> None:
         self.published.append(publication.version)
 
     def restart(self, iteration: int) -> None: ...

@@ -28,7 +28,7 @@ import quintet
 from quintet import checkpoint
 from quintet.algorithms import registry
 from quintet.envs.make import make_vector_env
-from quintet.runtime.policies import ONE_POLICY, Assignment, load_policy
+from quintet.runtime.policies import ONE_POLICY, Assignment
 from quintet.runtime.processes.arena import Arena
 from quintet.runtime.processes.mailbox import Mailbox, mailbox_specs
 from quintet.runtime.processes.messages import Place, ServerOptions, ServerWork, progress_specs
@@ -181,7 +181,7 @@ class Served:
 
 def published(policy: int) -> Publication:
     theta = torch.randn(ACTIONS, OBS, generator=torch.Generator().manual_seed(policy))
-    return Publication(policy + 3, {"theta": theta, "scale": torch.tensor(0.3)})
+    return Publication(policy + 3, {"theta": theta, "scale": torch.tensor(0.3)}, policy)
 
 
 def same(one: ActOutput, other: ActOutput, recorded: Sequence[str]) -> bool:
@@ -202,8 +202,8 @@ def test_a_server_computes_what_a_local_actor_does(assignment: Assignment) -> No
     for remote, streams, policies in served.actors:
         local = assignment.make_actor(ExplorerActor)
         for policy in policies:
-            load_policy(local, policy, published(policy))
-            remote.load_policy(policy, published(policy))
+            local.load(published(policy))
+            remote.load(published(policy))
         seen: list[Tensor] = []
         for t in range(12):
             if t % 6 == 0:  # a restart, at 6 in the middle of episodes

@@ -12,7 +12,7 @@ from quintet.algorithms.parts.minibatches import Chunks, Rows
 from quintet.protocols import DataPlan, ReplayPlan
 from quintet.runtime.batch import ColumnQueue, Part
 from quintet.runtime.delivery import Delivery
-from quintet.types import Rollout
+from quintet.types import Publication, Rollout
 
 KINDS = ("serial", "lockstep0x2", "lockstep1x1", "lockstep0x1server", "asyncx2server", "asyncx2")
 """Runtimes that must bring the same rows: kind, lag, x, number of workers."""
@@ -267,7 +267,7 @@ def test_rows_of_old_weights_are_masked_and_the_others_of_the_column_kept() -> N
     assert taken.rollout.valid[:, 1].all()
     assert (queue.dropped_columns, queue.dropped_steps) == (4, 18)
     delivery = Delivery(plan, 3, 1, may_lag=True)
-    delivery.publish(7, 0)
+    delivery.publish(Publication(7, {}))
     delivery.learned[0] = 11  # by updates that were not published
     delivery.put(Part(replace(rollout), [], None))
     assert delivery.take(1_000) is None

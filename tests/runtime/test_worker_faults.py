@@ -31,7 +31,7 @@ from quintet.protocols import DataPlan
 from quintet.run import learners, resolution
 from quintet.run.sampling import make_sampling, open_source
 from quintet.runtime.asynchronous import AsyncOptions, AsyncSampling
-from quintet.runtime.events import Died
+from quintet.runtime.processes.events import Died
 from quintet.runtime.lockstep import LockstepSampling
 from quintet.runtime.policies import ONE_POLICY
 from quintet.runtime.processes.messages import Failed, Place

@@ -40,7 +40,7 @@ class Board:
 
     def __init__(self, arena: Arena, policy: int):
         """Raises ConfigError where this machine has no fence between processes."""
-        self._fence = fence()
+        self._fence, self.policy = fence(), policy
         place = f"board/{policy}/"
         self.begun = arena.tensor(place + "begun").numpy()
         self.whole = arena.tensor(place + "whole").numpy()
@@ -76,7 +76,7 @@ class Board:
             found = int(self.whole[buffer])
             if found and (version is None or found == version + 1):
                 self._fence()
-                load(Publication(found - 1, self.buffers[buffer]))
+                load(Publication(found - 1, self.buffers[buffer], self.policy))
                 self._fence()
                 if self.begun[buffer] == found:
                     return found - 1

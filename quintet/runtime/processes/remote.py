@@ -133,12 +133,8 @@ class RemoteActor:
         self.record_specs: Mapping[str, TensorSpec] = record_specs_of_remote(local)
 
     def load(self, publication: Publication) -> None:
-        for policy in self.versions:
-            self.load_policy(policy, publication)
-
-    def load_policy(self, policy: int, publication: Publication) -> None:
         """Notes which version the group asks for; the server loads weights by itself."""
-        self.versions[policy] = publication.version
+        self.versions[publication.policy] = publication.version
 
     def initial_state(self, num_streams: int) -> State:
         initial = self.local.initial_state(num_streams)

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from multiprocessing.connection import Connection, wait
 from socket import socket
 from typing import final
@@ -21,7 +20,6 @@ import torch
 
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor
-from quintet.runtime.policies import load_policy
 from quintet.runtime.processes.arena import Arena
 from quintet.runtime.processes.mailbox import Mailbox
 from quintet.runtime.processes.messages import Ready, ServerWork, Stop
@@ -164,8 +162,8 @@ class Server:
             board = self.boards[policy]
             wanted = version if self.options.exact else board.version
             if self.loaded[policy] != wanted:
-                take = partial(load_policy, self.actors[policies], policy)
-                self.loaded[policy] = board.read(take, wanted if self.options.exact else None)
+                load = self.actors[policies].load
+                self.loaded[policy] = board.read(load, wanted if self.options.exact else None)
 
     @OwnTorch()
     @torch.inference_mode()

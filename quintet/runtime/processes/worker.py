@@ -154,7 +154,7 @@ class Worker:
                 board = self.boards[policy]
                 wanted = None if versions is None else versions[policy]
                 if loaded[policy] != (board.version if wanted is None else wanted):
-                    loaded[policy] = board.read(partial(group.publish, policy=policy), wanted)
+                    loaded[policy] = board.read(group.publish, wanted)
 
     def beat(self, row: int) -> None:
         """Tells the parent that the worker is alive, and at which row; raises Stopped if the parent

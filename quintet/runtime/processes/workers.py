@@ -19,7 +19,7 @@ from quintet.errors import QuintetError, WorkerFault
 from quintet.observe.timing import PHASES
 from quintet.protocols import Actor
 from quintet.runtime.batch import Lease, Part
-from quintet.runtime.events import (
+from quintet.runtime.processes.events import (
     SERVER,
     Arrival,
     Asking,
@@ -214,9 +214,9 @@ class Workers:
         process.launch()
         await_all([process], self.crew.notice)
 
-    def publish(self, publication: Publication, policy: int) -> None:
+    def publish(self, publication: Publication) -> None:
         """Puts weights where every worker finds them."""
-        self.boards[policy].write(publication)
+        self.boards[publication.policy].write(publication)
 
     def restart(self, index: int, iteration: int) -> None:
         """The next grant of a worker begins its streams anew."""
