@@ -1,6 +1,5 @@
 """The asynchronous runtime: sampler processes run freely beside the learner."""
 
-import queue
 import sys
 import threading
 from dataclasses import dataclass
@@ -8,9 +7,9 @@ from typing import final
 
 from quintet.errors import QuintetError, WorkerFault
 from quintet.observe.timing import PhaseTimer
-from quintet.runtime.batch import Lease, Part, pinned
+from quintet.runtime.batch import ColumnBlock, Lease
 from quintet.runtime.delivery import Batch, BeginsAnew, Delivery, never, rows_for
-from quintet.runtime.processes.events import SERVER, Died, Filled, Lost
+from quintet.runtime.processes.events import SERVER, Died, Event, Filled, Lost
 from quintet.runtime.processes.workers import Workers
 from quintet.types import Publication
 
@@ -36,10 +35,10 @@ class AsyncOptions:
 class AsyncSampling:
     """Every worker fills whatever slots are free, by the newest weights that it finds.
 
-    Batches are assembled in a thread beside the learner.  A slot is free again when its columns are
-    copied or, where a batch is a view of one unroll, when the learner asks for the next batch.  A
-    worker that dies or falls silent is replaced, and its streams begin anew.  Grants never exceed
-    what is left of the budget: the last unrolls have fewer rows.
+    A second thread takes unrolls in and joins columns of coming batches.  A slot is free again when
+    its columns are copied or, where a batch is a view of one unroll, when the learner asks for the
+    next batch.  A worker that dies or falls silent is replaced, and its streams begin again.
+    Grants never exceed what is left of the budget: the last unrolls have fewer rows.
     """
 
     restarts = False
@@ -58,11 +57,11 @@ class AsyncSampling:
         self.delivery = Delivery(
             crew.plan, self.num_streams, who.num_policies, True, who.num_learners
         )
-        self.ready: queue.Queue[tuple[Part, int] | Died | BaseException] = queue.Queue(
-            options.prefetch_batches
-        )
+        self.delivery.pin = options.pin
+        self.trouble: Died | BaseException | None = None  # for the learner's thread to handle
         self.replaced, self.ending = threading.Event(), threading.Event()
-        self.handling = threading.RLock()  # guards the column queues and the grants
+        self.handling = threading.RLock()  # guards the delivery and the grants
+        self.changed = threading.Condition(self.handling)  # batches came, or were taken
         self.env_steps_wanted = 0  # in all batches, with those that were handed out
         self.granted = [0] * len(workers.samplers)  # unfinished env_steps, by worker
         self.assembler = threading.Thread(target=self._assemble, daemon=True)
@@ -97,38 +96,42 @@ class AsyncSampling:
         patience = self.workers.patience()
         with self.handling:
             self.env_steps_wanted = self.delivery.counted + env_steps_left
-        while True:
-            for sampler in self.workers.samplers:  # rows that were dropped are wanted again
-                self._grant(sampler.index)
-            try:
-                taken = self.ready.get(timeout=_LOOK_AGAIN_S)
-            except queue.Empty:
-                patience.look()
-                continue
-            if isinstance(taken, Died):
-                self._replace(taken)
-            elif isinstance(taken, BaseException):
-                raise taken
-            else:
-                part, policy = taken
-                with self.handling:  # it may have aged while it waited
-                    waited = self.delivery.queues[policy]
-                    part = waited.mask_old(part, self.delivery.learned[policy])
-                if part.rollout.valid.any():
-                    break
-                part.release()
+        while (taken := self._take()) is None:
+            patience.look()
         with self.handling:
-            batch = self.delivery.batch(part, policy, env_steps_left)
+            batch = self.delivery.batch(*taken, env_steps_left)
         self.lease = batch.lease
         self.iteration += 1
         return batch
 
+    def _take(self) -> tuple[ColumnBlock, int] | None:
+        """The columns of a batch and its policy; None if there are none after a short wait, or
+        after a worker was replaced.
+        """
+        with self.changed:
+            for sampler in self.workers.samplers:  # rows that were dropped are wanted again
+                self._grant(sampler.index)
+            last = self._wanted <= 0 and not any(self.granted)  # no more rows will come
+            taken = self.delivery.take(0 if last else sys.maxsize)
+            if taken is not None:
+                self.changed.notify_all()
+                if taken[0].rollout.valid.any():
+                    return taken
+                taken[0].release()
+                return None
+            if self.trouble is None:
+                self.changed.wait(_LOOK_AGAIN_S)
+                return None
+            trouble, self.trouble = self.trouble, None
+        if not isinstance(trouble, Died):
+            raise trouble
+        self._replace(trouble)
+        return None
+
     def report(self) -> dict[str, float]:
-        found = {
-            "data/worker_restarts": float(self.num_restarts),
-            "data/waiting_batches": float(self.ready.qsize()),
-        }
+        found = {"data/worker_restarts": float(self.num_restarts)}
         with self.handling:
+            found["data/waiting_batches"] = float(self.delivery.batches)
             return found | self.workers.report() | self.delivery.report()
 
     def kill(self) -> None:
@@ -140,10 +143,11 @@ class AsyncSampling:
         self.ending.set()
         self.replaced.set()
         if self.assembler.is_alive():
+            with self.changed:
+                self.changed.notify_all()
             self.assembler.join()
         self.workers.close()
         self.delivery.clear()
-        self.ready = queue.Queue()
 
     def _grant(self, worker: int) -> None:
         """Grants an unroll for each free slot, as long as rows are wanted."""
@@ -209,49 +213,43 @@ class AsyncSampling:
         self._grant(worker)
 
     def _assemble(self) -> None:
-        """Makes batches of unrolls until the run ends."""
+        """Takes in what workers have filled until the run ends, but no more while enough batches
+        wait for the learner.
+        """
+        most = self.options.prefetch_batches
         try:
             while not self.ending.is_set():
                 for event in self.workers.events(_LOOK_AGAIN_S):
-                    if self.ending.is_set():
+                    if self.ending.is_set():  # nobody would replace a second worker
                         return
-                    if isinstance(event, Died):
-                        self.replaced.clear()
-                        if self.ending.is_set():  # nobody would replace a second one
-                            return
-                        self._hand_out(event)
-                        while not self.ending.is_set() and not self.replaced.wait(_LOOK_AGAIN_S):
-                            pass
-                        continue
-                    if isinstance(event, Lost):
-                        self._begin_again(event.worker, event.executed)
-                        continue
-                    assert isinstance(event, Filled)
-                    with self.handling:
-                        self.granted[event.worker] -= event.granted
-                        for arrival in event.arrivals:
-                            self.delivery.arrived(*arrival)
-                        for part in event.parts:
-                            self.delivery.put(part)
-                while True:
-                    taken = self._take()
-                    if taken is None:
-                        break
-                    part, policy = taken
-                    self._hand_out((pinned(part) if self.options.pin else part, policy))
+                    self._take_in(event)
+                with self.changed:
+                    self.delivery.join_ahead(most + 1)
+                    self.changed.notify_all()
+                    while self.delivery.batches > most and not self.ending.is_set():
+                        self.changed.wait(_LOOK_AGAIN_S)
         except BaseException as error:
-            self._hand_out(error)
+            self._tell(error)
 
-    def _take(self) -> tuple[Part, int] | None:
-        """The columns of a batch, if there are enough or no more will come."""
-        with self.handling:
-            last = self._wanted <= 0 and not any(self.granted)
-            return self.delivery.take(0 if last else sys.maxsize)
-
-    def _hand_out(self, what: tuple[Part, int] | Died | BaseException) -> None:
-        while not self.ending.is_set():
-            try:
-                self.ready.put(what, timeout=_LOOK_AGAIN_S)
-                return
-            except queue.Full:
+    def _take_in(self, event: Event) -> None:
+        if isinstance(event, Died):
+            self.replaced.clear()
+            self._tell(event)
+            while not self.ending.is_set() and not self.replaced.wait(_LOOK_AGAIN_S):
                 pass
+        elif isinstance(event, Lost):
+            self._begin_again(event.worker, event.executed)
+        else:
+            assert isinstance(event, Filled)
+            with self.handling:
+                self.granted[event.worker] -= event.granted
+                for arrival in event.arrivals:
+                    self.delivery.arrived(*arrival)
+                for block in event.blocks:
+                    self.delivery.put(block)
+
+    def _tell(self, trouble: Died | BaseException) -> None:
+        """Leaves it to the learner's thread, as a process ends with the thread that began it."""
+        with self.changed:
+            self.trouble = trouble
+            self.changed.notify_all()

@@ -1,15 +1,17 @@
-"""Makes batches of unrolls: the column queues of all policies."""
+"""Makes batches of unrolls: their columns wait, by policy, until a learner takes them."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from quintet.observe.metrics import policy_prefix
 from quintet.protocols import DataPlan
-from quintet.runtime.batch import ColumnQueue, Episode, Lease, Part, within_budget
+from quintet.runtime.batch import ColumnBlock, Episode, Lease, joined, pinned, select
 from quintet.types import Publication, Rollout
 
 
@@ -96,8 +98,53 @@ def rows_for(env_steps: int, num_streams: int) -> int:
 
 
 @final
+@dataclass
+class PolicyQueue:
+    """Columns of one policy that wait, oldest unroll first, and what became of the others.
+
+    published, learned: versions of the weights that act next, and of the learner's weights.
+    least_version: rows of older weights are masked, as they were another policy's.
+    ended: episodes that ended in dropped rows since the last batch.
+    """
+
+    waiting: list[ColumnBlock] = field(default_factory=list)
+    published: int = -1
+    learned: int = -1
+    least_version: int = -1
+    ended: list[Episode] = field(default_factory=list)
+    dropped_columns: int = 0
+    dropped_steps: int = 0
+    lag: Lag = field(default_factory=Lag)
+
+    @property
+    def columns(self) -> int:
+        return sum(block.columns for block in self.waiting)
+
+    def drop(self, block: ColumnBlock, kept: Tensor) -> ColumnBlock:
+        """The block with the rows ``kept`` ``[T, B]`` only; counts the other valid rows, and moves
+        the episodes that ended in them to `ended`.
+        """
+        lost = block.rollout.valid & ~kept
+        self.dropped_columns += int((lost.any(0) & ~kept.any(0)).sum())
+        self.dropped_steps += int(lost.sum())
+        gone = [episode for episode in block.episodes if lost[episode.row, episode.column]]
+        self.ended += [replace(episode, row=-1, column=-1) for episode in gone]
+        rest = [episode for episode in block.episodes if not lost[episode.row, episode.column]]
+        return replace(block, rollout=replace(block.rollout, valid=kept), episodes=rest)
+
+    def pop_ended(self) -> list[Episode]:
+        ended, self.ended = self.ended, []
+        return ended
+
+
+@final
 class Delivery:
-    """Unrolls go in, batches come out, for one learner or several that share the streams."""
+    """Unrolls go in, batches come out, for one learner or several that share the streams.
+
+    A batch takes any columns of its policy, whatever the number of streams; the others wait for the
+    next one.  When it is made, rows whose weights are more than the plan's ``max_policy_lag``
+    updates old are masked, and columns without any other row dropped.
+    """
 
     def __init__(
         self,
@@ -113,18 +160,16 @@ class Delivery:
         """
         self.num_learners = num_policies if num_learners is None else num_learners
         self.plan, self.num_streams = plan, num_streams
-        # Versions, by policy: of the weights that act next, and of the learner's weights.
-        self.published, self.learned = [-1] * num_policies, [-1] * num_policies
-        self.queues = [ColumnQueue(plan, k, num_policies) for k in range(num_policies)]
-        self.lags = [Lag() for _ in range(num_policies)]
+        self.queues = [PolicyQueue() for _ in range(num_policies)]
         self.may_lag = may_lag or num_policies > 1 or num_streams != plan.columns_per_batch
+        self.pin = False  # whether batches are put in page-locked memory, for a GPU
         self.first_stream = self.first_policy = 0
         self.running: dict[int, int] = {}  # env_steps in episodes that have not ended, by group
         self.executed = self.counted = self.cut = self.past_budget = self.lost = 0
         self._told = (0, 0, 0)
 
     def restart(self, iteration: int) -> None:
-        """Prepares for streams that begin anew; the last batch has given up all waiting columns."""
+        """Prepares for streams that begin again; the last batch has given up all waiting columns."""
         assert not any(queue.waiting for queue in self.queues)
         self.running.clear()
         self._told = (self.executed, self.discarded, self.cut)
@@ -132,13 +177,16 @@ class Delivery:
         self.first_policy = iteration
 
     def clear(self) -> None:
+        """Drops waiting columns."""
         for queue in self.queues:
-            queue.clear()
+            for block in queue.waiting:
+                queue.drop(block, torch.zeros_like(block.rollout.valid)).release()
+            queue.waiting = []
 
     def publish(self, publication: Publication) -> None:
         """Notes that the learner has this version, by which the next unrolls act."""
-        policy = publication.policy
-        self.published[policy] = self.learned[policy] = publication.version
+        queue = self.queues[publication.policy]
+        queue.published = queue.learned = publication.version
 
     def forget(self, policy: int, version: int) -> None:
         """Drops what a policy's former weights collected, as the learner has those of another: from
@@ -152,8 +200,8 @@ class Delivery:
         self.running[group] = running
 
     def given_up(self, groups: Sequence[int], executed: int) -> None:
-        """Gives up the running episodes of groups whose streams begin anew alone, and the env_steps
-        that were executed in their unfinished unrolls.
+        """Gives up the running episodes of groups whose streams begin again alone, and the
+        env_steps that were executed in their unfinished unrolls.
         """
         self.executed += executed
         self.lost += executed
@@ -167,89 +215,164 @@ class Delivery:
     @property
     def waiting(self) -> int:
         """env_steps in columns that wait for a batch."""
-        return sum(queue.env_steps for queue in self.queues)
+        blocks = (block for queue in self.queues for block in queue.waiting)
+        return sum(int(block.rollout.valid.sum()) for block in blocks)
 
-    def put_round(self, parts: Sequence[Part]) -> None:
+    @property
+    def batches(self) -> int:
+        """Whole batches that wait."""
+        return sum(queue.columns // self.plan.columns_per_batch for queue in self.queues)
+
+    def put_round(self, blocks: Sequence[ColumnBlock]) -> None:
         """Takes one unroll of every group, in the order of their streams.
 
         Columns that are left over may be dropped later, at a restart or for their age; so the
         streams take turns at being the first.
         """
-        late: list[Part] = []
+        late: list[ColumnBlock] = []
         begin = 0
-        for part in parts:
-            columns = part.columns
+        for block in blocks:
+            columns = block.columns
             ahead = min(max(self.first_stream - begin, 0), columns)
             begin += columns
             if 0 < ahead < columns:
-                first, part = part.split(ahead)
+                first, block = block.split(ahead)
                 late.append(first)
             elif ahead:
-                late.append(part)
+                late.append(block)
                 continue
-            self.put(part)
-        for part in late:
-            self.put(part)
+            self.put(block)
+        for block in late:
+            self.put(block)
         self._turn_to(self.first_stream + self.plan.columns_per_batch)
 
-    def put(self, part: Part) -> None:
-        for queue in self.queues[1:]:
-            queue.put(part.shared())
-        self.queues[0].put(part)
+    def put(self, block: ColumnBlock) -> None:
+        """Adds columns, whose memory must stay as it is until `keep` or the batch's release.
+
+        Of several policies each takes a copy of the columns in which it acted, with the rows of
+        others masked.
+        """
+        if len(self.queues) == 1:
+            self.queues[0].waiting.append(block)
+            return
+        for policy, queue in enumerate(self.queues):
+            mine = block.rollout.policy_id == policy
+            valid = block.rollout.valid & mine
+            columns = valid.any(0).nonzero().squeeze(1)
+            if len(columns):
+                episodes = [e for e in block.episodes if mine[e.row, e.column]]
+                own = ColumnBlock(replace(block.rollout, valid=valid), episodes, None)
+                queue.waiting.append(own.copy(columns))
+        block.release()
 
     def keep(self) -> None:
         """Copies waiting columns, so that the memory of their unrolls can be written again."""
         for queue in self.queues:
-            queue.keep()
+            queue.waiting = [
+                block if block.lease is None else block.take(torch.arange(block.columns))
+                for block in queue.waiting
+            ]
 
-    def take(self, env_steps_left: int) -> tuple[Part, int] | None:
+    def join_ahead(self, batches: int) -> None:
+        """Joins the columns of the first batches that wait, at most so many of each policy, so that
+        `take` finds them joined.
+        """
+        for queue in self.queues:
+            first: list[ColumnBlock] = []
+            while len(first) < batches and queue.columns >= self.plan.columns_per_batch:
+                first.append(self._next(queue))
+            queue.waiting = first + queue.waiting
+
+    def take(self, env_steps_left: int) -> tuple[ColumnBlock, int] | None:
         """The columns of a batch and its policy; None if no policy has enough, unless the waiting
-        columns hold the rest of the budget.
+        columns hold the rest of the budget.  Columns of a single unroll are views.
 
-        The policies take turns at being the first, so that a restart drops columns of all alike.
+        The policies take turns at being the first, so that a restart drops columns of all of them.
         """
         count = len(self.queues)
-        for take in (ColumnQueue.take, ColumnQueue.take_rest):
+        for least in (self.plan.columns_per_batch, 1):
             for turn in range(self.first_policy, self.first_policy + count):
-                policy = turn % count
-                part = take(self.queues[policy], self.learned[policy])
-                if part is not None:
-                    self.first_policy = policy + 1
-                    return part, policy
+                queue = self.queues[turn % count]
+                self._drop_old(queue)
+                if queue.columns >= least:
+                    self.first_policy = turn % count + 1
+                    return self._next(queue), turn % count
             if self.waiting < env_steps_left:
                 break
         return None
 
-    @property
-    def full(self) -> bool:
-        """Whether some policy has enough columns for a batch."""
-        return any(queue.columns >= self.plan.columns_per_batch for queue in self.queues)
+    def _next(self, queue: PolicyQueue) -> ColumnBlock:
+        """The columns of the queue's next batch, ordered by (group, stream), then by age; invalid
+        ones where too few wait.
+        """
+        taken: list[ColumnBlock] = []
+        missing = self.plan.columns_per_batch
+        while missing and queue.waiting:
+            block = queue.waiting.pop(0)
+            if block.columns > missing:
+                block, rest = block.split(missing)
+                queue.waiting.insert(0, rest)
+            taken.append(block)
+            missing -= block.columns
+        whole = taken[0] if len(taken) == 1 else joined(taken)
+        if missing:
+            none = select(whole.rollout, torch.zeros(missing, dtype=torch.long))
+            none.valid.zero_()
+            whole = joined([whole, ColumnBlock(none, [], None)])
+        streams = whole.rollout.stream_id.numpy()
+        if (streams[1:] < streams[:-1]).any():
+            whole = whole.take(whole.rollout.stream_id.argsort(stable=True))
+        if self.pin and not whole.rollout.reward.is_pinned():
+            copied = ColumnBlock(pinned(whole.rollout), whole.episodes, None)
+            whole.release()
+            whole = copied
+        return whole
+
+    def _drop_old(self, queue: PolicyQueue) -> None:
+        """Masks rows that are too old and drops columns without other rows."""
+        least, most = queue.least_version, self.plan.max_policy_lag
+        if most is not None:
+            least = max(least, queue.learned - most)
+        if least < 0:
+            return
+        kept: list[ColumnBlock] = []
+        for block in queue.waiting:
+            fresh = block.rollout.valid & (block.rollout.version >= least)
+            if not torch.equal(fresh, block.rollout.valid):
+                block = queue.drop(block, fresh).take(fresh.any(0).nonzero().squeeze(1))
+            if block.columns:
+                kept.append(block)
+        queue.waiting = kept
 
     def batch(
-        self, part: Part, policy: int, env_steps_left: int, begins_anew: BeginsAnew = never
+        self,
+        block: ColumnBlock,
+        policy: int,
+        env_steps_left: int,
+        begins_anew: BeginsAnew = never,
     ) -> Batch:
         """Makes a batch of what `take` returned; rows past the budget are masked.
 
-        With the last batch of the budget, or before the streams begin anew, waiting columns are
+        With the last batch of the budget, or before the streams begin again, waiting columns are
         given up; episodes that ended in them are the batch's, so that the next checkpoint counts
         them.
         """
-        rollout, env_steps = within_budget(part.rollout, env_steps_left)
-        if rollout.valid is not part.rollout.valid:
-            self.past_budget += int(part.rollout.valid.sum()) - env_steps
+        queue, rollout = self.queues[policy], block.rollout
+        rollout, env_steps = within_budget(rollout, env_steps_left)
+        if rollout.valid is not block.rollout.valid:
+            self.past_budget += int(block.rollout.valid.sum()) - env_steps
         self.counted += env_steps
-        queue = self.queues[policy]
-        episodes = sorted(part.episodes, key=lambda episode: (episode.row, episode.column))
+        episodes = sorted(block.episodes, key=lambda episode: (episode.row, episode.column))
         kept = [episode for episode in episodes if rollout.valid[episode.row, episode.column]]
         kept = queue.pop_ended() + kept
         if self.may_lag:
-            self.lags[policy].add((self.learned[policy] - rollout.version)[rollout.valid])
-        batch = Batch(rollout, policy, env_steps, kept, self._steps(), part.lease)
+            queue.lag.add((queue.learned - rollout.version)[rollout.valid])
+        batch = Batch(rollout, policy, env_steps, kept, self._steps(), block.lease)
         if env_steps < env_steps_left and not begins_anew(batch):
             return batch
         self.clear()
         learning = self.queues[: self.num_learners]
-        ended = {index: queue.pop_ended() for index, queue in enumerate(learning)}
+        ended = {index: each.pop_ended() for index, each in enumerate(learning)}
         now = self._steps()
         steps = replace(
             batch.steps, discarded=batch.steps.discarded + now.discarded, waiting=now.waiting
@@ -270,8 +393,8 @@ class Delivery:
         """
         found: dict[str, float] = {}
         for policy, queue in enumerate(self.queues[: self.num_learners] if self.may_lag else ()):
-            lag, self.lags[policy] = self.lags[policy], Lag()
-            metrics = {"data/discarded_columns": float(queue.dropped_columns)} | lag.metrics()
+            metrics = {"data/discarded_columns": float(queue.dropped_columns)} | queue.lag.metrics()
+            queue.lag = Lag()
             prefix = policy_prefix(policy, self.num_learners)
             found |= {prefix + name: value for name, value in metrics.items()}
         return found
@@ -279,3 +402,33 @@ class Delivery:
     def _turn_to(self, stream: int) -> None:
         """Sets the stream whose columns come first in the next round."""
         self.first_stream = stream % self.num_streams
+
+
+def within_budget(batch: Rollout, env_steps_left: int) -> tuple[Rollout, int]:
+    """The batch with the rows past the budget masked, and how many valid rows remain.
+
+    Steps are counted in the order (row, column), so timing does not decide which are masked.
+    """
+    count = int(np.count_nonzero(batch.valid.numpy()))
+    if count == batch.valid.numel() <= env_steps_left:
+        return batch, count
+    if count > env_steps_left:
+        order = batch.valid.flatten().cumsum(0).view_as(batch.valid)
+        batch = replace(batch, valid=batch.valid & (order <= env_steps_left))
+    return with_cuts(batch), min(count, env_steps_left)
+
+
+def with_cuts(batch: Rollout) -> Rollout:
+    """The batch with `Rollout.trace_cut` set before each invalid row whose episode goes on (past
+    the budget, of old weights, of another policy).  So every invalid row follows a cut, and no
+    estimate of a valid row reads its reward.
+    """
+    valid, terminated, truncated = (
+        x.numpy() for x in (batch.valid, batch.terminated, batch.truncated)
+    )
+    broken = ~(valid[1:] | terminated[:-1] | truncated[:-1])
+    if not broken.any():
+        return batch
+    cut = torch.zeros_like(batch.valid)
+    cut.numpy()[:-1] = broken
+    return replace(batch, trace_cut=cut)

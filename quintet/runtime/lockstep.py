@@ -5,7 +5,7 @@ from typing import final
 
 from quintet.errors import WorkerFault
 from quintet.observe.timing import PhaseTimer
-from quintet.runtime.batch import Lease, Part
+from quintet.runtime.batch import ColumnBlock, Lease
 from quintet.runtime.delivery import Batch, BeginsAnew, Delivery, never, rows_for
 from quintet.runtime.processes.events import Asking, Died, Lost
 from quintet.runtime.processes.patience import Patience
@@ -71,7 +71,7 @@ class LockstepSampling:
         batch = self.delivery.batch(*taken, env_steps_left, begins_anew)
         self.lease = batch.lease
         wanted = env_steps_left - batch.env_steps - self.delivery.waiting
-        if self.lag and wanted > 0 and not self.delivery.full and not begins_anew(batch):
+        if self.lag and wanted > 0 and not self.delivery.batches and not begins_anew(batch):
             self._begin_round(wanted)
         return batch
 
@@ -94,22 +94,22 @@ class LockstepSampling:
     def _begin_round(self, wanted: int) -> None:
         """Grants every worker an unroll, of fewer rows where these execute `wanted` env_steps."""
         self.delivery.keep()
-        versions = tuple(self.delivery.published)
+        versions = tuple(queue.published for queue in self.delivery.queues)
         rows = min(rows_for(wanted, self.delivery.num_streams), self.workers.crew.plan.unroll_steps)
         for sampler in self.workers.samplers:
             granted = self.workers.grant(sampler.index, versions, rows, asks=True)
             assert granted, f"{sampler.process.name} has no free slot"
         self.flying, self.rows = True, rows
 
-    def _end_round(self, wanted: int, patience: Patience) -> list[Part]:
+    def _end_round(self, wanted: int, patience: Patience) -> list[ColumnBlock]:
         """Waits for all groups' unrolls and returns them in the order of their streams; raises
         QuintetError if a worker died; the message holds its own error.
         """
         self.timer.switch("waiting")
-        parts: dict[int, list[Part]] = {}
+        filled: dict[int, list[ColumnBlock]] = {}
         asking: dict[int, int] = {}
         lost_at_s: float | None = None
-        while len(parts) < len(self.workers.samplers):
+        while len(filled) < len(self.workers.samplers):
             patience.look()
             for event in self.workers.events(_LOOK_AGAIN_S):
                 if isinstance(event, Died):
@@ -119,7 +119,7 @@ class LockstepSampling:
                 elif isinstance(event, Asking):
                     asking[event.worker] = event.executed
                 else:
-                    parts[event.worker] = event.parts
+                    filled[event.worker] = event.blocks
                     for arrival in event.arrivals:
                         self.delivery.arrived(*arrival)
             if len(asking) == len(self.workers.samplers):
@@ -130,7 +130,7 @@ class LockstepSampling:
                     "a worker lost its connection to the inference server, which runs"
                 )
         self.flying = False
-        return [part for _, mine in sorted(parts.items()) for part in mine]
+        return [block for _, mine in sorted(filled.items()) for block in mine]
 
     def _extend_round(self, wanted: int) -> None:
         """Tells all workers, which have done their rows, how many more `wanted` takes."""

@@ -248,7 +248,7 @@ def run(
             with _kept_if_not_finite(rollout, batch.policy, hooks):
                 publish(batch.policy)
         else:
-            sampling.delivery.learned[batch.policy] = learner.version
+            sampling.delivery.queues[batch.policy].learned = learner.version
         if exact:
             publish_all()  # a run that is resumed there begins with the newest weights, too
             unpublished = [0] * len(learners)

@@ -9,7 +9,7 @@ import torch
 from quintet.envs.vector import VectorEnv
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor, DataPlan
-from quintet.runtime.batch import Lease, Part
+from quintet.runtime.batch import ColumnBlock, Lease
 from quintet.runtime.delivery import Batch, BeginsAnew, Delivery, never, rows_for
 from quintet.runtime.policies import ONE_POLICY, Assignment
 from quintet.runtime.sampler import GroupSampler, unroll
@@ -92,9 +92,11 @@ class SerialSampling:
             for index, slot in enumerate(self.slots):
                 self.delivery.arrived(index, slot.executed, slot.running)
             # The lease frees nothing: what still waits is copied before the next round's writes.
-            self.delivery.put_round(
-                [Part(slot.rollout, slot.episodes(), Lease(lambda: None)) for slot in self.slots]
+            blocks = (
+                ColumnBlock(slot.rollout, slot.episodes(), Lease(lambda: None))
+                for slot in self.slots
             )
+            self.delivery.put_round([*blocks])
         return self.delivery.batch(*taken, env_steps_left, begins_anew)
 
     def _unroll(self, wanted: int) -> None:

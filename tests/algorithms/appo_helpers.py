@@ -20,7 +20,7 @@ from quintet.algorithms.appo.config import (
 from quintet.algorithms.appo.learner import APPOLearner, make_actor
 from quintet.algorithms.parts.setup import Setup
 from quintet.models.config import ModelConfig, resolve_model
-from quintet.runtime.batch import with_cuts
+from quintet.runtime.delivery import with_cuts
 from quintet.types import Rollout, Spaces
 
 STEPS, STREAMS = 8, 4

@@ -20,7 +20,7 @@ from quintet.algorithms.appo.config import (
 )
 from quintet.algorithms.parts.trained import knobs_of
 from quintet.models.config import ModelConfig
-from quintet.runtime.batch import with_cuts
+from quintet.runtime.delivery import with_cuts
 from quintet.types import ACTION_MASK, Rollout
 
 

@@ -16,7 +16,7 @@ from quintet.algorithms.ppo.config import PPOConfig
 from quintet.algorithms.ppo.learner import PPOLearner
 from quintet.algorithms.ppo.metrics import LOSSES
 from quintet.ops.policy_losses import adaptive_kl_beta
-from quintet.runtime.batch import within_budget
+from quintet.runtime.delivery import within_budget
 from quintet.types import Rollout, State
 
 GOLDEN = {

@@ -28,7 +28,7 @@ from quintet.algorithms.ppo.config import PPOConfig
 from quintet.algorithms.ppo.learner import PPOLearner
 from quintet.models.config import ModelConfig
 from quintet.ops import reduce
-from quintet.runtime.batch import within_budget
+from quintet.runtime.delivery import within_budget
 from quintet.types import Rollout, Spaces
 
 

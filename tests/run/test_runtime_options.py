@@ -89,7 +89,7 @@ def _slots(where: Where) -> None:
 
 def _prefetch_batches(where: Where) -> None:
     made = sampling_of(runtime__kind="async", runtime__prefetch_batches=3)
-    assert made.ready.maxsize == 3
+    assert made.options.prefetch_batches == 3
 
 
 def _publish_interval(where: Where) -> None:

@@ -22,8 +22,7 @@ from quintet.observe.report_files import read_metrics
 from quintet.observe.timing import PhaseTimer
 from quintet.run.callbacks import OnReport
 from quintet.runtime import loop
-from quintet.runtime.batch import within_budget
-from quintet.runtime.delivery import Batch, Delivery, Steps
+from quintet.runtime.delivery import Batch, Delivery, Steps, within_budget
 from quintet.runtime.slots import Slot, slot_specs, zeros
 from quintet.types import Publication, Rollout
 

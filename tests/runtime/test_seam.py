@@ -10,7 +10,7 @@ from seam import Ledger, SeamLearner, World, drive, length_of
 
 from quintet.algorithms.parts.minibatches import Chunks, Rows
 from quintet.protocols import DataPlan, ReplayPlan
-from quintet.runtime.batch import ColumnQueue, Part
+from quintet.runtime.batch import ColumnBlock
 from quintet.runtime.delivery import Delivery
 from quintet.types import Publication, Rollout
 
@@ -245,7 +245,8 @@ def test_acer_poisson_draws_of_sequences(kind: str) -> None:
 
 def test_rows_of_old_weights_are_masked_and_the_others_of_the_column_kept() -> None:
     plan = DataPlan(unroll_steps=4, columns_per_batch=2, max_policy_lag=2)
-    queue = ColumnQueue(plan, 0, 1)
+    delivery = Delivery(plan, 3, 1, may_lag=True)
+    (queue,) = delivery.queues
     zeros = torch.zeros(4, 3, dtype=torch.int64)
     version = torch.tensor([[7, 3, 8], [7, 3, 8], [8, 3, 8], [8, 4, 8]])
     column = torch.arange(3)
@@ -256,18 +257,17 @@ def test_rows_of_old_weights_are_masked_and_the_others_of_the_column_kept() -> N
         policy_id=zeros, stream_id=column, group_id=column, episode_id=column,
         last_action=column, last_reward=column.float(), state={},
     )  # fmt: skip
-    queue.put(Part(rollout, [], None))
-    assert queue.take(11) is None  # oldest allowed is 9: all go
+    delivery.put(ColumnBlock(rollout, [], None))
+    delivery.publish(Publication(7, {}))
+    queue.learned = 11  # by updates that were not published
+    assert delivery.take(1_000) is None  # oldest allowed is 9: all go
     assert (queue.dropped_columns, queue.dropped_steps) == (3, 12)
-    queue.put(Part(replace(rollout), [], None))
-    taken = queue.take(10)
-    assert taken is not None
+    delivery.put(ColumnBlock(replace(rollout), [], None))
+    queue.learned = 10
+    found = delivery.take(1_000)
+    assert found is not None
+    taken, _ = found
     assert taken.rollout.stream_id.tolist() == [0, 2]
     assert taken.rollout.valid[:, 0].tolist() == [False, False, True, True]
     assert taken.rollout.valid[:, 1].all()
     assert (queue.dropped_columns, queue.dropped_steps) == (4, 18)
-    delivery = Delivery(plan, 3, 1, may_lag=True)
-    delivery.publish(Publication(7, {}))
-    delivery.learned[0] = 11  # by updates that were not published
-    delivery.put(Part(replace(rollout), [], None))
-    assert delivery.take(1_000) is None

@@ -9,8 +9,7 @@ from quintet.envs.make import make_vector_env
 from quintet.envs.toy import Scripted
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan
-from quintet.runtime.batch import within_budget
-from quintet.runtime.delivery import Batch
+from quintet.runtime.delivery import Batch, within_budget
 from quintet.runtime.seeds import Role, environment_seeds, generator_seed
 from quintet.runtime.serial import SerialSampling
 from quintet.types import ActOutput, Publication, TensorSpec

@@ -4,7 +4,7 @@ from collections import deque
 from typing import NamedTuple, final
 
 from quintet.errors import QuintetError
-from quintet.runtime.batch import Part
+from quintet.runtime.batch import ColumnBlock
 from quintet.runtime.processes.messages import Place
 from quintet.runtime.processes.process import Process
 
@@ -27,7 +27,7 @@ class Filled(NamedTuple):
     """
 
     worker: int
-    parts: list[Part]
+    blocks: list[ColumnBlock]
     arrivals: list[Arrival]
     granted: int
 

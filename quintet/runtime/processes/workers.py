@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from quintet.errors import QuintetError, WorkerFault
 from quintet.observe.timing import PHASES
 from quintet.protocols import Actor
-from quintet.runtime.batch import Lease, Part
+from quintet.runtime.batch import ColumnBlock, Lease
 from quintet.runtime.processes.events import (
     SERVER,
     Arrival,
@@ -68,7 +68,7 @@ class Workers:
     """Starts the crew's processes, grants them slots and tells what becomes of them.
 
     One thread at a time may call `start`, `replace`, `events` and `close`; the others, and leases
-    of the parts that it gives, are for any.
+    of the blocks that it gives, are for any.
     """
 
     def __init__(
@@ -302,7 +302,7 @@ class Workers:
     def _filled(self, sampler: Sampler, slots: tuple[int, ...]) -> Filled | Died:
         grant = sampler.granted[0]
         steps = grant.rows
-        parts, arrivals = [], []
+        blocks, arrivals = [], []
         for place, k in zip(sampler.places, slots, strict=True):
             generation, rows = self._headers[place.group, k].tolist()
             if (slots, generation, rows) != (grant.slots, grant.generation, steps):
@@ -315,12 +315,12 @@ class Workers:
                 return Died(sampler.index, error, self._take_back(sampler))
             slot = self._slots[place.group, k]
             lease = Lease(partial(self._freed, sampler.index, place.group, k))
-            parts.append(Part(slot.rollout, slot.episodes(), lease))
+            blocks.append(ColumnBlock(slot.rollout, slot.episodes(), lease))
             arrivals.append(Arrival(place.group, slot.executed, slot.running))
         with self._lock:
             sampler.granted.popleft()
             sampler.busy_since_s = time.monotonic()
-        return Filled(sampler.index, parts, arrivals, steps * sampler.num_streams)
+        return Filled(sampler.index, blocks, arrivals, steps * sampler.num_streams)
 
     def _freed(self, index: int, group: int, slot: int) -> None:
         with self._lock:
