@@ -12,7 +12,8 @@ from torch import Tensor
 from quintet.types import Rollout
 
 _WITHOUT_TIME = ("stream_id", "group_id", "episode_id", "last_action", "last_reward")
-_COLUMN_DIM = dict.fromkeys(_WITHOUT_TIME, 0)
+COLUMN_DIM = dict.fromkeys(_WITHOUT_TIME, 0)
+"""The dimension of a rollout's columns in its fields, where it is not 1."""
 
 
 @dataclass(frozen=True)
@@ -49,30 +50,12 @@ def narrow(rollout: Rollout, start: int, count: int) -> Rollout:
     return _combine([rollout], lambda tensors, dim: tensors[0].narrow(dim, start, count))
 
 
-def split(rollout: Rollout, columns: int) -> list[Rollout]:
-    """Parts of so many columns each, as views; a single part is the rollout itself."""
-    count = rollout.valid.shape[1] // columns
-    if count == 1:
-        return [rollout]
-
-    def each(name: str, x: Any) -> Sequence[Any]:
-        if isinstance(x, Tensor):
-            return x.chunk(count, _COLUMN_DIM.get(name, 1))
-        if isinstance(x, dict):
-            leaves = zip(*(each(name, leaf) for leaf in x.values()), strict=True)
-            return [dict(zip(x, parts, strict=True)) for parts in leaves] or [x] * count
-        return [x] * count
-
-    found = [each(field.name, getattr(rollout, field.name)) for field in fields(Rollout)]
-    return [Rollout(*values) for values in zip(*found, strict=True)]
-
-
 def _combine(parts: Sequence[Rollout], function: Callable[[list[Tensor], int], Tensor]) -> Rollout:
     """A rollout of ``function([the parts' tensors], column dimension)`` for every tensor."""
     values: dict[str, Any] = {}
     for field in fields(Rollout):
         each = [getattr(part, field.name) for part in parts]
-        dim = _COLUMN_DIM.get(field.name, 1)
+        dim = COLUMN_DIM.get(field.name, 1)
         if isinstance(each[0], Tensor):
             values[field.name] = function(each, dim)
         elif isinstance(each[0], dict):

@@ -169,7 +169,7 @@ class Delivery:
         self._told = (0, 0, 0)
 
     def restart(self, iteration: int) -> None:
-        """Prepares for streams that begin again; the last batch has given up all waiting columns."""
+        """Prepares for streams that begin again; the last batch has given up what waited."""
         assert not any(queue.waiting for queue in self.queues)
         self.running.clear()
         self._told = (self.executed, self.discarded, self.cut)

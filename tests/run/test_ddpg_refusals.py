@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from quintet import cli
-from quintet.runtime.replay import rings
+from quintet.runtime.replay import memory
 
 Refused = Callable[..., str]
 
@@ -102,7 +102,7 @@ def test_a_capacity_that_does_not_fit_in_memory(
     refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows are in files; the index of eight bytes for each of them is not."""
-    monkeypatch.setattr(rings, "free_bytes", lambda: 700_000)
+    monkeypatch.setattr(memory, "free_bytes", lambda: 700_000)
     said = refused("--replay-capacity-steps", "100000")
     found = re.search(NEEDED, said)
     assert found is not None

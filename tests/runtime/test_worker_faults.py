@@ -31,9 +31,9 @@ from quintet.protocols import DataPlan
 from quintet.run import learners, resolution
 from quintet.run.sampling import make_sampling, open_source
 from quintet.runtime.asynchronous import AsyncOptions, AsyncSampling
-from quintet.runtime.processes.events import Died
 from quintet.runtime.lockstep import LockstepSampling
 from quintet.runtime.policies import ONE_POLICY
+from quintet.runtime.processes.events import Died
 from quintet.runtime.processes.messages import Failed, Place
 from quintet.runtime.processes.patience import Patience
 from quintet.runtime.processes.worker import report_failure

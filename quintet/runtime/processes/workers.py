@@ -19,6 +19,8 @@ from quintet.errors import QuintetError, WorkerFault
 from quintet.observe.timing import PHASES
 from quintet.protocols import Actor
 from quintet.runtime.batch import ColumnBlock, Lease
+from quintet.runtime.processes.arena import Arena, prefixed
+from quintet.runtime.processes.crew import Crew, listen, sendable, shares
 from quintet.runtime.processes.events import (
     SERVER,
     Arrival,
@@ -30,8 +32,6 @@ from quintet.runtime.processes.events import (
     Lost,
     Sampler,
 )
-from quintet.runtime.processes.arena import Arena, prefixed
-from quintet.runtime.processes.crew import Crew, listen, sendable, shares
 from quintet.runtime.processes.mailbox import mailbox_specs
 from quintet.runtime.processes.messages import (
     Discarded,

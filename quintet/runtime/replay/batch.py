@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from quintet.runtime.replay.layout import Layout
-from quintet.runtime.replay.rings import Array, Numbers, as_array
+from quintet.runtime.replay.memory import Array, Numbers, as_array
 from quintet.types import Rollout
 
 TERMINATED, TRUNCATED, VALID, FIRST, CUT, START, GAP = (1 << bit for bit in range(7))

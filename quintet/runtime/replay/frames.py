@@ -5,6 +5,7 @@ for older frames that all equal the newest (the first row of an episode) or are 
 are kept whole in a pool beside the ring.  So every stack is read as it was stored.
 """
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import final
 
@@ -12,10 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quintet.runtime.replay.rings import (
+from quintet.runtime.replay.memory import (
     Array,
     Numbers,
-    Rings,
     allocate,
     require_room,
     row_bytes,
@@ -111,13 +111,22 @@ def _first_entries(rows: int) -> int:
 class FrameStacks:
     """A leaf of the observation that is a stack of frames, in a ring."""
 
-    def __init__(self, rings: Rings, name: str, spec: TensorSpec, slices: int, place: Path | None):
-        self._rings, self._spec, self.slices = rings, spec, slices
+    def __init__(
+        self,
+        fields: Mapping[str, Array],
+        at: Callable[[Numbers, Numbers], Numbers],
+        name: str,
+        spec: TensorSpec,
+        slices: int,
+        place: Path | None,
+    ):
+        """fields, at: of the rings that hold the rows; place: the pool's file."""
+        self._at, self._spec, self.slices = at, spec, slices
         self.frames = spec.shape[0] // slices
         self._lag = np.arange(self.frames - 1, -1, -1)
-        self._newest = rings.fields[name]
-        self._depth = rings.fields[f"{name}:depth"]
-        self._origin = rings.fields[f"{name}:origin"]
+        self._newest = fields[name]
+        self._depth = fields[f"{name}:depth"]
+        self._origin = fields[f"{name}:origin"]
         self._place = place
         self.nbytes = 0
         self._free: list[int] = []
@@ -179,11 +188,11 @@ class FrameStacks:
         lag = self._lag
         whole = bool((held == self.frames - 1).all())
         back = number[..., None] - (lag if whole else np.minimum(lag, depth))
-        stacks = self._newest.take(self._rings.at(stream[..., None], back), 0)
+        stacks = self._newest.take(self._at(stream[..., None], back), 0)
         if not whole:
             # Frames from before the break; those that repeat its newest frame are right already.
             missing = lag > depth
-            base = self._rings.at(stream, number - depth[..., 0])
+            base = self._at(stream, number - depth[..., 0])
             origin = np.broadcast_to(self._origin[base][..., None], missing.shape)
             stacks[missing & (origin == _ZERO)] = 0
             held = missing & (origin >= 0)

@@ -16,7 +16,7 @@ from quintet.runtime.replay.frames import (
     smallest_frame,
     stack_fields,
 )
-from quintet.runtime.replay.rings import (
+from quintet.runtime.replay.memory import (
     Numbers,
     array_dtype,
     require_room,

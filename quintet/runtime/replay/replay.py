@@ -1,6 +1,7 @@
 """Replay: stores collected rows, each once, and draws batches of them."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from fractions import Fraction
 from math import ceil
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from quintet.errors import CheckpointError
 from quintet.protocols import DataPlan
-from quintet.runtime.batch import split
+from quintet.runtime.batch import COLUMN_DIM
 from quintet.runtime.replay.batch import (
     CUT,
     FIRST,
@@ -24,14 +25,14 @@ from quintet.runtime.replay.batch import (
 )
 from quintet.runtime.replay.frames import frame_slices
 from quintet.runtime.replay.layout import Layout
-from quintet.runtime.replay.resume import load_rows, save_rows
-from quintet.runtime.replay.rings import (
+from quintet.runtime.replay.memory import (
     Array,
     Numbers,
     as_array,
     as_tensor,
     files_in,
 )
+from quintet.runtime.replay.resume import load_rows, save_rows
 from quintet.runtime.replay.store import RowStore
 from quintet.runtime.slots import RowSpecs
 from quintet.system import files
@@ -249,7 +250,7 @@ class Replay:
         for begin in range(0, number, ahead):
             part = slice(begin, begin + ahead)
             batches = self._draw(store, stream[part].reshape(-1), entry[part].reshape(-1))
-            yield from split(batches, columns)
+            yield from _split(batches, columns)
 
     def _draw(self, store: RowStore, stream: Numbers, entry: Numbers) -> Rollout:
         """The rows that these entries of the streams' index stand for, a column for each."""
@@ -430,6 +431,24 @@ class Drawn(NamedTuple):
         """Rows 0..T - 1, and row -1."""
         values, dtype = self._taken(name), self.store.rows.specs[name].dtype
         return as_tensor(values[1:], dtype), as_tensor(values[0], dtype)
+
+
+def _split(rollout: Rollout, columns: int) -> list[Rollout]:
+    """Parts of so many columns each, as views; a single part is the rollout itself."""
+    count = rollout.valid.shape[1] // columns
+    if count == 1:
+        return [rollout]
+
+    def each(name: str, x: Any) -> Sequence[Any]:
+        if isinstance(x, Tensor):
+            return x.chunk(count, COLUMN_DIM.get(name, 1))
+        if isinstance(x, dict):
+            leaves = zip(*(each(name, leaf) for leaf in x.values()), strict=True)
+            return [dict(zip(x, parts, strict=True)) for parts in leaves] or [x] * count
+        return [x] * count
+
+    found = [each(field.name, getattr(rollout, field.name)) for field in fields(Rollout)]
+    return [Rollout(*values) for values in zip(*found, strict=True)]
 
 
 def _cut_window(drawn: Drawn) -> Drawn:

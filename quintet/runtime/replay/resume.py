@@ -10,7 +10,7 @@ from pydantic import Field
 from quintet.errors import CheckpointError
 from quintet.runtime.replay.batch import START, VALID
 from quintet.runtime.replay.layout import Layout
-from quintet.runtime.replay.rings import Numbers, bytes_of, damaged, require_file, rings_bytes
+from quintet.runtime.replay.memory import Numbers, bytes_of, damaged, require_file, rings_bytes
 from quintet.runtime.replay.store import RowStore
 from quintet.system.saved_meta import Checked, Count, fault
 

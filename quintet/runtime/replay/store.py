@@ -1,6 +1,12 @@
-"""The rows of a replay: a ring for each stream, and an index of the rows where draws may begin."""
+"""The rows of a replay: a ring for each stream, and an index of the rows where draws may begin.
 
-from collections.abc import Mapping
+A row is identified by (stream, number); numbers grow by one and are never reused, and row ``n`` is
+at ``n % length`` of its stream's ring.
+"""
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -10,14 +16,183 @@ from torch import Tensor
 from quintet.runtime.replay.batch import FIRST, GAP, START, VALID, Begin, Columns, Fresh
 from quintet.runtime.replay.frames import FrameStacks
 from quintet.runtime.replay.layout import Layout
-from quintet.runtime.replay.rings import (
+from quintet.runtime.replay.memory import (
     Array,
     Numbers,
-    Rings,
+    aligned,
+    allocate,
+    array_dtype,
     as_array,
+    as_tensor,
+    bytes_of,
+    damaged,
     empty_folder,
+    record_dtype,
+    rings_bytes,
+    row_bytes,
 )
-from quintet.types import Rollout
+from quintet.types import Rollout, TensorSpec
+
+More = Callable[[slice], Sequence[Array]]
+"""Returns the data of the rows at these places that is kept elsewhere."""
+
+_WORD = 8  # bytes
+
+
+@final
+class Rings:
+    """`num_streams` rings of `length` rows each; a row has the fields of `packed` and of `apart`.
+
+    The packed fields of a row lie together, as a record, and are read and written at once, so a
+    draw touches few memory pages, however long the rings are.
+
+    fields: by name ``[num_streams * length, ...]``, with the dtypes of `as_array`.
+    specs: of all fields.
+    record: dtype of the records.
+    """
+
+    def __init__(
+        self,
+        place: Path | None,
+        packed: Mapping[str, TensorSpec],
+        apart: Mapping[str, TensorSpec],
+        num_streams: int,
+        length: int,
+        segment: int,
+    ):
+        """segment: rows under one checksum; divides `length`."""
+        assert length % segment == 0
+        self.specs, self.num_streams, self.length = {**packed, **apart}, num_streams, length
+        self.place, rows = place, num_streams * length
+        self._begins = np.arange(num_streams) * length
+        self.nbytes = rings_bytes(packed, apart, rows)
+        self._memory = allocate(place, self.nbytes)
+        self.record = record_dtype(packed)
+        nbytes = self.record.itemsize * rows
+        words = self.record.itemsize // _WORD
+        self._records = np.frombuffer(self._memory, np.int64, words * rows).reshape(rows, words)
+        self.fields: dict[str, Array] = {}
+        if packed:
+            records = self._records.view(self.record)[:, 0]
+            self.fields = {name: records[name] for name in packed}
+        self._blocks = [self._records]
+        offset = aligned(nbytes)
+        for name, spec in apart.items():
+            nbytes = row_bytes(spec) * rows
+            block = np.frombuffer(self._memory, np.uint8, nbytes, offset)
+            self.fields[name] = block.view(array_dtype(spec.dtype)).reshape(rows, *spec.shape)
+            self._blocks.append(self.fields[name])
+            offset += aligned(nbytes)
+        self._segment = segment
+        self._checksums = np.zeros((num_streams, length // segment), np.int64)
+        self._sealed = np.zeros(num_streams, np.int64)
+
+    def at(self, stream: Numbers, number: Numbers) -> Numbers:
+        """Places of rows; the shapes broadcast."""
+        place: Numbers = number % self.length
+        place += self._begins[stream]
+        return place
+
+    def take(self, name: str, place: Numbers) -> Array:
+        """A copy of the rows, ``[*place.shape, ...]``."""
+        # numpy's indexing is faster for single values and slower for whole rows; `take` would copy
+        # all of a field that is not contiguous.
+        field = self.fields[name]
+        single = field.ndim == 1 or not field.flags.c_contiguous
+        return field[place] if single else field.take(place, 0)
+
+    def read(self, name: str, place: Numbers) -> Tensor:
+        return as_tensor(self.take(name, place), self.specs[name].dtype)
+
+    def write(self, name: str, place: Numbers, values: Array) -> None:
+        """Writes rows ``[*place.shape, ...]`` to their places."""
+        field = self.fields[name]
+        _require_alike(name, field.dtype, place.shape + field.shape[1:], values)
+        field[place] = values
+
+    def take_records(self, place: Numbers) -> Array:
+        """Copies of the records, ``[*place.shape]``."""
+        records: Array = self._records.take(place, 0).view(self.record)[..., 0]
+        return records
+
+    def blank(self, shape: tuple[int, ...]) -> Array:
+        """Records of zeros."""
+        words = np.zeros((*shape, self._records.shape[1]), np.int64)
+        records: Array = words.view(self.record)[..., 0]
+        return records
+
+    def require_declared(self, name: str, values: Array) -> None:
+        """Raises AssertionError unless ``[T, B, ...]`` is of the field's dtype and shape."""
+        field = self.fields[name]
+        _require_alike(name, field.dtype, values.shape[:2] + field.shape[1:], values)
+
+    def write_records(self, place: Numbers, values: Array) -> None:
+        """Writes records ``[*place.shape]``, contiguous, to their places."""
+        self._records[place] = values.view(np.int64).reshape(*place.shape, -1)
+
+    def flush(self) -> None:
+        if self.place is not None:
+            self._memory.flush()
+
+    def seal(self, heads: Numbers, more: More | None = None) -> None:
+        """Computes the checksums of rows written since the last call, up to `heads` (excluded)."""
+        for stream, head in enumerate(heads.tolist()):
+            for segment in self._segments(int(self._sealed[stream]), head):
+                slot = segment % self._checksums.shape[1]
+                self._checksums[stream, slot] = self._checksum(stream, segment, head, more)
+        self._sealed[:] = heads
+
+    def checksums(self, oldest: Numbers, heads: Numbers) -> list[list[int]]:
+        """Checksums of the segments with rows ``oldest <= number < head``, by stream."""
+        return [
+            [
+                int(self._checksums[stream, segment % self._checksums.shape[1]])
+                for segment in self._segments(first, head)
+            ]
+            for stream, (first, head) in enumerate(_pairs(oldest, heads))
+        ]
+
+    def restore(
+        self,
+        oldest: Numbers,
+        heads: Numbers,
+        checksums: list[list[int]],
+        more: More | None = None,
+    ) -> None:
+        """Restores the result of `checksums` and verifies every row under it; raises
+        CheckpointError if some rows are not those of the checkpoint.
+        """
+        for stream, (first, head) in enumerate(_pairs(oldest, heads)):
+            segments = self._segments(first, head)
+            if len(checksums[stream]) != len(segments):
+                raise damaged(self.place, stream)
+            for segment, stored in zip(segments, checksums[stream], strict=True):
+                if self._checksum(stream, segment, head, more) != stored:
+                    raise damaged(self.place, stream)
+                self._checksums[stream, segment % self._checksums.shape[1]] = stored
+        self._sealed[:] = heads
+
+    def _segments(self, first: int, head: int) -> range:
+        """Segments with rows ``first <= number < head``."""
+        return range(first // self._segment, -(-head // self._segment) if head > first else 0)
+
+    def _checksum(
+        self,
+        stream: int,
+        segment: int,
+        head: int,
+        more: More | None,
+    ) -> int:
+        begin = segment * self._segment
+        count = min(self._segment, head - begin)
+        place = stream * self.length + begin % self.length
+        rows = slice(place, place + count)
+        total = 0
+        for block in self._blocks:
+            total = zlib.crc32(bytes_of(block[rows]), total)
+        for values in more(rows) if more is not None else ():
+            total = zlib.crc32(bytes_of(values), total)
+        return total
 
 
 @final
@@ -59,7 +234,12 @@ class RowStore:
         )
         self.stacks = {
             name: FrameStacks(
-                self.rows, name, layout.leaves[name], slices, layout.file(f"frames-{index}")
+                self.rows.fields,
+                self.rows.at,
+                name,
+                layout.leaves[name],
+                slices,
+                layout.file(f"frames-{index}"),
             )
             for index, (name, slices) in enumerate(stacks.items())
         }
@@ -282,3 +462,14 @@ def _once_each(stream: Numbers) -> list[Columns]:
     ordered = stream[order]
     rank = np.arange(len(stream)) - np.searchsorted(ordered, ordered, "left")
     return [np.sort(order[rank == k]) for k in range(int(rank.max()) + 1)]
+
+
+def _require_alike(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], values: Array) -> None:
+    if values.dtype != dtype or values.shape != shape:
+        raise AssertionError(
+            f"{name}: {dtype} {shape} declared, {values.dtype} {values.shape} given"
+        )
+
+
+def _pairs(oldest: Numbers, heads: Numbers) -> list[tuple[int, int]]:
+    return list(zip(oldest.tolist(), heads.tolist(), strict=True))

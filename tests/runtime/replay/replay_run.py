@@ -13,8 +13,8 @@ from pathlib import Path
 
 from replay_streams import Run, make, plan
 
+from quintet.runtime.replay.memory import as_array
 from quintet.runtime.replay.replay import Replay
-from quintet.runtime.replay.rings import as_array
 from quintet.types import Rollout
 
 STREAMS, UNROLL, INTERVAL, ITERATIONS = 3, 4, 5, 60

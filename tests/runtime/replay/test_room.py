@@ -4,14 +4,14 @@ import pytest
 from replay_streams import make, plan
 
 from quintet.errors import ConfigError
+from quintet.runtime.replay import memory
 from quintet.runtime.replay import replay as replay_module
-from quintet.runtime.replay import rings
-from quintet.runtime.replay.rings import require_room
+from quintet.runtime.replay.memory import require_room
 from quintet.system import cgroup
 
 
 def test_an_index_that_does_not_fit_in_memory_is_refused_at_once(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(rings, "free_bytes", lambda: 80_000)
+    monkeypatch.setattr(memory, "free_bytes", lambda: 80_000)
     make(plan("windows", capacity_steps=9_000), 1, folder=tmp_path / "replay")
     with pytest.raises(ConfigError, match=r"index of a replay requires 80,040 bytes in memory, 80"):
         make(plan("windows", capacity_steps=10_000), 1, folder=tmp_path / "replay")

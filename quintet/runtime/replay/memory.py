@@ -1,0 +1,153 @@
+"""Memory of a replay: mapped from files of its folder or anonymous, its sizes and dtypes."""
+
+import mmap
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quintet.errors import CheckpointError, ConfigError
+from quintet.system.memory import free_bytes
+from quintet.types import TensorSpec
+
+Array = NDArray[Any]
+Numbers = NDArray[np.int64]
+"""Numbers of streams, of rows, or of the places of rows in a ring's fields; any shape."""
+
+_FILE = re.compile(r"(rows|states|frames-\d+)\.bin")
+_ALIGNMENT = 64
+
+
+def as_array(x: Tensor) -> Array:
+    """The tensor as a numpy array; bfloat16, which numpy lacks, as int16."""
+    if x.dtype is torch.bfloat16:
+        x = x.view(torch.int16)
+    return x.numpy(force=True)
+
+
+def as_tensor(x: Array, dtype: torch.dtype) -> Tensor:
+    """The inverse of `as_array`."""
+    tensor = torch.from_numpy(x)
+    return tensor.view(dtype) if dtype is torch.bfloat16 else tensor
+
+
+def array_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    return as_array(torch.empty(0, dtype=dtype)).dtype
+
+
+def row_bytes(spec: TensorSpec) -> int:
+    return int(np.prod(spec.shape, dtype=np.int64)) * spec.dtype.itemsize
+
+
+def record_dtype(specs: Mapping[str, TensorSpec]) -> np.dtype[Any]:
+    """A record of these fields, aligned and padded to words of eight bytes."""
+    fields: list[Any] = [(name, array_dtype(x.dtype), x.shape) for name, x in specs.items()]
+    # An empty last field of whole words pads the record.
+    return np.dtype([*fields, ("", np.int64, (0,))], align=True)
+
+
+def rings_bytes(
+    packed: Mapping[str, TensorSpec], apart: Mapping[str, TensorSpec], rows: int
+) -> int:
+    """Bytes of `Rings` with this many rows in all."""
+    by_themselves = sum(aligned(row_bytes(spec) * rows) for spec in apart.values())
+    return max(aligned(record_dtype(packed).itemsize * rows) + by_themselves, _ALIGNMENT)
+
+
+def aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def require_room(folder: Path | None, nbytes: int, what: str = "replay") -> None:
+    """Raises ConfigError when `nbytes` of a replay don't fit in `folder`, or in memory.
+
+    Space that the folder's own files take counts as free.  No folder is made.
+    """
+    if folder is None:
+        available, where = int(free_bytes()), "in memory"
+    else:
+        held = sum(file.stat().st_blocks * 512 for file in files_in(folder))
+        there = next(path for path in (folder, *folder.parents) if os.path.exists(path))
+        available, where = shutil.disk_usage(there).free + held, f"on the disk of {folder}"
+    if nbytes > available:
+        raise ConfigError(
+            f"{what} requires {nbytes:,} bytes {where}, {available:,} are available; lower the "
+            "replay capacity, or make room"
+        )
+
+
+def files_in(folder: Path) -> list[Path]:
+    """The files of a replay in its folder."""
+    return [file for file in folder.glob("*.bin") if _FILE.fullmatch(file.name)]
+
+
+def empty_folder(folder: Path) -> None:
+    """Makes the folder, or removes an old replay's files from it; raises ConfigError if it can't be
+    made or emptied.
+    """
+    try:
+        folder.mkdir(exist_ok=True)  # without parents: a removed run folder isn't made again
+        for file in files_in(folder):
+            file.unlink()
+    except OSError as fault:
+        raise ConfigError(
+            f"replay requires a folder for its files, {folder} can't be one ({fault}); remove "
+            "what is in the way, or give another run folder"
+        ) from fault
+
+
+def allocate(place: Path | None, nbytes: int) -> mmap.mmap:
+    """Memory of `nbytes`, at least 1: the file `place`, created or enlarged, or anonymous.
+
+    The file's blocks are allocated at once: a full disk is an error here, not SIGBUS in a later
+    write.
+
+    Raises:
+        ConfigError: the system refuses.
+    """
+    try:
+        return mmap.mmap(-1, nbytes) if place is None else _map_file(place, nbytes)
+    except OSError as fault:
+        where = "in memory" if place is None else f"for {place}"
+        raise ConfigError(
+            f"replay requires {nbytes:,} bytes {where}, they can't be had ({fault.strerror}); "
+            "lower the replay capacity, make room, or give a run folder on another disk"
+        ) from fault
+
+
+def _map_file(place: Path, nbytes: int) -> mmap.mmap:
+    file = os.open(place, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        os.posix_fallocate(file, 0, nbytes)
+        return mmap.mmap(file, nbytes)
+    finally:
+        os.close(file)
+
+
+def require_file(place: Path, nbytes: int) -> None:
+    """Raises CheckpointError unless `place` is a file of that size."""
+    if not place.is_file() or place.stat().st_size != nbytes:
+        raise CheckpointError(
+            f"the checkpoint requires the replay file {place} of {nbytes:,} bytes, which is "
+            "missing or has another size; restore it, or begin anew in another run folder"
+        )
+
+
+def bytes_of(values: Array) -> memoryview:
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+
+
+def damaged(place: Path | None, stream: int) -> CheckpointError:
+    """The error for rows that are not those of a checkpoint."""
+    return CheckpointError(
+        f"the checkpoint requires rows of stream {stream} that {place} does not hold: they were "
+        "overwritten since (those of the newest checkpoint never are), or the file is damaged; "
+        "resume from the newest checkpoint, or begin anew in another run folder"
+    )
