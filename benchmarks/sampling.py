@@ -30,8 +30,7 @@ from quintet.envs.vector import VectorEnv
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan
 from quintet.runtime.asynchronous import AsyncOptions, AsyncSampling
-from quintet.runtime.processes.crew import Crew
-from quintet.runtime.processes.messages import Place
+from quintet.runtime.processes.messages import Place, WorkerSpec
 from quintet.runtime.processes.workers import Workers
 from quintet.types import ActOutput, Obs, Publication, State, TensorSpec
 
@@ -82,7 +81,7 @@ def through_slots(env: str, backend: str, workers: int, seconds: float) -> float
     spaces = probe.spaces
     probe.close()
     size = STREAMS // workers
-    crew = Crew(
+    spec = WorkerSpec(
         make_env=partial(make_place, env, backend),
         make_actor=partial(RandomActor, spaces.action),
         spaces=spaces,
@@ -93,7 +92,7 @@ def through_slots(env: str, backend: str, workers: int, seconds: float) -> float
         num_slots=2,
     )
     nothing = Publication(0, {"none": torch.zeros(1)})
-    sampling = AsyncSampling(Workers(crew, [nothing]), PhaseTimer(), AsyncOptions())
+    sampling = AsyncSampling(Workers(spec, [nothing]), PhaseTimer(), AsyncOptions())
     sampling.publish(nothing)
     sampling.restart(0)
     try:

@@ -15,7 +15,7 @@ from quintet.protocols import Learner, Ranks
 from quintet.run.folder import RunFolder
 from quintet.run.policy_folder import PolicyFolder
 from quintet.run.policy_run import PolicyRun
-from quintet.runtime.parallel.learners import LearnerCrew, Learners
+from quintet.runtime.parallel.learners import Learners, LearnersSpec
 from quintet.runtime.seeds import Role, generator_seed
 from quintet.runtime.slots import RowSpecs
 from quintet.runtime.torch_settings import OwnTorch
@@ -69,7 +69,7 @@ def make_learners(config: RunConfig, spaces: Spaces) -> Learners:
     assert runtime.threads is not None
     compute = replace(runtime.actor_compute, compile=False)  # only to see what it records
     actor = registry.find(config.algo).make_actor(config.learner, config.model, spaces, compute)
-    crew = LearnerCrew(
+    spec = LearnersSpec(
         make_learner=partial(make_learner, config, spaces),
         devices=_devices(runtime),
         rows=RowSpecs.of(spaces, actor),
@@ -77,7 +77,7 @@ def make_learners(config: RunConfig, spaces: Spaces) -> Learners:
         timeout_s=runtime.learner_timeout_s,
         exact=runtime.exact,
     )
-    return Learners(crew)
+    return Learners(spec)
 
 
 def make_policies(

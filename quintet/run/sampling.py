@@ -24,8 +24,7 @@ from quintet.runtime import loop
 from quintet.runtime.asynchronous import AsyncOptions, AsyncSampling
 from quintet.runtime.lockstep import LockstepSampling
 from quintet.runtime.policies import Assignment
-from quintet.runtime.processes.crew import Crew
-from quintet.runtime.processes.messages import Place, ServerOptions
+from quintet.runtime.processes.messages import Place, ServerOptions, WorkerSpec
 from quintet.runtime.processes.workers import Workers
 from quintet.runtime.serial import SerialOptions, SerialSampling
 from quintet.runtime.slots import RowSpecs, slot_specs
@@ -219,7 +218,7 @@ def make_sampling(
     server = _server(config, source.spaces) if runtime.inference == "server" else None
     assert runtime.num_workers is not None
     places = tuple(Place(g, g * size, size) for g in range(streams // size))
-    crew = Crew(
+    spec = WorkerSpec(
         make_env=partial(_make_place, source.env),
         make_actor=make_actor,
         spaces=source.spaces,
@@ -231,13 +230,11 @@ def make_sampling(
         assignment=assignment,
         timeout_s=runtime.worker_timeout_s,
         threads=1 if server else runtime.actor_threads,
-        say=say,
-        notice=notice,
         server=server,
     )
     first = [learner.publication() for learner in learners]
     opponents = assignment.num_policies - len(learners)  # with weights of the same form
-    workers = Workers(crew, first + first[:1] * opponents)
+    workers = Workers(spec, first + first[:1] * opponents, say, notice)
     if runtime.kind == "lockstep":
         may_lag = runtime.publish_interval_updates > 1
         return LockstepSampling(workers, timer, runtime.lag, may_lag)

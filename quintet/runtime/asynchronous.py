@@ -50,12 +50,12 @@ class AsyncSampling:
         timer: PhaseTimer,
         options: AsyncOptions,
     ):
-        crew = workers.crew
-        self.num_streams = sum(place.num_streams for place in crew.places)
+        spec = workers.spec
+        self.num_streams = sum(place.num_streams for place in spec.places)
         self.workers, self.timer, self.options = workers, timer, options
-        who = crew.assignment
+        who = spec.assignment
         self.delivery = Delivery(
-            crew.plan, self.num_streams, who.num_policies, True, who.num_learners
+            spec.plan, self.num_streams, who.num_policies, True, who.num_learners
         )
         self.delivery.pin = options.pin
         self.trouble: Died | BaseException | None = None  # for the learner's thread to handle
@@ -93,11 +93,11 @@ class AsyncSampling:
             self.lease.release()
             self.lease = None
         self.timer.switch("waiting")
-        patience = self.workers.patience()
+        notice = self.workers.wait_notice()
         with self.handling:
             self.env_steps_wanted = self.delivery.counted + env_steps_left
         while (taken := self._take()) is None:
-            patience.look()
+            notice.look()
         with self.handling:
             batch = self.delivery.batch(*taken, env_steps_left)
         self.lease = batch.lease
@@ -152,7 +152,7 @@ class AsyncSampling:
     def _grant(self, worker: int) -> None:
         """Grants an unroll for each free slot, as long as rows are wanted."""
         streams = self.workers.samplers[worker].num_streams
-        steps = self.workers.crew.plan.unroll_steps
+        steps = self.workers.spec.plan.unroll_steps
         while True:
             with self.handling:
                 rows = min(rows_for(self._wanted, streams), steps)
@@ -182,7 +182,7 @@ class AsyncSampling:
         if self.num_restarts > most:
             error.add_note(f"Workers were replaced {most} times (runtime.max_restarts).")
             raise error
-        self.workers.crew.say(f"{error} (replaced, {self.num_restarts} of at most {most} times)")
+        self.workers.say(f"{error} (replaced, {self.num_restarts} of at most {most} times)")
 
     def _replace(self, died: Died) -> None:
         """Starts a new process for a dead one.  The learner's thread does so, since a process ends

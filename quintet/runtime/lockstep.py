@@ -8,7 +8,7 @@ from quintet.observe.timing import PhaseTimer
 from quintet.runtime.batch import ColumnBlock, Lease
 from quintet.runtime.delivery import Batch, BeginsAnew, Delivery, never, rows_for
 from quintet.runtime.processes.events import Asking, Died, Lost
-from quintet.runtime.processes.patience import Patience
+from quintet.runtime.processes.wait_notice import WaitNotice
 from quintet.runtime.processes.workers import Workers
 from quintet.types import Publication
 
@@ -34,12 +34,12 @@ class LockstepSampling:
 
     def __init__(self, workers: Workers, timer: PhaseTimer, lag: int, may_lag: bool = False):
         """may_lag: weights may be older than `lag` says, as some versions are not published."""
-        crew = workers.crew
-        streams = sum(place.num_streams for place in crew.places)
+        spec = workers.spec
+        streams = sum(place.num_streams for place in spec.places)
         self.workers, self.timer, self.lag = workers, timer, lag
-        who = crew.assignment
+        who = spec.assignment
         self.delivery = Delivery(
-            crew.plan, streams, who.num_policies, may_lag or lag > 0, who.num_learners
+            spec.plan, streams, who.num_policies, may_lag or lag > 0, who.num_learners
         )
         self.flying = False
         self.rows = 0  # of the round at work
@@ -62,12 +62,12 @@ class LockstepSampling:
     def collect(self, env_steps_left: int, begins_anew: BeginsAnew = never) -> Batch:
         """The next batch; rows past the budget are masked."""
         self._done_with_batch()
-        patience = self.workers.patience()
+        notice = self.workers.wait_notice()
         while (taken := self.delivery.take(env_steps_left)) is None:
             wanted = env_steps_left - self.delivery.waiting
             if not self.flying:
                 self._begin_round(wanted)
-            self.delivery.put_round(self._end_round(wanted, patience))
+            self.delivery.put_round(self._end_round(wanted, notice))
         batch = self.delivery.batch(*taken, env_steps_left, begins_anew)
         self.lease = batch.lease
         wanted = env_steps_left - batch.env_steps - self.delivery.waiting
@@ -95,13 +95,13 @@ class LockstepSampling:
         """Grants every worker an unroll, of fewer rows where these execute `wanted` env_steps."""
         self.delivery.keep()
         versions = tuple(queue.published for queue in self.delivery.queues)
-        rows = min(rows_for(wanted, self.delivery.num_streams), self.workers.crew.plan.unroll_steps)
+        rows = min(rows_for(wanted, self.delivery.num_streams), self.workers.spec.plan.unroll_steps)
         for sampler in self.workers.samplers:
             granted = self.workers.grant(sampler.index, versions, rows, asks=True)
             assert granted, f"{sampler.process.name} has no free slot"
         self.flying, self.rows = True, rows
 
-    def _end_round(self, wanted: int, patience: Patience) -> list[ColumnBlock]:
+    def _end_round(self, wanted: int, notice: WaitNotice) -> list[ColumnBlock]:
         """Waits for all groups' unrolls and returns them in the order of their streams; raises
         QuintetError if a worker died; the message holds its own error.
         """
@@ -110,7 +110,7 @@ class LockstepSampling:
         asking: dict[int, int] = {}
         lost_at_s: float | None = None
         while len(filled) < len(self.workers.samplers):
-            patience.look()
+            notice.look()
             for event in self.workers.events(_LOOK_AGAIN_S):
                 if isinstance(event, Died):
                     raise event.error
@@ -134,7 +134,7 @@ class LockstepSampling:
 
     def _extend_round(self, wanted: int) -> None:
         """Tells all workers, which have done their rows, how many more `wanted` takes."""
-        steps = self.workers.crew.plan.unroll_steps
+        steps = self.workers.spec.plan.unroll_steps
         more = min(rows_for(wanted, self.delivery.num_streams), steps - self.rows)
         self.rows += more
         for sampler in self.workers.samplers:

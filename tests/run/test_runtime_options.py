@@ -57,7 +57,7 @@ def _kind(where: Where) -> None:
 def _lag(where: Where) -> None:
     for lag in (0, 1):
         made = sampling_of(runtime__kind="lockstep", runtime__lag=lag)
-        assert (made.lag, made.workers.crew.num_slots) == (lag, 1 + lag)
+        assert (made.lag, made.workers.spec.num_slots) == (lag, 1 + lag)
     with pytest.raises(ConfigError, match=r"runtime.lag=0 has no effect without runtime.kind=lock"):
         run(where.folder, runtime__lag=0)
 
@@ -81,8 +81,8 @@ def _max_policy_lag(where: Where) -> None:
 
 
 def _slots(where: Where) -> None:
-    assert sampling_of(runtime__kind="async").workers.crew.num_slots == 2
-    assert sampling_of(runtime__kind="async", runtime__slots=5).workers.crew.num_slots == 5
+    assert sampling_of(runtime__kind="async").workers.spec.num_slots == 2
+    assert sampling_of(runtime__kind="async", runtime__slots=5).workers.spec.num_slots == 5
     with pytest.raises(ConfigError, match="slots must be at least 2 for batches of 4 columns"):
         sampling_of(runtime__kind="async", runtime__slots=1)
 
@@ -130,7 +130,7 @@ def _inference_batches(where: Where) -> None:
     given = {"batch_min": 3, "batch_max": 9, "timeout_ms": 7.0}
     options = {f"runtime__inference_{name}": value for name, value in given.items()}
     made = sampling_of(runtime__kind="async", runtime__inference="server", **options)
-    server = made.workers.crew.server
+    server = made.workers.spec.server
     assert (server.batch_min, server.batch_max, server.batch_timeout_s) == (3, 9, 0.007)
     with pytest.raises(ConfigError, match="inference_batch_max must be at least 3"):
         sampling_of(
@@ -143,7 +143,7 @@ def _inference_batches(where: Where) -> None:
 
 def _worker_timeout_s(where: Where) -> None:
     made = sampling_of(runtime__kind="async", runtime__worker_timeout_s=1.5)
-    assert made.workers.crew.timeout_s == 1.5
+    assert made.workers.spec.timeout_s == 1.5
 
 
 def _max_restarts(where: Where) -> None:
@@ -172,7 +172,7 @@ def _num_learners(where: Where) -> None:
 
 def _learner_timeout_s(where: Where) -> None:
     made = learners_of(runtime__num_learners=2, runtime__learner_timeout_s=1.5)
-    assert made.crew.timeout_s == 1.5
+    assert made.spec.timeout_s == 1.5
 
 
 class Threads(Contextual):
@@ -197,7 +197,7 @@ def _actor_threads(where: Where) -> None:
         )
         assert Threads.seen == {threads or 1}
     assert set(learning) == {1}
-    assert sampling_of(runtime__kind="async", runtime__threads=2).workers.crew.threads == 1
+    assert sampling_of(runtime__kind="async", runtime__threads=2).workers.spec.threads == 1
 
 
 def _device(where: Where) -> None:

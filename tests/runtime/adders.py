@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quintet.errors import NonFiniteError
 from quintet.protocols import DataPlan, Ranks, ReplayPlan
-from quintet.runtime.parallel.learners import LearnerCrew, Learners
+from quintet.runtime.parallel.learners import Learners, LearnersSpec
 from quintet.runtime.slots import RowSpecs, Slot, slot_specs, zeros
 from quintet.types import LearnerState, Publication, Rollout, Spaces, TensorSpec
 
@@ -151,4 +151,4 @@ class Adder:
 
 def adders(size: int, trouble: str = "", timeout_s: float = 60.0) -> Learners:
     make = partial(Adder, trouble=trouble)
-    return Learners(LearnerCrew(make, ("cpu",) * size, ROWS, 1, timeout_s))
+    return Learners(LearnersSpec(make, ("cpu",) * size, ROWS, 1, timeout_s))

@@ -26,8 +26,7 @@ from quintet.runtime.asynchronous import AsyncOptions, AsyncSampling
 from quintet.runtime.delivery import Batch
 from quintet.runtime.lockstep import LockstepSampling
 from quintet.runtime.policies import Assignment
-from quintet.runtime.processes.crew import Crew
-from quintet.runtime.processes.messages import Place, ServerOptions
+from quintet.runtime.processes.messages import Place, ServerOptions, WorkerSpec
 from quintet.runtime.processes.workers import Workers
 from quintet.runtime.replay.replay import Replay
 from quintet.runtime.seeds import environment_seeds
@@ -356,11 +355,11 @@ def make_sampling(
     streams = world.groups * world.group_size
     slots = 1 + int(lag) if lag else 2 + plan.columns_per_batch // streams
     options = ServerOptions(SeamActor, exact=bool(lag)) if served else None
-    crew = Crew(
+    spec = WorkerSpec(
         make_group, SeamActor, rows.spaces, plan, SEED, places, int(num_workers), slots, assignment,
         server=options,
     )  # fmt: skip
-    workers = Workers(crew, [learner.publication() for learner in learners])
+    workers = Workers(spec, [learner.publication() for learner in learners])
     if kind == "lockstep":
         return LockstepSampling(workers, PhaseTimer(), int(lag))
     return AsyncSampling(workers, PhaseTimer(), AsyncOptions())

@@ -35,7 +35,7 @@ from quintet.runtime.lockstep import LockstepSampling
 from quintet.runtime.policies import ONE_POLICY
 from quintet.runtime.processes.events import Died
 from quintet.runtime.processes.messages import Failed, Place
-from quintet.runtime.processes.patience import Patience
+from quintet.runtime.processes.wait_notice import WaitNotice
 from quintet.runtime.processes.worker import report_failure
 
 SCRIPT = Path(__file__).with_name("troubles.py")
@@ -361,16 +361,15 @@ class TwoDieAtOnce:
 
     def __init__(self) -> None:
         plan = DataPlan(unroll_steps=4, columns_per_batch=2)
-        self.crew = SimpleNamespace(
-            plan=plan, places=[Place(0, 0, 2)], say=print, assignment=ONE_POLICY
-        )
+        self.spec = SimpleNamespace(plan=plan, places=[Place(0, 0, 2)], assignment=ONE_POLICY)
+        self.say = print
 
     def start(self) -> None: ...
 
     def close(self) -> None: ...
 
-    def patience(self) -> Patience:
-        return Patience(print, str)
+    def wait_notice(self) -> WaitNotice:
+        return WaitNotice(print, str)
 
     def events(self, _timeout_s: float) -> list[Died]:
         return [Died(index, WorkerFault(f"worker {index} is gone"), 0) for index in range(2)]

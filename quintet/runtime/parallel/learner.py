@@ -42,13 +42,13 @@ class LearnerProcess:
 
     @OwnTorch()
     def __init__(self, work: LearnerWork, arena: Arena, channel: Connection):
-        crew, self.channel = work.crew, channel
+        spec, self.channel = work.spec, channel
         self.row = arena.tensor(progress_name(work.index)).numpy()
         self.row[1] = MAKING
-        self.memory = BatchMemory(arena, crew.rows, work.plan)
-        device = torch.device(crew.devices[work.index])
-        self.ranks = RankGroup(work.index, len(crew.devices), device, joined=self._joined)
-        self.learner = crew.make_learner(self.ranks)
+        self.memory = BatchMemory(arena, spec.rows, work.plan)
+        device = torch.device(spec.devices[work.index])
+        self.ranks = RankGroup(work.index, len(spec.devices), device, joined=self._joined)
+        self.learner = spec.make_learner(self.ranks)
         self.row[1] = 0
 
     def _joined(self, exchange: int) -> None:
@@ -61,7 +61,7 @@ class LearnerProcess:
             while self._answer(self.channel.recv()):
                 pass
         except PeerGone:
-            # The first learner finds the one at fault, and ends all of them.
+            # The first learner finds the process that failed, and ends all of them.
             while not isinstance(self.channel.recv(), Stop):
                 pass
         finally:
@@ -94,8 +94,8 @@ def main() -> int:
     pickled, arena, channel = begin()
     try:
         work: LearnerWork = pickle.loads(pickled)
-        crew = work.crew
-        configure_torch(crew.threads, crew.devices[work.index], crew.exact)
+        spec = work.spec
+        configure_torch(spec.threads, spec.devices[work.index], spec.exact)
         with inexact_told(print):
             LearnerProcess(work, arena, channel).run()
     except EOFError:  # the parent has ended without a word

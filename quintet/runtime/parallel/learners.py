@@ -36,14 +36,14 @@ from quintet.runtime.slots import RowSpecs, Slot, slot_specs
 from quintet.system.core_time import CoreWaits
 from quintet.types import LearnerState, Rollout, TensorSpec
 
-_BLAME_S = 5.0
-"""Longest time from a failed exchange until the process at fault is known."""
+_FIND_S = 5.0
+"""Longest time from a failed exchange until the process that failed is known."""
 
 
 @final
 @dataclass(frozen=True)
-class LearnerCrew:
-    """What the learners of a run are made of.
+class LearnersSpec:
+    """All that the learners of a run have in common.
 
     make_learner: makes the learner of one rank; cloudpickle must be able to send it.
     devices: one for each learner.
@@ -67,7 +67,7 @@ class LearnerWork:
     """The pickled work of one learner's process."""
 
     index: int
-    crew: LearnerCrew
+    spec: LearnersSpec
     plan: DataPlan
 
 
@@ -157,25 +157,25 @@ class Learners:
     learner's own calls of `Ranks`.
     """
 
-    def __init__(self, crew: LearnerCrew):
+    def __init__(self, spec: LearnersSpec):
         """
         Raises:
-            ConfigError: `crew` can't be sent to processes, or there is too little memory.
+            ConfigError: `spec` can't be sent to processes, or there is too little memory.
         """
-        self.crew, size = crew, len(crew.devices)
-        self.ranks = RankGroup(0, size, torch.device(crew.devices[0]), self._watch)
-        self.learner = crew.make_learner(self.ranks)
+        self.spec, size = spec, len(spec.devices)
+        self.ranks = RankGroup(0, size, torch.device(spec.devices[0]), self._watch)
+        self.learner = spec.make_learner(self.ranks)
         plan = self.learner.plan
         if plan.replay is not None and plan.replay.columns % size:
             raise ConfigError(
                 f"runtime.num_learners={size} requires batches from replay that they can share "
                 f"evenly, got {plan.replay.columns} columns; use another number of learners"
             )
-        specs = BatchMemory.specs(crew.rows, plan)
+        specs = BatchMemory.specs(spec.rows, plan)
         specs |= {progress_name(rank): TensorSpec((4,), torch.int64) for rank in range(1, size)}
         work = [
             pickled(
-                LearnerWork(rank, crew, plan),
+                LearnerWork(rank, spec, plan),
                 "runtime.num_learners requires spaces and a model that can be sent to other "
                 "processes, these can't be",
                 "leave it out",
@@ -185,11 +185,11 @@ class Learners:
         self.histograms, self.publication = self.learner.histograms, self.learner.publication
         self.weights, self.metrics = self.learner.weights, self.learner.metrics
         self._arena = Arena.create(specs)
-        self._memory = BatchMemory(self._arena, crew.rows, plan)
+        self._memory = BatchMemory(self._arena, spec.rows, plan)
         self.processes = [self._process(rank, each) for rank, each in enumerate(work, 1)]
         self._say: Callable[[str], None] = print
         self._notice: Callable[[str], None] = lambda _: None
-        self._started = self._connected = self._alike = self._at_work = self._closed = False
+        self._started = self._connected = self._equal = self._at_work = self._closed = False
         self._waited_s, self._waited_for = 0.0, (0, 0)
         self._waits = [CoreWaits() for _ in self.processes]  # of one wait
         self._batches = self._compared = 0
@@ -199,7 +199,7 @@ class Learners:
     def _process(self, rank: int, work: bytes) -> Process:
         kind = ProcessKind(
             f"learner {rank}",
-            self.crew.devices[rank],
+            self.spec.devices[rank],
             "quintet.runtime.parallel.learner",
             work,
             place="in update {}",
@@ -208,7 +208,7 @@ class Learners:
             fault=LearnerFault,
         )
         row = self._arena.tensor(progress_name(rank)).numpy()
-        return Process(kind, self._arena, row, lambda line: self._say(line), self.crew.timeout_s)
+        return Process(kind, self._arena, row, lambda line: self._say(line), self.spec.timeout_s)
 
     # The Learner protocol
 
@@ -232,16 +232,16 @@ class Learners:
         return self.learner.save()
 
     def load(self, state: LearnerState, *, counters: bool = True) -> None:
-        self._alike = False
+        self._equal = False
         self.learner.load(state, counters=counters)
 
     def warm_start(self, weights: Mapping[str, Tensor]) -> None:
-        self._alike = False
+        self._equal = False
         self.learner.warm_start(weights)
 
     def configure(self, options: Any) -> None:
         self.learner.configure(options)
-        self._options, self._alike = options, False
+        self._options, self._equal = options, False
 
     def update(self, batch: Rollout, env_steps: int) -> None:
         """One update of all learners, which take their columns of the batch from the CPU; raises
@@ -302,13 +302,13 @@ class Learners:
 
     def _begin(self) -> None:
         """Gives all learners the first one's state, unless they have it."""
-        if self._alike:
+        if self._equal:
             return
         if self._options is not None:
             self._tell(Configure(self._options))
         self._tell(Begin(dict(self.learner.save().scalars)))
         shared_state(self.learner, self.ranks)
-        self._alike = True
+        self._equal = True
 
     def _tell(self, message: tuple[Any, ...]) -> None:
         for process in self.processes:
@@ -354,14 +354,14 @@ class Learners:
         )
         # Not by the clock, which goes on while this process itself is stopped.
         self._waited_s += max(0.0, LOOK_EVERY_S - without_core_s)
-        if self._waited_s < self.crew.timeout_s:
+        if self._waited_s < self.spec.timeout_s:
             return
         names = " and ".join(each.name for each in late) or "the connection between learners"
         for process in late:
             process.end()
         raise LearnerFault(
             f"{names} must {'end' if awaited else 'join'} update {self.updates} within "
-            f"{self.crew.timeout_s:g} s, there was no sign of it: it hangs or was "
+            f"{self.spec.timeout_s:g} s, there was no sign of it: it hangs or was "
             "stopped; raise runtime.learner_timeout_s if one learner may be that much slower than "
             "another"
         )
@@ -376,7 +376,7 @@ class Learners:
                     if isinstance(message, QuintetError):
                         return message
                 elif process.gone:
-                    return process.failed(LearnerFault(process.obituary()))
+                    return process.lost()
             if time.monotonic() >= deadline:
                 return None
             time.sleep(0.05)
@@ -384,11 +384,11 @@ class Learners:
     def _culprit(self, what: str) -> QuintetError:
         """The error of the learner that ended an exchange."""
         lost = f"the learners have lost each other, though none has ended: {what}"
-        return self._fault or self._news(_BLAME_S) or LearnerFault(lost)
+        return self._fault or self._news(_FIND_S) or LearnerFault(lost)
 
     def _compare(self) -> None:
         """Requires all learners to have the same state."""
-        if not self._alike:
+        if not self._equal:
             return
         self._compared += 1
         self._tell(Compare(self._compared))

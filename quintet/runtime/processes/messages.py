@@ -9,10 +9,10 @@ import torch
 from quintet.envs.vector import VectorEnv
 from quintet.observe.timing import PHASES
 from quintet.protocols import Actor, DataPlan
-from quintet.runtime.policies import Assignment
+from quintet.runtime.policies import ONE_POLICY, Assignment
 from quintet.runtime.processes.arena import Arena
 from quintet.runtime.slots import RowSpecs, Slot
-from quintet.types import TensorSpec
+from quintet.types import Spaces, TensorSpec
 
 
 class Place(NamedTuple):
@@ -110,25 +110,6 @@ class Line(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class Work:
-    """The pickled work of a sampler process."""
-
-    index: int
-    places: tuple[Place, ...]
-    make_env: Callable[[Place], VectorEnv]
-    make_actor: Callable[[], Actor]
-    assignment: Assignment
-    rows: RowSpecs
-    plan: DataPlan
-    seed: int
-    num_slots: int
-    threads: int
-    timeout_s: float
-    line: Line | None
-
-
-@final
-@dataclass(frozen=True)
 class StepperWork:
     """The pickled work of a process that steps environments for another one.
 
@@ -146,7 +127,7 @@ class StepperWork:
 @final
 @dataclass(frozen=True)
 class ServerOptions:
-    """How the inference server serves.
+    """Options of the inference server.
 
     make_actor: makes an actor on `device`.
     exact: one forward per group, by the weights that it asks for.  Otherwise waiting groups are
@@ -161,6 +142,45 @@ class ServerOptions:
     batch_min: int = 1
     batch_max: int = 512
     batch_timeout_s: float = 0.1
+
+
+@final
+@dataclass(frozen=True)
+class WorkerSpec:
+    """All that the sampler processes of a run have in common; cloudpickle must be able to send it.
+
+    make_env: of one group.
+    num_slots: of each group.
+    assignment: of the policies to the groups.
+    timeout_s: how long a worker may take for one row, and beyond 60 s for its start.
+    threads: of PyTorch in each worker.
+    server: where actions are computed; None: in the workers.
+    """
+
+    make_env: Callable[[Place], VectorEnv]
+    make_actor: Callable[[], Actor]
+    spaces: Spaces
+    plan: DataPlan
+    seed: int
+    places: tuple[Place, ...]
+    num_workers: int
+    num_slots: int
+    assignment: Assignment = ONE_POLICY
+    timeout_s: float = 60.0
+    threads: int = 1
+    server: ServerOptions | None = None
+
+
+@final
+@dataclass(frozen=True)
+class Work:
+    """The pickled work of a sampler process."""
+
+    index: int
+    places: tuple[Place, ...]
+    spec: WorkerSpec
+    rows: RowSpecs
+    line: Line | None
 
 
 @final

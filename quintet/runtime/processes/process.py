@@ -19,7 +19,7 @@ from quintet import errors
 from quintet.errors import ConfigError, QuintetError, WorkerFault
 from quintet.runtime.processes.arena import Arena
 from quintet.runtime.processes.messages import Failed, Ready
-from quintet.runtime.processes.patience import Patience
+from quintet.runtime.processes.wait_notice import WaitNotice
 from quintet.system import child, user_state
 from quintet.system.child import Child
 from quintet.system.core_time import Silence
@@ -31,8 +31,8 @@ _LOOK_EVERY_S = 1.0
 
 _START_S = 60.0
 """Seconds that a process has for what comes before its first row, beyond what it may take for a
-row: importing, making environments, compiling.  As all that it is judged by, it is time in which
-the process had a core, or wanted none.
+row: importing, making environments, compiling.  Time in which it wanted a core and had none does
+not count.
 """
 
 _PRELOAD = (
@@ -48,7 +48,7 @@ _ENVIRON = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
 
 
 def prepare() -> None:
-    """Begins to import what processes need that will be launched soon."""
+    """Starts the fork server early, so that its imports overlap with other work."""
     child.prepare(_PRELOAD, _ENVIRON)
 
 
@@ -57,9 +57,9 @@ IMPORTING, MAKING, COMPILING = -3, -2, -1
 
 
 def pickled(work: object, refusal: str, instead: str) -> bytes:
-    """What another process is given; callables travel by value where no module holds them.
+    """Pickles the work of another process; callables go by value where no module holds them.
 
-    refusal, instead: what is said of an object that can't be sent, and what to do then.
+    refusal, instead: the message about an object that can't be sent, and what to do then.
 
     Raises:
         ConfigError: it can't be sent.
@@ -77,7 +77,7 @@ def pickled(work: object, refusal: str, instead: str) -> bytes:
 @final
 @dataclass(frozen=True)
 class ProcessKind:
-    """What a process is and what it is given.
+    """Name, module and work of a process, and words for messages about it.
 
     name: for messages: worker 0; what: of the run it has, for messages.
     files: descriptors that it finds behind the arena's and the channel's.
@@ -145,7 +145,7 @@ class Process:
         payload = pickle.dumps(given)
         threading.Thread(target=self.child.give, args=(payload,), daemon=True).start()
 
-    def await_ready(self, patience: Patience) -> None:
+    def await_ready(self, notice: WaitNotice) -> None:
         """Waits for the first message.
 
         Raises:
@@ -154,7 +154,7 @@ class Process:
         assert self.child is not None
         allowed_s, begin_s = _START_S + self.timeout_s, time.monotonic()
         while not self.channel.poll(min(_LOOK_EVERY_S, allowed_s)):
-            patience.look()
+            notice.look()
             silent_s = self.silence.seconds(self.child.pid, begin_s)
             if silent_s < allowed_s:
                 continue
@@ -180,13 +180,13 @@ class Process:
         try:
             message = self.channel.recv()
         except (EOFError, OSError):
-            return self.failed(self.kind.fault(self.obituary()))
+            return self.lost()
         if isinstance(message, Failed):
             return self.failed(self._error_of(message))
         return message
 
     def _error_of(self, message: Failed) -> QuintetError:
-        """What it could not go on for, as the same kind of error where it is one of ours."""
+        """Rebuilds the process's exception from its `Failed` message."""
         kind = getattr(errors, message.kind, None)
         error: QuintetError
         if isinstance(kind, type) and issubclass(kind, QuintetError) and kind is not WorkerFault:
@@ -197,6 +197,29 @@ class Process:
         if message.detail:  # for who calls from Python, and would see this process's frames alone
             error.add_note(f"In {self.name}:\n{message.detail}")
         return error
+
+    def lost(self) -> QuintetError:
+        """The error of a process that ended without a message."""
+        return self.failed(self.kind.fault(self._ending()))
+
+    def overdue(
+        self, since_s: float, must: str, rest: str, grace_s: float = 0.0
+    ) -> QuintetError | None:
+        """Ends the process if it has been silent for too long; returns the error then.
+
+        since_s: time on the monotonic clock before which silence does not count.
+        must, rest: for the message: what it must do, and what follows on how long it was silent.
+        grace_s: added to what it may take.
+        """
+        silent_s = self.silent_s(since_s)
+        if silent_s <= self.allowed_s + grace_s:
+            return None
+        return self.failed(
+            WorkerFault(
+                f"{self.name} must {must} within {self.allowed_s:g} s, it has been silent for "
+                f"{silent_s:.0f} s{self.silence.told}{rest}"
+            )
+        )
 
     def failed(self, error: QuintetError) -> QuintetError:
         """Ends what is left of it; gives the error."""
@@ -212,19 +235,19 @@ class Process:
 
     @property
     def allowed_s(self) -> float:
-        """How long it may be silent now."""
+        """Seconds for which it may be silent now."""
         return self.timeout_s + (_START_S if self.row[1] < 0 else 0.0)
 
     @property
     def doing(self) -> str:
-        """What it does before its first row; "" later."""
+        """Its activity before its first row; "" later."""
         if self.row[1] == COMPILING:
             return "computing its first actions, which may be compiled"
         return {IMPORTING: "importing modules", MAKING: self.kind.making}.get(int(self.row[1]), "")
 
     @property
     def cure(self) -> str:
-        """What to do where that takes too long."""
+        """The remedy where that takes too long."""
         if self.row[1] == COMPILING:
             return "raise runtime.worker_timeout_s, or use --runtime.compile off"
         return self.kind.slow_start
@@ -239,8 +262,8 @@ class Process:
         assert self.child is not None
         return self.silence.seconds(self.child.pid, max(int(self.row[0]) / 1e9, since_s))
 
-    def obituary(self) -> str:
-        """How it ended, leaving no message."""
+    def _ending(self) -> str:
+        """Describes how it ended, leaving no message."""
         assert self.child is not None
         try:
             status = self.child.wait(STOP_GRACE_S)
@@ -288,6 +311,6 @@ def await_all(processes: Sequence[Process], notice: Callable[[str], None]) -> No
         more = f", and {len(others)} more are waited for" if others else ""
         return f"{first.kind.name} is {first.doing or 'starting'}{more}"
 
-    patience = Patience(notice, what)
+    waiting = WaitNotice(notice, what)
     for process in processes:
-        process.await_ready(patience)
+        process.await_ready(waiting)

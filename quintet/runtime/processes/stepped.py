@@ -20,10 +20,9 @@ from quintet.envs.vector import (
     VectorEnv,
     check_seeds,
 )
-from quintet.errors import QuintetError, WorkerFault
+from quintet.errors import QuintetError
 from quintet.runtime.processes.arena import Arena
 from quintet.runtime.processes.messages import Reset, Step, StepperWork, Stop, progress_specs
-from quintet.runtime.processes.patience import Patience
 from quintet.runtime.processes.process import (
     STOP_GRACE_S,
     Process,
@@ -32,11 +31,12 @@ from quintet.runtime.processes.process import (
     pickled,
 )
 from quintet.runtime.processes.stepper import shared_row, shared_specs
+from quintet.runtime.processes.wait_notice import WaitNotice
 
 _LOOK_EVERY_S = 0.5
 
 _TELLS_S = 2.0
-"""How much sooner a stepper says in which line it hangs than its parent gives it up."""
+"""Time between a stepper's message about the line in which it hangs and its end by its parent."""
 
 
 @final
@@ -171,7 +171,7 @@ class SteppedEnv:
         all_ = {process.channel.fileno(): process for process in self._processes}
         busy = dict(all_)
         asked_s = looked_s = time.monotonic()
-        patience = Patience(self._notice, lambda: _at_work(list(busy.values())))
+        notice = WaitNotice(self._notice, lambda: _at_work(list(busy.values())))
         while busy:
             for file, _ in self._poller.poll(1000.0 * _LOOK_EVERY_S):
                 answer = all_[file].hear()
@@ -184,22 +184,18 @@ class SteppedEnv:
             if now - looked_s > 2 * _LOOK_EVERY_S + _TELLS_S:
                 asked_s = now  # this process was stopped itself, and perhaps all were
             looked_s = now
-            patience.look()
+            notice.look()
             for process in busy.values():
                 self._look_at(process, asked_s)
 
     def _look_at(self, process: Process, asked_s: float) -> None:
-        if process.gone:
-            raise process.failed(process.kind.fault(process.obituary()))
-        silent_s = process.silent_s(asked_s)
-        if silent_s > process.allowed_s + _TELLS_S:
-            fault = (
-                f"{process.name} must step within {process.allowed_s:g} s, it has been silent for "
-                f"{silent_s:.0f} s{process.silence.told}"
-                f"{' while ' + process.doing if process.doing else ''}: an environment hangs, or "
-                "the process was stopped; raise runtime.worker_timeout_s if a step may take so long"
-            )
-            raise process.failed(WorkerFault(fault))
+        while_ = f" while {process.doing}" if process.doing else ""
+        cure = "raise runtime.worker_timeout_s if a step may take so long"
+        rest = f"{while_}: an environment hangs, or the process was stopped; {cure}"
+        error = process.lost() if process.gone else None
+        error = error or process.overdue(asked_s, "step", rest, _TELLS_S)
+        if error is not None:
+            raise error
 
 
 def _sendable(work: StepperWork) -> bytes:

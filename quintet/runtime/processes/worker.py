@@ -56,18 +56,18 @@ class Worker:
     """Groups of environments and their actors, which fill the granted slots."""
 
     def __init__(self, work: Work, arena: Arena, channel: Connection):
-        self.work, self.channel = work, channel
+        self.work, self.channel, spec = work, channel, work.spec
         self.timer = PhaseTimer()
         self.groups: list[GroupSampler] = []
         self.slots: list[list[Slot]] = []
         self.headers = [
-            [arena.tensor(header_name(p.group, k)).numpy() for k in range(work.num_slots)]
+            [arena.tensor(header_name(p.group, k)).numpy() for k in range(spec.num_slots)]
             for p in work.places
         ]
         self.row = arena.tensor(f"worker/{work.index}/row").numpy()
         self.row[1] = MAKING
         self.seconds = arena.tensor(f"worker/{work.index}/seconds").numpy()
-        num_policies = work.assignment.num_policies
+        num_policies = spec.assignment.num_policies
         self.boards = [Board(arena, policy) for policy in range(num_policies)]
         self.loaded = [[-1] * num_policies for _ in work.places]
         self.restart_at: int | None = None
@@ -75,19 +75,19 @@ class Worker:
         self.lost = False
         line = None
         if work.line is not None:
-            line = ServerLine(*work.line, work.timeout_s, lambda: self.beat(int(self.row[1])))
+            line = ServerLine(*work.line, spec.timeout_s, lambda: self.beat(int(self.row[1])))
         for place in work.places:
-            policies = work.assignment.of(place.group)
-            actor = work.assignment.make_actor(work.make_actor)
+            policies = spec.assignment.of(place.group)
+            actor = spec.assignment.make_actor(spec.make_actor)
             if line is not None:
                 actor = RemoteActor(actor, policies, Mailbox(arena, place.group), line, place.group)
-            env = work.make_env(place)
-            learning = work.assignment.num_learners
+            env = spec.make_env(place)
+            learning = spec.assignment.num_learners
             self.groups.append(
-                GroupSampler(env, actor, work.plan, place.first_stream, policies, learning)
+                GroupSampler(env, actor, spec.plan, place.first_stream, policies, learning)
             )
-            mine = (arena, work.rows, work.plan, place.group)
-            self.slots.append([open_slot(*mine, k) for k in range(work.num_slots)])
+            mine = (arena, work.rows, spec.plan, place.group)
+            self.slots.append([open_slot(*mine, k) for k in range(spec.num_slots)])
 
     def run(self) -> None:
         """Answers messages until it is told to stop."""
@@ -120,13 +120,13 @@ class Worker:
         if self.restart_at is not None:
             self.timer.switch("making")
             for place, group, slot in zip(self.work.places, self.groups, slots, strict=True):
-                keys = (self.work.seed, place.group, self.restart_at, place.num_streams)
+                keys = (self.work.spec.seed, place.group, self.restart_at, place.num_streams)
                 group.restart(*group_seeds(*keys), slot)
                 self.beat(MAKING)
             self.restart_at = None
         first = COMPILING if begins else 0
         more = None
-        if grant.rows < self.work.plan.unroll_steps:
+        if grant.rows < self.work.spec.plan.unroll_steps:
             more = partial(self.more, grant)
         unroll(self.groups, slots, self.timer, lambda row: self.beat(row or first), more)
         for mine, k, group in zip(self.headers, grant.slots, self.groups, strict=True):
@@ -204,7 +204,7 @@ def main() -> int:
     worker = None
     try:
         work: Work = pickle.loads(pickled)
-        configure_torch(work.threads, "cpu")
+        configure_torch(work.spec.threads, "cpu")
         _let_others_finish()
         worker = Worker(work, arena, channel)
         worker.run()

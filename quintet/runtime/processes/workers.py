@@ -1,14 +1,18 @@
 """The sampler processes, and their inference server: granted slots, watched, replaced."""
 
 import os
+import secrets
+import sys
+import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import pairwise
 from multiprocessing.connection import wait
-from socket import socket
+from socket import AF_UNIX, socket
 from typing import Any, final
 
 import numpy as np
@@ -20,7 +24,6 @@ from quintet.observe.timing import PHASES
 from quintet.protocols import Actor
 from quintet.runtime.batch import ColumnBlock, Lease
 from quintet.runtime.processes.arena import Arena, prefixed
-from quintet.runtime.processes.crew import Crew, listen, sendable, shares
 from quintet.runtime.processes.events import (
     SERVER,
     Arrival,
@@ -40,32 +43,34 @@ from quintet.runtime.processes.messages import (
     Line,
     More,
     Paused,
+    Place,
     Restart,
     ServerWork,
     Stop,
     Work,
+    WorkerSpec,
     header_name,
     open_slot,
     progress_specs,
     slot_prefix,
 )
 from quintet.runtime.processes.params import Board, board_specs
-from quintet.runtime.processes.patience import Patience, whereabouts
-from quintet.runtime.processes.process import STOP_GRACE_S, Process, ProcessKind, await_all
+from quintet.runtime.processes.process import STOP_GRACE_S, Process, ProcessKind, await_all, pickled
 from quintet.runtime.processes.remote import record_specs_of_remote
+from quintet.runtime.processes.wait_notice import WaitNotice, whereabouts
 from quintet.runtime.slots import RowSpecs, Slot, slot_specs
 from quintet.types import Publication, TensorSpec
 
 _LOOK_EVERY_S = 0.5
-"""How often processes are looked at that say nothing."""
+"""Seconds between two checks of silent processes."""
 
 _LATE_S = 2.0
-"""How much later that may be before nobody is judged by the time that has passed."""
+"""If this process is late by more than this for a check, workers' silence does not count."""
 
 
 @final
 class Workers:
-    """Starts the crew's processes, grants them slots and tells what becomes of them.
+    """Starts the sampler processes, grants them slots and tells what becomes of them.
 
     One thread at a time may call `start`, `replace`, `events` and `close`; the others, and leases
     of the blocks that it gives, are for any.
@@ -73,44 +78,49 @@ class Workers:
 
     def __init__(
         self,
-        crew: Crew,
+        spec: WorkerSpec,
         publications: Sequence[Publication],
-        on_free: Callable[[int], object] | None = None,
+        say: Callable[[str], None] = print,
+        notice: Callable[[str], None] = lambda _: None,
     ):
         """publications: one of each policy, of the shapes that all will have.
 
-        on_free: called with a worker when one of its slots may be granted again, in whatever thread
-        was done with it.
+        say: gets what processes print.
+        notice: gets what a long wait is for.
 
         Raises:
             ConfigError: what workers are made of can't be sent, or there is too little memory.
         """
-        self.crew = crew
-        self.on_free: Callable[[int], object] = on_free or _ignore
-        actor = crew.assignment.make_actor(crew.make_actor)
-        self.rows = RowSpecs.of(crew.spaces, actor)
-        if crew.server is not None:
+        self.spec, self.say, self.notice = spec, say, notice
+        # Called with a worker when one of its slots may be granted again, in any thread.
+        self.on_free: Callable[[int], object] = lambda _: None
+        actor = spec.assignment.make_actor(spec.make_actor)
+        self.rows = RowSpecs.of(spec.spaces, actor)
+        if spec.server is not None:
             specs = record_specs_of_remote(actor)
-            self.rows = RowSpecs(crew.spaces, actor.action_spec, specs, actor.state_specs)
+            self.rows = RowSpecs(spec.spaces, actor.action_spec, specs, actor.state_specs)
         self.samplers = [
             Sampler(index, places)
-            for index, places in enumerate(shares(crew.places, crew.num_workers))
+            for index, places in enumerate(_shares(spec.places, spec.num_workers))
         ]
         self._listener: socket | None = None
         line: Line | None = None
-        if crew.server is not None:
-            self._listener, line = listen(crew)
-        work = [self._work_of(sampler, line) for sampler in self.samplers]
+        if spec.server is not None:
+            self._listener, line = _listen(spec.num_workers)
+        work = [
+            _sendable(Work(sampler.index, sampler.places, spec, self.rows, line))
+            for sampler in self.samplers
+        ]
         self._arena = arena = Arena.create(self._specs(publications, actor))
         self.boards = [Board(arena, policy) for policy in range(len(publications))]
         self._slots: dict[tuple[int, int], Slot] = {}
         self._headers: dict[tuple[int, int], NDArray[Any]] = {}
         self._free: dict[int, deque[int]] = {}
-        for place in crew.places:
-            self._free[place.group] = deque(range(crew.num_slots))
-            for k in range(crew.num_slots):
-                slot = open_slot(arena, self.rows, crew.plan, place.group, k)
-                slot.belongs_to(*place[:2], crew.assignment.of(place.group)[0])
+        for place in spec.places:
+            self._free[place.group] = deque(range(spec.num_slots))
+            for k in range(spec.num_slots):
+                slot = open_slot(arena, self.rows, spec.plan, place.group, k)
+                slot.belongs_to(*place[:2], spec.assignment.of(place.group)[0])
                 self._slots[place.group, k] = slot
                 self._headers[place.group, k] = arena.tensor(header_name(place.group, k)).numpy()
         for sampler, given in zip(self.samplers, work, strict=True):
@@ -131,59 +141,40 @@ class Workers:
 
     def _process_names(self) -> list[str]:
         names = [f"worker/{sampler.index}" for sampler in self.samplers]
-        return names if self.crew.server is None else [*names, "server"]
+        return names if self.spec.server is None else [*names, "server"]
 
     def _process(self, kind: ProcessKind, name: str) -> Process:
         row = self._arena.tensor(f"{name}/row").numpy()
-        return Process(kind, self._arena, row, self.crew.say, self.crew.timeout_s)
+        return Process(kind, self._arena, row, self.say, self.spec.timeout_s)
 
     def _specs(self, publications: Sequence[Publication], actor: Actor) -> dict[str, TensorSpec]:
-        crew = self.crew
+        spec = self.spec
         specs: dict[str, TensorSpec] = {}
-        for place in crew.places:
-            of_slot = slot_specs(self.rows, crew.plan, place.num_streams)
-            for k in range(crew.num_slots):
+        for place in spec.places:
+            of_slot = slot_specs(self.rows, spec.plan, place.num_streams)
+            for k in range(spec.num_slots):
                 specs[header_name(place.group, k)] = TensorSpec((2,), torch.int64)
                 specs |= prefixed(slot_prefix(place.group, k), of_slot)
         for policy, publication in enumerate(publications):
             specs |= board_specs(policy, publication)
         for name in self._process_names():
             specs |= progress_specs(name)
-        if crew.server is not None:
+        if spec.server is not None:
             specs["server/served"] = TensorSpec((2,), torch.float64)
-            for place in crew.places:
-                specs |= mailbox_specs(crew.spaces, actor, place)
+            for place in spec.places:
+                specs |= mailbox_specs(spec.spaces, actor, place)
         return specs
 
-    def _work_of(self, sampler: Sampler, line: Line | None) -> bytes:
-        crew = self.crew
-        return sendable(
-            Work(
-                index=sampler.index,
-                places=sampler.places,
-                make_env=crew.make_env,
-                make_actor=crew.make_actor,
-                assignment=crew.assignment,
-                rows=self.rows,
-                plan=crew.plan,
-                seed=crew.seed,
-                num_slots=crew.num_slots,
-                threads=crew.threads,
-                timeout_s=crew.timeout_s,
-                line=line,
-            )
-        )
-
     def _server(self, line: Line) -> Process:
-        crew, listener = self.crew, self._listener
-        options = crew.server
+        spec, listener = self.spec, self._listener
+        options = spec.server
         assert options is not None
         assert listener is not None
         most_waiting = sum(max(p.num_streams for p in s.places) for s in self.samplers)
-        work = ServerWork(options, crew.places, crew.assignment, line.token, most_waiting)
+        work = ServerWork(options, spec.places, spec.assignment, line.token, most_waiting)
         module = "quintet.runtime.processes.server"
         kind = ProcessKind(
-            "inference server", options.device, module, sendable(work), [listener.fileno()]
+            "inference server", options.device, module, _sendable(work), [listener.fileno()]
         )  # fmt: skip
         return self._process(kind, "server")
 
@@ -201,7 +192,7 @@ class Workers:
         missing = [process for process in self._processes if process.child is None]
         for process in missing:
             process.launch()
-        await_all([each for each in self._processes if not each.ready], self.crew.notice)
+        await_all([each for each in self._processes if not each.ready], self.notice)
 
     def replace(self, index: int) -> None:
         """A new process in place of a worker, or the SERVER, that died.
@@ -212,14 +203,14 @@ class Workers:
         process = self.server if index == SERVER else self.samplers[index].process
         assert process is not None
         process.launch()
-        await_all([process], self.crew.notice)
+        await_all([process], self.notice)
 
     def publish(self, publication: Publication) -> None:
         """Puts weights where every worker finds them."""
         self.boards[publication.policy].write(publication)
 
     def restart(self, index: int, iteration: int) -> None:
-        """The next grant of a worker begins its streams anew."""
+        """Begins a worker's streams again with its next grant."""
         sampler = self.samplers[index]
         with self._lock:
             sampler.lost = False
@@ -239,7 +230,7 @@ class Workers:
         asks: after fewer rows than all the worker waits for `extend`.
         """
         sampler = self.samplers[index]
-        rows = self.crew.plan.unroll_steps if rows is None else rows
+        rows = self.spec.plan.unroll_steps if rows is None else rows
         with self._lock:
             free = [self._free[place.group] for place in sampler.places]
             if not all(free) or not sampler.process.ready or sampler.lost:
@@ -265,7 +256,7 @@ class Workers:
             sampler.process.send(More(rows))
 
     def events(self, timeout_s: float) -> list[Event]:
-        """What has happened, oldest first; waits for something as long as `timeout_s`.
+        """Events since the last call, oldest first; waits for one as long as `timeout_s`.
 
         Whoever is told that a process died must `replace` it or `close` all.
         """
@@ -328,8 +319,8 @@ class Workers:
         self.on_free(index)
 
     def _take_back(self, sampler: Sampler) -> int:
-        """What a worker was granted and has not filled is free again; gives the env_steps that were
-        executed for it.
+        """Frees the slots that a worker was granted and has not filled; returns the env_steps that
+        were executed for them.
         """
         executed = 0
         with self._lock:
@@ -346,7 +337,7 @@ class Workers:
         found: list[Died] = []
         now = time.monotonic()
         passed_s = now - self._looked_at_s
-        if passed_s < min(_LOOK_EVERY_S, self.crew.timeout_s / 4):
+        if passed_s < min(_LOOK_EVERY_S, self.spec.timeout_s / 4):
             return found
         self._looked_at_s = now
         if passed_s > _LOOK_EVERY_S + _LATE_S:
@@ -354,36 +345,28 @@ class Workers:
             self._awake_since_s = now
         for sampler in self.samplers:
             process = sampler.process
-            if process.gone:
-                error = process.failed(WorkerFault(process.obituary()))
-                found.append(Died(sampler.index, error, self._take_back(sampler)))
-                continue
-            since_s = max(sampler.busy_since_s, self._awake_since_s)
-            at_work = sampler.granted and not sampler.paused
-            silent_s = process.silent_s(since_s) if at_work else 0.0
-            if silent_s > process.allowed_s:
-                error = process.failed(WorkerFault(_silence_told(sampler, silent_s)))
+            error = process.lost() if process.gone else None
+            if error is None and sampler.granted and not sampler.paused:
+                since_s = max(sampler.busy_since_s, self._awake_since_s)
+                error = process.overdue(since_s, "do a row", _hangs_where(sampler))
+            if error is not None:
                 found.append(Died(sampler.index, error, self._take_back(sampler)))
         if self.server is not None:
-            silent_s = self.server.silent_s(self._awake_since_s)
-            if silent_s > self.server.allowed_s:
-                fault = (
-                    f"{self.server.name} must serve within {self.server.allowed_s:g} s, it has "
-                    f"been silent for {silent_s:.0f} s{self.server.silence.told}; raise "
-                    "runtime.worker_timeout_s if a forward may take so long"
-                )
-                found.append(Died(SERVER, self.server.failed(WorkerFault(fault)), 0))
+            cure = "; raise runtime.worker_timeout_s if a forward may take so long"
+            error = self.server.overdue(self._awake_since_s, "serve", cure)
+            if error is not None:
+                found.append(Died(SERVER, error, 0))
         return found
 
-    def patience(self) -> Patience:
-        """For a wait for samples that begins now."""
+    def wait_notice(self) -> WaitNotice:
+        """Notices of a wait for samples, which begins now."""
 
         def what() -> str:
             busy = [sampler.process for sampler in self.samplers if sampler.granted]
             rows = {process.kind.name: (int(process.row[1]), process.doing) for process in busy}
-            return whereabouts(rows, self.crew.plan.unroll_steps)
+            return whereabouts(rows, self.spec.plan.unroll_steps)
 
-        return Patience(self.crew.notice, what)
+        return WaitNotice(self.notice, what)
 
     def report(self) -> dict[str, float]:
         """Shares of every process's time since the last report, ``worker/INDEX/PHASE_frac`` and
@@ -417,7 +400,7 @@ class Workers:
         if self._closed:
             return
         self._closed = True
-        self.on_free = _ignore
+        self.on_free = lambda _: None
         try:
             self._stop()
         finally:
@@ -454,8 +437,8 @@ class Workers:
         del self._arena
 
 
-def _silence_told(sampler: Sampler, silent_s: float) -> str:
-    """What is said of a worker that has been silent for too long."""
+def _hangs_where(sampler: Sampler) -> str:
+    """Rest of the message about a worker that has been silent for too long."""
     process = sampler.process
     slots = ", ".join(
         f"{k} of group {place.group}"
@@ -465,12 +448,33 @@ def _silence_told(sampler: Sampler, silent_s: float) -> str:
     cure = "raise runtime.worker_timeout_s if a step may take so long"
     if process.doing:
         where, cure = f"while {process.doing}", process.cure
-    return (
-        f"{process.name} must do a row within {process.allowed_s:g} s, it has been silent for "
-        f"{silent_s:.0f} s{process.silence.told} {where}: an environment hangs, or the process was "
-        f"stopped; {cure}"
+    return f" {where}: an environment hangs, or the process was stopped; {cure}"
+
+
+def _sendable(work: Work | ServerWork) -> bytes:
+    return pickled(
+        work,
+        "worker processes require an environment, a model and a schedule that can be sent to them, "
+        "these can't be",
+        "give the environment's id or a function that makes it, and functions that hold nothing of "
+        "this process, or use --runtime.kind serial",
     )
 
 
-def _ignore(worker: int) -> None:
-    """What there is to do when a slot is free again, for who grants them when he likes."""
+def _listen(num_workers: int) -> tuple[socket, Line]:
+    """The socket by which workers find the server, whichever process that is at the time."""
+    name = f"quintet-{secrets.token_hex(8)}"
+    listener = socket(AF_UNIX)
+    # A name that begins with 0 is in no file system (Linux).
+    abstract = sys.platform == "linux"
+    address = f"\0{name}" if abstract else os.path.join(tempfile.gettempdir(), name)
+    listener.bind(address)
+    listener.listen(num_workers)
+    return listener, Line(address, secrets.token_bytes(16))
+
+
+def _shares(places: Sequence[Place], num_workers: int) -> list[tuple[Place, ...]]:
+    """The groups of each worker: as even as can be, neighbours together."""
+    count = len(places)
+    ends = [count * k // num_workers for k in range(num_workers + 1)]
+    return [tuple(places[a:b]) for a, b in pairwise(ends)]

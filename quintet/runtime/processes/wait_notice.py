@@ -8,7 +8,7 @@ _TOLD_EVERY_S = 10.0
 
 
 @final
-class Patience:
+class WaitNotice:
     """Gives a notice every ten seconds of a wait."""
 
     def __init__(self, notice: Callable[[str], None], what: Callable[[], str]):
@@ -25,9 +25,7 @@ class Patience:
 
 
 def whereabouts(rows: Mapping[str, tuple[int, str]], steps: int) -> str:
-    """The progress of workers, by name, in unrolls of `steps` rows, or what they do before: that of
-    the slowest.
-    """
+    """The progress of the slowest worker in its unroll of `steps` rows, or what it does before."""
     if not rows:
         return "no worker has anything to do"
     name = min(rows, key=lambda name: rows[name])
