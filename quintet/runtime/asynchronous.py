@@ -1,4 +1,4 @@
-"""The asynchronous runtime: sampler processes run freely beside the learner."""
+"""The asynchronous runtime: sampler processes run freely next to the learner."""
 
 import sys
 import threading
@@ -19,9 +19,9 @@ _LOOK_AGAIN_S = 0.5
 
 @dataclass(frozen=True)
 class AsyncOptions:
-    """How far workers run ahead, and how often they are replaced.
+    """Options of the asynchronous runtime.
 
-    prefetch_batches: assembled batches that may wait for the learner.
+    prefetch_batches: joined batches that may wait for the learner.
     max_restarts: replacements of workers, all together, before the run ends with the last error.
     pin: whether batches are put in page-locked memory, for a GPU.
     """
@@ -42,7 +42,7 @@ class AsyncSampling:
     """
 
     restarts = False
-    """Whether streams begin anew at exact checkpoints."""
+    """Whether streams begin again at exact checkpoints."""
 
     def __init__(
         self,

@@ -82,7 +82,7 @@ class Lag:
 
 
 BeginsAnew = Callable[[Batch], bool]
-"""Says whether the streams begin anew after a batch, so that the next is sampled after that."""
+"""Says whether the streams begin again after a batch, so that the next is sampled after that."""
 
 
 def never(_: Batch) -> bool:

@@ -30,7 +30,7 @@ class LockstepSampling:
     """
 
     restarts = True
-    """Whether streams begin anew at exact checkpoints."""
+    """Whether streams begin again at exact checkpoints."""
 
     def __init__(self, workers: Workers, timer: PhaseTimer, lag: int, may_lag: bool = False):
         """may_lag: weights may be older than `lag` says, as some versions are not published."""

@@ -18,9 +18,9 @@ from quintet.types import Publication, Rollout
 
 
 class Sampling(Protocol):
-    """What the loop requires of a runtime kind.
+    """A runtime kind as the loop sees it.
 
-    restarts: whether streams begin anew at exact checkpoints.
+    restarts: whether streams begin again at exact checkpoints.
     delivery: the queues from which it makes batches.
     """
 
@@ -42,7 +42,7 @@ class Sampling(Protocol):
 
 @dataclass
 class Counters:
-    """How far a run has come, summed over its policies; stored in every checkpoint.
+    """Progress of a run, summed over its policies; stored in every checkpoint.
 
     iteration: batches learned from.
     env_steps: rows learned from; a budget counts these.
@@ -89,7 +89,7 @@ class Counters:
         self.ended_episodes += len(batch.episodes) + sum(map(len, batch.others.values()))
 
     def begin_anew(self) -> None:
-        """Gives up running episodes and waiting rows, as all streams begin anew."""
+        """Gives up running episodes and waiting rows, as all streams begin again."""
         self.cut_env_steps += self.running_env_steps
         self.running_env_steps = 0
         self.discard_waiting()
@@ -132,7 +132,7 @@ class Hooks:
 @final
 @dataclass(frozen=True)
 class Budget:
-    """When a run ends, when checkpoints are due and when weights are published.
+    """Rules for the end of a run, for checkpoints and for publications.
 
     checkpoint_iterations: iterations from one checkpoint to the next.
     max_cut_frac: the largest share of executed env_steps that may lie in episodes cut by exact
@@ -149,7 +149,7 @@ class Budget:
     exact_iterations: int = 0
 
     def exact_after(self, counters: Counters, batch: Batch) -> bool:
-        """Whether the checkpoint after this batch is an exact one, at which all streams begin anew.
+        """Whether the checkpoint after this batch is exact, so that all streams begin again.
 
         It is so at the first iteration that is far enough from the last exact checkpoint and at
         which few enough env_steps lie in running episodes.  The rule reads collected data only, so
@@ -167,8 +167,8 @@ class Budget:
 @final
 @dataclass(frozen=True)
 class Components:
-    """What the loop joins: a learner for each policy, the sampling that they share, and a replay
-    for each learner if their plan asks for one.
+    """Parts of the loop: a learner for each policy, the sampling that they share, and a replay for
+    each learner if their plan asks for one.
 
     devices: where each learner computes, the CPU if none are given; sampling and replay give
         rollouts on the CPU.

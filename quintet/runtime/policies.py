@@ -26,7 +26,7 @@ class Assignment:
     num_agents: of an environment; each is a stream.
     by_agent: in a mix agent a has the policy ``a % num_policies`` for good.
     past_frac: share of games in which the last policy, past weights of the first, plays all agents
-        but one; it has no learner, so its steps are nobody's.
+        but one; it has no learner, so no batch holds its steps.
     """
 
     num_policies: int = 1
@@ -176,7 +176,7 @@ class Seats:
     def draw_noise(
         self, steps: int, num_streams: int, generator: torch.Generator
     ) -> list[list[Tensor]]:
-        """By step and actor."""
+        """Noise by step and actor."""
         assert num_streams == self.count
         each = [
             actor.draw_noise(steps, len(streams), generator).unbind(0)

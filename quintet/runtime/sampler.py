@@ -42,7 +42,7 @@ class GroupSampler:
             None: all.
         """
         self.num_learners = num_learners
-        self.strangers = num_learners is not None and max(policies) >= num_learners
+        self.has_opponents = num_learners is not None and max(policies) >= num_learners
         self.env, self.actor, self.plan, self.first_stream = env, actor, plan, first_stream
         self.policies = policies
         self.num_streams = env.num_streams
@@ -149,7 +149,7 @@ class GroupSampler:
             self.state = self.turns.receive(row, slot, self.state)
             return
         np.logical_not(slot.valid[row], out=slot.is_first[row + 1])
-        if self.strangers:
+        if self.has_opponents:
             slot.valid[row] &= slot.policy_id[row] < self.num_learners
 
     def executed(self, rows: int) -> int:
@@ -163,16 +163,14 @@ class GroupSampler:
         slot, self.rows = self.slot, rows
         if self.turns is not None:
             self.turns.gather(slot, rows, self.state)
-            if self.strangers:
+            if self.has_opponents:
                 slot.valid &= slot.policy_id < self.num_learners
-        # A row after one that is not valid begins an episode, unless the agent is still absent.
-        slot.is_first[:rows] &= slot.valid[:rows]
-        if self.turns is not None:
-            pass
         elif rows < slot.steps:
             self._fill_from(rows)
         else:
             slot.store_state(rows, self.state)
+        # A row after one that is not valid begins an episode, unless the agent is still absent.
+        slot.is_first[:rows] &= slot.valid[:rows]
         check_finite(
             slot.obs_arrays,
             slot.raw_reward,  # clipping would hide an infinity
@@ -267,36 +265,25 @@ def unroll(
     more: called with the rows done so far; returns how many follow, first at least one, 0 to end
         the unroll early.  No environment is stepping meanwhile.  None: all rows follow.
     """
-    steps, row = groups[0].plan.unroll_steps, 0
-    while row < steps:
-        wanted = steps if more is None else min(more(row), steps - row)
-        if wanted == 0:
-            break
-        _advance(groups, slots, range(row, row + wanted), timer, on_row)
-        row += wanted
-    for group in groups:
-        group.finish(row)
-
-
-def _advance(
-    groups: Sequence[GroupSampler],
-    slots: Sequence[Slot],
-    rows: range,
-    timer: PhaseTimer,
-    on_row: Callable[[int], None] | None,
-) -> None:
-    """Acts and steps in these rows of every group's unroll; row 0 begins it."""
-    for row in rows:
+    steps, row, begin = groups[0].plan.unroll_steps, 0, 0
+    end = steps if more is None else min(more(0), steps)
+    while row < end:
         for group, slot in zip(groups, slots, strict=True):
             if on_row is not None:
                 on_row(row)
-            if row > rows[0]:
+            if row > begin:
                 timer.switch("stepping")
                 group.receive(row - 1)
             timer.switch("acting")
             if row == 0:
                 group.begin(slot)
             group.act(row)
-    timer.switch("stepping")
+        row += 1
+        if row == end:
+            timer.switch("stepping")
+            for group in groups:
+                group.receive(row - 1)
+            if more is not None and row < steps:
+                begin, end = row, min(row + more(row), steps)
     for group in groups:
-        group.receive(rows[-1])
+        group.finish(row)

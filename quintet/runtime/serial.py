@@ -21,7 +21,7 @@ from quintet.types import Publication
 
 @dataclass(frozen=True)
 class SerialOptions:
-    """How one process samples.
+    """Options of sampling in this process.
 
     threads: PyTorch's threads while actions are computed; None: as many as at other times.
     may_lag: whether some versions are not published.
@@ -40,7 +40,7 @@ class SerialSampling:
     """All groups in this process; one steps while actions are computed for the others."""
 
     restarts = True
-    """Whether streams begin anew at exact checkpoints."""
+    """Whether streams begin again at exact checkpoints."""
 
     def __init__(
         self,

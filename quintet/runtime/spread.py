@@ -29,10 +29,10 @@ from quintet.system.memory import free_bytes
 from quintet.types import Spaces
 
 MOST_PROCESSES = 64
-"""For environments that mostly wait, whatever the number of cores."""
+"""Limit for environments that mostly wait, whatever the number of cores."""
 
 _MESSAGES_S, _EACH_S = 150e-6, 110e-6
-"""What messages take in a row, and of it for each process (benchmarks/stepping.py)."""
+"""Time of messages in a row, and more for each process (benchmarks/stepping.py)."""
 
 _PROCESS_BYTES = 64 << 20
 """Memory of a process's own, beside that of its environments."""
@@ -41,7 +41,7 @@ _ROWS = 2  # that are measured, as what an environment needs may be made in its 
 
 
 class StepCost(NamedTuple):
-    """What a step of one environment takes.
+    """Cost of a step of one environment.
 
     computes: whether the process computes for most of that time, and does not wait.
     memory_bytes: of the environment.
@@ -90,7 +90,7 @@ def best_num_processes(cost: StepCost, num_streams: int, cores: int, free: float
 
 
 class Spreading(NamedTuple):
-    """How a group of environments is stepped.
+    """Options for stepping a group of environments.
 
     first_stream: number in the run of its first environment.
     num_groups: groups that share the cores, and the processes that were asked for.
@@ -246,7 +246,7 @@ class SpreadEnv:
 
 
 def spread_envs(envs: Iterable[VectorEnv]) -> list[SpreadEnv]:
-    """Those of the environments that other processes may step."""
+    """Selects the environments that other processes may step."""
     return [env for env in envs if isinstance(env, SpreadEnv)]
 
 

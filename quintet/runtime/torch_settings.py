@@ -69,7 +69,7 @@ def configure_torch(threads: int, device: str, exact: bool = False) -> None:
 
 def _keep_freed_memory() -> None:
     """Has glibc keep up to _KEPT_BYTES of freed memory, where it would return what is over 64 MiB
-    to the system and fetch it anew in each update: a page fault for every 4 KiB.  Other C
+    to the system and fetch it again in each update: a page fault for every 4 KiB.  Other C
     libraries stay as they are.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)

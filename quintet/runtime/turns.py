@@ -37,7 +37,7 @@ def held(before: State, after: State, acted: Bools) -> State:
 
 @final
 class Begun:
-    """Which streams are within an episode: from the agent's first decision on."""
+    """Notes which streams are within an episode: from the agent's first decision on."""
 
     def __init__(self, num_streams: int):
         self._begun = np.zeros(num_streams, np.bool_)
@@ -151,7 +151,7 @@ class Turns:
         self.states = []
 
     def _fields(self, slot: Slot) -> dict[str, Tensor]:
-        """What a row holds, ``[T or T + 1, B, ...]``, by name."""
+        """Fields of a row, ``[T or T + 1, B, ...]``, by name."""
         memory = slot.memory
         obs = {f"obs/{name}": x for name, x in slot.obs.items()}
         record = {f"record/{name}": x for name, x in slot.record.items()}
@@ -245,7 +245,7 @@ class Turns:
 
 
 def _is_item(items: Bools, steps: int) -> Bools:
-    """Which rows ``[T, B]`` of the gathered unroll are items."""
+    """Tells which rows ``[T, B]`` of the gathered unroll are items."""
     found: Bools = np.arange(steps)[:, None] < items.sum(0)
     return found
 

@@ -21,7 +21,7 @@ POLL_EVERY_S = 1e-4
 _HERE = "127.0.0.1"
 
 _CONNECT = timedelta(seconds=300)
-"""How long ranks may take to connect; all processes are ready before."""
+"""Longest time for ranks to connect, after all processes are ready."""
 
 _NEVER = timedelta(days=365)
 """Replaces torch's timeout of exchanges, which can't tell a rank that hangs from one whose parent

@@ -9,7 +9,7 @@ from quintet.runtime.processes.messages import Place
 from quintet.runtime.processes.process import Process
 
 SERVER = -1
-"""The server's number, beside those of workers."""
+"""Number of the server, in place of a worker's."""
 
 
 class Arrival(NamedTuple):
@@ -40,7 +40,7 @@ class Asking(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """A worker gave up its unroll because the server ended; its streams must begin anew.
+    """A worker gave up its unroll because the server ended; its streams must begin again.
 
     executed: env_steps of the unroll.
     """
@@ -80,7 +80,7 @@ class Sampler:
         self.granted: deque[Grant] = deque()
         self.busy_since_s = 0.0
         self.paused = False  # it has done its rows and waits for more
-        self.lost = False  # its streams must begin anew before it fills another slot
+        self.lost = False  # its streams must begin again before it fills another slot
         self.process: Process
 
     @property

@@ -28,13 +28,13 @@ class Ready(NamedTuple):
 
 
 class Restart(NamedTuple):
-    """The next unroll begins every stream anew, keyed by (seed, group, iteration)."""
+    """Has the next unroll begin every stream again, keyed by (seed, group, iteration)."""
 
     iteration: int
 
 
 class Fill(NamedTuple):
-    """To a worker: a grant.
+    """Grants a worker slots to fill.
 
     slots: number of the slot to fill, by group.
     versions: of the weights to act by, by policy; None: the newest.
@@ -50,27 +50,28 @@ class Fill(NamedTuple):
 
 
 class Paused(NamedTuple):
-    """From a worker that has done its granted rows: env_steps executed in the unroll so far.  It
-    waits for `More`.
+    """Says that a worker has done its granted rows and waits for `More`.
+
+    executed: env_steps in the unroll so far.
     """
 
     executed: int
 
 
 class More(NamedTuple):
-    """To a worker that has paused: rows to add, 0 to end the unroll."""
+    """Answers a worker that has paused: rows to add, 0 to end the unroll."""
 
     rows: int
 
 
 class Full(NamedTuple):
-    """From a worker: the slots of a grant hold all granted rows."""
+    """Says that the slots of a grant hold all granted rows."""
 
     slots: tuple[int, ...]
 
 
 class Discarded(NamedTuple):
-    """From a worker: it gave its unroll up, as the inference server ended."""
+    """Says that a worker gave its unroll up, as the inference server ended."""
 
 
 class Failed(NamedTuple):
@@ -84,21 +85,21 @@ class Failed(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """To any process: end in good order."""
+    """Asks any process to end in good order."""
 
 
 class Reset(NamedTuple):
-    """To a stepper: begin every stream anew with these seeds."""
+    """Asks a stepper to begin every stream again with these seeds."""
 
     seeds: tuple[int, ...]
 
 
 class Step(NamedTuple):
-    """To a stepper: step every stream by the actions in shared memory."""
+    """Asks a stepper to step every stream by the actions in shared memory."""
 
 
 class Stepped(NamedTuple):
-    """From a stepper: what it was asked for is in shared memory."""
+    """Says that a stepper's rows are in shared memory."""
 
 
 class Line(NamedTuple):
@@ -199,19 +200,19 @@ class ServerWork:
 
 
 class Connect(NamedTuple):
-    """To a learner: connect to the others by the store at this port of this machine."""
+    """Asks a learner to connect to the others by the store at this port of this machine."""
 
     port: int
 
 
 class Begin(NamedTuple):
-    """To a learner: take the first learner's state, these scalars and the tensors that follow."""
+    """Gives a learner the first one's state: these scalars, and tensors that follow."""
 
     scalars: dict[str, Any]
 
 
 class Learn(NamedTuple):
-    """To a learner: make an update with the batch in shared memory.
+    """Asks a learner for an update with the batch in shared memory.
 
     cut: whether the batch has a `Rollout.trace_cut`.
     """
@@ -222,13 +223,13 @@ class Learn(NamedTuple):
 
 
 class Configure(NamedTuple):
-    """To a learner: take these options."""
+    """Gives a learner new options."""
 
     options: Any
 
 
 class Compare(NamedTuple):
-    """To a learner: send the checksum of your state, a `Sum` of this number."""
+    """Asks a learner for the checksum of its state, a `Sum` of this number."""
 
     number: int
 

@@ -31,7 +31,7 @@ class ServerGone(Exception):
 class Request(NamedTuple):
     """Asks the server to act on a group's mailbox, which holds the same `ticket`.
 
-    after: ticket of the act whose private state is continued; BEGINS: the streams begin anew.
+    after: ticket of the act whose private state is continued; BEGINS: the streams begin again.
     versions: versions of the weights at the start of the group's unroll, one per policy.
     """
 

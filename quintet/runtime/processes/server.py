@@ -55,7 +55,7 @@ class Server:
         self.device = torch.device(self.options.device)
         self.loaded = [-1] * assignment.num_policies
         self.lines: list[Connection] = []
-        self.strangers: set[Connection] = set()
+        self.unverified: set[Connection] = set()
         self.waiting: list[tuple[Request, Connection]] = []
         self.waiting_since_s = 0.0
         self.row[1] = COMPILING  # until the first forward, which may be compiled
@@ -65,7 +65,7 @@ class Server:
         self.channel.send(Ready())
         while True:
             self.timer.switch("waiting")
-            for source in wait([self.channel, self.listener, *self.lines], self._patience_s()):
+            for source in wait([self.channel, self.listener, *self.lines], self._wait_s()):
                 if source is self.channel:
                     if isinstance(self.channel.recv(), Stop):
                         return
@@ -78,7 +78,7 @@ class Server:
                 self._serve()
             self.seconds[:] = list(self.timer.seconds().values())
 
-    def _patience_s(self) -> float:
+    def _wait_s(self) -> float:
         """Seconds to wait for more groups."""
         if not self.waiting:
             return _LOOK_EVERY_S
@@ -98,21 +98,21 @@ class Server:
             return
         line = Connection(caller.detach())
         self.lines.append(line)
-        self.strangers.add(line)  # until it has sent the token
+        self.unverified.add(line)  # until it has sent the token
 
     def _hear(self, line: Connection) -> None:
         try:
             said = line.recv_bytes(_LONGEST_REQUEST)
-            if line in self.strangers and said != self.work.token:
+            if line in self.unverified and said != self.work.token:
                 raise EOFError
         except (EOFError, OSError):  # the worker is gone, or gave its unroll up
             self.lines.remove(line)
-            self.strangers.discard(line)
+            self.unverified.discard(line)
             self.waiting = [entry for entry in self.waiting if entry[1] is not line]
             line.close()
             return
-        if line in self.strangers:
-            self.strangers.remove(line)
+        if line in self.unverified:
+            self.unverified.remove(line)
             return
         asked = Request.unpacked(said)
         if int(self.mail[asked.group].ticket) != asked.ticket:

@@ -63,7 +63,7 @@ class Watch:
             thread.join()
 
     def where(self) -> str:
-        """What the watched thread is doing, for a message."""
+        """Activity of the watched thread, for a message."""
         phase, _ = self.timer.now()
         if phase == "learning":
             return "the update"
@@ -92,7 +92,7 @@ class Watch:
                 self.tell(f"waiting for {silent_s:.0f} s: {self._late()}")
 
     def _late(self) -> str:
-        """What is said of a step that takes too long."""
+        """The message about a step that takes too long."""
         if _compiles(_frames(self._watched)):
             return (
                 "PyTorch compiles the network for acting; --runtime.compile off does without, and "

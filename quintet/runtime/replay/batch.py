@@ -90,14 +90,14 @@ class Fresh(NamedTuple):
         return type(self)(*chosen_fields)
 
     def begin(self) -> Begin:
-        """Where the streams are at row 0; that of the batch that follows on this one is `end`."""
+        """The streams' place at row 0; that of the batch that follows on this one is `end`."""
         obs = [x[0].tobytes() for x in self.obs.values()]
         last = [x.tobytes() for x in self.last.values()]
         who = (self.stream.tobytes(), self.group.tobytes(), self.episode.tobytes())
         return (*who, self.first[0].tobytes(), *last, *obs)
 
     def end(self, episode: Numbers) -> Begin:
-        """Where the streams are at row T, which belongs to these episodes."""
+        """The streams' place at row T, which belongs to these episodes."""
         obs = [x[-1].tobytes() for x in self.obs.values()]
         last = [self.rows[name][-1].tobytes() for name in self.last]
         who = (self.stream.tobytes(), self.group.tobytes(), episode.tobytes())

@@ -43,13 +43,8 @@ def possible_slices(slices: int) -> list[int]:
     return [n for n in range(1, slices) if slices % n == 0 and slices // n <= MOST_FRAMES]
 
 
-def smallest_frame(spec: TensorSpec) -> int:
-    """The least number of slices that one frame may have."""
-    return possible_slices(spec.shape[0])[0]
-
-
 def frame_slices(rows: Array) -> int | None:
-    """How many slices of the leading axis one frame has, or None where rows are no stacks.
+    """The number of slices of the leading axis that make a frame; None where rows are no stacks.
 
     It is 1 for a gray stack ``[4, 84, 84]`` and 3 for a colour stack ``[12, 84, 84]``; no number
     fits a single image.  Where no older frame changed, as from the first row of an episode to the

@@ -13,7 +13,6 @@ from quintet.runtime.replay.frames import (
     may_stack,
     pool_bytes,
     possible_slices,
-    smallest_frame,
     stack_fields,
 )
 from quintet.runtime.replay.memory import (
@@ -118,10 +117,10 @@ class Layout:
 
     def smallest_stacks(self) -> dict[str, int]:
         """The smallest possible frame of each leaf that may be a stack."""
-        return {name: smallest_frame(spec) for name, spec in self.leaves.items() if may_stack(spec)}
+        return {name: slices[0] for name, slices in self.slices_of_stacks().items()}
 
     def slices_of_stacks(self) -> dict[str, list[int]]:
-        """How many slices one frame may have, of each leaf that may be a stack."""
+        """The numbers of slices that one frame may have, of each leaf that may be a stack."""
         return {
             name: possible_slices(spec.shape[0])
             for name, spec in self.leaves.items()

@@ -136,7 +136,7 @@ def require_file(place: Path, nbytes: int) -> None:
     if not place.is_file() or place.stat().st_size != nbytes:
         raise CheckpointError(
             f"the checkpoint requires the replay file {place} of {nbytes:,} bytes, which is "
-            "missing or has another size; restore it, or begin anew in another run folder"
+            "missing or has another size; restore it, or start again in another run folder"
         )
 
 
@@ -149,5 +149,5 @@ def damaged(place: Path | None, stream: int) -> CheckpointError:
     return CheckpointError(
         f"the checkpoint requires rows of stream {stream} that {place} does not hold: they were "
         "overwritten since (those of the newest checkpoint never are), or the file is damaged; "
-        "resume from the newest checkpoint, or begin anew in another run folder"
+        "resume from the newest checkpoint, or start again in another run folder"
     )

@@ -44,11 +44,11 @@ _FORMAT = 2
 _COUNTS = ("counted_steps", "owed_draws", "drawn_rows")
 
 _AHEAD_BYTES = 2**20
-"""Of rows that are read together, for several draws: reading has a cost for each call."""
+"""Bytes of rows that are read together, for several draws, as each call has a cost."""
 
 _FLAGS = np.arange(256)
 _SAID = np.array([(_FLAGS & bit) > 0 for bit in (TERMINATED, TRUNCATED, VALID, CUT, FIRST)])
-"""By flags, the bits that a drawn rollout has."""
+"""Bits of a drawn rollout, by flags."""
 
 
 class _Saved(Checked):

@@ -42,7 +42,7 @@ class SavedRows(Checked):
     state_checksums: list[list[Count]] = Field(default=[])
 
     def fault(self, layout: Layout) -> str | None:
-        """What does not fit the layout, or the other entries."""
+        """A description of what does not fit the layout, or the other entries; None: all fits."""
         stacks, streams = self.layout.stacks, layout.num_streams
         slices = layout.slices_of_stacks()
         strange = [name for name, x in stacks.items() if x not in slices.get(name, ())]
@@ -107,7 +107,7 @@ def load_rows(layout: Layout, state: Mapping[str, Any]) -> RowStore:
         raise CheckpointError(
             "the checkpoint's replay requires the layout with which it was written; "
             + "; ".join(f"{k} was {state['layout'].get(k)} and is {mine[k]}" for k in differing)
-            + "; go on with the old settings, or begin anew in another run folder"
+            + "; go on with the old settings, or start again in another run folder"
         )
     sizes = {"rows": layout.rows_bytes(stacks)}
     if layout.states:
@@ -197,5 +197,5 @@ def _rebuild_index(store: RowStore) -> None:
     if valid != store.size:
         raise CheckpointError(
             f"the checkpoint requires a replay of {store.size:,} rows, {store.rows.place} holds "
-            f"{valid:,}; resume from another checkpoint, or begin anew in another run folder"
+            f"{valid:,}; resume from another checkpoint, or start again in another run folder"
         )
