@@ -243,10 +243,8 @@ class AsyncSampling:
             assert isinstance(event, Filled)
             with self.handling:
                 self.granted[event.worker] -= event.granted
-                for arrival in event.arrivals:
-                    self.delivery.arrived(*arrival)
-                for block in event.blocks:
-                    self.delivery.put(block)
+                for unroll in event.unrolls:
+                    self.delivery.put(unroll)
 
     def _tell(self, trouble: Died | BaseException) -> None:
         """Leaves it to the learner's thread, as a process ends with the thread that began it."""

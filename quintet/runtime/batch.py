@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from threading import Lock
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -146,6 +146,18 @@ class ColumnBlock:
             ColumnBlock(narrow(self.rollout, 0, first), head, self.lease),
             ColumnBlock(narrow(self.rollout, first, rest), tail, shared),
         )
+
+
+class Unroll(NamedTuple):
+    """All columns of a group's unroll.
+
+    executed: env_steps in it; running: env_steps so far of the episodes that run on after it.
+    """
+
+    block: ColumnBlock
+    group: int
+    executed: int
+    running: int
 
 
 def joined(blocks: list[ColumnBlock]) -> ColumnBlock:

@@ -11,7 +11,15 @@ from torch import Tensor
 
 from quintet.observe.metrics import policy_prefix
 from quintet.protocols import DataPlan
-from quintet.runtime.batch import ColumnBlock, Episode, Lease, joined, pinned, select
+from quintet.runtime.batch import (
+    ColumnBlock,
+    Episode,
+    Lease,
+    Unroll,
+    joined,
+    pinned,
+    select,
+)
 from quintet.types import Publication, Rollout
 
 
@@ -194,11 +202,6 @@ class Delivery:
         """
         self.queues[policy].least_version = version
 
-    def arrived(self, group: int, executed: int, running: int) -> None:
-        """Counts an unroll's executed env_steps, and those in its group's running episodes."""
-        self.executed += executed
-        self.running[group] = running
-
     def given_up(self, groups: Sequence[int], executed: int) -> None:
         """Gives up the running episodes of groups whose streams begin again alone, and the
         env_steps that were executed in their unfinished unrolls.
@@ -223,7 +226,7 @@ class Delivery:
         """Whole batches that wait."""
         return sum(queue.columns // self.plan.columns_per_batch for queue in self.queues)
 
-    def put_round(self, blocks: Sequence[ColumnBlock]) -> None:
+    def put_round(self, unrolls: Sequence[Unroll]) -> None:
         """Takes one unroll of every group, in the order of their streams.
 
         Columns that are left over may be dropped later, at a restart or for their age; so the
@@ -231,7 +234,8 @@ class Delivery:
         """
         late: list[ColumnBlock] = []
         begin = 0
-        for block in blocks:
+        for unroll in unrolls:
+            block = self._counted(unroll)
             columns = block.columns
             ahead = min(max(self.first_stream - begin, 0), columns)
             begin += columns
@@ -241,16 +245,23 @@ class Delivery:
             elif ahead:
                 late.append(block)
                 continue
-            self.put(block)
+            self._add(block)
         for block in late:
-            self.put(block)
+            self._add(block)
         self._turn_to(self.first_stream + self.plan.columns_per_batch)
 
-    def put(self, block: ColumnBlock) -> None:
-        """Adds columns, whose memory must stay as it is until `keep` or the batch's release.
+    def put(self, unroll: Unroll) -> None:
+        """Takes an unroll, whose memory must stay as it is until `keep` or the batch's release."""
+        self._add(self._counted(unroll))
 
-        Of several policies each takes a copy of the columns in which it acted, with the rows of
-        others masked.
+    def _counted(self, unroll: Unroll) -> ColumnBlock:
+        self.executed += unroll.executed
+        self.running[unroll.group] = unroll.running
+        return unroll.block
+
+    def _add(self, block: ColumnBlock) -> None:
+        """Adds columns.  Of several policies each takes a copy of those in which it acted, with the
+        rows of others masked.
         """
         if len(self.queues) == 1:
             self.queues[0].waiting.append(block)

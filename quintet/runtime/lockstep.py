@@ -5,7 +5,7 @@ from typing import final
 
 from quintet.errors import WorkerFault
 from quintet.observe.timing import PhaseTimer
-from quintet.runtime.batch import ColumnBlock, Lease
+from quintet.runtime.batch import Lease, Unroll
 from quintet.runtime.delivery import Batch, BeginsAnew, Delivery, never, rows_for
 from quintet.runtime.processes.events import Asking, Died, Lost
 from quintet.runtime.processes.wait_notice import WaitNotice
@@ -101,12 +101,12 @@ class LockstepSampling:
             assert granted, f"{sampler.process.name} has no free slot"
         self.flying, self.rows = True, rows
 
-    def _end_round(self, wanted: int, notice: WaitNotice) -> list[ColumnBlock]:
+    def _end_round(self, wanted: int, notice: WaitNotice) -> list[Unroll]:
         """Waits for all groups' unrolls and returns them in the order of their streams; raises
         QuintetError if a worker died; the message holds its own error.
         """
         self.timer.switch("waiting")
-        filled: dict[int, list[ColumnBlock]] = {}
+        filled: dict[int, list[Unroll]] = {}
         asking: dict[int, int] = {}
         lost_at_s: float | None = None
         while len(filled) < len(self.workers.samplers):
@@ -119,9 +119,7 @@ class LockstepSampling:
                 elif isinstance(event, Asking):
                     asking[event.worker] = event.executed
                 else:
-                    filled[event.worker] = event.blocks
-                    for arrival in event.arrivals:
-                        self.delivery.arrived(*arrival)
+                    filled[event.worker] = event.unrolls
             if len(asking) == len(self.workers.samplers):
                 self._extend_round(wanted - sum(asking.values()))
                 asking.clear()
@@ -130,7 +128,7 @@ class LockstepSampling:
                     "a worker lost its connection to the inference server, which runs"
                 )
         self.flying = False
-        return [block for _, mine in sorted(filled.items()) for block in mine]
+        return [unroll for _, mine in sorted(filled.items()) for unroll in mine]
 
     def _extend_round(self, wanted: int) -> None:
         """Tells all workers, which have done their rows, how many more `wanted` takes."""

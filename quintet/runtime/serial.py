@@ -9,7 +9,7 @@ import torch
 from quintet.envs.vector import VectorEnv
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor, DataPlan
-from quintet.runtime.batch import ColumnBlock, Lease
+from quintet.runtime.batch import Lease
 from quintet.runtime.delivery import Batch, BeginsAnew, Delivery, never, rows_for
 from quintet.runtime.policies import ONE_POLICY, Assignment
 from quintet.runtime.sampler import GroupSampler, unroll
@@ -89,14 +89,8 @@ class SerialSampling:
         while (taken := self.delivery.take(env_steps_left)) is None:
             self.delivery.keep()
             self._unroll(env_steps_left - self.delivery.waiting)
-            for index, slot in enumerate(self.slots):
-                self.delivery.arrived(index, slot.executed, slot.running)
             # The lease frees nothing: what still waits is copied before the next round's writes.
-            blocks = (
-                ColumnBlock(slot.rollout, slot.episodes(), Lease(lambda: None))
-                for slot in self.slots
-            )
-            self.delivery.put_round([*blocks])
+            self.delivery.put_round([slot.unroll(Lease(lambda: None)) for slot in self.slots])
         return self.delivery.batch(*taken, env_steps_left, begins_anew)
 
     def _unroll(self, wanted: int) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quintet.envs.vector import StepRow
 from quintet.protocols import Actor, DataPlan
-from quintet.runtime.batch import Episode
+from quintet.runtime.batch import ColumnBlock, Episode, Lease, Unroll
 from quintet.spaces import leaf_spec, observation_leaves
 from quintet.types import Obs, Rollout, Spaces, State, TensorSpec
 
@@ -227,16 +227,17 @@ class Slot:
         """env_steps in the unroll; while it is being filled, in the rows received so far."""
         return int(np.count_nonzero(self.valid))
 
-    @property
-    def running(self) -> int:
-        """env_steps so far of the episodes that run on after the unroll."""
-        return int(self.running_length.sum())
-
     def store_state(self, row: int, state: State) -> None:
         """Stores the recurrent state before the act of `row`, or T, every `state_every` rows."""
         if row % self.state_every == 0:
             for name, x in self.state.items():
                 x[row // self.state_every].copy_(state[name])
+
+    def unroll(self, lease: Lease) -> Unroll:
+        """The unroll as views of this memory, which stays as it is until the lease ends."""
+        block = ColumnBlock(self.rollout, self.episodes(), lease)
+        group, running = int(self.memory["group_id"][0]), int(self.running_length.sum())
+        return Unroll(block, group, self.executed, running)
 
     def episodes(self) -> list[Episode]:
         """Episodes that ended in this unroll, ordered by (row, column)."""

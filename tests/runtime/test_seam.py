@@ -10,7 +10,7 @@ from seam import Ledger, SeamLearner, World, drive, length_of
 
 from quintet.algorithms.parts.minibatches import Chunks, Rows
 from quintet.protocols import DataPlan, ReplayPlan
-from quintet.runtime.batch import ColumnBlock
+from quintet.runtime.batch import ColumnBlock, Unroll
 from quintet.runtime.delivery import Delivery
 from quintet.types import Publication, Rollout
 
@@ -257,12 +257,12 @@ def test_rows_of_old_weights_are_masked_and_the_others_of_the_column_kept() -> N
         policy_id=zeros, stream_id=column, group_id=column, episode_id=column,
         last_action=column, last_reward=column.float(), state={},
     )  # fmt: skip
-    delivery.put(ColumnBlock(rollout, [], None))
+    delivery.put(Unroll(ColumnBlock(rollout, [], None), 0, 12, 0))
     delivery.publish(Publication(7, {}))
     queue.learned = 11  # by updates that were not published
     assert delivery.take(1_000) is None  # oldest allowed is 9: all go
     assert (queue.dropped_columns, queue.dropped_steps) == (3, 12)
-    delivery.put(ColumnBlock(replace(rollout), [], None))
+    delivery.put(Unroll(ColumnBlock(replace(rollout), [], None), 0, 12, 0))
     queue.learned = 10
     found = delivery.take(1_000)
     assert found is not None

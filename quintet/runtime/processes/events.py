@@ -4,20 +4,12 @@ from collections import deque
 from typing import NamedTuple, final
 
 from quintet.errors import QuintetError
-from quintet.runtime.batch import ColumnBlock
+from quintet.runtime.batch import Unroll
 from quintet.runtime.processes.messages import Place
 from quintet.runtime.processes.process import Process
 
 SERVER = -1
 """Number of the server, in place of a worker's."""
-
-
-class Arrival(NamedTuple):
-    """A group's unroll: env_steps executed in it, and env_steps in episodes that run on."""
-
-    group: int
-    executed: int
-    running: int
 
 
 class Filled(NamedTuple):
@@ -27,8 +19,7 @@ class Filled(NamedTuple):
     """
 
     worker: int
-    blocks: list[ColumnBlock]
-    arrivals: list[Arrival]
+    unrolls: list[Unroll]
     granted: int
 
 

@@ -22,11 +22,10 @@ from numpy.typing import NDArray
 from quintet.errors import QuintetError, WorkerFault
 from quintet.observe.timing import PHASES
 from quintet.protocols import Actor
-from quintet.runtime.batch import ColumnBlock, Lease
+from quintet.runtime.batch import Lease, Unroll
 from quintet.runtime.processes.arena import Arena, prefixed
 from quintet.runtime.processes.events import (
     SERVER,
-    Arrival,
     Asking,
     Died,
     Event,
@@ -73,7 +72,7 @@ class Workers:
     """Starts the sampler processes, grants them slots and tells what becomes of them.
 
     One thread at a time may call `start`, `replace`, `events` and `close`; the others, and leases
-    of the blocks that it gives, are for any.
+    of the unrolls that it gives, are for any.
     """
 
     def __init__(
@@ -293,7 +292,7 @@ class Workers:
     def _filled(self, sampler: Sampler, slots: tuple[int, ...]) -> Filled | Died:
         grant = sampler.granted[0]
         steps = grant.rows
-        blocks, arrivals = [], []
+        unrolls: list[Unroll] = []
         for place, k in zip(sampler.places, slots, strict=True):
             generation, rows = self._headers[place.group, k].tolist()
             if (slots, generation, rows) != (grant.slots, grant.generation, steps):
@@ -306,12 +305,11 @@ class Workers:
                 return Died(sampler.index, error, self._take_back(sampler))
             slot = self._slots[place.group, k]
             lease = Lease(partial(self._freed, sampler.index, place.group, k))
-            blocks.append(ColumnBlock(slot.rollout, slot.episodes(), lease))
-            arrivals.append(Arrival(place.group, slot.executed, slot.running))
+            unrolls.append(slot.unroll(lease))
         with self._lock:
             sampler.granted.popleft()
             sampler.busy_since_s = time.monotonic()
-        return Filled(sampler.index, blocks, arrivals, steps * sampler.num_streams)
+        return Filled(sampler.index, unrolls, steps * sampler.num_streams)
 
     def _freed(self, index: int, group: int, slot: int) -> None:
         with self._lock:
