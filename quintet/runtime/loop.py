@@ -1,7 +1,6 @@
 """The training loop: collect, update, publish, and a checkpoint when one is due."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, Self, final
 
@@ -227,28 +226,28 @@ def run(
         timer.switch("learning")
         exact = begins_anew(batch)
         rollout, replaced = batch.rollout, False
-        with OwnTorch():
-            for rollout, before in _rollouts(batch, replay, counters, timer):
-                with _kept_if_not_finite(rollout, batch.policy, hooks):
+        try:
+            with OwnTorch():
+                for rollout, before in _rollouts(batch, replay, counters, timer):
                     try:
                         learner.update(to_device(rollout, devices[batch.policy]), before)
                     except NonFiniteError as error:
                         hooks.diverged(batch.policy, error)
                         replaced = True
                         break
-        counters.add(batch)
-        finished = counters.env_steps >= budget.total_env_steps
-        with _kept_if_not_finite(rollout, batch.policy, hooks):
+            counters.add(batch)
             replaced |= hooks.learned(batch)
-        if replaced:
-            sampling.delivery.forget(batch.policy, learner.version)
-        unpublished[batch.policy] += budget.publish_iterations if replaced else 1
-        if unpublished[batch.policy] >= budget.publish_iterations:
-            unpublished[batch.policy] = 0
-            with _kept_if_not_finite(rollout, batch.policy, hooks):
+            if replaced:
+                sampling.delivery.forget(batch.policy, learner.version)
+            unpublished[batch.policy] += budget.publish_iterations if replaced else 1
+            if unpublished[batch.policy] >= budget.publish_iterations:
+                unpublished[batch.policy] = 0
                 publish(batch.policy)
-        else:
-            sampling.delivery.queues[batch.policy].learned = learner.version
+            else:
+                sampling.delivery.queues[batch.policy].learned = learner.version
+        except NonFiniteError as error:
+            raise NonFiniteError(f"{error}. {hooks.keep_batch(rollout, batch.policy)}") from error
+        finished = counters.env_steps >= budget.total_env_steps
         if exact:
             publish_all()  # a run that is resumed there begins with the newest weights, too
             unpublished = [0] * len(learners)
@@ -267,15 +266,6 @@ def run(
         if exact and not finished:
             restart()
     return "finished"
-
-
-@contextmanager
-def _kept_if_not_finite(rollout: Rollout, policy: int, hooks: Hooks) -> Iterator[None]:
-    """Keeps the rollout where the learner finds within the block that it is not finite by it."""
-    try:
-        yield
-    except NonFiniteError as error:
-        raise NonFiniteError(f"{error}. {hooks.keep_batch(rollout, policy)}") from error
 
 
 def _rollouts(
