@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from quintet.envs.vector import ObsArrays, VectorEnv, allocate_obs, allocate_row, check_finite
 from quintet.protocols import Actor
-from quintet.runtime.policies import Seats
+from quintet.runtime.policies import JointActor
 from quintet.runtime.torch_settings import OwnTorch
 from quintet.runtime.turns import Begun, held
 from quintet.uniform import UniformActor
@@ -152,7 +152,7 @@ def play(vector: VectorEnv, how: How, num_agents: int = 1, watch: Watch | None =
         if in_turn is None:
             state, is_first = out.state, torch.from_numpy(~row.valid)
         else:
-            hold = actor.held if isinstance(actor, Seats) else held
+            hold = actor.held if isinstance(actor, JointActor) else held
             state = hold(state, out.state, row.valid)
             is_first = torch.from_numpy(in_turn.after(row.valid, over))
         returns += row.raw_reward
@@ -182,7 +182,7 @@ def _seated(how: How, num_games: int, num_agents: int) -> tuple[Any, NDArray[np.
         return how.actor, np.ones(len(game), np.bool_)
     players = 1 + len(how.others)
     seat = (game + agent) % 2 if how.agent is None else (agent - how.agent) % players
-    return Seats([how.actor, *how.others], torch.from_numpy(seat)), seat == 0
+    return JointActor([how.actor, *how.others], torch.from_numpy(seat)), seat == 0
 
 
 @final

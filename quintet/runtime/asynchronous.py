@@ -113,8 +113,8 @@ class AsyncSampling:
                 self._grant(sampler.index)
             last = self._wanted <= 0 and not any(self.granted)  # no more rows will come
             taken = self.delivery.take(0 if last else sys.maxsize)
+            self.changed.notify_all()  # fewer columns wait
             if taken is not None:
-                self.changed.notify_all()
                 if taken[0].rollout.valid.any():
                     return taken
                 taken[0].release()

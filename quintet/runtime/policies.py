@@ -157,7 +157,7 @@ class PolicyMix:
 
 
 @final
-class Seats:
+class JointActor:
     """Actors that have streams of their own, to play with each other, not to sample for a learner:
     `act` records the entropy alone, if the first actor has one.
 
