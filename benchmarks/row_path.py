@@ -6,8 +6,8 @@ Trains for a few iterations, eagerly, under a profiler hook: PPO and DDPG in the
 APPO in the asynchronous one with a worker process.  Between an environment's last step and the loss
 that follows, every call from one file of quintet to another that hands rows over, as an argument or
 as a result, is noted.  A file counts if rows can come to it from the environment and go on from it
-to the loss.  So files that only look at rows (checks, statistics), or give back what they were given
-as it is, do not count; nor do `models` and `ops`, nor what turns observations into actions.
+to the loss.  So files that only look at rows (checks, statistics), or return an argument as it is,
+do not count; nor do `models` and `ops`, nor the files that turn observations into actions.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """Memory for one unroll of one group: allocated once, written in place, read as tensors."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import final
+from dataclasses import dataclass, fields
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -37,6 +37,15 @@ UNDEFINED = -1
 """Success of an episode where the environment defines none."""
 
 _SUCCESS = {UNDEFINED: None, 0: False, 1: True}
+
+OF_STEP = tuple(field.name for field in fields(StepRow) if field.name != "obs")
+"""Fields of a `StepRow` beside the observation."""
+
+_OF_ROLLOUT = (
+    *("action", "reward", "terminated", "truncated", "valid", "is_first", "version", "policy_id"),
+    *("stream_id", "group_id", "episode_id", "last_action", "last_reward"),
+)
+"""Fields of a `Rollout` that lie in the memory under the same names."""
 
 
 @final
@@ -144,37 +153,21 @@ class Slot:
         said = self.record | {name: memory[name] for name in WHO_ACTED if name in rows.record}
         self._said = said
         self.record_rows = [{name: x[row] for name, x in said.items()} for row in range(t)]
+        of_step = {name: memory[name].numpy() for name in OF_STEP}
         self.step_rows = [
             StepRow(
                 obs={name: x[row + 1] for name, x in arrays.items()},
-                reward=self.reward[row],
-                raw_reward=self.raw_reward[row],
-                terminated=self.terminated[row],
-                truncated=self.truncated[row],
-                valid=self.valid[row],
-                success=self.success[row],
+                **{name: x[row] for name, x in of_step.items()},
             )
             for row in range(t)
         ]
-        m = memory
+        of_rollout: dict[str, Any] = {name: memory[name] for name in _OF_ROLLOUT}
         self.rollout = Rollout(
             obs=self.obs,
-            action=self.action,
-            reward=m["reward"],
-            terminated=m["terminated"],
-            truncated=m["truncated"],
-            valid=m["valid"],
-            is_first=m["is_first"],
             record=self.record,
-            version=m["version"],
-            policy_id=m["policy_id"],
-            stream_id=m["stream_id"],
-            group_id=m["group_id"],
-            episode_id=m["episode_id"],
-            last_action=self.last_action,
-            last_reward=m["last_reward"],
             state=self.state,
-            return_carry=m.get("return_carry"),
+            return_carry=memory.get("return_carry"),
+            **of_rollout,
         )
 
     def belongs_to(self, group: int, first_stream: int, policy: int) -> None:

@@ -253,8 +253,8 @@ def spread_envs(envs: Iterable[VectorEnv]) -> list[SpreadEnv]:
 def _same(a: ObsArrays | StepRow, b: ObsArrays | StepRow) -> bool:
     """Whether two observations, or two rows, have the same bytes."""
     if isinstance(a, StepRow) and isinstance(b, StepRow):
-        told = ("raw_reward", "terminated", "truncated", "valid")
-        rest = all(np.array_equal(getattr(a, name), getattr(b, name)) for name in told)
+        names = ("raw_reward", "terminated", "truncated", "valid")
+        rest = all(np.array_equal(getattr(a, name), getattr(b, name)) for name in names)
         return rest and _same(a.obs, b.obs)
     assert isinstance(a, dict)
     assert isinstance(b, dict)

@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 import torch
@@ -10,9 +9,7 @@ from seam import Ledger, SeamLearner, World, drive, length_of
 
 from quintet.algorithms.parts.minibatches import Chunks, Rows
 from quintet.protocols import DataPlan, ReplayPlan
-from quintet.runtime.batch import ColumnBlock, Unroll
-from quintet.runtime.delivery import Delivery
-from quintet.types import Publication, Rollout
+from quintet.types import Rollout
 
 KINDS = ("serial", "lockstep0x2", "lockstep1x1", "lockstep0x1server", "asyncx2server", "asyncx2")
 """Runtimes that must bring the same rows: kind, lag, x, number of workers."""
@@ -241,33 +238,3 @@ def test_acer_poisson_draws_of_sequences(kind: str) -> None:
     draws = learner.kinds.count("replayed")
     assert abs(draws / fresh - 3.0) < 5 * math.sqrt(3.0 / fresh)
     assert set(ledger.replayed) <= set(ledger.fresh)
-
-
-def test_rows_of_old_weights_are_masked_and_the_others_of_the_column_kept() -> None:
-    plan = DataPlan(unroll_steps=4, columns_per_batch=2, max_policy_lag=2)
-    delivery = Delivery(plan, 3, 1, may_lag=True)
-    (queue,) = delivery.queues
-    zeros = torch.zeros(4, 3, dtype=torch.int64)
-    version = torch.tensor([[7, 3, 8], [7, 3, 8], [8, 3, 8], [8, 4, 8]])
-    column = torch.arange(3)
-    rollout = Rollout(
-        obs={}, action=zeros, reward=zeros.float(), terminated=zeros.bool(),
-        truncated=zeros.bool(), valid=torch.ones(4, 3, dtype=torch.bool),
-        is_first=torch.zeros(5, 3, dtype=torch.bool), record={}, version=version,
-        policy_id=zeros, stream_id=column, group_id=column, episode_id=column,
-        last_action=column, last_reward=column.float(), state={},
-    )  # fmt: skip
-    delivery.put(Unroll(ColumnBlock(rollout, [], None), 0, 12, 0))
-    delivery.publish(Publication(7, {}))
-    queue.learned = 11  # by updates that were not published
-    assert delivery.take(1_000) is None  # oldest allowed is 9: all go
-    assert (queue.dropped_columns, queue.dropped_steps) == (3, 12)
-    delivery.put(Unroll(ColumnBlock(replace(rollout), [], None), 0, 12, 0))
-    queue.learned = 10
-    found = delivery.take(1_000)
-    assert found is not None
-    taken, _ = found
-    assert taken.rollout.stream_id.tolist() == [0, 2]
-    assert taken.rollout.valid[:, 0].tolist() == [False, False, True, True]
-    assert taken.rollout.valid[:, 1].all()
-    assert (queue.dropped_columns, queue.dropped_steps) == (4, 18)

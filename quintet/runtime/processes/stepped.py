@@ -32,6 +32,7 @@ from quintet.runtime.processes.process import (
 )
 from quintet.runtime.processes.stepper import shared_row, shared_specs
 from quintet.runtime.processes.wait_notice import WaitNotice
+from quintet.runtime.slots import OF_STEP
 
 _LOOK_EVERY_S = 0.5
 
@@ -128,12 +129,8 @@ class SteppedEnv:
         row = self._row
         for name, values in row.obs.items():
             np.copyto(out.obs[name], values)
-        np.copyto(out.reward, row.reward)
-        np.copyto(out.raw_reward, row.raw_reward)
-        np.copyto(out.terminated, row.terminated)
-        np.copyto(out.truncated, row.truncated)
-        np.copyto(out.valid, row.valid)
-        np.copyto(out.success, row.success)
+        for name in OF_STEP:
+            np.copyto(getattr(out, name), getattr(row, name))
 
     def render(self, stream: int) -> Rendered:  # noqa: ARG002
         raise CannotRender("other processes step it")

@@ -15,18 +15,17 @@ from quintet.runtime.processes.messages import Ready, Reset, Stepped, StepperWor
 from quintet.runtime.processes.process import MAKING
 from quintet.runtime.processes.watch import Watch
 from quintet.runtime.processes.worker import begin, report_failure
+from quintet.runtime.slots import OF_STEP
 from quintet.runtime.torch_settings import configure_torch
 from quintet.spaces import action_spec
 from quintet.types import Spaces, TensorSpec
-
-_OF_ROW = "reward", "raw_reward", "terminated", "truncated", "valid", "success"
 
 
 def shared_specs(spaces: Spaces, num_streams: int) -> dict[str, TensorSpec]:
     """Tensors ``[B, ...]`` that the processes share: the actions of a step, and its row."""
     row = allocate_row(spaces.observation, num_streams)
     arrays = {f"obs/{path}": x for path, x in row.obs.items()}
-    arrays |= {name: getattr(row, name) for name in _OF_ROW}
+    arrays |= {name: getattr(row, name) for name in OF_STEP}
     action = action_spec(spaces.action)
     specs = {name: TensorSpec(x.shape, torch.from_numpy(x).dtype) for name, x in arrays.items()}
     return {**specs, "action": TensorSpec((num_streams, *action.shape), action.dtype)}
@@ -39,7 +38,7 @@ def shared_row(arena: Arena, streams: slice) -> tuple[NDArray[Any], StepRow]:
         return arena.tensor(name).numpy()[streams]
 
     obs = {name: x.numpy()[streams] for name, x in arena.below("obs/").items()}
-    return part("action"), StepRow(obs=obs, **{name: part(name) for name in _OF_ROW})
+    return part("action"), StepRow(obs=obs, **{name: part(name) for name in OF_STEP})
 
 
 @final
