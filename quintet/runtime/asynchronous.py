@@ -129,10 +129,10 @@ class AsyncSampling:
         return None
 
     def report(self) -> dict[str, float]:
-        found = {"data/worker_restarts": float(self.num_restarts)}
+        report = {"data/worker_restarts": float(self.num_restarts)}
         with self.handling:
-            found["data/waiting_batches"] = float(self.delivery.batches)
-            return found | self.workers.report() | self.delivery.report()
+            report["data/waiting_batches"] = float(self.delivery.batches)
+            return report | self.workers.report() | self.delivery.report()
 
     def kill(self) -> None:
         """Ends the workers at once, before `close`."""

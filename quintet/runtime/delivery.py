@@ -402,13 +402,13 @@ class Delivery:
         """Policy lags of the batches since the last call and the columns dropped so far; of several
         policies each under its prefix.
         """
-        found: dict[str, float] = {}
+        report: dict[str, float] = {}
         for policy, queue in enumerate(self.queues[: self.num_learners] if self.may_lag else ()):
             metrics = {"data/discarded_columns": float(queue.dropped_columns)} | queue.lag.metrics()
             queue.lag = Lag()
             prefix = policy_prefix(policy, self.num_learners)
-            found |= {prefix + name: value for name, value in metrics.items()}
-        return found
+            report |= {prefix + name: value for name, value in metrics.items()}
+        return report
 
     def _turn_to(self, stream: int) -> None:
         """Sets the stream whose columns come first in the next round."""

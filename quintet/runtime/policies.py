@@ -199,20 +199,20 @@ class JointActor:
         record = {}
         if "entropy" in outs[0].record:
             none = [torch.zeros(len(streams)) for streams in self.streams]
-            said = [out.record.get("entropy", x) for out, x in zip(outs, none, strict=True)]
-            record["entropy"] = self._joined(said)
+            entropies = [out.record.get("entropy", x) for out, x in zip(outs, none, strict=True)]
+            record["entropy"] = self._joined(entropies)
         after = {f"{k}/{name}": x for k, out in enumerate(outs) for name, x in out.state.items()}
         action = self._joined([out.action for out in outs])
         return ActOutput(action, self._joined([out.env_action for out in outs]), record, after)
 
     def held(self, before: State, after: State, acted: NDArray[np.bool_]) -> State:
         """Applies `turns.held` to each actor's streams."""
-        found: State = {}
+        joined: State = {}
         for k, streams in enumerate(self.streams):
             prefix = f"{k}/"
             own = held(below(before, prefix), below(after, prefix), acted[streams.numpy()])
-            found |= {f"{prefix}{name}": x for name, x in own.items()}
-        return found
+            joined |= {f"{prefix}{name}": x for name, x in own.items()}
+        return joined
 
     def _joined(self, each: Sequence[Tensor]) -> Tensor:
         joined = each[0].new_empty((self.count, *each[0].shape[1:]))

@@ -150,9 +150,9 @@ class Slot:
         ]
         self.is_first_rows = list(memory["is_first"].unbind(0))
         self.action_rows = list(self.action.unbind(0))
-        said = self.record | {name: memory[name] for name in WHO_ACTED if name in rows.record}
-        self._said = said
-        self.record_rows = [{name: x[row] for name, x in said.items()} for row in range(t)]
+        recorded = self.record | {name: memory[name] for name in WHO_ACTED if name in rows.record}
+        self._recorded = recorded
+        self.record_rows = [{name: x[row] for name, x in recorded.items()} for row in range(t)]
         of_step = {name: memory[name].numpy() for name in OF_STEP}
         self.step_rows = [
             StepRow(
@@ -206,7 +206,7 @@ class Slot:
         """Makes the rows from `row` on, which were not executed, invalid copies of `row`, without
         reward or ending.
         """
-        for x in (*self.obs.values(), self.action, *self._said.values()):
+        for x in (*self.obs.values(), self.action, *self._recorded.values()):
             x[row + 1 :] = x[row]
         self.is_first[row + 1 :] = False
         self.reward[row:] = self.raw_reward[row:] = 0.0

@@ -152,9 +152,9 @@ class SpreadEnv:
         self._say, self._tell = who or say, (say, notice)
 
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
-        asked = self._source.config.num_processes
-        if self._judging and asked is not None:
-            count = min(asked // self._how.num_groups, self.num_streams)
+        wanted = self._source.config.num_processes
+        if self._judging and wanted is not None:
+            count = min(wanted // self._how.num_groups, self.num_streams)
             if count > 1:
                 self._take(self._others(count), "--env.num-processes asks for them")
             self._decided()

@@ -165,8 +165,8 @@ class Turns:
         ``[R + 2, B]``.
         """
         decides = np.concatenate((self.waits[None], slot.valid[:rows]))
-        given = {name: getattr(slot, name)[:rows] for name in _OUTCOME}
-        ends = given["terminated"] | given["truncated"]
+        of_rows = {name: getattr(slot, name)[:rows] for name in _OUTCOME}
+        ends = of_rows["terminated"] | of_rows["truncated"]
         items = np.zeros((rows + 2, self.num_streams), np.bool_)
         items[:-1] = decides
         items[2:] |= ends
@@ -175,9 +175,9 @@ class Turns:
         index = np.where(decides, np.arange(rows + 1)[:, None], -1)
         newest = np.maximum.accumulate(index)[1:]
         outcome: dict[str, NDArray[Any]] = {}
-        told = ends | (given["raw_reward"] != 0.0) | (given["reward"] != 0.0)
-        row, column = np.nonzero(told & (newest >= 0))
-        for name, x in given.items():
+        brings = ends | (of_rows["raw_reward"] != 0.0) | (of_rows["reward"] != 0.0)
+        row, column = np.nonzero(brings & (newest >= 0))
+        for name, x in of_rows.items():
             into = np.zeros((rows + 1, self.num_streams), x.dtype)
             into[0] = self.waiting[name][0].numpy() * self.waits
             at = (newest[row, column], column)
@@ -246,8 +246,8 @@ class Turns:
 
 def _is_item(items: Bools, steps: int) -> Bools:
     """Tells which rows ``[T, B]`` of the gathered unroll are items."""
-    found: Bools = np.arange(steps)[:, None] < items.sum(0)
-    return found
+    is_item: Bools = np.arange(steps)[:, None] < items.sum(0)
+    return is_item
 
 
 def _sources(items: Bools, steps: int) -> NDArray[np.int64]:

@@ -85,13 +85,13 @@ class BatchMemory:
 
     @staticmethod
     def specs(rows: RowSpecs, plan: DataPlan) -> dict[str, TensorSpec]:
-        found: dict[str, TensorSpec] = {}
+        all_specs: dict[str, TensorSpec] = {}
         for replayed, (held, shape) in _batches(rows, plan).items():
             columns = shape.columns_per_batch
             cut = TensorSpec((shape.unroll_steps, columns), torch.bool)
             specs = slot_specs(held, shape, columns) | {"trace_cut": cut}
-            found |= prefixed(f"batch/{replayed}/", specs)
-        return found
+            all_specs |= prefixed(f"batch/{replayed}/", specs)
+        return all_specs
 
     def write(self, batch: Rollout) -> None:
         into = self.read(batch.trace_cut is not None, batch.replayed)
@@ -106,15 +106,15 @@ class BatchMemory:
 
 def _batches(rows: RowSpecs, plan: DataPlan) -> dict[bool, tuple[RowSpecs, DataPlan]]:
     """The rows of batches and the plan of their shape, by `Rollout.replayed`."""
-    found, replay = {False: (rows, plan)}, plan.replay
+    batches, replay = {False: (rows, plan)}, plan.replay
     if replay is not None:
         windows = replay.kind == "windows"
         every = replay.steps if windows else plan.state_every
         drawn = replace(
             plan, unroll_steps=replay.steps, columns_per_batch=replay.columns, state_every=every
         )
-        found[True] = (replace(rows, state={}) if windows else rows, drawn)
-    return found
+        batches[True] = (replace(rows, state={}) if windows else rows, drawn)
+    return batches
 
 
 def _copy(source: Any, into: Any) -> None:

@@ -73,13 +73,13 @@ class Board:
             buffer = int(self.newest[0])
             if version is not None:
                 buffer = int((self.begun == version + 1).argmax())
-            found = int(self.whole[buffer])
-            if found and (version is None or found == version + 1):
+            whole = int(self.whole[buffer])
+            if whole and (version is None or whole == version + 1):
                 self._fence()
-                load(Publication(found - 1, self.buffers[buffer], self.policy))
+                load(Publication(whole - 1, self.buffers[buffer], self.policy))
                 self._fence()
-                if self.begun[buffer] == found:
-                    return found - 1
+                if self.begun[buffer] == whole:
+                    return whole - 1
             elif version is not None:
                 raise AssertionError(f"version {version} is not on the board: {self.begun - 1}")
             time.sleep(0)  # overtaken: gives the writer time to finish

@@ -140,9 +140,9 @@ class Process:
             )
         finally:
             theirs.close()
-        given = {"state": user_state.capture(), "specs": self.arena.specs, "work": kind.work}
+        contents = {"state": user_state.capture(), "specs": self.arena.specs, "work": kind.work}
         # In a thread: the child reads it only once it has imported what it needs.
-        payload = pickle.dumps(given)
+        payload = pickle.dumps(contents)
         threading.Thread(target=self.child.give, args=(payload,), daemon=True).start()
 
     def await_ready(self, notice: WaitNotice) -> None:
@@ -158,12 +158,12 @@ class Process:
             silent_s = self.silence.seconds(self.child.pid, begin_s)
             if silent_s < allowed_s:
                 continue
-            told = (
+            fault = (
                 f"{self.name} must be ready within {allowed_s:.0f} s, it has been {self.doing} for "
                 f"{silent_s:.0f} s{self.silence.told}; {self.cure}"
             )
             self.end()
-            raise self.kind.fault(told)
+            raise self.kind.fault(fault)
         message = self.hear()
         if isinstance(message, QuintetError):
             raise message

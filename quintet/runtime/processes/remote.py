@@ -45,8 +45,8 @@ class Request(NamedTuple):
         return struct.pack(f"<{len(numbers)}q", *numbers)
 
     @classmethod
-    def unpacked(cls, said: bytes) -> Self:
-        group, ticket, after, *versions = struct.unpack(f"<{len(said) // 8}q", said)
+    def unpacked(cls, data: bytes) -> Self:
+        group, ticket, after, *versions = struct.unpack(f"<{len(data) // 8}q", data)
         return cls(group, ticket, after, tuple(versions))
 
 

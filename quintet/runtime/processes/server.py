@@ -86,7 +86,7 @@ class Server:
         return min(_LOOK_EVERY_S, max(0.0, left))
 
     def _enough(self) -> bool:
-        streams = sum(self.places[asked.group].num_streams for asked, _ in self.waiting)
+        streams = sum(self.places[request.group].num_streams for request, _ in self.waiting)
         least = min(self.options.batch_min, self.work.most_waiting)
         late = time.monotonic() - self.waiting_since_s >= self.options.batch_timeout_s
         return self.options.exact or streams >= least or late
@@ -102,8 +102,8 @@ class Server:
 
     def _hear(self, line: Connection) -> None:
         try:
-            said = line.recv_bytes(_LONGEST_REQUEST)
-            if line in self.unverified and said != self.work.token:
+            message = line.recv_bytes(_LONGEST_REQUEST)
+            if line in self.unverified and message != self.work.token:
                 raise EOFError
         except (EOFError, OSError):  # the worker is gone, or gave its unroll up
             self.lines.remove(line)
@@ -114,12 +114,12 @@ class Server:
         if line in self.unverified:
             self.unverified.remove(line)
             return
-        asked = Request.unpacked(said)
-        if int(self.mail[asked.group].ticket) != asked.ticket:
+        request = Request.unpacked(message)
+        if int(self.mail[request.group].ticket) != request.ticket:
             return  # a dead worker's request
         if not self.waiting:
             self.waiting_since_s = time.monotonic()
-        self.waiting.append((asked, line))
+        self.waiting.append((request, line))
 
     def _serve(self) -> None:
         """One forward: of the first waiting group, and unless `exact` of all others with the same
@@ -140,16 +140,16 @@ class Server:
             streams += more
         self._load(policies, now[0][0].versions)
         actor = self.actors[policies]
-        private = [self._private(actor, asked) for asked, _ in now]
-        out = self._act(actor, [self.mail[asked.group] for asked, _ in now], private)
+        private = [self._private(actor, request) for request, _ in now]
+        out = self._act(actor, [self.mail[request.group] for request, _ in now], private)
         row = 0
-        for (asked, line), before in zip(now, private, strict=True):
-            rows = slice(row, row + self.places[asked.group].num_streams)
+        for (request, line), before in zip(now, private, strict=True):
+            rows = slice(row, row + self.places[request.group].num_streams)
             row = rows.stop
             # Both are kept: the worker may repeat the act from the state before.
             left = {name: out.state[name][rows] for name in before}
-            self.private[asked.group] = {asked.after: before, asked.ticket: left}
-            self.mail[asked.group].answer(out, rows, self.loaded[policies[0]])
+            self.private[request.group] = {request.after: before, request.ticket: left}
+            self.mail[request.group].answer(out, rows, self.loaded[policies[0]])
             with suppress(OSError):  # the worker has ended, which `_hear` notices
                 line.send_bytes(b"\1")
         self.served[:] += 1, streams
@@ -183,11 +183,11 @@ class Server:
         )
 
     @OwnTorch()
-    def _private(self, actor: Actor, asked: Request) -> State:
+    def _private(self, actor: Actor, request: Request) -> State:
         """The actor's private state, as the act `after` left it."""
-        if asked.after != BEGINS:
-            return self.private[asked.group][asked.after]
-        initial = actor.initial_state(self.places[asked.group].num_streams)
+        if request.after != BEGINS:
+            return self.private[request.group][request.after]
+        initial = actor.initial_state(self.places[request.group].num_streams)
         return {
             name: x.to(self.device) for name, x in initial.items() if name not in actor.state_specs
         }

@@ -116,14 +116,14 @@ class Watch:
 
 def _frames(thread: int) -> list[FrameType]:
     """A thread's frames from the first one of quintet's code on, the outermost first."""
-    found: list[FrameType] = []
+    frames: list[FrameType] = []
     frame = sys._current_frames().get(thread)
     while frame is not None:
-        found.insert(0, frame)
+        frames.insert(0, frame)
         frame = frame.f_back
-    ours = (_HOME in Path(frame.f_code.co_filename).parents for frame in found)
-    first = next((index for index, our in enumerate(ours) if our), len(found))
-    return found[first:]
+    ours = (_HOME in Path(frame.f_code.co_filename).parents for frame in frames)
+    first = next((index for index, our in enumerate(ours) if our), len(frames))
+    return frames[first:]
 
 
 def _compiles(frames: Iterable[FrameType]) -> bool:

@@ -185,8 +185,8 @@ def report_failure(channel: Connection, error: BaseException) -> None:
     """Sends a message for the person, and the whole traceback for log.txt."""
     if not isinstance(error, QuintetError):
         short = memory_fault(error)
-        told = f"it {raised(error)}" if short is None else str(short)
-        error = traced(WorkerFault(told), error)
+        text = f"it {raised(error)}" if short is None else str(short)
+        error = traced(WorkerFault(text), error)
     channel.send(Failed(type(error).__name__, str(error), error.detail))
 
 

@@ -179,8 +179,8 @@ class Workers:
 
     @property
     def _processes(self) -> list[Process]:
-        found = [sampler.process for sampler in self.samplers]
-        return found if self.server is None else [*found, self.server]
+        processes = [sampler.process for sampler in self.samplers]
+        return processes if self.server is None else [*processes, self.server]
 
     def start(self) -> None:
         """Starts the processes that there are not, and waits until all are ready.
@@ -332,11 +332,11 @@ class Workers:
 
     def _silent(self) -> list[Died]:
         """Processes that have something to do and have shown no sign of life for too long."""
-        found: list[Died] = []
+        dead: list[Died] = []
         now = time.monotonic()
         passed_s = now - self._looked_at_s
         if passed_s < min(_LOOK_EVERY_S, self.spec.timeout_s / 4):
-            return found
+            return dead
         self._looked_at_s = now
         if passed_s > _LOOK_EVERY_S + _LATE_S:
             # This process was stopped itself, or busy; with it perhaps all, as containers are.
@@ -348,13 +348,13 @@ class Workers:
                 since_s = max(sampler.busy_since_s, self._awake_since_s)
                 error = process.overdue(since_s, "do a row", _hangs_where(sampler))
             if error is not None:
-                found.append(Died(sampler.index, error, self._take_back(sampler)))
+                dead.append(Died(sampler.index, error, self._take_back(sampler)))
         if self.server is not None:
             cure = "; raise runtime.worker_timeout_s if a forward may take so long"
             error = self.server.overdue(self._awake_since_s, "serve", cure)
             if error is not None:
-                found.append(Died(SERVER, error, 0))
-        return found
+                dead.append(Died(SERVER, error, 0))
+        return dead
 
     def wait_notice(self) -> WaitNotice:
         """Notices of a wait for samples, which begins now."""
@@ -370,7 +370,7 @@ class Workers:
         """Shares of every process's time since the last report, ``worker/INDEX/PHASE_frac`` and
         ``server/PHASE_frac``, and how many streams the server acts on at once.
         """
-        found: dict[str, float] = {}
+        shares: dict[str, float] = {}
         for name, now in self._seconds.items():
             passed = now - self._reported[name]
             if (passed < 0).any():  # it was replaced
@@ -379,12 +379,12 @@ class Workers:
             whole = passed.sum()
             if whole > 0:
                 by_phase = zip(PHASES, (passed / whole).tolist(), strict=True)
-                found |= {f"{name}/{phase}_frac": share for phase, share in by_phase if share > 0}
+                shares |= {f"{name}/{phase}_frac": share for phase, share in by_phase if share > 0}
         if self.server is not None:
             forwards, streams = self._arena.tensor("server/served").tolist()
             if forwards:
-                found["server/batch_mean"] = streams / forwards
-        return found
+                shares["server/batch_mean"] = streams / forwards
+        return shares
 
     def kill(self) -> None:
         """Ends all processes at once; from any thread, before `close`."""

@@ -47,7 +47,7 @@ _AHEAD_BYTES = 2**20
 """Bytes of rows that are read together, for several draws, as each call has a cost."""
 
 _FLAGS = np.arange(256)
-_SAID = np.array([(_FLAGS & bit) > 0 for bit in (TERMINATED, TRUNCATED, VALID, CUT, FIRST)])
+_BITS = np.array([(_FLAGS & bit) > 0 for bit in (TERMINATED, TRUNCATED, VALID, CUT, FIRST)])
 """Bits of a drawn rollout, by flags."""
 
 
@@ -175,11 +175,11 @@ class Replay:
         or later if many stacks of frames must be kept whole.
         """
         if self._store is None:
-            found = {
+            slices_of = {
                 name: frame_slices(as_array(batch.obs[name.removeprefix("obs/")]))
                 for name in self._layout.smallest_stacks()
             }
-            stacks = {name: slices for name, slices in found.items() if slices is not None}
+            stacks = {name: slices for name, slices in slices_of.items() if slices is not None}
             self._store = RowStore(self._layout, stacks, fresh=True)
         self._store.store(batch)
 
@@ -254,8 +254,8 @@ class Replay:
 
     def _draw(self, store: RowStore, stream: Numbers, entry: Numbers) -> Rollout:
         """The rows that these entries of the streams' index stand for, a column for each."""
-        found = store.in_index(stream, entry)
-        number = store.starts[found] + self._shifts
+        position = store.in_index(stream, entry)
+        number = store.starts[position] + self._shifts
         place = store.rows.at(stream, number)
         records = store.rows.take_records(place)
         drawn = Drawn(store, stream, number, place, records, records["flags"][1:], None)
@@ -264,7 +264,7 @@ class Replay:
         state = {}
         if store.unrolls is not None:
             state = {
-                name: store.unrolls.read(name, found).transpose(0, 1).contiguous()
+                name: store.unrolls.read(name, position).transpose(0, 1).contiguous()
                 for name in self._layout.states
             }
         rollout, valid_rows = drawn.rollout(state)
@@ -380,8 +380,8 @@ class Drawn(NamedTuple):
     def rollout(self, state: dict[str, Tensor]) -> tuple[Rollout, int]:
         """A copy of the rows, and how many of them are valid."""
         store, layout, stream = self.store, self.store.layout, self.stream
-        said = _SAID.take(self.flags, 1)
-        terminated, truncated, valid, cut = said[:4, :-1]
+        bits = _BITS.take(self.flags, 1)
+        terminated, truncated, valid, cut = bits[:4, :-1]
         action, last_action = self._with_last("action")
         reward, last_reward = self._with_last("reward")
         rollout = Rollout(
@@ -391,7 +391,7 @@ class Drawn(NamedTuple):
             terminated=torch.from_numpy(terminated),
             truncated=torch.from_numpy(truncated),
             valid=torch.from_numpy(valid),
-            is_first=torch.from_numpy(said[4]),
+            is_first=torch.from_numpy(bits[4]),
             record={name: self._read(f"record/{name}") for name in layout.records},
             version=self._read("version"),
             policy_id=self._read("policy_id"),
@@ -447,8 +447,8 @@ def _split(rollout: Rollout, columns: int) -> list[Rollout]:
             return [dict(zip(x, parts, strict=True)) for parts in leaves] or [x] * count
         return [x] * count
 
-    found = [each(field.name, getattr(rollout, field.name)) for field in fields(Rollout)]
-    return [Rollout(*values) for values in zip(*found, strict=True)]
+    by_field = [each(field.name, getattr(rollout, field.name)) for field in fields(Rollout)]
+    return [Rollout(*values) for values in zip(*by_field, strict=True)]
 
 
 def _cut_window(drawn: Drawn) -> Drawn:
