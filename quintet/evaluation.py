@@ -370,8 +370,8 @@ def _require_effect(env: ResolvedEnv, own: Mapping[str, Any], says: Mapping[str,
 
 def _streams(env: ResolvedEnv, num_streams: int, how: How) -> VectorEnv:
     made = make_streams(env, num_streams, Spreading(timeout_s=how.timeout_s))
-    for env in spread_envs([made]):
-        env.tell(how.say, how.notice, how.who)
+    for each in spread_envs([made]):
+        each.tell(how.say, how.notice, how.who)
     return made
 
 
