@@ -41,7 +41,7 @@ from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan, ReplayPlan
 from quintet.runtime import loop
 from quintet.runtime.replay.replay import Replay
-from quintet.runtime.serial import SerialSampling
+from quintet.runtime.sampler import SerialSampling
 from quintet.runtime.slots import RowSpecs
 from quintet.types import ActOutput, Obs, Publication, Rollout, Spaces, State, TensorSpec
 

@@ -7,7 +7,7 @@ APPO in the asynchronous one with a worker process.  Between an environment's la
 that follows, every call from one file of quintet to another that hands rows over, as an argument or
 as a result, is noted.  A file counts if rows can come to it from the environment and go on from it
 to the loss.  So files that only look at rows (checks, statistics), or return an argument as it is,
-do not count; nor do `models` and `ops`, nor the files that turn observations into actions.
+do not count; nor do networks and their maths, nor the files that turn observations into actions.
 """
 
 import argparse
@@ -33,7 +33,6 @@ from quintet.runtime.processes.messages import Full
 from quintet.runtime.slots import Slot
 
 HOME = str(Path(quintet.__file__).parent) + os.sep
-ASIDE = ("models/", "ops/")
 ENV, STEP = "envs/gymnasium.py", ("envs/gymnasium.py", "recv")
 WORKER, PARENT = "runtime/processes/worker.py", "runtime/processes/process.py"
 ASYNC = "runtime/asynchronous.py"
@@ -41,10 +40,15 @@ ASYNC = "runtime/asynchronous.py"
 Place = tuple[str, str]
 """A file and a function in it, or two files."""
 
+ALONE = {"env.num_processes": 1}  # the hook makes steps slow, so that other processes would step
 RUNS: dict[str, tuple[str, int, dict[str, Any]]] = {
-    "ppo": ("CartPole-v1", 600, {"unroll_steps": 32, "minibatch_steps": 64}),
+    "ppo": ("CartPole-v1", 600, {"unroll_steps": 32, "minibatch_steps": 64, **ALONE}),
     "appo": ("CartPole-v1", 1_000, {"runtime.kind": "async", "runtime.num_workers": 1}),
-    "ddpg": ("Pendulum-v1", 400, {"replay_start_steps": 64, "replay_capacity_steps": 4_000}),
+    "ddpg": (
+        "Pendulum-v1",
+        160,
+        {"replay_start_steps": 40, "batch_size": 32, "replay_capacity_steps": 4_000, **ALONE},
+    ),
 }
 OF_ALL: dict[str, Any] = {
     "env.backend": "gymnasium",
@@ -56,7 +60,7 @@ OF_ALL: dict[str, Any] = {
 }
 
 
-def holds_rows(x: Any, depth: int = 3) -> bool:
+def holds_rows(x: Any, depth: int = 6) -> bool:
     """Whether rows are in `x`: arrays with a dimension, slots, and what holds some."""
     if isinstance(x, torch.Tensor | np.ndarray):
         return x.ndim > 0
@@ -75,6 +79,13 @@ def holds_rows(x: Any, depth: int = 3) -> bool:
 def written_in_place(x: Any) -> bool:
     """Whether who is given `x` may have rows written into it."""
     return isinstance(x, Slot | StepRow) or (isinstance(x, list) and any(map(written_in_place, x)))
+
+
+def is_aside(file: str) -> bool:
+    """Whether a file does not count: networks, their maths, and records of tensors and spaces."""
+    return file.startswith(("models/", "ops/", "types.py", "spaces.py", "bounds.py")) or (
+        file.endswith("/network.py")
+    )
 
 
 def file_of(frame: FrameType) -> str | None:
@@ -158,7 +169,7 @@ def callers(frame: FrameType | None) -> Iterator[FrameType]:
 
 def between(handovers: set[Place], source: str, target: str) -> set[str]:
     """The files on all ways from `source` to `target`."""
-    plain = {pair for pair in handovers if not any(file.startswith(ASIDE) for file in pair)}
+    plain = {pair for pair in handovers if not any(map(is_aside, pair))}
 
     def reached(begin: str, pairs: set[Place]) -> set[str]:
         seen, newest = {begin}, {begin}
@@ -207,8 +218,11 @@ def files_of(algo: str, folder: Path) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("algos", nargs="*", default=[*RUNS], choices=[*RUNS, []])
-    for algo in parser.parse_args().algos:
+    parser.add_argument("algos", nargs="*", metavar="|".join(RUNS), help="all by default")
+    algos = parser.parse_args().algos
+    if not set(algos) <= RUNS.keys():
+        parser.error(f"learners must be some of {', '.join(RUNS)}, got {' '.join(algos)}")
+    for algo in algos or RUNS:
         with TemporaryDirectory() as folder:
             files = files_of(algo, Path(folder))
         print(f"{algo}: {len(files)} files: {', '.join(files)}")

@@ -26,7 +26,7 @@ from quintet.runtime.lockstep import LockstepSampling
 from quintet.runtime.policies import Assignment
 from quintet.runtime.processes.messages import Place, ServerOptions, WorkerSpec
 from quintet.runtime.processes.workers import Workers
-from quintet.runtime.serial import SerialOptions, SerialSampling
+from quintet.runtime.sampler import SerialOptions, SerialSampling
 from quintet.runtime.slots import RowSpecs, slot_specs
 from quintet.runtime.spread import Spreading, make_streams, spread_envs
 from quintet.runtime.torch_settings import OwnTorch
@@ -196,8 +196,9 @@ def make_sampling(
     assert size is not None
     assignment = assignment_of(config, source.env, plan, len(learners))
     if runtime.kind == "serial":
-        for env in spread_envs(source.envs):
-            env.tell(say, notice)
+        steppers = spread_envs(source.envs)
+        for each in steppers:
+            each.tell(say, notice)
         return SerialSampling(
             source.envs,
             make_actor,
@@ -208,6 +209,7 @@ def make_sampling(
                 assignment=assignment,
                 threads=runtime.actor_threads,
                 may_lag=runtime.publish_interval_updates > 1,
+                steppers=steppers,
             ),
         )
     if source.envs[0].description.turns and runtime.inference == "server":

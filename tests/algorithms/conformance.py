@@ -28,7 +28,7 @@ from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor, Learner, Ranks
 from quintet.runtime.batch import select
 from quintet.runtime.replay.replay import Replay
-from quintet.runtime.serial import SerialSampling
+from quintet.runtime.sampler import SerialSampling
 from quintet.runtime.slots import RowSpecs
 from quintet.spaces import Space
 from quintet.types import ACTION_MASK, LearnerState, Rollout, Spaces

@@ -18,7 +18,7 @@ from quintet.models.config import ModelConfig, resolve_model
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Ranks
 from quintet.runtime.batch import select
-from quintet.runtime.serial import SerialSampling
+from quintet.runtime.sampler import SerialSampling
 from quintet.types import Rollout, Spaces
 
 STEPS, COLUMNS = 16, 4

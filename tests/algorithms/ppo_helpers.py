@@ -21,7 +21,7 @@ from quintet.models.heads import action_family
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Learner
 from quintet.runtime.batch import select
-from quintet.runtime.serial import SerialSampling
+from quintet.runtime.sampler import SerialSampling
 from quintet.spaces import observation_leaves
 from quintet.types import ACTION_MASK, Rollout, Spaces
 

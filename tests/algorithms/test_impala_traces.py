@@ -24,7 +24,7 @@ from quintet.models.config import ModelConfig, resolve_model
 from quintet.observe.timing import PhaseTimer
 from quintet.ops.vtrace import vtrace
 from quintet.runtime.batch import select
-from quintet.runtime.serial import SerialSampling
+from quintet.runtime.sampler import SerialSampling
 
 CELLS, GAMMA, MU, PI = 5, 0.9, 0.5, 0.85
 """Cells of the corridor, discount, and both policies' probability of going right."""

@@ -26,7 +26,7 @@ from quintet.play import How
 from quintet.play import play as play_games
 from quintet.protocols import DataPlan
 from quintet.runtime.policies import Assignment, PolicyMix
-from quintet.runtime.serial import SerialOptions, SerialSampling
+from quintet.runtime.sampler import SerialOptions, SerialSampling
 from quintet.types import ActOutput, Publication, TensorSpec
 from quintet.uniform import UniformActor
 

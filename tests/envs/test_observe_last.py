@@ -21,7 +21,7 @@ from quintet.models.leaves import normalized_leaves
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan, ReplayPlan
 from quintet.runtime.replay.replay import Replay, RowSpecs
-from quintet.runtime.serial import SerialSampling
+from quintet.runtime.sampler import SerialSampling
 from quintet.spaces import action_spec, observation_leaves
 from quintet.types import ActOutput, Publication, TensorSpec
 

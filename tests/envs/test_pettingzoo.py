@@ -18,7 +18,7 @@ from quintet.envs.vector import allocate_row, check_finite
 from quintet.errors import ConfigError, EnvironmentFault
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan
-from quintet.runtime.serial import SerialSampling
+from quintet.runtime.sampler import SerialSampling
 from quintet.types import Publication
 
 

@@ -21,7 +21,7 @@ from quintet.run.launch import Result
 from quintet.runtime.asynchronous import AsyncSampling
 from quintet.runtime.lockstep import LockstepSampling
 from quintet.runtime.parallel.learners import Learners
-from quintet.runtime.serial import SerialSampling
+from quintet.runtime.sampler import SerialSampling
 
 
 def sampling_of(**options: Any) -> Any:

@@ -19,7 +19,7 @@ from quintet.protocols import DataPlan, ReplayPlan
 from quintet.run import evaluations
 from quintet.run.sampling import assignment_of
 from quintet.runtime.policies import Assignment
-from quintet.runtime.serial import SerialSampling
+from quintet.runtime.sampler import SerialSampling
 from quintet.types import Publication
 
 GAME = "quintet.envs.games:parallel_env"

@@ -29,8 +29,8 @@ from quintet.runtime.policies import Assignment
 from quintet.runtime.processes.messages import Place, ServerOptions, WorkerSpec
 from quintet.runtime.processes.workers import Workers
 from quintet.runtime.replay.replay import Replay
+from quintet.runtime.sampler import SerialOptions, SerialSampling
 from quintet.runtime.seeds import environment_seeds
-from quintet.runtime.serial import SerialOptions, SerialSampling
 from quintet.runtime.slots import RowSpecs
 from quintet.types import (
     ACTION_MASK,

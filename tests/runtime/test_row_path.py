@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(("algo", "most"), [("ppo", 9), ("ddpg", 13), ("appo", 13)])
+@pytest.mark.parametrize(("algo", "most"), [("ppo", 9), ("ddpg", 11), ("appo", 13)])
 def test_a_row_passes_through_few_files(
     algo: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -17,7 +17,6 @@ def test_a_row_passes_through_few_files(
     import row_path
 
     files = row_path.files_of(algo, tmp_path)
-    assert files[-1] != files[0]
     assert len(files) <= most, files
     assert f"algorithms/{algo}/learner.py" in files
     assert "envs/gymnasium.py" in files

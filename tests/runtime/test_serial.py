@@ -10,8 +10,8 @@ from quintet.envs.toy import Scripted
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan
 from quintet.runtime.delivery import Batch, within_budget
+from quintet.runtime.sampler import SerialSampling
 from quintet.runtime.seeds import Role, environment_seeds, generator_seed
-from quintet.runtime.serial import SerialSampling
 from quintet.types import ActOutput, Publication, TensorSpec
 
 SEED, STEPS, GROUPS, SIZE = 11, 7, 2, 3

@@ -13,9 +13,8 @@ from quintet.observe.timing import PhaseTimer
 from quintet.play import How, play
 from quintet.protocols import DataPlan
 from quintet.runtime.batch import select
-from quintet.runtime.sampler import unroll
+from quintet.runtime.sampler import SerialSampling, unroll
 from quintet.runtime.seeds import group_seeds
-from quintet.runtime.serial import SerialSampling
 from quintet.types import ActOutput, Publication, Rollout, TensorSpec
 
 GAMMA = 0.5

@@ -3,9 +3,11 @@
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from quintet.runtime.replay.layout import Layout
-from quintet.runtime.replay.memory import Array, Numbers, as_array
+from quintet.runtime.replay.memory import Array, Numbers
 from quintet.types import Rollout
 
 TERMINATED, TRUNCATED, VALID, FIRST, CUT, START, GAP = (1 << bit for bit in range(7))
@@ -18,6 +20,19 @@ Begin = tuple[bytes, ...]
 """Row 0 of a batch as bytes: it shows whether the batch follows on the last one."""
 
 _WITHOUT_TIME = ("stream", "group", "episode", "last")
+
+
+def as_array(x: Tensor) -> Array:
+    """The tensor as a numpy array; bfloat16, which numpy lacks, as int16."""
+    if x.dtype is torch.bfloat16:
+        x = x.view(torch.int16)
+    return x.numpy(force=True)
+
+
+def as_tensor(x: Array, dtype: torch.dtype) -> Tensor:
+    """The inverse of `as_array`."""
+    tensor = torch.from_numpy(x)
+    return tensor.view(dtype) if dtype is torch.bfloat16 else tensor
 
 
 class Fresh(NamedTuple):

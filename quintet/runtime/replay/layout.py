@@ -107,10 +107,6 @@ class Layout:
         assert (self.numbers[rings] == streams).all(), "a stream that has no ring"
         return rings
 
-    def streams_of(self, rings: Numbers) -> Numbers:
-        """The inverse of `rings_of`, as a copy."""
-        return rings.copy() if self.numbers is None else self.numbers[rings]
-
     def file(self, name: str) -> Path | None:
         """The file of that name, or None in memory."""
         return None if self.folder is None else self.folder / f"{name}.bin"

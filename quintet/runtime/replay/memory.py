@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from quintet.errors import CheckpointError, ConfigError
 from quintet.system.memory import free_bytes
@@ -25,21 +24,9 @@ _FILE = re.compile(r"(rows|states|frames-\d+)\.bin")
 _ALIGNMENT = 64
 
 
-def as_array(x: Tensor) -> Array:
-    """The tensor as a numpy array; bfloat16, which numpy lacks, as int16."""
-    if x.dtype is torch.bfloat16:
-        x = x.view(torch.int16)
-    return x.numpy(force=True)
-
-
-def as_tensor(x: Array, dtype: torch.dtype) -> Tensor:
-    """The inverse of `as_array`."""
-    tensor = torch.from_numpy(x)
-    return tensor.view(dtype) if dtype is torch.bfloat16 else tensor
-
-
 def array_dtype(dtype: torch.dtype) -> np.dtype[Any]:
-    return as_array(torch.empty(0, dtype=dtype)).dtype
+    """The dtype of arrays for tensors; numpy lacks bfloat16, which lies in int16."""
+    return torch.empty(0, dtype=torch.int16 if dtype is torch.bfloat16 else dtype).numpy().dtype
 
 
 def row_bytes(spec: TensorSpec) -> int:

@@ -22,14 +22,14 @@ from quintet.runtime.replay.batch import (
     TERMINATED,
     TRUNCATED,
     VALID,
+    as_array,
+    as_tensor,
 )
 from quintet.runtime.replay.frames import frame_slices
 from quintet.runtime.replay.layout import Layout
 from quintet.runtime.replay.memory import (
     Array,
     Numbers,
-    as_array,
-    as_tensor,
     files_in,
 )
 from quintet.runtime.replay.resume import load_rows, save_rows
@@ -380,6 +380,8 @@ class Drawn(NamedTuple):
     def rollout(self, state: dict[str, Tensor]) -> tuple[Rollout, int]:
         """A copy of the rows, and how many of them are valid."""
         store, layout, stream = self.store, self.store.layout, self.stream
+        numbers = layout.numbers  # of the streams in the run, one for each ring
+        streams = stream.copy() if numbers is None else numbers[stream]
         bits = _BITS.take(self.flags, 1)
         terminated, truncated, valid, cut = bits[:4, :-1]
         action, last_action = self._with_last("action")
@@ -395,7 +397,7 @@ class Drawn(NamedTuple):
             record={name: self._read(f"record/{name}") for name in layout.records},
             version=self._read("version"),
             policy_id=self._read("policy_id"),
-            stream_id=torch.from_numpy(layout.streams_of(stream)),
+            stream_id=torch.from_numpy(streams),
             group_id=torch.from_numpy(store.group[stream]),
             episode_id=torch.from_numpy(self.records["episode_id"][1]),
             last_action=last_action,

@@ -13,7 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quintet.runtime.replay.batch import FIRST, GAP, START, VALID, Begin, Columns, Fresh
+from quintet.runtime.replay.batch import (
+    FIRST,
+    GAP,
+    START,
+    VALID,
+    Begin,
+    Columns,
+    Fresh,
+    as_array,
+    as_tensor,
+)
 from quintet.runtime.replay.frames import FrameStacks
 from quintet.runtime.replay.layout import Layout
 from quintet.runtime.replay.memory import (
@@ -22,8 +32,6 @@ from quintet.runtime.replay.memory import (
     aligned,
     allocate,
     array_dtype,
-    as_array,
-    as_tensor,
     bytes_of,
     damaged,
     empty_folder,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from replay_streams import Run, make, plan
 
-from quintet.runtime.replay.memory import as_array
+from quintet.runtime.replay.batch import as_array
 from quintet.runtime.replay.replay import Replay
 from quintet.types import Rollout
 
