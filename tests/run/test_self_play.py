@@ -120,9 +120,10 @@ def test_weights_of_the_past_are_what_plays(tmp_path: Path, monkeypatch: pytest.
     given: dict[int, list[dict[str, torch.Tensor]]] = {0: [], 1: []}
     publish = SerialSampling.publish
 
-    def watched(self: SerialSampling, publication: Publication, policy: int = 0) -> None:
-        given[policy].append({name: x.clone() for name, x in publication.tensors.items()})
-        publish(self, publication, policy)
+    def watched(self: SerialSampling, publication: Publication) -> None:
+        tensors = {name: x.clone() for name, x in publication.tensors.items()}
+        given[publication.policy].append(tensors)
+        publish(self, publication)
 
     def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
         return all(torch.equal(x, b[name]) for name, x in a.items())
