@@ -173,6 +173,7 @@ def test_slow_environments_move_to_other_processes_and_fast_ones_stay(
         assert rows_of(made, 9) == rows_of(alone, 9)
         pids = log.read_text().split()
         assert made.num_processes == (4 if moved else 1)
+        assert made.send.__self__ is made.recv.__self__ is made._env, "nothing stands between"
         assert len(set(pids)) == (5 if moved else 1)
         steps = 2 * 4 * 8  # one of nine rows is a reset
         assert len(pids) == steps + (2 * 4 if moved else 0), "only the first two rows, again"
