@@ -21,9 +21,10 @@ from gymnasium import spaces as gym_spaces
 from torch import Tensor
 
 from quintet.algorithms.ddpg.config import DDPGConfig, Knobs
-from quintet.algorithms.ddpg.learner import DDPGLearner, Transitions
+from quintet.algorithms.ddpg.learner import DDPGLearner
+from quintet.algorithms.ddpg.transitions import Transitions
 from quintet.algorithms.parts.setup import Compute, Setup
-from quintet.algorithms.parts.trained import Descent, Trained, knobs_of
+from quintet.algorithms.parts.trained import StepOptions, Trained, knobs_of
 from quintet.models.compiled import Graph
 from quintet.models.config import ModelConfig, resolve_model
 from quintet.models.precision import Precision
@@ -67,10 +68,10 @@ def transitions(learner: DDPGLearner, rows: int) -> Transitions:
     )
 
 
-def numbers(learner: DDPGLearner) -> tuple[Knobs, list[Descent]]:
+def numbers(learner: DDPGLearner) -> tuple[Knobs, list[StepOptions]]:
     """Of the learner's next step."""
-    descent = learner.trained.descent(learner.config.critic_lr, learner.config)
-    return knobs_of(Knobs, learner.config), [descent, descent]
+    options = learner.trained.step_options(learner.config.critic_lr, learner.config)
+    return knobs_of(Knobs, learner.config), [options, options]
 
 
 class Several:
@@ -96,8 +97,8 @@ def step_variants(
 
         def steps(learner: DDPGLearner = learner, batches: Sequence[Any] = batches) -> None:
             for batch in batches:
-                knobs, descents = numbers(learner)
-                learner.trained.step(batch, knobs, *descents, follow=learner.config.tau)
+                knobs, options = numbers(learner)
+                learner.trained.step(batch, knobs, *options, polyak=learner.config.tau)
             learner.trained.fold()
 
         found[name] = steps

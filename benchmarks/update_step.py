@@ -52,8 +52,8 @@ def make_step(size: int, action: gym_spaces.Space, rows: int, compiled: bool) ->
     trained, config, knobs = learner.trained, learner.config, learner.knobs()
 
     def step() -> None:
-        trained.step(minibatch, knobs, trained.descent(config.learning_rate, config))
-        if trained.untold == ITERATION:
+        trained.step(minibatch, knobs, trained.step_options(config.learning_rate, config))
+        if trained.pending == ITERATION:
             trained.fold()
 
     return step

@@ -28,6 +28,10 @@ class AdamRates(NamedTuple):
     epsilon: Scalar
 
 
+REST = AdamRates(step_size=0.0, root_correction=1.0, decay1=0.0, beta2=1.0, decay2=0.0, epsilon=1.0)
+"""The numbers of a step that changes nothing."""
+
+
 def rates(
     step: int, learning_rate: float, epsilon: float, beta1: float = BETA1, beta2: float = BETA2
 ) -> AdamRates:

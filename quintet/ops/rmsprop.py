@@ -22,6 +22,10 @@ class RMSPropRates(NamedTuple):
     epsilon: Scalar
 
 
+REST = RMSPropRates(0.0, decay=1.0, one_minus_decay=0.0, momentum=0.0, epsilon=1.0)
+"""The numbers of a step that changes nothing, where there is no velocity."""
+
+
 def rates(learning_rate: float, decay: float, momentum: float, epsilon: float) -> RMSPropRates:
     return RMSPropRates(learning_rate, decay, 1.0 - decay, momentum, epsilon)
 

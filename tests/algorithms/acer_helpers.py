@@ -77,7 +77,9 @@ def loss_of(
 ) -> tuple[Tensor, dict[str, Tensor], Statistics]:
     """The loss of the weights that the learner has, its gradient by name, and what is told."""
     unrolls = given if isinstance(given, Unrolls) else learner._unrolls(given)
-    loss, told = learner._loss(learner.trained.parameters, unrolls, numbers(learner.config))
+    loss, told = learner.trained.evaluate(
+        learner.trained.parameters, unrolls, numbers(learner.config)
+    )
     names, parameters = zip(*learner.trained.parameters.items(), strict=True)
     gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
     return loss.detach(), dict(zip(names, gradients, strict=True)), told

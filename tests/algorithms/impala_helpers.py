@@ -52,18 +52,16 @@ def make_batch(
 def loss_and_gradient(learner: ImpalaLearner, batch: Rollout) -> tuple[Tensor, Tensor]:
     """Of the weights that the learner has."""
     knobs = Knobs(*map(torch.tensor, learner.knobs(learner.config.entropy_coef)))
-    loss, _ = learner._loss(learner.trained.parameters, learner._unrolls(batch), knobs)
+    loss, _ = learner.loss(learner.trained.parameters, learner._unrolls(batch), knobs)
     parameters = [*learner.trained.parameters.values()]
     gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
     return loss.detach(), torch.cat([g.flatten() for g in gradients])
 
 
 def terms_of(learner: ImpalaLearner, batch: Rollout) -> Terms:
-    """What the loss of the weights that the learner has is made of."""
+    """The values behind the loss of the weights that the learner has."""
     knobs = Knobs(*map(torch.tensor, learner.knobs(learner.config.entropy_coef)))
-    given = learner._unrolls(batch)
-    obs = learner.normalizers.observations(given.obs)
-    return learner._terms(learner.trained.parameters, given, obs, knobs)[1]
+    return learner.loss(learner.trained.parameters, learner._unrolls(batch), knobs)[1].terms
 
 
 def unrolls(learner: ImpalaLearner, batch: Rollout, **other: Any) -> Unrolls:

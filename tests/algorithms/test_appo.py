@@ -90,14 +90,14 @@ def test_the_ratio_has_bounds_behind_which_no_gradient_flows() -> None:
     batch = make_batch(learner)
     batch.record["logp_mu"].add_(2.0)  # every ratio is far below the bound
     chunks = learner._chunks(batch)
-    outputs = learner._outputs(learner.trained.parameters, chunks)
-    assert outputs.log_rho[chunks.valid].exp().unique().tolist() == pytest.approx([0.9])
-    (minibatch,) = learner._minibatches(chunks, knobs_of(Knobs, learner.config, first=1.0))
-    terms = learner._terms(
-        outputs, minibatch, Knobs(*map(torch.tensor, knobs_of(Knobs, learner.config, first=1.0)))
-    )
+    knobs = knobs_of(Knobs, learner.config, first=1.0)
+    (minibatch,) = learner._minibatches(chunks, knobs)
+    parameters = learner.trained.parameters
+    _, outputs = learner.loss(parameters, minibatch, Knobs(*map(torch.tensor, knobs)))
+    rho = outputs.forward.log_rho[chunks.valid].exp()
+    assert rho.unique().tolist() == pytest.approx([0.9])
     gradients = torch.autograd.grad(
-        terms.policy.sum(), [*learner.trained.parameters.values()], materialize_grads=True
+        outputs.losses["loss/policy"], [*parameters.values()], materialize_grads=True
     )
     assert not any(each.any() for each in gradients)
 
@@ -308,7 +308,7 @@ def test_betas_are_adams() -> None:
         for _ in range(2):
             knobs = knobs_of(Knobs, reference.config, first=1.0)
             (minibatch,) = reference._minibatches(reference._chunks(batch), knobs)
-            loss, _ = reference._loss(
+            loss, _ = reference.loss(
                 reference.trained.parameters, minibatch, Knobs(*map(torch.tensor, knobs))
             )
             parts = torch.autograd.grad(loss, [*reference.trained.parameters.values()])

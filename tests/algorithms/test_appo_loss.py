@@ -150,7 +150,7 @@ def test_loss_and_gradient_by_plain_loops(options: dict[str, Any]) -> None:
     expected = by_hand(config, batch, network)
     knobs = knobs_of(Knobs, config, first=1.0)
     (minibatch,) = learner._minibatches(learner._chunks(batch), knobs)
-    loss, told = learner._loss(
+    loss, told = learner.trained.evaluate(
         dict(network.named_parameters()), minibatch, Knobs(*map(torch.tensor, knobs))
     )
     explore = "entropy" if config.exploration_loss == "entropy" else "uniform_kl"
@@ -179,7 +179,7 @@ def test_the_kl_to_the_uniform_policy_has_a_cap_by_row() -> None:
     learner.network = network  # type: ignore[assignment]
     knobs = knobs_of(Knobs, config, first=1.0)
     (minibatch,) = learner._minibatches(learner._chunks(batch), knobs)
-    _, told = learner._loss(
+    _, told = learner.trained.evaluate(
         dict(network.named_parameters()), minibatch, Knobs(*map(torch.tensor, knobs))
     )
     wanted = config.entropy_coef * by_hand(config, batch, network)["explore"]
@@ -195,10 +195,10 @@ def test_the_uniform_policy_is_one_over_the_allowed_actions() -> None:
     assert not chunks.obs[ACTION_MASK].all()
     knobs = knobs_of(Knobs, learner.config, first=1.0)
     (minibatch,) = learner._minibatches(chunks, knobs)
-    outputs = learner._outputs(learner.trained.parameters, chunks)
-    terms = learner._terms(outputs, minibatch, Knobs(*map(torch.tensor, knobs)))
-    assert terms.uniform_kl is not None
-    assert terms.uniform_kl.abs().max() < 1e-6
+    tensors = Knobs(*map(torch.tensor, knobs))
+    _, outputs = learner.loss(learner.trained.parameters, minibatch, tensors)
+    assert outputs.uniform_kl is not None
+    assert outputs.uniform_kl.abs().max() < 1e-6
 
 
 def test_gae_takes_the_value_behind_the_unroll_from_the_state_there() -> None:
@@ -228,9 +228,9 @@ def test_statistics_are_of_valid_rows() -> None:
     knobs = knobs_of(Knobs, learner.config, first=1.0)
     (minibatch,) = learner._minibatches(learner._chunks(batch), knobs)
     tensors = Knobs(*map(torch.tensor, knobs))
-    _, told = learner._loss(dict(network.named_parameters()), minibatch, tensors)
-    outputs = learner._outputs(dict(network.named_parameters()), minibatch.chunks)
-    a = learner._terms(outputs, minibatch, tensors).normalized[batch.valid]
+    _, told = learner.trained.evaluate(dict(network.named_parameters()), minibatch, tensors)
+    _, outputs = learner.loss(dict(network.named_parameters()), minibatch, tensors)
+    a = outputs.normalized[batch.valid]
     logits, v, _ = network(batch.obs)
     log_pi, log_mu = (x.log_softmax(-1) for x in (logits[:-1], batch.record["params_mu"]))
     logp = log_pi.gather(-1, batch.action.long().unsqueeze(-1)).squeeze(-1)

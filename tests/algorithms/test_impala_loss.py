@@ -83,7 +83,7 @@ def test_golden_losses(reduction: str, suffix: str, dtype: torch.dtype, toleranc
     learner.family = type(learner.family)(mu.shape[-1])
     numbers = learner.knobs(config.entropy_coef)
     knobs = Knobs(*(torch.tensor(number, dtype=dtype) for number in numbers))
-    loss, stats = learner._loss(dict(learner.network.named_parameters()), given, knobs)
+    loss, stats = learner.trained.evaluate(dict(learner.network.named_parameters()), given, knobs)
     found = {
         "pg_loss": stats.means["loss/policy"].detach(),
         "baseline_loss": stats.means["loss/value"].detach() / params["baseline_cost"],

@@ -194,7 +194,7 @@ def watched(learner: PPOLearner, batch: Rollout) -> tuple[list[dict[str, float]]
 
     def watch(*args) -> None:
         step(*args)
-        last = learner.trained.recent(learner.trained.untold - 1)
+        last = learner.trained.recent(learner.trained.pending - 1)
         told.append({name: x.item() for name, x in last.items()})
 
     learner.trained.step = watch

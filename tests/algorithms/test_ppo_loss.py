@@ -117,7 +117,9 @@ class Case:
         if self.learner.config.normalize_advantage == "minibatch":
             rows = replace(rows, advantage=reduce.normalize_valid(rows.advantage, self.weight))
         with float_means_double():
-            return self.learner._loss(parameters, minibatch(rows, self.weight), self.knobs)
+            return self.learner.trained.evaluate(
+                parameters, minibatch(rows, self.weight), self.knobs
+            )
 
     def network(self, parameters: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         with float_means_double():
@@ -405,7 +407,7 @@ def golden_loss(learner: PPOLearner, rows: Rows, weight: Tensor, share: float) -
     learner.network = Given()
     with float_means_double():
         given = minibatch(rows, weight)
-        _, stats = learner._loss({}, given, knobs(learner, share=share, dtype=FLOAT64))
+        _, stats = learner.trained.evaluate({}, given, knobs(learner, share=share, dtype=FLOAT64))
     return told(stats)
 
 

@@ -160,7 +160,9 @@ def test_rows_of_weight_0_change_nothing(advantage: str):
 
     def gradient(rows: Rows, weight: Tensor) -> tuple[Tensor, Tensor]:
         given = minibatch(replace(rows, advantage=advantages(rows, weight)), weight)
-        loss, stats = learner._loss(learner.trained.parameters, given, knobs(learner, 0.5))
+        loss, stats = learner.trained.evaluate(
+            learner.trained.parameters, given, knobs(learner, 0.5)
+        )
         parts = torch.autograd.grad(loss, list(learner.trained.parameters.values()))
         return torch.cat([x.flatten() for x in parts]), stats.pack()
 

@@ -55,7 +55,7 @@ def test_an_infinite_ratio_is_named():
         make_learner(CONFIG).update(batch, 0)
 
 
-@pytest.mark.parametrize("name", ["logp_pi", "rho", "value", "losses"])
+@pytest.mark.parametrize("name", ["logp_pi", "rho", "value", "loss/policy"])
 def test_check_numerics_names_the_tensor(name: str):
     config = CONFIG.model_copy(update={"check_numerics": True})
     learner = make_learner(config, CONTINUOUS)

@@ -159,7 +159,7 @@ class Steps:
 
         def watch(*args: Any) -> None:
             step(*args)
-            total = trained.recent(trained.untold - 1)["loss/total"].item()
+            total = trained.recent(trained.pending - 1)["loss/total"].item()
             self.found.append((total, gradients.pop()))
 
         trained._descend, trained.step = watch_gradient, watch

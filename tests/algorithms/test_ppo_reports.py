@@ -181,8 +181,8 @@ def test_nothing_is_computed_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPa
     told.update(make_rollout(seed=1), 0)
     monkeypatch.setattr(metrics, "loss_values", never)
     monkeypatch.setattr(metrics, "batch_values", never)
-    terms, calls = plain._terms, []
-    monkeypatch.setattr(plain, "_terms", lambda *args: calls.append(1) or terms(*args))
+    loss, calls = plain.trained.loss, []
+    monkeypatch.setattr(plain.trained, "loss", lambda *args: calls.append(1) or loss(*args))
     plain.update(make_rollout(seed=1), 0)
     assert len(calls) == plain.updates
     assert plain.trained.gradient is None

@@ -11,10 +11,10 @@ import torch
 from quintet import cli
 from quintet.algorithms.ddpg import bench as bare_ddpg
 from quintet.algorithms.ddpg.config import Knobs
-from quintet.algorithms.ddpg.learner import Transitions
+from quintet.algorithms.ddpg.transitions import Transitions
 from quintet.algorithms.parts.bare import BareActorCritic
 from quintet.algorithms.parts.minibatches import Minibatch, Rows
-from quintet.algorithms.parts.trained import Descent, knobs_of
+from quintet.algorithms.parts.trained import StepOptions, knobs_of
 from quintet.algorithms.parts.work import OnPolicyWork
 from quintet.algorithms.registry import find
 from quintet.bench import limits, measure, workloads
@@ -216,11 +216,12 @@ def test_the_bare_update_of_ddpg_is_the_trained_one(without_variable: None):
         torch.tensor([0.0, 1.0]), rows,
     )  # fmt: skip
     knobs = knobs_of(Knobs, learner.config)
-    _, told = learner._loss(learner.trained.parameters, batch, Knobs(*map(torch.tensor, knobs)))
+    tensors = Knobs(*map(torch.tensor, knobs))
+    _, told = learner.trained.evaluate(learner.trained.parameters, batch, tensors)
     assert told.means["loss/critic"].item() == pytest.approx(expected[0].item(), rel=1e-5)
     assert told.means["loss/actor"].item() == pytest.approx(expected[1].item(), rel=1e-5)
-    rates = Descent(adam.rates(1, work.learning_rate, work.adam_eps), None)
-    learner.trained.step(batch, knobs, rates, rates, follow=work.tau)
+    rates = StepOptions(adam.rates(1, work.learning_rate, work.adam_eps), None)
+    learner.trained.step(batch, knobs, rates, rates, polyak=work.tau)
     update()
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-6)
@@ -346,7 +347,7 @@ def test_the_bare_loss_is_the_trained_one(without_variable: None, name: str):
     weight, every = torch.full((64,), 1 / 64), torch.arange(64)
     given = Minibatch(rows, every, every, weight, reduce.normalize_valid(advantage, weight))
     knobs = type(learner.knobs())(*map(torch.tensor, learner.knobs()))
-    loss, stats = learner._loss(learner.trained.parameters, given, knobs)
+    loss, stats = learner.trained.evaluate(learner.trained.parameters, given, knobs)
     # The deviation that theirs divides advantages by has Bessel's correction.
     policy = stats.means["loss/policy"].item()
     corrected = loss.item() + ((63 / 64) ** 0.5 - 1) * policy

@@ -9,7 +9,7 @@ from torch.func import functional_call
 from quintet.algorithms.parts.acting import SamplingActor, make_family, make_network, masked
 from quintet.algorithms.parts.options import Knob
 from quintet.algorithms.parts.setup import Compute, Setup
-from quintet.algorithms.parts.statistics import Statistics
+from quintet.algorithms.parts.statistics import plain
 from quintet.algorithms.parts.trained import Parameters, Trained, knobs_of
 from quintet.models.build import ActorCritic
 from quintet.models.config import ModelConfig
@@ -39,7 +39,9 @@ class A2CLearner:
         generator = torch.Generator().manual_seed(setup.seeds[0])
         network = ActorCritic(spaces, self.family, model, generator, setup.compute.precision)
         self.network = network.to(setup.device)
-        self.trained: Trained[Rollout, Knobs] = Trained(self.network, self._loss, Knobs, setup)
+        self.trained: Trained[Rollout, Knobs] = Trained(
+            self.network, self.loss, plain, Knobs, setup
+        )
         self.metrics = self.trained.interval.read
         self.weights, self.warm_start = self.trained.weights, self.trained.load_weights
 
@@ -58,13 +60,13 @@ class A2CLearner:
 
     def update(self, batch: Rollout, env_steps: int) -> None:
         left = schedules.linear(env_steps, self.setup.total_env_steps)
-        descent = self.trained.descent(self.config.learning_rate * left, self.config)
-        self.trained.step(batch, knobs_of(Knobs, self.config), descent)
+        options = self.trained.step_options(self.config.learning_rate * left, self.config)
+        self.trained.step(batch, knobs_of(Knobs, self.config), options)
         self.trained.fold()
 
-    def _loss(
+    def loss(
         self, parameters: Parameters, batch: Rollout, knobs: Knobs
-    ) -> tuple[Tensor, Statistics]:
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         (steps, streams), valid = batch.valid.shape, batch.valid
         obs = {name: x.flatten(0, 1) for name, x in batch.obs.items()}
         start = {name: x[0] for name, x in batch.state.items()}
@@ -83,8 +85,8 @@ class A2CLearner:
         value = reduce.mean_valid(value_losses.squared(v[:-1], target), valid)
         entropy = reduce.mean_valid(self.family.entropy(params), valid)
         total = policy + knobs.value_coef * value - knobs.entropy_coef * entropy
-        told = {"loss/policy": policy, "loss/value": value, "policy/entropy": entropy}
-        return total, Statistics(told | {"loss/total": total})
+        outputs = {"loss/policy": policy, "loss/value": value, "policy/entropy": entropy}
+        return total, outputs | {"loss/total": total}
 
     def histograms(self) -> dict[str, Tensor]:
         return {}

@@ -1,7 +1,7 @@
 """ACER: an actor-critic that learns from every unroll once when it is fresh and then from replay.
 
 Wang et al., arXiv 1611.01224, in the form of OpenAI baselines; Retrace from Munos et al., arXiv
-1606.02647.  Read `ACERLearner._loss` first, then `estimates.py`: `summed` for actions that can be
+1606.02647.  Read `ACERLearner.loss` first, then `estimates.py`: `summed` for actions that can be
 summed over (Discrete), `sampled` for all others.  A replayed batch is learned from like a fresh
 one; what tells them apart is `rho`, the policy's ratio to the one that acted.  `Trained` makes the
 optimizer step and moves the average policy.
@@ -39,15 +39,14 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from quintet.algorithms.acer import metrics
 from quintet.algorithms.acer.config import TUNABLE, ACERConfig, Knobs
 from quintet.algorithms.acer.estimates import Estimates, Rows, sampled, summed
-from quintet.algorithms.acer.metrics import REGION, finished
+from quintet.algorithms.acer.metrics import Outputs, Region
 from quintet.algorithms.acer.network import PolicyAndCritic
-from quintet.algorithms.parts import diagnostics
 from quintet.algorithms.parts.acting import SamplingActor, make_normalizer, masked
 from quintet.algorithms.parts.looks import Asked, Looks
 from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
-from quintet.algorithms.parts.off_policy_statistics import Terms, off_policy_statistics
 from quintet.algorithms.parts.options import refuse_aux_losses, require_tunable
 from quintet.algorithms.parts.schedule import find_schedule
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
@@ -74,17 +73,6 @@ _CRITIC_HEAD = "critic_head."
 _SPREAD = ("network/policy_head.std_param", f"{AVERAGE}policy_head.std_param")
 
 
-def make_actor(
-    config: ACERConfig, model: ModelConfig, spaces: Spaces, compute: Compute = PLAIN
-) -> Actor:
-    """The actor that collects ACER's batches.  It records the parameters of its distribution, from
-    which the probability of every action follows.
-    """
-    network = PolicyAndCritic(spaces, model, None, compute.precision, only_acts=True)
-    network.freeze_precision()
-    return SamplingActor(network, make_normalizer(config, model, spaces), ("params_mu",), compute)
-
-
 @final
 class ACERLearner:
     """Makes one optimizer step from every batch of unrolls, fresh or replayed."""
@@ -98,7 +86,7 @@ class ACERLearner:
         self.network, self.family = network.to(setup.device), network.family
         self.sums = isinstance(self.family, Categorical)
         leaves = leaf_families(self.family)
-        # The root that traces take of the ratio, so that they outlive many dimensions.
+        # Traces have the ratio to the power 1 / dimensions (section 5.2).
         self.dimensions = sum(x.size for x in leaves if isinstance(x, DiagGaussian)) or 1
         self.normalizers = Normalizers(config, model, spaces, setup.device)
         recurrent_critic = not network.shared and network.critic_trunk.core is not None
@@ -106,7 +94,8 @@ class ACERLearner:
         inside = config.rmsprop_epsilon_inside_sqrt
         self.trained: Trained[Unrolls, Knobs] = Trained(
             self.network,
-            self._loss,
+            self.loss,
+            self._statistics,
             Knobs,
             setup,
             Optimizer("rmsprop_tf" if inside else "rmsprop"),
@@ -124,157 +113,54 @@ class ACERLearner:
         asked = Asked(self.family, policy, self.normalizers.observations, has_value=False)
         self.looks = Looks(asked, self.trained.interval)
 
-    @property
-    def plan(self) -> DataPlan:
-        config, streams, steps = self.config, self.setup.num_streams, self.config.unroll_steps
-        replay = ReplayPlan(
-            "sequences",
-            capacity_steps=config.replay_capacity_steps_per_stream * streams,
-            steps=steps,
-            columns=streams,
-            draws="poisson",
-            rate=config.replay_ratio,
-            start_steps=config.replay_start_steps_per_stream * streams,
-            column_source=config.replay_sampling,
-        )
-        kept = replay if config.replay_ratio > 0 else None
-        discount = self.normalizers.return_discount
-        return DataPlan(steps, streams, discount, state_every=steps, replay=kept)
-
-    @property
-    def updates(self) -> int:
-        return self.trained.steps
-
-    def configure(self, options: ACERConfig) -> None:
-        require_tunable(self.config, options, TUNABLE)
-        self.config = options
-
-    def warm_start(self, weights: Mapping[str, Tensor]) -> None:
-        """Takes weights; a spread that is not learned stays that of the options."""
-        if not self.config.learn_std:
-            own = self.weights()
-            spread = [name for name in _SPREAD if name in own]
-            weights = {**weights, **{name: own[name].clone() for name in spread}}
-        self.normalizers.loads(self.trained)(weights)
-
-    def update(self, batch: Rollout, env_steps: int) -> None:
-        """One optimizer step on the batch; of a fresh one then an update of the normalisers."""
-        config = self.config
-        done = 1.0 - schedules.linear(env_steps, self.setup.total_env_steps)
-        self.learning_rate = config.learning_rate * self.schedule(done)
-        descent = self.trained.descent(self.learning_rate, config)
-        knobs, follow = knobs_of(Knobs, config), 1.0 - config.average_decay
-        learns = self.normalizers.learn and not batch.replayed
-        whole = self.ranks.whole(batch) if learns else batch
-        if learns:
-            self.normalizers.merge_first(whole)
-        self.trained.step(self._unrolls(batch), knobs, descent, follow=follow)
-        if learns:
-            self.normalizers.merge(whole)
-        if batch.replayed:
-            self.replayed_updates += 1
-        else:
-            self.fresh_updates += 1
-            if self.looks.at_work:
-                self.looks.after(self.ranks.whole(batch), self.publication)
-        self.version += 1
-        self.trained.fold_when_due()
-
-    def _unrolls(self, batch: Rollout) -> Unrolls:
-        """This learner's part of the batch as the loss reads it.
-
-        Its record has the ``age`` of rows as well, in updates ``[T, B]``, which is NaN in a fresh
-        batch; and the ``noise`` of actions to sample ``[T, B, n + 1, ...]`` where values are those
-        of samples.
-        """
-        if batch.replayed:
-            age = (self.version - batch.version).float()
-        else:
-            age = torch.full_like(batch.reward, torch.nan)
-            if self.normalizers.rewards.kind != "none":
-                self._tell_rewards(self.ranks.whole(batch))
-        record = {**batch.record, "age": age}
-        if not self.sums:  # all learners draw the same noise and take their columns of it
-            shape = (*batch.valid.shape, self.config.dueling_samples + 1)
-            noise = self.family.draw_noise(shape, self.generator)
-            record["noise"] = noise.to(batch.valid.device)
-        batch = replace(batch, record=record)
-        ends = self.config.truncation_as_termination
-        return unrolls_of(batch, self.ranks, self.normalizers, truncation_as_termination=ends)
-
-    def _tell_rewards(self, whole: Rollout) -> None:
-        """Adds statistics of a fresh batch's rewards, which are normalised, to the interval."""
-        means = self.normalizers.of_rewards(whole, self.normalizers.rewards(whole.reward))
-        self.trained.interval.add(Statistics(means))
-
     # The loss
 
-    def _loss(
+    def loss(
         self, parameters: Parameters, unrolls: Unrolls, knobs: Knobs
-    ) -> tuple[Tensor, Statistics]:
-        """``q_coef * (errors of the critic) - z . f``, reduced over the valid rows."""
-        family, encoder = self.family, self.network.encoder
-        valid, count = unrolls.valid, unrolls.count
+    ) -> tuple[Tensor, Outputs]:
+        """The loss of a batch of unrolls: the policy's gradient g is that of equation 9 of arXiv
+        1611.01224 (of continuous actions: section 5.2) with an entropy bonus, z that of equation
+        12; the critic learns Retrace's targets, equation 5.
+
+        ``total = -z . f + q_coef * q + q_coef * value``, each the mean over the valid rows; a
+        value's error is there where actions are sampled.
+        """
+        config, family, valid = self.config, self.family, unrolls.valid
         obs = self.normalizers.observations(unrolls.obs)
-        clip_share = self.normalizers.clip_share(obs, valid, count)
-        obs = encoder.scaled(obs) if isinstance(encoder, Cnn) else obs
-        seen = (obs, unrolls.state, unrolls.is_first)
-        params, features, _ = functional_call(self.network, parameters, seen)
+        inputs = (self._scaled(obs), unrolls.state, unrolls.is_first)
+        params, features, _ = functional_call(self.network, parameters, inputs)
         rows = self._rows(masked(family, params, unrolls.obs), unrolls, knobs)
         estimates = self._estimates(parameters, features, rows, unrolls, knobs)
-        pi = rows.pi[:-1].detach()
-        z, region = self._direction(estimates.g, pi, self._average(seen, unrolls), knobs)
+        pi, std = rows.pi[:-1].detach(), config.learn_std
+        g = estimates.g
+        if config.entropy_coef > 0:
+            slope = policy_statistics.entropy_gradient(family, pi, learn_std=std)
+            g = g + knobs.entropy_coef * slope
+        z, region = g, None
+        if config.trust_region:
+            average = self._average(inputs, unrolls)
+            k = policy_statistics.kl_gradient(family, average, pi, learn_std=std)
+            z, factor = project(g, k, knobs.trust_region_delta)
+            region = Region(g, z, k, factor, average)
         # A harmless action may be one that is masked, whose score is beyond all bounds.
         z = torch.where(valid.unsqueeze(-1), z, 0.0)
 
-        def reduced(x: Tensor) -> Tensor:
-            return reduce.sum_valid(x, valid) / count
+        def mean(x: Tensor) -> Tensor:
+            return reduce.sum_valid(x, valid) / unrolls.count
 
-        entropy = family.entropy(pi)
-        critic = {f"loss/{name}": knobs.q_coef * reduced(x) for name, x in estimates.errors.items()}
-        losses = {
-            "loss/policy": reduced(estimates.truncated + estimates.correction),
-            **critic,
-            "loss/entropy": -knobs.entropy_coef * reduced(entropy),
-        }
-        if self.config.check_numerics:
-            found = {"q": estimates.q, "target": estimates.target, "z": z}
-            diagnostics.require_finite(found | losses, self.updates)
-        terms = Terms(
-            entropy=entropy,
-            log_rho=rows.log_rho,
-            rho=rows.log_rho.exp(),
-            v_tm1=estimates.q.detach(),
-            target_tm1=estimates.target,
-            pg_advantage_tm1=estimates.advantage,
-            reward=rows.reward,
-        )
-        whole = count, len(valid) * unrolls.columns
-        # Traces have the root of the ratio.
-        bars = knobs.importance_clip, knobs.c_bar**self.dimensions
-        told = off_policy_statistics(losses, terms, valid, whole, bars)
-        own = {
-            "loss/policy_truncated": reduced(estimates.truncated),
-            "loss/policy_correction": reduced(estimates.correction),
-            "normalizer/observation_clip_frac": clip_share,
-            "replay/age_mean": reduced(unrolls.record["age"]),
-        }
-        if region is not None:
-            sums = torch.where(valid, region, 0.0).sum((1, 2)) / count
-            own |= dict(zip(REGION, sums, strict=True))
-        means = {**told.means, **own}
-        if self.normalizers.rewards.kind != "none":
-            del means["reward/mean"]  # the normalised reward's
-        else:  # of fresh batches alone, as it is the environment's
-            fresh = unrolls.record["age"][0, 0].isnan()
-            means["reward/mean"] = torch.where(fresh, means["reward/mean"], torch.nan)
-        told = told._replace(means=means)
-        policy = -reduced((z * estimates.f).sum(-1))
-        return policy + torch.stack([*critic.values()]).sum(), told
+        policy_loss = -mean((z * estimates.f).sum(-1))
+        critic = {name: knobs.q_coef * mean(x) for name, x in estimates.errors.items()}
+        total = policy_loss + critic["q"] + critic.get("value", 0.0)
+        return total, Outputs(critic, rows, estimates, z, region, obs)
+
+    def _scaled(self, obs: Obs) -> Obs:
+        """Observations as the network reads them; both policies read the same."""
+        encoder = self.network.encoder
+        return encoder.scaled(obs) if isinstance(encoder, Cnn) else obs
 
     def _rows(self, params: Tensor, unrolls: Unrolls, knobs: Knobs) -> Rows:
-        """What estimates read.  Invalid rows get a harmless action, reward, ratio and distribution,
-        since a NaN behind a mask would still make its gradient NaN.
+        """The rows of which estimates are made.  Invalid ones get a harmless action, reward, ratio
+        and distribution, since a NaN behind a mask would still make its gradient NaN.
         """
         family, valid = self.family, unrolls.valid
         pi = params.view(len(valid) + 1, valid.shape[1], -1)
@@ -316,48 +202,115 @@ class ACERLearner:
         return sampled(rows, drawn[:, :, 0], v, advantages, knobs, self.dimensions)
 
     @torch.no_grad()
-    def _average(self, seen: tuple[Obs, State, Tensor], unrolls: Unrolls) -> Tensor | None:
-        """Parameters of the average policy ``[T, B, P]``; None without a trust region."""
-        if not self.config.trust_region:
-            return None
-        obs, state, is_first = seen
+    def _average(self, inputs: tuple[Obs, State, Tensor], unrolls: Unrolls) -> Tensor:
+        """Parameters of the average policy ``[T, B, P]``."""
+        obs, state, is_first = inputs
         used = unrolls.valid.numel()  # the row behind them has no action
         obs = {name: x[:used] for name, x in obs.items()}
-        seen = (obs, state, is_first[:used])
-        averaged, how = self.trained.averaged(), {"critic": False}
-        params, _, _ = functional_call(self.network, averaged, seen, how)
+        inputs = (obs, state, is_first[:used])
+        averaged, only_policy = self.trained.averaged(), {"critic": False}
+        params, _, _ = functional_call(self.network, averaged, inputs, only_policy)
         return masked(self.family, params, obs).view(*unrolls.valid.shape, -1)
 
-    def _direction(
-        self, g: Tensor, pi: Tensor, average: Tensor | None, knobs: Knobs
-    ) -> tuple[Tensor, Tensor | None]:
-        """Where the statistics are to go, entropy included, ``[T, B, S]``, and what is told of the
-        trust region by the names of REGION, ``[7, T, B]``.
+    # Updates
+
+    @property
+    def plan(self) -> DataPlan:
+        config, streams, steps = self.config, self.setup.num_streams, self.config.unroll_steps
+        replay = ReplayPlan(
+            "sequences",
+            capacity_steps=config.replay_capacity_steps_per_stream * streams,
+            steps=steps,
+            columns=streams,
+            draws="poisson",
+            rate=config.replay_ratio,
+            start_steps=config.replay_start_steps_per_stream * streams,
+            column_source=config.replay_sampling,
+        )
+        kept = replay if config.replay_ratio > 0 else None
+        discount = self.normalizers.return_discount
+        return DataPlan(steps, streams, discount, state_every=steps, replay=kept)
+
+    @property
+    def updates(self) -> int:
+        return self.trained.steps
+
+    def configure(self, options: ACERConfig) -> None:
+        require_tunable(self.config, options, TUNABLE)
+        self.config = options
+
+    def warm_start(self, weights: Mapping[str, Tensor]) -> None:
+        """Takes weights; a spread that is not learned stays that of the options."""
+        if not self.config.learn_std:
+            own = self.weights()
+            spread = [name for name in _SPREAD if name in own]
+            weights = {**weights, **{name: own[name].clone() for name in spread}}
+        self.normalizers.loads(self.trained)(weights)
+
+    def update(self, batch: Rollout, env_steps: int) -> None:
+        """One optimizer step on the batch; of a fresh one then an update of the normalisers."""
+        config = self.config
+        done = 1.0 - schedules.linear(env_steps, self.setup.total_env_steps)
+        self.learning_rate = config.learning_rate * self.schedule(done)
+        options = self.trained.step_options(self.learning_rate, config)
+        knobs, polyak = knobs_of(Knobs, config), 1.0 - config.average_decay
+        learns = self.normalizers.learn and not batch.replayed
+        whole = self.ranks.whole(batch) if learns else batch
+        if learns:
+            self.normalizers.merge_first(whole)
+        self.trained.step(self._unrolls(batch), knobs, options, polyak=polyak)
+        if learns:
+            self.normalizers.merge(whole)
+        if batch.replayed:
+            self.replayed_updates += 1
+        else:
+            self.fresh_updates += 1
+            if self.looks.at_work:
+                self.looks.after(self.ranks.whole(batch), self.publication)
+        self.version += 1
+        self.trained.fold_when_due()
+
+    def _unrolls(self, batch: Rollout) -> Unrolls:
+        """This learner's part of the batch as the loss reads it.
+
+        Its record has the ``age`` of rows as well, in updates ``[T, B]``, which is NaN in a fresh
+        batch; and the ``noise`` of actions to sample ``[T, B, n + 1, ...]`` where values are those
+        of samples.
         """
-        family, std = self.family, self.config.learn_std
-        if self.config.entropy_coef > 0:
-            slope = policy_statistics.entropy_gradient(family, pi, learn_std=std)
-            g = g + knobs.entropy_coef * slope
-        if average is None:
-            return g, None
-        k = policy_statistics.kl_gradient(family, average, pi, learn_std=std)
-        z, factor = project(g, k, knobs.trust_region_delta)
-        exact = torch.stack((g, z, k)).double()
-        norms, change = exact.square().sum(-1).sqrt(), (exact[2] * exact[0]).sum(-1)
-        told = (*norms, change, factor, (factor > 0).float(), family.kl(average, pi))
-        return z, torch.stack([x.double() for x in told])
+        if batch.replayed:
+            age = (self.version - batch.version).float()
+        else:
+            age = torch.full_like(batch.reward, torch.nan)
+            if self.normalizers.rewards.kind != "none":
+                self._add_rewards(self.ranks.whole(batch))
+        record = {**batch.record, "age": age}
+        if not self.sums:  # all learners draw the same noise and take their columns of it
+            shape = (*batch.valid.shape, self.config.dueling_samples + 1)
+            noise = self.family.draw_noise(shape, self.generator)
+            record["noise"] = noise.to(batch.valid.device)
+        batch = replace(batch, record=record)
+        ends = self.config.truncation_as_termination
+        return unrolls_of(batch, self.ranks, self.normalizers, truncation_as_termination=ends)
+
+    def _add_rewards(self, whole: Rollout) -> None:
+        """Adds statistics of a fresh batch's normalised rewards to the interval."""
+        means = self.normalizers.of_rewards(whole, self.normalizers.rewards(whole.reward))
+        self.trained.interval.add(Statistics(means))
 
     # Reports and state
 
+    def _statistics(self, outputs: Outputs, unrolls: Unrolls, knobs: Knobs) -> Statistics:
+        return metrics.statistics(outputs, unrolls, knobs, self.normalizers, self.dimensions)
+
     def metrics(self) -> dict[str, float]:
         self.looks.begin()
-        if self.trained.untold:
+        if self.trained.pending:
             self.trained.fold()
-        found = finished(self.trained.interval.read(), self.fresh_updates, self.replayed_updates)
+        values = self.trained.interval.read()
+        values = metrics.finished(values, self.fresh_updates, self.replayed_updates)
         self.fresh_updates, self.replayed_updates = 0, 0
-        found["optim/learning_rate"] = self.learning_rate
-        found |= self.normalizers.metrics()
-        return found
+        values["optim/learning_rate"] = self.learning_rate
+        return values | self.normalizers.metrics()
 
     def histograms(self) -> dict[str, Tensor]:
         return {}
@@ -367,7 +320,7 @@ class ACERLearner:
 
     def save(self) -> LearnerState:
         self.looks.forget()
-        if self.trained.untold:
+        if self.trained.pending:
             self.trained.fold()
         tensors = {**self.trained.save(), "generator": self.generator.get_state()}
         scalars = {"updates": self.updates, "version": self.version}
@@ -382,3 +335,14 @@ class ACERLearner:
         if counters:
             self.generator.set_state(state.tensors["generator"])
             self.fresh_updates, self.replayed_updates = 0, 0
+
+
+def make_actor(
+    config: ACERConfig, model: ModelConfig, spaces: Spaces, compute: Compute = PLAIN
+) -> Actor:
+    """The actor that collects ACER's batches.  It records the parameters of its distribution, from
+    which the probability of every action follows.
+    """
+    network = PolicyAndCritic(spaces, model, None, compute.precision, only_acts=True)
+    network.freeze_precision()
+    return SamplingActor(network, make_normalizer(config, model, spaces), ("params_mu",), compute)

@@ -1,14 +1,24 @@
-"""What ACER reports, by the names of quintet.observe.metrics."""
+"""The metrics of ACER, by the names of quintet.observe.metrics."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
-from quintet.algorithms.acer.config import ACERConfig
-from quintet.algorithms.parts import diagnostics, judgements, looks, off_policy_statistics
+import torch
+from torch import Tensor
+
+from quintet.algorithms.acer.config import ACERConfig, Knobs
+from quintet.algorithms.acer.estimates import Estimates, Rows
+from quintet.algorithms.parts import diagnostics, judgements, looks
+from quintet.algorithms.parts import off_policy_statistics as off_policy
+from quintet.algorithms.parts.normalizers import Normalizers
+from quintet.algorithms.parts.statistics import Statistics
+from quintet.algorithms.parts.unrolls import Unrolls
+from quintet.ops import reduce
 from quintet.protocols import Evidence, Part, Range
-from quintet.types import Spaces
+from quintet.types import Obs, Spaces
 
 MOST_KL = 1.0
-"""Nats of KL to the average policy above which the policy is said to move too fast."""
+"""Nats of KL to the average policy above which reports say that the policy moves too fast."""
 
 REGION = (
     "trust_region/gradient_norm",
@@ -19,14 +29,14 @@ REGION = (
     "trust_region/active_frac",
     "trust_region/kl_to_average",
 )
-"""What is told of the trust region, means over samples."""
+"""Metrics of the trust region, means over samples."""
 
 METRICS = (
     "loss/policy",
     "loss/value",
     "loss/entropy",
     "loss/total",
-    *off_policy_statistics.METRICS,
+    *off_policy.METRICS,
     *diagnostics.METRICS,
     *looks.DISTRIBUTION,
     *looks.CHANGES,
@@ -57,11 +67,108 @@ def judged(config: ACERConfig, spaces: Spaces) -> tuple[Part, ...]:
     )
 
 
-def finished(told: Mapping[str, float], fresh: int, replayed: int) -> dict[str, float]:
-    """The metrics of an interval from the statistics of its updates, of which so many were made
-    from fresh batches and from replay.
+class Region(NamedTuple):
+    """The trust region by row ``[T, B, ...]``.
+
+    g, z: the direction before and after it; k: the gradient of the KL to the average policy.
+    factor: of k in ``z = g - factor * k``.
+    average: parameters of the average policy.
     """
-    found = off_policy_statistics.with_spreads(told)
+
+    g: Tensor
+    z: Tensor
+    k: Tensor
+    factor: Tensor
+    average: Tensor
+
+
+class Outputs(NamedTuple):
+    """Values of the loss of unrolls ``[T, B]``.
+
+    critic: the critic's weighted terms by name, scalars.
+    z: the direction of the policy's statistics, 0 in rows that are not valid.
+    region: None without a trust region.
+    obs: normalised.
+    """
+
+    critic: dict[str, Tensor]
+    rows: Rows
+    estimates: Estimates
+    z: Tensor
+    region: Region | None
+    obs: Obs
+
+    @property
+    def checked(self) -> dict[str, Tensor]:
+        """Tensors that must be finite, in the order in which they are computed."""
+        named = {"q": self.estimates.q, "target": self.estimates.target, "z": self.z}
+        return named | {f"loss/{name}": x for name, x in self.critic.items()}
+
+
+@torch.no_grad()
+def statistics(
+    outputs: Outputs, unrolls: Unrolls, knobs: Knobs, normalizers: Normalizers, dimensions: int
+) -> Statistics:
+    """Statistics of a batch; of several learners, one's share.  The policy's loss is that of its
+    objective; the term in the gradient has another value.
+
+    dimensions: see `estimates.sampled`.
+    """
+    valid, count, age = unrolls.valid, unrolls.count, unrolls.record["age"]
+    _, rows, estimates, _, region, obs = outputs
+    entropy = rows.family.entropy(rows.pi[:-1])
+
+    def mean(x: Tensor) -> Tensor:
+        return reduce.sum_valid(x, valid) / count
+
+    policy = mean(estimates.truncated + estimates.correction)
+    bonus = -knobs.entropy_coef * mean(entropy)
+    losses = {
+        "loss/policy": policy,
+        **{f"loss/{name}": x for name, x in outputs.critic.items()},
+        "loss/entropy": bonus,
+        "loss/total": policy + sum(outputs.critic.values()) + bonus,
+    }
+    values = estimates.q, estimates.target, estimates.advantage
+    common = off_policy.statistics(
+        losses,
+        off_policy.Terms(entropy, rows.log_rho, rows.log_rho.exp(), *values, rows.reward),
+        valid,
+        (count, len(valid) * unrolls.columns),
+        (knobs.importance_clip, knobs.c_bar**dimensions),  # traces have the root of the ratio
+    )
+    means = {
+        **common.means,
+        "loss/policy_truncated": mean(estimates.truncated),
+        "loss/policy_correction": mean(estimates.correction),
+        "normalizer/observation_clip_frac": normalizers.clip_share(obs, valid, count),
+        "replay/age_mean": mean(age),
+    }
+    if region is not None:
+        sums = torch.where(valid, _region_rows(rows, region), 0.0).sum((1, 2)) / count
+        means |= dict(zip(REGION, sums, strict=True))
+    if normalizers.rewards.kind != "none":
+        del means["reward/mean"]  # the normalised reward's
+    else:  # of fresh batches alone, as it is the environment's
+        means["reward/mean"] = torch.where(age[0, 0].isnan(), means["reward/mean"], torch.nan)
+    return common._replace(means=means)
+
+
+def _region_rows(rows: Rows, region: Region) -> Tensor:
+    """The numbers of REGION by row ``[7, T, B]``."""
+    exact = torch.stack((region.g, region.z, region.k)).double()
+    norms, change = exact.square().sum(-1).sqrt(), (exact[2] * exact[0]).sum(-1)
+    kl = rows.family.kl(region.average, rows.pi[:-1])
+    numbers = (*norms, change, region.factor, (region.factor > 0).float(), kl)
+    return torch.stack([x.double() for x in numbers])
+
+
+def finished(values: Mapping[str, float], fresh: int, replayed: int) -> dict[str, float]:
+    """The metrics of an interval from the statistics of its updates.
+
+    fresh, replayed: numbers of updates from fresh batches and from replay.
+    """
+    values = off_policy.with_spreads(values)
     if fresh:
-        found["replay/updates_per_batch"] = replayed / fresh
-    return found
+        values["replay/updates_per_batch"] = replayed / fresh
+    return values

@@ -6,16 +6,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from quintet.algorithms.appo.config import APPOConfig
-from quintet.algorithms.parts import diagnostics, judgements, looks, off_policy_statistics
-from quintet.algorithms.parts.off_policy_statistics import with_spreads
+from quintet.algorithms.appo.chunks import Minibatch
+from quintet.algorithms.appo.config import APPOConfig, Knobs
+from quintet.algorithms.parts import diagnostics, judgements, looks
+from quintet.algorithms.parts import off_policy_statistics as off_policy
+from quintet.algorithms.parts.normalizers import Normalizers
 from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import Trained
+from quintet.ops.distributions import DiagGaussian, Family, leaf_families
 from quintet.protocols import Part
-from quintet.types import Spaces
+from quintet.types import Obs, Spaces
 
 LOSSES = ("loss/policy", "loss/value", "loss/entropy", "loss/uniform_kl", "loss/kl")
-"""The weighted terms."""
+"""The weighted terms, in the order of the sum."""
+
+MOST_UNIFORM_KL = 30.0
+"""Most of a row's symmetric KL to the uniform policy, in nats; no gradient flows above it."""
 
 ACTOR_LOSSES = "loss/policy", "loss/entropy", "loss/uniform_kl"
 """Terms whose sum ends the passes once it hardly changes."""
@@ -27,7 +33,7 @@ METRICS = (
     "loss/kl",
     "loss/total",
     "loss/total_abs",
-    *off_policy_statistics.METRICS,
+    *off_policy.METRICS,
     *diagnostics.METRICS,
     *looks.DISTRIBUTION,
     *looks.CHANGES,
@@ -55,37 +61,60 @@ def judged(config: APPOConfig, spaces: Spaces) -> tuple[Part, ...]:
     )
 
 
-class Rows(NamedTuple):
-    """What is told of beside `off_policy_statistics`, by row ``[C, K]``; none carries a gradient.
+class Forward(NamedTuple):
+    """The network's outputs on C rows of K chunks.
 
-    first: a scalar, whether the step is the first of its iteration.
-    rho: ratio to the policy that acted, as the loss has it.
-    normalized: advantage as in the policy's term.
-    clipped: whether the ratio is outside the interval of the clip.
-    logit: the largest absolute one of discrete actions; None: there are none.
-    value_change: absolute difference to the value of the network that acted, and kl: from its
-        policy; None: these are not recorded.
-    capped: whether the KL to the uniform policy is above its cap; None: it is not in the loss.
+    params: parameters of the distribution, masked, ``[C, K, P]``.
+    v_tm1, v_t: values of the rows and, for V-trace, of those behind, ``[C, K]``.
+    logp_pi, log_rho: the action's log-probability and its log-ratio to the one that acted.
+    obs: the network's input, normalised ``[C * K, ...]``, with V-trace also the rows behind.
     """
 
-    first: Tensor
-    rho: Tensor
+    params: Tensor
+    v_tm1: Tensor
+    v_t: Tensor
+    logp_pi: Tensor
+    log_rho: Tensor
+    obs: Obs
+
+
+class Outputs(NamedTuple):
+    """Values of the loss, by row ``[C, K]``.
+
+    losses: the weighted terms of the loss and their sum by metric's name, scalars.
+    target, advantage: in reward units; normalized: the advantage as the policy's term has it.
+    uniform_kl: symmetric KL to the uniform policy; None: it is not in the loss.
+    """
+
+    losses: dict[str, Tensor]
+    forward: Forward
+    target: Tensor
+    advantage: Tensor
     normalized: Tensor
-    clipped: Tensor
-    logit: Tensor | None
-    value_change: Tensor | None
-    kl: Tensor | None
-    capped: Tensor | None
+    entropy: Tensor
+    uniform_kl: Tensor | None
+
+    @property
+    def checked(self) -> dict[str, Tensor]:
+        """Tensors that must be finite, in the order in which they are computed."""
+        forward = self.forward
+        named = {"logp_pi": forward.logp_pi, "value": forward.v_tm1, "target": self.target}
+        return named | self.losses
 
 
+@torch.no_grad()
 def statistics(
-    told: Statistics, rows: Rows, valid: Tensor, count: Tensor, *, vtrace: bool
+    outputs: Outputs,
+    minibatch: Minibatch,
+    knobs: Knobs,
+    config: APPOConfig,
+    family: Family,
+    normalizers: Normalizers,
 ) -> Statistics:
-    """`told` of `off_policy_statistics` with those of this learner.
-
-    count: valid rows of the whole minibatch.
-    vtrace: whether ratios are clipped in errors and traces.
-    """
+    """Statistics of a minibatch; of several learners, one's share."""
+    forward, chunks, count = outputs.forward, minibatch.chunks, minibatch.count
+    valid, record, log_rho = chunks.valid, chunks.record, forward.log_rho
+    rho = log_rho.exp()
 
     def mean(x: Tensor) -> Tensor:
         return torch.where(valid, x.double(), 0.0).sum() / count
@@ -93,39 +122,51 @@ def statistics(
     def greatest_of(x: Tensor) -> Tensor:
         return torch.where(valid, x, -math.inf).max()
 
-    means, least, greatest = dict(told.means), dict(told.least), dict(told.greatest)
-    if not vtrace:
+    values = forward.v_tm1, outputs.target, outputs.advantage
+    common = off_policy.statistics(
+        outputs.losses,
+        off_policy.Terms(outputs.entropy, log_rho, rho, *values, chunks.reward),
+        valid,
+        (count, minibatch.rows),
+        (knobs.rho_bar, knobs.c_bar),
+    )
+    means, least, greatest = dict(common.means), dict(common.least), dict(common.greatest)
+    share = normalizers.clip_share(forward.obs, valid, count)
+    means["normalizer/observation_clip_frac"] = share
+    if not config.use_vtrace:
         del means["policy/rho_clip_frac"], means["policy/c_clip_frac"]
     del means["reward/mean"]  # the normalised reward's
-    means["policy/clip_frac"] = mean(rows.clipped)
-    ratio_error = (rows.rho - 1.0).abs()
+    bound = torch.log1p(torch.as_tensor(knobs.clip_ratio))
+    means["policy/clip_frac"] = mean(log_rho.abs() > bound)
+    ratio_error = (rho - 1.0).abs()
     means["policy/ratio_mean_abs_error"] = mean(ratio_error)
-    first = torch.where(rows.first, greatest_of(ratio_error), math.nan)
+    of_first = torch.as_tensor(knobs.first) > 0  # the step is the first of its iteration
+    first = torch.where(of_first, greatest_of(ratio_error), math.nan)
     greatest["policy/ratio_first_max_error"] = first
-    least["advantage/normalized_min"] = -greatest_of(-rows.normalized)
-    greatest["advantage/normalized_max"] = greatest_of(rows.normalized)
-    if rows.logit is not None:
-        greatest["policy/logit_abs_max"] = greatest_of(rows.logit)
-    if rows.value_change is not None:
-        means["value/change_mean"] = mean(rows.value_change)
-        greatest["value/change_max"] = greatest_of(rows.value_change)
-    if rows.kl is not None:
-        means["policy/kl"] = mean(rows.kl)
-    if rows.capped is not None:
-        means["policy/uniform_kl_capped_frac"] = mean(rows.capped)
+    least["advantage/normalized_min"] = -greatest_of(-outputs.normalized)
+    greatest["advantage/normalized_max"] = greatest_of(outputs.normalized)
+    if not any(isinstance(leaf, DiagGaussian) for leaf in leaf_families(family)):
+        greatest["policy/logit_abs_max"] = greatest_of(largest_logit(forward.params))
+    if "value" in record:
+        change = (forward.v_tm1 - record["value"]).abs()
+        means["value/change_mean"], greatest["value/change_max"] = mean(change), greatest_of(change)
+    if "params_mu" in record:
+        means["policy/kl"] = mean(family.kl(record["params_mu"], forward.params))
+    if outputs.uniform_kl is not None:
+        means["policy/uniform_kl_capped_frac"] = mean(outputs.uniform_kl > MOST_UNIFORM_KL)
     return Statistics(means, least, greatest)
 
 
 def largest_logit(params: Tensor) -> Tensor:
-    """By row, of the logits that are not masked."""
+    """The largest absolute logit of the choices that are not masked, by row."""
     return torch.where(params > looks.MASKED, params.abs(), 0.0).amax(-1)
 
 
 def finished(trained: Trained[Any, Any]) -> dict[str, float]:
     """The metrics of an interval from the statistics of its updates."""
-    found = with_spreads(trained.interval.read())
-    terms = [found[name] for name in LOSSES if name in found]
+    values = off_policy.with_spreads(trained.interval.read())
+    terms = [values[name] for name in LOSSES if name in values]
     if terms:
-        found["loss/total_abs"] = sum(map(abs, terms))
-    found["optim/second_moment_max"] = trained.memory["exp_avg_sq"].max().item()
-    return found
+        values["loss/total_abs"] = sum(map(abs, terms))
+    values["optim/second_moment_max"] = trained.memory["exp_avg_sq"].max().item()
+    return values

@@ -2,9 +2,9 @@
 
 Lillicrap et al., arXiv 1509.02971, in the form of OpenAI baselines; parameter noise from Plappert
 et al., arXiv 1706.01905, PopArt from van Hasselt et al., arXiv 1602.07714.  Read
-`DDPGLearner._loss` first.  A batch from replay holds windows of `n_step` rows; fresh batches only
-move the statistics.  How a loss becomes an optimizer step is `Trained`'s matter, how actors explore
-is in `actor.py`.
+`DDPGLearner.loss` first, then `DDPGLearner.update`.  A batch from replay holds windows of `n_step`
+rows; fresh batches only move the statistics.  `Trained` makes the optimizer step; `actor.py` has
+the exploration.
 
 Departures from the paper, each with the switch that turns it off:
 
@@ -24,30 +24,32 @@ Departures from the paper, each with the switch that turns it off:
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, final
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from quintet.algorithms.ddpg import metrics
 from quintet.algorithms.ddpg.actor import PARAM_SCALE, WARMING_UP
 from quintet.algorithms.ddpg.config import TUNABLE, DDPGConfig, Knobs
 from quintet.algorithms.ddpg.exploration import adapted, perturbation
+from quintet.algorithms.ddpg.metrics import Outputs
 from quintet.algorithms.ddpg.network import Networks, action_box, perturbable
 from quintet.algorithms.ddpg.popart import TargetStatistics, rescale_
+from quintet.algorithms.ddpg.transitions import Transitions, transitions_of
 from quintet.algorithms.parts import diagnostics
 from quintet.algorithms.parts.acting import make_normalizer
-from quintet.algorithms.parts.off_policy_statistics import fit, with_fit
 from quintet.algorithms.parts.options import refuse_aux_losses, require_tunable
 from quintet.algorithms.parts.schedule import find_decay
 from quintet.algorithms.parts.setup import Setup
 from quintet.algorithms.parts.statistics import Statistics
-from quintet.algorithms.parts.trained import Descent, Parameters, Trained, knobs_of
+from quintet.algorithms.parts.trained import Parameters, Trained, knobs_of
 from quintet.models.compiled import Graph
 from quintet.models.config import ModelConfig
 from quintet.models.flat import views_of
-from quintet.ops import adam, returns, schedules, value_losses
+from quintet.ops import returns, schedules, value_losses
 from quintet.protocols import DataPlan, ReplayPlan
 from quintet.spaces import leaf_spec, observation_leaves
 from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces
@@ -58,26 +60,6 @@ SATURATED = 0.99
 """Share of half the action range beyond which the tanh of the policy's output has hardly a
 gradient; the tanh itself never reaches 1.
 """
-
-
-@dataclass(frozen=True)
-class Transitions:
-    """What the loss reads: B windows of T rows, this learner's share of a batch.
-
-    obs: normalised, flat in time-major order ``[(T + 1) * B, ...]``.
-    action: of row 0, ``[B, A]``; target: of its value ``[B]`` if it is known already.
-    spread: mean and standard deviation that values are in units of, ``[2]``.
-    rows: of the whole batch.
-    """
-
-    obs: Obs
-    action: Tensor
-    reward: Tensor
-    goes_on_t: Tensor
-    not_cut_t: Tensor
-    target: Tensor | None
-    spread: Tensor
-    rows: int
 
 
 @final
@@ -98,7 +80,8 @@ class DDPGLearner:
         self.targets = TargetStatistics(config.popart_step_size).to(setup.device)
         self.trained: Trained[Transitions, Knobs] = Trained(
             self.network,
-            self._loss,
+            self.loss,
+            metrics.statistics,
             Knobs,
             setup,
             modules={"normalizer": self.normalizer, "targets": self.targets},
@@ -110,8 +93,13 @@ class DDPGLearner:
         self.penalised = self.network.penalised()
         self.param_scale = torch.tensor(config.noise.param, device=setup.device)
         self.collected_env_steps = 0  # of this policy, which in a population is one of several
-        moved = perturbable(self.network.actor)
-        self.moved = {name: moved[name.removeprefix(_ACTOR)] for name in self._names(_ACTOR)}
+        # By own name in each network, the name in `Trained`.
+        names = [*self.trained.parameters]
+        self.names = [
+            {name.removeprefix(part): name for name in names if name.startswith(part)}
+            for part in (_ACTOR, _CRITIC)
+        ]
+        self.moved = perturbable(self.network.actor)
         self._target = Graph(self._targets_of) if setup.compute.compile else self._targets_of
         # Of the first update; of the same form before, as several learners exchange their state.
         rows, device = config.batch_size, setup.device
@@ -128,6 +116,74 @@ class DDPGLearner:
         self.collected = torch.zeros(5, dtype=torch.float64, device=device)
         self.rates, self.decay = (config.actor_lr, config.critic_lr), find_decay(config.lr_schedule)
         self.version = 0
+
+    # The loss
+
+    def loss(
+        self, parameters: Parameters, own: Transitions, knobs: Knobs
+    ) -> tuple[Tensor, Outputs]:
+        """The loss of a batch: that of the critic, equation 4 of arXiv 1509.02971 with the targets
+        of equation 5, and that of the policy, whose gradient is equation 6.
+
+        ``total = critic_loss_coef * mean(0.5 * (Q(s, a) - target)^2) - mean(Q(s, pi(s)))
+        + 0.5 * critic_l2_coef * sum(w^2)``; the second term is differentiated by the policy alone.
+        """
+        config, network, rows = self.config, self.network, len(own.action)
+        actor, critic = self._split(parameters)
+        obs = {name: x[:rows] for name, x in own.obs.items()}
+        mean, std = own.spread.unbind()
+        target = own.target
+        if target is None:
+            scalars = torch.as_tensor(knobs.gamma), torch.as_tensor(knobs.reward_scale)
+            target = self._targets_of(own, torch.stack(scalars))
+
+        q = functional_call(network.critic, critic, (obs, own.action))
+        if config.critic_huber_delta is None:
+            error = value_losses.squared(q, (target - mean) / std)
+        else:
+            error = value_losses.huber(q, (target - mean) / std, knobs.critic_huber_delta)
+        action = functional_call(network.actor, actor, (obs,))
+        fixed = {name: x.detach() for name, x in critic.items()}
+        q_of_policy = functional_call(network.critic, fixed, (obs, action)) * std + mean
+
+        # Each of several learners divides by the rows of the whole batch.
+        critic_loss = knobs.critic_loss_coef * error.sum() / own.rows
+        actor_loss = -q_of_policy.sum() / own.rows
+        l2_loss = zero = torch.zeros_like(critic_loss)
+        if config.critic_l2_coef > 0:
+            squares = torch.stack([parameters[name].square().sum() for name in self.penalised])
+            l2_loss = 0.5 * knobs.critic_l2_coef * squares.sum() / self.ranks.size
+        total = critic_loss + actor_loss + l2_loss
+
+        losses = {"loss/critic": critic_loss, "loss/actor": actor_loss}
+        losses |= {} if l2_loss is zero else {"loss/l2": l2_loss}
+        return total, Outputs(losses, q, target, action)
+
+    @torch.no_grad()
+    def _targets_of(self, own: Transitions, numbers: Tensor) -> Tensor:
+        """Targets ``[B]`` of row 0, in reward units after their scale: the n-step return, closed by
+        the target networks' value of the target policy's action.
+
+        numbers: gamma and the scale of rewards ``[2]``.
+        """
+        rows = len(own.action)
+        gamma, scale = numbers.unbind()
+        mean, std = own.spread.unbind()
+        obs = {name: x[rows:] for name, x in own.obs.items()}
+        actor, critic = self._split(self.trained.averaged())
+        action = functional_call(self.network.actor, actor, (obs,))
+        v = functional_call(self.network.critic, critic, (obs, action)) * std + mean
+        discount_t = gamma * own.goes_on_t
+        v_t = v.view(-1, rows)
+        target = returns.n_step(scale * own.reward, discount_t, own.not_cut_t, v_t, n=None)[0]
+        low, high = self.config.return_range
+        return target.clamp(low, high) if (low, high) != (-math.inf, math.inf) else target
+
+    def _split(self, parameters: Parameters) -> list[Parameters]:
+        """The parameters of the policy and of the critic, by the networks' own names."""
+        return [{own: parameters[name] for own, name in part.items()} for part in self.names]
+
+    # Updates
 
     @property
     def plan(self) -> DataPlan:
@@ -153,14 +209,30 @@ class DDPGLearner:
         self.config = options
 
     def update(self, batch: Rollout, env_steps: int) -> None:
-        """Learns from what was drawn; takes the statistics of what is fresh."""
-        if batch.replayed:
-            self._learn(batch, env_steps)
-        else:
-            self._watch(self.ranks.whole(batch))
+        """Trains on a replayed batch; of a fresh one only takes statistics."""
         self.version += 1
+        if not batch.replayed:
+            self._take_statistics(self.ranks.whole(batch))
+            return
+        config, trained = self.config, self.trained
+        if not self.has_reference:
+            self._keep_reference(self.ranks.whole(batch))
+        own = transitions_of(
+            batch, self.ranks, self.normalizer, self.targets.numbers(),
+            truncation_as_termination=config.truncation_as_termination,
+        )  # fmt: skip
+        if config.noise.param and self.updates % config.adapt_interval_updates == 0:
+            self._adapt({name: x[: len(own.action)] for name, x in own.obs.items()})
+        if config.normalize_returns:
+            target = self._known_targets(own)
+            own = replace(own, target=target, spread=self.targets.numbers())
+        factor = self.decay(schedules.linear(env_steps, self.setup.total_env_steps))
+        self.rates = config.actor_lr * factor, config.critic_lr * factor
+        actor, critic = (trained.step_options(rate, config) for rate in self.rates)
+        trained.step(own, knobs_of(Knobs, config), actor, critic, polyak=config.tau)
+        trained.fold_when_due()
 
-    # What is fresh
+    # Fresh batches
 
     @property
     def warming_up(self) -> bool:
@@ -169,8 +241,8 @@ class DDPGLearner:
         few = self.collected_env_steps < config.replay_start_steps
         return few and config.warmup_policy == "uniform"
 
-    def _watch(self, batch: Rollout) -> None:
-        """Statistics of the actions that were executed, and of the observations."""
+    def _take_statistics(self, batch: Rollout) -> None:
+        """Adds up statistics of the actions that were executed, and of the observations."""
         self.collected_env_steps += int(batch.valid.sum())
         action = batch.action[batch.valid]
         if len(action):
@@ -186,52 +258,18 @@ class DDPGLearner:
         if self.normalizer.names and self.config.update_normalizers:
             self.normalizer.merge({k: x[:-1] for k, x in batch.obs.items()}, batch.valid)
 
-    # What was drawn
+    # Replayed batches
 
-    def _learn(self, batch: Rollout, env_steps: int) -> None:
-        config = self.config
-        if not self.has_reference:
-            whole, (obs, action) = self.ranks.whole(batch), self.reference
-            for name, x in obs.items():
-                x.copy_(whole.obs[name][0])
-            action.copy_(whole.action[0])
-            self.has_reference = True
-        own = self._transitions(batch)
-        if config.noise.param and self.updates % config.adapt_interval_updates == 0:
-            self._adapt({name: x[: len(own.action)] for name, x in own.obs.items()})
-        if config.normalize_returns:
-            target = self._known_targets(own)
-            own = replace(own, target=target, spread=self.targets.numbers())
-        step, epsilon = self.trained.memory_steps + 1, config.adam_epsilon
-        factor = self.decay(schedules.linear(env_steps, self.setup.total_env_steps))
-        self.rates = config.actor_lr * factor, config.critic_lr * factor
-        actor, critic = (
-            Descent(adam.rates(step, rate, epsilon), config.max_grad_norm) for rate in self.rates
-        )
-        self.trained.step(own, knobs_of(Knobs, config), actor, critic, follow=config.tau)
-        self.trained.fold_when_due()
-
-    def _transitions(self, batch: Rollout) -> Transitions:
-        """This learner's columns as the loss reads them."""
-        rows = batch.valid.shape[1]
-        own = self.ranks.shard(batch)
-        obs = self.normalizer({name: x.flatten(0, 1) for name, x in own.obs.items()})
-        terminal = own.terminated
-        if self.config.truncation_as_termination:
-            terminal = terminal | own.truncated
-        return Transitions(
-            obs={name: x.contiguous() for name, x in obs.items()},
-            action=own.action[0].contiguous(),
-            reward=torch.where(own.valid, own.reward, 0.0),
-            goes_on_t=(~terminal).float().contiguous(),
-            not_cut_t=own.not_cut_t.contiguous(),
-            target=None,
-            spread=self.targets.numbers(),
-            rows=rows,
-        )
+    def _keep_reference(self, whole: Rollout) -> None:
+        """Keeps the first observations and actions, for reports."""
+        obs, action = self.reference
+        for name, x in obs.items():
+            x.copy_(whole.obs[name][0])
+        action.copy_(whole.action[0])
+        self.has_reference = True
 
     def _known_targets(self, own: Transitions) -> Tensor:
-        """Targets ``[B]`` by the old statistics, which then take in those of all ranks."""
+        """Targets ``[B]`` by the old statistics, into which those of all ranks are merged then."""
         config = self.config
         numbers = torch.tensor([config.gamma, config.reward_scale], device=self.setup.device)
         target = self._target(own, numbers)
@@ -242,7 +280,7 @@ class DDPGLearner:
         return target
 
     def _keep_values(self, before: Tensor) -> None:
-        """Both critics' values become what they were when the targets had the spread `before`."""
+        """Makes both critics' values what they were when the targets had the spread `before`."""
         after = self.targets.numbers()
         for parameters in (self.trained.parameters, self.trained.averaged()):
             head = {name: parameters[f"{_CRITIC}head.{name}"] for name in ("weight", "bias")}
@@ -256,12 +294,11 @@ class DDPGLearner:
         self.param_scale.copy_(
             adapted(self.param_scale, distance, config.noise.param, config.param_noise_factor)
         )
-        told = {"exploration/param_noise_distance": distance}
-        self.trained.interval.add(Statistics(told))
+        self.trained.interval.add(Statistics({"exploration/param_noise_distance": distance}))
 
     def _distance(self, obs: Obs, seed: int) -> Tensor:
-        """How far a perturbation moves actions: root mean square, over all ranks."""
-        actor = self._part(self.trained.parameters, _ACTOR)
+        """The distance by which a perturbation moves actions: root mean square, over all ranks."""
+        actor, _ = self._split(self.trained.parameters)
         z = self._perturbation(actor, seed)
         moved = {name: x + self.param_scale * z[name] for name, x in actor.items()}
         ours, theirs = (functional_call(self.network.actor, x, (obs,)) for x in (actor, moved))
@@ -274,107 +311,25 @@ class DDPGLearner:
         z = views_of(
             perturbation(count, seed).to(self.setup.device), {n: x.shape for n, x in actor.items()}
         )
-        return {name: x * self.moved[_ACTOR + name] for name, x in z.items()}
-
-    # The loss
-
-    def _loss(
-        self, parameters: Parameters, own: Transitions, knobs: Knobs
-    ) -> tuple[Tensor, Statistics]:
-        """``critic_loss_coef * mean(0.5 * (q - target)^2) + 0.5 * critic_l2_coef * sum(w^2)
-        - mean(q of the policy's actions)``; the last is differentiated by the policy alone.
-        """
-        config, rows = self.config, len(own.action)
-        actor, critic = self._part(parameters, _ACTOR), self._part(parameters, _CRITIC)
-        obs = {name: x[:rows] for name, x in own.obs.items()}
-        mean, std = own.spread.unbind()
-        target = own.target
-        if target is None:
-            target = self._targets_of(
-                own,
-                torch.stack((torch.as_tensor(knobs.gamma), torch.as_tensor(knobs.reward_scale))),
-            )
-        q = functional_call(self.network.critic, critic, (obs, own.action))
-        goal = (target - mean) / std
-        if config.critic_huber_delta is None:
-            error = value_losses.squared(q, goal)
-        else:
-            error = value_losses.huber(q, goal, knobs.critic_huber_delta)
-        # Of several learners each divides as the whole batch is divided.
-        critic_loss = knobs.critic_loss_coef * error.sum() / own.rows
-        action = functional_call(self.network.actor, actor, (obs,))
-        fixed = {name: x.detach() for name, x in critic.items()}
-        chosen = functional_call(self.network.critic, fixed, (obs, action))
-        actor_loss = -(chosen * std + mean).sum() / own.rows
-        losses = {"loss/critic": critic_loss, "loss/actor": actor_loss}
-        if config.critic_l2_coef > 0:
-            squares = torch.stack([parameters[name].square().sum() for name in self.penalised])
-            losses["loss/l2"] = 0.5 * knobs.critic_l2_coef * squares.sum() / self.ranks.size
-        if config.check_numerics:
-            found = {"q": q, "target": target, "action": action}
-            diagnostics.require_finite(found | losses, self.updates)
-        value = q * std + mean
-        told = {
-            "q/prediction_mean": value.sum() / own.rows,
-            "q/target_mean": target.sum() / own.rows,
-            "q/error_abs_mean": (value - target).abs().sum() / own.rows,
-        }
-        told |= fit(value, target, own.rows)
-        return torch.stack([*losses.values()]).sum(), Statistics({**losses, **told})
-
-    @torch.no_grad()
-    def _targets_of(self, own: Transitions, numbers: Tensor) -> Tensor:
-        """Targets ``[B]`` of row 0, in reward units after their scale: the n-step return, closed by
-        the target networks' value of the target policy's action.
-
-        numbers: gamma and the scale of rewards ``[2]``.
-        """
-        rows = len(own.action)
-        gamma, scale = numbers.unbind()
-        mean, std = own.spread.unbind()
-        obs = {name: x[rows:] for name, x in own.obs.items()}
-        averages = self.trained.averaged()
-        actor, critic = self._part(averages, _ACTOR), self._part(averages, _CRITIC)
-        action = functional_call(self.network.actor, actor, (obs,))
-        v = functional_call(self.network.critic, critic, (obs, action)) * std + mean
-        target = returns.n_step(
-            scale * own.reward,
-            gamma * own.goes_on_t,
-            own.not_cut_t,
-            v.view(-1, rows),
-            n=None,
-        )[0]
-        low, high = self.config.return_range
-        return target.clamp(low, high) if (low, high) != (-math.inf, math.inf) else target
-
-    def _names(self, part: str) -> list[str]:
-        return [name for name in self.trained.parameters if name.startswith(part)]
-
-    def _part(self, parameters: Parameters, part: str) -> Parameters:
-        """The parameters of one of the networks, by its own names."""
-        return {name.removeprefix(part): parameters[name] for name in self._names(part)}
+        return {name: x * self.moved[name] for name, x in z.items()}
 
     # Reports
 
     def metrics(self) -> dict[str, float]:
-        if self.trained.untold:
+        if self.trained.pending:
             self.trained.fold()
         config = self.config
-        found = self.trained.interval.read()
-        if "q/target_mean" in found:
-            found = with_fit(found)
-            del found["value/target_mean"]  # the same as q/target_mean
-        found |= self._of_collected()
-        found["optim/actor_learning_rate"], found["optim/critic_learning_rate"] = self.rates
+        values = metrics.finished(self.trained.interval.read()) | self._of_collected()
+        values["optim/actor_learning_rate"], values["optim/critic_learning_rate"] = self.rates
         if config.noise.param:
-            found["exploration/param_noise_std"] = self.param_scale.item()
+            values["exploration/param_noise_std"] = self.param_scale.item()
         if config.normalize_returns:
             mean, std = self.targets.numbers().tolist()
-            found |= {"normalizer/target_mean": mean, "normalizer/target_std": std}
-        return found | diagnostics.observation_metrics(self.normalizer) | self._of_reference()
+            values |= {"normalizer/target_mean": mean, "normalizer/target_std": std}
+        return values | diagnostics.observation_metrics(self.normalizer) | self._of_reference()
 
     def _of_collected(self) -> dict[str, float]:
-        """Of all actions that were executed since the last report."""
+        """Metrics of all actions that were executed since the last report."""
         rows, value, *sums = self.collected.tolist()
         self.collected.zero_()
         if not rows or not math.isfinite(value):
@@ -389,14 +344,14 @@ class DDPGLearner:
 
     @torch.no_grad()
     def _of_reference(self) -> dict[str, float]:
-        """How the networks see a batch that stays the same."""
+        """Statistics of the networks' outputs on a fixed reference batch."""
         if not self.has_reference:
             return {}
         obs, action = self.normalizer(self.reference[0]), self.reference[1]
         mean, std = self.targets.numbers().unbind()
-        actor = self._part(self.trained.parameters, _ACTOR)
+        actor, _ = self._split(self.trained.parameters)
         ours = functional_call(self.network.actor, actor, (obs,))
-        found = {
+        outputs = {
             "q": self.network.critic(obs, action) * std + mean,
             "actor_q": self.network.critic(obs, ours) * std + mean,
             "action": ours,
@@ -404,26 +359,26 @@ class DDPGLearner:
         if self.config.noise.param:
             z = self._perturbation(actor, 0)
             moved = {name: x + self.param_scale * z[name] for name, x in actor.items()}
-            found["perturbed_action"] = functional_call(self.network.actor, moved, (obs,))
-        told = {}
-        for name, x in found.items():
-            told[f"reference/{name}_mean"] = x.mean().item()
-            told[f"reference/{name}_std"] = x.std(correction=0).item()
-        return told
+            outputs["perturbed_action"] = functional_call(self.network.actor, moved, (obs,))
+        values = {}
+        for name, x in outputs.items():
+            values[f"reference/{name}_mean"] = x.mean().item()
+            values[f"reference/{name}_std"] = x.std(correction=0).item()
+        return values
 
     def histograms(self) -> dict[str, Tensor]:
         return {}
 
     # Weights and state
 
-    def _told_to_actors(self) -> dict[str, Tensor]:
+    def _for_actors(self) -> dict[str, Tensor]:
         return {PARAM_SCALE: self.param_scale, WARMING_UP: torch.tensor(self.warming_up)}
 
     def publication(self) -> Publication:
-        return Publication(self.version, self.trained.published() | self._told_to_actors())
+        return Publication(self.version, self.trained.published() | self._for_actors())
 
     def weights(self) -> dict[str, Tensor]:
-        return self.trained.weights() | self._told_to_actors()
+        return self.trained.weights() | self._for_actors()
 
     def warm_start(self, weights: Mapping[str, Tensor]) -> None:
         self.trained.load_weights(weights)
@@ -436,7 +391,7 @@ class DDPGLearner:
             self.param_scale.copy_(weights[PARAM_SCALE])
 
     def save(self) -> LearnerState:
-        if self.trained.untold:
+        if self.trained.pending:
             self.trained.fold()
         tensors = self.trained.save() | {PARAM_SCALE: self.param_scale}
         tensors["generator"] = self.generator.get_state()

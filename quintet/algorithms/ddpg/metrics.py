@@ -1,7 +1,16 @@
-"""What DDPG reports, by the names of quintet.observe.metrics."""
+"""The metrics of DDPG, by the names of quintet.observe.metrics."""
 
-from quintet.algorithms.ddpg.config import DDPGConfig
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quintet.algorithms.ddpg.config import DDPGConfig, Knobs
+from quintet.algorithms.ddpg.transitions import Transitions
 from quintet.algorithms.parts import diagnostics, judgements
+from quintet.algorithms.parts.off_policy_statistics import fit, with_fit
+from quintet.algorithms.parts.statistics import Statistics
 from quintet.protocols import Evidence, Part, Range
 from quintet.types import Spaces
 
@@ -43,3 +52,45 @@ def judged(config: DDPGConfig, spaces: Spaces) -> tuple[Part, ...]:
         judgements.VALUES,
         *judgements.normalizers(config, spaces),
     )
+
+
+class Outputs(NamedTuple):
+    """Values of the loss of B transitions.
+
+    losses: the weighted terms by metric's name, scalars.
+    q: the critic's prediction ``[B]``, in units of the targets' spread.
+    target: of its value, in reward units, ``[B]``.
+    action: of the policy ``[B, A]``.
+    """
+
+    losses: dict[str, Tensor]
+    q: Tensor
+    target: Tensor
+    action: Tensor
+
+    @property
+    def checked(self) -> dict[str, Tensor]:
+        """Tensors that must be finite, in the order in which they are computed."""
+        return {"q": self.q, "target": self.target, "action": self.action, **self.losses}
+
+
+@torch.no_grad()
+def statistics(outputs: Outputs, own: Transitions, knobs: Knobs) -> Statistics:  # noqa: ARG001
+    """Statistics of a batch; of several learners, one's share."""
+    mean, std = own.spread.unbind()
+    value, target = outputs.q * std + mean, outputs.target
+    means = {
+        "q/prediction_mean": value.sum() / own.rows,
+        "q/target_mean": target.sum() / own.rows,
+        "q/error_abs_mean": (value - target).abs().sum() / own.rows,
+    }
+    return Statistics(outputs.losses | means | fit(value, target, own.rows))
+
+
+def finished(values: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of an interval from the statistics of its updates."""
+    if "q/target_mean" not in values:
+        return dict(values)
+    values = with_fit(values)
+    del values["value/target_mean"]  # the same as q/target_mean
+    return values

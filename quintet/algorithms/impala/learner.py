@@ -1,6 +1,6 @@
 """IMPALA: actors with slightly old weights, one learner, V-trace between the two.
 
-Espeholt et al., arXiv 1802.01561.  Read `ImpalaLearner._loss` first, then `ImpalaLearner._terms`.
+Espeholt et al., arXiv 1802.01561.  Read `ImpalaLearner.loss` first, then `ImpalaLearner.update`.
 A batch is `batch_unrolls` columns of any streams and of any age; the runtime's queues and versions
 of weights show here only in ``rho``, the new policy's ratio to the one that acted.  `Trained` makes
 the optimizer step; `quintet.ops` has the arithmetic of V-trace and of the terms.
@@ -18,19 +18,19 @@ Departures from the paper, each with the switch that turns it off:
 """
 
 from functools import partial
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from quintet.algorithms.impala import metrics
 from quintet.algorithms.impala.config import TUNABLE, ImpalaConfig, Knobs, aux_weights
-from quintet.algorithms.impala.metrics import AUX, LOSSES, finished
-from quintet.algorithms.parts import diagnostics
+from quintet.algorithms.impala.metrics import AUX, LOSSES, Outputs
 from quintet.algorithms.parts.acting import make_family, make_sampler, masked, past_actor
 from quintet.algorithms.parts.looks import Asked, Looks
 from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
-from quintet.algorithms.parts.off_policy_statistics import Terms, off_policy_statistics
+from quintet.algorithms.parts.off_policy_statistics import Terms
 from quintet.algorithms.parts.options import require_tunable
 from quintet.algorithms.parts.schedule import find_decay
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
@@ -43,25 +43,6 @@ from quintet.ops import policy_losses, reduce, schedules, value_losses
 from quintet.ops.vtrace import vtrace
 from quintet.protocols import Actor, DataPlan
 from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces
-
-
-def make_actor(
-    config: ImpalaConfig, model: ModelConfig, spaces: Spaces, compute: Compute = PLAIN
-) -> Actor:
-    """The actor that collects IMPALA's batches.  It records only log-probabilities, since the
-    learner computes values anew.
-    """
-    return make_sampler(config, model, spaces, ("logp_mu",), compute)
-
-
-class Losses(NamedTuple):
-    """Terms of the loss by row ``[T, B]``, unweighted; `aux` also scalars, by name."""
-
-    policy: Tensor
-    error: Tensor
-    entropy: Tensor
-    aux: dict[str, Tensor]
-    logp_pi: Tensor
 
 
 @final
@@ -80,7 +61,8 @@ class ImpalaLearner:
         kind = "rmsprop_tf" if config.rmsprop_epsilon_inside_sqrt else config.optimizer
         self.trained: Trained[Unrolls, Knobs] = Trained(
             self.network,
-            self._loss,
+            self.loss,
+            self._statistics,
             Knobs,
             setup,
             Optimizer(kind, config.optimizer == "rmsprop" and config.rmsprop_momentum > 0),
@@ -95,6 +77,85 @@ class ImpalaLearner:
         asked = Asked(self.family, self.network, normalize, has_value=True, make_past=past)
         self.looks = Looks(asked, self.trained.interval)
         self.learning_rate, self.decay = config.learning_rate, find_decay(config.lr_schedule)
+
+    # The loss
+
+    def loss(
+        self, parameters: Parameters, unrolls: Unrolls, knobs: Knobs
+    ) -> tuple[Tensor, Outputs]:
+        """The loss of a batch of unrolls: section 4.2 of arXiv 1802.01561, with the targets of its
+        equation 1.
+
+        ``total = policy + value_coef * value - entropy_coef * H + sum of weight * aux``, each
+        reduced over the valid rows; a scalar auxiliary loss is added as it is.  A coefficient of 0
+        leaves its term out.
+        """
+        config, family, valid = self.config, self.family, unrolls.valid
+        obs = self.normalizers.observations(unrolls.obs)
+        params, v, logp_pi, aux = self._forward(parameters, unrolls, obs)
+        # Invalid rows get a harmless ratio and reward: a NaN behind a mask makes its gradient NaN.
+        log_rho = torch.where(valid, logp_pi.detach() - unrolls.record["logp_mu"], 0.0)
+        rho, reward = log_rho.exp(), torch.where(valid, unrolls.reward, 0.0)
+        discount_t = knobs.gamma * (~unrolls.terminal).to(reward.dtype)
+        target, advantage = vtrace(
+            v[:-1].detach(), v[1:].detach(), reward, discount_t, unrolls.not_cut_t, rho,
+            rho_bar=knobs.rho_bar, c_bar=knobs.c_bar, pg_rho_bar=knobs.pg_rho_bar,
+            lambda_=knobs.lambda_,
+        )  # fmt: skip
+        # What is only reported stays out of the gradient.
+        entropy = family.entropy(params if config.entropy_coef > 0 else params.detach())
+        policy = policy_losses.log_prob(logp_pi, advantage)
+        error = value_losses.squared(v[:-1], target)
+
+        reduced = partial(self._reduced, unrolls)
+        policy_loss = reduced(policy)
+        zero = torch.zeros_like(policy_loss)
+        value_loss = knobs.value_coef * reduced(error) if config.value_coef > 0 else zero
+        entropy_loss = -knobs.entropy_coef * reduced(entropy) if config.entropy_coef > 0 else zero
+        aux_losses = {
+            f"{AUX}{name}": knob * reduced(aux[name]) if weight > 0 else zero
+            for (name, weight), knob in zip(self.aux_weights.items(), self.aux_weight, strict=True)
+        }
+        total = policy_loss + value_loss + entropy_loss + sum(aux_losses.values())
+
+        losses = dict(zip(LOSSES, (policy_loss, value_loss, entropy_loss), strict=True))
+        losses |= {**aux_losses, "loss/total": total}
+        terms = Terms(entropy, log_rho, rho, v[:-1], target, advantage, reward)
+        return total, Outputs(losses, terms, logp_pi, obs)
+
+    def _forward(
+        self, parameters: Parameters, unrolls: Unrolls, obs: Obs
+    ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
+        """Parameters of the distribution of rows 0 to T - 1, values of rows 0 to T of `obs`,
+        normalised, log-probabilities of the actions, and auxiliary losses: scalars, or by row.
+
+        Invalid rows get a harmless action, since a NaN behind a mask makes its gradient NaN.
+        """
+        family, valid = self.family, unrolls.valid
+        steps, streams = valid.shape
+        rows = steps * streams
+        aux: dict[str, Tensor] = {}
+        params, value, _ = functional_call(
+            self.network, parameters, (obs, unrolls.state, unrolls.is_first, aux)
+        )
+        params = masked(family, params, unrolls.obs)[:rows].view(steps, streams, -1)
+        v = value.view(steps + 1, streams)
+        done = valid.view(steps, streams, *[1] * (unrolls.action.ndim - 2))
+        logp_pi = family.log_prob(params, torch.where(done, unrolls.action, 0))
+        aux = {name: x[:rows].view(steps, streams) if x.ndim else x for name, x in aux.items()}
+        return params, v, logp_pi, aux
+
+    def _reduced(self, unrolls: Unrolls, x: Tensor) -> Tensor:
+        """A term ``[T, B]`` over the valid rows; of a scalar this learner's share.
+
+        Each of several learners has its own columns, and divides by the whole batch's divisor.
+        """
+        if x.ndim == 0:
+            return x * (unrolls.valid.shape[1] / unrolls.columns)
+        divisor = {"sum_time_mean_batch": unrolls.columns, "sum": 1}.get(self.config.reduction)
+        return reduce.sum_valid(x, unrolls.valid) / (divisor or unrolls.count)
+
+    # Updates
 
     @property
     def plan(self) -> DataPlan:
@@ -116,10 +177,10 @@ class ImpalaLearner:
         left = schedules.linear(env_steps, self.setup.total_env_steps)
         self.learning_rate = config.learning_rate * self.decay(left)
         entropy_coef = config.entropy_coef * (left if config.entropy_schedule == "linear" else 1)
-        descent = self.trained.descent(self.learning_rate, config)
+        options = self.trained.step_options(self.learning_rate, config)
         whole = self.ranks.whole(batch) if self.normalizers.learn else batch
         self.normalizers.merge_first(whole)
-        self.trained.step(self._unrolls(batch), self.knobs(entropy_coef), descent)
+        self.trained.step(self._unrolls(batch), self.knobs(entropy_coef), options)
         self.trained.fold()
         self.normalizers.merge(whole)
         self.version += 1
@@ -140,92 +201,16 @@ class ImpalaLearner:
         ends = self.config.truncation_as_termination
         return unrolls_of(batch, self.ranks, normalizers, truncation_as_termination=ends)
 
-    def _loss(
-        self, parameters: Parameters, unrolls: Unrolls, knobs: Knobs
-    ) -> tuple[Tensor, Statistics]:
-        """The loss of a batch, and its statistics.
+    # Reports and state
 
-        ``total = policy + value_coef * value - entropy_coef * H + sum of weight * aux``, each
-        reduced over the valid rows; a scalar auxiliary loss is added as it is.  A coefficient of 0
-        leaves its term out.
-        """
-        config, valid = self.config, unrolls.valid
-        obs = self.normalizers.observations(unrolls.obs)
-        parts, terms = self._terms(parameters, unrolls, obs, knobs)
-        # Each of several learners has its own columns, and divides by the whole batch's divisor.
-        divisor = {"sum_time_mean_batch": unrolls.columns, "sum": 1}.get(config.reduction)
-
-        def reduced(x: Tensor) -> Tensor:
-            if x.ndim == 0:
-                return x * (valid.shape[1] / unrolls.columns)
-            return reduce.sum_valid(x, valid) / (divisor or unrolls.count)
-
-        policy_loss = reduced(parts.policy)
-        zero = torch.zeros_like(policy_loss)
-        value_loss = knobs.value_coef * reduced(parts.error) if config.value_coef > 0 else zero
-        entropy_loss = -knobs.entropy_coef * reduced(parts.entropy)
-        entropy_loss = entropy_loss if config.entropy_coef > 0 else zero
-        losses = dict(zip(LOSSES, (policy_loss, value_loss, entropy_loss), strict=True))
-        for (name, weight), knob in zip(self.aux_weights.items(), self.aux_weight, strict=True):
-            losses[f"{AUX}{name}"] = knob * reduced(parts.aux[name]) if weight > 0 else zero
-        if config.check_numerics:
-            found = {"logp_pi": parts.logp_pi, "value": terms.v_tm1, "target": terms.target_tm1}
-            diagnostics.require_finite(found | losses, self.updates)
-        whole = unrolls.count, valid.shape[0] * unrolls.columns
-        bars = knobs.rho_bar, knobs.c_bar
-        statistics = off_policy_statistics(losses, terms, valid, whole, bars)
-        share = self.normalizers.clip_share(obs, valid, unrolls.count)
-        means = {**statistics.means, "normalizer/observation_clip_frac": share}
-        if self.normalizers.rewards.kind != "none":
-            del means["reward/mean"]  # the normalised reward's
-        return torch.stack([*losses.values()]).sum(), statistics._replace(means=means)
-
-    def _terms(
-        self, parameters: Parameters, unrolls: Unrolls, obs: Obs, knobs: Knobs
-    ) -> tuple[Losses, Terms]:
-        """One forward over rows 0 to T of `obs`, normalised; V-trace; and the terms of the loss.
-
-        Invalid rows get a harmless action, reward and ratio, since a NaN behind a mask would still
-        make its gradient NaN.
-        """
-        config, family, valid = self.config, self.family, unrolls.valid
-        steps, streams = valid.shape
-        rows = steps * streams
-        aux: dict[str, Tensor] = {}
-        params, value, _ = functional_call(
-            self.network, parameters, (obs, unrolls.state, unrolls.is_first, aux)
-        )
-        params = masked(family, params, unrolls.obs)[:rows].view(steps, streams, -1)
-        v = value.view(steps + 1, streams)
-        done = valid.view(steps, streams, *[1] * (unrolls.action.ndim - 2))
-        logp_pi = family.log_prob(params, torch.where(done, unrolls.action, 0))
-        log_rho = torch.where(valid, logp_pi.detach() - unrolls.record["logp_mu"], 0.0)
-        rho = log_rho.exp()
-
-        reward = torch.where(valid, unrolls.reward, 0.0)
-        discount_t = knobs.gamma * (~unrolls.terminal).to(reward.dtype)
-        target, advantage = vtrace(
-            v[:-1].detach(), v[1:].detach(), reward, discount_t, unrolls.not_cut_t, rho,
-            rho_bar=knobs.rho_bar, c_bar=knobs.c_bar, pg_rho_bar=knobs.pg_rho_bar,
-            lambda_=knobs.lambda_,
-        )  # fmt: skip
-        # What is only reported stays out of the gradient.
-        entropy = family.entropy(params if config.entropy_coef > 0 else params.detach())
-        losses = Losses(
-            policy=policy_losses.log_prob(logp_pi, advantage),
-            error=value_losses.squared(v[:-1], target),
-            entropy=entropy,
-            aux={k: x[:rows].view(steps, streams) if x.ndim else x for k, x in aux.items()},
-            logp_pi=logp_pi,
-        )
-        return losses, Terms(entropy, log_rho, rho, v[:-1], target, advantage, reward)
+    def _statistics(self, outputs: Outputs, unrolls: Unrolls, knobs: Knobs) -> Statistics:
+        return metrics.statistics(outputs, unrolls, knobs, self.normalizers)
 
     def metrics(self) -> dict[str, float]:
         self.looks.begin()
-        found = finished(self.trained.interval.read())
-        found["optim/learning_rate"] = self.learning_rate
-        found |= self.normalizers.metrics()
-        return found
+        values = metrics.finished(self.trained.interval.read())
+        values["optim/learning_rate"] = self.learning_rate
+        return values | self.normalizers.metrics()
 
     def histograms(self) -> dict[str, Tensor]:
         return {}
@@ -244,3 +229,12 @@ class ImpalaLearner:
         self.trained.load(state.tensors, scalars["updates"] if counters else self.updates)
         self.version = scalars["version"] if counters else self.version + 1
         self.learning_rate = scalars["learning_rate"]
+
+
+def make_actor(
+    config: ImpalaConfig, model: ModelConfig, spaces: Spaces, compute: Compute = PLAIN
+) -> Actor:
+    """The actor that collects IMPALA's batches.  It records only log-probabilities, since the
+    learner computes values again.
+    """
+    return make_sampler(config, model, spaces, ("logp_mu",), compute)

@@ -1,11 +1,19 @@
 """The metrics of IMPALA, by the names of quintet.observe.metrics."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
-from quintet.algorithms.impala.config import ImpalaConfig
-from quintet.algorithms.parts import diagnostics, judgements, looks, off_policy_statistics
+import torch
+from torch import Tensor
+
+from quintet.algorithms.impala.config import ImpalaConfig, Knobs
+from quintet.algorithms.parts import diagnostics, judgements, looks
+from quintet.algorithms.parts import off_policy_statistics as off_policy
+from quintet.algorithms.parts.normalizers import Normalizers
+from quintet.algorithms.parts.statistics import Statistics
+from quintet.algorithms.parts.unrolls import Unrolls
 from quintet.protocols import Part
-from quintet.types import Spaces
+from quintet.types import Obs, Spaces
 
 LOSSES = ("loss/policy", "loss/value", "loss/entropy")
 """The weighted terms without auxiliary ones, in the order of the sum."""
@@ -16,7 +24,7 @@ METRICS = (
     *LOSSES,
     "loss/total",
     "loss/total_abs",
-    *off_policy_statistics.METRICS,
+    *off_policy.METRICS,
     *diagnostics.METRICS,
     *looks.DISTRIBUTION,
     *looks.CHANGES,
@@ -40,8 +48,43 @@ def judged(config: ImpalaConfig, spaces: Spaces) -> tuple[Part, ...]:
     )
 
 
-def finished(told: Mapping[str, float]) -> dict[str, float]:
+class Outputs(NamedTuple):
+    """Values of the loss of unrolls ``[T, B]``.
+
+    losses: the weighted terms and their sum by metric's name, scalars.
+    obs: normalised.
+    """
+
+    losses: dict[str, Tensor]
+    terms: off_policy.Terms
+    logp_pi: Tensor
+    obs: Obs
+
+    @property
+    def checked(self) -> dict[str, Tensor]:
+        """Tensors that must be finite, in the order in which they are computed."""
+        terms = self.terms
+        named = {"logp_pi": self.logp_pi, "value": terms.v_tm1, "target": terms.target_tm1}
+        return named | self.losses
+
+
+@torch.no_grad()
+def statistics(
+    outputs: Outputs, unrolls: Unrolls, knobs: Knobs, normalizers: Normalizers
+) -> Statistics:
+    """Statistics of a batch; of several learners, one's share."""
+    valid, count = unrolls.valid, unrolls.count
+    whole, bars = (count, len(valid) * unrolls.columns), (knobs.rho_bar, knobs.c_bar)
+    common = off_policy.statistics(outputs.losses, outputs.terms, valid, whole, bars)
+    share = normalizers.clip_share(outputs.obs, valid, count)
+    means = {**common.means, "normalizer/observation_clip_frac": share}
+    if normalizers.rewards.kind != "none":
+        del means["reward/mean"]  # the normalised reward's
+    return common._replace(means=means)
+
+
+def finished(values: Mapping[str, float]) -> dict[str, float]:
     """The metrics of an interval from the statistics of its updates."""
-    found = off_policy_statistics.with_spreads(told)
-    terms = [x for name, x in found.items() if name in LOSSES or name.startswith(AUX)]
-    return found | ({"loss/total_abs": sum(map(abs, terms))} if terms else {})
+    values = off_policy.with_spreads(values)
+    terms = [x for name, x in values.items() if name in LOSSES or name.startswith(AUX)]
+    return values | ({"loss/total_abs": sum(map(abs, terms))} if terms else {})

@@ -27,7 +27,7 @@ METRICS = (
     "reward/mean",
     "data/valid_frac",
 )
-"""What `off_policy_statistics` and `with_spreads` give."""
+"""The metrics that `statistics` and `with_spreads` give."""
 
 _TARGET, _ERROR, _ADVANTAGE = "value/target_mean", "value/error_mean", "advantage/mean"
 _SQUARED = "_squared"
@@ -39,7 +39,7 @@ rounding, and half of them above it.
 
 
 class Terms(NamedTuple):
-    """What is told of, by row ``[T, B]``; none carries a gradient.
+    """Values behind the statistics, by row ``[T, B]``.
 
     entropy: of the policy.
     log_rho, rho: of pi to mu; 0 and 1 in rows that are not valid.
@@ -57,16 +57,16 @@ class Terms(NamedTuple):
 
 
 @torch.no_grad()
-def off_policy_statistics(
+def statistics(
     losses: Mapping[str, Tensor],
     terms: Terms,
     valid: Tensor,
     whole: tuple[Tensor, int],
     bars: tuple[float | Tensor, float | Tensor],
 ) -> Statistics:
-    """Of a batch, or of one rank's columns of it.
+    """Statistics of a batch, or of one rank's columns of it.
 
-    losses: the weighted terms by name.
+    losses: the weighted terms and their sum, by metric's name.
     valid: ``[T, B]``.
     whole: how many valid rows the whole batch has, at least 1, and how many rows.
     bars: caps of the ratio, in errors or the policy's terms and in traces; infinity is none.
@@ -103,7 +103,7 @@ def off_policy_statistics(
     means |= {f"{name}{_SQUARED}": x for name, x in zip(spreads, squares, strict=True)}
     means["data/valid_frac"] = valid.sum() / rows_of_batch
     return Statistics(
-        {**losses, "loss/total": torch.stack([*losses.values()]).sum(), **means},
+        {**losses, **means},
         least={"policy/ratio_min": torch.where(valid, terms.rho, math.inf).min()},
         greatest={"policy/ratio_max": torch.where(valid, terms.rho, -math.inf).max()},
     )
@@ -122,7 +122,7 @@ def with_spreads(metrics: Mapping[str, float]) -> dict[str, float]:
 
 @torch.no_grad()
 def fit(value: Tensor, target: Tensor, count: int) -> dict[str, Tensor]:
-    """What `with_fit` reads, of values and targets ``[N]`` of `count` rows of all ranks."""
+    """The means that `with_fit` reads, of values and targets ``[N]``; `count` rows of all ranks."""
     both = torch.stack((target, target - value)).double()
     names = _TARGET, _ERROR
     means = dict(zip(names, (both.sum(1) / count).unbind(), strict=True))

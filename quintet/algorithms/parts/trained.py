@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from quintet.algorithms.parts.diagnostics import require_finite
 from quintet.algorithms.parts.options import Knob
 from quintet.algorithms.parts.setup import Setup
 from quintet.algorithms.parts.statistics import Interval, Names, Statistics
@@ -24,15 +25,16 @@ Parameters = dict[str, Tensor]
 
 B = TypeVar("B")
 K = TypeVar("K", bound=tuple[Knob, ...])
+Outputs = TypeVar("Outputs")
 
-Loss = Callable[[Parameters, B, K], tuple[Tensor, Statistics]]
-"""Of parameters, a batch and knobs: the loss and what it tells.  Of several ranks each gives its
-share of the whole batch's loss, so that their sum is that.
+Loss = Callable[[Parameters, B, K], tuple[Tensor, Outputs]]
+"""A pure function of parameters, a batch and knobs: the loss, and what its statistics are made of.
+Each of several ranks gives its share of the whole batch's loss; the shares add up to it.
 """
 
 
 class Optimizer(NamedTuple):
-    """Which rule follows the gradient.
+    """The rule of the step that a gradient becomes.
 
     kind: rmsprop_tf: TensorFlow's form, see `quintet.ops.rmsprop`.
     momentum: whether RMSProp keeps a velocity.
@@ -45,9 +47,10 @@ class Optimizer(NamedTuple):
 ADAM = Optimizer()
 
 AVERAGE = "average/"
-"""How the names of an average's weights begin, where the network's own begin with ``network/``."""
+"""Prefix of the names of an average's weights; that of the network's own is ``network/``."""
 
 _MEMORY_STEPS = "optimizer/steps"
+_SAT_OUT = "optimizer/{}_sat_out"
 
 CLEAR_EVERY = 1024
 """Steps after which subnormal numbers in the optimizer's memory become 0."""
@@ -59,18 +62,21 @@ FOLD_EVERY = 16
 class Segment(NamedTuple):
     """Views of one segment's part of the vectors.  In a graph they stand for the vectors: a part
     that is cut out within it is written back by a select over the whole vector.
+
+    name: of a child of the network; empty: the segment is the whole network.
     """
 
+    name: str
     theta: Tensor
     memory: dict[str, Tensor]
     average: Tensor | None
     shapes: dict[str, torch.Size]
 
 
-class Descent(NamedTuple):
-    """How far a segment goes in one step.
+class StepOptions(NamedTuple):
+    """The size of one step of one segment.
 
-    max_norm: of its gradient; None: any.
+    max_norm: bound of the gradient's norm; None: no bound.
     """
 
     rates: AdamRates | RMSPropRates
@@ -93,7 +99,7 @@ def _flat(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def non_finite(name: str, value: float, update: int) -> str:
-    """What is said of a loss or norm that became NaN or infinite."""
+    """The message about a loss or norm that became NaN or infinite."""
     return (
         f"finite losses are required, {name} became {value} at update {update}; begin anew "
         "(another --run-dir) with a lower --learning-rate or --env.reward-clip abs_one, or find "
@@ -109,7 +115,8 @@ class Trained(Generic[B, K]):
     compiled it is one graph, or two where ranks exchange gradients in between.
 
     parameters: views of the vector by name.
-    average: another such vector, which follows the first from step to step, if it is asked for.
+    average: another such vector, a Polyak average of the first, if there is to be one.
+    loss, statistics: called one after the other, in one graph where steps are compiled.
     steps: optimizer steps made.
     memory_steps: steps that the optimizer's memory holds, by which Adam corrects its bias; others
         than `steps` where the memory is another learner's.
@@ -118,7 +125,8 @@ class Trained(Generic[B, K]):
     def __init__(
         self,
         network: nn.Module,
-        loss: Loss[B, K],
+        loss: Loss[B, K, Outputs],
+        statistics: Callable[[Outputs, B, K], Statistics],
         knobs: type[K],
         setup: Setup,
         optimizer: Optimizer = ADAM,
@@ -126,26 +134,29 @@ class Trained(Generic[B, K]):
         modules: Mapping[str, nn.Module] = MappingProxyType({}),
         only_learning: tuple[str, ...] = (),
         segments: Sequence[str] = (),
+        delayed: Sequence[str] = (),
         averages: bool = False,
         check_numerics: bool = False,
     ):
         """modules: what is published and saved beside the network, by name.
-        only_learning: how the names of weights begin that are saved and not published, since no
+        only_learning: prefixes of the names of weights that are saved and not published, since no
             actor needs them.
-        segments: children of the network, each with a `Descent` of its own; none: it is one.
+        segments: children of the network, each with `StepOptions` of its own; none: it is one.
+        delayed: segments that may sit a step out, as the policy of TD3.
         averages: whether there is an `average`, which actors never need.
+        check_numerics: whether steps look for NaN and infinity in ``checked`` of the outputs.
 
         Raises:
-            ConfigError: the loss is to look at its tensors, which compiled it can't.
+            ConfigError: numbers are to be checked in compiled steps.
         """
         if check_numerics and setup.compute.compile:
             raise ConfigError("check_numerics requires --runtime.compile off, it is on")
         named = dict(sorted(network.named_parameters()))
-        groups = [
-            {name: p for name, p in named.items() if name.startswith(f"{segment}.")}
+        groups = {
+            segment: {name: p for name, p in named.items() if name.startswith(f"{segment}.")}
             for segment in segments
-        ] or [named]
-        self.parameters: Parameters = {name: p for group in groups for name, p in group.items()}
+        } or {"": named}
+        self.parameters: Parameters = {k: p for group in groups.values() for k, p in group.items()}
         assert len(self.parameters) == len(named), "every parameter belongs to a segment"
         self.theta = flatten_in_place([named[name] for name in self.parameters])
         self._numpy_dtype = torch.empty(0, dtype=self.theta.dtype).numpy().dtype
@@ -155,30 +166,34 @@ class Trained(Generic[B, K]):
         self.segments = self._segments_of(groups)
         self.modules = {"network": network, **modules}
         self._tensors, self._only_learning = ModuleTensors(self.modules), only_learning
-        self.loss, self.ranks = loss, setup.ranks
+        self.loss: Loss[B, K, Any] = loss
+        self.statistics: Callable[[Any, B, K], Statistics] = statistics
+        self.check_numerics, self.ranks = check_numerics, setup.ranks
         self.gradient: Tensor | None = None
         self.interval = Interval()
         self.steps = self.memory_steps = 0
+        self._sat_out = dict.fromkeys(delayed, 0)  # steps, by segment
         self._knobs: Callable[..., K] = knobs
-        # What each step tells beside the loss's statistics.
+        # Names of a step's own statistics, which stand before those of the loss.
         self._own = tuple(f"optim/{segment}_grad_norm" for segment in segments)
         self._own = self._own or ("optim/grad_norm", "optim/grad_clip_frac")
         self._num_knobs = len(knobs._fields)  # type: ignore[attr-defined]
         self._names = Names(())
-        self._told: list[Tensor] = []
+        self._pending: list[Tensor] = []
         compiles, alone = setup.compute.compile, self.ranks.size == 1
         self._whole = Graph(self._compiled_step) if compiles and alone else None
         self._parts = None
         if compiles and not alone:  # they exchange gradients in between
-            self._parts = Graph(self._compiled_gradient), Graph(self._compiled_descend)
+            self._parts = Graph(self._compiled_gradient), Graph(self._compiled_apply)
 
-    def _segments_of(self, groups: Sequence[Mapping[str, Tensor]]) -> list[Segment]:
-        found: list[Segment] = []
+    def _segments_of(self, groups: Mapping[str, Mapping[str, Tensor]]) -> list[Segment]:
+        segments: list[Segment] = []
         begin = 0
-        for group in groups:
+        for segment, group in groups.items():
             end = begin + sum(p.numel() for p in group.values())
-            found.append(
+            segments.append(
                 Segment(
+                    segment,
                     self.theta[begin:end],
                     {name: x[begin:end] for name, x in self.memory.items()},
                     None if self.average is None else self.average[begin:end],
@@ -186,30 +201,36 @@ class Trained(Generic[B, K]):
                 )
             )
             begin = end
-        return found
+        return segments
 
     def keep_gradient(self) -> None:
         """Keeps the gradient of the last step, before clipping, in `gradient`."""
         self.gradient = torch.zeros_like(self.theta)
 
-    def step(self, batch: B, knobs: K, *descents: Descent, follow: float = 0.0) -> None:
-        """One optimizer step on the batch, one `Descent` for each segment.
+    def step(self, batch: B, knobs: K, *options: StepOptions | None, polyak: float = 0.0) -> None:
+        """Makes one optimizer step on the batch.
 
-        follow: how far the average then goes towards the weights: 1 makes it their copy.
+        options: one for each segment; None: a `delayed` one sits the step out, so that its weights
+            and its optimizer's memory stay as they are.
+        polyak: share of the new weights in the average: 1 makes it their copy.
         """
+        for segment, each in zip(self.segments, options, strict=True):
+            if each is None:
+                self._sat_out[segment.name] += 1
         self.steps += 1
         self.memory_steps += 1
         if self.memory_steps % CLEAR_EVERY == 0:
             self._clear_subnormals()
-        packed = self._packed(knobs, descents, follow)
+        packed = self._packed(knobs, options, polyak)
         if self._whole is not None:
-            self._told.append(self._whole(batch, packed))
+            self._pending.append(self._whole(batch, packed))
             return
-        gradient, descend = self._parts or (self._gradient, self._descend)
-        grad, told = gradient(batch, packed)
+        gradient, apply = self._parts or (self._gradient, self._apply)
+        grad, of_loss = gradient(batch, packed)
         if self.ranks.size > 1:
-            grad, told = self.ranks.sum(grad), self._names.over_ranks(self.ranks.gather(told))
-        self._told.append(torch.cat((descend(grad, packed), told)))
+            grad = self.ranks.sum(grad)
+            of_loss = self._names.over_ranks(self.ranks.gather(of_loss))
+        self._pending.append(torch.cat((apply(grad, packed), of_loss)))
 
     def _clear_subnormals(self) -> None:
         """Makes subnormal numbers in the optimizer's memory 0.  The moments of a weight whose
@@ -219,25 +240,40 @@ class Trained(Generic[B, K]):
         for x in self.memory.values():
             x.masked_fill_(x.abs() < torch.finfo(x.dtype).tiny, 0.0)
 
-    def _packed(self, knobs: K, descents: Iterable[Descent], follow: float) -> Tensor:
+    def _packed(self, knobs: K, options: Iterable[StepOptions | None], polyak: float) -> Tensor:
         """The numbers of a step, of which each may be another at the next one."""
         numbers: list[Knob] = [*knobs]
-        for rates, max_norm in descents:
+        for each in options:
+            rates, max_norm = each or StepOptions(self._rest(), None)
             numbers += [math.inf if max_norm is None else max_norm, *rates]
-        numbers.append(follow)
+        numbers.append(polyak)
         # By way of NumPy, which is three times as fast on a list of numbers.
         packed = np.array(numbers, self._numpy_dtype)
         return torch.from_numpy(packed).to(self.theta.device)
 
-    def descent(self, learning_rate: float, options: Any) -> Descent:
-        """The next step's rates and bound, from the options that learners name alike.
+    def _rest(self) -> AdamRates | RMSPropRates:
+        """The rates of a step that changes nothing."""
+        if self.optimizer.momentum:
+            raise ValueError("RMSProp's momentum must be 0 for a segment to sit a step out")
+        return adam.REST if self.optimizer.kind == "adam" else rmsprop.REST
+
+    def step_options(
+        self,
+        learning_rate: float,
+        options: Any,
+        segment: str = "",
+        betas: tuple[float, float] = (adam.BETA1, adam.BETA2),
+    ) -> StepOptions:
+        """The next step's rates and bound, from the options that have one name in all learners.
 
         options: has ``max_grad_norm``, and ``adam_epsilon`` or ``rmsprop_*`` (``rmsprop_momentum``
             only where there is momentum).
+        segment: needed of a `delayed` one, whose memory holds fewer steps.
         """
         rates: AdamRates | RMSPropRates
         if self.optimizer.kind == "adam":
-            rates = adam.rates(self.memory_steps + 1, learning_rate, options.adam_epsilon)
+            step = self.memory_steps - self._sat_out.get(segment, 0) + 1
+            rates = adam.rates(step, learning_rate, options.adam_epsilon, *betas)
         else:
             rates = rmsprop.rates(
                 learning_rate,
@@ -245,7 +281,7 @@ class Trained(Generic[B, K]):
                 options.rmsprop_momentum if self.optimizer.momentum else 0.0,
                 options.rmsprop_epsilon,
             )
-        return Descent(rates, options.max_grad_norm)
+        return StepOptions(rates, options.max_grad_norm)
 
     def views(self) -> Parameters:
         """The parameters as views that are made anew: a graph looks at each of its inputs at every
@@ -257,12 +293,22 @@ class Trained(Generic[B, K]):
 
     def _compiled_step(self, batch: B, numbers: Tensor) -> Tensor:
         """The whole step of one learner."""
-        grad, told = self._compiled_gradient(batch, numbers)
-        return torch.cat((self._descend(grad, numbers), told))
+        grad, of_loss = self._compiled_gradient(batch, numbers)
+        return torch.cat((self._apply(grad, numbers), of_loss))
+
+    def evaluate(self, parameters: Parameters, batch: B, knobs: K) -> tuple[Tensor, Statistics]:
+        """The loss of any parameters, and its statistics."""
+        loss, outputs = self.loss(parameters, batch, knobs)
+        return loss, self.statistics(outputs, batch, knobs)
 
     def _gradient(self, batch: B, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """The loss's gradient ``[P]`` and its packed statistics."""
-        loss, statistics = self.loss(self.parameters, batch, self._knobs_in(numbers))
+        knobs = self._knobs_in(numbers)
+        loss, outputs = self.loss(self.parameters, batch, knobs)
+        if self.check_numerics:
+            require_finite(outputs.checked, self.steps)
+        statistics = self.statistics(outputs, batch, knobs)
+        del outputs  # its memory is free for the gradient
         self._names = statistics.names
         # A coefficient of 0 takes its term, and so whole layers, out of the graph.
         gradients = torch.autograd.grad(loss, [*self.parameters.values()], materialize_grads=True)
@@ -270,22 +316,22 @@ class Trained(Generic[B, K]):
 
     def _compiled_gradient(self, batch: B, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """`_gradient` in the form that compiles, whose only weights are the segments."""
-        gradients, statistics = torch.func.grad(self.loss, has_aux=True)(
+        gradients, statistics = torch.func.grad(self.evaluate, has_aux=True)(
             self.views(), batch, self._knobs_in(numbers)
         )
         self._names = statistics.names
         return _flat(gradients.values()), statistics.pack()
 
-    def _compiled_descend(self, grad: Tensor, numbers: Tensor) -> Tensor:
-        """`_descend` in the form that compiles by itself, without a wrapper."""
-        return self._descend(grad, numbers)
+    def _compiled_apply(self, grad: Tensor, numbers: Tensor) -> Tensor:
+        """`_apply` in the form that compiles by itself, without a wrapper."""
+        return self._apply(grad, numbers)
 
     @torch.no_grad()
-    def _descend(self, grad: Tensor, numbers: Tensor) -> Tensor:
-        """A step against the whole batch's gradient ``[P]``; what it tells, float64."""
+    def _apply(self, grad: Tensor, numbers: Tensor) -> Tensor:
+        """A step against the whole batch's gradient ``[P]``; returns its statistics, float64."""
         if self.gradient is not None:
             self.gradient.copy_(grad)
-        told: list[Tensor] = []
+        own: list[Tensor] = []
         record = AdamRates if self.optimizer.kind == "adam" else RMSPropRates
         per_segment = 1 + len(record._fields)
         place = 0
@@ -294,16 +340,16 @@ class Trained(Generic[B, K]):
             max_norm, *rates = numbers[begin : begin + per_segment].unbind()
             end = place + segment.theta.numel()
             clipped, norm = adam.clip_norm(grad[place:end], max_norm)
-            self._follow(clipped, segment, rates)
+            self._move(clipped, segment, rates)
             if segment.average is not None:
                 segment.average.lerp_(segment.theta, numbers[-1])
-            told.append(norm)
+            own.append(norm)
             place = end
-        if len(told) == 1:
-            told.append(torch.where(max_norm.isinf(), math.nan, norm > max_norm))
-        return torch.stack(told).double()
+        if len(own) == 1:
+            own.append(torch.where(max_norm.isinf(), math.nan, norm > max_norm))
+        return torch.stack(own).double()
 
-    def _follow(self, grad: Tensor, segment: Segment, rates: list[Tensor]) -> None:
+    def _move(self, grad: Tensor, segment: Segment, rates: list[Tensor]) -> None:
         """The optimizer's rule on a segment, in place."""
         theta, memory = segment.theta, segment.memory
         if self.optimizer.kind == "adam":
@@ -327,30 +373,30 @@ class Trained(Generic[B, K]):
         """
         return self._knobs_in(self._packed(knobs, (), 0.0))
 
-    # What steps have told
+    # Statistics of steps
 
     @property
-    def untold(self) -> int:
-        """How many steps were made since `fold`."""
-        return len(self._told)
+    def pending(self) -> int:
+        """The number of steps that were made since `fold`."""
+        return len(self._pending)
 
     def recent(self, begin: int = 0, end: int | None = None) -> dict[str, Tensor]:
-        """What the steps since `fold` with these numbers have told, by name."""
-        return self._all_names.by_name(torch.stack(self._told[begin:end]))
+        """Statistics over the steps since `fold` with these numbers, by name."""
+        return self._all_names.by_name(torch.stack(self._pending[begin:end]))
 
     @property
     def _all_names(self) -> Names:
         return Names((*self._own, *self._names.means), *self._names[1:])
 
     def fold(self) -> None:
-        """Adds what steps have told to the interval.  A GPU is waited for, as it is by the
+        """Adds the steps' statistics to the interval.  A GPU is waited for, as it is by the
         publication that follows.
 
         Raises:
-            NonFiniteError: a loss or the gradient's norm is not finite; names the first step and
-                what of it is not finite.
+            NonFiniteError: a loss or the gradient's norm is not finite; names the first such step
+                and loss or norm.
         """
-        vectors, self._told = torch.stack(self._told), []
+        vectors, self._pending = torch.stack(self._pending), []
         columns = _required_finite(self._own, self._names.means)
         looked_at = vectors[:, columns]
         finite = looked_at.isfinite()
@@ -369,9 +415,9 @@ class Trained(Generic[B, K]):
         Raises:
             NonFiniteError: as `fold`.
         """
-        told = self._told[-1].tolist()
+        last = self._pending[-1].tolist()
         columns = _required_finite(self._own, self._names.means)
-        if self.untold >= FOLD_EVERY or not all(math.isfinite(told[k]) for k in columns):
+        if self.pending >= FOLD_EVERY or not all(math.isfinite(last[k]) for k in columns):
             self.fold()
 
     def _require_finite_weights(self) -> None:
@@ -402,7 +448,7 @@ class Trained(Generic[B, K]):
         return _joined((x, shapes) for x, shapes in parts if x is not None)
 
     def published(self) -> dict[str, Tensor]:
-        """Those of `weights` that actors need.
+        """The part of `weights` that actors need.
 
         Raises:
             NonFiniteError: a parameter is not finite.
@@ -419,6 +465,7 @@ class Trained(Generic[B, K]):
     def save(self) -> dict[str, Tensor]:
         """The weights and the optimizer's memory by name."""
         held = {f"optimizer/{name}": x for name, x in self.memory.items()}
+        held |= {_SAT_OUT.format(name): torch.tensor(n) for name, n in self._sat_out.items()}
         return self.weights() | held | {_MEMORY_STEPS: torch.tensor(self.memory_steps)}
 
     def load(self, tensors: Mapping[str, Tensor], steps: int) -> None:
@@ -428,13 +475,14 @@ class Trained(Generic[B, K]):
             x.copy_(tensors[f"optimizer/{name}"])
         self.steps = steps
         self.memory_steps = int(tensors[_MEMORY_STEPS])
-        self._told = []  # of an update that was given up half-way
+        self._sat_out = {name: int(tensors[_SAT_OUT.format(name)]) for name in self._sat_out}
+        self._pending = []  # of an update that was given up half-way
 
 
 @lru_cache
 def _required_finite(own: tuple[str, ...], means: tuple[str, ...]) -> list[int]:
-    """The columns of what a step tells, named `own` and `means`, that must be finite: a loss comes
-    before the norm that it has spoilt.
+    """The columns of a step's statistics, named `own` and `means`, that must be finite: a loss
+    comes before the norm that it has spoilt.
     """
     losses = [len(own) + k for k, name in enumerate(means) if name.startswith("loss/")]
     return losses + [k for k, name in enumerate(own) if name.endswith("grad_norm")]

@@ -1,7 +1,7 @@
 """Proximal policy optimisation with a clipped ratio and/or an adaptive KL penalty.
 
 Schulman et al., arXiv 1707.06347; advantages of Schulman et al., arXiv 1506.02438; the form is that
-of TF-Agents' PPO agent.  Read `PPOLearner.update` first, then `PPOLearner._loss`.
+of TF-Agents' PPO agent.  Read `PPOLearner.loss` first, then `PPOLearner.update`.
 `Trained` makes the optimizer step; `quintet.ops` has the arithmetic of estimators and terms.
 
 Departures from the papers, each with the switch that turns it off:
@@ -29,31 +29,22 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from quintet.algorithms.parts import acting, diagnostics, minibatches
+from quintet.algorithms.parts import acting, minibatches
 from quintet.algorithms.parts.looks import KL, Asked, Looks
 from quintet.algorithms.parts.minibatches import Chunks, Minibatch, Rows
 from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
 from quintet.algorithms.parts.options import require_tunable
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
-from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import Parameters, Trained, knobs_of
 from quintet.algorithms.ppo import metrics
 from quintet.algorithms.ppo.config import TUNABLE, Knobs, PPOConfig, require_learnable
-from quintet.algorithms.ppo.metrics import Estimates, Terms
+from quintet.algorithms.ppo.metrics import Estimates, Outputs
 from quintet.algorithms.ppo.schedule import Schedule
 from quintet.models.build import ActorCritic
 from quintet.models.config import ModelConfig
 from quintet.ops import policy_losses, reduce, returns, value_losses
 from quintet.protocols import DataPlan
 from quintet.types import LearnerState, Publication, Rollout, Spaces
-
-
-def make_actor(
-    config: PPOConfig, model: ModelConfig, spaces: Spaces, compute: Compute = PLAIN
-) -> acting.SamplingActor:
-    """The actor that collects PPO's batches."""
-    records: tuple[acting.Recorded, ...] = ("logp_mu", "params_mu", "value")
-    return acting.make_sampler(config, model, spaces, records, compute)
 
 
 @final
@@ -71,7 +62,8 @@ class PPOLearner:
         self.kernels = self.network.kernel_groups()
         self.trained: Trained[Minibatch, Knobs] = Trained(
             self.network,
-            self._loss,
+            self.loss,
+            metrics.statistics,
             Knobs,
             setup,
             modules=self.normalizers.modules,
@@ -90,6 +82,90 @@ class PPOLearner:
         asked = Asked(self.family, self.network, normalize, has_value=True, told=frozenset({KL}))
         self.looks = Looks(asked, self.trained.interval)
         self.histograms = self.reports.histograms
+
+    # The loss
+
+    def loss(
+        self, parameters: Parameters, minibatch: Minibatch, knobs: Knobs
+    ) -> tuple[Tensor, Outputs]:
+        """The loss of a minibatch: equation 9 of arXiv 1707.06347, with the clipped objective of
+        equation 7 and, if there is one, the KL penalty of equation 8.
+
+        ``total = E[-min(rho * A, clip(rho, 1 - epsilon, 1 + epsilon) * A)] + value_coef * E[error]
+        - entropy_coef * E[H] + l2 + beta * E[KL(mu, pi)] + cutoff``, with means by `weight` over
+        the minibatch's rows.  A coefficient of 0 leaves its term out.
+        """
+        config, family, weight = self.config, self.family, minibatch.weight
+        rows = minibatch.take()
+        params, value, logp_pi, logp_mu = forward = self._forward(parameters, rows, knobs)
+        log_rho = logp_pi - logp_mu
+        if self.chunk_steps > 1:  # chunks may hold invalid rows, whose ratio may be anything
+            log_rho = torch.where(weight > 0, log_rho, 0.0)
+        rho = log_rho.exp()
+        if config.clip_epsilon is None:
+            policy = policy_losses.ratio(rho, rows.advantage)
+        else:
+            policy = policy_losses.ratio_clip(rho, rows.advantage, knobs.clip_epsilon)
+        error = self._value_error(value, rows, knobs)
+        # What is only reported stays out of the gradient.
+        entropy = family.entropy(params if config.entropy_coef > 0 else params.detach())
+        kl = family.kl(rows.params_mu, params if config.uses_kl else params.detach())
+
+        def mean(x: Tensor) -> Tensor:
+            return knobs.share * torch.dot(weight, x)
+
+        mean_kl, policy_loss = mean(kl), mean(policy)
+        zero = torch.zeros_like(policy_loss)
+        value_loss = knobs.value_coef * mean(error) if config.value_coef > 0 else zero
+        entropy_loss = -knobs.entropy_coef * mean(entropy) if config.entropy_coef > 0 else zero
+        l2_loss = self._l2(parameters, knobs) if config.l2_coefs else zero
+        kl_loss = knobs.kl_beta * mean_kl if config.kl_beta_init > 0 else zero
+        cutoff_loss = self._kl_cutoff(mean_kl, knobs) if config.kl_cutoff_coef > 0 else zero
+        total = policy_loss + value_loss + entropy_loss + l2_loss + kl_loss + cutoff_loss
+
+        losses = (policy_loss, value_loss, entropy_loss, l2_loss, kl_loss, cutoff_loss, total)
+        cutoff_kl = mean_kl if config.kl_cutoff_coef > 0 else None
+        terms = policy, error, entropy, kl
+        return total, Outputs(losses, cutoff_kl, *forward, log_rho, rho, *terms)
+
+    def _forward(
+        self, parameters: Parameters, rows: Rows, knobs: Knobs
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Parameters of the distribution, values, and log-probabilities of the actions: now, and
+        when they were taken.
+        """
+        config, family = self.config, self.family
+        params, value, _ = functional_call(
+            self.network, parameters, (rows.obs, rows.state, rows.is_first)
+        )
+        params = acting.masked(family, params, rows.obs)
+        logp_pi, logp_mu = family.log_prob(params, rows.action), rows.logp_mu
+        if config.log_prob_clip is not None:
+            bound = torch.as_tensor(knobs.log_prob_clip, dtype=logp_mu.dtype)
+            logp_pi, logp_mu = logp_pi.clamp(-bound, bound), logp_mu.clamp(-bound, bound)
+        return params, value, logp_pi, logp_mu
+
+    def _value_error(self, value: Tensor, rows: Rows, knobs: Knobs) -> Tensor:
+        """Half the squared error by row, that of a clipped value where there is a clip."""
+        if self.config.value_clip is None:
+            return value_losses.squared(value, rows.target)
+        return value_losses.clipped(value, rows.value_mu, rows.target, knobs.value_clip)
+
+    def _kl_cutoff(self, mean_kl: Tensor, knobs: Knobs) -> Tensor:
+        """The penalty on a mean KL far above the target."""
+        target, factor = knobs.kl_target, knobs.kl_cutoff_factor
+        return policy_losses.kl_cutoff(
+            mean_kl, target=target, factor=factor, coef=knobs.kl_cutoff_coef
+        )
+
+    def _l2(self, parameters: Parameters, knobs: Knobs) -> Tensor:
+        """The L2 penalty on kernels, by group; each of several learners has its share."""
+        coefs = {group: getattr(knobs, f"{group}_l2_coef") for group in self.config.l2_coefs}
+        kernels = ((coefs[group], name) for group in coefs for name in self.kernels[group])
+        squares = [coef * parameters[name].square().sum() for coef, name in kernels]
+        return torch.stack(squares).sum() / self.ranks.size
+
+    # Updates
 
     @property
     def plan(self) -> DataPlan:
@@ -129,9 +205,10 @@ class PPOLearner:
         for epoch in range(config.num_epochs):
             if epoch and config.refresh_advantages == "per_epoch":
                 rows, estimates = self._rows(batch, use)
-            begin = trained.untold
+            begin = trained.pending
             for minibatch in self._minibatches(rows, chunks, use.flatten()):
-                trained.step(minibatch, knobs, trained.descent(self.schedule.learning_rate, config))
+                options = trained.step_options(self.schedule.learning_rate, config)
+                trained.step(minibatch, knobs, options)
             most = config.target_kl
             if most is not None and trained.recent(begin)["policy/approx_kl"] > 1.5 * most:
                 break
@@ -194,82 +271,6 @@ class PPOLearner:
         found = {"clip_epsilon": self.schedule.clip_epsilon, "kl_beta": self.schedule.beta}
         return knobs_of(Knobs, self.config, **found, share=share)
 
-    def _loss(
-        self, parameters: Parameters, minibatch: Minibatch, knobs: Knobs
-    ) -> tuple[Tensor, Statistics]:
-        """The loss of a minibatch, and its statistics.
-
-        ``total = policy + value_coef * value - entropy_coef * H + l2 + beta * kl + cutoff`` with
-        means by `weight` over the minibatch's rows.  A coefficient of 0 leaves its term out.
-        """
-        config, weight = self.config, minibatch.weight
-        terms = self._terms(parameters, minibatch.take(), weight, knobs)
-
-        def mean(x: Tensor) -> Tensor:
-            return knobs.share * torch.dot(weight, x)
-
-        entropy, kl = mean(terms.entropy), mean(terms.kl)
-        zero = torch.zeros_like(entropy)
-        policy_loss = mean(terms.policy)
-        value_loss = knobs.value_coef * mean(terms.error) if config.value_coef > 0 else zero
-        entropy_loss = -knobs.entropy_coef * entropy if config.entropy_coef > 0 else zero
-        l2_loss = self._l2(parameters, knobs) if config.l2_coefs else zero
-        kl_loss = knobs.kl_beta * kl if config.kl_beta_init > 0 else zero
-        cutoff_loss, cutoff = zero, {}
-        if config.kl_cutoff_coef > 0:
-            above = kl > knobs.kl_cutoff_factor * knobs.kl_target
-            cutoff = {"policy/kl_cutoff_frac": above.float()}
-            cutoff_loss = policy_losses.kl_cutoff(
-                kl,
-                target=knobs.kl_target,
-                factor=knobs.kl_cutoff_factor,
-                coef=knobs.kl_cutoff_coef,
-            )
-        total = policy_loss + value_loss + entropy_loss + l2_loss + kl_loss + cutoff_loss
-
-        losses = torch.stack((policy_loss, value_loss, entropy_loss, l2_loss, kl_loss, cutoff_loss))
-        if config.check_numerics:
-            named = {"logp_pi": terms.logp_pi, "rho": terms.rho, "value": terms.value}
-            diagnostics.require_finite(named | {"losses": losses}, self.updates)
-        found = metrics.loss_statistics(losses, terms, weight, knobs.clip_epsilon)
-        return total, found._replace(means={**found.means, **cutoff})
-
-    def _terms(self, parameters: Parameters, rows: Rows, weight: Tensor, knobs: Knobs) -> Terms:
-        """The terms, by row, whose means make up the loss."""
-        config, family = self.config, self.family
-        params, value, _ = functional_call(
-            self.network, parameters, (rows.obs, rows.state, rows.is_first)
-        )
-        params = acting.masked(family, params, rows.obs)
-        logp_pi, logp_mu = family.log_prob(params, rows.action), rows.logp_mu
-        if config.log_prob_clip is not None:
-            bound = torch.as_tensor(knobs.log_prob_clip, dtype=logp_mu.dtype)
-            logp_pi, logp_mu = logp_pi.clamp(-bound, bound), logp_mu.clamp(-bound, bound)
-        log_rho = logp_pi - logp_mu
-        if self.chunk_steps > 1:  # chunks may hold invalid rows, whose ratio may be anything
-            log_rho = torch.where(weight > 0, log_rho, 0.0)
-        rho = log_rho.exp()
-        if config.clip_epsilon is None:
-            policy = policy_losses.ratio(rho, rows.advantage)
-        else:
-            policy = policy_losses.ratio_clip(rho, rows.advantage, knobs.clip_epsilon)
-        if config.value_clip is None:
-            error = value_losses.squared(value, rows.target)
-        else:
-            error = value_losses.clipped(value, rows.value_mu, rows.target, knobs.value_clip)
-        # What is only reported stays out of the gradient.
-        entropy = family.entropy(params if config.entropy_coef > 0 else params.detach())
-        kl = family.kl(rows.params_mu, params if config.uses_kl else params.detach())
-        found = (params, value, logp_pi, logp_mu, log_rho, rho, rows.advantage)
-        return Terms(*found, policy, error, entropy, kl)
-
-    def _l2(self, parameters: Parameters, knobs: Knobs) -> Tensor:
-        """L2 penalty on kernels, by group; each of several learners has its share."""
-        coefs = {group: getattr(knobs, f"{group}_l2_coef") for group in self.config.l2_coefs}
-        kernels = ((coefs[group], name) for group in coefs for name in self.kernels[group])
-        squares = [coef * parameters[name].square().sum() for coef, name in kernels]
-        return torch.stack(squares).sum() / self.ranks.size
-
     @torch.no_grad()
     def _mean_kl(self, rows: Rows, chunks: Chunks, use: Tensor) -> float:
         """Mean KL(mu, pi) of the current policy over the rows to use."""
@@ -278,16 +279,20 @@ class PPOLearner:
         params = acting.masked(self.family, params, rows.obs)
         return self.family.kl(rows.params_mu, params)[use].mean().item()
 
+    # Reports and state
+
     @torch.no_grad()
     def _distribute(self, when: str, rows: Rows, chunks: Chunks, use: Tensor) -> None:
         """Keeps the values behind the loss, for `histograms`."""
         if not self.config.log_histograms:
             return
-        rows, use = chunks.whole(rows, use)
+        order, use = chunks.order, use.flatten()[chunks.order]
+        every = torch.arange(chunks.rows.shape[1], device=use.device)
+        whole = Minibatch(rows, order, every, use.float(), rows.advantage[order])
         knobs = self.trained.on_device(self.knobs())
-        terms = self._terms(self.trained.parameters, rows, use.float(), knobs)
+        _, outputs = self.trained.loss(self.trained.parameters, whole, knobs)
         clip = self.schedule.clip_epsilon
-        values = metrics.loss_values(terms, rows.target, use, self.family, clip)
+        values = metrics.loss_values(outputs, whole.take(), use, self.family, clip)
         self.reports.distributions |= {f"{when}/{name}": x for name, x in values.items()}
 
     def metrics(self) -> dict[str, float]:
@@ -311,3 +316,11 @@ class PPOLearner:
         if counters:
             self.shuffle.set_state(state.tensors["shuffle"])
         self.schedule.load(scalars)
+
+
+def make_actor(
+    config: PPOConfig, model: ModelConfig, spaces: Spaces, compute: Compute = PLAIN
+) -> acting.SamplingActor:
+    """The actor that collects PPO's batches."""
+    records: tuple[acting.Recorded, ...] = ("logp_mu", "params_mu", "value")
+    return acting.make_sampler(config, model, spaces, records, compute)

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from quintet.algorithms.parts import diagnostics, judgements, looks
+from quintet.algorithms.parts.minibatches import Minibatch, Rows
 from quintet.algorithms.parts.normalizers import Normalizers
 from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import Trained
-from quintet.algorithms.ppo.config import PPOConfig
+from quintet.algorithms.ppo.config import Knobs, PPOConfig
 from quintet.ops import policy_losses
 from quintet.ops.distributions import DiagGaussian, Family, TupleFamily, leaf_families
 from quintet.protocols import Evidence, Part, Range
@@ -24,7 +25,9 @@ LOSSES = (
     "loss/kl",
     "loss/kl_cutoff",
 )
-"""The weighted terms, in the order of the sum."""
+"""The weighted terms, in the order of the sum; one with a coefficient of 0 is 0."""
+
+TOTAL = "loss/total"
 
 MIN_KL = 1e-5
 """Nats, of an iteration with at least a twentieth of the first learning rate."""
@@ -39,7 +42,7 @@ METRICS = (
     *looks.DISTRIBUTION,
     *looks.CHANGES,
     *looks.VALUE_CHANGES,
-    "loss/total",
+    TOTAL,
     "loss/total_abs",
     "policy/entropy",
     "policy/approx_kl",
@@ -99,45 +102,52 @@ class Estimates(NamedTuple):
     value: Tensor
 
 
-class Terms(NamedTuple):
-    """The unweighted terms of the loss, by row ``[N]``, and what they are made of.
+class Outputs(NamedTuple):
+    """Values of the loss of N rows, ``[N]`` but for the first two.
 
-    params: parameters of the distribution, masked.
+    losses: the weighted terms and their sum, scalars.
+    cutoff_kl: the mean KL of the cutoff's term, a scalar; None: there is no such term.
+    params: parameters of the distribution, masked, ``[N, P]``.
     log_rho: logp_pi - logp_mu; 0 in rows of weight 0 of a recurrent minibatch.
-    advantage: as in the policy term.
     policy, error: terms of policy and value function; `error` is half the squared error.
     """
 
+    losses: tuple[Tensor, ...]
+    cutoff_kl: Tensor | None
     params: Tensor
     value: Tensor
     logp_pi: Tensor
     logp_mu: Tensor
     log_rho: Tensor
     rho: Tensor
-    advantage: Tensor
     policy: Tensor
     error: Tensor
     entropy: Tensor
     kl: Tensor
 
+    @property
+    def checked(self) -> dict[str, Tensor]:
+        """Tensors that must be finite, in the order in which they are computed."""
+        named = {"logp_pi": self.logp_pi, "rho": self.rho, "value": self.value}
+        return named | dict(zip((*LOSSES, TOTAL), self.losses, strict=True))
 
-def loss_statistics(
-    losses: Tensor, terms: Terms, weight: Tensor, clip_epsilon: float | Tensor
-) -> Statistics:
-    """Statistics of a minibatch whose rows have the `weight` ``[N]``.
 
-    losses: the weighted LOSSES ``[6]``.
-    """
-    error = ((terms.rho - 1.0).abs() * (weight > 0)).detach()
-    means = dict(zip(LOSSES, losses.unbind(), strict=True)) | {
-        "loss/total": losses.sum(),
-        "policy/entropy": torch.dot(weight, terms.entropy),
-        "policy/kl": torch.dot(weight, terms.kl),
-        "policy/approx_kl": torch.dot(weight, policy_losses.approx_kl(terms.log_rho)),
-        "policy/clip_frac": torch.dot(weight, (error > clip_epsilon).float()),
-        "policy/ratio_mean": torch.dot(weight, terms.rho),
-        "value/prediction_mean": torch.dot(weight, terms.value),
+@torch.no_grad()
+def statistics(outputs: Outputs, minibatch: Minibatch, knobs: Knobs) -> Statistics:
+    """Statistics of a minibatch; of several learners, one's share."""
+    weight = minibatch.weight
+    error = (outputs.rho - 1.0).abs() * (weight > 0)
+    means = dict(zip((*LOSSES, TOTAL), outputs.losses, strict=True)) | {
+        "policy/entropy": torch.dot(weight, outputs.entropy),
+        "policy/kl": torch.dot(weight, outputs.kl),
+        "policy/approx_kl": torch.dot(weight, policy_losses.approx_kl(outputs.log_rho)),
+        "policy/clip_frac": torch.dot(weight, (error > knobs.clip_epsilon).float()),
+        "policy/ratio_mean": torch.dot(weight, outputs.rho),
+        "value/prediction_mean": torch.dot(weight, outputs.value),
     }
+    if outputs.cutoff_kl is not None:
+        above = outputs.cutoff_kl > knobs.kl_cutoff_factor * knobs.kl_target
+        means["policy/kl_cutoff_frac"] = above.float()
     return Statistics(means, greatest={"policy/ratio_max_error": error.max()})
 
 
@@ -188,18 +198,19 @@ class Reports:
             outside = (estimates.reward[use].abs() >= rewards.clip).float().mean()
             clipped["normalizer/reward_clip_frac"] = outside * (rewards.moments.count > 0)
         last = trained.recent(last_epoch)
-        told = {f"{name}_last_epoch": last[name] for name in (*LOSSES, "loss/total")}
+        of_last = {f"{name}_last_epoch": last[name] for name in (*LOSSES, TOTAL)}
         first = trained.recent(0, 1)["policy/ratio_max_error"]
-        interval.add(Statistics(clipped | told, greatest={"policy/ratio_first_max_error": first}))
+        greatest = {"policy/ratio_first_max_error": first}
+        interval.add(Statistics(clipped | of_last, greatest=greatest))
         trained.fold()
 
     def read(self) -> dict[str, float]:
         """The metrics of all iterations since the last call."""
-        found = self.trained.interval.read()
-        if LOSSES[0] in found:
-            found["loss/total_abs"] = sum(abs(found[name]) for name in LOSSES)
-        found |= self.normalizers.metrics()
-        return found | diagnostics.layer_metrics(self.trained.parameters, self.trained.gradient)
+        values = self.trained.interval.read()
+        if LOSSES[0] in values:
+            values["loss/total_abs"] = sum(abs(values[name]) for name in LOSSES)
+        values |= self.normalizers.metrics()
+        return values | diagnostics.layer_metrics(self.trained.parameters, self.trained.gradient)
 
     def histograms(self) -> dict[str, Tensor]:
         """Distributions of the last iteration, of each parameter and of its gradient."""
@@ -231,25 +242,25 @@ def batch_values(
 
 
 def loss_values(
-    terms: Terms, target: Tensor, use: Tensor, family: Family, clip_epsilon: float | None
+    outputs: Outputs, rows: Rows, use: Tensor, family: Family, clip_epsilon: float | None
 ) -> dict[str, Tensor]:
     """Values of the loss in the rows to `use` ``[N]``: log-probabilities, ratios, objectives, ...
 
     clip_epsilon: None leaves out the clipped values.
     """
-    rho, advantage = terms.rho, terms.advantage
+    rho, advantage = outputs.rho, rows.advantage
     values = {
         "advantage_normalized": advantage,
-        "value_prediction": terms.value,
-        "value_error": target - terms.value,
-        "logp_mu": terms.logp_mu,
-        "logp_pi": terms.logp_pi,
+        "value_prediction": outputs.value,
+        "value_error": rows.target - outputs.value,
+        "logp_mu": outputs.logp_mu,
+        "logp_pi": outputs.logp_pi,
         "ratio": rho,
         "objective": rho * advantage,
-        "entropy": terms.entropy,
-        "kl": terms.kl,
-        "loss_policy": terms.policy,
-        "loss_value": terms.error,
+        "entropy": outputs.entropy,
+        "kl": outputs.kl,
+        "loss_policy": outputs.policy,
+        "loss_value": outputs.error,
     }
     if clip_epsilon is not None:
         clipped = rho.clamp(1.0 - clip_epsilon, 1.0 + clip_epsilon)
@@ -257,7 +268,7 @@ def loss_values(
         values["objective_clipped"] = clipped * advantage
         values["objective_minimum"] = torch.minimum(rho * advantage, clipped * advantage)
     leaves = leaf_families(family)
-    split = torch.split(terms.params, [leaf.param_size for leaf in leaves], -1)
+    split = torch.split(outputs.params, [leaf.param_size for leaf in leaves], -1)
     for number, (leaf, params) in enumerate(zip(leaves, split, strict=True)):
         if isinstance(leaf, DiagGaussian):
             place = "" if len(leaves) == 1 else f"/{number}"

@@ -10,13 +10,23 @@ from torch.func import functional_call
 from quintet.algorithms.parts.options import Knob
 from quintet.algorithms.parts.setup import Setup
 from quintet.algorithms.parts.statistics import Statistics
-from quintet.algorithms.parts.trained import CLEAR_EVERY, Descent, Parameters, Trained
+from quintet.algorithms.parts.trained import (
+    CLEAR_EVERY,
+    Optimizer,
+    Parameters,
+    StepOptions,
+    Trained,
+)
 from quintet.errors import NonFiniteError
 from quintet.ops import adam
 
 
 class Knobs(NamedTuple):
     scale: Knob
+
+
+def of_total(total: Tensor, x: Tensor, knobs: Knobs) -> Statistics:
+    return Statistics({"loss/total": total})
 
 
 class Two(nn.Module):
@@ -35,13 +45,19 @@ def test_segments_have_rates_and_clips_of_their_own() -> None:
     ours, theirs = Two(), Two()
     theirs.load_state_dict(ours.state_dict())
 
-    def loss(parameters: Parameters, x: Tensor, knobs: Knobs) -> tuple[Tensor, Statistics]:
+    def loss(parameters: Parameters, x: Tensor, knobs: Knobs) -> tuple[Tensor, Tensor]:
         total = knobs.scale * functional_call(ours, parameters, (x,))
-        return total, Statistics({"loss/total": total})
+        return total, total
 
     setup = Setup(1, 1, (1, 2), torch.device("cpu"))
     trained = Trained(
-        ours, loss, Knobs, setup, only_learning=("network/critic.",), segments=("actor", "critic")
+        ours,
+        loss,
+        of_total,
+        Knobs,
+        setup,
+        only_learning=("network/critic.",),
+        segments=("actor", "critic"),
     )
     assert set(trained.published()) == {"network/actor.weight", "network/actor.bias"}
     assert set(trained.weights()) - set(trained.published()) == {
@@ -53,11 +69,11 @@ def test_segments_have_rates_and_clips_of_their_own() -> None:
     optimizers = [torch.optim.Adam(p.parameters(), r) for p, r in zip(parts, rates, strict=True)]
     for step in range(1, 6):
         x = torch.randn(4, 3)
-        descents = [
-            Descent(adam.rates(step, rate, 1e-8), bound)
+        options = [
+            StepOptions(adam.rates(step, rate, 1e-8), bound)
             for rate, bound in zip(rates, bounds, strict=True)
         ]
-        trained.step(x, Knobs(0.5), *descents)
+        trained.step(x, Knobs(0.5), *options)
         theirs.zero_grad()
         (0.5 * theirs(x)).backward()
         for part, optimizer, bound in zip(parts, optimizers, bounds, strict=True):
@@ -73,19 +89,89 @@ def test_segments_have_rates_and_clips_of_their_own() -> None:
     }
 
 
+class Options(NamedTuple):
+    """The options that `step_options` reads of a learner with Adam."""
+
+    adam_epsilon: float = 1e-8
+    max_grad_norm: float | None = 0.5
+
+
+def test_a_segment_sits_steps_out() -> None:
+    """As the policy of TD3, which moves in every second step: the optimizer of its own, which is
+    called as often, does the same; also where the training is saved and goes on in between.
+    """
+    torch.manual_seed(0)
+    theirs, setup = Two(), Setup(1, 1, (1, 2), torch.device("cpu"))
+
+    def make() -> Trained[Tensor, Knobs]:
+        network = Two()
+        network.load_state_dict(theirs.state_dict())
+
+        def loss(parameters: Parameters, x: Tensor, knobs: Knobs) -> tuple[Tensor, Tensor]:
+            total = knobs.scale * functional_call(network, parameters, (x,))
+            return total, total
+
+        segments = ("actor", "critic")
+        return Trained(
+            network, loss, of_total, Knobs, setup,
+            segments=segments, delayed=("actor",), averages=True,
+        )  # fmt: skip
+
+    trained = make()
+    parts, rates = (theirs.actor, theirs.critic), (1e-2, 3e-2)
+    optimizers = [torch.optim.Adam(p.parameters(), r) for p, r in zip(parts, rates, strict=True)]
+    for step in range(1, 8):
+        if step == 6:
+            state, trained = trained.save(), make()
+            trained.load(state, step - 1)
+        x, moves = torch.randn(4, 3), step % 2 == 0
+        actor = trained.segments[0]
+        before = [each.clone() for each in (actor.theta, *actor.memory.values())]
+        options = (
+            trained.step_options(rates[0], Options(), "actor") if moves else None,
+            trained.step_options(rates[1], Options(), "critic"),
+        )
+        trained.step(x, Knobs(0.5), *options, polyak=0.5 if moves else 0.0)
+        after = (actor.theta, *actor.memory.values())
+        for mine, old in zip(after, before, strict=True):
+            assert torch.equal(mine, old) is not moves
+        theirs.zero_grad()
+        (0.5 * theirs(x)).backward()
+        for part, optimizer in zip(parts, optimizers, strict=True):
+            nn.utils.clip_grad_norm_(part.parameters(), 0.5)
+            if moves or part is theirs.critic:
+                optimizer.step()
+    for name, p in theirs.named_parameters():
+        torch.testing.assert_close(trained.parameters[name].detach(), p.detach(), msg=name)
+
+
+def test_a_velocity_does_not_rest() -> None:
+    network = nn.Linear(2, 1)
+
+    def loss(parameters: Parameters, x: Tensor, knobs: Knobs) -> tuple[Tensor, Tensor]:
+        total = functional_call(network, parameters, (x,)).sum()
+        return total, total
+
+    setup = Setup(1, 1, (1, 2), torch.device("cpu"))
+    rule = Optimizer("rmsprop", momentum=True)
+    trained = Trained(network, loss, of_total, Knobs, setup, rule, delayed=("",))
+    with pytest.raises(ValueError, match="momentum must be 0 for a segment to sit a step out"):
+        trained.step(torch.ones(1, 2), Knobs(1.0), None)
+
+
 def test_moments_of_weights_without_gradient_do_not_stay_subnormal() -> None:
     network = nn.Linear(2, 1, bias=False)
 
-    def loss(parameters: Parameters, x: Tensor, knobs: Knobs) -> tuple[Tensor, Statistics]:
+    def loss(parameters: Parameters, x: Tensor, knobs: Knobs) -> tuple[Tensor, Tensor]:
         total = functional_call(network, parameters, (x,)).sum()
-        return total, Statistics({"loss/total": total})
+        return total, total
 
-    trained = Trained(network, loss, Knobs, Setup(1, 1, (1, 2), torch.device("cpu")))
+    trained = Trained(network, loss, of_total, Knobs, Setup(1, 1, (1, 2), torch.device("cpu")))
     tiny = torch.finfo(torch.float32).tiny
     subnormal = []
     for step in range(1, CLEAR_EVERY + 2):
         x = torch.tensor([[1.0, 1.0 if step == 1 else 0.0]])
-        trained.step(x, Knobs(1.0), Descent(adam.rates(step, 1e-3, 1e-8), None))
+        trained.step(x, Knobs(1.0), StepOptions(adam.rates(step, 1e-3, 1e-8), None))
         subnormal.append(0.0 < trained.memory["exp_avg"][1] < tiny)
     assert subnormal[CLEAR_EVERY - 2]
     assert not any(subnormal[CLEAR_EVERY - 1 :])
@@ -98,21 +184,25 @@ def plain(told: float) -> tuple[Trained[Tensor, Knobs], nn.Linear]:
     """What trains a layer, by a loss that is told as `told`."""
     network = nn.Linear(2, 1)
 
-    def loss(parameters: Parameters, x: Tensor, knobs: Knobs) -> tuple[Tensor, Statistics]:
+    def loss(parameters: Parameters, x: Tensor, knobs: Knobs) -> tuple[Tensor, Tensor]:
         total = knobs.scale * functional_call(network, parameters, (x,)).sum()
-        return total, Statistics({"policy/kl": torch.tensor(torch.nan), "loss/total": total * told})
+        return total, total
 
-    return Trained(network, loss, Knobs, Setup(1, 1, (1, 2), torch.device("cpu"))), network
+    def statistics(total: Tensor, x: Tensor, knobs: Knobs) -> Statistics:
+        return Statistics({"policy/kl": torch.tensor(torch.nan), "loss/total": total * told})
+
+    setup = Setup(1, 1, (1, 2), torch.device("cpu"))
+    return Trained(network, loss, statistics, Knobs, setup), network
 
 
 def test_a_loss_is_looked_at_in_every_update_also_where_its_gradient_is_finite() -> None:
     """As of an error whose square is infinite.  Statistics that there are none of are NaN."""
-    x, descent = torch.ones(1, 2), Descent(adam.rates(1, 1e-3, 1e-8), None)
+    x, descent = torch.ones(1, 2), StepOptions(adam.rates(1, 1e-3, 1e-8), None)
     trained, _ = plain(1.0)
     for _ in range(3):
         trained.step(x, Knobs(1.0), descent)
         trained.fold_when_due()
-    assert trained.untold == 3
+    assert trained.pending == 3
     trained, _ = plain(torch.inf)
     trained.step(x, Knobs(1.0), descent)
     with pytest.raises(NonFiniteError, match=r"loss/total became -?inf at update 1;"):

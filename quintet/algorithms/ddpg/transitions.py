@@ -1,0 +1,54 @@
+"""A replayed batch as DDPG's loss reads it."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quintet.models.normalize import ObservationNormalizer
+from quintet.protocols import Ranks
+from quintet.types import Obs, Rollout
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """B windows of T rows as the loss reads them, this learner's share of a batch.
+
+    obs: normalised, flat in time-major order ``[(T + 1) * B, ...]``.
+    action: of row 0, ``[B, A]``; target: of its value ``[B]`` if it is known already.
+    spread: mean and standard deviation that values are in units of, ``[2]``.
+    rows: of the whole batch.
+    """
+
+    obs: Obs
+    action: Tensor
+    reward: Tensor
+    goes_on_t: Tensor
+    not_cut_t: Tensor
+    target: Tensor | None
+    spread: Tensor
+    rows: int
+
+
+def transitions_of(
+    batch: Rollout,
+    ranks: Ranks,
+    normalizer: ObservationNormalizer,
+    spread: Tensor,
+    *,
+    truncation_as_termination: bool,
+) -> Transitions:
+    """This learner's columns of a batch."""
+    own = ranks.shard(batch)
+    obs = normalizer({name: x.flatten(0, 1) for name, x in own.obs.items()})
+    terminal = own.terminated | own.truncated if truncation_as_termination else own.terminated
+    return Transitions(
+        obs={name: x.contiguous() for name, x in obs.items()},
+        action=own.action[0].contiguous(),
+        reward=torch.where(own.valid, own.reward, 0.0),
+        goes_on_t=(~terminal).float().contiguous(),
+        not_cut_t=own.not_cut_t.contiguous(),
+        target=None,
+        spread=spread,
+        rows=batch.valid.shape[1],
+    )
