@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from conformance import Case
 
-from quintet.algorithms.ddpg.actor import PARAM_SCALE, WARMING_UP
+from quintet.algorithms.ddpg.actor import PARAM_SCALE
+from quintet.algorithms.parts.acting import WARMING_UP
 from quintet.types import Publication, Rollout
 
 NETWORK = {"activation": "relu", "layer_norm": True, "policy_hidden": (8, 6)}

@@ -11,12 +11,13 @@ from ddpg_helpers import PLAIN, acting, case, replayed
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from quintet.algorithms.ddpg.actor import PARAM_SCALE, WARMING_UP, DDPGActor
+from quintet.algorithms.ddpg.actor import PARAM_SCALE, DDPGActor
 from quintet.algorithms.ddpg.config import DDPGConfig
 from quintet.algorithms.ddpg.exploration import Exploration, adapted, ou_step, parse
 from quintet.algorithms.ddpg.learner import DDPGLearner
 from quintet.algorithms.ddpg.network import perturbable
 from quintet.algorithms.ddpg.popart import TargetStatistics
+from quintet.algorithms.parts.acting import WARMING_UP
 from quintet.algorithms.registry import find
 from quintet.models.config import ModelConfig
 from quintet.models.flat import views_of

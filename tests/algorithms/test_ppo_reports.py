@@ -236,4 +236,4 @@ def test_saved_numbers_of_a_schedule_are_those_that_it_knows() -> None:
     saved = used.save()
     assert saved.keys() == fresh.save().keys()
     fresh.load(saved | {"told/policy/else": "x"})
-    assert fresh.told == used.told != Schedule(config, 100).told
+    assert fresh.metrics == used.metrics != Schedule(config, 100).metrics

@@ -1,4 +1,4 @@
-"""What ACER makes of the critic's values: targets, and where the policy's statistics are to go.
+"""Estimates of ACER from the critic's values: targets, and the policy's direction.
 
 `summed` is for Discrete actions, whose values are all known; `sampled` for all others, whose
 expectations are those of samples.  Both follow Wang et al., arXiv 1611.01224: sections 3.2 and 5.2.
@@ -16,7 +16,7 @@ from quintet.ops.retrace import retrace
 
 
 class Rows(NamedTuple):
-    """What both forms read, ``[T, B, ...]``.
+    """The rows that both forms read, ``[T, B, ...]``.
 
     pi: parameters of the policy, rows 0 to T, with their gradient; mu: of the policy that acted.
     action: a harmless one in rows that are not valid; log_rho: of its ratio, 0 in these rows.
@@ -35,7 +35,7 @@ class Rows(NamedTuple):
 
 
 class Estimates(NamedTuple):
-    """What actions and states are worth, and where the policy is to go, by row ``[T, B]``.
+    """Values of actions, and the direction of the policy's gradient, by row ``[T, B]``.
 
     f: the policy's statistics, with their gradient; g: the direction in which the terms of the
         policy move them, ``[T, B, S]``.

@@ -45,7 +45,7 @@ from quintet.algorithms.acer.estimates import Estimates, Rows, sampled, summed
 from quintet.algorithms.acer.metrics import Outputs, Region
 from quintet.algorithms.acer.network import PolicyAndCritic
 from quintet.algorithms.parts.acting import SamplingActor, make_normalizer, masked
-from quintet.algorithms.parts.looks import Asked, Looks
+from quintet.algorithms.parts.looks import Looks, Subject
 from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
 from quintet.algorithms.parts.options import refuse_aux_losses, require_tunable
 from quintet.algorithms.parts.schedule import find_schedule
@@ -110,8 +110,8 @@ class ACERLearner:
         self.learning_rate = config.learning_rate
         self.fresh_updates, self.replayed_updates = 0, 0  # since the last report
         policy = partial(network, critic=False)
-        asked = Asked(self.family, policy, self.normalizers.observations, has_value=False)
-        self.looks = Looks(asked, self.trained.interval)
+        subject = Subject(self.family, policy, self.normalizers.observations, has_value=False)
+        self.looks = Looks(subject, self.trained.interval)
 
     # The loss
 

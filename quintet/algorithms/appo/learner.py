@@ -105,15 +105,15 @@ class APPOLearner:
         self.learning_rate, self.decay = config.learning_rate, find_decay(config.lr_schedule)
         recorded = {looks.KL} if config.records_distribution else set()
         recorded |= {*looks.VALUE_CHANGES} if config.records_value else set()
-        asked = looks.Asked(
+        subject = looks.Subject(
             self.family,
             self.network,
             self.normalizers.observations,
             has_value=True,
-            told=frozenset(recorded),
+            reported=frozenset(recorded),
             make_past=partial(acting.past_actor, config, model, spaces, setup),
         )
-        self.looks = looks.Looks(asked, self.trained.interval)
+        self.looks = looks.Looks(subject, self.trained.interval)
         self.skipped = 0  # minibatches of the last iteration without a valid row
 
     # The loss

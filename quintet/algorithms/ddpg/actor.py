@@ -9,7 +9,7 @@ from torch.func import functional_call
 from quintet.algorithms.ddpg.config import DDPGConfig
 from quintet.algorithms.ddpg.exploration import ou_step, perturbation
 from quintet.algorithms.ddpg.network import Policy, action_box, perturbable
-from quintet.algorithms.parts.acting import make_normalizer
+from quintet.algorithms.parts.acting import WARMING_UP, make_normalizer
 from quintet.algorithms.parts.setup import PLAIN, Compute
 from quintet.models.compiled import Graph
 from quintet.models.config import ModelConfig
@@ -19,8 +19,8 @@ from quintet.models.own_weights import linear, sequential
 from quintet.models.precision import autocast
 from quintet.types import ActOutput, Obs, Publication, Spaces, State, TensorSpec
 
-PARAM_SCALE, WARMING_UP = "param_noise_std", "warming_up"
-"""Of a publication: the standard deviation of parameter noise, and whether actions are uniform."""
+PARAM_SCALE = "param_noise_std"
+"""Name in a publication: the standard deviation of parameter noise."""
 
 _SEEDS = 2**53  # float64 holds these exactly
 
@@ -76,12 +76,12 @@ class DDPGActor:
         self.warming_up = bool(tensors[WARMING_UP])
 
     def initial_state(self, num_streams: int) -> State:
-        device, found = self.theta.device, {}
+        device, state = self.theta.device, {}
         if self.sizes.ou:
-            found["ou"] = torch.zeros(num_streams, self.box.size, device=device)
+            state["ou"] = torch.zeros(num_streams, self.box.size, device=device)
         if self.sizes.param:  # whoever acts before its first start of an episode is not perturbed
-            found["weights"] = self.theta.detach().expand(num_streams, -1).clone()
-        return found
+            state["weights"] = self.theta.detach().expand(num_streams, -1).clone()
+        return state
 
     def draw_noise(self, steps: int, num_streams: int, generator: torch.Generator) -> Tensor:
         """``[steps, B, 1 + 3 A]``, float64: a seed, two standard normals and one uniform number per
@@ -120,7 +120,7 @@ class DDPGActor:
         return ActOutput(action, self.box.to_env(action), {}, state)
 
     def _perturbed(self, weights: Tensor, is_first: Tensor, seeds: Tensor) -> Tensor:
-        """The weights of each stream, anew for those that begin an episode."""
+        """The weights of each stream; streams that begin an episode get new ones."""
         rows = is_first.nonzero().flatten().tolist()
         if not rows:
             return weights
@@ -160,7 +160,7 @@ class DDPGActor:
         return {name: x.view(-1, *shape) for (name, shape), x in parts}
 
     def _act_at_once(self, encoder: Mlp, seen: Obs, own: dict[str, Tensor]) -> Tensor:
-        """What the network would say row by row, in one product for each layer."""
+        """The network's outputs of each row by its own weights, in one product for each layer."""
         start = "encoder.layers."
         layers = {name.removeprefix(start): x for name, x in own.items() if name.startswith(start)}
         with autocast(self.network.trunk.precision, self.theta.device):
@@ -171,5 +171,5 @@ class DDPGActor:
 def make_actor(
     config: DDPGConfig, model: ModelConfig, spaces: Spaces, compute: Compute = PLAIN
 ) -> DDPGActor:
-    """What collects DDPG's transitions."""
+    """The actor that collects DDPG's transitions."""
     return DDPGActor(config, model, spaces, compute)

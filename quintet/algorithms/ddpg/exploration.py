@@ -1,4 +1,4 @@
-"""How DDPG's actors explore: the grammar of ``exploration``, and the arithmetic of the noises."""
+"""Exploration of DDPG: the grammar of the option, and the arithmetic of the noises."""
 
 from __future__ import annotations  # so that the grammar needs no tensor
 

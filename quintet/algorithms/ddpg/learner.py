@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from quintet.algorithms.ddpg import metrics
-from quintet.algorithms.ddpg.actor import PARAM_SCALE, WARMING_UP
+from quintet.algorithms.ddpg.actor import PARAM_SCALE
 from quintet.algorithms.ddpg.config import TUNABLE, DDPGConfig, Knobs
 from quintet.algorithms.ddpg.exploration import adapted, perturbation
 from quintet.algorithms.ddpg.metrics import Outputs
@@ -40,7 +40,7 @@ from quintet.algorithms.ddpg.network import Networks, action_box, perturbable
 from quintet.algorithms.ddpg.popart import TargetStatistics, rescale_
 from quintet.algorithms.ddpg.transitions import Transitions, transitions_of
 from quintet.algorithms.parts import diagnostics
-from quintet.algorithms.parts.acting import make_normalizer
+from quintet.algorithms.parts.acting import Warmup, make_normalizer
 from quintet.algorithms.parts.options import refuse_aux_losses, require_tunable
 from quintet.algorithms.parts.schedule import find_decay
 from quintet.algorithms.parts.setup import Setup
@@ -92,7 +92,7 @@ class DDPGLearner:
         )
         self.penalised = self.network.penalised()
         self.param_scale = torch.tensor(config.noise.param, device=setup.device)
-        self.collected_env_steps = 0  # of this policy, which in a population is one of several
+        self.warmup = Warmup(config.replay_start_steps * (config.warmup_policy == "uniform"))
         # By own name in each network, the name in `Trained`.
         names = [*self.trained.parameters]
         self.names = [
@@ -234,16 +234,9 @@ class DDPGLearner:
 
     # Fresh batches
 
-    @property
-    def warming_up(self) -> bool:
-        """Whether actions are uniform."""
-        config = self.config
-        few = self.collected_env_steps < config.replay_start_steps
-        return few and config.warmup_policy == "uniform"
-
     def _take_statistics(self, batch: Rollout) -> None:
         """Adds up statistics of the actions that were executed, and of the observations."""
-        self.collected_env_steps += int(batch.valid.sum())
+        self.warmup.count(batch)
         action = batch.action[batch.valid]
         if len(action):
             obs = {name: x[:-1][batch.valid] for name, x in batch.obs.items()}
@@ -372,7 +365,7 @@ class DDPGLearner:
     # Weights and state
 
     def _for_actors(self) -> dict[str, Tensor]:
-        return {PARAM_SCALE: self.param_scale, WARMING_UP: torch.tensor(self.warming_up)}
+        return {PARAM_SCALE: self.param_scale, **self.warmup.published()}
 
     def publication(self) -> Publication:
         return Publication(self.version, self.trained.published() | self._for_actors())
@@ -404,7 +397,7 @@ class DDPGLearner:
             "version": self.version,
             "actor_learning_rate": self.rates[0],
             "critic_learning_rate": self.rates[1],
-            "collected_env_steps": self.collected_env_steps,
+            "collected_env_steps": self.warmup.collected,
         }
         return LearnerState(tensors, scalars)
 
@@ -416,7 +409,7 @@ class DDPGLearner:
         self.version = scalars["version"] if counters else self.version + 1
         self.rates = scalars["actor_learning_rate"], scalars["critic_learning_rate"]
         if counters:
-            self.collected_env_steps = scalars["collected_env_steps"]
+            self.warmup.collected = scalars["collected_env_steps"]
             self.generator.set_state(tensors["generator"])
             self.has_reference = scalars["has_reference"]
             obs, action = self.reference

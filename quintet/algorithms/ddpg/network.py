@@ -128,9 +128,7 @@ NORMALIZING = (
 
 
 def perturbable(policy: nn.Module) -> dict[str, bool]:
-    """By name of a parameter, whether parameter noise moves it: normalising layers are left as they
-    are.
-    """
+    """Whether parameter noise moves a parameter, by name; normalising layers stay as they are."""
     norms = {
         parameter
         for module in policy.modules()

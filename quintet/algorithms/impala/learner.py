@@ -28,7 +28,7 @@ from quintet.algorithms.impala import metrics
 from quintet.algorithms.impala.config import TUNABLE, ImpalaConfig, Knobs, aux_weights
 from quintet.algorithms.impala.metrics import AUX, LOSSES, Outputs
 from quintet.algorithms.parts.acting import make_family, make_sampler, masked, past_actor
-from quintet.algorithms.parts.looks import Asked, Looks
+from quintet.algorithms.parts.looks import Looks, Subject
 from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
 from quintet.algorithms.parts.off_policy_statistics import Terms
 from quintet.algorithms.parts.options import require_tunable
@@ -74,8 +74,8 @@ class ImpalaLearner:
         self.version = 0
         past = partial(past_actor, config, model, spaces, setup)
         normalize = self.normalizers.observations
-        asked = Asked(self.family, self.network, normalize, has_value=True, make_past=past)
-        self.looks = Looks(asked, self.trained.interval)
+        subject = Subject(self.family, self.network, normalize, has_value=True, make_past=past)
+        self.looks = Looks(subject, self.trained.interval)
         self.learning_rate, self.decay = config.learning_rate, find_decay(config.lr_schedule)
 
     # The loss

@@ -1,1 +1,1 @@
-"""What learners share by composition."""
+"""Parts that learners share by composition."""

@@ -1,4 +1,4 @@
-"""The actor of learners that sample from their policy: all but DDPG."""
+"""Acting: the actor of learners that sample from their policy, masks, uniform warm-up."""
 
 from typing import Protocol, final
 
@@ -14,7 +14,16 @@ from quintet.models.flat import ModuleTensors, flatten_in_place, views_of
 from quintet.models.heads import action_family
 from quintet.models.normalize import ObservationNormalizer, observation_normalizer
 from quintet.ops.distributions import Family
-from quintet.types import ACTION_MASK, ActOutput, Obs, Publication, Spaces, State, TensorSpec
+from quintet.types import (
+    ACTION_MASK,
+    ActOutput,
+    Obs,
+    Publication,
+    Rollout,
+    Spaces,
+    State,
+    TensorSpec,
+)
 
 
 def make_family(model: ModelConfig, spaces: Spaces) -> Family:
@@ -41,7 +50,7 @@ class Normalizes(Protocol):
 def make_normalizer(
     config: Normalizes, model: ModelConfig, spaces: Spaces
 ) -> ObservationNormalizer:
-    """The normaliser of observations that actors and their learner have alike."""
+    """The normaliser of observations, the same for actors and their learner."""
     return observation_normalizer(
         spaces.observation,
         on=config.normalize_observations,
@@ -59,6 +68,29 @@ def masked(family: Family, params: Tensor, obs: Obs) -> Tensor:
     return family.apply_mask(params, obs[ACTION_MASK]) if ACTION_MASK in obs else params
 
 
+WARMING_UP = "warming_up"
+"""Name in a publication: whether actions are uniform."""
+
+
+@final
+class Warmup:
+    """Uniform actions until a policy has collected `steps` env_steps.
+
+    collected: env_steps of this policy, which in a population is one of several.
+    """
+
+    def __init__(self, steps: int):
+        self.steps, self.collected = steps, 0
+
+    def count(self, batch: Rollout) -> None:
+        """Counts the rows of a fresh batch."""
+        self.collected += int(batch.valid.sum())
+
+    def published(self) -> dict[str, Tensor]:
+        """The part of a publication that tells actors whether actions are uniform."""
+        return {WARMING_UP: torch.tensor(self.collected < self.steps)}
+
+
 class PolicyNetwork(Protocol):
     """A module with a policy, which gives the parameters of `family`; see `ActorCritic`."""
 
@@ -70,7 +102,7 @@ class PolicyNetwork(Protocol):
     def initial_state(self, num_streams: int) -> State: ...
 
     def forward(self, obs: Obs, state: State, is_first: Tensor) -> tuple[Tensor, Tensor, State]:
-        """Parameters, what the learner has beside them (the value, if it is recorded), state."""
+        """Parameters, the learner's second output (the value, if it is recorded), state."""
         ...
 
     def policy(self, obs: Obs, state: State, is_first: Tensor) -> tuple[Tensor, State]:
@@ -195,6 +227,6 @@ def make_sampler(
 def past_actor(
     config: Normalizes, model: ModelConfig, spaces: Spaces, setup: Setup
 ) -> SamplingActor:
-    """An actor beside the learner, for weights that acted before."""
+    """An actor in the learner's process, for weights that acted before."""
     compute = Compute(setup.compute.precision, act_on=str(setup.device))
     return make_sampler(config, model, spaces, ("value",), compute)

@@ -1,4 +1,4 @@
-"""Numbers that tell how a learner fares, by the names of quintet.observe.metrics."""
+"""Metrics of a learner's health, by the names of quintet.observe.metrics."""
 
 from collections.abc import Iterator, Mapping
 
@@ -21,7 +21,7 @@ METRICS = (
     "optim/grad_clip_frac",
     "optim/learning_rate",
 )
-"""What learners of a policy and a value report alike."""
+"""The metrics that all learners of a policy and a value report."""
 
 
 REWARD_METRICS = (
@@ -29,7 +29,7 @@ REWARD_METRICS = (
     "normalizer/reward_clip_frac",
     "normalizer/reward_std",
 )
-"""What learners that normalise rewards report beside their mean."""
+"""The metrics of normalised rewards, which stand next to their mean."""
 
 
 def reward_statistics(
@@ -97,7 +97,10 @@ def observation_clip_share(
 def layers(
     parameters: Mapping[str, Tensor], gradient: Tensor | None
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Name, value and gradient of every parameter; `gradient` is that of all, flat, if kept."""
+    """Name, value and gradient of every parameter.
+
+    gradient: of all parameters, flat; None: it is not kept, and nothing is yielded.
+    """
     if gradient is not None:
         sizes = [parameter.numel() for parameter in parameters.values()]
         parts = torch.split(gradient, sizes)

@@ -16,8 +16,9 @@ MAX_CLIP_FRAC = 0.5
 """Share above which most of the batch takes no part in the gradient."""
 
 MAX_OUTSIDE_FRAC = 0.05
-"""Of a normal distribution one value in a million is 5 standard deviations out, of a policy that
-learns to reach new states a few in a hundred; above that the statistics don't describe the data.
+"""Share of values at the clip above which the statistics don't describe the data: of a normal
+distribution one value in a million is 5 standard deviations out, of a policy that learns to reach
+new states a few in a hundred.
 """
 
 MIN_REWARD_STD = 1e-6
@@ -51,7 +52,7 @@ def clipped(possible: float = MAX_CLIP_FRAC) -> Evidence:
 
 
 def gradient(bound: float | None, metric: str = "optim/grad_norm") -> tuple[Evidence, ...]:
-    """The gradient's norm beside its bound; where there is none, Adam and RMSProp divide by it."""
+    """The gradient's norm against its bound; without one Adam and RMSProp divide by the norm."""
     if bound is None:
         return ()
     return (

@@ -1,8 +1,8 @@
 """Looks at a policy's distribution, of one batch between two reports.
 
-What they tell costs a forward or two, which no update need pay: the spread of the distribution, and
+Their metrics cost a forward or two, which no update need pay: the spread of the distribution, and
 how far policy and value are from those that acted.  Where an actor does not record its distribution
-or its value, the weights that are about to act are kept until rows of theirs come.
+or its value, the weights that are about to act are kept until their rows come.
 """
 
 from collections.abc import Callable
@@ -39,26 +39,26 @@ MASKED = -1e8
 
 
 class Network(Protocol):
-    """What a look asks: an `ActorCritic`, or a network of which only the policy is asked."""
+    """An `ActorCritic`, or a network of which a look only uses the policy."""
 
     def __call__(self, obs: Obs, state: State, is_first: Tensor) -> tuple[Tensor, Tensor, State]:
         """Parameters, values or something else, state."""
         ...
 
 
-class Outputs(NamedTuple):
+class PolicyAndValue(NamedTuple):
     """Parameters of the distribution, masked, and values of rows ``[N]``; None: not known."""
 
     params: Tensor
     value: Tensor | None
 
 
-class Asked(NamedTuple):
-    """What looks ask of.
+class Subject(NamedTuple):
+    """A learner that looks are made at.
 
     network, normalize: of the learner.
     has_value: whether the network's second output is the value.
-    told: names of metrics that the learner tells by itself.
+    reported: names of metrics that the learner reports by itself.
     make_past: makes an actor that can hold the weights that acted; None: what a look needs of them
         is recorded.
     """
@@ -67,7 +67,7 @@ class Asked(NamedTuple):
     network: Network
     normalize: Callable[[Obs], Obs]
     has_value: bool
-    told: frozenset[str] = frozenset()
+    reported: frozenset[str] = frozenset()
     make_past: Callable[[], SamplingActor] | None = None
 
 
@@ -78,8 +78,8 @@ class Looks:
     due: whether none has been made since the last report.
     """
 
-    def __init__(self, asked: Asked, interval: Interval):
-        self.asked, self.interval, self.due = asked, interval, True
+    def __init__(self, subject: Subject, interval: Interval):
+        self.subject, self.interval, self.due = subject, interval, True
         self._past: SamplingActor | None = None
         self._waits_for: int | None = None  # the version that is kept
 
@@ -93,15 +93,15 @@ class Looks:
 
         publication: of the weights that act from now on.
         """
-        asked = self.asked
+        subject = self.subject
         if self._waits_for is not None and batch.valid.any():
             use = batch.valid & (batch.version == self._waits_for)
             if use.any():
                 assert self._past is not None
                 past = self._past
-                then = _forward(batch, past.network, past.normalizer, asked, use)
-                now = _forward(batch, asked.network, asked.normalize, asked, use)
-                self._tell(batch.action[use], then, now)
+                then = _forward(batch, past.network, past.normalizer, subject, use)
+                now = _forward(batch, subject.network, subject.normalize, subject, use)
+                self._add_changes(batch.action[use], then, now)
                 self._waits_for = None
             elif batch.version[batch.valid].min() > self._waits_for:  # it never acted
                 self._waits_for = None
@@ -109,16 +109,18 @@ class Looks:
             return
         self.due = False
         use = batch.valid
-        now = _forward(batch, asked.network, asked.normalize, asked, use)
-        self.interval.add(distribution_statistics(asked.family, now.params))
-        if asked.make_past is None:
+        now = _forward(batch, subject.network, subject.normalize, subject, use)
+        self.interval.add(distribution_statistics(subject.family, now.params))
+        if subject.make_past is None:
             value = batch.record["value"][use] if "value" in batch.record else None
-            self._tell(batch.action[use], Outputs(batch.record["params_mu"][use], value), now)
+            self._add_changes(
+                batch.action[use], PolicyAndValue(batch.record["params_mu"][use], value), now
+            )
             return
         if self._waits_for is not None:
             return
         if self._past is None:
-            self._past = asked.make_past()
+            self._past = subject.make_past()
         kept = publication()
         self._past.load(kept)
         self._waits_for = kept.version
@@ -128,31 +130,31 @@ class Looks:
         self.due = True
 
     def forget(self) -> None:
-        """As `begin`, and a look that waits for rows is given up; called at a checkpoint and where
-        a run goes on from one, so that both tell the same from there on.
+        """Does what `begin` does, and gives up a look that waits for rows; called at a checkpoint
+        and at a resume, so that both runs report the same from there on.
         """
         self.due, self._waits_for = True, None
 
-    def _tell(self, action: Tensor, then: Outputs, now: Outputs) -> None:
-        found = change_statistics(self.asked.family, action, then, now)
+    def _add_changes(self, action: Tensor, then: PolicyAndValue, now: PolicyAndValue) -> None:
+        changes = change_statistics(self.subject.family, action, then, now)
         means, greatest = (
-            {name: x for name, x in part.items() if name not in self.asked.told}
-            for part in (found.means, found.greatest)
+            {name: x for name, x in part.items() if name not in self.subject.reported}
+            for part in (changes.means, changes.greatest)
         )
         self.interval.add(Statistics(means, greatest=greatest))
 
 
 @torch.no_grad()
 def _forward(
-    batch: Rollout, network: Network, normalize: Callable[[Obs], Obs], asked: Asked, use: Tensor
-) -> Outputs:
+    batch: Rollout, network: Network, normalize: Callable[[Obs], Obs], subject: Subject, use: Tensor
+) -> PolicyAndValue:
     """Computes the network's outputs of the rows to `use` ``[T, B]``."""
     obs = {name: x[:-1].flatten(0, 1) for name, x in batch.obs.items()}
     state = {name: x[0] for name, x in batch.state.items()}
     params, value, _ = network(normalize(obs), state, batch.is_first[:-1].flatten())
     rows = use.flatten()
-    kept = value[rows] if asked.has_value else None
-    return Outputs(masked(asked.family, params, obs)[rows], kept)
+    kept = value[rows] if subject.has_value else None
+    return PolicyAndValue(masked(subject.family, params, obs)[rows], kept)
 
 
 @torch.no_grad()
@@ -161,28 +163,32 @@ def distribution_statistics(family: Family, params: Tensor) -> Statistics:
     deviations, in units of half the action range and before a tanh of the sample; of choices the
     probability of the most likely one.
     """
-    found: dict[str, Tensor] = {}
+    values: dict[str, Tensor] = {}
     split = _leaves(family, params)
     gaussian = [leaf.mean_and_log_std(x) for leaf, x in split if isinstance(leaf, DiagGaussian)]
     if gaussian:
-        found["policy/mean"] = torch.cat([mean for mean, _ in gaussian], -1)
-        found["policy/std"] = torch.cat([log_std.exp() for _, log_std in gaussian], -1)
+        values["policy/mean"] = torch.cat([mean for mean, _ in gaussian], -1)
+        values["policy/std"] = torch.cat([log_std.exp() for _, log_std in gaussian], -1)
     choices = [x for x in (_log_probabilities(*each) for each in split) if x is not None]
     if choices:
-        found["policy/mode_probability"] = torch.cat([x.amax(-1).exp() for x in choices], -1)
+        values["policy/mode_probability"] = torch.cat([x.amax(-1).exp() for x in choices], -1)
     entropy = family.entropy(params)
     return Statistics(
-        {f"{name}_mean": x.mean() for name, x in found.items()},
-        {f"{name}_min": x.min() for name, x in found.items()}
+        {f"{name}_mean": x.mean() for name, x in values.items()},
+        {f"{name}_min": x.min() for name, x in values.items()}
         | {"policy/entropy_min": entropy.min()},
-        {f"{name}_max": x.max() for name, x in found.items()}
+        {f"{name}_max": x.max() for name, x in values.items()}
         | {"policy/entropy_max": entropy.max()},
     )
 
 
 @torch.no_grad()
-def change_statistics(family: Family, action: Tensor, then: Outputs, now: Outputs) -> Statistics:
-    """How far the policy of `now` is from that of `then`, which took the actions ``[N, ...]``."""
+def change_statistics(
+    family: Family, action: Tensor, then: PolicyAndValue, now: PolicyAndValue
+) -> Statistics:
+    """Statistics of the distance of the policy `now` from the one `then`, which took the actions
+    ``[N, ...]``.
+    """
     choices = [_log_probabilities(*each) for each in _leaves(family, then.params)]
     allowed = [x[x > MASKED].abs().max() for x in choices if x is not None]
     if not allowed:

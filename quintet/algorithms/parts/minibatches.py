@@ -1,4 +1,4 @@
-"""How learners that pass several times over a batch lay it out and split it."""
+"""Layout and splitting of a batch for learners that pass over it several times."""
 
 import math
 from collections.abc import Iterator
@@ -110,7 +110,7 @@ class Pass:
 
 @final
 class Chunks:
-    """Where the chunks of `chunk_steps` rows of a batch ``[T, B]`` stand among its T * B rows.
+    """Places of the chunks of `chunk_steps` rows of a batch ``[T, B]`` among its T * B rows.
 
     rows: numbers of the rows ``[C, chunks]``; chunks are ordered by (time, stream).
     """
@@ -138,7 +138,7 @@ class Chunks:
         """Values ``[T+1, B]`` of normalised observations ``[(T+1) * B, ...]``, from the recorded
         states.
 
-        recorded: those of rows 0 to T-1 are what the actor recorded, not the network's.
+        recorded: whether the values of rows 0 to T-1 are the actor's recorded ones.
         """
         shape = batch.reward.shape
         if not batch.state and not recorded:

@@ -37,7 +37,7 @@ def flat_obs(batch: Rollout) -> Obs:
 
 
 ONLY_LEARNING = ("reward_moments/",)
-"""How the names of tensors begin that acting does not need."""
+"""Prefixes of the names of tensors that acting does not need."""
 
 
 @final
@@ -138,8 +138,8 @@ class Normalizers:
         return diagnostics.reward_statistics(self.rewards, batch.reward, normalized, batch.valid)
 
     def metrics(self) -> dict[str, float]:
-        """What rewards are divided by, and the ranges of the observations' statistics."""
-        found = diagnostics.observation_metrics(self.observations)
+        """The divisor of rewards, and the ranges of the observations' statistics."""
+        values = diagnostics.observation_metrics(self.observations)
         if self.rewards.kind != "none":
-            found["normalizer/reward_std"] = self.rewards.moments.variance.sqrt().item()
-        return found
+            values["normalizer/reward_std"] = self.rewards.moments.variance.sqrt().item()
+        return values

@@ -111,13 +111,13 @@ def statistics(
 
 def with_spreads(metrics: Mapping[str, float]) -> dict[str, float]:
     """Metrics with the spreads over all rows of the interval in place of means of squares."""
-    found = dict(metrics)
-    if _TARGET not in found:
-        return found
+    values = dict(metrics)
+    if _TARGET not in values:
+        return values
 
-    square = found.pop(f"{_ADVANTAGE}{_SQUARED}")
-    found["advantage/std"] = math.sqrt(max(square - found[_ADVANTAGE] ** 2, 0.0))
-    return with_fit(found)
+    square = values.pop(f"{_ADVANTAGE}{_SQUARED}")
+    values["advantage/std"] = math.sqrt(max(square - values[_ADVANTAGE] ** 2, 0.0))
+    return with_fit(values)
 
 
 @torch.no_grad()
@@ -134,12 +134,12 @@ def with_fit(metrics: Mapping[str, float]) -> dict[str, float]:
     """Metrics with ``value/explained_variance`` and ``value/error_frac``, over all rows of the
     interval, in place of the mean error and the means of squares.
     """
-    found = dict(metrics)
-    target_squares, error_squares = (found.pop(f"{x}{_SQUARED}") for x in (_TARGET, _ERROR))
-    target = max(target_squares - found[_TARGET] ** 2, 0.0)
-    error = max(error_squares - found.pop(_ERROR) ** 2, 0.0)
+    values = dict(metrics)
+    target_squares, error_squares = (values.pop(f"{x}{_SQUARED}") for x in (_TARGET, _ERROR))
+    target = max(target_squares - values[_TARGET] ** 2, 0.0)
+    error = max(error_squares - values.pop(_ERROR) ** 2, 0.0)
     if target > 1e-12:
-        found["value/explained_variance"] = 1.0 - error / target
+        values["value/explained_variance"] = 1.0 - error / target
     if target_squares > 1e-12:
-        found["value/error_frac"] = error_squares / target_squares
-    return found
+        values["value/error_frac"] = error_squares / target_squares
+    return values

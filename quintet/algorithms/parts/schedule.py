@@ -47,8 +47,8 @@ def find_schedule(name: str) -> Schedule:
 
 
 def find_decay(name: str) -> Schedule:
-    """As `find_schedule`, but of the fraction of the run that is left; a rate that is adapted to
-    something else has the factor 1.
+    """The schedule of that name as a function of the fraction of the run that is left; a rate that
+    is adapted to something else has the factor 1.
     """
     if name == "linear":
         return lambda left: left

@@ -1,4 +1,4 @@
-"""What every learner must know of the run that it is part of."""
+"""Facts of a run that every learner of it must know."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ of the (masked) distribution, in nats.
 
 @dataclass(frozen=True)
 class Compute:
-    """How a learner or its actors compute.
+    """Precision, compilation and device of a learner or its actors.
 
     precision: of encoders.
     compile: whether an act, and the whole update, is one compiled graph.
@@ -35,7 +35,7 @@ class Compute:
 
 
 PLAIN = Compute()
-"""In float32 and eagerly."""
+"""Float32, eager."""
 
 
 @final

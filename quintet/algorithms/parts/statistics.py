@@ -1,4 +1,4 @@
-"""What updates tell of themselves, gathered on the device until a report asks for it."""
+"""Statistics of updates, gathered on the device until a report asks for them."""
 
 import math
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ class Statistics(NamedTuple):
         return Names(tuple(self.means), tuple(self.least), tuple(self.greatest))
 
     def pack(self) -> Tensor:
-        """All as one vector, float64: means, what is least negated, and what is greatest."""
+        """All as one vector, float64: means, minima negated, and maxima."""
         least = [-x for x in self.least.values()]
         values = [*self.means.values(), *least, *self.greatest.values()]
         return torch.stack(values).detach().double()
@@ -42,7 +42,7 @@ def plain(outputs: Mapping[str, Tensor], _batch: object, _knobs: object) -> Stat
 
 
 class Names(NamedTuple):
-    """What stands where in the vectors of `Statistics.pack`."""
+    """The names of the numbers in the vectors of `Statistics.pack`, in order."""
 
     means: tuple[str, ...]
     least: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ class Names(NamedTuple):
 
 @dataclass(frozen=True)
 class _Sums:
-    """Of the vectors of one sort: sums and counts of what is averaged, and extremes."""
+    """Sums and counts of the means, and extremes, over vectors of the same names."""
 
     total: Tensor
     count: Tensor
@@ -84,23 +84,23 @@ class Interval:
         self._numbers: dict[str, list[float]] = {}
 
     def add(self, statistics: Statistics) -> None:
-        """Takes those of one update."""
+        """Takes the statistics of one update."""
         self.add_vectors(statistics.names, statistics.pack().unsqueeze(0))
 
     def add_vectors(self, names: Names, vectors: Tensor) -> None:
-        """Takes the packed ones of some updates ``[K, N]``."""
+        """Takes packed statistics of some updates ``[K, N]``."""
         waiting = self._waiting.setdefault(names, [])
         waiting.append(vectors)
         if len(waiting) >= SUM_EVERY:
             self._fold(names)
 
     def _fold(self, names: Names) -> None:
-        """Adds what waits to the sums."""
+        """Adds the waiting vectors to the sums."""
         vectors = torch.cat(self._waiting.pop(names))
         split = len(names.means)
         means, extremes = vectors[:, :split], vectors[:, split:]
-        given = ~means.isnan()
-        total, count = means.where(given, 0.0).sum(0), given.sum(0)
+        present = ~means.isnan()
+        total, count = means.where(present, 0.0).sum(0), present.sum(0)
         highest = extremes.nan_to_num(-math.inf, math.inf, -math.inf).amax(0)
         if names in self._sums:
             old = self._sums[names]
@@ -109,18 +109,18 @@ class Interval:
         self._sums[names] = _Sums(total, count, highest)
 
     def add_numbers(self, means: Mapping[str, float]) -> None:
-        """Takes what is no tensor of one update."""
+        """Takes plain numbers of one update."""
         for name, x in means.items():
             self._numbers.setdefault(name, []).append(x)
 
     def read(self) -> dict[str, float]:
-        """All by name but for what is not finite; then begins anew."""
+        """All finite values by name; the next interval begins then."""
         for names in [*self._waiting]:
             self._fold(names)
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         for names, sums in self._sums.items():
             vector = torch.cat((sums.total / sums.count, sums.extremes)).cpu()
-            found |= {n: x.item() for n, x in names.by_name(vector.unsqueeze(0)).items()}
-        found |= {name: math.fsum(x) / len(x) for name, x in self._numbers.items()}
+            values |= {n: x.item() for n, x in names.by_name(vector.unsqueeze(0)).items()}
+        values |= {name: math.fsum(x) / len(x) for name, x in self._numbers.items()}
         self._sums, self._numbers = {}, {}
-        return {name: x for name, x in found.items() if math.isfinite(x)}
+        return {name: x for name, x in values.items() if math.isfinite(x)}

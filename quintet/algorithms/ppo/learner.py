@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from quintet.algorithms.parts import acting, minibatches
-from quintet.algorithms.parts.looks import KL, Asked, Looks
+from quintet.algorithms.parts.looks import KL, Looks, Subject
 from quintet.algorithms.parts.minibatches import Chunks, Minibatch, Rows
 from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
 from quintet.algorithms.parts.options import require_tunable
@@ -79,8 +79,10 @@ class PPOLearner:
         self.schedule = Schedule(config, setup.total_env_steps)
         self.reports = metrics.Reports(self.trained, self.normalizers)
         normalize = self.normalizers.observations
-        asked = Asked(self.family, self.network, normalize, has_value=True, told=frozenset({KL}))
-        self.looks = Looks(asked, self.trained.interval)
+        subject = Subject(
+            self.family, self.network, normalize, has_value=True, reported=frozenset({KL})
+        )
+        self.looks = Looks(subject, self.trained.interval)
         self.histograms = self.reports.histograms
 
     # The loss
@@ -215,8 +217,8 @@ class PPOLearner:
         trained.interval.add_numbers({"optim/epochs": epoch + 1.0})
         self.reports.iteration(batch, use, rows.obs, estimates, begin)
         if config.uses_kl:
-            told = self.schedule.adapt(self._mean_kl(rows, chunks, use))
-            trained.interval.add_numbers(told)
+            adapted = self.schedule.adapt(self._mean_kl(rows, chunks, use))
+            trained.interval.add_numbers(adapted)
         self._distribute("last", rows, chunks, use)
         if config.log_histograms:
             data = metrics.batch_values(batch, use, estimates, self.family)
@@ -268,8 +270,8 @@ class PPOLearner:
 
     def knobs(self, share: float = 1.0) -> Knobs:
         """The loss's knobs in an iteration."""
-        found = {"clip_epsilon": self.schedule.clip_epsilon, "kl_beta": self.schedule.beta}
-        return knobs_of(Knobs, self.config, **found, share=share)
+        scheduled = {"clip_epsilon": self.schedule.clip_epsilon, "kl_beta": self.schedule.beta}
+        return knobs_of(Knobs, self.config, **scheduled, share=share)
 
     @torch.no_grad()
     def _mean_kl(self, rows: Rows, chunks: Chunks, use: Tensor) -> float:
@@ -297,7 +299,7 @@ class PPOLearner:
 
     def metrics(self) -> dict[str, float]:
         self.looks.begin()
-        return self.reports.read() | self.schedule.told
+        return self.reports.read() | self.schedule.metrics
 
     def publication(self) -> Publication:
         return Publication(self.version, self.trained.published())

@@ -9,28 +9,28 @@ from quintet.ops import policy_losses, schedules
 
 _SAVED = ("learning_rate", "beta")
 
-_TOLD = "told/"
-"""Prefix of the last iteration's numbers in a saved state."""
+_METRICS = "told/"
+"""Prefix of the last iteration's metrics in a saved state."""
 
 
 @final
 class Schedule:
     """The current learning rate, ratio clip and weight of the KL penalty.
 
-    told: those of the last iteration, by the metric's name.
+    metrics: these numbers of the last iteration, by the metric's name.
     """
 
     def __init__(self, config: PPOConfig, total_env_steps: int):
         self.config, self.total_env_steps = config, total_env_steps
         self.learning_rate, self.clip_epsilon = config.learning_rate, config.clip_epsilon
         self.beta, self.decay = config.kl_beta_init, find_decay(config.lr_schedule)
-        self.told = self._numbers()
+        self.metrics = self._current()
 
-    def _numbers(self) -> dict[str, float]:
-        told = {"optim/learning_rate": self.learning_rate, "policy/kl_beta": self.beta}
+    def _current(self) -> dict[str, float]:
+        metrics = {"optim/learning_rate": self.learning_rate, "policy/kl_beta": self.beta}
         if self.clip_epsilon is not None:
-            told["policy/clip_epsilon"] = self.clip_epsilon
-        return told
+            metrics["policy/clip_epsilon"] = self.clip_epsilon
+        return metrics
 
     def configure(self, config: PPOConfig) -> None:
         """Takes new options; a KL-adaptive rate changes by as much as its option."""
@@ -50,28 +50,28 @@ class Schedule:
         if config.clip_epsilon is not None:
             linear = config.clip_schedule == "linear"
             self.clip_epsilon = config.clip_epsilon * (left if linear else 1.0)
-        self.told = self._numbers()
+        self.metrics = self._current()
 
     def adapt(self, mean_kl: float) -> dict[str, float]:
         """Adapts the penalty's weight and the rate to the updated policy's KL; returns metrics."""
-        config, told = self.config, {"policy/kl": mean_kl}
+        config, metrics = self.config, {"policy/kl": mean_kl}
         if config.kl_beta_init > 0:
             before = self.beta
             self.beta = policy_losses.adaptive_kl_beta(
                 before, mean_kl, target=config.kl_target, tolerance=config.kl_tolerance
             )
-            told["policy/kl_beta_factor"] = self.beta / before
+            metrics["policy/kl_beta_factor"] = self.beta / before
         if config.lr_schedule == "kl_adaptive":
             self.learning_rate = schedules.kl_adaptive_rate(
                 self.learning_rate, mean_kl, config.kl_target
             )
-        return told
+        return metrics
 
     def save(self) -> dict[str, float]:
-        told = {f"{_TOLD}{name}": x for name, x in self.told.items()}
-        return {**{name: getattr(self, name) for name in _SAVED}, **told}
+        metrics = {f"{_METRICS}{name}": x for name, x in self.metrics.items()}
+        return {**{name: getattr(self, name) for name in _SAVED}, **metrics}
 
     def load(self, scalars: Mapping[str, Any]) -> None:
         for name in _SAVED:
             setattr(self, name, scalars[name])
-        self.told = {name: scalars[f"{_TOLD}{name}"] for name in self.told}
+        self.metrics = {name: scalars[f"{_METRICS}{name}"] for name in self.metrics}

@@ -14,7 +14,7 @@ import torch
 
 from quintet.algorithms.impala.config import ImpalaConfig
 from quintet.algorithms.parts.looks import (
-    Outputs,
+    PolicyAndValue,
     change_statistics,
     distribution_statistics,
 )
@@ -54,7 +54,7 @@ def test_choices_with_masks_and_bits() -> None:
     assert told["policy/mode_probability_mean"] == pytest.approx(0.6)
     assert told["policy/mode_probability_min"] == pytest.approx(0.5)
     assert told["policy/mode_probability_max"] == pytest.approx(0.7)
-    then, action = Outputs(logits, None), torch.tensor([0, 1])
+    then, action = PolicyAndValue(logits, None), torch.tensor([0, 1])
     changes = change_statistics(Categorical(3), action, then, then)
     assert changes.greatest["policy/logp_abs_max"].item() == pytest.approx(-math.log(0.2))
     assert changes.means["policy/kl"].item() == 0.0
@@ -69,8 +69,8 @@ def test_choices_with_masks_and_bits() -> None:
 
 
 def test_distances_of_gaussians() -> None:
-    then = Outputs(torch.tensor([[0.0, 0.0, 0.0, 0.0]]), torch.tensor([1.0]))
-    now = Outputs(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), torch.tensor([-2.0]))
+    then = PolicyAndValue(torch.tensor([[0.0, 0.0, 0.0, 0.0]]), torch.tensor([1.0]))
+    now = PolicyAndValue(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), torch.tensor([-2.0]))
     action = torch.tensor([[2.0, 0.0]])
     told = change_statistics(GAUSSIAN, action, then, now)
     assert told.means["policy/kl"].item() == pytest.approx(0.5)
@@ -96,14 +96,14 @@ def test_weights_that_acted_tell_what_their_actor_would_have_recorded(
     assert "policy/kl" not in learner.metrics()
     batch = of_now(helpers.make_batch(learner, spaces, seed=1), learner)
 
-    def outputs() -> Outputs:
+    def outputs() -> PolicyAndValue:
         obs = {name: x[:-1].flatten(0, 1) for name, x in batch.obs.items()}
         state = {name: x[0] for name, x in batch.state.items()}
         with torch.no_grad():
             inputs = learner.normalizers.observations(obs), state, batch.is_first[:-1].flatten()
             params, value, _ = learner.network(*inputs)
         use = batch.valid.flatten()
-        return Outputs(params[use], value[use])
+        return PolicyAndValue(params[use], value[use])
 
     acted = outputs()
     learner.update(batch, 0)
