@@ -59,9 +59,9 @@ LEAST_STD = 1e-3
 """Least standard deviation by which advantages are divided, in reward units."""
 
 
-class Rows(NamedTuple):
-    """The inputs of GAE over a whole batch ``[T, B]``; every tensor is contiguous, as a graph is
-    compiled for one layout.
+class GAEInputs(NamedTuple):
+    """A whole batch ``[T, B]`` as GAE reads it; every tensor is contiguous, as a graph is compiled
+    for one layout.
 
     reward: normalised.
     v_mu: recorded values.
@@ -300,7 +300,7 @@ class APPOLearner:
             terminal = terminal | batch.truncated
         estimates = {}
         if not config.use_vtrace:
-            rows = Rows(
+            rows = GAEInputs(
                 reward=reward.contiguous(),
                 terminal=terminal.contiguous(),
                 not_cut_t=batch.not_cut_t.contiguous(),
@@ -315,7 +315,7 @@ class APPOLearner:
         self.trained.interval.add(Statistics(self.normalizers.of_rewards(batch, reward)))
         return Chunks.of(batch, reward, terminal, estimates, config.chunk_steps)
 
-    def _gae_of(self, rows: Rows, discounts: Tensor) -> dict[str, Tensor]:
+    def _gae_of(self, rows: GAEInputs, discounts: Tensor) -> dict[str, Tensor]:
         """Advantages and targets of a whole batch.
 
         discounts: gamma and lambda.

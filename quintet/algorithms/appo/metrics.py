@@ -54,11 +54,7 @@ def judged(config: APPOConfig, spaces: Spaces) -> tuple[Part, ...]:
         *judgements.gradient(config.max_grad_norm),
     )
     rewards = config.reward_normalizer != "none"
-    return (
-        Part(judgements.POLICY, policy),
-        judgements.VALUES,
-        *judgements.normalizers(config, spaces, rewards),
-    )
+    return judgements.parts(policy, config, spaces, rewards)
 
 
 class Forward(NamedTuple):

@@ -47,11 +47,7 @@ _POLICY = (
 def judged(config: DDPGConfig, spaces: Spaces) -> tuple[Part, ...]:
     """Parts of the learner, each with the evidence by which reports judge it."""
     gradient = judgements.gradient(config.max_grad_norm, "optim/actor_grad_norm")
-    return (
-        Part(judgements.POLICY, (*_POLICY, *gradient)),
-        judgements.VALUES,
-        *judgements.normalizers(config, spaces),
-    )
+    return judgements.parts((*_POLICY, *gradient), config, spaces)
 
 
 class Outputs(NamedTuple):

@@ -125,12 +125,16 @@ REWARDS = (
 )
 
 
-def normalizers(config: Normalizes, spaces: Spaces, rewards: bool = False) -> tuple[Part, ...]:
-    """The part of the normalisers that a learner has; none where it has none.
+def parts(
+    policy: tuple[Evidence, ...], config: Normalizes, spaces: Spaces, rewards: bool = False
+) -> tuple[Part, ...]:
+    """The parts of a learner: its policy with this evidence, its value function, and the
+    normalisers that it has.
 
     rewards: whether it normalises rewards.
     """
     floats = config.normalize_observations and bool(normalized_leaves(spaces.observation))
     evidence: tuple[Evidence, ...] = (CLIPPED,) if floats or config.normalize_pictures else ()
     evidence += (*(FLOATS if floats else ()), *(REWARDS if rewards else ()))
-    return (Part(NORMALIZERS, evidence),) if evidence else ()
+    normalizers = (Part(NORMALIZERS, evidence),) if evidence else ()
+    return (Part(POLICY, policy), VALUES, *normalizers)

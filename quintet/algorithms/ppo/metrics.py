@@ -81,11 +81,7 @@ def judged(config: PPOConfig, spaces: Spaces) -> tuple[Part, ...]:
         *judgements.gradient(config.max_grad_norm),
     )
     rewards = config.reward_normalizer != "none"
-    return (
-        Part(judgements.POLICY, policy),
-        judgements.VALUES,
-        *judgements.normalizers(config, spaces, rewards),
-    )
+    return judgements.parts(policy, config, spaces, rewards)
 
 
 class Estimates(NamedTuple):
