@@ -17,6 +17,7 @@ from quintet.algorithms.ddpg.exploration import Exploration, adapted, ou_step, p
 from quintet.algorithms.ddpg.learner import DDPGLearner
 from quintet.algorithms.ddpg.network import perturbable
 from quintet.algorithms.ddpg.popart import TargetStatistics
+from quintet.algorithms.ddpg.transitions import transitions_of
 from quintet.algorithms.parts.acting import WARMING_UP
 from quintet.algorithms.registry import find
 from quintet.models.config import ModelConfig
@@ -155,7 +156,10 @@ def test_popart_keeps_the_values_of_both_critics(popart: bool) -> None:
             return torch.stack(both) * std + mean
 
     before = values()
-    own = learner._transitions(batch)
+    spread = learner.targets.numbers()
+    own = transitions_of(
+        batch, learner.ranks, learner.normalizer, spread, truncation_as_termination=False
+    )
     learner._known_targets(own)
     assert learner.targets.std > 2.0
     kept = torch.allclose(values(), before, rtol=1e-5, atol=1e-5)

@@ -119,12 +119,9 @@ def statistics(
 
     policy = mean(estimates.truncated + estimates.correction)
     bonus = -knobs.entropy_coef * mean(entropy)
-    losses = {
-        "loss/policy": policy,
-        **{f"loss/{name}": x for name, x in outputs.critic.items()},
-        "loss/entropy": bonus,
-        "loss/total": policy + sum(outputs.critic.values()) + bonus,
-    }
+    critic = {f"loss/{name}": x for name, x in outputs.critic.items()}
+    total = sum(critic.values(), start=policy) + bonus
+    losses = {"loss/policy": policy, **critic, "loss/entropy": bonus, "loss/total": total}
     values = estimates.q, estimates.target, estimates.advantage
     common = off_policy.statistics(
         losses,
