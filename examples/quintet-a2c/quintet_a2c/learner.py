@@ -39,9 +39,7 @@ class A2CLearner:
         generator = torch.Generator().manual_seed(setup.seeds[0])
         network = ActorCritic(spaces, self.family, model, generator, setup.compute.precision)
         self.network = network.to(setup.device)
-        self.trained: Trained[Rollout, Knobs] = Trained(
-            self.network, self.loss, plain, Knobs, setup
-        )
+        self.trained = Trained(self.network, self.loss, plain, Knobs, setup)
         self.metrics = self.trained.interval.read
         self.weights, self.warm_start = self.trained.weights, self.trained.load_weights
 
