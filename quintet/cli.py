@@ -83,7 +83,7 @@ def _run(arguments: list[str]) -> int:
         near = get_close_matches(arguments[0], COMMANDS, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         print(
-            f"error: the command must be one of {', '.join(COMMANDS)}; got {arguments[0]!r}{hint}",
+            f"error: the command must be one of {', '.join(COMMANDS)}, got {arguments[0]!r}{hint}",
             file=sys.stderr,
         )
         return 2
@@ -94,7 +94,8 @@ def _run(arguments: list[str]) -> int:
         os.getcwd()
     except FileNotFoundError:
         print(
-            "error: the working folder must exist, it was removed: cd to another", file=sys.stderr
+            "error: the working folder must exist, got a removed one: cd to another",
+            file=sys.stderr,
         )
         return 1
     return command(arguments[1:])
@@ -145,7 +146,7 @@ def _train(arguments: list[str]) -> int:
     from quintet.errors import ConfigError
 
     if asked.jobs is not None:
-        raise ConfigError(f"--jobs {asked.jobs} has no effect without --seeds; leave it out")
+        raise ConfigError(f"--jobs {asked.jobs} has no effect without --seeds: leave it out")
     loaded = load_config(
         asked.algo, asked.files, asked.options, trust=asked.trust, overwrite=asked.overwrite
     )
@@ -287,7 +288,7 @@ def _envs(arguments: list[str]) -> int:
     found = list_envs(arguments[0] if arguments else "")
     if not found:
         raise QuintetError(
-            f"an id that matches {arguments[0]!r} is required, none does; try a shorter part of it"
+            f"PATTERN must match an id, got {arguments[0]!r}: try a shorter part of the id"
         )
     width = max(len(name) for name, _ in found)
     for name, backend in found:

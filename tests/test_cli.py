@@ -385,7 +385,7 @@ def test_train_eval_plot(quintet, folder):
     assert 0 < sum(chance["returns"]) < 30 * 10  # neither always wrong nor always right
     status, _, err = quintet("eval", "r", "--random", "--stochastic")
     assert status == 2
-    assert err == "error: --stochastic has no effect with --random; leave one of them out\n"
+    assert err == "error: --stochastic has no effect with --random: leave one of them out\n"
 
     pytest.importorskip("matplotlib")
     assert quintet("plot", "r", "--out", "curve.png")[:2] == (0, "curve.png\n")
@@ -478,10 +478,10 @@ def test_a_group_of_seeds_and_its_picture(quintet, folder):
         (["train", "pppo", "--env", "CartPole-v1"], r"got 'pppo'; did you mean 'ppo'\?"),
         (["train", "ppo"], "an environment is required; give it by --env ID"),
         (["config", "ppo"], "an environment is required"),
-        (["eval"], "quintet eval requires a run"),
-        (["plot"], "requires at least one run and a file"),
-        (["plot", "r"], "requires at least one run and a file"),
-        (["plot", "--out", "a.png"], "requires at least one run and a file"),
+        (["eval"], "quintet eval must get a run, got none"),
+        (["plot"], "must get at least one run and a file"),
+        (["plot", "r"], "must get at least one run and a file"),
+        (["plot", "--out", "a.png"], "must get at least one run and a file"),
         (
             ["plot", "r", "--out", "a.png", "--kind", "bars", "--x", "wall_s"],
             "--x wall_s has no effect on --kind bars",
@@ -613,7 +613,7 @@ def test_a_folder_of_something_else_or_of_another_run(refused, quintet, folder):
         ),
         (["plot", "empty", "--out", "a.png"], "empty has no metrics.jsonl"),
         (["plot", "empty", "--out", "a.xyz"], r"written as \.png, \.svg, \.pdf, not '\.xyz'"),
-        (["envs", "qqqq"], "matches 'qqqq' is required, none does"),
+        (["envs", "qqqq"], "must match an id, got 'qqqq'"),
     ],
 )
 def test_things_that_are_not_there(refused, folder, arguments, says):

@@ -308,7 +308,7 @@ def test_a_film_that_fails_costs_no_scores(policy, tmp_path, capsys):
     assert cli.main(words) == 1
     out, err = capsys.readouterr()
     assert "over 2 episodes" in out
-    assert "error: there is no video, the scores stand: " in err
+    assert "error: there is no video, but the scores are valid: " in err
     assert cli.main([*words, "--json"]) == 1
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert told["episodes"] == 2

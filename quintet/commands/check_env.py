@@ -40,7 +40,9 @@ def main(arguments: list[str]) -> int:
     ) -> None:
         nonlocal status
         if env is None:
-            raise ConfigError("quintet check-env requires an environment: quintet check-env ID")
+            raise ConfigError(
+                "quintet check-env must get an environment, got none: quintet check-env ID"
+            )
         if steps < 1:
             raise ConfigError(f"--steps must be at least 1, got {steps}")
         if not most_s > 0:

@@ -87,9 +87,11 @@ def _evaluate(
     trust: Annotated[bool, arg(help=TRUST_HELP)] = False,
 ) -> None:
     if run is None:
-        raise ConfigError("quintet eval requires a run: quintet eval RUN [--episodes N] ...")
+        raise ConfigError(
+            "quintet eval must get a run, got none: quintet eval RUN [--episodes N] ..."
+        )
     if random and stochastic:
-        raise ConfigError("--stochastic has no effect with --random; leave one of them out")
+        raise ConfigError("--stochastic has no effect with --random: leave one of them out")
     policy, other = _loaded(run, checkpoint, encoder, against, trust)
     from quintet.evaluation import evaluate
 
@@ -106,11 +108,11 @@ def _evaluate(
     else:
         print(_scores_in_words(scores))
     if scores.film_fault is not None:
-        raise QuintetError(f"there is no video, the scores stand: {scores.film_fault}")
+        raise QuintetError(f"there is no video, but the scores are valid: {scores.film_fault}")
 
 
 def _given(own: dict[str, Any], kwargs: str | None) -> dict[str, Any]:
-    """The options of the environment that were typed, with its arguments read as JSON."""
+    """Options of the environment that were typed, with its arguments read as JSON."""
     typed = own | {"kwargs": None if kwargs is None else mapping("--env.kwargs", kwargs)}
     return {name: value for name, value in typed.items() if value is not None}
 

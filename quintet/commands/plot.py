@@ -42,14 +42,16 @@ def main(arguments: list[str]) -> int:
     ) -> None:
         if not runs or out is None:
             raise ConfigError(
-                "quintet plot requires at least one run and a file: quintet plot RUN... --out "
+                "quintet plot must get at least one run and a file: quintet plot RUN... --out "
                 "FILE.png"
             )
         if kind == "bars" and x is not None:
-            raise ConfigError(f"--x {x} has no effect on --kind bars; leave it out")
+            raise ConfigError(f"--x {x} has no effect on --kind bars: leave it out")
         if lineage:
             if len(runs) > 1 or x is not None or metric is not None or kind != "curve":
-                raise ConfigError("--lineage takes one run, and no --x, --metric or --kind")
+                raise ConfigError(
+                    "--lineage must have one run and no --x, --metric or --kind: leave these out"
+                )
             from quintet.observe.lineage import plot_lineage
 
             print(shown(plot_lineage(given_path(runs[0]), given_path(out))))

@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
         wait_s: Annotated[float, arg(help="seconds to wait for the checkpoint")] = 600.0,
     ) -> None:
         if run is None:
-            raise ConfigError("quintet save requires a run: quintet save RUN")
+            raise ConfigError("quintet save must get a run, got none: quintet save RUN")
         if not wait_s > 0:
             raise ConfigError(f"--wait-s must be above 0, got {wait_s}")
         print(save(given_path(run), wait_s))
