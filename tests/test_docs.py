@@ -171,7 +171,7 @@ def test_code_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_every_block_is_of_a_known_language():
     for path in DOCUMENTS:
-        known = {"", "python", "yaml"}
+        known = {"", "python", "toml", "yaml"}
         assert {found[1] for found in FENCE.finditer(path.read_text())} <= known, path.name
 
 
